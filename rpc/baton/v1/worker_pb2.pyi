@@ -1,0 +1,341 @@
+from rpc.baton.v1 import sampling_pb2 as _sampling_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ROLE_UNSPECIFIED: _ClassVar[Role]
+    ROLE_PREFILL: _ClassVar[Role]
+    ROLE_DECODE: _ClassVar[Role]
+
+class FailureCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FAILURE_CODE_UNSPECIFIED: _ClassVar[FailureCode]
+    FAILURE_CODE_INVALID: _ClassVar[FailureCode]
+    FAILURE_CODE_OVERLOADED: _ClassVar[FailureCode]
+    FAILURE_CODE_DEADLINE: _ClassVar[FailureCode]
+    FAILURE_CODE_HANDOFF: _ClassVar[FailureCode]
+    FAILURE_CODE_INTERNAL: _ClassVar[FailureCode]
+    FAILURE_CODE_DRAINING: _ClassVar[FailureCode]
+ROLE_UNSPECIFIED: Role
+ROLE_PREFILL: Role
+ROLE_DECODE: Role
+FAILURE_CODE_UNSPECIFIED: FailureCode
+FAILURE_CODE_INVALID: FailureCode
+FAILURE_CODE_OVERLOADED: FailureCode
+FAILURE_CODE_DEADLINE: FailureCode
+FAILURE_CODE_HANDOFF: FailureCode
+FAILURE_CODE_INTERNAL: FailureCode
+FAILURE_CODE_DRAINING: FailureCode
+
+class DescribeRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WorkerInfo(_message.Message):
+    __slots__ = ("worker_id", "role", "epoch", "model", "layout_hash", "peer", "page_size", "num_pages", "max_model_len", "device", "dtype", "transport", "chunked_prefill_size", "max_running_requests", "pid", "metrics_address")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_HASH_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    NUM_PAGES_FIELD_NUMBER: _ClassVar[int]
+    MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    CHUNKED_PREFILL_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MAX_RUNNING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    METRICS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    role: Role
+    epoch: int
+    model: str
+    layout_hash: str
+    peer: Peer
+    page_size: int
+    num_pages: int
+    max_model_len: int
+    device: str
+    dtype: str
+    transport: str
+    chunked_prefill_size: int
+    max_running_requests: int
+    pid: int
+    metrics_address: str
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., epoch: _Optional[int] = ..., model: _Optional[str] = ..., layout_hash: _Optional[str] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., page_size: _Optional[int] = ..., num_pages: _Optional[int] = ..., max_model_len: _Optional[int] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., transport: _Optional[str] = ..., chunked_prefill_size: _Optional[int] = ..., max_running_requests: _Optional[int] = ..., pid: _Optional[int] = ..., metrics_address: _Optional[str] = ...) -> None: ...
+
+class Peer(_message.Message):
+    __slots__ = ("name", "epoch", "metadata", "base_address", "page_bytes", "num_pages", "device_index", "layout_hash")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    BASE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    PAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NUM_PAGES_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_HASH_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    epoch: int
+    metadata: bytes
+    base_address: int
+    page_bytes: int
+    num_pages: int
+    device_index: int
+    layout_hash: str
+    def __init__(self, name: _Optional[str] = ..., epoch: _Optional[int] = ..., metadata: _Optional[bytes] = ..., base_address: _Optional[int] = ..., page_bytes: _Optional[int] = ..., num_pages: _Optional[int] = ..., device_index: _Optional[int] = ..., layout_hash: _Optional[str] = ...) -> None: ...
+
+class Command(_message.Message):
+    __slots__ = ("submit", "abort", "reserve", "attach")
+    SUBMIT_FIELD_NUMBER: _ClassVar[int]
+    ABORT_FIELD_NUMBER: _ClassVar[int]
+    RESERVE_FIELD_NUMBER: _ClassVar[int]
+    ATTACH_FIELD_NUMBER: _ClassVar[int]
+    submit: Submit
+    abort: Abort
+    reserve: Reserve
+    attach: Attach
+    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ...) -> None: ...
+
+class Work(_message.Message):
+    __slots__ = ("request_id", "prompt", "output", "sampling", "priority", "timeout_s")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    prompt: _containers.RepeatedScalarFieldContainer[int]
+    output: _containers.RepeatedScalarFieldContainer[int]
+    sampling: _sampling_pb2.Sampling
+    priority: int
+    timeout_s: float
+    def __init__(self, request_id: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., output: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.Sampling, _Mapping]] = ..., priority: _Optional[int] = ..., timeout_s: _Optional[float] = ...) -> None: ...
+
+class Submit(_message.Message):
+    __slots__ = ("work",)
+    WORK_FIELD_NUMBER: _ClassVar[int]
+    work: Work
+    def __init__(self, work: _Optional[_Union[Work, _Mapping]] = ...) -> None: ...
+
+class Abort(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    def __init__(self, request_id: _Optional[int] = ...) -> None: ...
+
+class Reserve(_message.Message):
+    __slots__ = ("work", "sender", "timeout_s")
+    WORK_FIELD_NUMBER: _ClassVar[int]
+    SENDER_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    work: Work
+    sender: Peer
+    timeout_s: float
+    def __init__(self, work: _Optional[_Union[Work, _Mapping]] = ..., sender: _Optional[_Union[Peer, _Mapping]] = ..., timeout_s: _Optional[float] = ...) -> None: ...
+
+class Attach(_message.Message):
+    __slots__ = ("ticket",)
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    ticket: Ticket
+    def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ...) -> None: ...
+
+class Ticket(_message.Message):
+    __slots__ = ("handoff_id", "receiver", "epoch", "layout_hash", "pages", "first_token", "num_tokens", "timeout_s", "secret")
+    HANDOFF_ID_FIELD_NUMBER: _ClassVar[int]
+    RECEIVER_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_HASH_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    SECRET_FIELD_NUMBER: _ClassVar[int]
+    handoff_id: int
+    receiver: Peer
+    epoch: int
+    layout_hash: str
+    pages: _containers.RepeatedScalarFieldContainer[int]
+    first_token: int
+    num_tokens: int
+    timeout_s: float
+    secret: int
+    def __init__(self, handoff_id: _Optional[int] = ..., receiver: _Optional[_Union[Peer, _Mapping]] = ..., epoch: _Optional[int] = ..., layout_hash: _Optional[str] = ..., pages: _Optional[_Iterable[int]] = ..., first_token: _Optional[int] = ..., num_tokens: _Optional[int] = ..., timeout_s: _Optional[float] = ..., secret: _Optional[int] = ...) -> None: ...
+
+class EventBatch(_message.Message):
+    __slots__ = ("step", "tokens", "started", "reserved", "handed_over", "arrived", "failed", "load")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STARTED_FIELD_NUMBER: _ClassVar[int]
+    RESERVED_FIELD_NUMBER: _ClassVar[int]
+    HANDED_OVER_FIELD_NUMBER: _ClassVar[int]
+    ARRIVED_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    tokens: _containers.RepeatedCompositeFieldContainer[Tokens]
+    started: _containers.RepeatedCompositeFieldContainer[Started]
+    reserved: _containers.RepeatedCompositeFieldContainer[Reserved]
+    handed_over: _containers.RepeatedCompositeFieldContainer[HandedOver]
+    arrived: _containers.RepeatedCompositeFieldContainer[Arrived]
+    failed: _containers.RepeatedCompositeFieldContainer[Failed]
+    load: Load
+    def __init__(self, step: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[Tokens, _Mapping]]] = ..., started: _Optional[_Iterable[_Union[Started, _Mapping]]] = ..., reserved: _Optional[_Iterable[_Union[Reserved, _Mapping]]] = ..., handed_over: _Optional[_Iterable[_Union[HandedOver, _Mapping]]] = ..., arrived: _Optional[_Iterable[_Union[Arrived, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[Failed, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
+
+class Tokens(_message.Message):
+    __slots__ = ("request_id", "ids", "logprobs", "finish", "cached_tokens", "stop_token")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    FINISH_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    logprobs: _containers.RepeatedCompositeFieldContainer[_sampling_pb2.TokenLogprobs]
+    finish: _sampling_pb2.FinishReason
+    cached_tokens: int
+    stop_token: int
+    def __init__(self, request_id: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_sampling_pb2.TokenLogprobs, _Mapping]]] = ..., finish: _Optional[_Union[_sampling_pb2.FinishReason, str]] = ..., cached_tokens: _Optional[int] = ..., stop_token: _Optional[int] = ...) -> None: ...
+
+class Started(_message.Message):
+    __slots__ = ("request_id", "cached_tokens", "queued_s")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_S_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    cached_tokens: int
+    queued_s: float
+    def __init__(self, request_id: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., queued_s: _Optional[float] = ...) -> None: ...
+
+class Reserved(_message.Message):
+    __slots__ = ("request_id", "ticket", "waited_s")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    WAITED_S_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    ticket: Ticket
+    waited_s: float
+    def __init__(self, request_id: _Optional[int] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ..., waited_s: _Optional[float] = ...) -> None: ...
+
+class HandedOver(_message.Message):
+    __slots__ = ("request_id", "bytes", "chunks", "pushes")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    PUSHES_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    bytes: int
+    chunks: _containers.RepeatedCompositeFieldContainer[Span]
+    pushes: _containers.RepeatedCompositeFieldContainer[Span]
+    def __init__(self, request_id: _Optional[int] = ..., bytes: _Optional[int] = ..., chunks: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., pushes: _Optional[_Iterable[_Union[Span, _Mapping]]] = ...) -> None: ...
+
+class Arrived(_message.Message):
+    __slots__ = ("request_id", "transfer_s", "exposed_s")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_S_FIELD_NUMBER: _ClassVar[int]
+    EXPOSED_S_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    transfer_s: float
+    exposed_s: float
+    def __init__(self, request_id: _Optional[int] = ..., transfer_s: _Optional[float] = ..., exposed_s: _Optional[float] = ...) -> None: ...
+
+class Span(_message.Message):
+    __slots__ = ("begin_s", "end_s", "first_token", "num_tokens", "bytes")
+    BEGIN_S_FIELD_NUMBER: _ClassVar[int]
+    END_S_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    begin_s: float
+    end_s: float
+    first_token: int
+    num_tokens: int
+    bytes: int
+    def __init__(self, begin_s: _Optional[float] = ..., end_s: _Optional[float] = ..., first_token: _Optional[int] = ..., num_tokens: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
+
+class Failed(_message.Message):
+    __slots__ = ("request_id", "code", "message")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    code: FailureCode
+    message: str
+    def __init__(self, request_id: _Optional[int] = ..., code: _Optional[_Union[FailureCode, str]] = ..., message: _Optional[str] = ...) -> None: ...
+
+class Load(_message.Message):
+    __slots__ = ("waiting", "running", "waiting_tokens", "free_pages", "total_pages")
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FREE_PAGES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_PAGES_FIELD_NUMBER: _ClassVar[int]
+    waiting: int
+    running: int
+    waiting_tokens: int
+    free_pages: int
+    total_pages: int
+    def __init__(self, waiting: _Optional[int] = ..., running: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., free_pages: _Optional[int] = ..., total_pages: _Optional[int] = ...) -> None: ...
+
+class GetStatsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WorkerStats(_message.Message):
+    __slots__ = ("load", "pages", "steps", "preemptions", "prompt_tokens", "generated_tokens", "cache_hit_tokens", "unexpected_messages")
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHE_HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    UNEXPECTED_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    load: Load
+    pages: PageCounts
+    steps: int
+    preemptions: int
+    prompt_tokens: int
+    generated_tokens: int
+    cache_hit_tokens: int
+    unexpected_messages: int
+    def __init__(self, load: _Optional[_Union[Load, _Mapping]] = ..., pages: _Optional[_Union[PageCounts, _Mapping]] = ..., steps: _Optional[int] = ..., preemptions: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., cache_hit_tokens: _Optional[int] = ..., unexpected_messages: _Optional[int] = ...) -> None: ...
+
+class PageCounts(_message.Message):
+    __slots__ = ("free", "held", "cached", "in_flight", "quarantined", "total")
+    FREE_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    CACHED_FIELD_NUMBER: _ClassVar[int]
+    IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINED_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    free: int
+    held: int
+    cached: int
+    in_flight: int
+    quarantined: int
+    total: int
+    def __init__(self, free: _Optional[int] = ..., held: _Optional[int] = ..., cached: _Optional[int] = ..., in_flight: _Optional[int] = ..., quarantined: _Optional[int] = ..., total: _Optional[int] = ...) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ("timeout_s",)
+    TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    timeout_s: float
+    def __init__(self, timeout_s: _Optional[float] = ...) -> None: ...
+
+class DrainResponse(_message.Message):
+    __slots__ = ("unfinished",)
+    UNFINISHED_FIELD_NUMBER: _ClassVar[int]
+    unfinished: int
+    def __init__(self, unfinished: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,72 @@
+"""An asyncio gRPC server with the standard health and reflection services wired in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from rpc.channel import SERVER_OPTIONS
+
+__all__ = ["GrpcServer", "PortTaken"]
+
+_OVERALL: Final = ""
+"""The health service's name for the process as a whole."""
+
+
+class PortTaken(OSError):
+    """The address cannot be bound."""
+
+
+class GrpcServer:
+    """Serves one service, named in full (`baton.v1.Worker`), plus health and reflection.
+
+    Health starts as NOT_SERVING; the owner says when it is ready.
+    """
+
+    def __init__(self, service: str, register: Callable[[grpc.aio.Server], None]) -> None:
+        """`register` adds the servicer, e.g. `lambda s: add_WorkerServicer_to_server(servicer, s)`."""
+        self._service = service
+        self._health = health.aio.HealthServicer()
+        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        register(self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        reflection.enable_server_reflection(
+            (service, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
+        )
+
+    async def start(self, host: str, port: int = 0, credentials: grpc.ServerCredentials | None = None) -> int:
+        """Binds and serves; returns the port (the system's choice for 0). Raises PortTaken.
+
+        `credentials` are those of `Identity.serve`; without them, whoever reaches the port is served.
+        """
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            if credentials is None:
+                bound = self._server.add_insecure_port(address)
+            else:
+                bound = self._server.add_secure_port(address, credentials)
+        except RuntimeError as error:
+            raise PortTaken(f"cannot listen on {address}; is another server running there?") from error
+        await self.set_serving(False)
+        await self._server.start()
+        return bound
+
+    async def set_serving(self, serving: bool) -> None:
+        """What the health service answers from now on."""
+        status = (
+            health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        )
+        for name in (_OVERALL, self._service):
+            await self._health.set(name, status)
+
+    async def stop(self, grace_s: float | None = None) -> None:
+        """Refuses new calls; cancels those still running after `grace_s` seconds (None: at once)."""
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(grace_s)
+
+    async def wait(self) -> None:
+        await self._server.wait_for_termination()

@@ -1,0 +1,116 @@
+"""TLS between processes that know each other's certificates, and for servers whose certificate is in files.
+
+Two of Baton's own processes need no authority: each draws a key that never leaves it, and is told the
+other's certificate, which is public. Nobody else can speak as either of them.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ssl
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, NoReturn
+
+import grpc
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
+
+__all__ = ["NAME", "BadCertificate", "Identity", "TlsFiles"]
+
+NAME: Final = "baton"
+"""In every certificate that is drawn here. Which process it belongs to is told by its key."""
+
+_CLOCK_SKEW: Final = datetime.timedelta(days=1)
+_LIFETIME: Final = datetime.timedelta(days=3650)
+"""Longer than any process lives; the key is gone with the process."""
+
+
+class BadCertificate(Exception):
+    """A certificate or key file is of no use; the message says which and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A process's key and the certificate that goes with it, in memory alone."""
+
+    certificate: bytes
+    """PEM; public."""
+    key: bytes = field(repr=False)
+    """PEM; not to be sent, stored or logged."""
+
+    @classmethod
+    def draw(cls) -> Identity:
+        """A new one; takes about a millisecond."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, NAME)])
+        now = datetime.datetime.now(datetime.UTC)
+        certificate = (
+            x509.CertificateBuilder()
+            .subject_name(name)
+            .issuer_name(name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - _CLOCK_SKEW)
+            .not_valid_after(now + _LIFETIME)
+            .add_extension(x509.SubjectAlternativeName([x509.DNSName(NAME)]), critical=False)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .sign(key, hashes.SHA256())
+        )
+        return cls(
+            certificate.public_bytes(Encoding.PEM),
+            key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()),
+        )
+
+    def serve(self, client: bytes) -> grpc.ServerCredentials:
+        """For a server that talks to nobody but the holder of the certificate `client`."""
+        return grpc.ssl_server_credentials(
+            [(self.key, self.certificate)], root_certificates=client, require_client_auth=True
+        )
+
+    def call(self, server: bytes) -> grpc.ChannelCredentials:
+        """For a channel to nobody but the holder of the certificate `server`."""
+        return grpc.ssl_channel_credentials(
+            root_certificates=server, private_key=self.key, certificate_chain=self.certificate
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """A server's certificate chain and its key, as PEM files without a passphrase."""
+
+    certificate: Path
+    key: Path
+
+    def check(self) -> None:
+        """Raises BadCertificate where serving with them would fail."""
+        try:
+            self.context()
+        except ssl.SSLError as error:
+            raise BadCertificate(
+                f"{self.certificate} and {self.key} are no certificate and its key: {error.reason}"
+            ) from None
+        except OSError as error:
+            raise BadCertificate(f"{error.filename or self.certificate}: {error.strerror}") from None
+
+    def context(self) -> ssl.SSLContext:
+        """For servers that are built on Python's ssl: TLS 1.2 and 1.3.
+
+        Raises OSError, SSLError, BadCertificate.
+        """
+        for file in (self.certificate, self.key):
+            file.read_bytes()  # load_cert_chain says not which of the two cannot be read
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.certificate, self.key, password=self._refuse_passphrase)
+        return context
+
+    def credentials(self) -> grpc.ServerCredentials:
+        """For gRPC servers. Raises OSError."""
+        return grpc.ssl_server_credentials([(self.key.read_bytes(), self.certificate.read_bytes())])
+
+    def _refuse_passphrase(self) -> NoReturn:
+        """Without this, OpenSSL would ask for it on the terminal."""
+        raise BadCertificate(f"{self.key} has a passphrase; store the key without one")
