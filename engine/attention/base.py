@@ -1,0 +1,44 @@
+"""What a runner asks of an attention backend; models need only its `forward`."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+import torch
+
+from engine.batch import Batch
+
+__all__ = ["AttentionBackend", "GraphableAttention"]
+
+
+class AttentionBackend(Protocol):
+    """Attention over the paged pool for a batch that may mix prompt chunks and decodes.
+
+    A step calls `prepare` once, then `forward` once a layer.
+    """
+
+    def prepare(self, batch: Batch) -> None:
+        """Compute whatever all layers of this step share."""
+
+    def forward(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Write k and v into the pool, then let each token attend to its request's tokens up to itself.
+
+        q is `[T, heads, head_dim]`, k and v are `[T, kv_heads, head_dim]`; returns `[T, heads, head_dim]`.
+        """
+
+
+@runtime_checkable
+class GraphableAttention(AttentionBackend, Protocol):
+    """A backend whose decodes can be captured in CUDA graphs.
+
+    A captured `forward` reads the step's metadata from buffers whose addresses never change.
+    """
+
+    def init_graphs(self, max_batch: int, max_model_len: int) -> None:
+        """Allocate the buffers that captured graphs of up to `max_batch` decodes read."""
+
+    def prepare_capture(self, batch_size: int) -> None:
+        """Point `forward` at those buffers while a decode graph of this size is captured."""
+
+    def prepare_replay(self, batch: Batch, batch_size: int) -> None:
+        """Fill those buffers with `batch`, padded to `batch_size` decodes."""

@@ -1,0 +1,110 @@
+"""Attention of prompt chunks, from pages or from a copy of them without gaps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine.attention.flashinfer_kernels import Heads, Kernel, PagedKernel, Ragged, RaggedKernel, Tables
+from engine.batch import Ints
+from engine.kernels.gather import gather_kv
+from engine.kv_pool import KVPool
+from engine.staging import send
+
+__all__ = ["ChunkAttention", "page_counts", "used_pages"]
+
+_GATHERED_BYTES: Final = 512 << 20
+"""The copy of one layer's keys and values may be so large; a step that needs more reads pages."""
+_WORTH_A_COPY: Final = 700
+"""A token's key and value are copied if so many queries read them, on average over the step."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Gathering:
+    """Which page goes where in the copy, and how many of its tokens are to be read."""
+
+    sources: torch.Tensor
+    fills: torch.Tensor
+    num_rows: int
+
+
+class ChunkAttention:
+    def __init__(self, pool: KVPool, heads: Heads, workspace: torch.Tensor, *, hopper: bool) -> None:
+        self._pool = pool
+        dtype, device = pool.tensor.dtype, pool.tensor.device
+        kernel = Kernel.FA3 if hopper else Kernel.FA2
+        self._paged = PagedKernel(kernel, heads, pool.page_size, dtype, workspace, causal=True)
+        # FA3 loads rows in bulk but has to collect pages token by token; FA2 does the same for both.
+        self._ragged = RaggedKernel(kernel, heads, 1, dtype, workspace, causal=True)
+        row_bytes = 2 * pool.num_kv_heads * pool.head_dim * pool.tensor.element_size()
+        max_rows = _GATHERED_BYTES // row_bytes if hopper else 0
+        self._copy = torch.empty((2, max_rows, pool.num_kv_heads, pool.head_dim), dtype=dtype, device=device)
+        self._gathering: _Gathering | None = None
+
+    def prepare(self, query_indptr: Ints, context_lens: Ints, block_tables: Ints) -> None:
+        """Plan a step of chunks; arrays as in Batch, of the chunks alone."""
+        lengths = np.diff(query_indptr)
+        padded = -(-(context_lens + RaggedKernel.TILE) // self._pool.page_size)
+        num_rows = int(padded.sum()) * self._pool.page_size
+        readers = float(lengths @ context_lens) / float(context_lens.sum())
+        if num_rows <= self._copy.shape[1] and readers >= _WORTH_A_COPY:
+            self._plan_copy(query_indptr, context_lens, block_tables, padded)
+        else:
+            self._plan_pages(query_indptr, context_lens, block_tables)
+
+    def run(self, q: torch.Tensor, pages: torch.Tensor, out: torch.Tensor) -> None:
+        """Attend with all rows of the chunks, `[T, heads, dim]`, to one layer of the pool."""
+        if self._gathering is None:
+            self._paged.run(q, pages, out)
+            return
+        rows = self._copy[:, : self._gathering.num_rows]
+        gather_kv(pages, self._gathering.sources, self._gathering.fills, rows)
+        self._ragged.run(q, rows[0], rows[1], out)
+
+    def _plan_pages(self, query_indptr: Ints, context_lens: Ints, block_tables: Ints) -> None:
+        used, last_fills = page_counts(context_lens, self._pool.page_size)
+        batch = Ragged(_int32(query_indptr), _int32(_starts(used)), _int32(context_lens))
+        arrays = [batch.query_indptr, batch.kv_indptr, used_pages(block_tables, used), last_fills]
+        self._paged.plan(batch, Tables(*send(arrays, self._pool.tensor.device)))
+        self._gathering = None
+
+    def _plan_copy(
+        self, query_indptr: Ints, context_lens: Ints, block_tables: Ints, padded: npt.NDArray[np.int64]
+    ) -> None:
+        page_size = self._pool.page_size
+        first = _starts(padded)
+        owner = np.repeat(np.arange(len(padded)), padded)
+        index = np.arange(first[-1]) - first[owner]
+        fills = np.clip(context_lens[owner] - index * page_size, 0, page_size)
+        sources = block_tables[owner, np.where(fills > 0, index, 0)]
+        batch = Ragged(_int32(query_indptr), _int32(first * page_size), _int32(context_lens))
+        arrays = [batch.query_indptr, batch.kv_indptr, _int32(sources), _int32(fills)]
+        query_rows, kv_rows, sent_sources, sent_fills = send(arrays, self._pool.tensor.device)
+        self._ragged.plan(batch, query_rows, kv_rows)
+        self._gathering = _Gathering(sent_sources, sent_fills, int(first[-1]) * page_size)
+
+
+def page_counts(context_lens: Ints, page_size: int) -> tuple[Ints, npt.NDArray[np.int32]]:
+    """Pages of each request, and tokens in the last of them."""
+    used = -(-context_lens // page_size)
+    return used, _int32(context_lens - (used - 1) * page_size)
+
+
+def used_pages(block_tables: Ints, used: Ints) -> npt.NDArray[np.int32]:
+    """The used part of every row, one after the other."""
+    return _int32(block_tables[np.arange(block_tables.shape[1]) < used[:, None]])
+
+
+def _starts(lengths: Ints) -> Ints:
+    """[R + 1]: where each begins if they follow one another."""
+    starts = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=starts[1:])
+    return starts
+
+
+def _int32(array: Ints) -> npt.NDArray[np.int32]:
+    return array.astype(np.int32)

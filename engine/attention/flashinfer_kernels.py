@@ -1,0 +1,206 @@
+"""flashinfer's attention kernels, as much of them as Baton uses: plan once a step, run once a layer.
+
+flashinfer's own wrapper classes plan with Python loops over requests, copy each small array by itself and
+allocate as they go. What lies below them takes arrays that are ready, which is what a step has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from flashinfer.prefill import get_batch_prefill_module
+
+__all__ = ["Heads", "Kernel", "PagedKernel", "Ragged", "RaggedKernel", "Tables"]
+
+_INT_WORKSPACE_BYTES: Final = 8 << 20
+
+_NHD, _HND = 0, 1  # flashinfer's TensorLayout: [token, head, feature] and [page, head, token, feature]
+_ALL, _CAUSAL = 0, 1  # its MaskMode
+
+
+class Kernel(Enum):
+    FA2 = "fa2"
+    """Any GPU since Ampere; splits long contexts among multiprocessors."""
+    FA3 = "fa3"
+    """Hopper; faster for many query rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    query: int
+    kv: int
+    dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ragged:
+    """The shape of a batch, on the host: int32 arrays."""
+
+    query_indptr: npt.NDArray[np.int32]
+    """[R + 1]."""
+    kv_indptr: npt.NDArray[np.int32]
+    """[R + 1]: where each request's keys begin: among `Tables.pages`, or as rows for a RaggedKernel."""
+    context_lens: npt.NDArray[np.int32]
+    """[R]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """The same and the pages themselves, on the device: int32 tensors."""
+
+    query_indptr: torch.Tensor
+    page_indptr: torch.Tensor
+    pages: torch.Tensor
+    last_page_lens: torch.Tensor
+
+
+_UNSCALED: Final = (None, None, None)
+"""q, k and v are not quantized."""
+_UNROTATED: Final = (1.0, 1.0, 0)
+"""Rotary positions are not the kernel's business, nor are items to score."""
+
+
+class _Kernel:
+    """One attention kernel and the plan it follows until the next one.
+
+    `in_graph` fixes the launch for a batch size, so that a captured graph stays right when it is planned
+    anew: the plan lands in the same place in device memory, and only what it says changes.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        heads: Heads,
+        page_size: int,
+        dtype: torch.dtype,
+        workspace: torch.Tensor,
+        *,
+        causal: bool,
+        in_graph: bool = False,
+    ) -> None:
+        """`workspace` holds partial results where contexts are split; kernels of one stream may share it."""
+        self._kernel = kernel
+        self._heads = heads
+        self._page_size = page_size
+        self._causal = causal
+        self._in_graph = in_graph
+        self._floats = workspace
+        self._ints = torch.empty(_INT_WORKSPACE_BYTES, dtype=torch.uint8, device=workspace.device)
+        # flashinfer writes a plan here and copies it from here, so it must not be touched before that copy
+        # is done. `_copied` is the only wait on the device in a step, and the copy is a step's first work:
+        # whoever plans one step ahead finds it done.
+        self._pinned = torch.empty(_INT_WORKSPACE_BYTES, dtype=torch.uint8, pin_memory=True)
+        self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._module: Any = get_batch_prefill_module(
+            kernel.value, dtype, dtype, dtype, torch.int32, heads.dim, heads.dim, 0, False, False, False
+        )
+        self._plan: Any = None
+        self._mask = _CAUSAL if causal else _ALL
+        self._scale = heads.dim**-0.5
+
+    @property
+    def launch(self) -> list[int]:
+        """What of the plan is baked into a captured graph."""
+        return list(self._plan)
+
+    def _make_plan(self, batch: Ragged) -> None:
+        """Decide who computes what in the coming runs; enqueues one copy."""
+        self._copied.synchronize()
+        arguments = [
+            self._floats,
+            self._ints,
+            self._pinned,
+            torch.from_numpy(batch.query_indptr),
+            torch.from_numpy(batch.kv_indptr),
+            torch.from_numpy(batch.context_lens),
+            int(batch.query_indptr[-1]),
+            len(batch.context_lens),
+            self._heads.query,
+            self._heads.kv,
+            self._page_size,
+            self._in_graph,
+            self._heads.dim,
+            self._heads.dim,
+            self._causal,
+            -1,  # no sliding window
+        ]
+        if self._kernel is Kernel.FA2:
+            arguments += [-1, False, 0]  # no fixed split, splitting allowed, no other kernel beside it
+        self._plan = self._module.plan(*arguments)
+        self._copied.record()
+
+    def _options(self) -> tuple[Any, ...]:
+        """What both kinds of runs take after their tensors."""
+        return (
+            None,  # no log-sum-exp
+            self._mask,
+            _NHD if isinstance(self, RaggedKernel) else _HND,
+            -1,  # no sliding window
+            True,  # launch early, where the device can
+            None,  # no custom mask, nor its offsets
+            None,
+            None,  # no ALiBi
+            None,  # no items to score: prefix lengths, positions, longest item
+            None,
+            None,
+            0.0,  # no soft cap
+            self._scale,
+        )
+
+
+class PagedKernel(_Kernel):
+    """Attention to keys and values where they lie in the pool."""
+
+    _tables: Tables
+
+    def plan(self, batch: Ragged, tables: Tables) -> None:
+        self._make_plan(batch)
+        self._tables = tables
+
+    def run(self, q: torch.Tensor, pages: torch.Tensor, out: torch.Tensor) -> None:
+        """Attend with q `[T, heads, dim]` to one layer of the pool, `[page, 2, kv_head, token, dim]`."""
+        tables = self._tables
+        self._module.paged_run(
+            self._floats,
+            self._ints,
+            self._plan,
+            q,
+            pages[:, 0],
+            pages[:, 1],
+            tables.query_indptr,
+            tables.page_indptr,
+            tables.pages,
+            tables.last_page_lens,
+            out,
+            *self._options(),
+            *_UNSCALED,
+            *_UNROTATED,
+            self._floats.numel(),
+        )
+
+
+class RaggedKernel(_Kernel):
+    """Attention to keys and values that lie side by side, which large loads read faster than pages.
+
+    A kernel reads whole tiles: up to `TILE` rows behind a request's end, whose scores it masks but whose
+    values it multiplies by zero. They must not be NaN.
+    """
+
+    TILE: Final = 192
+
+    _indptrs: tuple[torch.Tensor, torch.Tensor]
+
+    def plan(self, batch: Ragged, query_indptr: torch.Tensor, kv_indptr: torch.Tensor) -> None:
+        self._make_plan(batch)
+        self._indptrs = (query_indptr, kv_indptr)
+
+    def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor) -> None:
+        """Attend with q `[T, heads, dim]` to k and v, `[rows, kv_head, dim]`."""
+        self._module.ragged_run(
+            self._floats, self._ints, self._plan, q, k, v, *self._indptrs, out, *self._options(), *_UNROTATED
+        )

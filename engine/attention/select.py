@@ -1,0 +1,53 @@
+"""Which attention backend an engine gets."""
+
+from __future__ import annotations
+
+import logging
+from importlib.util import find_spec
+from typing import Final
+
+import torch
+
+from engine.attention.base import AttentionBackend
+from engine.attention.torch_backend import TorchAttention
+from engine.errors import EngineError
+from engine.kv_pool import KVPool
+
+__all__ = ["UnsupportedBackend", "attention_for"]
+
+logger = logging.getLogger(__name__)
+
+_HEAD_DIMS: Final = (64, 128, 256)
+"""Head sizes that flashinfer has kernels for."""
+
+
+class UnsupportedBackend(EngineError):
+    """The attention backend that was asked for cannot serve this model here."""
+
+
+def attention_for(name: str, pool: KVPool, num_heads: int, *, max_requests: int) -> AttentionBackend:
+    """The backend called `name`; for "auto", the fastest that serves the pool's device, dtype and heads."""
+    if name not in ("auto", "torch", "flashinfer"):
+        raise UnsupportedBackend(f"attention backend {name!r} is unknown; use auto, torch or flashinfer")
+    obstacle = _obstacle_to_flashinfer(pool)
+    if name == "flashinfer" and obstacle:
+        raise UnsupportedBackend(f"attention backend flashinfer: {obstacle}; use auto or torch")
+    if name == "torch" or obstacle:
+        if pool.tensor.is_cuda and name == "auto":
+            logger.warning("attention runs in plain torch, which is many times slower: %s", obstacle)
+        return TorchAttention(pool, num_heads)
+    from engine.attention.flashinfer_backend import FlashInferAttention  # imports CUDA libraries
+
+    return FlashInferAttention(pool, num_heads, max_requests=max_requests)
+
+
+def _obstacle_to_flashinfer(pool: KVPool) -> str | None:
+    if not pool.tensor.is_cuda:
+        return f"it needs a GPU, not {pool.tensor.device}"
+    if pool.tensor.dtype not in (torch.bfloat16, torch.float16):
+        return f"it computes in 16 bits, not in {pool.tensor.dtype}"
+    if pool.head_dim not in _HEAD_DIMS:
+        return f"it has no kernels for heads of {pool.head_dim} features"
+    if find_spec("flashinfer") is None:
+        return "it is not installed (pip install 'baton-llm[gpu]')"
+    return None

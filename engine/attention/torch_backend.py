@@ -1,0 +1,220 @@
+"""Attention in plain torch: for CPUs, and the oracle for every other backend.
+
+Prompt chunks run one by one through causal SDPA. Decodes run together: requests of similar context are
+gathered side by side into one padded buffer, because one large call is what a CPU is fast at. All index
+arithmetic happens once a step; a layer costs two scatters, then a gather and an SDPA for each group.
+
+Grouped-query heads are never repeated: the query heads that share a key head become a broadcast dimension
+in a chunk, and query rows in a decode, so that each key is read once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import numpy as np
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from engine.batch import Batch, Ints
+from engine.kv_pool import KVPool
+
+__all__ = ["TorchAttention"]
+
+QUERY_BLOCK: Final = 64
+"""Rows of a chunk that attend at once. SDPA computes what its mask hides, so small blocks waste less."""
+GROUP_BYTES: Final = 32 << 20
+"""Gathered keys and values of one group of decodes stay below this."""
+MIN_FILL: Final = 0.75
+"""A request joins a group only if its context is at least this part of the group's longest."""
+
+Rows: TypeAlias = slice | torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _ChunkPlan:
+    rows: slice
+    gather: torch.Tensor | None
+    """Where the context's keys and values lie; None when the chunk is all the context there is."""
+    context_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class _DecodePlan:
+    rows: Rows
+    gather: torch.Tensor
+    size: int
+    mask: torch.Tensor | None
+    """[size, 1, 1, padded context]: 0 where a request has a token, -inf behind its end."""
+    context_len: int
+    """The longest in the group."""
+
+
+class TorchAttention:
+    def __init__(self, pool: KVPool, num_heads: int) -> None:
+        self._pool = pool
+        self._queries_per_key = num_heads // pool.num_kv_heads
+        # The pool as rows of one page of one head: [.., page_size * head_dim], each a contiguous copy.
+        self._flat = pool.tensor.view(-1, pool.page_size * pool.head_dim)
+        self._rows_per_page = pool.num_layers * 2 * pool.num_kv_heads
+        # For each layer its keys and its values as [page, token, kv_head, head_dim], to write tokens into.
+        self._places = [pool.layer(i).transpose(2, 3).unbind(1) for i in range(pool.num_layers)]
+        self._workspace = torch.empty(0, dtype=pool.tensor.dtype, device=pool.tensor.device)
+        self._mask = self._workspace
+        self._chunks: list[_ChunkPlan] = []
+        self._decodes: list[_DecodePlan] = []
+        self._page = self._offset = torch.empty(0, dtype=torch.int64)
+
+    def prepare(self, batch: Batch) -> None:
+        page_size = self._pool.page_size
+        self._page = torch.div(batch.slot_mapping, page_size, rounding_mode="floor")
+        self._offset = batch.slot_mapping - self._page * page_size
+        # A request's later pages hold whatever their last owner left; padding must read the scratch page.
+        used = -(-batch.context_lens // page_size)
+        columns = np.arange(batch.block_tables.shape[1])
+        tables = np.where(columns < used[:, None], batch.block_tables, self._pool.scratch_page)
+        self._clear_new_tails(batch, tables)
+        n = batch.num_chunks
+        self._chunks = [self._plan_chunk(batch, tables, r) for r in range(n)]
+        self._decodes = self._plan_decodes(int(batch.query_indptr[n]), tables[n:], batch.context_lens[n:])
+        self._reserve_workspace()
+
+    def forward(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        keys, values = self._places[layer]
+        keys[self._page, self._offset] = k
+        values[self._page, self._offset] = v
+        if not self._chunks and len(self._decodes) == 1:
+            return self._attend_decodes(layer, self._decodes[0], q)
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        for chunk in self._chunks:
+            self._attend_chunk(layer, chunk, q[chunk.rows], k, v, out[chunk.rows])
+        for group in self._decodes:
+            out[group.rows] = self._attend_decodes(layer, group, q[group.rows])
+        return out
+
+    # ------------------------------------------------------------------------------------ planning
+
+    def _clear_new_tails(self, batch: Batch, tables: Ints) -> None:
+        """Zero the pages that this step begins and leaves unfilled.
+
+        A gather reads whole pages, and a value that is masked is still multiplied by zero: were it NaN,
+        left by a request that failed, it would poison its page's next owner.
+        """
+        ends = batch.context_lens
+        tail_starts = ends - ends % self._pool.page_size
+        begun = tail_starts >= ends - np.diff(batch.query_indptr)
+        fresh = np.flatnonzero(begun & (tail_starts < ends))
+        pages = tables[fresh, tail_starts[fresh] // self._pool.page_size]
+        self._pool.tensor[torch.from_numpy(pages).to(self._flat.device)] = 0
+
+    def _plan_chunk(self, batch: Batch, tables: Ints, request: int) -> _ChunkPlan:
+        rows = slice(int(batch.query_indptr[request]), int(batch.query_indptr[request + 1]))
+        context_len = int(batch.context_lens[request])
+        alone = context_len == rows.stop - rows.start
+        num_pages = -(-context_len // self._pool.page_size)
+        gather = None if alone else self._gather_rows(tables[request : request + 1, :num_pages])
+        return _ChunkPlan(rows, gather, context_len)
+
+    def _plan_decodes(self, first_row: int, tables: Ints, context_lens: Ints) -> list[_DecodePlan]:
+        """Group decodes longest first, so that padding stays small."""
+        order = np.argsort(-context_lens, kind="stable")
+        plans: list[_DecodePlan] = []
+        begin = 0
+        while begin < len(order):
+            longest = int(context_lens[order[begin]])
+            num_pages = -(-longest // self._pool.page_size)
+            row_bytes = self._flat.shape[1] * self._flat.element_size()
+            limit = max(1, GROUP_BYTES // (2 * self._pool.num_kv_heads * num_pages * row_bytes))
+            similar = int(np.count_nonzero(context_lens[order[begin:]] >= MIN_FILL * longest))
+            members = order[begin : begin + min(limit, similar)]
+            if len(members) == len(order):
+                members = np.sort(members)
+            plans.append(self._plan_group(first_row, members, tables[:, :num_pages], context_lens))
+            begin += len(members)
+        return plans
+
+    def _plan_group(self, first_row: int, members: Ints, tables: Ints, context_lens: Ints) -> _DecodePlan:
+        device = self._flat.device
+        lens = context_lens[members]
+        longest = int(lens.max())
+        mask = None
+        if lens.min() < longest:
+            visible = torch.from_numpy(np.arange(longest) < lens[:, None]).to(device)
+            mask = torch.zeros(visible.shape, dtype=self._flat.dtype, device=device)
+            mask = mask.masked_fill_(~visible, -torch.inf)[:, None, None, :]
+        whole = len(members) == len(context_lens)
+        rows: Rows = slice(first_row, None) if whole else torch.from_numpy(first_row + members).to(device)
+        return _DecodePlan(rows, self._gather_rows(tables[members]), len(members), mask, longest)
+
+    def _gather_rows(self, tables: Ints) -> torch.Tensor:
+        """Rows of the flat pool that hold layer 0 of `tables` [G, n], ordered [2, G, kv_head, n]."""
+        heads = self._pool.num_kv_heads
+        first = tables[None, :, None, :] * self._rows_per_page
+        inner = np.arange(2)[:, None, None, None] * heads + np.arange(heads)[None, None, :, None]
+        return torch.from_numpy((first + inner).reshape(-1)).to(self._flat.device)
+
+    def _reserve_workspace(self) -> None:
+        gathers = [plan.gather for plan in self._chunks if plan.gather is not None]
+        gathers += [plan.gather for plan in self._decodes]
+        needed = max(map(len, gathers), default=0) * self._flat.shape[1]
+        if needed > len(self._workspace):
+            self._workspace = self._workspace.new_empty(needed)
+
+    # ---------------------------------------------------------------------------------- per layer
+
+    def _gather(self, layer: int, rows: torch.Tensor) -> torch.Tensor:
+        """[2, .., tokens, head_dim] flattened: valid until the next gather."""
+        out = self._workspace[: len(rows) * self._flat.shape[1]].view(len(rows), -1)
+        return torch.index_select(self._flat, 0, rows + layer * 2 * self._pool.num_kv_heads, out=out)
+
+    def _attend_chunk(
+        self,
+        layer: int,
+        chunk: _ChunkPlan,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+    ) -> None:
+        kv_heads, head_dim, group = self._pool.num_kv_heads, self._pool.head_dim, self._queries_per_key
+        q = q.view(-1, kv_heads, group, head_dim).permute(1, 2, 0, 3)
+        out = out.view(-1, kv_heads, group, head_dim).permute(1, 2, 0, 3)  # [kv_head, group, token, head_dim]
+        if chunk.gather is None:
+            keys, values = (heads[chunk.rows].transpose(0, 1) for heads in (k, v))
+        else:
+            keys, values = self._gather(layer, chunk.gather).view(2, kv_heads, -1, head_dim)
+        keys, values = (heads.unsqueeze(1).expand(-1, group, -1, -1) for heads in (keys, values))
+        num_rows = q.shape[2]
+        for begin in range(0, num_rows, QUERY_BLOCK):
+            end = min(begin + QUERY_BLOCK, num_rows)
+            visible = chunk.context_len - num_rows + end
+            out[:, :, begin:end] = scaled_dot_product_attention(
+                q[:, :, begin:end],
+                keys[:, :, :visible],
+                values[:, :, :visible],
+                attn_mask=self._causal_mask(end - begin, visible),
+            )
+
+    def _causal_mask(self, rows: int, columns: int) -> torch.Tensor:
+        """[rows, columns] whose last row sees every column and each earlier row one less.
+
+        All such masks are the lower right corner of one: it is made once and grows with the context.
+        """
+        if columns > self._mask.shape[-1]:
+            size = max(columns, 2 * self._mask.shape[-1])
+            hidden = torch.full(
+                (QUERY_BLOCK, size), -torch.inf, dtype=self._flat.dtype, device=self._flat.device
+            )
+            self._mask = hidden.triu_(size - QUERY_BLOCK + 1)
+        mask = self._mask[QUERY_BLOCK - rows :, self._mask.shape[-1] - columns :]
+        # A GPU's kernels read aligned words, and a corner may start anywhere.
+        return mask.contiguous() if mask.is_cuda else mask
+
+    def _attend_decodes(self, layer: int, group: _DecodePlan, q: torch.Tensor) -> torch.Tensor:
+        kv_heads, head_dim = self._pool.num_kv_heads, self._pool.head_dim
+        kv = self._gather(layer, group.gather).view(2, group.size, kv_heads, -1, head_dim)
+        keys, values = kv[:, :, :, : group.context_len]
+        # [request, kv_head, query heads of it, head_dim]: the heads of a group are the rows of one query.
+        q = q.view(group.size, kv_heads, -1, head_dim)
+        return scaled_dot_product_attention(q, keys, values, attn_mask=group.mask).flatten(1, 2)

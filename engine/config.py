@@ -1,0 +1,67 @@
+"""What an engine is told at its start; complete and validated, nothing is read from the environment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+__all__ = ["Batching", "EngineConfig", "Policy"]
+
+
+class Batching(Enum):
+    MIXED = "mixed"
+    """Decodes and prompt chunks share one forward pass."""
+    SEPARATE = "separate"
+    """A step is either all decodes or all prompt chunks; prompts first."""
+
+
+class Policy(Enum):
+    """Order in which waiting requests are admitted."""
+
+    FCFS = "fcfs"
+    LPM = "lpm"
+    """Longest prefix match first."""
+    LOF = "lof"
+    """Longest output first."""
+    DFS_WEIGHT = "dfs-weight"
+    """Requests that share a cached subtree together (SGLang)."""
+    RANDOM = "random"
+    PRIORITY = "priority"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    model_path: Path
+    """A Hugging Face folder: config.json, safetensors, tokenizer.json."""
+    device: str = "cpu"
+    """"cpu", "cuda" or "cuda:N"."""
+    dtype: str = "float32"
+    """"float32", "bfloat16" or "float16"."""
+    load_format: str = "auto"
+    """"auto" or "dummy" (random weights, from the configuration alone)."""
+    page_size: int = 16
+    num_pages: int = 1024
+    """0: as many as `kv_memory_fraction` leaves room for (GPUs only)."""
+    kv_memory_fraction: float = 0.9
+    """Part of the GPU's memory that weights, activations and the KV pool may take together."""
+    max_model_len: int = 8192
+    max_running_requests: int = 256
+    chunk_budget: int | None = 512
+    """Tokens a step may compute; None: whole prompts at once, chunking is off."""
+    itl_target_s: float | None = None
+    """While requests decode, prompts get as much of a step as keeps the time between steps near this."""
+    long_prefill_token_threshold: int | None = None
+    """At most this many tokens of one prompt a step."""
+    batching: Batching = Batching.MIXED
+    policy: Policy = Policy.FCFS
+    radix_cache: bool = True
+    overlap: bool = False
+    """Plan step N+1 while step N runs on the device."""
+    max_waiting_requests: int = 4096
+    attention_backend: str = "auto"
+    """"auto", "torch" or "flashinfer"."""
+    cuda_graph_max_batch: int = 0
+    """Largest decode batch captured as a CUDA graph; 0: none."""
+    seed: int = 0
+    """For dummy weights and the random policy."""

@@ -1,0 +1,35 @@
+"""Chunk and graph sizes that suit a GPU, by its memory. Free of torch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["DeviceDefaults", "defaults_for"]
+
+_GIB: Final = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceDefaults:
+    chunk_budget: int
+    """Tokens a step may compute: larger GPUs need more to be busy."""
+    graph_batch: int
+    """Largest decode batch captured as a CUDA graph."""
+
+
+_BY_MEMORY: Final = (
+    # GiB below which, chunk, largest graph with TP below 4, and from 4 on
+    (20, 2048, 8, 8),
+    (30, 2048, 16, 80),
+    (48, 4096, 32, 160),
+    (100, 8192, 256, 512),
+    (math.inf, 16384, 512, 512),
+)
+
+
+def defaults_for(total_bytes: int, tp_size: int = 1) -> DeviceDefaults:
+    """What the large engines choose for a GPU with so much memory, of `tp_size` that share a model."""
+    chunk, graph, graph_tp = next(sizes for below, *sizes in _BY_MEMORY if total_bytes < below * _GIB)
+    return DeviceDefaults(chunk, graph_tp if tp_size >= 4 else graph)

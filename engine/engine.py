@@ -1,0 +1,301 @@
+"""The engine: requests in, tokens out, one step at a time.
+
+It has one caller, on one thread, and knows no role: what distinguishes a prefill from a decode worker are the
+hooks and who calls `reserve`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.config import EngineConfig
+from engine.errors import InvalidRequest
+from engine.events import EngineStats, StepOutput, TokenOut
+from engine.kv_manager import KVManager, Reservation
+from engine.pages import PageCounts
+from engine.plan import Chunk, StepPlan
+from engine.request import Request
+from engine.rhythm import Rhythm
+from engine.runner import ModelRunner, StepInFlight, StepResult
+from engine.sampling import FinishReason, TokenLogprobs
+from engine.scheduler import Limits, Scheduler
+
+__all__ = ["NO_HOOKS", "Engine", "Hooks"]
+
+
+class Hooks(Protocol):
+    """How a worker takes part. All are called on the engine's thread."""
+
+    def on_started(self, requests: Sequence[Request]) -> None:
+        """Their first chunks are about to be computed: what is said now overlaps with that."""
+
+    def on_computed(self, request: Request, upto: int) -> None:
+        """The KV of tokens [0, upto) is in the pool."""
+
+    def on_finished(self, request: Request) -> bool:
+        """The request has ended. True: its pages stay as they are until `Engine.release`."""
+
+
+class _NoHooks:
+    def on_started(self, requests: Sequence[Request]) -> None:
+        pass
+
+    def on_computed(self, request: Request, upto: int) -> None:
+        pass
+
+    def on_finished(self, request: Request) -> bool:
+        return False
+
+
+NO_HOOKS: Hooks = _NoHooks()
+
+
+@dataclass(slots=True)
+class _Launched:
+    plan: StepPlan
+    step: StepInFlight
+
+
+class Engine:
+    """Owns the model, the KV pool and every request in them."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        hooks: Hooks = NO_HOOKS,
+        runner: ModelRunner | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.config = config
+        self.hooks = hooks
+        self.runner = runner or ModelRunner(config)
+        num_pages = config.num_pages or self.runner.kv.num_pages
+        self.kv = KVManager(num_pages, config.page_size, radix_cache=config.radix_cache)
+        self.max_tokens = min(config.max_model_len, num_pages * config.page_size)
+        """A request that fills the pool alone ends there, as one that fills the model's context does."""
+        self.scheduler = Scheduler(
+            Limits(
+                budget=config.chunk_budget,
+                max_running=config.max_running_requests,
+                max_tokens=self.max_tokens,
+                max_waiting=config.max_waiting_requests,
+                longest_chunk=config.long_prefill_token_threshold,
+                itl_target_s=config.itl_target_s,
+                batching=config.batching,
+                policy=config.policy,
+            ),
+            self.kv,
+            seed=config.seed,
+        )
+        self._clock = clock
+        self._requests: dict[int, Request] = {}
+        """All that have not ended, by id."""
+        self._kept: dict[int, Request] = {}
+        """Ended, but a hook keeps their pages."""
+        self._distrusted: set[int] = set()
+        """Those of them whose KV nobody else may use."""
+        self._launched: _Launched | None = None
+        self._completed_at = -math.inf
+        self._rhythm = Rhythm()
+        self._steps = self._prompt_tokens = self._generated_tokens = self._cache_hit_tokens = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._requests) or self._launched is not None
+
+    def submit(self, request: Request) -> None:
+        """Queue a request. Raises InvalidRequest or QueueFull."""
+        self._check_new(request)
+        request.arrival = self._clock()
+        self.scheduler.submit(request)
+        self._requests[request.id] = request
+
+    def abort(self, request_id: int) -> bool:
+        """End a request now; False if there is none of that id."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return False
+        self._end(request, FinishReason.ABORT)
+        return True
+
+    def step(self) -> StepOutput:
+        """Compute one step and return the tokens it brought.
+
+        With overlap, the tokens are those of the step before: this one is still running on the device while
+        its successor is planned.
+        """
+        began = self._clock()
+        plan = self.scheduler.plan()
+        output = StepOutput(started=plan.started, num_tokens=plan.num_tokens)
+        for request in plan.started:
+            self._cache_hit_tokens += request.num_cached or 0
+        if plan.started:
+            self.hooks.on_started(plan.started)
+        launched = _Launched(plan, self.runner.launch(plan)) if plan else None
+        if self.config.overlap:
+            if launched is not None:
+                self._rhythm.launched(_prompt_tokens(plan), self._clock() - began)
+            launched, self._launched = self._launched, launched
+        if launched is None:
+            self._completed_at = -math.inf  # the device was idle: what comes next did not wait for this
+        else:
+            result = launched.step.result()
+            self._rhythm.completed(self._clock(), more=self._launched is not None)
+            self._complete(launched.plan, result, output)
+        return output
+
+    def plan_at(self) -> float:
+        """When the next step should begin, by this engine's clock: not before, if more requests may come.
+
+        With overlap, a step that is planned while the device is busy with another keeps out whoever comes
+        between. A caller with nothing else to do may call `step` at any time.
+        """
+        if self._launched is None or self.scheduler.waiting:
+            return -math.inf
+        return self._rhythm.plan_at()
+
+    def reserve(self, request: Request) -> Reservation | None:
+        """Set pages aside for a request that another worker prefills; None while there is no room.
+
+        Raises InvalidRequest if there never will be.
+        """
+        self._check_new(request)
+        if request.num_tokens >= self.max_tokens:
+            raise InvalidRequest(f"{request.num_tokens} tokens do not fit: {self.max_tokens} at most")
+        active = len(self.scheduler.running) + len(self.kv.reservations)
+        if active >= self.config.max_running_requests or self.scheduler.waiting:
+            return None  # whoever waits here was first: a preempted request must not starve behind newcomers
+        if self._launched is not None:
+            # A page freed just now may still be written by the step in flight; a peer's write is not
+            # ordered after that by the device's queue.
+            self._launched.step.result()
+        return self.kv.reserve(request, headroom=active)
+
+    def admit_remote(self, request: Request, reservation: Reservation) -> None:
+        """The KV of all tokens but the last has arrived: decode it."""
+        self.kv.arrived(reservation)
+        request.num_computed = request.num_tokens - 1
+        request.arrival = self._clock()
+        self._requests[request.id] = request
+        self.scheduler.adopt(request)
+
+    def quarantine(self, reservation: Reservation) -> None:
+        """The handoff was given up, but its peer may still write."""
+        self.kv.quarantine(reservation)
+
+    def free_reservation(self, reservation: Reservation) -> None:
+        """The peer has drained its writes, or cannot reach this worker any more."""
+        self.kv.free_reservation(reservation)
+
+    def release(self, request: Request) -> None:
+        """Take back pages that `Hooks.on_finished` kept."""
+        del self._kept[request.id]
+        self._release(request)
+
+    def check_pages(self) -> PageCounts:
+        """Raises PageLeak unless every page has exactly one owner. O(pages): for idle times and tests."""
+        return self.kv.check([*self._requests.values(), *self._kept.values()])
+
+    def stats(self) -> EngineStats:
+        waiting = self.scheduler.waiting
+        return EngineStats(
+            waiting=len(waiting),
+            running=len(self.scheduler.running),
+            waiting_tokens=sum(r.num_pending for r in self._requests.values() if r.num_pending > 1),
+            available_pages=self.kv.num_available,
+            pages=self.kv.pool.counts(),
+            steps=self._steps,
+            preemptions=self.scheduler.num_preemptions,
+            prompt_tokens=self._prompt_tokens,
+            generated_tokens=self._generated_tokens,
+            cache_hit_tokens=self._cache_hit_tokens,
+        )
+
+    def close(self) -> None:
+        self.runner.close()
+
+    def _check_new(self, request: Request) -> None:
+        if request.id in self._requests or request.id in self._kept:
+            raise InvalidRequest(f"request {request.id} is here already")
+        if not request.prompt:
+            raise InvalidRequest("the prompt is empty")
+        vocab = self.runner.spec.vocab_size
+        if min(request.prompt) < 0 or max(request.prompt) >= vocab:
+            raise InvalidRequest(f"token ids must be in [0, {vocab})")
+
+    def _observe_pace(self, plan: StepPlan) -> None:
+        """Let the scheduler know how long those who decode had to wait for a step with prompts in it."""
+        now = self._clock()
+        since, self._completed_at = self._completed_at, now
+        prompt_tokens = _prompt_tokens(plan)
+        has_decodes = plan.num_tokens > prompt_tokens
+        if self.scheduler.pacer is not None and has_decodes and prompt_tokens and since > -math.inf:
+            self.scheduler.pacer.observe(prompt_tokens, now - since)
+
+    def _complete(self, plan: StepPlan, result: StepResult, output: StepOutput) -> None:
+        self._observe_pace(plan)
+        self._steps += 1
+        sampled = -1
+        for chunk in plan.chunks:
+            request = chunk.request
+            sampled += chunk.samples
+            if chunk.length > 1:
+                self._prompt_tokens += chunk.length
+            if chunk.samples and request.finish is None and sampled in result.errors:
+                self._fail(request, result.errors[sampled], output)
+            self.scheduler.complete(chunk)
+            if request.finish is None:
+                self.hooks.on_computed(request, chunk.end)
+                if chunk.samples:
+                    self._deliver(chunk, result.tokens[sampled], result.logprobs[sampled], output)
+
+    def _deliver(self, chunk: Chunk, token: int, logprobs: TokenLogprobs | None, output: StepOutput) -> None:
+        request = chunk.request
+        assert chunk.output_index is not None
+        request.output[chunk.output_index] = token
+        self._generated_tokens += 1
+        length = chunk.output_index + 1
+        is_stop = self._stops(request, token, length)
+        finish: FinishReason | None = None
+        if is_stop:
+            finish = FinishReason.STOP
+        elif length >= request.sampling.max_tokens or len(request.prompt) + length >= self.max_tokens:
+            finish = FinishReason.LENGTH
+        output.tokens.append(TokenOut(request, token, logprobs, finish, is_stop))
+        if finish is not None:
+            self._end(request, finish)
+
+    def _stops(self, request: Request, token: int, length: int) -> bool:
+        sampling = request.sampling
+        if length < sampling.min_tokens:
+            return False
+        if token in sampling.stop_token_ids:
+            return True
+        return not sampling.ignore_eos and token in self.runner.spec.eos_token_ids
+
+    def _fail(self, request: Request, error: str, output: StepOutput) -> None:
+        output.failed.append((request, error))
+        self._distrusted.add(request.id)
+        self._end(request, FinishReason.ABORT)
+
+    def _end(self, request: Request, reason: FinishReason) -> None:
+        del self._requests[request.id]
+        self.scheduler.remove(request, reason)
+        if self.hooks.on_finished(request):
+            self._kept[request.id] = request
+        else:
+            self._release(request)
+
+    def _release(self, request: Request) -> None:
+        trusted = request.id not in self._distrusted
+        self._distrusted.discard(request.id)
+        self.kv.release(request, keep=trusted)
+
+
+def _prompt_tokens(plan: StepPlan) -> int:
+    return sum(chunk.length for chunk in plan.chunks if chunk.length > 1)

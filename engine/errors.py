@@ -1,0 +1,21 @@
+"""What can go wrong in the engine, by who is at fault."""
+
+from __future__ import annotations
+
+__all__ = ["EngineError", "InvalidRequest", "PageLeak", "QueueFull"]
+
+
+class EngineError(Exception):
+    """Base of all errors that an engine raises on purpose."""
+
+
+class InvalidRequest(EngineError):
+    """The request can never be served here; sending it again will not help."""
+
+
+class QueueFull(EngineError):
+    """Too many requests wait already; sending it again later may help."""
+
+
+class PageLeak(EngineError):
+    """The accounts of the KV pool do not add up: a bug in Baton, and no page can be trusted any more."""

@@ -1,0 +1,198 @@
+"""Pages for requests: the pool's accounts and the radix cache, kept in step.
+
+A request's block table mixes two kinds of pages: those that the radix cache owns (the request holds a lock on
+the deepest node it uses) and those the request holds alone. Which is which is asked of the pool, not stored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.errors import PageLeak
+from engine.pages import PageCounts, PagePool, PageState
+from engine.radix import RadixCache
+from engine.request import Request
+
+__all__ = ["KVManager", "Reservation"]
+
+
+@dataclass(slots=True, eq=False)
+class Reservation:
+    """Pages set aside for KV that another worker computes."""
+
+    request: Request
+    first_token: int
+    """The first token whose KV must come; earlier ones are cached here. A multiple of the page size."""
+    incoming: list[int]
+    """Pages that the peer writes, in order from `first_token` on."""
+
+    @property
+    def handoff_id(self) -> int:
+        return self.request.id
+
+    @property
+    def pages(self) -> list[int]:
+        return self.request.pages
+
+
+class KVManager:
+    """Every method that takes pages either takes all it needs or none, and says so."""
+
+    def __init__(self, num_pages: int, page_size: int, *, radix_cache: bool = True) -> None:
+        self.page_size = page_size
+        self.pool = PagePool(num_pages)
+        self.cache = RadixCache(page_size) if radix_cache else None
+        self.reservations: dict[int, Reservation] = {}
+
+    @property
+    def num_available(self) -> int:
+        """Pages that are free or could be at once."""
+        return self.pool.num_free + (self.cache.num_evictable if self.cache else 0)
+
+    def admit(self, request: Request, headroom: int) -> bool:
+        """Give a waiting request pages for all its tokens, its cached prefix first.
+
+        False, and nothing changed, unless `headroom` pages stay available besides.
+        """
+        return self._begin(request, headroom, PageState.HELD) is not None
+
+    def catch_up(self, request: Request) -> None:
+        """Take over what other requests have computed of this one's prompt since it was admitted."""
+        if self.cache is None or request.locked is None:
+            return
+        at = request.locked.depth * self.page_size
+        if at != request.num_computed:
+            return  # its own last chunk is still being computed
+        found = self.cache.match(request.tokens(at, request.num_tokens - 1), after=request.locked)
+        if not found.pages:
+            return
+        first = at // self.page_size
+        ours = request.pages[first : first + len(found.pages)]
+        self.cache.lock(found.node)
+        self.cache.unlock(request.locked)
+        request.locked = found.node
+        request.pages[first : first + len(found.pages)] = found.pages
+        request.num_computed += len(found.pages) * self.page_size
+        self.pool.give_back(ours, request.id)
+
+    def grow(self, request: Request) -> bool:
+        """Make sure that there is a page for the next token."""
+        if request.num_computed < len(request.pages) * self.page_size:
+            return True
+        pages = self._take(1, request.id, PageState.HELD)
+        if pages is None:
+            return False
+        request.pages += pages
+        return True
+
+    def store(self, request: Request, upto: int) -> None:
+        """Tokens [0, upto) are computed: let other requests find the full pages among them."""
+        if self.cache is None or request.locked is None:
+            return
+        first, end = request.locked.depth, upto // self.page_size
+        if end <= first:
+            return
+        tokens = request.tokens(first * self.page_size, end * self.page_size)
+        inserted = self.cache.insert(tokens, request.pages[first:end], after=request.locked)
+        self.pool.to_cache(inserted.adopted, request.id)
+        self.cache.lock(inserted.node)
+        self.cache.unlock(request.locked)
+        request.locked = inserted.node
+
+    def release(self, request: Request, *, keep: bool = True) -> None:
+        """Take all pages back. What was computed stays in the cache until evicted.
+
+        keep=False: it is not to be trusted, and neither is what the cache has of it already.
+        """
+        if keep and request.pages:
+            known = request.num_tokens - (1 if request.awaits_token else 0)
+            self.store(request, min(request.num_computed, known))
+        held = [page for page in request.pages if self.pool.state(page) is PageState.HELD]
+        self.pool.give_back(held, request.id)
+        last = request.locked
+        self._drop_cached_part(request)
+        if not keep and self.cache is not None and last is not None:
+            self.pool.from_cache(self.cache.forget(last))
+
+    def reserve(self, request: Request, headroom: int) -> Reservation | None:
+        """Set pages aside for a request whose KV another worker will send; None if there is no room."""
+        incoming = self._begin(request, headroom, PageState.IN_FLIGHT)
+        if incoming is None:
+            return None
+        reservation = Reservation(request, request.num_computed, incoming)
+        self.reservations[request.id] = reservation
+        return reservation
+
+    def arrived(self, reservation: Reservation) -> None:
+        """All KV is here and verified: the pages are the request's."""
+        del self.reservations[reservation.handoff_id]
+        self.pool.arrived(reservation.incoming, reservation.handoff_id, reservation.request.id)
+
+    def quarantine(self, reservation: Reservation) -> None:
+        self.pool.quarantine(reservation.incoming, reservation.handoff_id)
+        self._drop_cached_part(reservation.request)
+
+    def free_reservation(self, reservation: Reservation) -> None:
+        """No write can land any more."""
+        del self.reservations[reservation.handoff_id]
+        if reservation.incoming:
+            state = self.pool.state(reservation.incoming[0])
+            self.pool.give_back(reservation.incoming, reservation.handoff_id, state)
+        self._drop_cached_part(reservation.request)
+
+    def check(self, owners: list[Request]) -> PageCounts:
+        """Prove that every page has exactly one owner; `owners` are all requests that may have pages.
+
+        Costs O(pages in the pool). Raises PageLeak.
+        """
+        counts = self.pool.recount()
+        held = [page for r in owners for page in r.pages if self.pool.state(page) is PageState.HELD]
+        cached = [page for node in self.cache.nodes() for page in node.pages] if self.cache else []
+        incoming = [page for r in self.reservations.values() for page in r.incoming]
+        accounts = {
+            "counters": (self.pool.counts(), counts),
+            "held": (len(set(held)), len(held), counts.held),
+            "cached": (len(set(cached)), len(cached), counts.cached),
+            "reserved": (len(set(incoming)), len(incoming), counts.in_flight + counts.quarantined),
+        }
+        for name, values in accounts.items():
+            if len(set(values)) != 1:
+                raise PageLeak(f"pages {name} do not add up: {values}; {counts}")
+        return counts
+
+    def _begin(self, request: Request, headroom: int, state: PageState) -> list[int] | None:
+        """Match, lock, take the rest in `state`; returns the pages taken. All or nothing."""
+        if headroom >= self.num_available:
+            return None
+        cached: list[int] = []
+        if self.cache is not None:
+            # The last token is always computed: its logits are what the request is here for.
+            found = self.cache.match(request.tokens(0, request.num_tokens - 1))
+            self.cache.lock(found.node)
+            request.locked, cached = found.node, found.pages
+        count = -(-request.num_tokens // self.page_size) - len(cached)
+        fits = count + headroom <= self.num_available
+        fresh = self._take(count, request.id, state) if fits else None
+        if fresh is None:
+            self._drop_cached_part(request)
+            return None
+        request.pages = cached + fresh
+        request.num_computed = len(cached) * self.page_size
+        if request.num_cached is None:
+            request.num_cached = request.num_computed
+        return fresh
+
+    def _drop_cached_part(self, request: Request) -> None:
+        if self.cache is not None and request.locked is not None:
+            self.cache.unlock(request.locked)
+        request.locked = None
+        request.pages = []
+        request.num_computed = 0
+
+    def _take(self, count: int, owner: int, state: PageState) -> list[int] | None:
+        short = count - self.pool.num_free
+        if short > 0:
+            if self.cache is None or short > self.cache.num_evictable:
+                return None
+            self.pool.from_cache(self.cache.evict(short))
+        return self.pool.take(count, owner, state)

@@ -1,0 +1,56 @@
+"""The memory that holds keys and values: one tensor of pages."""
+
+from __future__ import annotations
+
+import torch
+
+__all__ = ["KVPool"]
+
+
+class KVPool:
+    """`num_pages` pages of `page_size` tokens each, all layers of a page side by side.
+
+    The tensor is `[num_pages + 1, layer, 2, kv_head, page_size, head_dim]`, where index 0 of the third
+    axis is keys and 1 is values. A page is one contiguous block of `page_bytes`, so handing a page to
+    another worker is one copy; each layer's attention sees a strided view of it. The last page is never
+    given out: padding is read from it (zeros) and written to it.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_pages: int,
+        num_layers: int,
+        num_kv_heads: int,
+        head_dim: int,
+        page_size: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> None:
+        self.num_pages = num_pages
+        self.num_layers = num_layers
+        self.num_kv_heads = num_kv_heads
+        self.head_dim = head_dim
+        self.page_size = page_size
+        # Zeros, because masked attention still multiplies what it masks: 0 * NaN would be NaN.
+        self.tensor = torch.zeros(
+            (num_pages + 1, num_layers, 2, num_kv_heads, page_size, head_dim), dtype=dtype, device=device
+        )
+        self._layers = list(self.tensor.unbind(1))
+
+    @property
+    def scratch_page(self) -> int:
+        return self.num_pages
+
+    @property
+    def page_bytes(self) -> int:
+        return self.tensor[0].numel() * self.tensor.element_size()
+
+    @property
+    def data_ptr(self) -> int:
+        """Address of page 0; page i starts `i * page_bytes` after it."""
+        return self.tensor.data_ptr()
+
+    def layer(self, index: int) -> torch.Tensor:
+        """View `[num_pages + 1, 2, kv_head, page_size, head_dim]` of one layer."""
+        return self._layers[index]

@@ -1,0 +1,13 @@
+"""Why a checkpoint cannot be served."""
+
+from __future__ import annotations
+
+__all__ = ["UnsupportedModel", "WeightsError"]
+
+
+class UnsupportedModel(ValueError):
+    """The checkpoint asks for something that Baton does not compute; the message names it."""
+
+
+class WeightsError(ValueError):
+    """The weights do not fit the model: missing, unexpected or of another shape; the message lists them."""

@@ -1,0 +1,77 @@
+"""GPT-2: learned positions, layer norm with bias, one GELU MLP, no grouped heads."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from torch import Tensor, nn
+
+from engine.models.base import Attention, CausalLM
+from engine.models.layers import Embedding, LayerNorm, Linear
+from engine.models.ops import Ops
+from engine.models.spec import ModelSpec
+from engine.models.weights import Slot, WeightTable, per_layer
+
+__all__ = ["GPT2Model"]
+
+_CAUSAL_MASK: Final = re.compile(r"h\.\d+\.attn\.(masked_)?bias")
+"""Old checkpoints carry the causal mask as a tensor."""
+
+
+class GPT2Model(CausalLM):
+    def __init__(self, spec: ModelSpec, ops: Ops) -> None:
+        super().__init__(spec)
+        self.embed_position = Embedding(spec.max_position, spec.hidden_size)
+        self.layers = nn.ModuleList(GPT2Layer(spec, index, ops) for index in range(spec.num_layers))
+        self.norm = LayerNorm(spec.hidden_size, spec.norm_eps)
+
+    def forward(self, input_ids: Tensor, positions: Tensor, attn: Attention) -> Tensor:
+        x: Tensor = self.embed(input_ids) + self.embed_position(positions)
+        for layer in self.layers:
+            x = layer(x, attn)
+        output: Tensor = self.norm(x)
+        return output
+
+    def weight_table(self) -> WeightTable:
+        layer = {
+            "ln_1": Slot("attention_norm"),
+            "attn.c_attn": Slot("qkv", transposed=True),
+            "attn.c_proj": Slot("out", transposed=True),
+            "ln_2": Slot("mlp_norm"),
+            "mlp.c_fc": Slot("up", transposed=True),
+            "mlp.c_proj": Slot("down", transposed=True),
+        }
+        table = {"wte": Slot("embed"), "wpe": Slot("embed_position"), "ln_f": Slot("norm")}
+        if not self.spec.tied_embeddings:
+            table["lm_head"] = Slot("head")
+        return table | dict(per_layer(self.spec.num_layers, "h.{}.", "layers.{}.", layer))
+
+    def source_name(self, name: str) -> str:
+        # The original release has bare names; whatever was saved since has this prefix.
+        return name.removeprefix("transformer.")
+
+    def ignores(self, name: str) -> bool:
+        return super().ignores(name) or _CAUSAL_MASK.fullmatch(name) is not None
+
+
+class GPT2Layer(nn.Module):
+    def __init__(self, spec: ModelSpec, index: int, ops: Ops) -> None:
+        super().__init__()
+        hidden, inner = spec.hidden_size, spec.intermediate_size
+        self.index = index
+        self.ops = ops
+        self.heads = (spec.num_heads, spec.head_dim)
+        self.attention_norm = LayerNorm(hidden, spec.norm_eps)
+        self.qkv = Linear(hidden, 3 * hidden, bias=True)
+        self.out = Linear(hidden, hidden, bias=True)
+        self.mlp_norm = LayerNorm(hidden, spec.norm_eps)
+        self.up = Linear(hidden, inner, bias=True)
+        self.down = Linear(inner, hidden, bias=True)
+
+    def forward(self, x: Tensor, attn: Attention) -> Tensor:
+        qkv: Tensor = self.qkv(self.attention_norm(x))
+        q, k, v = qkv.view(len(x), 3, *self.heads).unbind(1)
+        x = x + self.out(attn.forward(self.index, q, k, v).flatten(1))
+        output: Tensor = x + self.down(self.ops.gelu(self.up(self.mlp_norm(x))))
+        return output

@@ -1,0 +1,120 @@
+"""The Llama family: Llama, Mistral, SmolLM2, Qwen2 and Qwen3.
+
+One network. Its members differ in which projections have biases, in whether queries and keys are normalised,
+and in how positions are scaled, and all of that is in the spec.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from engine.models.base import Attention, CausalLM
+from engine.models.layers import Linear, RMSNorm
+from engine.models.ops import Ops, Rotation
+from engine.models.rope import rope_table
+from engine.models.spec import ModelSpec
+from engine.models.weights import Slot, WeightTable, per_layer
+
+__all__ = ["LlamaModel"]
+
+
+class LlamaModel(CausalLM):
+    def __init__(self, spec: ModelSpec, ops: Ops) -> None:
+        super().__init__(spec)
+        if spec.rope is None:
+            raise ValueError("the Llama family needs rotary positions")
+        self.ops = ops
+        self.layers = nn.ModuleList(LlamaLayer(spec, index, ops) for index in range(spec.num_layers))
+        self.norm = RMSNorm(spec.hidden_size, spec.norm_eps, ops)
+        self.rope = rope_table(spec.rope, spec.head_dim, spec.max_position, device=self.embed.weight.device)
+
+    def forward(self, input_ids: Tensor, positions: Tensor, attn: Attention) -> Tensor:
+        x: Tensor = self.embed(input_ids)
+        rotation = self.ops.rotation(self.rope, positions, x.dtype)
+        residual = torch.zeros_like(x)
+        for layer in self.layers:
+            x, residual = layer(x, residual, rotation, attn)
+        return self.norm.add(x, residual)[0]
+
+    def weight_table(self) -> WeightTable:
+        q, kv, mlp = self.spec.q_size, self.spec.kv_size, self.spec.intermediate_size
+        layer = {
+            "input_layernorm": Slot("input_norm"),
+            "self_attn.q_proj": Slot("attention.qkv", 0, q),
+            "self_attn.k_proj": Slot("attention.qkv", q, kv),
+            "self_attn.v_proj": Slot("attention.qkv", q + kv, kv),
+            "self_attn.o_proj": Slot("attention.out"),
+            "post_attention_layernorm": Slot("mlp_norm"),
+            "mlp.gate_proj": Slot("mlp.gate_up", 0, mlp),
+            "mlp.up_proj": Slot("mlp.gate_up", mlp, mlp),
+            "mlp.down_proj": Slot("mlp.down"),
+        }
+        if self.spec.qk_norm:
+            layer |= {
+                "self_attn.q_norm": Slot("attention.q_norm"),
+                "self_attn.k_norm": Slot("attention.k_norm"),
+            }
+        table = {"model.embed_tokens": Slot("embed"), "model.norm": Slot("norm")}
+        if not self.spec.tied_embeddings:
+            table["lm_head"] = Slot("head")
+        return table | dict(per_layer(self.spec.num_layers, "model.layers.{}.", "layers.{}.", layer))
+
+    def ignores(self, name: str) -> bool:
+        return super().ignores(name) or name.endswith("rotary_emb.inv_freq")
+
+
+class LlamaLayer(nn.Module):
+    def __init__(self, spec: ModelSpec, index: int, ops: Ops) -> None:
+        super().__init__()
+        self.input_norm = RMSNorm(spec.hidden_size, spec.norm_eps, ops)
+        self.attention = LlamaAttention(spec, index, ops)
+        self.mlp_norm = RMSNorm(spec.hidden_size, spec.norm_eps, ops)
+        self.mlp = LlamaMLP(spec, ops)
+
+    def forward(
+        self, x: Tensor, residual: Tensor, rotation: Rotation, attn: Attention
+    ) -> tuple[Tensor, Tensor]:
+        """`x` is what the layer below adds to `residual`: the sum is left to the norm, to be fused."""
+        x, residual = self.input_norm.add(x, residual)
+        x = self.attention(x, rotation, attn)
+        x, residual = self.mlp_norm.add(x, residual)
+        return self.mlp(x), residual
+
+
+class LlamaAttention(nn.Module):
+    def __init__(self, spec: ModelSpec, index: int, ops: Ops) -> None:
+        super().__init__()
+        self.index = index
+        self.ops = ops
+        self.num_heads = spec.num_heads
+        self.head_dim = spec.head_dim
+        self.num_rotated = spec.num_heads + spec.num_kv_heads
+        self.qkv = Linear(spec.hidden_size, spec.q_size + 2 * spec.kv_size, bias=spec.qkv_bias)
+        self.out = Linear(spec.q_size, spec.hidden_size, bias=spec.output_bias)
+        self.q_norm = RMSNorm(spec.head_dim, spec.norm_eps, ops) if spec.qk_norm else None
+        self.k_norm = RMSNorm(spec.head_dim, spec.norm_eps, ops) if spec.qk_norm else None
+
+    def forward(self, x: Tensor, rotation: Rotation, attn: Attention) -> Tensor:
+        qkv: Tensor = self.qkv(x)
+        # Queries and keys lie side by side, so one call normalises and one rotates both.
+        heads = qkv.view(len(x), -1, self.head_dim)
+        qk, v = heads[:, : self.num_rotated], heads[:, self.num_rotated :]
+        if self.q_norm is not None and self.k_norm is not None:
+            qk = self.ops.qk_norm(qk, self.q_norm.weight, self.k_norm.weight, self.num_heads, self.q_norm.eps)
+        qk = self.ops.rotate(qk, rotation)
+        attended = attn.forward(self.index, qk[:, : self.num_heads], qk[:, self.num_heads :], v)
+        output: Tensor = self.out(attended.flatten(1))
+        return output
+
+
+class LlamaMLP(nn.Module):
+    def __init__(self, spec: ModelSpec, ops: Ops) -> None:
+        super().__init__()
+        self.ops = ops
+        self.gate_up = Linear(spec.hidden_size, 2 * spec.intermediate_size, bias=spec.mlp_bias)
+        self.down = Linear(spec.intermediate_size, spec.hidden_size, bias=spec.mlp_bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.down(self.ops.silu_mul(self.gate_up(x)))
+        return output

@@ -1,0 +1,27 @@
+"""From the name of an architecture to the class that computes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from engine.models.base import CausalLM
+from engine.models.gpt2 import GPT2Model
+from engine.models.llama import LlamaModel
+from engine.models.ops import Ops
+from engine.models.spec import ModelSpec
+
+__all__ = ["build"]
+
+_MODELS: Final[dict[str, Callable[[ModelSpec, Ops], CausalLM]]] = {
+    "LlamaForCausalLM": LlamaModel,
+    "MistralForCausalLM": LlamaModel,
+    "Qwen2ForCausalLM": LlamaModel,
+    "Qwen3ForCausalLM": LlamaModel,
+    "GPT2LMHeadModel": GPT2Model,
+}
+
+
+def build(spec: ModelSpec, ops: Ops) -> CausalLM:
+    """The model with uninitialised weights, on torch's current default device and dtype."""
+    return _MODELS[spec.architecture](spec, ops)

@@ -1,0 +1,40 @@
+"""How many prompt tokens a step may take along without making those who decode wait too long."""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["ChunkPacer"]
+
+_SMALLEST: Final = 64
+"""Prompts are never starved altogether, however late the decodes are."""
+_STEP: Final = 0.5
+"""How far the budget moves at once towards what a step suggests; contexts differ from step to step."""
+
+
+class ChunkPacer:
+    """Keeps the time between two steps near a target by the size of prompt chunks.
+
+    A step takes a + b * n for n prompt tokens, where a (the decodes) and b (the model, the contexts) change
+    slowly. n * target / time has its fixed point where the step takes `target`, and comes nearer to it each
+    time, whatever a and b are: there is nothing to fit.
+    """
+
+    def __init__(self, target_s: float, largest: int) -> None:
+        self.target_s = target_s
+        self._largest = largest
+        self._budget = float(min(512, largest))
+
+    @property
+    def budget(self) -> int:
+        """Prompt tokens that the next step may take along."""
+        return int(self._budget)
+
+    def observe(self, prompt_tokens: int, seconds: float) -> None:
+        """A step with decodes and so many prompt tokens came `seconds` after the one before."""
+        suggested = prompt_tokens * self.target_s / max(seconds, 1e-6)
+        if prompt_tokens < self._budget / 2 and suggested >= prompt_tokens:
+            return  # in time, but so small that it says little about a full one
+        suggested = min(max(suggested, self._budget / 2), self._budget * 1.5)
+        moved = self._budget + _STEP * (suggested - self._budget)
+        self._budget = min(max(moved, _SMALLEST), self._largest)

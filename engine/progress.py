@@ -1,0 +1,15 @@
+"""How long work reports how far it is, without knowing who draws the bar."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+__all__ = ["Progress", "silent"]
+
+Progress: TypeAlias = Callable[[str, int, int], None]
+"""`progress(stage, done, total)`: `stage` is a short phrase for a person, `done` of `total` are bytes."""
+
+
+def silent(stage: str, done: int, total: int) -> None:
+    """A progress that nobody watches."""

@@ -1,0 +1,181 @@
+"""Runs steps on the device: plan in, tokens out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import torch
+
+from engine.attention import AttentionBackend, GraphableAttention, attention_for
+from engine.batch import Batch, BatchBuilder, scratch_batch
+from engine.config import EngineConfig
+from engine.cuda_graphs import GRAPH_BYTES, DecodeGraphs
+from engine.device_memory import Probe
+from engine.errors import EngineError
+from engine.kv_pool import KVPool
+from engine.loader.load import load_model
+from engine.logprobs import LogprobTensors
+from engine.models.spec import ModelSpec
+from engine.plan import Chunk, StepPlan
+from engine.progress import Progress, silent
+from engine.readback import Readback
+from engine.sampler import Sampled, Sampler
+from engine.sampling import TokenLogprobs
+
+__all__ = ["ModelRunner", "StepInFlight", "StepResult"]
+
+NOT_FINITE: Final = "the model computed logits that are not finite (NaN or infinity)"
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """One entry for each sampling chunk of the plan, in its order."""
+
+    tokens: list[int]
+    logprobs: list[TokenLogprobs | None]
+    errors: dict[int, str] = field(default_factory=dict)
+    """Index among the sampling chunks to what went wrong; that entry's token means nothing."""
+
+
+class StepInFlight:
+    """A step that was handed to the device and may still be running there."""
+
+    def __init__(self, chunks: list[Chunk], sampled: Sampled | None, device: torch.device) -> None:
+        """`chunks` are those that sample; None if there are none."""
+        self._chunks = chunks
+        tensors: list[torch.Tensor] = []
+        if sampled is not None:
+            tensors = [sampled.tokens, sampled.finite]
+            if (logprobs := sampled.logprobs) is not None:
+                tensors += [logprobs.chosen, logprobs.rank, logprobs.top, logprobs.top_ids]
+        self._readback = Readback(tensors, device)
+
+    def result(self) -> StepResult:
+        """Wait until the device has done the step, and read what it sampled."""
+        read = self._readback.wait()  # even if nothing is to be read: the KV must be in the pool now
+        if not self._chunks:
+            return StepResult([], [])
+        tokens, finite, *logprobs = read
+        return StepResult(
+            tokens=tokens.tolist(),
+            logprobs=self._logprobs(logprobs),
+            errors={index: NOT_FINITE for index, good in enumerate(finite.tolist()) if not good},
+        )
+
+    def _logprobs(self, tensors: list[torch.Tensor]) -> list[TokenLogprobs | None]:
+        wanted = [chunk.request.sampling.logprobs for chunk in self._chunks]
+        if not tensors:
+            return [None] * len(wanted)
+        measured = iter(LogprobTensors(*tensors).to_tokens([k for k in wanted if k is not None]))
+        return [None if k is None else next(measured) for k in wanted]
+
+
+class ModelRunner:
+    """Owns the weights, the KV pool and every other tensor of a worker."""
+
+    def __init__(self, config: EngineConfig, progress: Progress = silent) -> None:
+        self._device = torch.device(config.device)
+        self._model = load_model(
+            config.model_path,
+            device=config.device,
+            dtype=config.dtype,
+            load_format=config.load_format,
+            seed=config.seed,
+            progress=progress,
+        )
+        self.spec: ModelSpec = self._model.spec
+        self._sampler = Sampler(
+            vocab_size=self.spec.vocab_size,
+            eos_token_ids=self.spec.eos_token_ids,
+            max_requests=config.max_running_requests,
+            device=self._device,
+        )
+        self.kv = self._pool(config, config.num_pages or self._pages_that_fit(config))
+        self._batches = BatchBuilder(
+            page_size=config.page_size,
+            max_requests=config.max_running_requests,
+            max_model_len=config.max_model_len,
+            scratch_page=self.kv.scratch_page,
+            device=self._device,
+        )
+        self._attention = self._attention_over(self.kv, config)
+        self._graphs = self._capture_graphs(config, progress)
+        # The token last sampled for each slot. The next step reads it here, so that it can be enqueued
+        # before the host knows what was sampled.
+        self._last_tokens = torch.zeros(config.max_running_requests, dtype=torch.int64, device=self._device)
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> StepInFlight:
+        """Enqueue one step. Does not wait for a GPU; on a CPU the work is done on return."""
+        batch = self._batches.build(plan)
+        hidden = self._forward(batch)
+        sampling = [chunk for chunk in plan.chunks if chunk.samples]
+        if not sampling:
+            return StepInFlight([], None, self._device)
+        sampled = self._sampler.sample(self._model.logits(hidden[batch.sample_rows]), sampling)
+        self._last_tokens[batch.sample_slots] = sampled.tokens
+        return StepInFlight(sampling, sampled, self._device)
+
+    def _forward(self, batch: Batch) -> torch.Tensor:
+        """Hidden states of T tokens and any padding; the KV of every token is in the pool afterwards."""
+        batch.input_ids[batch.pending_rows] = self._last_tokens[batch.pending_slots]
+        if self._graphs is not None and self._graphs.fits(batch):
+            return self._graphs.replay(batch)
+        self._attention.prepare(batch)
+        hidden: torch.Tensor = self._model(batch.input_ids, batch.positions, self._attention)
+        return hidden
+
+    def close(self) -> None:
+        """Give the device's memory back. The runner is of no use afterwards."""
+        del self._model, self._graphs, self._attention, self.kv
+
+    # -------------------------------------------------------------------------------------- set-up
+
+    def _pool(self, config: EngineConfig, num_pages: int) -> KVPool:
+        return KVPool(
+            num_pages=num_pages,
+            num_layers=self.spec.num_layers,
+            num_kv_heads=self.spec.num_kv_heads,
+            head_dim=self.spec.head_dim,
+            page_size=config.page_size,
+            dtype=self._model.embed.weight.dtype,
+            device=self._device,
+        )
+
+    def _attention_over(self, pool: KVPool, config: EngineConfig) -> AttentionBackend:
+        return attention_for(
+            config.attention_backend, pool, self.spec.num_heads, max_requests=config.max_running_requests
+        )
+
+    @torch.inference_mode()
+    def _pages_that_fit(self, config: EngineConfig) -> int:
+        """Run the largest step on a pool without pages and see what it leaves."""
+        if self._device.type != "cuda":
+            raise EngineError("num_pages must be given: the pool sizes itself on a GPU only")
+        pool = self._pool(config, 0)
+        attention = self._attention_over(pool, config)
+        largest = config.max_model_len
+        if config.chunk_budget is not None:
+            largest = min(largest, config.chunk_budget + config.max_running_requests)
+        batch = scratch_batch(largest, pool.scratch_page, config.page_size, self._device)
+        with Probe(self._device) as probe:
+            attention.prepare(batch)
+            hidden = self._model(batch.input_ids, batch.positions, attention)
+            self._sampler.rehearse(self._model.logits(hidden[: config.max_running_requests]))
+        reserve = GRAPH_BYTES if config.cuda_graph_max_batch else 0
+        return probe.pages_that_fit(pool.page_bytes, fraction=config.kv_memory_fraction, reserve=reserve)
+
+    @torch.inference_mode()
+    def _capture_graphs(self, config: EngineConfig, progress: Progress) -> DecodeGraphs | None:
+        largest = min(config.cuda_graph_max_batch, config.max_running_requests)
+        if not largest or not isinstance(self._attention, GraphableAttention):
+            return None
+        return DecodeGraphs(
+            self._model,
+            self._attention,
+            largest=largest,
+            max_model_len=config.max_model_len,
+            device=self._device,
+            progress=progress,
+        )

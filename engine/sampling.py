@@ -1,0 +1,60 @@
+"""How the next token is chosen, and when a request is over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+__all__ = ["FinishReason", "Sampling", "TokenLogprobs"]
+
+
+class FinishReason(Enum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Sampling of one request.
+
+    Randomness is a pure function of `seed` and the position of the token that is drawn, so a request
+    that moves to another worker (handoff, preemption, retry) draws the same tokens there: there is no
+    generator state to ship.
+    """
+
+    max_tokens: int
+    min_tokens: int = 0
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int = 0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logprobs: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def has_penalties(self) -> bool:
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    @property
+    def truncates(self) -> bool:
+        """Whether the distribution is cut (top-k, top-p, min-p) before a token is drawn."""
+        return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities at one output position, of the untempered model distribution."""
+
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()

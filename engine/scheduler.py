@@ -1,0 +1,260 @@
+"""Which tokens the next step computes. Plain Python: no tensors, no sockets, no clock."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from engine.config import Batching, Policy
+from engine.errors import InvalidRequest, QueueFull
+from engine.forecast import OutputLengths, peak_growth
+from engine.kv_manager import KVManager
+from engine.pacing import ChunkPacer
+from engine.plan import Chunk, StepPlan
+from engine.policy import rank
+from engine.request import PENDING, Request
+from engine.sampling import FinishReason
+from engine.shares import Progress, share_budget, whole_prompts
+
+__all__ = ["Limits", "Scheduler"]
+
+_Beginning: TypeAlias = tuple[int, tuple[int, ...]]
+"""Offset of a chunk and the tokens of its first page."""
+
+MIN_SHARING: Final = 8
+"""So many prompts may be in progress at once even if the first alone would fill every step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    budget: int | None
+    """Tokens a step; None: chunking is off."""
+    max_running: int
+    max_tokens: int
+    """Prompt and output of one request together."""
+    max_waiting: int = 4096
+    longest_chunk: int | None = None
+    itl_target_s: float | None = None
+    """Chunks beside decodes are kept so small that steps take about so long."""
+    batching: Batching = Batching.MIXED
+    policy: Policy = Policy.FCFS
+
+
+class Scheduler:
+    """Keeps the waiting and the running requests and plans one step at a time.
+
+    There are no phases: a prompt, a decode, a resumed request and one whose KV came from another worker
+    differ only in how many tokens they have to catch up with.
+    """
+
+    def __init__(self, limits: Limits, kv: KVManager, *, seed: int = 0) -> None:
+        self.limits = limits
+        self.kv = kv
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        """In order of admission. The last is the first to be preempted."""
+        self.num_preemptions = 0
+        self.pacer = (
+            None
+            if limits.itl_target_s is None or limits.budget is None
+            else ChunkPacer(limits.itl_target_s, limits.budget)
+        )
+        self._slots = list(range(limits.max_running - 1, -1, -1))
+        self._rng = random.Random(seed)
+        self._lengths = OutputLengths()
+        self._in_flight: set[_Beginning] = set()
+        self._prompts_were_last = False
+
+    def submit(self, request: Request) -> None:
+        """Raises InvalidRequest for one that can never run, QueueFull if too many wait."""
+        if request.num_tokens >= self.limits.max_tokens:
+            raise InvalidRequest(
+                f"{request.num_tokens} tokens leave no room for an answer: "
+                f"the context holds {self.limits.max_tokens}"
+            )
+        if len(self.waiting) >= self.limits.max_waiting:
+            raise QueueFull(f"{len(self.waiting)} requests wait already")
+        self.waiting.append(request)
+
+    def adopt(self, request: Request) -> None:
+        """A request whose KV is here already: it goes first as soon as a slot is free."""
+        self.waiting.appendleft(request)
+
+    def plan(self) -> StepPlan:
+        step = StepPlan()
+        self._admit_waiting(step)
+        if self._prompts_have_their_turn():
+            decodes, prompts = [], self._continue_prompts(num_decodes=0)
+        else:
+            decodes = self._continue_decodes(step)
+            mixed = self.limits.batching is Batching.MIXED or not decodes
+            prompts = self._continue_prompts(len(decodes)) if mixed else []
+        self._prompts_were_last = bool(prompts)
+        # Attention runs longer chunks and single tokens through different kernels; see Batch.
+        chunks = prompts + decodes
+        step.chunks = [c for c in chunks if c.length > 1] + [c for c in chunks if c.length == 1]
+        return step
+
+    def complete(self, chunk: Chunk) -> None:
+        """The step has run: the chunk's KV is really in the pool."""
+        if chunk.length > 1 and (beginning := self._beginning(chunk.request, chunk.start)) is not None:
+            self._in_flight.discard(beginning)
+        if chunk.request.slot >= 0 and chunk.length > 1:  # else it was preempted or has ended meanwhile
+            self.kv.store(chunk.request, chunk.end)
+
+    def remove(self, request: Request, reason: FinishReason) -> None:
+        """End a request, wherever it is. Its pages stay until `kv.release`."""
+        request.finish = reason
+        while request.awaits_token:
+            request.output.pop()
+        if reason is not FinishReason.ABORT:
+            self._lengths.ended(request)
+        if request.slot >= 0:
+            self._vacate(request)
+        else:
+            self.waiting.remove(request)
+
+    def preempt(self, request: Request) -> None:
+        """Give its pages back and let it start over, later; what the cache keeps of it, it finds again."""
+        self.num_preemptions += 1
+        self.kv.release(request)
+        self._vacate(request)
+        self.waiting.appendleft(request)
+
+    def _vacate(self, request: Request) -> None:
+        self.running.remove(request)
+        self._slots.append(request.slot)
+        request.slot = -1
+
+    def _prompts_have_their_turn(self) -> bool:
+        """Only when batches are separate: prompts first, but never twice in a row while others decode."""
+        if self.limits.batching is Batching.MIXED or not any(self._prompts()):
+            return False
+        return not (self._prompts_were_last and any(self._decodes()))
+
+    def _admit_waiting(self, step: StepPlan) -> None:
+        """Move requests from waiting to running while slots and pages last and the step is not full."""
+        if not self.waiting or not self._slots:
+            return
+        demand = sum(r.num_pending for r in self._prompts())
+        sharing = sum(1 for _ in self._prompts())
+        room = self._prompt_budget(sum(1 for _ in self._decodes()))
+        held = [len(r.pages) for r in self.running]
+        growth = [self._growth(r) for r in self.running]
+        for request in list(rank(self.waiting, self.limits.policy, self.kv.cache, self._rng)):
+            if not self._slots or (demand >= room and sharing >= MIN_SHARING):
+                return
+            if request.awaits_token:
+                continue  # preempted while its last token was on the way: it comes with this step's results
+            if not request.pages:
+                started = request.num_cached is None
+                held.append(-(-request.num_tokens // self.kv.page_size))
+                growth.append(self._growth(request))
+                # Alone it may take what there is; else nobody should have to be preempted for it later.
+                headroom = peak_growth(held, growth) if self.running else 0
+                if not self.kv.admit(request, headroom=headroom):
+                    return
+                if started:
+                    step.started.append(request)
+            self.waiting.remove(request)
+            request.slot = self._slots.pop()
+            self.running.append(request)
+            if request.num_pending > 1:
+                demand += request.num_pending
+                sharing += 1
+
+    def _growth(self, request: Request) -> int:
+        """Pages that it will probably still take."""
+        return -(-self._lengths.remaining(request) // self.kv.page_size)
+
+    def _continue_decodes(self, step: StepPlan) -> list[Chunk]:
+        """Every running request with one token to go; they are never starved."""
+        decodes: list[Chunk] = []
+        position = 0
+        while position < len(self.running):
+            request = self.running[position]
+            if self._decodable(request):
+                if not self._make_room(request, step):
+                    break  # it had to go itself, and it was the last
+                decodes.append(self._compute(request, 1))
+            position += 1
+        return decodes
+
+    def _make_room(self, request: Request, step: StepPlan) -> bool:
+        """A page for the next token, if need be from the last admitted, which has not been served yet."""
+        while not self.kv.grow(request):
+            victim = self.running[-1]
+            self.preempt(victim)
+            step.preempted.append(victim)
+            if victim is request:
+                return False
+        return True
+
+    def _continue_prompts(self, num_decodes: int) -> list[Chunk]:
+        prompts: list[Request] = []
+        beginnings: set[_Beginning] = set()
+        for request in self._prompts():
+            self.kv.catch_up(request)
+            if request.num_pending == 1:
+                continue
+            # Two requests about to compute the same page: the second waits a step and finds it in the cache.
+            beginning = self._beginning(request, request.num_computed)
+            if beginning is not None:
+                if beginning in self._in_flight or beginning in beginnings:
+                    continue
+                beginnings.add(beginning)
+            prompts.append(request)
+        progress = [Progress(r.num_computed, r.num_pending) for r in prompts]
+        room = self._prompt_budget(num_decodes)
+        if self.limits.budget is None:
+            lengths = whole_prompts(progress, room)
+        else:
+            lengths = share_budget(progress, room, self.kv.page_size, self.limits.longest_chunk)
+        return [self._compute(r, length) for r, length in zip(prompts, lengths, strict=True) if length]
+
+    def _compute(self, request: Request, length: int) -> Chunk:
+        """Plan the next `length` tokens of a request, and advance it as if they were computed."""
+        start = request.num_computed
+        if length > 1 and (beginning := self._beginning(request, start)) is not None:
+            self._in_flight.add(beginning)
+        request.num_computed += length
+        output_index = None
+        if request.num_pending == 0:
+            output_index = len(request.output)
+            request.output.append(PENDING)
+        return Chunk(request, start, length, output_index)
+
+    def _beginning(self, request: Request, start: int) -> _Beginning | None:
+        """What a chunk at `start` has in common with one of another request that computes the same page.
+
+        The page's own tokens stand for all before it as well: a false match costs one step of waiting.
+        """
+        if self.kv.cache is None or start + self.kv.page_size > request.num_tokens:
+            return None
+        return start, tuple(request.tokens(start, start + self.kv.page_size))
+
+    def _prompts(self) -> Iterator[Request]:
+        return (r for r in self.running if r.num_pending > 1)
+
+    def _decodes(self) -> Iterator[Request]:
+        return (r for r in self.running if self._decodable(r))
+
+    def _decodable(self, request: Request) -> bool:
+        """One token to go, and the answer not yet complete whatever the token in flight turns out to be."""
+        return (
+            request.num_pending == 1
+            and len(request.output) < request.sampling.max_tokens
+            and request.num_tokens < self.limits.max_tokens
+        )
+
+    def _prompt_budget(self, num_decodes: int) -> int:
+        """What decodes leave of a step, but at least one page: prompts are not starved either."""
+        if self.limits.budget is None:
+            return self.limits.max_tokens
+        budget = self.limits.budget - num_decodes
+        if self.pacer is not None and num_decodes:
+            budget = min(budget, self.pacer.budget)
+        return max(budget, self.kv.page_size)
