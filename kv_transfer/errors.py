@@ -1,0 +1,25 @@
+"""What can go wrong between two workers' KV pools."""
+
+from __future__ import annotations
+
+__all__ = ["BadMessage", "BadTicket", "LayoutMismatch", "PeerUnreachable", "TransferError"]
+
+
+class TransferError(Exception):
+    """Base of every error of this package."""
+
+
+class LayoutMismatch(TransferError):
+    """Two workers store KV differently: a page of one means nothing to the other."""
+
+
+class BadTicket(TransferError):
+    """A ticket that contradicts itself, or the pools that it names."""
+
+
+class BadMessage(TransferError):
+    """Bytes that are not a message of this protocol version, or were damaged."""
+
+
+class PeerUnreachable(TransferError):
+    """The transport cannot reach a peer, or lost it."""

@@ -1,0 +1,87 @@
+"""What a sender or a receiver reports to its worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from kv_transfer.ticket import Final, Ticket
+
+__all__ = [
+    "Drained",
+    "HandedOver",
+    "PushSpan",
+    "Ready",
+    "ReceiveFailed",
+    "ReceiverEvent",
+    "Reserved",
+    "SendFailed",
+    "SenderEvent",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class PushSpan:
+    """One write: when it was started and seen complete, on the worker's clock."""
+
+    begin: float
+    end: float
+    first_token: int
+    num_tokens: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOver:
+    """The receiver verified every page. The sender's pages are no longer read."""
+
+    handoff_id: int
+    bytes: int
+    pushes: tuple[PushSpan, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SendFailed:
+    """The handoff is off. The sender's pages may be reused: nothing that is still read from them counts."""
+
+    handoff_id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """The sender may be given this ticket."""
+
+    handoff_id: int
+    ticket: Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Every page is here and verified: decode."""
+
+    handoff_id: int
+    final: Final
+    transfer_s: float
+    """From the reservation to the verified last page."""
+    exposed_s: float
+    """The part of it after the sender had computed the last token: what the handoff costs the client."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiveFailed:
+    """The handoff is off. The pages are in quarantine: the sender may still write them."""
+
+    handoff_id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """Follows every ReceiveFailed, at once or later: the pages may be reused."""
+
+    handoff_id: int
+
+
+SenderEvent: TypeAlias = HandedOver | SendFailed
+ReceiverEvent: TypeAlias = Reserved | Ready | ReceiveFailed | Drained

@@ -1,0 +1,95 @@
+"""How a worker stores KV, and the hash by which two workers find out whether they agree."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+__all__ = ["KVLayout"]
+
+_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
+
+_FORMAT = "baton-kv-1:page,layer,kv,head,token,dim"
+"""Changes whenever the same fields would describe different bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayout:
+    """A page is `[layer, 2, kv_head, page_size, head_dim]`, contiguous: keys first, then values."""
+
+    model: str
+    """Identity of the weights: KV of one model is noise to another."""
+    dtype: str
+    num_layers: int
+    num_kv_heads: int
+    """Of the whole model, over all shards."""
+    head_dim: int
+    page_size: int
+    """Tokens a page."""
+    tp_size: int = 1
+    tp_rank: int = 0
+    digest: str = "xxh3-64"
+    """Algorithm of the page digests: peers that use different ones could never verify a handoff."""
+
+    def __post_init__(self) -> None:
+        if self.dtype not in _DTYPE_BYTES:
+            raise ValueError(f"KV dtype {self.dtype!r} is not one of {', '.join(_DTYPE_BYTES)}")
+        for name in ("num_layers", "num_kv_heads", "head_dim", "page_size", "tp_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 <= self.tp_rank < self.tp_size:
+            raise ValueError(f"tp_rank {self.tp_rank} is outside 0..{self.tp_size - 1}")
+        if self.num_kv_heads % self.tp_size and self.tp_size % self.num_kv_heads:
+            raise ValueError(
+                f"{self.num_kv_heads} kv heads cannot be sharded over {self.tp_size} ranks: "
+                "one number must divide the other"
+            )
+
+    @property
+    def heads_per_shard(self) -> int:
+        """KV heads in this shard; with more ranks than heads, neighbouring ranks hold the same head."""
+        return max(1, self.num_kv_heads // self.tp_size)
+
+    @property
+    def first_head(self) -> int:
+        """Global index of this shard's first KV head."""
+        return self.tp_rank * self.num_kv_heads // self.tp_size
+
+    @property
+    def token_bytes(self) -> int:
+        """One token of one head, keys or values."""
+        return self.head_dim * _DTYPE_BYTES[self.dtype]
+
+    @property
+    def head_bytes(self) -> int:
+        """All tokens of a page for one head of one layer, keys or values: the smallest contiguous piece."""
+        return self.page_size * self.token_bytes
+
+    @property
+    def rows_per_page(self) -> int:
+        """(layer, keys or values, head) triples: how many `head_bytes` make a page."""
+        return self.num_layers * 2 * self.heads_per_shard
+
+    @property
+    def page_bytes(self) -> int:
+        return self.rows_per_page * self.head_bytes
+
+    def num_pages(self, num_tokens: int) -> int:
+        """Pages that hold `num_tokens` tokens, the last one perhaps partly."""
+        return -(-num_tokens // self.page_size)
+
+    @property
+    def hash(self) -> str:
+        """Equal for two workers exactly when their pages are interchangeable, rank by rank."""
+        fields = (
+            _FORMAT,
+            self.model,
+            self.dtype,
+            self.num_layers,
+            self.num_kv_heads,
+            self.head_dim,
+            self.page_size,
+            self.tp_size,
+            self.digest,
+        )
+        return hashlib.blake2b(repr(fields).encode(), digest_size=16).hexdigest()

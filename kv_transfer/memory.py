@@ -1,0 +1,36 @@
+"""The KV pool as a transport sees it: one block of bytes, cut into pages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["PoolMemory"]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolMemory:
+    """Memory that peers may write, page by page. The owner keeps it alive longer than any transport."""
+
+    address: int
+    """Of page 0."""
+    page_bytes: int
+    num_pages: int
+    device: str = "cpu"
+    """"cpu" or "cuda:N"."""
+    view: memoryview | None = None
+    """The same bytes for host code: one-dimensional, format "B", writable. None on a GPU."""
+
+    @property
+    def num_bytes(self) -> int:
+        return self.page_bytes * self.num_pages
+
+    @property
+    def device_index(self) -> int:
+        """N of "cuda:N"; 0 for host memory."""
+        return int(self.device.partition(":")[2] or 0)
+
+    def host_bytes(self) -> memoryview:
+        """The pages as writable bytes. Raises TypeError for memory that the host cannot address."""
+        if self.view is None:
+            raise TypeError(f"memory on {self.device} cannot be read or written by the host")
+        return self.view[: self.num_bytes]

@@ -1,0 +1,87 @@
+"""Which bytes go where, and when. Pure arithmetic: no tensors, no sockets, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from kv_transfer.layout import KVLayout
+
+__all__ = ["Copy", "coalesce", "pages_due", "plan_shard_copies"]
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """One contiguous write. Offsets and length are bytes from the start of each side's pool."""
+
+    local: int
+    remote: int
+    length: int
+
+
+def pages_due(layout: KVLayout, *, done: int, num_tokens: int, complete: bool) -> range:
+    """Indices of a request's pages that can travel now.
+
+    Pages before `done` have left already. A page travels once, when its last token is computed; the
+    partly filled tail travels when the whole prompt is `complete`.
+    """
+    end = layout.num_pages(num_tokens) if complete else num_tokens // layout.page_size
+    return range(done, max(done, end))
+
+
+def coalesce(local: Sequence[int], remote: Sequence[int], page_bytes: int) -> list[Copy]:
+    """Whole-page copies `local[i] -> remote[i]`, where neighbours on both sides become one.
+
+    Fresh pools hand out pages in order, so a chunk is often a single copy. O(pages).
+    """
+    if len(local) != len(remote):
+        raise ValueError(f"{len(local)} local pages cannot be copied to {len(remote)} remote pages")
+    copies: list[Copy] = []
+    start = 0
+    for i in range(1, len(local) + 1):
+        if i == len(local) or local[i] != local[i - 1] + 1 or remote[i] != remote[i - 1] + 1:
+            length = (i - start) * page_bytes
+            copies.append(Copy(local[start] * page_bytes, remote[start] * page_bytes, length))
+            start = i
+    return copies
+
+
+def plan_shard_copies(
+    source: KVLayout, target: KVLayout, local: Sequence[int], remote: Sequence[int]
+) -> list[Copy]:
+    """Copies that bring the KV heads which `target` holds from `source`'s pages to its own.
+
+    The two are shards of one model under different tensor parallelism. Every head that both hold is
+    copied by the lowest source rank that holds it, so all source ranks together write each byte of a
+    target page exactly once. Empty when this source rank owes this target nothing.
+    """
+    if replace(target, tp_size=source.tp_size, tp_rank=source.tp_rank) != source:
+        raise ValueError("the shards differ in more than their tensor parallelism")
+    if source.tp_size == target.tp_size:
+        same = source.tp_rank == target.tp_rank
+        return coalesce(local, remote, source.page_bytes) if same else []
+    if _is_replica(source):
+        return []
+    begin = max(source.first_head, target.first_head)
+    end = min(source.first_head + source.heads_per_shard, target.first_head + target.heads_per_shard)
+    if begin >= end:
+        return []
+    length = (end - begin) * source.head_bytes
+    copies: list[Copy] = []
+    for mine, theirs in zip(local, remote, strict=True):
+        for block in range(source.num_layers * 2):  # keys and values of each layer
+            my_head = block * source.heads_per_shard + begin - source.first_head
+            their_head = block * target.heads_per_shard + begin - target.first_head
+            copies.append(
+                Copy(
+                    mine * source.page_bytes + my_head * source.head_bytes,
+                    theirs * target.page_bytes + their_head * target.head_bytes,
+                    length,
+                )
+            )
+    return copies
+
+
+def _is_replica(shard: KVLayout) -> bool:
+    """Whether a lower rank holds the same heads."""
+    return shard.tp_rank > 0 and replace(shard, tp_rank=shard.tp_rank - 1).first_head == shard.first_head

@@ -1,0 +1,152 @@
+"""Whether the process of a peer still exists, as told by the kernels and not by anybody's patience.
+
+Each worker listens on a TCP port that carries nothing. Its peers hold a connection to it. When the process
+ends, however it ends, its kernel closes them at once; a stopped, busy or unreachable process keeps them
+open. So a closed lifeline means that the peer is gone, and silence means nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import select
+import socket
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["Lifeline"]
+
+_REDIAL_S: Final = 1.0
+_GONE: Final = {errno.ECONNREFUSED, errno.ECONNRESET, errno.EPIPE}
+"""What only a kernel answers whose process is gone. Other errors (timeout, no route) say nothing of it."""
+
+
+@dataclass(slots=True, eq=False)
+class _Watch:
+    name: str
+    address: tuple[str, int]
+    socket: socket.socket | None = None
+    unread: bytes = b""
+    """What the peer has still to say of its name."""
+    redial_at: float = 0.0
+
+
+class Lifeline:
+    """Holds one's own lifeline out and watches those of others. Never blocks; a poll is one system call."""
+
+    def __init__(self, name: str, host: str) -> None:
+        """`host`: the address of this machine that peers use. Raises ValueError if it is a wildcard."""
+        if host in ("", "0.0.0.0", "::"):
+            raise ValueError(f"{host} is no address that a peer could connect to; name one of this machine's")
+        self._name = name.encode() + b"\n"
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, 0), family=family, backlog=1024)
+        self._listener.setblocking(False)
+        self._poller = select.epoll()
+        self._poller.register(self._listener, select.EPOLLIN)
+        self._watched: dict[str, _Watch] = {}
+        self._by_fd: dict[int, _Watch] = {}
+        self._accepted: dict[int, socket.socket] = {}
+        self._dial_again: set[str] = set()
+        self.address: tuple[str, int] = (host, self._listener.getsockname()[1])
+
+    def watch(self, name: str, address: tuple[str, int]) -> None:
+        """From now on `poll` reports the end of this peer, once."""
+        if name not in self._watched:
+            self._watched[name] = _Watch(name, address, unread=name.encode() + b"\n")
+            self._dial_again.add(name)
+
+    def poll(self, now: float) -> list[str]:
+        """Names of watched peers whose process is gone since the last call. `now`: seconds, monotonic."""
+        gone: list[str] = []
+        for fd, _ in self._poller.poll(0):
+            if fd == self._listener.fileno():
+                self._accept()
+            elif fd in self._accepted:
+                self._drop_if_closed(fd)
+            elif self._has_ended(self._by_fd[fd], now):
+                gone.append(self._by_fd[fd].name)
+        for name in [n for n in self._dial_again if now >= self._watched[n].redial_at]:
+            self._dial_again.discard(name)
+            if not self._dial(self._watched[name], now):
+                gone.append(name)
+        for name in gone:
+            self._hang_up(self._watched.pop(name))
+        return gone
+
+    def close(self) -> None:
+        """Tells every peer that this worker is gone."""
+        for watch in self._watched.values():
+            self._hang_up(watch)
+        self._watched.clear()
+        for accepted in self._accepted.values():
+            accepted.close()
+        self._accepted.clear()
+        self._listener.close()
+        self._poller.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                accepted, _ = self._listener.accept()
+                accepted.setblocking(False)
+                accepted.send(self._name)  # fits any fresh socket's buffer
+                self._accepted[accepted.fileno()] = accepted
+                self._poller.register(accepted, select.EPOLLIN | select.EPOLLRDHUP)
+
+    def _drop_if_closed(self, fd: int) -> None:
+        try:
+            if self._accepted[fd].recv(4096):
+                return  # a peer has nothing to say here
+        except BlockingIOError:
+            return
+        except OSError:
+            pass
+        self._poller.unregister(fd)
+        self._accepted.pop(fd).close()
+
+    def _dial(self, watch: _Watch, now: float) -> bool:
+        """False: the peer is known to be gone."""
+        family = socket.AF_INET6 if ":" in watch.address[0] else socket.AF_INET
+        watch.socket = socket.socket(family, socket.SOCK_STREAM)
+        watch.socket.setblocking(False)
+        watch.socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        watch.unread = watch.name.encode() + b"\n"
+        code = watch.socket.connect_ex(watch.address)
+        if code in _GONE:
+            return False
+        if code not in (0, errno.EINPROGRESS):
+            self._redial(watch, now)
+            return True
+        self._by_fd[watch.socket.fileno()] = watch
+        self._poller.register(watch.socket, select.EPOLLIN | select.EPOLLRDHUP)
+        return True
+
+    def _has_ended(self, watch: _Watch, now: float) -> bool:
+        assert watch.socket is not None
+        try:
+            said = watch.socket.recv(4096)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            if error.errno in _GONE:
+                return True
+            self._redial(watch, now)
+            return False
+        if not said or not watch.unread.startswith(said):
+            return True  # closed, or its port belongs to somebody else now
+        watch.unread = watch.unread[len(said) :]
+        return False
+
+    def _redial(self, watch: _Watch, now: float) -> None:
+        self._hang_up(watch)
+        watch.redial_at = now + _REDIAL_S
+        self._dial_again.add(watch.name)
+
+    def _hang_up(self, watch: _Watch) -> None:
+        self._dial_again.discard(watch.name)
+        if watch.socket is not None:
+            if self._by_fd.pop(watch.socket.fileno(), None) is not None:
+                self._poller.unregister(watch.socket)
+            watch.socket.close()
+            watch.socket = None

@@ -1,0 +1,221 @@
+"""NIXL: one-sided writes over UCX (InfiniBand, NVLink, shared memory, TCP), with notifications.
+
+What NIXL does and does not promise was measured, and shapes this file (NIXL 1.5, UCX 1.23):
+
+- A transfer that reports DONE has been flushed: the bytes are in the peer's memory.
+- Nothing stops a write that was started. After remove_remote_agent and the release of its handle, a write
+  over TCP to a stopped peer went on when the peer did, with whatever our memory held by then. And when
+  the peer removes *us*, our writes still reach it. So neither side's teardown proves anything, and this
+  transport offers none: a write ends when NIXL says so, or when one of the two processes does.
+- A dead peer is an error of the next operation only, and not every error means a dead peer. The lifeline
+  tells the two apart.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from kv_transfer.errors import PeerUnreachable
+from kv_transfer.memory import PoolMemory
+from kv_transfer.planner import Copy
+from kv_transfer.ticket import Peer
+from kv_transfer.transports.base import Arrival, PeerLost, TransportEvent, WriteDone, WriteFailed
+from kv_transfer.transports.lifeline import Lifeline
+from kv_transfer.transports.ucx import Link, configure, pack_metadata, unpack_metadata
+
+__all__ = ["NixlTransport"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Link(Link):
+    writes: dict[int, Any] = field(default_factory=dict)
+    """NIXL's handles by write number."""
+    failed: list[int] = field(default_factory=list)
+    """Writes that ended in an error that is not reported yet."""
+
+
+class NixlTransport:
+    """A NIXL agent without a progress thread: that thread would take a core, and make messages slower."""
+
+    def __init__(self, name: str, memory: PoolMemory, *, host: str = "127.0.0.1") -> None:
+        """`host`: this machine's address for its peers. On 127.0.0.1 UCX keeps to the loopback device."""
+        self._name = name
+        self._memory = memory
+        self._kind = "VRAM" if memory.device.startswith("cuda") else "DRAM"
+        self._thread = 0
+        self._use_device()
+        self._agent: Any = _create_agent(name, host)
+        self._registration = self._agent.register_memory(
+            [(memory.address, memory.num_bytes, memory.device_index, "")], self._kind
+        )
+        self._lifeline = Lifeline(name, host)
+        self._links: dict[str, _Link] = {}
+        self._next_write = 0
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def metadata(self) -> bytes:
+        return pack_metadata(self._lifeline.address, self._agent.get_agent_metadata())
+
+    def connect(self, peer: Peer) -> None:
+        link = self._links.get(peer.name)
+        if link is not None:
+            link.require_whole()
+            return
+        lifeline, metadata = unpack_metadata(peer)
+        try:
+            agent = self._agent.add_remote_agent(metadata)
+        except Exception as error:  # NIXL's errors share no base class
+            raise PeerUnreachable(f"cannot connect to {peer.name}: {error}") from error
+        if agent not in (peer.name, peer.name.encode()):
+            self._remove(str(agent))
+            raise PeerUnreachable(f"{peer.name} answers as {agent!r}")
+        self._lifeline.watch(peer.name, lifeline)
+        self._links[peer.name] = _Link(peer.name)
+
+    def write(self, peer: Peer, copies: Sequence[Copy], message: bytes) -> int:
+        link = self._link(peer.name)
+        spans = np.array([(copy.local, copy.remote, copy.length) for copy in copies], dtype=np.uint64)
+        here = self._descriptors(self._memory.address, self._memory.device_index, spans[:, 0], spans[:, 2])
+        there = self._descriptors(peer.base_address, peer.device_index, spans[:, 1], spans[:, 2])
+        try:
+            handle = self._agent.initialize_xfer("WRITE", here, there, peer.name, message)
+        except Exception as error:
+            link.break_off(str(error), time.monotonic())
+            raise PeerUnreachable(f"cannot write to {peer.name}: {error}") from error
+        self._next_write += 1
+        link.writes[self._next_write] = handle
+        # From here on some of it may be under way, so that an error is the write's, not the caller's.
+        with self._breaking(link):
+            self._agent.transfer(handle)
+        return self._next_write
+
+    def send(self, peer: Peer, message: bytes) -> None:
+        link = self._link(peer.name)
+        with self._breaking(link):
+            self._agent.send_notif(peer.name, message)
+        link.require_whole()
+
+    def poll(self) -> list[TransportEvent]:
+        self._use_device()
+        now = time.monotonic()
+        events: list[TransportEvent] = [
+            Arrival(data) for messages in self._agent.get_new_notifs().values() for data in messages
+        ]
+        for name in self._lifeline.poll(now):
+            self._links.setdefault(name, _Link(name)).bereave(now)
+        for link in list(self._links.values()):
+            self._collect(link, events)
+            if link.has_settled(now):
+                self._bury(link, events)
+        return events
+
+    def close(self) -> None:
+        if self._agent is None:
+            return
+        for link in self._links.values():
+            self._release(link)
+        self._links.clear()
+        with _letting_go("registration"):
+            self._agent.deregister_memory(self._registration)
+        self._agent = None  # ends its sockets and queues
+        self._lifeline.close()  # last: peers take it as the end of every write of ours
+
+    def _collect(self, link: _Link, events: list[TransportEvent]) -> None:
+        """Reports the writes that are done, and sets those aside that failed."""
+        for number, handle in list(link.writes.items()):
+            state = "ERR"
+            with self._breaking(link):
+                state = self._agent.check_xfer_state(handle)
+            if state == "PROC":
+                continue
+            del link.writes[number]
+            with _letting_go("write handle"):
+                handle.release()
+            if state == "DONE":
+                events.append(WriteDone(number))
+            else:
+                link.break_off("a write to it failed", time.monotonic())
+                link.failed.append(number)
+
+    def _bury(self, link: _Link, events: list[TransportEvent]) -> None:
+        """Forgets a broken link when nothing of it is left in flight."""
+        if link.writes and not link.peer_is_gone:
+            return  # NIXL has not said yet how they ended
+        events += [WriteFailed(number, link.broken) for number in (*link.failed, *link.writes)]
+        self._release(link)
+        self._remove(link.name)
+        del self._links[link.name]
+        if link.peer_is_gone:
+            events.append(PeerLost(link.name, link.broken))
+
+    def _release(self, link: _Link) -> None:
+        for handle in link.writes.values():
+            with _letting_go("write handle"):
+                handle.release()
+
+    def _remove(self, name: str) -> None:
+        with _letting_go("peer"):  # NIXL may have dropped it by itself
+            self._agent.remove_remote_agent(name)
+
+    def _link(self, name: str) -> _Link:
+        link = self._links.get(name)
+        if link is None:
+            raise PeerUnreachable(f"{name} is not connected")
+        link.require_whole()
+        return link
+
+    @contextmanager
+    def _breaking(self, link: _Link) -> Any:
+        """NIXL's errors, which share no base class, break the link."""
+        try:
+            yield
+        except Exception as error:
+            link.break_off(str(error) or type(error).__name__, time.monotonic())
+
+    def _descriptors(self, base: int, device: int, offsets: Any, lengths: Any) -> Any:
+        table = np.empty((len(offsets), 3), dtype=np.uint64)
+        table[:, 0] = offsets + np.uint64(base)
+        table[:, 1] = lengths
+        table[:, 2] = device
+        return self._agent.get_xfer_descs(table, self._kind)
+
+    def _use_device(self) -> None:
+        """Gives the calling thread a CUDA context: without one UCX silently does without NVLink."""
+        if self._thread == threading.get_ident():
+            return
+        self._thread = threading.get_ident()
+        if self._kind == "VRAM":
+            import torch
+
+            torch.cuda.set_device(self._memory.device_index)
+            torch.zeros(1, device=self._memory.device)
+
+
+def _create_agent(name: str, host: str) -> Any:
+    configure(host)
+    from nixl_cu13 import nixl_agent, nixl_agent_config
+
+    return nixl_agent(name, nixl_agent_config(enable_prog_thread=False, backends=["UCX"]))
+
+
+@contextmanager
+def _letting_go(what: str) -> Iterator[None]:
+    """NIXL raises errors of many kinds when what is given back is gone already; then all is done."""
+    try:
+        yield
+    except Exception as error:
+        _log.debug("NIXL gave a %s back with %s: %s", what, type(error).__name__, error)

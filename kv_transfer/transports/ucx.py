@@ -1,0 +1,68 @@
+"""What the transports over UCX have in common: its environment, addresses, and how a way to a peer ends."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Final
+
+from kv_transfer.errors import PeerUnreachable
+from kv_transfer.ticket import Peer
+
+__all__ = ["SETTLE_S", "Link", "configure", "pack_metadata", "unpack_metadata"]
+
+SETTLE_S: Final = 1.0
+"""How long a broken link is polled before its end is reported: bytes that the kernels hold for it are
+still delivered meanwhile, and land in pages that nobody reuses yet."""
+
+
+@dataclass(slots=True, eq=False)
+class Link:
+    """The way to one peer. A broken one is never mended, but buried and then replaced by a new one."""
+
+    name: str
+    broken: str = ""
+    """Why nothing can be started on it any more."""
+    broken_at: float = 0.0
+    peer_is_gone: bool = False
+
+    def break_off(self, reason: str, now: float) -> None:
+        """Of several reasons the first counts."""
+        if not self.broken:
+            self.broken, self.broken_at = reason, now
+
+    def bereave(self, now: float) -> None:
+        """The peer's process is gone. What it had sent may still be on its way, so settling starts anew."""
+        self.break_off("its process is gone", now)
+        self.peer_is_gone, self.broken_at = True, now
+
+    def has_settled(self, now: float) -> bool:
+        return bool(self.broken) and now >= self.broken_at + SETTLE_S
+
+    def require_whole(self) -> None:
+        if self.broken:
+            raise PeerUnreachable(f"lost {self.name}: {self.broken}")
+
+
+def configure(host: str) -> None:
+    """Sets what UCX and NIXL read when they load, except where the user has set it."""
+    # Their errors reach us as exceptions; on a terminal they would only alarm about peers that left.
+    os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")
+    os.environ.setdefault("UCX_LOG_LEVEL", "fatal")
+    if host == "127.0.0.1":
+        os.environ.setdefault("UCX_NET_DEVICES", "lo")  # or UCX stripes over every interface
+
+
+def pack_metadata(lifeline: tuple[str, int], address: bytes) -> bytes:
+    host, port = lifeline
+    return f"{host} {port}\n".encode() + address
+
+
+def unpack_metadata(peer: Peer) -> tuple[tuple[str, int], bytes]:
+    """The peer's lifeline and its address in UCX. Raises PeerUnreachable."""
+    lifeline, _, address = peer.metadata.partition(b"\n")
+    try:
+        host, port = lifeline.decode().split()
+        return (host, int(port)), address
+    except ValueError as error:
+        raise PeerUnreachable(f"{peer.name} uses another transport than this worker") from error
