@@ -1,0 +1,1 @@
+"""The shell that every worker has, whatever its role: engine thread, gRPC service, metrics."""

@@ -1,0 +1,46 @@
+"""What a worker is told at its start; complete and validated by the router."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from engine.config import EngineConfig
+
+__all__ = ["WorkerConfig", "WorkerRole"]
+
+
+class WorkerRole(Enum):
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig:
+    worker_id: str
+    """Unique in the cluster and stable over restarts, such as "decode-0"."""
+    role: WorkerRole
+    model: str
+    """Name of the model, for Describe; the weights are where `engine.model_path` says."""
+    engine: EngineConfig
+    transport: str | None = None
+    """"nixl", "ucxx" or "loopback"; None in mixed mode, where nobody hands KV over."""
+    host: str = "127.0.0.1"
+    """Where this worker listens, and where routers and other workers reach it. Empty: the address that
+    Ray knows the worker's node by, which only the worker can tell."""
+    network: str | None = None
+    """Such as "10.1.0.0/16": the worker listens on its own address there, instead of on `host`."""
+    router_certificate: bytes | None = None
+    """PEM. Only the holder of its key is served. None: whoever comes is, and that is on loopback only."""
+    handoff_timeout_s: float = 60.0
+    """How long a handoff may make no progress; then a prefill worker gives its KV up."""
+    step_timeout_s: float = 300.0
+    """An engine that is at one step for longer hangs, and ends its worker."""
+
+    def __post_init__(self) -> None:
+        if self.role is WorkerRole.PREFILL and self.transport is None:
+            raise ValueError(f"{self.worker_id}: a prefill worker needs a transport to hand its KV over")
+
+    @property
+    def mode(self) -> str:
+        return "mixed" if self.transport is None else "disagg"

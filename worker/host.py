@@ -1,0 +1,194 @@
+"""One worker: the engine thread, the transfer thread, the gRPC server and the metrics endpoint.
+
+Knows nothing of Ray: the actors are thin, and tests run hosts in their own process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+from collections.abc import Callable
+from concurrent.futures import TimeoutError as NoAnswer
+from contextlib import ExitStack
+from functools import partial
+
+import grpc
+from prometheus_client import start_http_server
+
+from engine.engine import Engine
+from engine.garbage import calm_collector
+from engine.progress import Progress, silent
+from engine.runner import ModelRunner
+from rpc.baton.v1 import worker_pb2, worker_pb2_grpc
+from rpc.server import GrpcServer
+from rpc.tls import Identity
+from worker.assembly import Assemble, Assembled, Parts
+from worker.config import WorkerConfig, WorkerRole
+from worker.convert import peer_to_proto
+from worker.engine_loop import EngineDied, EngineLoop
+from worker.metrics import WorkerMetrics
+from worker.network import is_loopback
+from worker.service import WorkerService
+from worker.watchdog import Watchdog
+
+__all__ = ["WorkerHost"]
+
+log = logging.getLogger(__name__)
+
+_SERVICE = "baton.v1.Worker"
+_SCRAPE_PATIENCE_S = 2.0
+
+
+class WorkerHost:
+    """`start`, serve, `stop`; once each. All methods belong to one asyncio loop."""
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        assemble: Assemble,
+        *,
+        on_death: Callable[[EngineDied], None],
+        progress: Progress = silent,
+    ) -> None:
+        """`on_death`: the engine failed and the worker is of no use any more. It should end, and be started
+        anew; called on the asyncio loop, after health and the open sessions have said so. Raises ValueError
+        for a worker that other machines could reach and that asks nobody for a certificate.
+        """
+        self.config = config
+        self.address = ""
+        """host:port of the gRPC server, once started."""
+        if config.router_certificate is None and not is_loopback(config.host):
+            raise ValueError(f"{config.worker_id} would serve whoever reaches {config.host}")
+        self._identity = Identity.draw() if config.router_certificate is not None else None
+        self._assemble = assemble
+        self._on_death = on_death
+        self._progress = progress
+        self._running = ExitStack()
+        """Undoes what `start` did, last first."""
+
+    @property
+    def certificate(self) -> bytes | None:
+        """PEM: by it the router knows this incarnation. None: it serves in plaintext."""
+        return None if self._identity is None else self._identity.certificate
+
+    async def start(self) -> worker_pb2.WorkerInfo:
+        """Loads the model and serves. Raises what loading raises; then nothing is left running."""
+        self._asyncio = asyncio.get_running_loop()
+        try:
+            self._parts, self._assembled = await asyncio.to_thread(self._build)
+            calm_collector()
+            info = self._run_threads()
+            await self._serve(info)
+        except BaseException:
+            await asyncio.to_thread(self._running.close)
+            raise
+        self._parts.metrics.ready.set(1)
+        log.info("%s serves on %s", self.config.worker_id, self.address)
+        return info
+
+    async def stop(self) -> None:
+        """Ends every session and every thread. Requests still here are aborted; see Drain for manners."""
+        await self._server.stop()
+        await asyncio.to_thread(self._running.close)
+
+    def _build(self) -> tuple[Parts, Assembled]:
+        config = self.config
+        engine = Engine(config.engine, runner=ModelRunner(config.engine, self._progress))
+        parts = Parts(
+            config=config,
+            epoch=secrets.randbits(64),
+            engine=engine,
+            metrics=WorkerMetrics(config.role.value, config.mode, config.worker_id),
+        )
+        self._running.callback(engine.close)
+        assembled = self._assemble(parts)
+        engine.hooks = assembled.role
+        return parts, assembled
+
+    def _run_threads(self) -> worker_pb2.WorkerInfo:
+        parts, transfer = self._parts, self._assembled.transfer
+        loop = EngineLoop(
+            parts.engine,
+            self._assembled.role,
+            parts.inbox,
+            parts.outbox,
+            parts.metrics,
+            clock=parts.clock,
+            on_death=self._on_engine_death,
+        )
+        if transfer is not None:
+            transfer.start()
+            self._running.callback(transfer.stop)
+        loop.start()
+        self._running.callback(loop.stop)
+        watchdog = Watchdog(loop, self.config.step_timeout_s, self._on_engine_death)
+        watchdog.start()
+        self._running.callback(watchdog.stop)
+        server, thread = start_http_server(0, addr=self.config.host, registry=parts.metrics.registry)
+        self._running.callback(thread.join)
+        self._running.callback(server.server_close)
+        self._running.callback(server.shutdown)
+        parts.metrics.watch(self._stats)
+        return self._describe(metrics_port=server.server_port)
+
+    async def _serve(self, info: worker_pb2.WorkerInfo) -> None:
+        service = WorkerService(self._parts.inbox, self._assembled.role, info)
+        self._server = GrpcServer(_SERVICE, partial(_register, service))
+        port = await self._server.start(self.config.host, credentials=self._credentials())
+        self.address = f"{self.config.host}:{port}"
+        await self._server.set_serving(True)
+
+    def _credentials(self) -> grpc.ServerCredentials | None:
+        router = self.config.router_certificate
+        return None if self._identity is None or router is None else self._identity.serve(router)
+
+    def _on_engine_death(self, death: EngineDied) -> None:
+        """On the engine thread, or the watchdog's."""
+        self._parts.metrics.ready.set(0)
+        asyncio.run_coroutine_threadsafe(self._say_farewell(death), self._asyncio)
+
+    async def _say_farewell(self, death: EngineDied) -> None:
+        await self._server.set_serving(False)
+        self._on_death(death)
+
+    def _stats(self) -> worker_pb2.WorkerStats | None:
+        """For a scrape, on its own thread."""
+        try:
+            return self._parts.inbox.ask(self._assembled.role.stats).result(_SCRAPE_PATIENCE_S)
+        except (EngineDied, NoAnswer):
+            return None
+
+    def _describe(self, metrics_port: int) -> worker_pb2.WorkerInfo:
+        config, engine, transfer = self.config, self._parts.engine, self._assembled.transfer
+        info = worker_pb2.WorkerInfo(
+            worker_id=config.worker_id,
+            role=_ROLES[config.role],
+            epoch=self._parts.epoch,
+            model=config.model,
+            page_size=config.engine.page_size,
+            num_pages=engine.kv.pool.num_pages,
+            max_model_len=engine.max_tokens,
+            device=config.engine.device,
+            dtype=config.engine.dtype,
+            transport=config.transport or "",
+            chunked_prefill_size=config.engine.chunk_budget or 0,
+            max_running_requests=config.engine.max_running_requests,
+            pid=os.getpid(),
+            metrics_address=f"{config.host}:{metrics_port}",
+        )
+        if transfer is not None:
+            info.peer.CopyFrom(peer_to_proto(transfer.peer))
+            info.layout_hash = transfer.peer.layout_hash
+        return info
+
+
+def _register(service: WorkerService, server: grpc.aio.Server) -> None:
+    worker_pb2_grpc.add_WorkerServicer_to_server(service, server)  # type: ignore[no-untyped-call]
+
+
+_ROLES = {
+    WorkerRole.PREFILL: worker_pb2.ROLE_PREFILL,
+    WorkerRole.DECODE: worker_pb2.ROLE_DECODE,
+}

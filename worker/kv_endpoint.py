@@ -1,0 +1,94 @@
+"""The engine's KV pool as the transfer side sees it: plain memory with a layout, behind a transport."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from engine.kv_pool import KVPool
+from engine.runner import ModelRunner
+from kv_transfer import KVLayout, PoolMemory
+from kv_transfer.transports import LoopbackTransport, Transport
+from worker.assembly import Parts
+
+__all__ = ["KVEndpoint", "UnknownTransport", "open_endpoint"]
+
+
+class UnknownTransport(ValueError):
+    """The configuration names a transport that this build does not have."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVEndpoint:
+    transport: Transport
+    memory: PoolMemory
+    layout: KVLayout
+    epoch: int
+
+
+def open_endpoint(parts: Parts) -> KVEndpoint:
+    """Registers the pool with the configured transport, under a name that is this incarnation's own.
+
+    Raises UnknownTransport, and what the transport raises where it cannot work.
+    """
+    config, runner = parts.config, parts.engine.runner
+    memory = _memory(runner.kv)
+    open_transport = _TRANSPORTS.get(config.transport or "")
+    if open_transport is None:
+        raise UnknownTransport(f"--kv-transport {config.transport}: use one of {', '.join(_TRANSPORTS)}")
+    name = f"{config.worker_id}-{parts.epoch:016x}"
+    return KVEndpoint(
+        open_transport(name, memory, config.host), memory, _layout(config.model, runner), parts.epoch
+    )
+
+
+def _layout(model: str, runner: ModelRunner) -> KVLayout:
+    spec, pool = runner.spec, runner.kv
+    return KVLayout(
+        model=model,
+        dtype=str(pool.tensor.dtype).removeprefix("torch."),
+        num_layers=spec.num_layers,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        page_size=pool.page_size,
+    )
+
+
+def _memory(pool: KVPool) -> PoolMemory:
+    view = None
+    if pool.tensor.device.type == "cpu":
+        view = pool.tensor.view(torch.uint8).reshape(-1).numpy().data
+    return PoolMemory(
+        address=pool.data_ptr,
+        page_bytes=pool.page_bytes,
+        num_pages=pool.num_pages,
+        device=str(pool.tensor.device),
+        view=view,
+    )
+
+
+def _nixl(name: str, memory: PoolMemory, host: str) -> Transport:
+    # Imported where it is used: it loads UCX, which a loopback test need not wait for.
+    from kv_transfer.transports.nixl import NixlTransport
+
+    return NixlTransport(name, memory, host=host)
+
+
+def _ucxx(name: str, memory: PoolMemory, host: str) -> Transport:
+    from kv_transfer.transports.ucxx import UcxxTransport
+
+    return UcxxTransport(name, memory, host=host)
+
+
+def _loopback(name: str, memory: PoolMemory, host: str) -> Transport:
+    return LoopbackTransport(name, memory)
+
+
+_TRANSPORTS: Final[dict[str, Callable[[str, PoolMemory, str], Transport]]] = {
+    "nixl": _nixl,
+    "ucxx": _ucxx,
+    "loopback": _loopback,
+}

@@ -1,0 +1,130 @@
+"""A worker's Prometheus metrics, in base units."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from rpc.baton.v1 import worker_pb2
+
+__all__ = ["Outcome", "WorkerMetrics"]
+
+_STEP_BUCKETS: Final = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+_WAIT_BUCKETS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_LABELS: Final = ("role", "mode", "worker")
+
+
+class Outcome(Enum):
+    """How a request ended at a worker."""
+
+    FINISHED = "finished"
+    HANDED_OVER = "handed_over"
+    ABORTED = "aborted"
+    FAILED = "failed"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    role: str
+    mode: str
+    worker: str
+
+    def values(self) -> tuple[str, str, str]:
+        return self.role, self.mode, self.worker
+
+
+class WorkerMetrics:
+    """What happens is counted as it happens; what is, is asked when somebody scrapes (`watch`)."""
+
+    def __init__(self, role: str, mode: str, worker: str) -> None:
+        self.registry = CollectorRegistry()
+        self._labels = Labels(role, mode, worker)
+        requests = Counter(
+            "baton_worker_requests", "Requests that ended here", (*_LABELS, "outcome"), registry=self.registry
+        )
+        self._requests = {o: requests.labels(*self._labels.values(), o.value) for o in Outcome}
+        self.ready = self._gauge("baton_worker_ready", "1 while the engine runs")
+        self.step_seconds = self._histogram("baton_step_seconds", "Duration of an engine step", _STEP_BUCKETS)
+        self.queue_seconds = self._histogram(
+            "baton_worker_queue_seconds", "Wait from arrival at the worker to the first chunk", _WAIT_BUCKETS
+        )
+        self.reserve_seconds = self._histogram(
+            "baton_reserve_seconds", "Wait of a handoff for free pages", _WAIT_BUCKETS
+        )
+        self.transfer_seconds = self._histogram(
+            "baton_transfer_seconds", "From the reservation to the last page", _WAIT_BUCKETS
+        )
+        self.transfer_exposed_seconds = self._histogram(
+            "baton_transfer_exposed_seconds",
+            "From the sender's last computed token to the last page: what overlap could not hide",
+            _WAIT_BUCKETS,
+        )
+        self.transfer_bytes = self._counter("baton_transfer_bytes", "KV bytes handed over")
+        self.transfer_failures = self._counter("baton_transfer_failures", "Handoffs that failed")
+
+    def ended(self, outcome: Outcome) -> None:
+        self._requests[outcome].inc()
+
+    def watch(self, stats: Callable[[], worker_pb2.WorkerStats | None]) -> None:
+        """Export what `stats` says at every scrape; None (the engine does not answer) exports nothing."""
+        self.registry.register(_StatsCollector(stats, self._labels))
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(name, text, _LABELS, registry=self.registry).labels(*self._labels.values())
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(name, text, _LABELS, registry=self.registry).labels(*self._labels.values())
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        family = Histogram(name, text, _LABELS, buckets=buckets, registry=self.registry)
+        return family.labels(*self._labels.values())
+
+
+class _StatsCollector(Collector):
+    def __init__(self, stats: Callable[[], worker_pb2.WorkerStats | None], labels: Labels) -> None:
+        self._stats = stats
+        self._labels = labels
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: registering must not wait for an engine that has not started."""
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        stats = self._stats()
+        if stats is None:
+            return
+        labels = self._labels.values()
+        pages = GaugeMetricFamily(
+            "baton_kv_pages", "Pages of the KV pool by state", labels=(*_LABELS, "state")
+        )
+        for state in ("free", "held", "cached", "in_flight", "quarantined"):
+            pages.add_metric((*labels, state), getattr(stats.pages, state))
+        yield pages
+        gauges = (
+            ("baton_waiting_requests", "Requests queued at the worker", stats.load.waiting),
+            ("baton_running_requests", "Requests being computed", stats.load.running),
+            ("baton_waiting_tokens", "Prompt tokens not computed yet", stats.load.waiting_tokens),
+        )
+        for name, text, value in gauges:
+            gauge = GaugeMetricFamily(name, text, labels=_LABELS)
+            gauge.add_metric(labels, value)
+            yield gauge
+        counters = (
+            ("baton_steps", "Engine steps", stats.steps),
+            ("baton_preemptions", "Requests that gave their pages back to start over", stats.preemptions),
+            ("baton_computed_prompt_tokens", "Prompt tokens computed", stats.prompt_tokens),
+            ("baton_generated_tokens", "Tokens sampled", stats.generated_tokens),
+            ("baton_cache_hit_tokens", "Prompt tokens found in the prefix cache", stats.cache_hit_tokens),
+            ("baton_unexpected_messages", "Late or duplicate handoff messages", stats.unexpected_messages),
+        )
+        for name, text, value in counters:
+            counter = CounterMetricFamily(name, text, labels=_LABELS)
+            counter.add_metric(labels, value)
+            yield counter

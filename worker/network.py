@@ -1,0 +1,36 @@
+"""Which of a machine's addresses a worker listens on."""
+
+from __future__ import annotations
+
+import socket
+from ipaddress import ip_address, ip_network
+
+__all__ = ["NoAddress", "is_loopback", "own_address"]
+
+
+class NoAddress(OSError):
+    """This machine is not part of the network; the message says which."""
+
+
+def own_address(network: str) -> str:
+    """This machine's address in `network`, such as "10.1.0.0/16". Raises NoAddress."""
+    wanted = ip_network(network)
+    family = socket.AF_INET if wanted.version == 4 else socket.AF_INET6
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            # Sends nothing: the kernel looks up which address it would send from.
+            probe.connect((str(next(iter(wanted.hosts()))), 9))
+        except OSError as error:
+            raise NoAddress(f"this machine has no way into {network}: {error.strerror}") from None
+        address: str = probe.getsockname()[0]
+    if ip_address(address) not in wanted:
+        raise NoAddress(f"this machine has no address in {network}; towards it, it is {address}")
+    return address
+
+
+def is_loopback(host: str) -> bool:
+    """A name other than localhost might be anybody's, and counts as none."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,109 @@
+"""What the engine thread has to report: one EventBatch a step for each session, and no more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.request import RequestId, TokenId
+from rpc.baton.v1 import sampling_pb2, worker_pb2
+from worker.jobs import Job
+from worker.session import RouterSession
+
+__all__ = ["Outbox"]
+
+
+class Outbox:
+    """Collects events by session until `flush`. Belongs to the engine thread."""
+
+    def __init__(self) -> None:
+        self._sessions: set[RouterSession] = set()
+        self._batches: dict[RouterSession, worker_pb2.EventBatch] = {}
+        self._load = worker_pb2.Load()
+        self._step = 0
+
+    def open(self, session: RouterSession) -> None:
+        """From now on `session` hears of this worker's load; at once for the first time."""
+        self._sessions.add(session)
+        self._batch(session)
+
+    def close(self, session: RouterSession) -> None:
+        self._sessions.discard(session)
+        self._batches.pop(session, None)
+
+    def fail(self, reason: str) -> None:
+        """End every session: the worker cannot go on."""
+        for session in self._sessions:
+            session.fail(reason)
+        self._sessions.clear()
+        self._batches.clear()
+
+    def report_load(self, load: worker_pb2.Load) -> None:
+        """Goes along with every batch; a session without events is told when it has changed."""
+        if load != self._load:
+            self._load = load
+            for session in self._sessions:
+                self._batch(session)
+
+    def flush(self, step: int) -> None:
+        """Send what there is, as of `step`."""
+        self._step = step
+        self.flush_early()
+
+    def flush_early(self) -> None:
+        """Send what there is in the middle of a step: what cannot wait for its end."""
+        for session, batch in self._batches.items():
+            batch.step = self._step
+            batch.load.CopyFrom(self._load)
+            session.send(batch)
+        self._batches.clear()
+
+    def token(
+        self,
+        job: Job,
+        token: TokenId,
+        *,
+        logprobs: sampling_pb2.TokenLogprobs | None,
+        finish: sampling_pb2.FinishReason,
+        stop_token: TokenId | None,
+        cached_tokens: int,
+    ) -> None:
+        self._batch(job.session).tokens.add(
+            request_id=job.id,
+            ids=(token,),
+            logprobs=() if logprobs is None else (logprobs,),
+            finish=finish,
+            stop_token=stop_token,
+            cached_tokens=cached_tokens,
+        )
+
+    def started(self, job: Job, queued_s: float) -> None:
+        self._batch(job.session).started.add(
+            request_id=job.id, cached_tokens=job.request.num_cached, queued_s=queued_s
+        )
+
+    def reserved(self, job: Job, ticket: worker_pb2.Ticket, waited_s: float) -> None:
+        self._batch(job.session).reserved.add(request_id=job.id, ticket=ticket, waited_s=waited_s)
+
+    def handed_over(
+        self, job: Job, num_bytes: int, chunks: Sequence[worker_pb2.Span], pushes: Sequence[worker_pb2.Span]
+    ) -> None:
+        self._batch(job.session).handed_over.add(
+            request_id=job.id, bytes=num_bytes, chunks=chunks, pushes=pushes
+        )
+
+    def arrived(self, job: Job, transfer_s: float, exposed_s: float) -> None:
+        self._batch(job.session).arrived.add(request_id=job.id, transfer_s=transfer_s, exposed_s=exposed_s)
+
+    def failed(
+        self, session: RouterSession, request_id: RequestId, code: worker_pb2.FailureCode, message: str
+    ) -> None:
+        self._batch(session).failed.add(request_id=request_id, code=code, message=message)
+
+    def _batch(self, session: RouterSession) -> worker_pb2.EventBatch:
+        """The batch being filled; one that nobody reads any more if the session has ended."""
+        batch = self._batches.get(session)
+        if batch is None:
+            batch = worker_pb2.EventBatch()
+            if session in self._sessions:
+                self._batches[session] = batch
+        return batch

@@ -1,0 +1,101 @@
+"""The gRPC face of a worker: `baton.v1.Worker`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, Final, TypeAlias, TypeVar
+
+import grpc
+
+from rpc.baton.v1 import worker_pb2, worker_pb2_grpc
+from worker.engine_loop import EngineDied
+from worker.inbox import Inbox
+from worker.role import Role
+from worker.session import RouterSession, SessionBroken
+
+__all__ = ["WorkerService"]
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+
+_DRAIN_POLL_S: Final = 0.05
+
+
+class WorkerService(worker_pb2_grpc.WorkerServicer):
+    """Translates calls into messages to the engine thread; decides nothing itself."""
+
+    def __init__(self, inbox: Inbox, role: Role, info: worker_pb2.WorkerInfo) -> None:
+        self._inbox = inbox
+        self._role = role
+        self._info = info
+
+    async def Session(  # noqa: N802
+        self, request_iterator: AsyncIterator[worker_pb2.Command], context: Context
+    ) -> None:
+        """Ends when the router hangs up, which aborts all requests that came over it.
+
+        The stream lives from the first moment, also when the engine is in the middle of a long step.
+        """
+        session = RouterSession()
+        try:
+            opened = self._inbox.ask(lambda: self._role.open(session))
+            opened.add_done_callback(partial(_fail_with, session))
+            reader = asyncio.create_task(self._read(request_iterator, session))
+            try:
+                async for batch in session.batches():
+                    await context.write(batch)
+            except SessionBroken as error:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+            finally:
+                reader.cancel()
+        finally:
+            self._inbox.post(self._role.close, session)
+
+    async def Describe(  # noqa: N802
+        self, request: worker_pb2.DescribeRequest, context: Context
+    ) -> worker_pb2.WorkerInfo:
+        return self._info
+
+    async def GetStats(  # noqa: N802
+        self, request: worker_pb2.GetStatsRequest, context: Context
+    ) -> worker_pb2.WorkerStats:
+        """Answered between two steps, after every command that was sent before."""
+        return await self._ask_engine(self._role.stats, context)
+
+    async def Drain(  # noqa: N802
+        self, request: worker_pb2.DrainRequest, context: Context
+    ) -> worker_pb2.DrainResponse:
+        """Answers when nothing is left to do, or after the timeout with the number of requests left."""
+        log.info("draining for up to %.0f s", request.timeout_s)
+        give_up = time.monotonic() + request.timeout_s
+        while left := await self._ask_engine(self._role.drain, context):
+            if time.monotonic() >= give_up:
+                break
+            await asyncio.sleep(_DRAIN_POLL_S)
+        return worker_pb2.DrainResponse(unfinished=left)
+
+    async def _read(self, commands: AsyncIterator[worker_pb2.Command], session: RouterSession) -> None:
+        try:
+            async for command in commands:
+                self._inbox.post(self._role.handle, session, command)
+        finally:
+            session.close()
+
+    async def _ask_engine(self, question: Callable[[], T], context: Context) -> T:
+        try:
+            return await asyncio.wrap_future(self._inbox.ask(question))
+        except EngineDied as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+            raise
+
+
+def _fail_with(session: RouterSession, opened: Future[None]) -> None:
+    if not opened.cancelled() and (error := opened.exception()) is not None:
+        session.fail(str(error))
