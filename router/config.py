@@ -1,0 +1,319 @@
+"""What the `router` command was asked to do: every setting once, with its flag, its help and its default.
+
+The command line, the YAML file and `--help` are all derived from the fields of `RouterConfig`, so a new
+setting is one line here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from enum import Enum
+from types import NoneType
+from typing import Annotated, Any, Final, get_args, get_type_hints
+
+__all__ = [
+    "SETTINGS",
+    "Device",
+    "Dtype",
+    "LogLevel",
+    "Mode",
+    "RouterConfig",
+    "Routing",
+    "Setting",
+    "Transport",
+    "flag_name",
+]
+
+
+class Mode(Enum):
+    MIXED = "mixed"
+    """Every worker prefills in chunks and decodes."""
+    DISAGG = "disagg"
+    """Prefill workers read prompts and hand their KV to decode workers."""
+
+
+class Device(Enum):
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class Dtype(Enum):
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
+class Transport(Enum):
+    NIXL = "nixl"
+    UCXX = "ucxx"
+    LOOPBACK = "loopback"
+
+
+class Routing(Enum):
+    """How the router picks among workers of one role."""
+
+    ROUND_ROBIN = "round-robin"
+    LEAST_LOADED = "least-loaded"
+
+
+class LogLevel(Enum):
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """How a setting is explained to the user."""
+
+    group: str
+    help: str
+    metavar: str | None = None
+
+
+_WHAT = "what to serve"
+_WORKERS = "workers"
+_DOORS = "front doors"
+_SECURITY = "access and limits"
+_MEMORY = "model and memory"
+_BATCHING = "batching"
+_HANDOFF = "handoff of KV (--mode disagg)"
+_ROUTING = "routing and failover"
+_PRESSURE = "backpressure (429, RESOURCE_EXHAUSTED)"
+_OPERATION = "operation"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterConfig:
+    model: Annotated[
+        str, Option(_WHAT, "alias (smollm2), Hugging Face folder, .gguf file, or hub id", "MODEL")
+    ] = ""
+    served_model_name: Annotated[
+        str | None, Option(_WHAT, "the name clients ask for (default: the model's own)", "NAME")
+    ] = None
+    mode: Annotated[
+        Mode, Option(_WHAT, "mixed: workers prefill and decode; disagg: separate workers for each")
+    ] = Mode.MIXED
+
+    prefill_workers: Annotated[
+        int | None, Option(_WORKERS, "prefill workers; only with --mode disagg (default there: 1)", "N")
+    ] = None
+    decode_workers: Annotated[
+        int, Option(_WORKERS, "decode workers; in mixed mode they prefill too", "N")
+    ] = 1
+    ray_address: Annotated[
+        str | None,
+        Option(
+            _WORKERS, "a running Ray cluster, as host:port or 'auto' (default: start a local Ray)", "ADDRESS"
+        ),
+    ] = None
+    worker_cpus: Annotated[
+        int | None,
+        Option(
+            _WORKERS,
+            "CPU cores set aside for a worker (default: on --device cpu a fair share of the machine)",
+            "N",
+        ),
+    ] = None
+    worker_network: Annotated[
+        str | None,
+        Option(
+            _WORKERS,
+            "workers listen on their address in this network only (default: 127.0.0.1; on a Ray cluster, the"
+            " address of the worker's node)",
+            "CIDR",
+        ),
+    ] = None
+    startup_timeout: Annotated[
+        float, Option(_WORKERS, "seconds within which every worker must be ready", "SECONDS")
+    ] = 900.0
+
+    host: Annotated[str, Option(_DOORS, "address to listen on; 0.0.0.0 for every interface", "HOST")] = (
+        "127.0.0.1"
+    )
+    http_port: Annotated[int, Option(_DOORS, "OpenAI-compatible HTTP; 0 picks a free port", "PORT")] = 30000
+    grpc_port: Annotated[int, Option(_DOORS, "gRPC service baton.v1.Router; 0 picks a free port", "PORT")] = (
+        50051
+    )
+
+    api_key_file: Annotated[
+        str | None,
+        Option(_SECURITY, "API keys, one a line: only who brings one is let in (default: everybody)", "FILE"),
+    ] = None
+    max_requests_per_key: Annotated[
+        int | None, Option(_SECURITY, "requests of one API key at a time (default: no limit)", "N")
+    ] = None
+    tls_cert: Annotated[
+        str | None,
+        Option(_SECURITY, "certificate chain of both front doors, PEM (default: no encryption)", "FILE"),
+    ] = None
+    tls_key: Annotated[str | None, Option(_SECURITY, "its key, PEM, without a passphrase", "FILE")] = None
+    max_body_bytes: Annotated[int, Option(_SECURITY, "largest request", "BYTES")] = 4 << 20
+    max_prompt_tokens: Annotated[
+        int | None, Option(_SECURITY, "longest prompt (default: what the context holds)", "TOKENS")
+    ] = None
+    max_completions: Annotated[
+        int, Option(_SECURITY, "most answers to one request: its prompts times n", "N")
+    ] = 256
+    max_logprobs: Annotated[int, Option(_SECURITY, "most logprobs of alternatives, for each token", "N")] = 20
+
+    device: Annotated[Device, Option(_MEMORY, "auto: cuda where Ray sees GPUs, else cpu")] = Device.AUTO
+    dtype: Annotated[
+        Dtype,
+        Option(_MEMORY, "of weights and KV; auto: float32 on cpu, the checkpoint's 16-bit type on cuda"),
+    ] = Dtype.AUTO
+    load_format: Annotated[
+        str, Option(_MEMORY, "auto, or dummy for random weights (benchmarks)", "FORMAT")
+    ] = "auto"
+    max_model_len: Annotated[
+        int | None,
+        Option(
+            _MEMORY, "longest prompt + output, in tokens (default: what model and KV pool allow)", "TOKENS"
+        ),
+    ] = None
+    page_size: Annotated[int, Option(_MEMORY, "tokens a page of the KV pool holds", "TOKENS")] = 16
+    kv_pool_tokens: Annotated[
+        int | None,
+        Option(_MEMORY, "size of a worker's KV pool (default: see --kv-memory-fraction)", "TOKENS"),
+    ] = None
+    kv_memory_fraction: Annotated[
+        float | None, Option(_MEMORY, "KV pool as a share of the memory left beside the weights", "0..1")
+    ] = None
+    disable_radix_cache: Annotated[bool, Option(_MEMORY, "do not reuse the KV of shared prefixes")] = False
+
+    chunked_prefill_size: Annotated[
+        int | None,
+        Option(
+            _BATCHING,
+            "most tokens a step computes; longer prompts are cut; -1: no chunking (default: by device)",
+            "TOKENS",
+        ),
+    ] = None
+    itl_target_ms: Annotated[
+        float | None,
+        Option(
+            _BATCHING,
+            "beside running answers, prompts are cut so that a step takes about so long;"
+            " 0: not at all (default: 20 on cuda, 0 on cpu)",
+            "MS",
+        ),
+    ] = None
+    max_running_requests: Annotated[int, Option(_BATCHING, "requests a worker computes at a time", "N")] = 256
+    max_queued_requests: Annotated[
+        int, Option(_BATCHING, "requests a worker holds waiting before it refuses more", "N")
+    ] = 4096
+
+    kv_transport: Annotated[
+        Transport,
+        Option(_HANDOFF, "nixl: one-sided UCX; ucxx: two-sided; loopback: within one process, for tests"),
+    ] = Transport.NIXL
+    handoff_timeout: Annotated[
+        float,
+        Option(
+            _HANDOFF,
+            "seconds without progress (a free page, a page that arrives) before a prompt is computed again",
+            "SECONDS",
+        ),
+    ] = 60.0
+
+    routing: Annotated[Routing, Option(_ROUTING, "how a worker is picked for a request")] = (
+        Routing.LEAST_LOADED
+    )
+    max_attempts: Annotated[int, Option(_ROUTING, "tries for a request whose worker fails", "N")] = 3
+    failover_timeout: Annotated[
+        float, Option(_ROUTING, "seconds such a request waits for a worker to come back", "SECONDS")
+    ] = 60.0
+
+    worker_timeout: Annotated[
+        float,
+        Option(_ROUTING, "seconds of silence after which a worker is lost; it speaks every 0.2", "SECONDS"),
+    ] = 1.0
+    step_timeout: Annotated[
+        float,
+        Option(_ROUTING, "seconds at one step after which an engine hangs, and is started anew", "SECONDS"),
+    ] = 300.0
+    canary_interval: Annotated[
+        float, Option(_ROUTING, "seconds unused, after which a worker is asked for two tokens", "SECONDS")
+    ] = 15.0
+    canary_timeout: Annotated[
+        float, Option(_ROUTING, "seconds that it has to answer; twice in vain, and it is not used", "SECONDS")
+    ] = 30.0
+
+    max_queued_tokens: Annotated[
+        int,
+        Option(
+            _PRESSURE, "prompt tokens waiting for their first token, beyond which more are refused", "TOKENS"
+        ),
+    ] = 4_000_000
+    max_queue_wait: Annotated[
+        float,
+        Option(
+            _PRESSURE,
+            "refuse a request that would wait so long, by the latest rate; or longer than its own timeout",
+            "SECONDS",
+        ),
+    ] = 300.0
+
+    drain_timeout: Annotated[
+        float, Option(_OPERATION, "seconds that running requests get to finish after SIGTERM", "SECONDS")
+    ] = 30.0
+    admin_port: Annotated[
+        int | None,
+        Option(
+            _OPERATION,
+            "on loopback, for `router workers`, `drain` and `restart`; 0 picks a free one"
+            " (default: --http-port + 1)",
+            "PORT",
+        ),
+    ] = None
+    log_level: Annotated[LogLevel, Option(_OPERATION, "how much to log; debug shows workers' output too")] = (
+        LogLevel.INFO
+    )
+
+    @property
+    def effective_admin_port(self) -> int:
+        if self.admin_port is None:
+            return self.http_port + 1 if self.http_port else 0
+        return self.admin_port
+
+    @property
+    def num_prefill_workers(self) -> int:
+        if self.mode is Mode.MIXED:
+            return 0
+        return 1 if self.prefill_workers is None else self.prefill_workers
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A field of RouterConfig, as flags and files see it."""
+
+    name: str
+    type: type
+    """The plain type: int for `int | None`."""
+    default: Any
+    option: Option
+
+    @property
+    def flag(self) -> str:
+        return flag_name(self.name)
+
+
+def flag_name(field_name: str) -> str:
+    """`--page-size` for `page_size`: how messages name a setting."""
+    return "--" + field_name.replace("_", "-")
+
+
+def _settings() -> dict[str, Setting]:
+    hints = get_type_hints(RouterConfig, include_extras=True)
+    settings = {}
+    for field in fields(RouterConfig):
+        hint, option = get_args(hints[field.name])
+        (plain,) = [kind for kind in get_args(hint) if kind is not NoneType] or [hint]
+        settings[field.name] = Setting(field.name, plain, field.default, option)
+    return settings
+
+
+SETTINGS: Final = _settings()

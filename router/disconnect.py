@@ -1,0 +1,43 @@
+"""A client that goes away ends the work done for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+from starlette.types import Receive
+
+__all__ = ["ClientGone", "ends_with_client"]
+
+
+class ClientGone(Exception):
+    """The client closed the connection; there is nobody to answer."""
+
+
+@asynccontextmanager
+async def ends_with_client(receive: Receive) -> AsyncGenerator[None, None]:
+    """Cancel the block when the client disconnects, and raise ClientGone outside of it.
+
+    The request's body must have been read: what comes after it can only be the disconnect.
+    """
+    work = asyncio.current_task()
+    assert work is not None, "only a task can be cancelled"
+    gone = False
+
+    async def watch() -> None:
+        nonlocal gone
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        gone = True
+        work.cancel()
+
+    watching = asyncio.create_task(watch())
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not gone or work.uncancel() > 0:
+            raise
+        raise ClientGone from None
+    finally:
+        watching.cancel()

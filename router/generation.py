@@ -1,0 +1,149 @@
+"""The core behind every front door: prompts in, text out."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from router.clients import CURRENT_CLIENT
+from router.completion import Completion
+from router.dispatch_api import Dispatcher
+from router.errors import InvalidRequest, NotFound, Unavailable
+from router.generation_request import Chat, GenerationRequest, Prompt
+from router.limits import Limits
+from router.run import Run, Running, SequencePlan
+from router.sampling_options import derive_seed
+from router.served_model import ServedModel
+from router.tokenizer import Tokenizer
+
+__all__ = ["Generation"]
+
+
+class Generation:
+    """Turns requests for text into sequences for the dispatcher, and tokens back into text."""
+
+    def __init__(
+        self,
+        model: ServedModel,
+        tokenizer: Tokenizer,
+        dispatcher: Dispatcher,
+        limits: Limits = Limits(),  # noqa: B008 (frozen)
+    ) -> None:
+        self.model: Final = model
+        self.tokenizer: Final = tokenizer
+        self._dispatcher: Final = dispatcher
+        self.limits: Final = limits
+        self._running: Running = {}
+        self.created: Final = int(time.time())
+        """Since when the model is served, as seconds of Unix time."""
+
+    def ready(self) -> bool:
+        return self._dispatcher.ready()
+
+    async def start(self, request: GenerationRequest) -> Run:
+        """Validate and tokenize; nothing reaches a worker before the run's chunks are asked for.
+
+        Raises InvalidRequest, NotFound or Overloaded.
+        """
+        CURRENT_CLIENT.get().require_room()  # also asked when the run begins; but why tokenize in vain?
+        model, options = self.model, request.options
+        if request.model not in ("", model.name):
+            raise NotFound(
+                f"The model {request.model[:100]!r} does not exist; this server has {model.name!r}.",
+                param="model",
+                code="model_not_found",
+            )
+        self._check_counts(request)
+        options.check(model.vocab_size)
+        sequences: list[SequencePlan] = []
+        for prompt in request.prompts:
+            await asyncio.sleep(0)  # between short prompts, which are tokenized at once, others get a turn
+            token_ids = await self._token_ids(prompt)
+            room = model.max_model_len - len(token_ids)
+            seed = options.seed if options.seed is not None else secrets.randbits(64)
+            for k in range(request.n):
+                sampling = options.resolve(room=room, seed=derive_seed(seed, k), vocab_size=model.vocab_size)
+                completion = Completion(
+                    len(sequences),
+                    self.tokenizer.detokenizer(token_ids),
+                    stops=options.stop,
+                    min_tokens=options.min_tokens,
+                )
+                sequences.append(SequencePlan(token_ids, sampling, completion))
+        return Run(model.name, request, sequences, self._dispatcher, self._running)
+
+    def abort(self, request_id: str) -> bool:
+        """End a running request, on the workers too. False if the client has none with this id."""
+        run = self._running.get((CURRENT_CLIENT.get(), request_id))
+        if run is None:
+            return False
+        run.abort()
+        return True
+
+    def fail_all(self) -> None:
+        """End every running request with Unavailable: the router stops and cannot wait for them."""
+        for run in list(self._running.values()):
+            run.fail(Unavailable("The server is shutting down."))
+
+    async def _token_ids(self, prompt: Prompt) -> Sequence[int]:
+        if isinstance(prompt, Chat):
+            if not prompt.messages:
+                raise InvalidRequest("The conversation is empty; it needs a message.", param="messages")
+            token_ids: Sequence[int] = await self.tokenizer.encode_chat(
+                prompt.messages, prompt.template_options
+            )
+            param = "messages"
+        else:
+            token_ids = await self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+            param = "prompt"
+        self._check_prompt(token_ids, param)
+        return token_ids
+
+    def _check_prompt(self, token_ids: Sequence[int], param: str) -> None:
+        model = self.model
+        if not token_ids:
+            raise InvalidRequest("The prompt is empty; it needs at least one token.", param=param)
+        if min(token_ids) < 0 or max(token_ids) >= model.vocab_size:
+            raise InvalidRequest(
+                f"The prompt has a token id out of range; this model's are 0 to {model.vocab_size - 1}.",
+                param=param,
+            )
+        limit = self.limits.max_prompt_tokens
+        if limit is not None and len(token_ids) > limit:
+            raise InvalidRequest(
+                f"The prompt has {len(token_ids)} tokens; this server takes at most {limit}.",
+                param=param,
+                code="context_length_exceeded",
+            )
+        if len(token_ids) >= model.max_model_len:
+            raise InvalidRequest(
+                f"The prompt has {len(token_ids)} tokens, but the context holds {model.max_model_len}, "
+                "and at least one is for the answer.",
+                param=param,
+                code="context_length_exceeded",
+            )
+
+    def _check_counts(self, request: GenerationRequest) -> None:
+        limits = self.limits
+        if not request.prompts:
+            raise InvalidRequest("There is no prompt.", param="prompt")
+        if request.n < 1:
+            raise InvalidRequest(f"n must be at least 1, not {request.n}.", param="n")
+        if len(request.prompts) * request.n > limits.max_completions:
+            raise InvalidRequest(
+                f"The request asks for {len(request.prompts) * request.n} completions; "
+                f"at most {limits.max_completions} are possible.",
+                param="n",
+            )
+        if (request.options.logprobs or 0) > limits.max_logprobs:
+            raise InvalidRequest(
+                f"logprobs may be at most {limits.max_logprobs} here, not {request.options.logprobs}.",
+                param="logprobs",
+            )
+        if not request.timeout_s >= 0.0:
+            raise InvalidRequest(f"timeout must not be negative: {request.timeout_s}.", param="timeout")
+        if not -(1 << 31) <= request.priority < 1 << 31:
+            raise InvalidRequest("priority must fit into 32 bits.", param="priority")

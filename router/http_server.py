@@ -1,0 +1,155 @@
+"""Runs the HTTP front door inside the caller's event loop.
+
+```
+tokenizer = Tokenizer.load(model.path, vocab_size=model.vocab_size)      # blocking; 0.1 to 1 s
+generation = Generation(model, tokenizer, dispatcher)
+http = HttpServer(generation, HttpConfig(host="0.0.0.0", port=30000), metrics=registry)
+await http.start()              # OSError: the port is taken
+...
+await http.stop(grace_s=30)     # refuses new connections, lets running requests finish
+```
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import uvicorn
+from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
+
+from router.api_keys import ApiKeys
+from router.generation import Generation
+from router.http_app import build_app
+from router.http_protocol import BoundedProtocol
+from rpc.tls import TlsFiles
+
+__all__ = ["HttpConfig", "HttpServer", "QuietServer", "listen"]
+
+_BACKLOG: Final = 2048
+_UNWIND_S: Final = 2.0
+"""For requests to tell their clients that they were ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpConfig:
+    host: str = "127.0.0.1"
+    port: int = 30000
+    """0: one that is free; see HttpServer.port."""
+    max_body_bytes: int = 4 << 20
+    """Larger requests get 413 without being read into memory."""
+    tls: TlsFiles | None = None
+    """None: plaintext."""
+    keys: ApiKeys | None = None
+    """Whom to let in; None: everybody."""
+
+
+class HttpServer:
+    """OpenAI's API over `generation`. Signals are the caller's business: none is caught here."""
+
+    def __init__(
+        self,
+        generation: Generation,
+        config: HttpConfig,
+        *,
+        metrics: CollectorRegistry,
+        worker_targets: Callable[[], Sequence[str]] = tuple,
+    ) -> None:
+        """`metrics` is served at /metrics; `worker_targets()`, the workers' own endpoints, at /sd/workers.
+
+        `worker_targets()` returns host:port of each.
+        """
+        self._config = config
+        self._generation = generation
+        app = build_app(
+            generation,
+            metrics=metrics,
+            worker_targets=worker_targets,
+            max_body_bytes=config.max_body_bytes,
+            keys=config.keys,
+        )
+        self._server = QuietServer(app, config.tls)
+        self._serving: asyncio.Task[None] | None = None
+        self.port = 0
+        """The port it listens on, once started."""
+
+    async def start(self) -> None:
+        """Return when connections are accepted. Raises OSError when the address cannot be bound."""
+        listener = listen(self._config.host, self._config.port)
+        self.port = listener.getsockname()[1]
+        self._serving = asyncio.create_task(self._server.serve(sockets=[listener]), name="http-server")
+        started = asyncio.create_task(self._server.accepting.wait())
+        await asyncio.wait({self._serving, started}, return_when=asyncio.FIRST_COMPLETED)
+        if self._serving.done():
+            started.cancel()
+            await self._serving
+
+    async def stop(self, grace_s: float) -> None:
+        """Refuse new connections, give running requests `grace_s`, then end them with an error."""
+        if self._serving is None:
+            return
+        self._server.should_exit = True
+        if not await _done_within(self._serving, grace_s):
+            self._generation.fail_all()
+            if not await _done_within(self._serving, _UNWIND_S):
+                self._server.drop_connections()
+        await self._serving
+
+
+class QuietServer(uvicorn.Server):
+    """uvicorn, minus its signal handlers, plus an event that says when it accepts connections."""
+
+    def __init__(self, app: Starlette, tls: TlsFiles | None = None) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=BoundedProtocol,
+                loop="none",
+                lifespan="off",
+                ws="none",
+                access_log=False,
+                log_config=None,
+                server_header=False,
+                proxy_headers=False,
+                backlog=_BACKLOG,
+                ssl_context_factory=None if tls is None else lambda _config, _default: tls.context(),
+            )
+        )
+        self.accepting = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.accepting.set()
+
+    def drop_connections(self) -> None:
+        """Unblock what waits for clients that do not read."""
+        for connection in self.server_state.connections:
+            if connection.transport is not None:
+                connection.transport.abort()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+async def _done_within(task: asyncio.Task[None], seconds: float) -> bool:
+    done, _ = await asyncio.wait({task}, timeout=seconds)
+    return bool(done)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A bound socket; before uvicorn sees it, for uvicorn exits the process when binding fails."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except OSError:
+        listener.close()
+        raise
+    return listener

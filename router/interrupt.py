@@ -1,0 +1,46 @@
+"""Ends a wait from outside of the task that waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import TypeVar
+
+__all__ = ["Interrupt"]
+
+T = TypeVar("T")
+
+
+class Interrupt:
+    """Makes `wait` raise, now and from now on, once it was triggered.
+
+    Costs nothing a wait but two assignments: no second task, no event. It cancels the waiting task and
+    turns the cancellation into an error right where the task waits, as asyncio.timeout() does.
+    """
+
+    __slots__ = ("_error", "_waiting")
+
+    def __init__(self) -> None:
+        self._error: Exception | None = None
+        self._waiting: asyncio.Task[object] | None = None
+
+    def trigger(self, error: Exception) -> None:
+        """Raise `error` in `wait`. Only the first call counts."""
+        if self._error is None:
+            self._error = error
+            if self._waiting is not None:
+                self._waiting.cancel()
+
+    async def wait(self, awaitable: Awaitable[T]) -> T:
+        """What `awaitable` gives. One wait at a time. A cancellation from elsewhere stays one."""
+        if (error := self._error) is not None:
+            raise error
+        task = self._waiting = asyncio.current_task()
+        try:
+            return await awaitable
+        except asyncio.CancelledError:
+            if self._error is None or task is None or task.uncancel() > 0:
+                raise
+            raise self._error from None
+        finally:
+            self._waiting = None

@@ -1,0 +1,54 @@
+"""SIGTERM and SIGINT: the first asks the router to finish in order, the second ends it at once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Coroutine
+from typing import Any, Final, TypeVar
+
+__all__ = ["Interrupted", "Shutdown"]
+
+T = TypeVar("T")
+
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+
+class Interrupted(Exception):
+    """A signal came before what was awaited was done."""
+
+
+class Shutdown:
+    """Handles the signals from `install` on."""
+
+    def __init__(self) -> None:
+        self._asked = asyncio.Event()
+
+    def install(self) -> None:
+        """Again after whatever else sets handlers, as Ray does."""
+        loop = asyncio.get_running_loop()
+        for signal_ in _SIGNALS:
+            loop.add_signal_handler(signal_, self._on_signal, signal_)
+
+    async def requested(self) -> None:
+        await self._asked.wait()
+
+    async def unless_requested(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`; cancels it and raises Interrupted when a signal comes first."""
+        working, asked = asyncio.create_task(work), asyncio.create_task(self._asked.wait())
+        try:
+            await asyncio.wait({working, asked}, return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                return working.result()
+            raise Interrupted
+        finally:
+            for task in (working, asked):
+                task.cancel()
+            await asyncio.wait({working, asked})
+
+    def _on_signal(self, signal_: signal.Signals) -> None:
+        if self._asked.is_set():
+            # The user insists. Workers notice that their router is gone, and end.
+            os._exit(128 + signal_)
+        self._asked.set()

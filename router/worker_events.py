@@ -1,0 +1,49 @@
+"""What a worker may say about one attempt at one request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from rpc.baton.v1 import worker_pb2
+
+if TYPE_CHECKING:
+    from router.session import WorkerSession
+
+__all__ = ["Event", "Listener", "Message", "OutOfTime", "WorkerLost"]
+
+
+class WorkerLost(NamedTuple):
+    """The stream broke: nothing more will come from this worker."""
+
+    reason: str
+    planned: bool = False
+    """It was ended in order, so that requests go on elsewhere: nobody's failure."""
+
+
+class OutOfTime(NamedTuple):
+    """The request's deadline has passed."""
+
+
+Message: TypeAlias = (
+    worker_pb2.Tokens
+    | worker_pb2.Started
+    | worker_pb2.Reserved
+    | worker_pb2.HandedOver
+    | worker_pb2.Arrived
+    | worker_pb2.Failed
+    | WorkerLost
+    | OutOfTime
+)
+
+
+class Event(NamedTuple):
+    message: Message
+    at: float
+    """time.monotonic() when the router had it."""
+    source: WorkerSession | None = None
+    """None for what the router tells itself."""
+
+
+Listener: TypeAlias = Callable[[Event], None]
+"""Called on the router's loop, in the order of events; must not raise."""

@@ -1,0 +1,177 @@
+"""From what the user asked for, the model and the machine, to what each worker is told: pure arithmetic."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from engine.checkpoint import Checkpoint
+from engine.config import EngineConfig
+from engine.device_defaults import defaults_for
+from engine.models.spec import ModelSpec
+from router.config import Device, Dtype, Mode, RouterConfig
+from worker.config import WorkerConfig, WorkerRole
+
+__all__ = ["Machine", "PlanError", "WorkerPlan", "device_for", "plan_workers"]
+
+_BYTES_PER_VALUE: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+_CPU_POOL_TOKENS: Final = 16_384
+_CPU_CHUNK_TOKENS: Final = 256
+"""About a third of a second on two cores for a model of 135M: what a running answer may have to wait."""
+_GPU_MEMORY_FRACTION: Final = 0.9
+_GPU_ITL_TARGET_MS: Final = 20.0
+
+
+class PlanError(Exception):
+    """What was asked for does not fit the model or the machine; the message says which flag to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Where a worker is going to live."""
+
+    device: str
+    """"cpu" or "cuda"."""
+    memory_bytes: int
+    """Of the GPU; on a CPU worker its share of what is free in main memory."""
+    cpus: int
+    """CPU cores for each worker."""
+    host: str
+    """The address that its workers listen on."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPlan:
+    config: WorkerConfig
+    cpus: int
+    gpus: int
+
+
+def plan_workers(config: RouterConfig, checkpoint: Checkpoint, machine: Machine) -> list[WorkerPlan]:
+    """One plan a worker, prefill workers first. Raises PlanError, UnsupportedModel."""
+    engine = _engine(config, checkpoint, machine)
+    roles = [WorkerRole.PREFILL] * config.num_prefill_workers + [WorkerRole.DECODE] * config.decode_workers
+    counts = dict.fromkeys(WorkerRole, 0)
+    plans = []
+    for role in roles:
+        worker = WorkerConfig(
+            worker_id=f"{role.value}-{counts[role]}",
+            role=role,
+            model=checkpoint.name,
+            engine=engine,
+            transport=config.kv_transport.value if config.mode is Mode.DISAGG else None,
+            host=machine.host,
+            network=config.worker_network,
+            handoff_timeout_s=config.handoff_timeout,
+            step_timeout_s=config.step_timeout,
+        )
+        counts[role] += 1
+        plans.append(WorkerPlan(worker, cpus=machine.cpus, gpus=1 if machine.device == "cuda" else 0))
+    return plans
+
+
+def _engine(config: RouterConfig, checkpoint: Checkpoint, machine: Machine) -> EngineConfig:
+    spec = checkpoint.spec()
+    dtype = _dtype(config, spec, machine)
+    limit = _model_limit(config, checkpoint, spec)
+    pool_tokens = _pool_tokens(config, checkpoint, spec, machine, dtype, limit)
+    if config.max_model_len is not None and pool_tokens < limit:
+        raise PlanError(
+            f"--max-model-len {limit} needs a KV pool of as many tokens, but there is room for {pool_tokens};"
+            " lower it, or raise --kv-pool-tokens or --kv-memory-fraction"
+        )
+    on_gpu = machine.device == "cuda"
+    # A GPU worker measures what its largest step leaves; `pool_tokens` was an estimate, to refuse early.
+    rehearsed = on_gpu and config.kv_pool_tokens is None
+    return EngineConfig(
+        model_path=checkpoint.path,
+        device=machine.device,
+        dtype=dtype,
+        load_format=config.load_format,
+        page_size=config.page_size,
+        num_pages=0 if rehearsed else pool_tokens // config.page_size,
+        kv_memory_fraction=config.kv_memory_fraction or _GPU_MEMORY_FRACTION,
+        max_model_len=min(limit, pool_tokens),
+        max_running_requests=config.max_running_requests,
+        chunk_budget=_chunk_budget(config, machine),
+        radix_cache=not config.disable_radix_cache,
+        max_waiting_requests=config.max_queued_requests,
+        overlap=on_gpu,
+        cuda_graph_max_batch=defaults_for(machine.memory_bytes).graph_batch if on_gpu else 0,
+        itl_target_s=_itl_target_s(config, on_gpu=on_gpu),
+    )
+
+
+def _dtype(config: RouterConfig, spec: ModelSpec, machine: Machine) -> str:
+    if config.dtype is not Dtype.AUTO:
+        return str(config.dtype.value)
+    if machine.device == "cpu":
+        return "float32"
+    return spec.dtype if spec.dtype in ("bfloat16", "float16") else "bfloat16"
+
+
+def _model_limit(config: RouterConfig, checkpoint: Checkpoint, spec: ModelSpec) -> int:
+    if config.max_model_len is None:
+        return spec.max_position
+    if config.max_model_len > spec.max_position:
+        raise PlanError(
+            f"--max-model-len {config.max_model_len} is more than {checkpoint.name} can do;"
+            f" use {spec.max_position} or less"
+        )
+    return config.max_model_len
+
+
+def _pool_tokens(
+    config: RouterConfig, checkpoint: Checkpoint, spec: ModelSpec, machine: Machine, dtype: str, limit: int
+) -> int:
+    """A multiple of the page size."""
+    page = config.page_size
+    if config.kv_pool_tokens is not None:
+        return config.kv_pool_tokens // page * page
+    if config.kv_memory_fraction is None and machine.device == "cpu":
+        return math.ceil(max(_CPU_POOL_TOKENS, limit) / page) * page
+    fraction = config.kv_memory_fraction or _GPU_MEMORY_FRACTION
+    left = machine.memory_bytes - _weight_bytes(checkpoint, spec, dtype)
+    token_bytes = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * _BYTES_PER_VALUE[dtype]
+    tokens = int(left * fraction / token_bytes) // page * page
+    if tokens < page:
+        raise PlanError(
+            f"{checkpoint.name} leaves no room for KV in {machine.memory_bytes / 2**30:.1f} GiB of memory;"
+            " use --dtype bfloat16 or a smaller model"
+        )
+    return tokens
+
+
+def _weight_bytes(checkpoint: Checkpoint, spec: ModelSpec, dtype: str) -> int:
+    """In memory, from their size on disk."""
+    stored = sum(file.stat().st_size for file in checkpoint.path.glob("*.safetensors"))
+    return stored * _BYTES_PER_VALUE[dtype] // _BYTES_PER_VALUE.get(spec.dtype, 2)
+
+
+def _itl_target_s(config: RouterConfig, *, on_gpu: bool) -> float | None:
+    target = config.itl_target_ms
+    if target is None and on_gpu:
+        target = _GPU_ITL_TARGET_MS
+    return target / 1000 if target else None
+
+
+def _chunk_budget(config: RouterConfig, machine: Machine) -> int | None:
+    asked = config.chunked_prefill_size
+    if asked == -1:
+        return None
+    if asked is not None:
+        return asked
+    on_cpu = machine.device == "cpu"
+    tokens = _CPU_CHUNK_TOKENS if on_cpu else defaults_for(machine.memory_bytes).chunk_budget
+    return max(tokens // config.page_size, 1) * config.page_size
+
+
+def device_for(asked: Device, num_gpus: float) -> str:
+    """Raises PlanError when a GPU is asked for and there is none."""
+    if asked is Device.CUDA and num_gpus < 1:
+        raise PlanError("--device cuda, but Ray sees no GPU; check nvidia-smi, or use --device cpu")
+    if asked is Device.AUTO:
+        return "cuda" if num_gpus >= 1 else "cpu"
+    return str(asked.value)
