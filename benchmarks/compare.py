@@ -1,0 +1,123 @@
+"""Baton in both modes and transformers, on the same prompts, in one run.
+
+    python -m benchmarks.compare --cpu
+
+Each contestant gets the machine to itself and answers the same requests: first all at once, then others one
+after the other. Prompts have one length, so that transformers' batch holds no padding; answers have one
+length too, and are greedy. Baton is measured from outside, over HTTP; transformers from inside its process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.contestants import Contest, Outcome, baton, transformers
+from benchmarks.machine import describe_machine
+from benchmarks.plots import plot_comparison
+from benchmarks.report import Summary
+from benchmarks.workload import Fixed, Work, make_workload
+
+__all__ = ["comparison_table"]
+
+_RESULTS = Path(__file__).parent / "results"
+
+
+def main() -> None:
+    options = _parser().parse_args()
+    console = Console()
+    contest = Contest(
+        model=options.model,
+        device="cpu" if options.cpu else "cuda",
+        dtype=options.dtype or ("float32" if options.cpu else "bfloat16"),
+        together=_workload(options, options.concurrency, seed=1),
+        alone=_workload(options, options.alone, seed=2),
+        warmup=_workload(options, 1, seed=3),
+    )
+    pool = 2 * options.concurrency * (options.input_length + options.output_length)
+    contenders = {
+        "Baton mixed": partial(baton, contest, "mixed", "--kv-pool-tokens", str(pool)),
+        "Baton disagg": partial(baton, contest, "disagg", "--kv-pool-tokens", str(pool)),
+        "transformers": partial(transformers, contest),
+    }
+    outcomes = []
+    for name, run in contenders.items():
+        with console.status(f"{name} …"):
+            outcomes.append(run())
+    title = (
+        f"{options.model}, {contest.dtype}, {options.input_length} tokens in, {options.output_length} out, "
+        f"on {describe_machine()}"
+    )
+    console.print(comparison_table(outcomes, options.concurrency, title))
+    _save(outcomes, title, options.results / f"compare-{contest.device}")
+    console.print(f"Written to {options.results}/compare-{contest.device}.json and .png")
+
+
+def comparison_table(outcomes: Sequence[Outcome], concurrency: int, title: str) -> Table:
+    """One column a contestant. Tokens a second count prompt and output; latencies are in milliseconds."""
+    table = Table(title=title, title_justify="left", show_edge=False)
+    table.add_column("")
+    for outcome in outcomes:
+        table.add_column(outcome.name, justify="right")
+    _add_load(table, f"{concurrency} at once", [outcome.together for outcome in outcomes])
+    _add_load(table, "1 alone", [outcome.alone for outcome in outcomes])
+    table.add_row("peak memory (GiB)", *(f"{outcome.peak_bytes / 2**30:.1f}" for outcome in outcomes))
+    return table
+
+
+def _add_load(table: Table, name: str, summaries: Sequence[Summary]) -> None:
+    table.add_row(f"[bold]{name}")
+    table.add_row("  tokens/s", *(f"{summary.total_rate:,.0f}" for summary in summaries))
+    latencies = {
+        "TTFT p50": [summary.ttft.p50 for summary in summaries],
+        "ITL p50": [summary.itl.p50 for summary in summaries],
+        "ITL p99": [summary.itl.p99 for summary in summaries],
+    }
+    for latency, values in latencies.items():
+        table.add_row(f"  {latency} (ms)", *(f"{seconds * 1e3:,.0f}" for seconds in values))
+    table.add_section()
+
+
+def _workload(options: argparse.Namespace, count: int, seed: int) -> list[Work]:
+    return make_workload(
+        count=count,
+        rate=math.inf,
+        input_lengths=Fixed(options.input_length),
+        output_lengths=Fixed(options.output_length),
+        seed=seed,
+    )
+
+
+def _save(outcomes: Sequence[Outcome], title: str, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    results = {"title": title, "outcomes": [outcome.as_json() for outcome in outcomes]}
+    path.with_suffix(".json").write_text(json.dumps(results, indent=2) + "\n")
+    plot_comparison(outcomes, title, path.with_suffix(".png"))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.compare",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--cpu", action="store_true", help="without a GPU, and in float32 by default")
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"])
+    parser.add_argument("--concurrency", type=int, default=16, metavar="N", help="requests at once")
+    parser.add_argument("--alone", type=int, default=3, metavar="N", help="requests one by one")
+    parser.add_argument("--input-length", type=int, default=512, metavar="TOKENS")
+    parser.add_argument("--output-length", type=int, default=64, metavar="TOKENS")
+    parser.add_argument("--results", type=Path, default=_RESULTS, metavar="FOLDER")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""How long a decode step takes through the whole engine, what the host does in it, and what the GPU does.
+
+python -m benchmarks.gpu_decode --model FOLDER --points 1:1024,64:4096,256:1024
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.gpu_engine import build_engine, engine_arguments, random_prompts, submit
+from engine.engine import Engine
+
+__all__ = ["measure", "profile"]
+
+_STEPS = 100
+_PROFILED = 12
+
+
+class _Stopwatch:
+    """Adds up the time spent in a method of one object."""
+
+    def __init__(self, owner: Any, name: str) -> None:
+        self._owner, self._name = owner, name
+        self.seconds = 0.0
+
+    def __enter__(self) -> _Stopwatch:
+        call: Callable[..., Any] = getattr(self._owner, self._name)
+
+        def timed(*arguments: Any) -> Any:
+            started = time.perf_counter()
+            result = call(*arguments)
+            self.seconds += time.perf_counter() - started
+            return result
+
+        setattr(self._owner, self._name, timed)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        delattr(self._owner, self._name)
+
+
+def fill(engine: Engine, batch: int, context: int, seed: int, vocab: int) -> None:
+    """Bring `batch` requests of `context` tokens to where each step decodes one token of all of them."""
+    prompts = random_prompts(batch, context, f"decode-{batch}", seed, vocab)
+    requests = submit(engine, prompts, 4 * _STEPS, first_id=engine.stats().steps * 10_000)
+    while any(not request.output for request in requests):
+        engine.step()
+    for _ in range(10):
+        engine.step()
+
+
+def measure(engine: Engine) -> dict[str, float]:
+    """Milliseconds a step, and how many of them the host spent planning and launching it."""
+    times = []
+    with _Stopwatch(engine.scheduler, "plan") as plan, _Stopwatch(engine.runner, "launch") as launch:
+        last = time.perf_counter()
+        for _ in range(_STEPS):
+            engine.step()
+            now = time.perf_counter()
+            times.append(now - last)
+            last = now
+    return {
+        "step_ms": round(1e3 * statistics.fmean(times), 3),
+        "step_p50_ms": round(1e3 * statistics.median(times), 3),
+        "host_plan_ms": round(1e3 * plan.seconds / _STEPS, 3),
+        "host_launch_ms": round(1e3 * launch.seconds / _STEPS, 3),
+    }
+
+
+def profile(engine: Engine) -> dict[str, Any]:
+    """How much of the time the GPU is idle, and which kernels fill the rest."""
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profiler:
+        for _ in range(_PROFILED):
+            engine.step()
+        torch.cuda.synchronize()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        events = json.loads(path.read_text())["traceEvents"]
+    device = [e for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    spans = sorted((e["ts"], e["ts"] + e["dur"]) for e in device)
+    busy, end = 0.0, spans[0][0]
+    for begin, finish in spans:
+        busy += max(0.0, finish - max(begin, end))
+        end = max(end, finish)
+    total = end - spans[0][0]
+    by_name: Counter[str] = Counter()
+    for event in device:
+        by_name[event["name"]] += event["dur"]
+    return {
+        "idle_percent": round(100 * (1 - busy / total), 2),
+        "kernels_per_step": round(len(device) / _PROFILED),
+        "ms_per_step": {name[:110]: round(us / 1e3 / _PROFILED, 4) for name, us in by_name.most_common(16)},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu_decode",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--points", default="1:1024,64:4096,256:1024", metavar="BATCH:CONTEXT,...")
+    engine_arguments(parser)
+    options = parser.parse_args()
+    engine = build_engine(options)
+    results = []
+    for point in options.points.split(","):
+        batch, context = map(int, point.split(":"))
+        fill(engine, batch, context, options.seed, engine.runner.spec.vocab_size)
+        result = {"batch": batch, "context": context} | measure(engine) | profile(engine)
+        results.append(result)
+        print(json.dumps(result, indent=1), flush=True)
+        for request in list(engine.scheduler.running):
+            engine.abort(request.id)
+        while engine.has_work:
+            engine.step()
+        if options.output:
+            options.output.write_text(json.dumps(results, indent=2) + "\n")
+    engine.close()
+
+
+if __name__ == "__main__":
+    main()

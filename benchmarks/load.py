@@ -1,0 +1,178 @@
+"""Put load on an OpenAI server and report what its users felt.
+
+    python -m benchmarks.load --base-url http://127.0.0.1:30000 --rate 2 --requests 100
+
+Arrivals are open-loop: a request is sent when its time has come, whether or not earlier ones were answered,
+as users do. --max-concurrency makes it a closed loop.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import httpx
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from benchmarks.client import Api, Record, Target, open_client, send
+from benchmarks.report import Objective, summarize, summary_table
+from benchmarks.workload import Work, make_workload, parse_lengths
+
+__all__ = ["offer"]
+
+
+async def offer(
+    target: Target,
+    workload: Sequence[Work],
+    *,
+    max_concurrency: int | None = None,
+    console: Console | None = None,
+) -> list[Record]:
+    """Send every request at its time; one record a request, in the workload's order.
+
+    `console` shows progress.
+    """
+    gate = asyncio.Semaphore(max_concurrency) if max_concurrency else nullcontext()
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[running]} running"),
+        TimeElapsedColumn(),
+        console=console,
+        disable=console is None,
+        transient=True,
+    )
+    bar = progress.add_task("requests", total=len(workload), running=0)
+    running = 0
+
+    async def one(client: httpx.AsyncClient, work: Work, start: float) -> Record:
+        nonlocal running
+        await asyncio.sleep(start + work.arrival_s - time.monotonic())
+        async with gate:
+            running += 1
+            progress.update(bar, running=running)
+            record = await send(client, target, work)
+            running -= 1
+            progress.update(bar, advance=1, running=running)
+            return record
+
+    with progress:
+        async with open_client(target) as client:
+            start = time.monotonic()
+            return await asyncio.gather(*(one(client, work, start) for work in workload))
+
+
+def main() -> None:
+    options = _parser().parse_args()
+    console = Console()
+    target = Target(
+        base_url=options.base_url,
+        model=options.model or _only_model(options.base_url, options.api_key),
+        api=Api(options.api),
+        api_key=options.api_key,
+        extra={"temperature": options.temperature, **({"ignore_eos": True} if options.ignore_eos else {})},
+    )
+    workload = make_workload(
+        count=options.requests,
+        rate=options.rate,
+        input_lengths=options.input_length,
+        output_lengths=options.output_length,
+        seed=options.seed,
+        shared_prefix=options.shared_prefix,
+        as_text=target.api is Api.CHAT,
+    )
+    records = asyncio.run(offer(target, workload, max_concurrency=options.max_concurrency, console=console))
+    objective = Objective(ttft_s=options.ttft_objective, tpot_s=options.tpot_objective)
+    summary = summarize(records, objective)
+    console.print(summary_table(summary, f"{target.model} at {target.base_url}, {options.rate:g} requests/s"))
+    for error, count in Counter(record.error for record in records if record.error).most_common(3):
+        console.print(f"[red]{count} ×[/red] {error}", highlight=False)
+    if options.output:
+        options.output.write_text(
+            json.dumps({"options": _plain(options), "summary": summary.as_json()}, indent=2)
+        )
+    if summary.succeeded == 0:
+        raise SystemExit("no request was answered")
+
+
+def _only_model(base_url: str, api_key: str) -> str:
+    """The model that the server offers, when the user named none."""
+    try:
+        answer = httpx.get(
+            f"{base_url}/v1/models",
+            headers={"Authorization": f"Bearer {api_key}"},
+            timeout=10,
+            trust_env=False,
+        ).raise_for_status()
+    except httpx.HTTPError as error:
+        raise SystemExit(f"{base_url}/v1/models: {error}. Is a server running there?") from None
+    return str(answer.json()["data"][0]["id"])
+
+
+def _plain(options: argparse.Namespace) -> dict[str, Any]:
+    hidden = ("api_key", "output")
+    return {
+        name: value if isinstance(value, int | float) else str(value)
+        for name, value in vars(options).items()
+        if name not in hidden
+    }
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.load",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    lengths = "N, uniform:LOW:HIGH or lognormal:MEDIAN:SIGMA:HIGH"
+    parser.add_argument(
+        "--base-url", default="http://127.0.0.1:30000", help="without /v1 (default: %(default)s)"
+    )
+    parser.add_argument("--model", help="default: the first one that the server lists")
+    parser.add_argument(
+        "--api",
+        choices=[api.value for api in Api],
+        default=Api.COMPLETIONS.value,
+        help="completions sends token ids, chat sends words (default: %(default)s)",
+    )
+    parser.add_argument("--api-key", default="none")
+    parser.add_argument("--requests", type=int, default=64, metavar="N")
+    parser.add_argument(
+        "--rate", type=float, default=math.inf, help="requests a second (default: all at once)"
+    )
+    parser.add_argument("--max-concurrency", type=int, metavar="N", help="never more than N at a time")
+    parser.add_argument("--input-length", type=parse_lengths, default="512", metavar="LENGTHS", help=lengths)
+    parser.add_argument("--output-length", type=parse_lengths, default="64", metavar="LENGTHS", help=lengths)
+    parser.add_argument(
+        "--shared-prefix",
+        type=int,
+        default=0,
+        metavar="TOKENS",
+        help="tokens at the start that all prompts share",
+    )
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument(
+        "--no-ignore-eos",
+        dest="ignore_eos",
+        action="store_false",
+        help="let answers end early; also for servers that do not know ignore_eos",
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--ttft-objective", type=float, metavar="SECONDS", help="for goodput")
+    parser.add_argument("--tpot-objective", type=float, metavar="SECONDS", help="for goodput")
+    parser.add_argument("--output", type=Path, metavar="FILE.json")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

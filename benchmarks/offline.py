@@ -1,0 +1,124 @@
+"""How fast the engine is by itself: no router, no network, every request there from the start.
+
+python -m benchmarks.offline --cpu --requests 32 --input-length 1024 --output-length 128
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from benchmarks.client import Record
+from benchmarks.machine import describe_machine
+from benchmarks.report import summarize, summary_table
+from benchmarks.workload import Work, make_workload, parse_lengths
+from engine.checkpoint import resolve
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.request import Request
+from engine.sampling import Sampling
+
+__all__ = ["run"]
+
+
+def run(engine: Engine, workload: Sequence[Work], on_tokens: Callable[[int], None]) -> list[Record]:
+    """Answer everything, greedily and to full length; one record a request, in the workload's order.
+
+    `on_tokens` is told after each step how many tokens it brought.
+    """
+    now = time.monotonic()
+    records = [Record(sent=now, prompt_tokens=len(work.prompt)) for work in workload]
+    for index, work in enumerate(workload):
+        assert not isinstance(work.prompt, str)
+        sampling = Sampling(max_tokens=work.max_tokens, ignore_eos=True)
+        engine.submit(Request(id=index, prompt=work.prompt, sampling=sampling))
+    while engine.has_work:
+        output = engine.step()
+        now = time.monotonic()
+        for token in output.tokens:
+            record = records[token.request.id]
+            record.arrivals.append(now)
+            record.output_tokens += 1
+            if token.finish is not None:
+                record.ended = now
+        for request, error in output.failed:
+            records[request.id].error = error
+            records[request.id].ended = now
+        on_tokens(len(output.tokens))
+    return records
+
+
+def main() -> None:
+    options = _parser().parse_args()
+    console = Console()
+    workload = make_workload(
+        count=options.requests,
+        rate=math.inf,
+        input_lengths=options.input_length,
+        output_lengths=options.output_length,
+        seed=options.seed,
+        shared_prefix=options.shared_prefix,
+    )
+    longest = max(len(work.prompt) + work.max_tokens for work in workload)
+    pool_tokens = options.kv_pool_tokens or sum(len(work.prompt) + work.max_tokens for work in workload)
+    with console.status(f"loading {options.model} …"):
+        engine = Engine(
+            EngineConfig(
+                model_path=resolve(options.model).path,
+                device="cpu" if options.cpu else "cuda",
+                dtype=options.dtype or ("float32" if options.cpu else "bfloat16"),
+                page_size=options.page_size,
+                num_pages=math.ceil(pool_tokens / options.page_size) + len(workload),
+                max_model_len=longest + 1,
+                chunk_budget=None if options.chunked_prefill_size == -1 else options.chunked_prefill_size,
+                overlap=not options.cpu,
+            )
+        )
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:.0f}%"))
+    try:
+        with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
+            bar = progress.add_task("tokens", total=sum(work.max_tokens for work in workload))
+            summary = summarize(run(engine, workload, partial(progress.advance, bar)))
+        stats = engine.stats()
+    finally:
+        engine.close()
+    title = f"{options.model} on {describe_machine()}: {stats.steps} steps, {stats.preemptions} preemptions"
+    console.print(summary_table(summary, title))
+    if options.output:
+        options.output.write_text(json.dumps({"title": title, "summary": summary.as_json()}, indent=2) + "\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.offline",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    lengths = "N, uniform:LOW:HIGH or lognormal:MEDIAN:SIGMA:HIGH"
+    parser.add_argument("--cpu", action="store_true", help="without a GPU, and in float32 by default")
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"])
+    parser.add_argument("--requests", type=int, default=16, metavar="N")
+    parser.add_argument("--input-length", type=parse_lengths, default="512", metavar="LENGTHS", help=lengths)
+    parser.add_argument("--output-length", type=parse_lengths, default="64", metavar="LENGTHS", help=lengths)
+    parser.add_argument("--shared-prefix", type=int, default=0, metavar="TOKENS")
+    parser.add_argument("--page-size", type=int, default=16, metavar="TOKENS")
+    parser.add_argument("--chunked-prefill-size", type=int, default=512, metavar="TOKENS", help="-1: off")
+    parser.add_argument(
+        "--kv-pool-tokens", type=int, metavar="TOKENS", help="default: room for every request at once"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=Path, metavar="FILE.json")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

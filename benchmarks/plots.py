@@ -1,0 +1,73 @@
+"""Pictures of results, for README and documentation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+if TYPE_CHECKING:
+    from benchmarks import contestants, long_prefill
+
+__all__ = ["plot_comparison", "plot_long_prefill"]
+
+_COLORS: Final = ("#2563eb", "#0d9488", "#94a3b8", "#d97706")
+_DPI: Final = 150
+
+
+def plot_comparison(outcomes: Sequence[contestants.Outcome], title: str, path: Path) -> None:
+    """Four panels of bars, one bar a contestant."""
+    names = [outcome.name for outcome in outcomes]
+    panels = {
+        "tokens/s, all at once": [outcome.together.total_rate for outcome in outcomes],
+        "tokens/s, one alone": [outcome.alone.total_rate for outcome in outcomes],
+        "TTFT p50, all at once (s)": [outcome.together.ttft.p50 for outcome in outcomes],
+        "peak memory (GiB)": [outcome.peak_bytes / 2**30 for outcome in outcomes],
+    }
+    figure, axes = plt.subplots(1, len(panels), figsize=(14, 3.6), layout="constrained")
+    for ax, (name, values) in zip(axes, panels.items(), strict=True):
+        bars = ax.bar(names, values, color=_COLORS, width=0.65)
+        ax.bar_label(bars, fmt="{:,.3g}", padding=2)
+        ax.set_title(name, fontsize=10)
+        ax.margins(y=0.15)
+        ax.tick_params(axis="x", labelrotation=20)
+        _plain(ax)
+    _save(figure, title, path)
+
+
+def plot_long_prefill(outcomes: Sequence[long_prefill.Outcome], title: str, path: Path) -> None:
+    """One panel a setting: every token of every running answer as a dot, over the time of its arrival."""
+    figure, axes = plt.subplots(
+        len(outcomes), 1, figsize=(11, 1.9 * len(outcomes)), layout="constrained", sharex=True
+    )
+    for ax, outcome, color in zip(axes, outcomes, _COLORS, strict=False):
+        origin = outcome.long.sent
+        ax.axvspan(0, outcome.long.ttft, color="#fde68a", alpha=0.5, lw=0)
+        for row, record in enumerate(outcome.decodes):
+            arrivals = [arrival - origin for arrival in record.arrivals]
+            ax.scatter(arrivals, [row] * len(arrivals), s=5, color=color)
+        ax.set_title(
+            f"{outcome.name}: longest wait for a token {outcome.itl.max:.2f} s", fontsize=10, loc="left"
+        )
+        ax.set_ylabel("answer")
+        ax.set_yticks([])
+        _plain(ax)
+    axes[-1].set_xlabel("seconds since the long prompt arrived; shaded until its first token")
+    _save(figure, title, path)
+
+
+def _plain(ax: Axes) -> None:
+    ax.spines[["top", "right"]].set_visible(False)
+
+
+def _save(figure: Figure, title: str, path: Path) -> None:
+    figure.suptitle(title, fontsize=11)
+    figure.savefig(path, dpi=_DPI)
+    plt.close(figure)

@@ -1,0 +1,148 @@
+"""What to ask, and when: prompts and arrival times drawn from a seed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+__all__ = ["Fixed", "Lengths", "LogNormal", "Uniform", "Work", "make_workload", "parse_lengths"]
+
+_FIRST_ID, _LAST_ID = 1_000, 30_000
+"""Random prompts draw ids from here: past the special and byte tokens, and inside every vocabulary in use."""
+
+_FREQUENT = (
+    "the and for that with this from have not are was but they you all can one time people way day year "
+    "work life world hand part place case week company system program question government number night "
+    "point home water room mother area money story fact month lot right study book eye job word business"
+)
+_WORDS = _FREQUENT.split()
+"""Frequent enough that nearly every tokenizer holds each of them, with its leading space, as one token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One request to send."""
+
+    arrival_s: float
+    """Seconds after the run's start."""
+    prompt: Sequence[int] | str
+    max_tokens: int
+
+
+class Lengths(Protocol):
+    """A distribution of lengths in tokens."""
+
+    def draw(self, rng: np.random.Generator, count: int) -> list[int]:
+        """`count` lengths, each at least 1."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    length: int
+
+    def draw(self, rng: np.random.Generator, count: int) -> list[int]:
+        return [self.length] * count
+
+
+@dataclass(frozen=True, slots=True)
+class Uniform:
+    low: int
+    high: int
+
+    def draw(self, rng: np.random.Generator, count: int) -> list[int]:
+        return [int(length) for length in rng.integers(self.low, self.high + 1, count)]
+
+
+@dataclass(frozen=True, slots=True)
+class LogNormal:
+    """Many short and a few long ones, as real traffic has them; longer than `high` becomes `high`."""
+
+    median: int
+    sigma: float
+    high: int
+
+    def draw(self, rng: np.random.Generator, count: int) -> list[int]:
+        lengths = rng.lognormal(math.log(self.median), self.sigma, count)
+        return [int(length) for length in np.clip(np.rint(lengths), 1, self.high)]
+
+
+def parse_lengths(text: str) -> Lengths:
+    """Read "512", "uniform:LOW:HIGH" or "lognormal:MEDIAN:SIGMA:HIGH".
+
+    Raises ValueError, saying what is wrong.
+    """
+    kind, *numbers = text.split(":")
+    try:
+        lengths = _parse(kind, numbers)
+    except (ValueError, TypeError):
+        raise ValueError(f"{text!r} is neither N, uniform:LOW:HIGH nor lognormal:MEDIAN:SIGMA:HIGH") from None
+    shortest, longest = _bounds(lengths)
+    if not 1 <= shortest <= longest:
+        raise ValueError(f"{text!r}: lengths start at 1, and the upper bound is not below the lower")
+    return lengths
+
+
+def _parse(kind: str, numbers: list[str]) -> Lengths:
+    if kind == "uniform":
+        return Uniform(*map(int, numbers))
+    if kind == "lognormal":
+        median, sigma, high = numbers
+        return LogNormal(int(median), float(sigma), int(high))
+    return Fixed(int(kind), *numbers)  # a TypeError for "512:7"
+
+
+def _bounds(lengths: Lengths) -> tuple[int, int]:
+    match lengths:
+        case Uniform(low, high):
+            return low, high
+        case LogNormal(median, sigma, high):
+            return (median, high) if sigma >= 0 else (0, 0)
+        case Fixed(length):
+            return length, length
+    raise TypeError(f"unknown distribution {lengths!r}")
+
+
+def make_workload(
+    *,
+    count: int,
+    rate: float,
+    input_lengths: Lengths,
+    output_lengths: Lengths,
+    seed: int = 0,
+    shared_prefix: int = 0,
+    as_text: bool = False,
+) -> list[Work]:
+    """`count` requests in order of arrival; the same arguments always give the same requests.
+
+    Arrivals are a Poisson process of `rate` requests a second; `math.inf` sends all at once. The first
+    `shared_prefix` tokens of every prompt (at most all but one) are the same. Prompts are token ids, or
+    with `as_text` words, for servers that take no ids: there a length is a close guess, not exact.
+    """
+    rng = np.random.default_rng(seed)
+    gaps = rng.exponential(1 / rate, count)
+    arrivals = np.cumsum(gaps) - gaps[:1]  # the first arrives at once
+    prompt_lengths = input_lengths.draw(rng, count)
+    max_tokens = output_lengths.draw(rng, count)
+    prefix = rng.integers(_FIRST_ID, _LAST_ID, shared_prefix)
+
+    def prompt(length: int) -> list[int] | str:
+        if as_text:
+            return _words(rng, length)
+        shared = prefix[: length - 1]
+        own = rng.integers(_FIRST_ID, _LAST_ID, length - len(shared))
+        return [int(token) for token in np.concatenate([shared, own])]
+
+    return [
+        Work(float(arrival), prompt(length), limit)
+        for arrival, length, limit in zip(arrivals, prompt_lengths, max_tokens, strict=True)
+    ]
+
+
+def _words(rng: np.random.Generator, length: int) -> str:
+    """About `length` tokens of English words."""
+    return " ".join(_WORDS[index] for index in rng.integers(0, len(_WORDS), length))
