@@ -1,0 +1,131 @@
+"""Greedy answers of the real model are transformers' answers, token for token, however they are computed.
+
+Real workers, real gRPC, KV through real UCX. Every size of chunk and page is seen in both modes; their full
+product runs on tiny models in tests/integration and on a readable KV cache in tests/unit/test_engine.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rpc.baton.v1 import worker_pb2
+from tests.e2e.conftest import NUM_TOKENS, Expected
+from tests.integration import tiny_cluster
+from tests.integration.tiny_cluster import Link, pair, work, worker
+from worker.config import WorkerRole
+
+pytestmark = pytest.mark.timeout(600)
+
+BASE: dict[str, Any] = {
+    "page_size": 16,
+    "num_pages": 1024,
+    "chunk_budget": 256,
+    "max_model_len": 8192,
+    "max_running_requests": 32,
+}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "chunks of 16, pages of 1": {"chunk_budget": 16, "page_size": 1, "num_pages": 16 * 1024},
+    "chunks of 256, pages of 16": {},
+    "chunking off, pages of 64": {"chunk_budget": None, "page_size": 64, "num_pages": 256},
+}
+MODES = ["mixed", "disagg"]
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A 4,000-token prompt without chunking is one step of many seconds on a small machine."""
+    monkeypatch.setattr(tiny_cluster, "PATIENCE_S", 300.0)
+
+
+@asynccontextmanager
+async def cluster(folder: Path, mode: str, **engine: Any) -> AsyncIterator[Cluster]:
+    settings = BASE | engine
+    if mode == "mixed":
+        async with worker(folder, WorkerRole.DECODE, None, **settings) as link:
+
+            async def generate(job: worker_pb2.Work) -> list[int]:
+                await link.submit(job)
+                await link.next(job.request_id, "started")
+                return (await link.tokens(job.request_id))[0]
+
+            yield Cluster(generate, link.all_pages_back, link)
+    else:
+        async with pair(folder, "nixl", prefill=settings, decode=settings) as workers:
+            yield Cluster(workers.generate, workers.all_pages_back, workers.decode)
+
+
+class Cluster:
+    def __init__(
+        self,
+        generate: Callable[[worker_pb2.Work], Awaitable[list[int]]],
+        all_pages_back: Callable[[], Awaitable[None]],
+        decode: Link,
+    ) -> None:
+        self._generate = generate
+        self.all_pages_back = all_pages_back
+        self._decode = decode
+
+    async def preemptions(self) -> int:
+        """Of the worker that decodes."""
+        stats = await self._decode.stub.GetStats(worker_pb2.GetStatsRequest())
+        return int(stats.preemptions)
+
+    async def answer(self, prompt: list[int]) -> list[int]:
+        return await self._generate(
+            work(prompt, max_tokens=NUM_TOKENS, min_tokens=NUM_TOKENS, ignore_eos=False)
+        )
+
+    async def answers(self, prompts: list[list[int]]) -> list[list[int]]:
+        return list(await asyncio.gather(*(self.answer(prompt) for prompt in prompts)))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("setting", SETTINGS)
+async def test_eight_prompts_at_once(smollm2: Path, expected: Expected, mode: str, setting: str) -> None:
+    async with cluster(smollm2, mode, **SETTINGS[setting]) as cluster_:
+        answers = await cluster_.answers(list(expected.prompts.values()))
+        assert dict(zip(expected.prompts, answers, strict=True)) == expected.answers
+        await cluster_.all_pages_back()
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_each_prompt_alone_and_once_more_from_the_cache(
+    smollm2: Path, expected: Expected, mode: str
+) -> None:
+    async with cluster(smollm2, mode) as cluster_:
+        for name in ("one token", "Chinese and Russian", "300 tokens", "1000 tokens"):
+            for _ in ("computed", "from the cache"):
+                assert await cluster_.answer(expected.prompts[name]) == expected.answers[name], name
+        await cluster_.all_pages_back()
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_sixteen_requests_at_once_equal_the_same_alone(
+    smollm2: Path, expected: Expected, mode: str
+) -> None:
+    names = [name for name in expected.prompts if name != "4000 tokens"]
+    names = (names * 3)[:16]
+    async with cluster(smollm2, mode) as cluster_:
+        answers = await cluster_.answers([expected.prompts[name] for name in names])
+        assert answers == [expected.answers[name] for name in names]
+        await cluster_.all_pages_back()
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_pool_too_small_for_all_preempts_and_loses_no_token(
+    smollm2: Path, expected: Expected, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Told how long the answers get, the scheduler would admit no more than fit.
+    monkeypatch.setattr("engine.forecast.OutputLengths.remaining", lambda *_: 0)
+    names = ["a question", "French", "Chinese and Russian", "code", "300 tokens"]
+    async with cluster(smollm2, mode, num_pages=40, max_model_len=512) as cluster_:
+        answers = await cluster_.answers([expected.prompts[name] for name in names])
+        assert answers == [expected.answers[name] for name in names]
+        assert await cluster_.preemptions() > 0
+        await cluster_.all_pages_back()

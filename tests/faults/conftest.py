@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from tests.faults.clients import GrpcClient
+from tests.faults.load import Answers, learn, questions
+from tests.faults.service import Service, serve
+from tests.faults.small_model import SmallModel, save_small_model
+
+
+@pytest.fixture(scope="session")
+def small(tmp_path_factory: pytest.TempPathFactory) -> SmallModel:
+    return save_small_model(tmp_path_factory.mktemp("small-model"))
+
+
+@pytest.fixture(scope="session")
+def service(small: SmallModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """One prefill and two decode workers, for every test that leaves them as it found them."""
+    with serve(small, tmp_path_factory.mktemp("service") / "log") as service:
+        yield service
+
+
+@pytest.fixture(scope="session")
+def answers(service: Service, small: SmallModel) -> Answers:
+    """To questions that every test may ask: the model is the same wherever it is served."""
+    return asyncio.run(learn(small, GrpcClient(service.target), questions(small, count=8)))

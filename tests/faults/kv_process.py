@@ -1,0 +1,126 @@
+"""A KV sender or receiver in a process of its own, driven over a pipe, so that tests can kill or stop it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from types import TracebackType
+from typing import Any
+
+from kv_transfer import KVLayout, KVReceiver, KVSender, Peer, ReceiverThread, SenderThread
+from kv_transfer.transports import Transport
+from tests.kv_support import Pool
+
+__all__ = ["LAYOUT", "NUM_PAGES", "Remote", "make_transport"]
+
+LAYOUT = KVLayout(model="big", dtype="float32", num_layers=8, num_kv_heads=4, head_dim=64, page_size=16)
+NUM_PAGES = 512  # of 256 KiB: large enough for a write to be caught half way
+
+
+def make_transport(kind: str, name: str, pool: Pool) -> Transport:
+    if kind == "nixl":
+        from kv_transfer.transports.nixl import NixlTransport
+
+        return NixlTransport(name, pool.memory)
+    from kv_transfer.transports.ucxx import UcxxTransport
+
+    return UcxxTransport(name, pool.memory)
+
+
+def _serve(
+    role: str, kind: str, name: str, epoch: int, environment: dict[str, str], pipe: Connection
+) -> None:
+    os.environ.update(environment)
+    pool = Pool(NUM_PAGES, LAYOUT)
+    transport = make_transport(kind, name, pool)
+    lock = threading.Lock()
+
+    def send(kind: str, value: Any) -> None:
+        with lock:
+            pipe.send((kind, value))
+
+    def emit(event: object) -> None:
+        send("event", event)
+
+    endpoint: SenderThread | ReceiverThread
+    if role == "sender":
+        endpoint = SenderThread(
+            KVSender(transport, pool.memory, LAYOUT, epoch, drain_timeout_s=1.0), emit, emit
+        )
+    else:
+        endpoint = ReceiverThread(KVReceiver(transport, pool.memory, LAYOUT, epoch), emit, emit)
+    endpoint.start()
+    send("peer", endpoint.peer)
+    while True:
+        command, args, kwargs = pipe.recv()
+        if command == "fill":
+            pool.fill(*args)
+        elif command == "read":
+            send("bytes", pool.bytes[list(args[0])].copy())
+        else:
+            getattr(endpoint, command)(*args, **kwargs)
+
+
+class Remote:
+    """A handle on that process: `call` a command of its endpoint, wait for an event of it."""
+
+    def __init__(self, role: str, kind: str, name: str, epoch: int, **environment: str) -> None:
+        self.name = name
+        context = multiprocessing.get_context("spawn")
+        self._pipe, far_end = context.Pipe()
+        self.process: BaseProcess = context.Process(
+            target=_serve, args=(role, kind, name, epoch, environment, far_end), daemon=True
+        )
+        self.process.start()
+        far_end.close()
+        self._waiting: dict[str, list[Any]] = {}
+        self.peer: Peer = self._take("peer", 60)
+
+    def __enter__(self) -> Remote:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+
+    def call(self, command: str, *args: object, **kwargs: object) -> None:
+        self._pipe.send((command, args, kwargs))
+
+    def event(self, timeout_s: float = 10.0) -> Any:
+        """The next event. Raises TimeoutError."""
+        return self._take("event", timeout_s)
+
+    def read(self, pages: list[int]) -> Any:
+        self.call("read", pages)
+        return self._take("bytes", 10)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join()
+
+    def stop(self) -> None:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, signal.SIGCONT)
+
+    def _take(self, kind: str, timeout_s: float) -> Any:
+        deadline = time.monotonic() + timeout_s
+        while not self._waiting.get(kind):
+            if not self._pipe.poll(max(0.0, deadline - time.monotonic())):
+                raise TimeoutError(f"no {kind} within {timeout_s} s")
+            try:
+                got, value = self._pipe.recv()
+            except EOFError:
+                self.process.join()
+                raise RuntimeError(f"{self.name} ended by itself, with {self.process.exitcode}") from None
+            self._waiting.setdefault(got, []).append(value)
+        return self._waiting[kind].pop(0)

@@ -1,0 +1,135 @@
+"""A whole cluster in one process, for faults that end none: real workers and router, no Ray."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+
+from decode_worker.assemble import assemble as assemble_decode
+from engine.config import EngineConfig
+from prefill_worker.assemble import assemble as assemble_prefill
+from router.config import Mode, RouterConfig
+from router.dispatch import ClusterDispatcher
+from router.generation import Generation
+from router.grpc_server import GrpcConfig, GrpcServer
+from router.http_server import HttpConfig, HttpServer
+from router.metrics import RouterMetrics
+from router.registry import Registry
+from router.served_model import ServedModel
+from rpc.baton.v1 import worker_pb2
+from rpc.channel import Endpoint
+from tests.faults.small_model import MAX_LEN, SmallModel
+from worker.assembly import Assemble
+from worker.config import WorkerConfig, WorkerRole
+from worker.engine_loop import EngineDied
+from worker.host import WorkerHost
+
+__all__ = ["LocalCluster", "local_cluster"]
+
+_ROLES = {WorkerRole.PREFILL: worker_pb2.ROLE_PREFILL, WorkerRole.DECODE: worker_pb2.ROLE_DECODE}
+_ASSEMBLE = {WorkerRole.PREFILL: assemble_prefill, WorkerRole.DECODE: assemble_decode}
+_PATIENCE_S = 20.0
+
+
+@dataclass
+class LocalWorker:
+    """Implements `router.registry.WorkerHandle`."""
+
+    worker_id: str
+    role: worker_pb2.Role
+    host: WorkerHost
+
+    async def endpoint(self) -> Endpoint:
+        return Endpoint(self.host.address)
+
+
+@dataclass
+class LocalCluster:
+    registry: Registry
+    http: HttpServer
+    grpc: GrpcServer
+    deaths: list[EngineDied] = field(default_factory=list)
+    """Engines that failed."""
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.http.port}"
+
+    @property
+    def target(self) -> str:
+        return f"127.0.0.1:{self.grpc.port}"
+
+    async def stats(self) -> list[worker_pb2.WorkerStats]:
+        return [await session.stats() for session in self.registry.sessions()]
+
+    async def all_pages_back(self, within_s: float = _PATIENCE_S) -> None:
+        """Waits until free + cached = total on every worker. Raises TimeoutError."""
+        async with asyncio.timeout(within_s):
+            while any(s.pages.free + s.pages.cached != s.pages.total for s in await self.stats()):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def local_cluster(
+    small: SmallModel,
+    mode: Mode,
+    *,
+    transport: str = "loopback",
+    assemble: dict[WorkerRole, Assemble] | None = None,
+    num_pages: int = 512,
+    max_running_requests: int = 64,
+) -> AsyncIterator[LocalCluster]:
+    """Mixed: one worker. Disaggregated: one of each role. `assemble` is where a test gets its hand in."""
+    roles = [WorkerRole.DECODE] if mode is Mode.MIXED else [WorkerRole.PREFILL, WorkerRole.DECODE]
+    deaths: list[EngineDied] = []
+    assemble = _ASSEMBLE | (assemble or {})
+    engine = EngineConfig(
+        model_path=small.folder,
+        num_pages=num_pages,
+        max_model_len=MAX_LEN,
+        chunk_budget=128,
+        max_running_requests=max_running_requests,
+    )
+    async with AsyncExitStack() as stack:
+        handles = []
+        for role in roles:
+            config = WorkerConfig(
+                worker_id=f"{role.value}-0",
+                role=role,
+                model="small",
+                engine=engine,
+                transport=transport if mode is Mode.DISAGG else None,
+            )
+            host = WorkerHost(config, assemble[role], on_death=deaths.append)
+            await host.start()
+            stack.push_async_callback(host.stop)
+            handles.append(LocalWorker(config.worker_id, _ROLES[role], host))
+        registry = await stack.enter_async_context(Registry(handles))
+        assert await registry.wait_for_all(_PATIENCE_S)
+        http, grpc = _front_doors(small, mode, registry)
+        for door in (http, grpc):
+            await door.start()
+            stack.push_async_callback(_closing(door.stop))
+        yield LocalCluster(registry, http, grpc, deaths)
+
+
+def _front_doors(small: SmallModel, mode: Mode, registry: Registry) -> tuple[HttpServer, GrpcServer]:
+    metrics = RouterMetrics(mode.value)
+    dispatcher = ClusterDispatcher(RouterConfig(model="small", mode=mode), registry, metrics)
+    model = ServedModel(
+        name="small",
+        path=small.folder,
+        mode=mode.value,
+        max_model_len=MAX_LEN,
+        vocab_size=small.model.config.vocab_size,
+        eos_token_ids=(1,),
+    )
+    generation = Generation(model, small.tokenizer, dispatcher)
+    http = HttpServer(generation, HttpConfig(port=0), metrics=metrics.registry)
+    return http, GrpcServer(generation, GrpcConfig(port=0))
+
+
+def _closing(stop: Callable[[float], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
+    return lambda: stop(1.0)

@@ -1,0 +1,99 @@
+"""A model that is served like any other and answers at once: random weights, a tokenizer, a chat template."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from router.tokenizer import Tokenizer
+from tests.unit.router_tokenizers import byte_level
+
+__all__ = ["Question", "SmallModel", "save_small_model"]
+
+MAX_LEN = 2048
+_CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"
+)
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a client asks: `seed` None is greedy."""
+
+    prompt: tuple[int, ...]
+    max_tokens: int
+    seed: int | None = None
+
+    @property
+    def temperature(self) -> float:
+        return 0.0 if self.seed is None else 1.0
+
+    @property
+    def top_k(self) -> int:
+        """Two when sampling: rounding depends on what else is in a batch, and a draw that falls on the border
+        of two tokens is decided by it. One border is hardly ever hit; those of a whole vocabulary are."""
+        return 0 if self.seed is None else 2
+
+
+@dataclass(frozen=True)
+class SmallModel:
+    """The model's folder, and what transformers says that the model says."""
+
+    folder: Path
+    model: LlamaForCausalLM
+    tokenizer: Tokenizer
+
+    def question(self, seed: int, *, length: int, max_tokens: int, sampled: bool = False) -> Question:
+        draw = random.Random(seed)
+        prompt = tuple(draw.randrange(2, self.model.config.vocab_size) for _ in range(length))
+        return Question(prompt, max_tokens, seed if sampled else None)
+
+    @torch.inference_mode()
+    def answer(self, question: Question) -> list[int]:
+        """Greedy, whatever comes: requests to compare with it must say ignore_eos."""
+        assert question.seed is None
+        tokens = torch.tensor([question.prompt])
+        output = self.model.generate(
+            tokens,
+            attention_mask=torch.ones_like(tokens),
+            max_new_tokens=question.max_tokens,
+            do_sample=False,
+            eos_token_id=None,
+        )
+        ids: list[int] = output[0, len(question.prompt) :].tolist()
+        return ids
+
+    def text(self, ids: Sequence[int]) -> str:
+        return self.tokenizer.decode(ids)
+
+
+def save_small_model(folder: Path) -> SmallModel:
+    """Two layers; weights so large that no two logits are nearly alike."""
+    torch.manual_seed(0)
+    backend = byte_level()
+    vocab_size = backend.get_vocab_size(with_added_tokens=True)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=vocab_size,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=MAX_LEN,
+            initializer_range=0.5,
+            bos_token_id=0,
+            eos_token_id=1,
+            pad_token_id=0,
+        )
+    ).eval()
+    model.save_pretrained(folder)
+    backend.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": _CHAT_TEMPLATE}))
+    return SmallModel(folder, model, Tokenizer.load(folder, vocab_size=vocab_size))

@@ -1,0 +1,198 @@
+"""The front doors against input that nobody would send in earnest."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import resource
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+
+import grpc
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from schemathesis import GenerationMode
+from schemathesis.specs.openapi.checks import positive_data_acceptance
+
+from engine.checkpoint import resolve
+from router.http_protocol import BoundedProtocol
+from router.open_files import allow_many_connections
+from rpc.baton.v1 import router_pb2, router_pb2_grpc
+from tests.integration.front_doors import FrontDoors, front_doors
+
+PATIENCE_S = 3.0
+"""For an answer beside an attack; most of it is for machines that have other things to do too."""
+
+_HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_IDLE_CLIENT = """
+import resource, socket, sys
+most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+idle = [socket.create_connection(("127.0.0.1", int(sys.argv[1]))) for _ in range(int(sys.argv[2]))]
+print("connected", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(scope="module")
+def doors() -> Iterator[FrontDoors]:
+    """Served from a thread: what attacks them does not always wait in an asyncio way."""
+    opened: list[FrontDoors] = []
+    ready, done = threading.Event(), threading.Event()
+
+    async def serve() -> None:
+        async with front_doors(resolve("smollm2").path) as doors:
+            opened.append(doors)
+            ready.set()
+            await asyncio.to_thread(done.wait)
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    assert ready.wait(60)
+    yield opened[0]
+    done.set()
+    thread.join()
+
+
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_bodies_and_answers_are_as_the_openapi_document_says(
+    doors: FrontDoors, path: str, mode: GenerationMode
+) -> None:
+    """What the document calls wrong is refused; every answer has a shape and a status that it names."""
+    operation = schemathesis.openapi.from_url(f"{doors.url}/openapi.json")[path]["POST"]
+
+    @given(case=operation.as_strategy(generation_mode=mode))
+    @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+    def holds(case: schemathesis.Case) -> None:
+        # Prompt and answer must fit the context together, and the like: see router/openapi.py.
+        case.call_and_validate(excluded_checks=[positive_data_acceptance], timeout=10)
+
+    holds()
+
+
+def a_request() -> router_pb2.GenerateRequest:
+    options = router_pb2.SamplingOptions(max_tokens=4, temperature=0.5, stop=["x"])
+    return router_pb2.GenerateRequest(
+        request_id="a", model="small", text="Hello there", sampling=options, n=1
+    )
+
+
+def generated_text(doors: FrontDoors) -> str:
+    with grpc.insecure_channel(doors.target) as channel:
+        stub = router_pb2_grpc.RouterStub(channel)  # type: ignore[no-untyped-call]
+        return "".join(response.text for response in stub.Generate(a_request(), timeout=10))
+
+
+def test_random_bytes_on_the_grpc_port_disturb_nobody(doors: FrontDoors) -> None:
+    draw = random.Random(4)
+    for number in range(200):
+        noise = draw.randbytes(draw.randrange(1, 4096))
+        with socket.create_connection(("127.0.0.1", doors.grpc.port), timeout=10) as connection:
+            connection.sendall((_HTTP2_PREFACE if number % 2 else b"") + noise)
+            if number % 3:
+                connection.shutdown(socket.SHUT_WR)
+    assert generated_text(doors)
+
+
+def test_random_messages_in_well_formed_calls_are_refused_or_answered(doors: FrontDoors) -> None:
+    draw = random.Random(5)
+    # The last is gRPC's own word for bytes that are no message.
+    clean = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNKNOWN}
+    refusals = []
+    with grpc.insecure_channel(doors.target) as channel:
+        call = channel.unary_stream("/baton.v1.Router/Generate")
+        for _ in range(300):
+            message = bytearray(a_request().SerializeToString())
+            for _ in range(draw.randrange(1, 4)):
+                message[draw.randrange(len(message))] = draw.randrange(256)
+            try:
+                list(call(bytes(message), timeout=10))
+            except grpc.RpcError as refusal:
+                refusals.append(refusal)
+    assert refusals
+    assert all(refusal.code() in clean for refusal in refusals), refusals
+    assert generated_text(doors)
+
+
+def test_clients_that_trickle_their_requests_are_hung_up_on_and_others_do_not_notice(
+    doors: FrontDoors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BoundedProtocol, "arrival_s", 1.5)
+    post = b"POST /v1/completions HTTP/1.1\r\n"
+    trickles = [(b"", b""), (post, b"x"), (post + b"content-length: 99\r\n\r\n{", b" ")]
+    with ExitStack() as stack:
+        http = stack.enter_context(httpx.Client(base_url=doors.url, timeout=30))
+        slow = [
+            (stack.enter_context(socket.create_connection(("127.0.0.1", doors.http.port), timeout=10)), drop)
+            for _, drop in trickles * 100
+        ]
+        for (connection, _), (beginning, _) in zip(slow, trickles * 100, strict=True):
+            connection.sendall(beginning)
+        worst = 0.0
+        for _ in range(20):
+            for connection, drop in slow:
+                with suppress(ConnectionError):
+                    connection.sendall(drop)
+            asked_at = time.monotonic()
+            assert http.get("/live").status_code == 200
+            worst = max(worst, time.monotonic() - asked_at)
+            time.sleep(0.1)
+        for connection, _ in slow:
+            with suppress(ConnectionResetError):
+                assert connection.recv(1024) == b""
+    assert worst < PATIENCE_S
+
+
+def test_an_answer_may_take_longer_than_a_request_may_take_to_arrive(
+    doors: FrontDoors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BoundedProtocol, "arrival_s", 0.3)
+    monkeypatch.setattr(doors.dispatcher, "pause_s", 0.1)
+    with httpx.Client(base_url=doors.url, timeout=30) as http:
+        for _ in range(2):  # the second time over the same connection
+            answer = http.post("/v1/completions", json={"prompt": "hi", "max_tokens": 6})
+            assert answer.json()["usage"]["completion_tokens"] == 6
+
+
+def test_headers_without_end_are_cut_off(doors: FrontDoors) -> None:
+    with socket.create_connection(("127.0.0.1", doors.http.port), timeout=10) as connection:
+        connection.sendall(b"GET /live HTTP/1.1\r\n")
+        header = b"x: " + b"y" * 8192 + b"\r\n"
+        sent = 0
+        with suppress(ConnectionError):
+            while sent < 64 << 20:
+                connection.sendall(header)
+                sent += len(header)
+    assert sent < 16 << 20, "the server goes on reading"
+
+
+def test_ten_thousand_idle_connections_leave_the_service_responsive(doors: FrontDoors) -> None:
+    allow_many_connections()
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 1000
+    count = min(10_000, most)
+    idle = subprocess.Popen(
+        [sys.executable, "-c", _IDLE_CLIENT, str(doors.http.port), str(count)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert idle.stdin
+    assert idle.stdout
+    try:
+        assert idle.stdout.readline() == b"connected\n"
+        with httpx.Client(base_url=doors.url, timeout=30) as http:
+            asked_at = time.monotonic()
+            answer = http.post("/v1/completions", json={"prompt": "hi"})
+            took = time.monotonic() - asked_at
+        assert answer.status_code == 200
+        print(f"\nwith {count} idle connections a request took {took * 1000:.0f} ms", end="")
+        assert took < PATIENCE_S
+    finally:
+        idle.communicate()

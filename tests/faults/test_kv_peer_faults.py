@@ -1,0 +1,156 @@
+"""Real processes, real UCX: what a handoff does when the other side is killed, stopped or restarted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+
+from kv_transfer import Drained, HandedOver, Ready, ReceiveFailed, Reserved, SendFailed
+from tests.faults.kv_process import LAYOUT, NUM_PAGES, Remote
+from tests.kv_support import REQUEST, final_for
+
+PAGES = list(range(NUM_PAGES))
+NUM_TOKENS = NUM_PAGES * LAYOUT.page_size
+
+
+@pytest.fixture(params=["nixl", "ucxx"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def begin(
+    sender: Remote, receiver: Remote, handoff_id: int = 1, timeout_s: float = 20.0, pages: list[int] = PAGES
+) -> None:
+    """Brings a handoff to where the sender may push."""
+    num_tokens = len(pages) * LAYOUT.page_size
+    sender.call("open", handoff_id, timeout_s)
+    receiver.call("reserve", handoff_id, sender.peer, pages, 0, num_tokens, timeout_s, request_digest=REQUEST)
+    reserved = receiver.event()
+    assert isinstance(reserved, Reserved), reserved
+    sender.call("attach", reserved.ticket)
+
+
+def complete(sender: Remote, receiver: Remote, handoff_id: int, num_pages: int = 16) -> None:
+    """One whole handoff, to show that both are well."""
+    pages = PAGES[:num_pages]
+    num_tokens = num_pages * LAYOUT.page_size
+    sender.call("fill", pages, handoff_id)
+    begin(sender, receiver, handoff_id, pages=pages)
+    sender.call("finish", handoff_id, pages, num_tokens, final_for(num_tokens))
+    assert isinstance(receiver.event(), Ready)
+    assert isinstance(sender.event(), HandedOver)
+    np.testing.assert_array_equal(sender.read(pages), receiver.read(pages))
+
+
+def pair(stack: ExitStack, kind: str, **environment: str) -> tuple[Remote, Remote]:
+    return (
+        stack.enter_context(Remote("sender", kind, "p-1", 1, **environment)),
+        stack.enter_context(Remote("receiver", kind, "d-1", 2, **environment)),
+    )
+
+
+@pytest.mark.parametrize("tls", ["tcp", "tcp,cma"])
+def test_a_large_handoff_between_two_processes_arrives_intact(stack: ExitStack, kind: str, tls: str) -> None:
+    sender, receiver = pair(stack, kind, UCX_TLS=tls)
+    sender.call("fill", PAGES)
+    begin(sender, receiver)
+    for done in (100, 200, 300):
+        sender.call("computed", 1, PAGES[:done], done * LAYOUT.page_size)
+    sender.call("finish", 1, PAGES, NUM_TOKENS, final_for(NUM_TOKENS))
+    ready, handed_over = receiver.event(), sender.event()
+    assert isinstance(ready, Ready), ready
+    assert isinstance(handed_over, HandedOver), handed_over
+    assert handed_over.bytes == NUM_PAGES * LAYOUT.page_bytes
+    np.testing.assert_array_equal(sender.read(PAGES), receiver.read(PAGES))
+
+
+def test_a_sender_killed_while_it_writes_frees_the_receivers_pages(stack: ExitStack, kind: str) -> None:
+    sender, receiver = pair(stack, kind, UCX_TLS="tcp")
+    complete(sender, receiver, 9)
+    begin(sender, receiver)
+    sender.call("finish", 1, PAGES, NUM_TOKENS, final_for(NUM_TOKENS))
+    time.sleep(0.02)
+    sender.kill()
+    killed_at = time.monotonic()
+    failed = receiver.event()
+    assert isinstance(failed, ReceiveFailed), failed
+    assert receiver.event() == Drained(1)
+    assert time.monotonic() - killed_at < 3
+    successor = stack.enter_context(Remote("sender", kind, "p-2", 3, UCX_TLS="tcp"))
+    complete(successor, receiver, 2)
+
+
+def test_a_receiver_killed_while_it_is_written_frees_the_senders_pages(stack: ExitStack, kind: str) -> None:
+    sender, receiver = pair(stack, kind, UCX_TLS="tcp")
+    complete(sender, receiver, 9)
+    begin(sender, receiver)
+    sender.call("finish", 1, PAGES, NUM_TOKENS, final_for(NUM_TOKENS))
+    time.sleep(0.02)
+    receiver.kill()
+    killed_at = time.monotonic()
+    failed = sender.event()
+    assert isinstance(failed, SendFailed), failed
+    assert time.monotonic() - killed_at < 3
+    successor = stack.enter_context(Remote("receiver", kind, "d-2", 4, UCX_TLS="tcp"))
+    complete(sender, successor, 2)
+
+
+def test_a_stopped_sender_keeps_the_pages_in_quarantine_until_it_goes_on(stack: ExitStack, kind: str) -> None:
+    sender, receiver = pair(stack, kind, UCX_TLS="tcp")
+    complete(sender, receiver, 9)
+    begin(sender, receiver, timeout_s=1.0)
+    sender.call("finish", 1, PAGES, NUM_TOKENS, final_for(NUM_TOKENS))
+    time.sleep(0.02)
+    sender.stop()
+    failed = receiver.event()
+    assert isinstance(failed, ReceiveFailed)
+    assert "deadline" in failed.reason
+    with pytest.raises(TimeoutError):
+        receiver.event(timeout_s=2.5)
+    sender.resume()
+    assert receiver.event() == Drained(1)
+    before = receiver.read(PAGES)
+    assert isinstance(sender.event(), SendFailed)
+    time.sleep(0.3)
+    np.testing.assert_array_equal(receiver.read(PAGES), before)
+    complete(sender, receiver, 2)
+
+
+def test_a_stopped_sender_that_is_killed_frees_the_pages(stack: ExitStack, kind: str) -> None:
+    sender, receiver = pair(stack, kind, UCX_TLS="tcp")
+    begin(sender, receiver, timeout_s=0.5)
+    sender.call("computed", 1, PAGES, NUM_TOKENS - 1)
+    sender.stop()
+    assert isinstance(receiver.event(), ReceiveFailed)
+    sender.kill()
+    assert receiver.event() == Drained(1)
+
+
+def test_a_stopped_receiver_holds_no_pages_of_the_sender_and_reuses_none_of_its_own_too_early(
+    stack: ExitStack, kind: str
+) -> None:
+    sender, receiver = pair(stack, kind, UCX_TLS="tcp")
+    complete(sender, receiver, 9)
+    begin(sender, receiver, timeout_s=1.0)
+    receiver.stop()
+    sender.call("finish", 1, PAGES, NUM_TOKENS, final_for(NUM_TOKENS))
+    failed = sender.event()
+    assert isinstance(failed, SendFailed)
+    sender.call("fill", PAGES, 5)  # the sender's pages are somebody else's now
+    receiver.resume()
+    assert isinstance(receiver.event(), ReceiveFailed)
+    assert receiver.event() == Drained(1)
+    before = receiver.read(PAGES)
+    time.sleep(0.3)
+    np.testing.assert_array_equal(receiver.read(PAGES), before)
+    complete(sender, receiver, 2)

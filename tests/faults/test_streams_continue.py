@@ -1,0 +1,174 @@
+"""A decode worker ends in the middle of an answer, and the client cannot tell: whatever the sampling."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass, replace
+
+import pytest
+from prometheus_client import generate_latest
+
+from engine.config import EngineConfig
+from router.config import Mode, RouterConfig
+from router.departure import Departures
+from router.dispatch import ClusterDispatcher
+from router.generation import Generation
+from router.generation_request import GenerationRequest
+from router.metrics import RouterMetrics
+from router.registry import Registry
+from router.sampling_options import SamplingOptions
+from router.served_model import ServedModel
+from rpc.baton.v1 import sampling_pb2
+from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
+from tests.faults.local_cluster import LocalWorker
+from tests.faults.small_model import MAX_LEN, SmallModel
+from tests.integration.tiny_cluster import ASSEMBLE
+from worker.config import WorkerConfig, WorkerRole
+from worker.host import WorkerHost
+
+ROLES = {WorkerRole.PREFILL: ROLE_PREFILL, WorkerRole.DECODE: ROLE_DECODE}
+PROMPT = tuple(range(2, 150))
+LENGTH = 120
+OPTIONS = SamplingOptions(max_tokens=LENGTH, ignore_eos=True, seed=11)
+SAMPLINGS = {
+    "greedy": replace(OPTIONS, temperature=0.0),
+    "seeded": OPTIONS,
+    "nucleus": replace(OPTIONS, temperature=0.8, top_p=0.9, top_k=40, min_p=0.01),
+    "penalties": replace(
+        OPTIONS, repetition_penalty=1.3, presence_penalty=0.7, frequency_penalty=0.9, temperature=0.7
+    ),
+    "logprobs": replace(OPTIONS, logprobs=3),
+    "min_tokens": replace(OPTIONS, temperature=0.0, min_tokens=40, stop_token_ids=tuple(range(2, 60))),
+}
+
+
+@dataclass
+class Cluster:
+    generation: Generation
+    registry: Registry
+    hosts: dict[str, WorkerHost]
+    metrics: RouterMetrics
+
+    def retries(self) -> int:
+        return generate_latest(self.metrics.registry).decode().count("baton_request_retries_total{")
+
+    def decoding(self) -> str:
+        """The decode worker that has the one request."""
+        (busy,) = [s.worker_id for s in self.registry.ready(ROLE_DECODE) if s.load.requests]
+        return busy
+
+    async def kill_decoder(self) -> None:
+        await self.hosts[self.decoding()].stop()
+
+    async def drain_decoder(self) -> None:
+        await Departures(self.registry).drain(self.decoding(), timeout_s=0.0)
+
+
+@dataclass
+class Answer:
+    text: str
+    tokens: list[int]
+    logprobs: list[sampling_pb2.TokenLogprobs]
+    finish: int
+    stop: str | int | None
+
+
+@dataclass
+class Worker(LocalWorker):
+    async def stop(self) -> None:
+        await self.host.stop()
+
+    async def revive(self) -> None:
+        raise AssertionError("no test here brings a worker back")
+
+
+@asynccontextmanager
+async def cluster(small: SmallModel, mode: Mode) -> AsyncIterator[Cluster]:
+    """Two decode workers, and a prefill worker if there is one in this mode."""
+    roles = [WorkerRole.DECODE, WorkerRole.DECODE]
+    roles += [WorkerRole.PREFILL] if mode is Mode.DISAGG else []
+    engine = EngineConfig(model_path=small.folder, num_pages=64, max_model_len=MAX_LEN, chunk_budget=64)
+    hosts: dict[str, WorkerHost] = {}
+    handles = []
+    async with AsyncExitStack() as stack:
+        for i, role in enumerate(roles):
+            name = f"{role.value}-{i}"
+            transport = "loopback" if mode is Mode.DISAGG else None
+            config = WorkerConfig(
+                worker_id=name, role=role, model="small", engine=engine, transport=transport
+            )
+            hosts[name] = WorkerHost(config, ASSEMBLE[role], on_death=lambda _: None)
+            await hosts[name].start()
+            stack.push_async_callback(hosts[name].stop)
+            handles.append(Worker(name, ROLES[role], hosts[name]))
+        registry = await stack.enter_async_context(Registry(handles))
+        assert await registry.wait_for_all(20.0)
+        config = RouterConfig(model="small", mode=mode)
+        metrics = RouterMetrics(mode.value)
+        dispatcher = ClusterDispatcher(config, registry, metrics)
+        model = ServedModel(
+            name="small",
+            path=small.folder,
+            mode=mode.value,
+            max_model_len=MAX_LEN,
+            vocab_size=small.model.config.vocab_size,
+            eos_token_ids=(1,),
+        )
+        yield Cluster(Generation(model, small.tokenizer, dispatcher), registry, hosts, metrics)
+
+
+async def ask(
+    cluster: Cluster, options: SamplingOptions, disturb: Callable[[Cluster], object] | None, after: int
+) -> Answer:
+    """The answer to PROMPT; once `after` tokens are here, `disturb` happens."""
+    request = GenerationRequest(id=f"r{after}", prompts=[PROMPT], options=options)
+    run = await cluster.generation.start(request)
+    answer = Answer("", [], [], 0, None)
+    async with aclosing(run.chunks()) as chunks:
+        async for chunk in chunks:
+            answer.text += chunk.text
+            answer.tokens += chunk.token_ids
+            answer.logprobs += chunk.logprobs
+            answer.finish, answer.stop = chunk.finish, chunk.stop
+            if disturb is not None and len(answer.tokens) >= after:
+                disturb, happening = None, disturb(cluster)
+                await happening
+    assert disturb is None
+    return answer
+
+
+@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize("how", [Cluster.kill_decoder, Cluster.drain_decoder])
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+async def test_the_answer_is_the_same_token_for_token(
+    small: SmallModel, mode: Mode, how: Callable[[Cluster], object], sampling: str
+) -> None:
+    options = SAMPLINGS[sampling]
+    async with cluster(small, mode) as served:
+        expected = await ask(served, options, None, 0)
+        found = await ask(served, options, how, 20)
+        assert served.retries() == 1
+        assert len(found.tokens) >= 40
+        assert (found.tokens, found.text) == (expected.tokens, expected.text)
+        assert (found.finish, found.stop) == (expected.finish, expected.stop)
+        assert len(found.logprobs) == (len(found.tokens) if options.logprobs is not None else 0)
+        for ours, theirs in zip(found.logprobs, expected.logprobs, strict=True):
+            assert (ours.rank, list(ours.top_ids)) == (theirs.rank, list(theirs.top_ids))
+            assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-3)
+
+
+@pytest.mark.parametrize("mode", Mode)
+async def test_a_stop_string_that_spans_the_break_still_ends_the_answer(
+    small: SmallModel, mode: Mode
+) -> None:
+    async with cluster(small, mode) as served:
+        whole = (await ask(served, SAMPLINGS["greedy"], None, 0)).text
+        begin = len(small.tokenizer.decode((await ask(served, SAMPLINGS["greedy"], None, 1)).tokens[:19]))
+        stop = whole[begin : begin + 12]
+        options = replace(SAMPLINGS["greedy"], stop=(stop,))
+        expected = await ask(served, options, None, 2)
+        found = await ask(served, options, Cluster.kill_decoder, 20)
+        assert served.retries() == 1
+        assert expected.stop == found.stop == stop
+        assert found.text == expected.text == whole[: whole.index(stop)]

@@ -1,0 +1,92 @@
+"""Requests driven through a runner step by step, with given answers, reading the distribution at each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.plan import Chunk, StepPlan
+from engine.request import Request
+from engine.runner import ModelRunner
+from engine.sampling import Sampling
+from tests.gpu.models import VOCAB
+
+
+def gpu_config(folder: Path, **changes: object) -> EngineConfig:
+    settings: dict[str, object] = {
+        "model_path": folder,
+        "device": "cuda",
+        "dtype": "bfloat16",
+        "page_size": 16,
+        "num_pages": 512,
+        "max_model_len": 1024,
+        "max_running_requests": 32,
+        "attention_backend": "flashinfer",
+    }
+    return EngineConfig(**{**settings, **changes})  # type: ignore[arg-type]
+
+
+def random_tokens(count: int, seed: int) -> list[int]:
+    return torch.randint(2, VOCAB, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+@dataclass
+class Forced:
+    """A request whose answer is given: what the model predicts at each place is kept, and not followed."""
+
+    tokens: list[int]
+    prompt_length: int
+    slot: int
+    pages: Sequence[int]
+    request: Request = field(init=False)
+    predicted: dict[int, torch.Tensor] = field(default_factory=dict)
+    """Position to log-probabilities [vocab] of the token after it."""
+
+    def __post_init__(self) -> None:
+        sampling = Sampling(max_tokens=len(self.tokens), logprobs=VOCAB)
+        self.request = Request(id=self.slot, prompt=self.tokens[: self.prompt_length], sampling=sampling)
+        self.request.slot = self.slot
+        self.request.pages = list(self.pages)
+
+    def chunk(self, length: int) -> Chunk:
+        request = self.request
+        start = request.num_computed
+        request.num_computed += length
+        samples = request.num_computed == request.num_tokens
+        return Chunk(request, start, length, len(request.output) if samples else None)
+
+
+def step(runner: ModelRunner, *work: tuple[Forced, int]) -> None:
+    """Compute the next so many tokens of each, in one batch."""
+    ordered = sorted(work, key=lambda item: item[1] == 1)
+    chunks = [forced.chunk(length) for forced, length in ordered]
+    result = runner.launch(StepPlan(chunks=chunks)).result()
+    assert not result.errors
+    sampling = [forced for (forced, _), chunk in zip(ordered, chunks, strict=True) if chunk.samples]
+    for forced, logprobs in zip(sampling, result.logprobs, strict=True):
+        assert logprobs is not None
+        row = torch.empty(VOCAB)
+        for token, value in logprobs.top:
+            row[token] = value
+        position = forced.request.num_tokens - 1
+        forced.predicted[position] = row
+        forced.request.output.append(forced.tokens[position + 1])
+
+
+def generate(config: EngineConfig, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[list[int]]:
+    """Answers of an engine, all prompts at once."""
+    engine = Engine(config)
+    requests = [Request(id=i, prompt=list(prompt), sampling=sampling) for i, prompt in enumerate(prompts)]
+    for request in requests:
+        engine.submit(request)
+    while engine.has_work:
+        output = engine.step()
+        assert not output.failed
+    engine.check_pages()
+    engine.close()
+    return [list(request.output) for request in requests]

@@ -1,0 +1,73 @@
+"""Small random models of each architecture, with heads of the sizes that GPU kernels are made for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+VOCAB = 512
+
+_SHAPE = {
+    "vocab_size": VOCAB,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+    "initializer_range": 0.08,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
+
+
+def build(name: str) -> PreTrainedModel:
+    """float32, with weights that bfloat16 holds exactly, so that only arithmetic differs."""
+    torch.manual_seed(0)
+    match name:
+        case "llama-64":
+            model: PreTrainedModel = LlamaForCausalLM(LlamaConfig(**_SHAPE, head_dim=64))
+        case "llama-128":
+            model = LlamaForCausalLM(LlamaConfig(**_SHAPE, head_dim=128))
+        case "qwen2":
+            model = Qwen2ForCausalLM(Qwen2Config(**{**_SHAPE, "num_attention_heads": 4}))
+        case "qwen3":
+            model = Qwen3ForCausalLM(Qwen3Config(**_SHAPE, head_dim=128))
+        case "gpt2":
+            model = GPT2LMHeadModel(
+                GPT2Config(
+                    vocab_size=VOCAB,
+                    n_positions=1024,
+                    n_embd=256,
+                    n_layer=3,
+                    n_head=4,
+                    bos_token_id=0,
+                    eos_token_id=1,
+                )
+            )
+        case _:
+            raise ValueError(name)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+            parameter.copy_(parameter.bfloat16().float())
+    return model.eval()
+
+
+def save(name: str, folder: Path) -> PreTrainedModel:
+    model = build(name)
+    model.save_pretrained(folder)
+    return model

@@ -1,0 +1,103 @@
+"""Whole engines on a GPU: overlap, graphs, chunks and sampling change the speed, never the answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.engine import Engine
+from engine.plan import Chunk, StepPlan
+from engine.request import Request
+from engine.runner import ModelRunner
+from engine.sampling import Sampling
+from tests.gpu.driving import generate, gpu_config, random_tokens
+from tests.gpu.models import save
+
+PROMPTS = [random_tokens(length, seed=length) for length in (5, 100, 33, 64, 200, 1, 17)]
+GREEDY = Sampling(max_tokens=24, ignore_eos=True)
+
+
+@torch.no_grad()
+def expected(model: torch.nn.Module, prompt: list[int], count: int) -> list[int]:
+    tokens = torch.tensor([prompt], device="cuda")
+    for _ in range(count):
+        tokens = torch.cat([tokens, model(tokens).logits[:, -1].argmax(-1, keepdim=True)], dim=1)
+    return tokens[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("chunk", [16, 64, None])
+def test_in_float32_chunked_and_overlapped_answers_equal_transformers(
+    chunk: int | None, overlap: bool, tmp_path: Path
+) -> None:
+    model = save("llama-64", tmp_path).cuda()
+    config = gpu_config(
+        tmp_path, dtype="float32", attention_backend="torch", chunk_budget=chunk, overlap=overlap
+    )
+    assert generate(config, PROMPTS, GREEDY) == [expected(model, prompt, 24) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("graphs", [0, 8])
+def test_overlap_changes_no_token_in_bfloat16(graphs: int, tmp_path: Path) -> None:
+    save("llama-128", tmp_path)
+    config = {"chunk_budget": 64, "cuda_graph_max_batch": graphs}
+    plain = generate(gpu_config(tmp_path, **config), PROMPTS, GREEDY)
+    assert generate(gpu_config(tmp_path, **config, overlap=True), PROMPTS, GREEDY) == plain
+
+
+def test_a_seeded_draw_is_the_same_on_gpu_and_cpu(tmp_path: Path) -> None:
+    save("llama-64", tmp_path)
+    sampling = Sampling(
+        max_tokens=16, ignore_eos=True, temperature=0.8, top_p=0.9, top_k=40, seed=5, repetition_penalty=1.1
+    )
+    exact = {"dtype": "float32", "attention_backend": "torch"}
+    on_gpu = generate(gpu_config(tmp_path, **exact, overlap=True), PROMPTS, sampling)
+    assert on_gpu == generate(gpu_config(tmp_path, **exact, device="cpu"), PROMPTS, sampling)
+
+
+def test_launching_a_step_never_waits_for_the_device(tmp_path: Path) -> None:
+    save("llama-128", tmp_path)
+    runner = ModelRunner(gpu_config(tmp_path, cuda_graph_max_batch=8))
+    samplings = [
+        Sampling(max_tokens=64),
+        Sampling(max_tokens=64, temperature=0.7, seed=1),
+        Sampling(max_tokens=64, temperature=0.7, top_p=0.9, min_p=0.05, seed=2),
+        Sampling(max_tokens=64, logprobs=3, presence_penalty=0.5, min_tokens=60, stop_token_ids=(7,)),
+    ]
+    requests = []
+    for slot, sampling in enumerate(samplings):
+        request = Request(id=slot, prompt=random_tokens(40, slot), sampling=sampling)
+        request.slot, request.pages = slot, list(range(8 * slot, 8 * slot + 8))
+        requests.append(request)
+
+    def plan() -> StepPlan:
+        chunks = []
+        for request in requests:
+            length = request.num_pending
+            chunks.append(Chunk(request, request.num_computed, length, len(request.output)))
+            request.num_computed += length
+        return StepPlan(chunks=chunks)
+
+    for _ in range(3):  # the first steps load kernels
+        for request, token in zip(requests, runner.launch(plan()).result().tokens, strict=True):
+            request.output.append(token)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        flight = runner.launch(plan())
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len(flight.result().tokens) == 4
+
+
+def test_the_pool_takes_what_a_rehearsed_step_leaves(tmp_path: Path) -> None:
+    save("llama-128", tmp_path)
+    engine = Engine(
+        gpu_config(tmp_path, num_pages=0, kv_memory_fraction=0.3, chunk_budget=256, cuda_graph_max_batch=4)
+    )
+    free, total = torch.cuda.mem_get_info()
+    assert 0.2 * total < total - free < 0.32 * total
+    assert engine.kv.pool.num_pages == engine.runner.kv.num_pages
+    engine.close()

@@ -1,0 +1,277 @@
+"""A worker that speaks the protocol over real gRPC and invents its tokens: for tests of the router alone."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import grpc
+
+from rpc.baton.v1 import sampling_pb2, worker_pb2, worker_pb2_grpc
+from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
+from rpc.channel import Endpoint
+from rpc.tls import Identity
+
+_epochs = itertools.count(1)
+
+
+def token_at(prompt: list[int], position: int) -> int:
+    """The "model": the token at an absolute position is a function of the prompt alone."""
+    return (sum(prompt) + 7 * position) % 1000
+
+
+def answer(prompt: list[int], length: int) -> list[int]:
+    return [token_at(prompt, len(prompt) + i) for i in range(length)]
+
+
+@dataclass
+class Behaviour:
+    """What goes wrong. Counts are of tokens in one attempt."""
+
+    break_after: int | None = None
+    """Cancel the session after so many tokens."""
+    fail_after: int | None = None
+    fail_code: worker_pb2.FailureCode = worker_pb2.FAILURE_CODE_HANDOFF
+    times: int = 1
+    """How often; later attempts go well."""
+    token_s: float = 0.0
+    silent: bool = False
+    """Takes commands, answers nothing."""
+    dumb: bool = False
+    """As a process that was stopped: the connection stands, and nothing comes."""
+    stop_at_first: bool = False
+    """The first token ends the sequence."""
+    late_first_token: bool = False
+    """Prefill: the first token is reported long after the decode worker's."""
+    refuse_reservation: bool = False
+
+    def strikes(self, tokens: int, threshold: int | None) -> bool:
+        if threshold is None or tokens < threshold or self.times <= 0:
+            return False
+        self.times -= 1
+        return True
+
+
+@dataclass
+class FakeWorker(worker_pb2_grpc.WorkerServicer):
+    worker_id: str
+    role: worker_pb2.Role
+    fabric: dict[int, asyncio.Event] = field(default_factory=dict)
+    """Handoffs that were written, by id: shared by the two sides."""
+    behaviour: Behaviour = field(default_factory=Behaviour)
+    layout_hash: str = "L"
+    router_certificate: bytes | None = None
+    """Only the holder of its key is served; None: everybody."""
+    received: list[worker_pb2.Command] = field(default_factory=list)
+    live: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+    """Requests that hold something here."""
+
+    def __post_init__(self) -> None:
+        self.epoch = next(_epochs)
+        self.identity = Identity.draw()
+        self._sessions: set[asyncio.Task[None]] = set()
+        self._server: grpc.aio.Server | None = None
+        self._address = ""
+        self._attached: dict[int, asyncio.Event] = {}
+
+    async def start(self) -> FakeWorker:
+        self._server = grpc.aio.server()
+        worker_pb2_grpc.add_WorkerServicer_to_server(self, self._server)
+        if self.router_certificate is None:
+            port = self._server.add_insecure_port("127.0.0.1:0")
+        else:
+            credentials = self.identity.serve(self.router_certificate)
+            port = self._server.add_secure_port("127.0.0.1:0", credentials)
+        self._address = f"127.0.0.1:{port}"
+        await self._server.start()
+        return self
+
+    async def stop(self) -> None:
+        """As a process that dies: streams break, requests are gone."""
+        assert self._server is not None
+        for task in self.live.values():
+            task.cancel()
+        await self._server.stop(None)
+        self.live.clear()
+
+    async def restart(self) -> None:
+        await self.stop()
+        await self.revive()
+
+    async def revive(self) -> None:
+        self.epoch = next(_epochs)
+        await self.start()
+
+    async def endpoint(self) -> Endpoint:
+        return Endpoint(self._address)
+
+    def commands(self, kind: str) -> list[worker_pb2.Command]:
+        return [command for command in self.received if command.WhichOneof("kind") == kind]
+
+    # ---------------------------------------------------------------------------------- protocol
+
+    async def Describe(  # noqa: N802
+        self, request: worker_pb2.DescribeRequest, context: grpc.aio.ServicerContext
+    ) -> worker_pb2.WorkerInfo:
+        peer = worker_pb2.Peer(name=f"{self.worker_id}@{self.epoch}", epoch=self.epoch)
+        return worker_pb2.WorkerInfo(
+            worker_id=self.worker_id,
+            role=self.role,
+            epoch=self.epoch,
+            layout_hash=self.layout_hash,
+            peer=peer,
+            metrics_address="127.0.0.1:1",
+        )
+
+    async def Drain(  # noqa: N802
+        self, request: worker_pb2.DrainRequest, context: grpc.aio.ServicerContext
+    ) -> worker_pb2.DrainResponse:
+        return worker_pb2.DrainResponse(unfinished=len(self.live))
+
+    async def Session(  # noqa: N802
+        self, commands: AsyncIterator[worker_pb2.Command], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[worker_pb2.EventBatch]:
+        outbox: asyncio.Queue[worker_pb2.EventBatch | None] = asyncio.Queue()
+        outbox.put_nowait(worker_pb2.EventBatch())
+        reader = asyncio.create_task(self._read(commands, outbox))
+        try:
+            while True:
+                try:
+                    batch = await asyncio.wait_for(outbox.get(), 0.2)
+                except TimeoutError:
+                    batch = worker_pb2.EventBatch()  # a heartbeat
+                if batch is None:
+                    break
+                if not self.behaviour.dumb:
+                    yield batch
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the worker broke down")
+        finally:
+            reader.cancel()
+            for task in self.live.values():
+                task.cancel()
+            self.live.clear()
+
+    async def _read(
+        self,
+        commands: AsyncIterator[worker_pb2.Command],
+        outbox: asyncio.Queue[worker_pb2.EventBatch | None],
+    ) -> None:
+        async for command in commands:
+            self.received.append(command)
+            match command.WhichOneof("kind"):
+                case "abort":
+                    task = self.live.pop(command.abort.request_id, None)
+                    if task is not None:
+                        task.cancel()
+                case "submit":
+                    run = self._prefill if self.role == ROLE_PREFILL else self._mixed
+                    self._launch(command.submit.work, run(command.submit.work, outbox))
+                case "reserve":
+                    self._launch(command.reserve.work, self._decode(command.reserve.work, outbox))
+                case "attach":
+                    self._attach_of(command.attach.ticket.handoff_id).set()
+
+    def _launch(self, work: worker_pb2.Work, run: object) -> None:
+        assert asyncio.iscoroutine(run)
+        self.live[work.request_id] = asyncio.create_task(run)
+
+    def _attach_of(self, handoff_id: int) -> asyncio.Event:
+        return self._attached.setdefault(handoff_id, asyncio.Event())
+
+    # ------------------------------------------------------------------------------------- roles
+
+    async def _mixed(self, work: worker_pb2.Work, outbox: asyncio.Queue) -> None:
+        outbox.put_nowait(started(work))
+        await self._generate(work, outbox, have=len(work.output))
+
+    async def _prefill(self, work: worker_pb2.Work, outbox: asyncio.Queue) -> None:
+        outbox.put_nowait(started(work))
+        if self.behaviour.silent:
+            await asyncio.Event().wait()
+        if self.behaviour.strikes(0, self.behaviour.break_after):
+            outbox.put_nowait(None)
+            return
+        prompt, have = list(work.prompt), len(work.output)
+        ends = self.behaviour.stop_at_first or have + 1 >= work.sampling.max_tokens
+        first = tokens(
+            work,
+            token_at(prompt, len(prompt) + have),
+            sampling_pb2.FINISH_REASON_STOP if ends else sampling_pb2.FINISH_REASON_UNSPECIFIED,
+        )
+        if not self.behaviour.late_first_token:
+            outbox.put_nowait(first)
+        if ends:
+            self.live.pop(work.request_id, None)
+            return
+        if self.behaviour.strikes(1, self.behaviour.fail_after):
+            self._fail(work, outbox)
+            return
+        await self._attach_of(work.request_id).wait()
+        self.fabric.setdefault(work.request_id, asyncio.Event()).set()
+        if self.behaviour.late_first_token:
+            await asyncio.sleep(0.1)
+            outbox.put_nowait(first)
+        span = worker_pb2.Span(begin_s=0.0, end_s=0.1, num_tokens=len(prompt))
+        handed = worker_pb2.HandedOver(request_id=work.request_id, bytes=64, chunks=[span], pushes=[span])
+        outbox.put_nowait(worker_pb2.EventBatch(handed_over=[handed]))
+        self.live.pop(work.request_id, None)
+
+    async def _decode(self, work: worker_pb2.Work, outbox: asyncio.Queue) -> None:
+        if self.behaviour.refuse_reservation and self.behaviour.times > 0:
+            self.behaviour.times -= 1
+            self._fail(work, outbox)
+            return
+        ticket = worker_pb2.Ticket(handoff_id=work.request_id, epoch=self.epoch, pages=[1, 2])
+        reserved = worker_pb2.Reserved(request_id=work.request_id, ticket=ticket)
+        outbox.put_nowait(worker_pb2.EventBatch(reserved=[reserved]))
+        await self.fabric.setdefault(work.request_id, asyncio.Event()).wait()
+        outbox.put_nowait(worker_pb2.EventBatch(arrived=[worker_pb2.Arrived(request_id=work.request_id)]))
+        await self._generate(work, outbox, have=len(work.output) + 1)
+
+    async def _generate(self, work: worker_pb2.Work, outbox: asyncio.Queue, have: int) -> None:
+        prompt, made = list(work.prompt), 0
+        while True:
+            if self.behaviour.strikes(made, self.behaviour.break_after):
+                outbox.put_nowait(None)
+                return
+            if self.behaviour.strikes(made, self.behaviour.fail_after):
+                self._fail(work, outbox)
+                return
+            if self.behaviour.silent:
+                await asyncio.Event().wait()
+            await asyncio.sleep(self.behaviour.token_s)
+            last = have + 1 >= work.sampling.max_tokens
+            finish = sampling_pb2.FINISH_REASON_LENGTH if last else sampling_pb2.FINISH_REASON_UNSPECIFIED
+            outbox.put_nowait(tokens(work, token_at(prompt, len(prompt) + have), finish))
+            have, made = have + 1, made + 1
+            if last:
+                self.live.pop(work.request_id, None)
+                return
+
+    def _fail(self, work: worker_pb2.Work, outbox: asyncio.Queue) -> None:
+        failed = worker_pb2.Failed(
+            request_id=work.request_id, code=self.behaviour.fail_code, message="as the test wants it"
+        )
+        self.live.pop(work.request_id, None)
+        outbox.put_nowait(worker_pb2.EventBatch(failed=[failed]))
+
+
+def started(work: worker_pb2.Work) -> worker_pb2.EventBatch:
+    return worker_pb2.EventBatch(started=[worker_pb2.Started(request_id=work.request_id)])
+
+
+def tokens(work: worker_pb2.Work, token: int, finish: sampling_pb2.FinishReason) -> worker_pb2.EventBatch:
+    message = worker_pb2.Tokens(request_id=work.request_id, ids=[token], finish=finish, cached_tokens=3)
+    return worker_pb2.EventBatch(tokens=[message])
+
+
+def prefill_worker(name: str, fabric: dict[int, asyncio.Event], **behaviour: object) -> FakeWorker:
+    return FakeWorker(name, ROLE_PREFILL, fabric, Behaviour(**behaviour))
+
+
+def decode_worker(
+    name: str, fabric: dict[int, asyncio.Event] | None = None, **behaviour: object
+) -> FakeWorker:
+    return FakeWorker(name, ROLE_DECODE, fabric if fabric is not None else {}, Behaviour(**behaviour))

@@ -1,0 +1,187 @@
+"""Both front doors on free ports of 127.0.0.1, over a dispatcher that follows a script."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, Counter
+
+from router.api_keys import ApiKeys
+from router.dispatch_api import Delta
+from router.errors import RouterError
+from router.generation import Generation
+from router.grpc_server import GrpcConfig, GrpcServer
+from router.http_server import HttpConfig, HttpServer
+from router.limits import Limits
+from router.served_model import ServedModel
+from router.tokenizer import Tokenizer
+from rpc.baton.v1 import router_pb2, sampling_pb2
+from rpc.tls import TlsFiles
+
+STOP = sampling_pb2.FINISH_REASON_STOP
+LENGTH = sampling_pb2.FINISH_REASON_LENGTH
+
+
+@dataclass
+class Call:
+    """One sequence that the dispatcher was asked for."""
+
+    prompt: list[int]
+    sampling: sampling_pb2.Sampling
+    priority: int
+    timeout_s: float
+    deltas: int = 0
+    """Asked for so far."""
+    given_up: asyncio.Event = field(default_factory=asyncio.Event)
+    """It was closed before its last delta."""
+
+
+@dataclass
+class ScriptedDispatcher:
+    """Answers every prompt with `script(call)`, a delta at a time."""
+
+    script: Callable[[Call], Iterable[Delta]] = lambda call: [Delta(finish=LENGTH)]
+    pause_s: float = 0.0
+    """Before every delta."""
+    failure: RouterError | None = None
+    fail_after: int = 0
+    """Deltas before `failure`."""
+    hang_after: int | None = None
+    """Deltas after which nothing more ever comes."""
+    is_ready: bool = True
+    calls: list[Call] = field(default_factory=list)
+
+    def ready(self) -> bool:
+        return self.is_ready
+
+    async def generate(
+        self,
+        prompt: Sequence[int],
+        sampling: sampling_pb2.Sampling,
+        *,
+        priority: int = 0,
+        timeout_s: float = 0.0,
+    ) -> AsyncGenerator[Delta, None]:
+        call = Call(list(prompt), sampling, priority, timeout_s)
+        self.calls.append(call)
+        ended = False
+        try:
+            for count, delta in enumerate(self.script(call)):
+                if self.failure is not None and count == self.fail_after:
+                    raise self.failure
+                if count == self.hang_after:
+                    await asyncio.Event().wait()
+                await asyncio.sleep(self.pause_s)
+                ended = delta.finish != 0
+                call.deltas += 1
+                yield delta
+        finally:
+            if not ended:
+                call.given_up.set()
+
+    async def until_all_given_up(self) -> None:
+        """Raises TimeoutError if they are not, soon."""
+        async with asyncio.timeout(5.0):
+            for call in self.calls:
+                await call.given_up.wait()
+
+
+def say(tokenizer: Tokenizer, text: str, *, eos: int | None = None) -> Callable[[Call], list[Delta]]:
+    """A script: `text`, a token at a time; cut off by max_tokens, or ended by the token `eos`."""
+    ids = tokenizer._encode_now(text, add_special_tokens=False)
+
+    def script(call: Call) -> list[Delta]:
+        tokens = ids if eos is None else [*ids, eos]
+        tokens = tokens[: call.sampling.max_tokens]
+        deltas = [Delta(token_ids=[token]) for token in tokens]
+        if call.sampling.HasField("logprobs"):
+            for token, delta in zip(tokens, deltas, strict=True):
+                delta.logprobs = [_logprobs(token, call.sampling.logprobs)]
+        deltas[0].cached_tokens = len(call.prompt) // 2
+        last = deltas[-1]
+        last.finish = STOP if last.token_ids[0] == eos else LENGTH
+        last.stop_token = eos if last.finish == STOP else None
+        last.timings = router_pb2.Timings(
+            queue_s=0.25,
+            ttft_s=0.5,
+            chunks=[router_pb2.TimingSpan(begin_s=0.25, end_s=0.5, num_tokens=len(call.prompt))],
+        )
+        return deltas
+
+    return script
+
+
+def _logprobs(token: int, count: int) -> sampling_pb2.TokenLogprobs:
+    """The chosen token is the likeliest; its neighbours follow, the last impossible."""
+    values = [-0.5 - i for i in range(count)]
+    if count > 1:
+        values[-1] = float("-inf")
+    return sampling_pb2.TokenLogprobs(
+        logprob=-0.5, rank=1, top_ids=[token + i for i in range(count)], top_logprobs=values
+    )
+
+
+@dataclass
+class FrontDoors:
+    dispatcher: ScriptedDispatcher
+    generation: Generation
+    http: HttpServer
+    grpc: GrpcServer
+    scheme: str = "http"
+
+    @property
+    def url(self) -> str:
+        return f"{self.scheme}://127.0.0.1:{self.http.port}"
+
+    @property
+    def target(self) -> str:
+        return f"127.0.0.1:{self.grpc.port}"
+
+
+@cache
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """Kept from test to test: it has no state."""
+    return Tokenizer.load(folder, vocab_size=49152)
+
+
+@asynccontextmanager
+async def front_doors(
+    folder: Path,
+    *,
+    max_model_len: int = 256,
+    limits: Limits = Limits(),  # noqa: B008
+    keys: ApiKeys | None = None,
+    tls: TlsFiles | None = None,
+) -> AsyncIterator[FrontDoors]:
+    """Serve the tokenizer in `folder` as model "small"."""
+    tokenizer = load_tokenizer(folder)
+    dispatcher = ScriptedDispatcher(say(tokenizer, "Hello, wörld! 你好 👋🏽 and goodbye."))
+    model = ServedModel(
+        name="small",
+        path=folder,
+        mode="mixed",
+        max_model_len=max_model_len,
+        vocab_size=49152,
+        eos_token_ids=(2,),
+    )
+    generation = Generation(model, tokenizer, dispatcher, limits)
+    registry = CollectorRegistry()
+    Counter("baton_example", "An example", registry=registry)
+    http = HttpServer(
+        generation,
+        HttpConfig(port=0, tls=tls, keys=keys),
+        metrics=registry,
+        worker_targets=lambda: ["10.0.0.1:9000", "10.0.0.2:9000"],
+    )
+    grpc = GrpcServer(generation, GrpcConfig(port=0, tls=tls, keys=keys))
+    await http.start()
+    await grpc.start()
+    try:
+        yield FrontDoors(dispatcher, generation, http, grpc, "http" if tls is None else "https")
+    finally:
+        await asyncio.gather(http.stop(grace_s=1), grpc.stop(grace_s=1))

@@ -1,0 +1,139 @@
+"""Greedy answers of tiny models of every architecture are transformers', whatever the sizes and wherever the
+prompt was computed: the full product that would take hours on a real model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from engine.config import EngineConfig
+from engine.engine import NO_HOOKS, Engine
+from engine.request import Request
+from engine.sampling import Sampling
+from tests.unit.test_models import NAMES, reference
+
+MAX_TOKENS = 24
+PROMPTS = [[(7 * i * i + 3 * length) % 97 for i in range(length)] for length in (1, 5, 33, 90)]
+SIZES = [(chunk, page) for chunk in (16, 48, None) for page in (1, 4, 16)]
+
+
+class Model:
+    """A folder to serve, and what transformers answers to `PROMPTS`."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        oracle = reference(name)
+        oracle.save_pretrained(folder)
+        self.folder = folder
+        self.answers = [greedy(oracle, prompt) for prompt in PROMPTS]
+
+    def engine(self, chunk: int | None, page: int, tokens: int = 512, hooks: Any = NO_HOOKS) -> Engine:
+        config = EngineConfig(
+            model_path=self.folder,
+            chunk_budget=chunk,
+            page_size=page,
+            num_pages=tokens // page,
+            max_model_len=256,
+            max_running_requests=8,
+        )
+        return Engine(config, hooks=hooks)
+
+
+@torch.inference_mode()
+def greedy(model: PreTrainedModel, prompt: Sequence[int]) -> list[int]:
+    output: Any = model.generate(  # type: ignore[operator]
+        torch.tensor([list(prompt)]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+        min_new_tokens=MAX_TOKENS,
+        max_new_tokens=MAX_TOKENS,
+        do_sample=False,
+    )
+    answer: list[int] = output[0, len(prompt) :].tolist()
+    return answer
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return Model(request.param, tmp_path_factory.mktemp("model"))
+
+
+def new_request(id: int, prompt: list[int], max_tokens: int = MAX_TOKENS) -> Request:
+    return Request(id, prompt, Sampling(max_tokens=max_tokens, min_tokens=max_tokens))
+
+
+def finish(engine: Engine) -> None:
+    while engine.has_work:
+        engine.step()
+    pages = engine.check_pages()
+    assert pages.free + pages.cached == pages.total
+
+
+@pytest.mark.parametrize(("chunk", "page"), SIZES)
+def test_computed_in_one_place_at_once_and_again_from_the_cache(
+    model: Model, chunk: int | None, page: int
+) -> None:
+    engine = model.engine(chunk, page)
+    for attempt in range(2):
+        requests = [new_request(10 * attempt + i, prompt) for i, prompt in enumerate(PROMPTS)]
+        for request in requests:
+            engine.submit(request)
+        finish(engine)
+        assert [request.output for request in requests] == model.answers
+    assert engine.stats().cache_hit_tokens > 0
+
+
+class KeepPages:
+    """The hooks of a worker that hands its KV over."""
+
+    def on_started(self, requests: list[Request]) -> None:
+        pass
+
+    def on_computed(self, request: Request, upto: int) -> None:
+        pass
+
+    def on_finished(self, request: Request) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("chunk", "page"), SIZES)
+def test_prompts_computed_by_one_engine_and_answered_by_another(
+    model: Model, chunk: int | None, page: int
+) -> None:
+    prefill = model.engine(chunk, page, hooks=KeepPages())
+    decode = model.engine(chunk, page)
+    requests = []
+    for id, prompt in enumerate(PROMPTS):
+        source = new_request(id, prompt, max_tokens=1)
+        prefill.submit(source)
+        while prefill.has_work:
+            prefill.step()
+        request = new_request(id, prompt)
+        reservation = decode.reserve(request)
+        assert reservation is not None
+        sent = source.pages[reservation.first_token // page :]
+        decode.runner.kv.tensor[reservation.incoming] = prefill.runner.kv.tensor[sent]
+        prefill.release(source)
+        request.output += source.output
+        decode.admit_remote(request, reservation)
+        decode.step()
+        requests.append(request)
+    finish(prefill)
+    finish(decode)
+    assert [request.output for request in requests] == model.answers
+
+
+@pytest.mark.parametrize("page", [1, 4, 16])
+def test_preempted_and_computed_again(model: Model, page: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Without foresight, admission lets in what will not fit.
+    monkeypatch.setattr("engine.forecast.OutputLengths.remaining", lambda *_: 0)
+    engine = model.engine(16, page, tokens=192)
+    requests = [new_request(i, prompt) for i, prompt in enumerate(PROMPTS)]
+    for request in requests:
+        engine.submit(request)
+    finish(engine)
+    assert engine.stats().preemptions > 0
+    assert [request.output for request in requests] == model.answers

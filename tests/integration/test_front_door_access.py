@@ -1,0 +1,262 @@
+"""Who is let in through the front doors, what each may ask for at a time, and that nobody listens in."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import openai
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from engine.checkpoint import resolve
+from router.api_keys import ApiKeys
+from router.limits import Limits
+from rpc.baton.v1.router_pb2 import AbortRequest, GenerateRequest, GetModelInfoRequest
+from rpc.baton.v1.router_pb2_grpc import RouterStub
+from rpc.tls import BadCertificate, TlsFiles
+from tests.certificates import Authority
+from tests.integration.front_doors import FrontDoors, front_doors
+
+ALICE, BOB = "alice-0123456789", "bob-abcdefghijkl"
+COMPLETIONS = "/v1/completions"
+HELLO = {"prompt": "hi"}
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    return resolve("smollm2").path
+
+
+@pytest.fixture
+async def doors(folder: Path) -> AsyncIterator[FrontDoors]:
+    keys = ApiKeys({ALICE: "alice", BOB: "bob"}, max_requests=1)
+    async with front_doors(folder, keys=keys) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def http(doors: FrontDoors) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=doors.url, timeout=10) as client:
+        yield client
+
+
+@pytest.fixture
+async def router(doors: FrontDoors) -> AsyncIterator[Any]:
+    async with grpc.aio.insecure_channel(doors.target) as channel:
+        yield RouterStub(channel)
+
+
+class TestHttp:
+    @pytest.mark.parametrize("headers", [{}, bearer("wrong-0123456789"), {"authorization": ALICE}])
+    @pytest.mark.parametrize(
+        ("method", "path"),
+        [
+            ("POST", COMPLETIONS),
+            ("POST", "/v1/chat/completions"),
+            ("GET", "/v1/models"),
+            ("GET", "/metrics"),
+            ("GET", "/sd/workers"),
+            ("GET", "/version"),
+            ("GET", "/nothing"),
+            ("GET", "/live/../metrics"),
+            ("GET", "//live"),
+        ],
+    )
+    async def test_without_a_key_there_is_nothing_to_see(
+        self, http: httpx.AsyncClient, doors: FrontDoors, headers: dict[str, str], method: str, path: str
+    ) -> None:
+        response = await http.request(method, path, headers=headers)
+        assert response.status_code == 401
+        assert response.headers["www-authenticate"] == "Bearer"
+        assert response.json()["error"]["code"] == "invalid_api_key"
+        assert not doors.dispatcher.calls
+
+    async def test_a_body_is_not_read_for_a_stranger(self, http: httpx.AsyncClient) -> None:
+        async def endless() -> AsyncIterator[bytes]:
+            for _ in range(200):
+                yield bytes(1 << 16)
+
+        try:
+            response = await http.post(COMPLETIONS, content=endless())
+        except httpx.TransportError:
+            return  # it hung up on the rest
+        assert response.status_code == 401
+
+    @pytest.mark.parametrize("path", ["/live", "/ready"])
+    async def test_orchestrators_need_no_key(self, http: httpx.AsyncClient, path: str) -> None:
+        assert (await http.get(path)).status_code == 200
+
+    async def test_the_official_client_brings_its_key(self, doors: FrontDoors) -> None:
+        base_url = f"{doors.url}/v1"
+        async with openai.AsyncOpenAI(base_url=base_url, api_key=ALICE) as client:
+            assert (await client.completions.create(model="small", prompt="hi")).choices[0].text
+        async with openai.AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0) as stranger:
+            with pytest.raises(openai.AuthenticationError):
+                await stranger.completions.create(model="small", prompt="hi")
+
+    @pytest.mark.parametrize("stream", [False, True])
+    async def test_a_key_at_its_limit_waits_and_others_do_not(
+        self, http: httpx.AsyncClient, doors: FrontDoors, stream: bool
+    ) -> None:
+        doors.dispatcher.hang_after = 1
+        running = asyncio.create_task(
+            http.post(COMPLETIONS, json=HELLO | {"stream": stream}, headers=bearer(ALICE))
+        )
+        while not doors.dispatcher.calls:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        refused = await http.post(COMPLETIONS, json=HELLO, headers=bearer(ALICE))
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        assert refused.json()["error"]["code"] == "too_many_requests"
+        assert (await http.get("/v1/models", headers=bearer(ALICE))).status_code == 200
+        doors.dispatcher.hang_after = None
+        assert (await http.post(COMPLETIONS, json=HELLO, headers=bearer(BOB))).status_code == 200
+        running.cancel()
+        await doors.dispatcher.calls[0].given_up.wait()
+        assert (await http.post(COMPLETIONS, json=HELLO, headers=bearer(ALICE))).status_code == 200
+
+    async def test_a_request_that_fails_gives_its_room_back(self, http: httpx.AsyncClient) -> None:
+        for _ in range(3):
+            bad = await http.post(COMPLETIONS, json={"prompt": ""}, headers=bearer(ALICE))
+            assert bad.status_code == 400
+        assert (await http.post(COMPLETIONS, json=HELLO, headers=bearer(ALICE))).status_code == 200
+
+
+class TestGrpc:
+    @pytest.mark.parametrize(
+        "metadata", [None, [("authorization", "Bearer wrong-0123456789")], [("x-api-key", ALICE)]]
+    )
+    async def test_without_a_key_every_method_is_closed(
+        self, router: Any, doors: FrontDoors, metadata: list[tuple[str, str]] | None
+    ) -> None:
+        calls = [
+            router.Generate(GenerateRequest(text="hi"), metadata=metadata).read(),
+            router.Abort(AbortRequest(request_id="r"), metadata=metadata),
+            router.GetModelInfo(GetModelInfoRequest(), metadata=metadata),
+        ]
+        for call in calls:
+            assert await code_of(call) is grpc.StatusCode.UNAUTHENTICATED
+        assert not doors.dispatcher.calls
+
+    async def test_reflection_is_closed_and_health_open(self, doors: FrontDoors) -> None:
+        async with grpc.aio.insecure_channel(doors.target) as channel:
+            ask = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo
+            request = reflection_pb2.ServerReflectionRequest(list_services="")
+            assert await code_of(ask(iter([request])).read()) is grpc.StatusCode.UNAUTHENTICATED
+            health = health_pb2_grpc.HealthStub(channel)
+            assert (await health.Check(health_pb2.HealthCheckRequest())).status == 1
+
+    async def test_a_key_opens(self, router: Any) -> None:
+        metadata = [("authorization", f"Bearer {ALICE}")]
+        info = await router.GetModelInfo(GetModelInfoRequest(), metadata=metadata)
+        assert info.model == "small"
+        assert [r async for r in router.Generate(GenerateRequest(text="hi"), metadata=metadata)]
+
+    async def test_a_key_at_its_limit_waits_whichever_door_it_uses(
+        self, router: Any, http: httpx.AsyncClient, doors: FrontDoors
+    ) -> None:
+        doors.dispatcher.hang_after = 1
+        metadata = [("authorization", f"Bearer {ALICE}")]
+        running = router.Generate(GenerateRequest(text="hi"), metadata=metadata)
+        await running.read()
+        second = router.Generate(GenerateRequest(text="hi"), metadata=metadata).read()
+        assert await code_of(second) is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert (await http.post(COMPLETIONS, json=HELLO, headers=bearer(ALICE))).status_code == 429
+        running.cancel()
+
+    async def test_a_request_s_id_is_its_client_s_own(self, router: Any, doors: FrontDoors) -> None:
+        doors.dispatcher.hang_after = 1
+        alice, bob = ([("authorization", f"Bearer {key}")] for key in (ALICE, BOB))
+        request = GenerateRequest(request_id="mine", text="hi")
+        of_alice, of_bob = router.Generate(request, metadata=alice), router.Generate(request, metadata=bob)
+        await asyncio.gather(of_alice.read(), of_bob.read())
+        abort = AbortRequest(request_id="mine")
+        assert (await router.Abort(abort, metadata=bob)).found
+        assert not (await router.Abort(abort, metadata=bob)).found
+        assert (await router.Abort(abort, metadata=alice)).found
+
+
+class TestLimits:
+    @pytest.mark.parametrize(
+        ("fields", "param"),
+        [({"prompt": [1] * 9}, "prompt"), ({"n": 3}, "n"), ({"logprobs": 6}, "logprobs")],
+    )
+    async def test_a_request_for_more_than_the_limit_is_refused_by_name(
+        self, folder: Path, fields: dict[str, Any], param: str
+    ) -> None:
+        limits = Limits(max_prompt_tokens=8, max_completions=2, max_logprobs=5)
+        at_the_limit = {"prompt": [1] * 8, "n": 2, "logprobs": 5}
+        async with front_doors(folder, limits=limits) as doors, httpx.AsyncClient() as http:
+            url = doors.url + COMPLETIONS
+            assert (await http.post(url, json=at_the_limit)).status_code == 200
+            refused = await http.post(url, json=at_the_limit | fields)
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+
+
+class TestTls:
+    async def test_both_doors_speak_it_and_prove_who_they_are(self, folder: Path, tmp_path: Path) -> None:
+        authority, other = Authority.make("ours"), Authority.make("another")
+        async with front_doors(folder, tls=authority.issue(tmp_path)) as doors:
+            async with httpx.AsyncClient(verify=trusting(authority)) as http:
+                stream = HELLO | {"stream": True}
+                response = await http.post(doors.url + COMPLETIONS, json=stream)
+                assert response.text.endswith("data: [DONE]\n\n")
+            async with httpx.AsyncClient(verify=trusting(other)) as http:
+                with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+                    await http.get(f"{doors.url}/live")
+            assert await served_over_grpc(doors, grpc.ssl_channel_credentials(authority.pem))
+            assert not await served_over_grpc(doors, grpc.ssl_channel_credentials(other.pem))
+
+    async def test_plaintext_gets_no_answer(self, folder: Path, tmp_path: Path) -> None:
+        async with front_doors(folder, tls=Authority.make("ours").issue(tmp_path)) as doors:
+            async with httpx.AsyncClient() as http:
+                with pytest.raises(httpx.TransportError):
+                    await http.get(doors.url.replace("https", "http") + "/live")
+            async with grpc.aio.insecure_channel(doors.target) as channel:
+                info = RouterStub(channel).GetModelInfo(GetModelInfoRequest(), timeout=5)
+                assert await code_of(info) is grpc.StatusCode.UNAVAILABLE
+
+    def test_files_that_do_not_fit_are_told_before_anything_starts(self, tmp_path: Path) -> None:
+        first, second = tmp_path / "first", tmp_path / "second"
+        first.mkdir()
+        second.mkdir()
+        ours = Authority.make("ours")
+        one, other = ours.issue(first), ours.issue(second, passphrase=b"secret")
+        one.check()
+        with pytest.raises(BadCertificate, match="are no certificate and its key: KEY_VALUES_MISMATCH"):
+            TlsFiles(other.certificate, one.key).check()
+        with pytest.raises(BadCertificate, match="passphrase"):
+            other.check()
+        with pytest.raises(BadCertificate, match="none: No such file"):
+            TlsFiles(one.certificate, tmp_path / "none").check()
+        (tmp_path / "noise").write_text("not a certificate")
+        with pytest.raises(BadCertificate, match="are no certificate and its key"):
+            TlsFiles(tmp_path / "noise", one.key).check()
+
+
+def trusting(authority: Authority) -> ssl.SSLContext:
+    return ssl.create_default_context(cadata=authority.pem.decode())
+
+
+async def served_over_grpc(doors: FrontDoors, credentials: grpc.ChannelCredentials) -> bool:
+    async with grpc.aio.secure_channel(doors.target, credentials) as channel:
+        return await code_of(RouterStub(channel).GetModelInfo(GetModelInfoRequest(), timeout=5)) is None
+
+
+async def code_of(call: Any) -> grpc.StatusCode | None:
+    """How it failed; None if it did not."""
+    try:
+        await call
+    except grpc.aio.AioRpcError as error:
+        return error.code()
+    return None

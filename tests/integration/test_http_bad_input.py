@@ -1,0 +1,194 @@
+"""Bad input over HTTP: an OpenAI-style 4xx each, and the service goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from engine.checkpoint import resolve
+from tests.integration.front_doors import FrontDoors, front_doors
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+LONG = "word " * 400
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    return resolve("smollm2").path
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def doors(folder: Path) -> AsyncIterator[FrontDoors]:
+    async with front_doors(folder) as opened:
+        yield opened
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def http(doors: FrontDoors) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=doors.url, timeout=10) as client:
+        yield client
+
+
+def assert_refused(
+    response: httpx.Response, status: int, param: str | None = None, code: str | None = None
+) -> None:
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    error = response.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error"
+    assert error["message"]
+    if param is not None:
+        assert error["param"] == param
+    if code is not None:
+        assert error["code"] == code
+
+
+async def assert_still_serves(doors: FrontDoors, http: httpx.AsyncClient) -> None:
+    """And whatever was refused never reached a worker."""
+    assert not doors.dispatcher.calls
+    assert (await http.post(COMPLETIONS, json={"prompt": "hi"})).status_code == 200
+    doors.dispatcher.calls.clear()
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "status", "param", "code"),
+    [
+        (COMPLETIONS, {"model": "nope"}, 404, "model", "model_not_found"),
+        (CHAT, {"model": "nope"}, 404, "model", "model_not_found"),
+        (COMPLETIONS, {"prompt": ""}, 400, "prompt", None),
+        (COMPLETIONS, {"prompt": []}, 400, "prompt", None),
+        (COMPLETIONS, {"prompt": ["fine", ""]}, 400, "prompt", None),
+        (COMPLETIONS, {"prompt": [[]]}, 400, "prompt", None),
+        (CHAT, {"messages": []}, 400, "messages", None),
+        (COMPLETIONS, {"prompt": LONG}, 400, "prompt", "context_length_exceeded"),
+        (CHAT, {"messages": [{"role": "user", "content": LONG}]}, 400, "messages", "context_length_exceeded"),
+        (COMPLETIONS, {"prompt": [1] * 256}, 400, "prompt", "context_length_exceeded"),
+        (COMPLETIONS, {"prompt": [1] * 255, "max_tokens": 2}, 400, "max_tokens", "context_length_exceeded"),
+        (COMPLETIONS, {"max_tokens": 10**12}, 400, "max_tokens", "context_length_exceeded"),
+        (COMPLETIONS, {"max_tokens": 0}, 400, "max_tokens", None),
+        (COMPLETIONS, {"max_tokens": -5}, 400, "max_tokens", None),
+        (COMPLETIONS, {"temperature": -1}, 400, "temperature", None),
+        (COMPLETIONS, {"temperature": 1e300}, 400, "temperature", None),
+        (COMPLETIONS, {"n": 0}, 400, "n", None),
+        (COMPLETIONS, {"n": -1}, 400, "n", None),
+        (COMPLETIONS, {"n": 10**9}, 400, "n", None),
+        (COMPLETIONS, {"prompt": ["a"] * 200, "n": 2}, 400, "n", None),
+        (COMPLETIONS, {"priority": 10**12}, 400, "priority", None),
+        (COMPLETIONS, {"prompt": [49152]}, 400, "prompt", None),
+        (COMPLETIONS, {"prompt": [-1]}, 400, "prompt", None),
+        (COMPLETIONS, {"prompt": [10**30]}, 400, "prompt", None),
+        (COMPLETIONS, {"stop_token_ids": [10**30]}, 400, "stop_token_ids", None),
+        (COMPLETIONS, {"seed": 10**30}, 400, "seed", None),
+        (COMPLETIONS, {"stop": ["x"] * 100}, 400, "stop", None),
+        (COMPLETIONS, {"logprobs": 10**6}, 400, "logprobs", None),
+        (CHAT, {"logprobs": True, "top_logprobs": 99}, 400, "logprobs", None),
+        (COMPLETIONS, {"max_tokens": "many"}, 400, "max_tokens", "invalid_value"),
+        (COMPLETIONS, {"prompt": {"text": "hi"}}, 400, "prompt", "invalid_value"),
+        (COMPLETIONS, {"prompt": None}, 400, "prompt", "invalid_value"),
+        (COMPLETIONS, {"stream": 1}, 400, "stream", "invalid_value"),
+        (CHAT, {"messages": [{"role": "user", "content": 5}]}, 400, "messages.0.content", "invalid_value"),
+        (COMPLETIONS, {"nonsense": 1}, 400, "nonsense", "unknown_parameter"),
+        (CHAT, {"tools": [{"type": "function"}]}, 400, "tools", "unsupported_parameter"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_bad_value_is_refused_by_name(
+    doors: FrontDoors,
+    http: httpx.AsyncClient,
+    path: str,
+    fields: dict[str, Any],
+    status: int,
+    param: str,
+    code: str | None,
+    stream: bool,
+) -> None:
+    required = {"prompt": "hi"} if path == COMPLETIONS else {"messages": [{"role": "user", "content": "hi"}]}
+    assert_refused(await http.post(path, json={"stream": stream} | required | fields), status, param, code)
+    await assert_still_serves(doors, http)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"hello",
+        b"[1]",
+        b"null",
+        b"\x00\xff\xfe",
+        b'{"prompt": "\\ud800"}',
+        b"[" * 10_000,
+        b'{"prompt": 1,}',
+    ],
+)
+async def test_a_malformed_body_is_refused(doors: FrontDoors, http: httpx.AsyncClient, body: bytes) -> None:
+    for path in (COMPLETIONS, CHAT):
+        assert_refused(await http.post(path, content=body), 400)
+    await assert_still_serves(doors, http)
+
+
+async def test_a_body_of_ten_megabytes_is_refused(doors: FrontDoors, http: httpx.AsyncClient) -> None:
+    big = b'{"prompt": "' + b"a" * 10_000_000 + b'"}'
+
+    async def in_pieces() -> AsyncIterator[bytes]:
+        for begin in range(0, len(big), 1 << 16):
+            yield big[begin : begin + (1 << 16)]
+
+    assert_refused(await http.post(COMPLETIONS, content=big), 413, code="request_too_large")
+    assert_refused(await http.post(CHAT, content=in_pieces()), 413, code="request_too_large")
+    await assert_still_serves(doors, http)
+
+
+async def test_a_long_text_does_not_stop_the_others_while_it_is_tokenized(
+    doors: FrontDoors, http: httpx.AsyncClient
+) -> None:
+    refused = asyncio.create_task(http.post(COMPLETIONS, json={"prompt": "word " * 700_000}))
+    await asyncio.sleep(0.05)
+    slowest = 0.0
+    clock = asyncio.get_running_loop().time
+    while not refused.done():
+        before = clock()
+        await http.get("/live")
+        slowest = max(slowest, clock() - before)
+    assert_refused(await refused, 400, "prompt", "context_length_exceeded")
+    assert slowest < 1.0
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/", 404),
+        ("GET", "/v1/nothing", 404),
+        ("POST", "/v2/completions", 404),
+        ("GET", COMPLETIONS, 405),
+        ("DELETE", CHAT, 405),
+        ("POST", "/v1/models", 405),
+        ("GET", "/v1/models/nope", 404),
+    ],
+)
+async def test_a_route_that_is_not_there_is_an_openai_error_too(
+    http: httpx.AsyncClient, method: str, path: str, status: int
+) -> None:
+    assert_refused(await http.request(method, path), status)
+
+
+async def test_bytes_that_are_not_http_are_refused_and_others_go_on(
+    doors: FrontDoors, http: httpx.AsyncClient
+) -> None:
+    for noise in (b"\x00" * 100, b"GET / HTTP/9.9\r\n\r\n", b"POST / HTTP/1.1\r\ncontent-length: -1\r\n\r\n"):
+        reader, writer = await asyncio.open_connection("127.0.0.1", doors.http.port)
+        writer.write(noise)
+        answer = await asyncio.wait_for(reader.read(), 5)
+        assert not answer or answer.startswith(b"HTTP/1.1 400")
+        writer.close()
+    await assert_still_serves(doors, http)

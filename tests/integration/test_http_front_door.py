@@ -1,0 +1,329 @@
+"""The HTTP front door as the official client sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai.types.chat import ChatCompletionMessageParam
+
+from engine.checkpoint import resolve
+from router.errors import DeadlineExceeded, Overloaded, Unavailable
+from tests.integration.front_doors import Call, FrontDoors, front_doors, say
+
+TEXT = "Hello, wörld! 你好 👋🏽 and goodbye."
+MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Greet me."}]
+EOS = 2
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    return resolve("smollm2").path
+
+
+@pytest.fixture
+async def doors(folder: Path) -> AsyncIterator[FrontDoors]:
+    async with front_doors(folder) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def client(doors: FrontDoors) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=f"{doors.url}/v1", api_key="none", max_retries=0) as opened:
+        yield opened
+
+
+async def test_a_chat_is_answered(doors: FrontDoors, client: openai.AsyncOpenAI) -> None:
+    doors.dispatcher.script = say(doors.generation.tokenizer, TEXT, eos=EOS)
+    answer = await client.chat.completions.create(model="small", messages=MESSAGES)
+    [choice] = answer.choices
+    assert (choice.message.role, choice.message.content, choice.finish_reason) == ("assistant", TEXT, "stop")
+    [call] = doors.dispatcher.calls
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == len(call.prompt)
+    assert answer.usage.completion_tokens == len(doors.generation.tokenizer._encode_now(TEXT, False)) + 1
+    assert answer.usage.prompt_tokens_details is not None
+    assert answer.usage.prompt_tokens_details.cached_tokens == len(call.prompt) // 2
+    assert call.sampling.max_tokens == 256 - len(call.prompt)
+    assert answer._request_id == answer.id
+
+
+async def test_the_prompt_of_a_chat_is_the_one_that_transformers_makes(
+    folder: Path, doors: FrontDoors, client: openai.AsyncOpenAI
+) -> None:
+    from transformers import AutoTokenizer
+
+    await client.chat.completions.create(model="small", messages=MESSAGES)
+    oracle = AutoTokenizer.from_pretrained(folder)
+    expected = oracle.apply_chat_template(MESSAGES, add_generation_prompt=True, return_dict=False)
+    assert doors.dispatcher.calls[0].prompt == expected
+
+
+async def test_a_streamed_chat_is_the_same_text_in_pieces(client: openai.AsyncOpenAI) -> None:
+    stream = await client.chat.completions.create(
+        model="small", messages=MESSAGES, stream=True, stream_options={"include_usage": True}
+    )
+    events = [event async for event in stream]
+    assert events[0].choices[0].delta.role == "assistant"
+    pieces = [event.choices[0].delta.content or "" for event in events if event.choices]
+    assert "".join(pieces) == TEXT
+    assert len(pieces) > 10
+    assert not any("�" in piece for piece in pieces)
+    finishes = [event.choices[0].finish_reason for event in events if event.choices]
+    assert finishes[-1] == "length"
+    assert set(finishes[:-1]) == {None}
+    assert events[-1].usage is not None
+    assert all(event.usage is None for event in events[:-1])
+
+
+async def test_every_shape_of_prompt_reaches_the_dispatcher_as_token_ids(
+    doors: FrontDoors, client: openai.AsyncOpenAI
+) -> None:
+    encode = doors.generation.tokenizer._encode_now
+    prompts: list[tuple[Any, list[list[int]]]] = [
+        ("once upon", [encode("once upon", True)]),
+        (["a b", "c"], [encode("a b", True), encode("c", True)]),
+        ([5, 6, 7], [[5, 6, 7]]),
+        ([[5, 6], [7]], [[5, 6], [7]]),
+    ]
+    for prompt, expected in prompts:
+        doors.dispatcher.calls.clear()
+        answer = await client.completions.create(model="small", prompt=prompt)
+        assert [call.prompt for call in doors.dispatcher.calls] == expected
+        assert [choice.index for choice in answer.choices] == list(range(len(expected)))
+
+
+async def test_several_completions_of_several_prompts_are_told_apart(
+    doors: FrontDoors, client: openai.AsyncOpenAI
+) -> None:
+    tokenizer = doors.generation.tokenizer
+    doors.dispatcher.script = lambda call: say(tokenizer, f"{call.prompt[0]} {call.sampling.seed}")(call)
+    for stream in (False, True):
+        doors.dispatcher.calls.clear()
+        texts = ["", "", "", ""]
+        if stream:
+            async for event in await client.completions.create(
+                model="small", prompt=[[5], [6]], n=2, seed=11, max_tokens=60, stream=True
+            ):
+                texts[event.choices[0].index] += event.choices[0].text
+        else:
+            answer = await client.completions.create(
+                model="small", prompt=[[5], [6]], n=2, seed=11, max_tokens=60
+            )
+            texts = [choice.text for choice in answer.choices]
+        seeds = [call.sampling.seed for call in doors.dispatcher.calls]
+        assert seeds[0] == seeds[2] == 11
+        assert seeds[1] == seeds[3] != 11
+        assert texts == [f"5 {seeds[0]}", f"5 {seeds[1]}", f"6 {seeds[2]}", f"6 {seeds[3]}"]
+
+
+async def test_a_stop_string_ends_the_answer_on_the_workers_too(
+    doors: FrontDoors, client: openai.AsyncOpenAI
+) -> None:
+    answer = await client.completions.create(
+        model="small", prompt="hi", max_tokens=60, stop=["zzz", " and g"]
+    )
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("Hello, wörld! 你好 👋🏽", "stop")
+    assert answer.choices[0].to_dict()["stop_reason"] == " and g"
+    await doors.dispatcher.until_all_given_up()
+
+
+async def test_echo_repeats_the_prompt(client: openai.AsyncOpenAI) -> None:
+    answer = await client.completions.create(model="small", prompt=["hey "], n=2, max_tokens=1, echo=True)
+    assert [choice.text for choice in answer.choices] == ["hey Hello"] * 2
+    stream = await client.completions.create(
+        model="small", prompt="hey ", max_tokens=1, echo=True, stream=True
+    )
+    assert "".join([event.choices[0].text async for event in stream]) == "hey Hello"
+
+
+async def test_logprobs_of_a_chat_name_tokens_and_their_bytes(client: openai.AsyncOpenAI) -> None:
+    answer = await client.chat.completions.create(
+        model="small", messages=MESSAGES, max_tokens=60, logprobs=True, top_logprobs=2
+    )
+    assert answer.choices[0].logprobs is not None
+    content = answer.choices[0].logprobs.content
+    assert content is not None
+    assert b"".join(bytes(token.bytes or ()) for token in content).decode() == TEXT
+    assert content[0].top_logprobs[0].token == content[0].token == "Hello"
+    assert content[0].top_logprobs[1].logprob == -9999.0
+
+
+async def test_logprobs_of_a_completion_say_where_each_token_begins(client: openai.AsyncOpenAI) -> None:
+    answer = await client.completions.create(model="small", prompt="hi", max_tokens=60, logprobs=2)
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.tokens is not None
+    assert logprobs.text_offset is not None
+    named = zip(logprobs.tokens, logprobs.text_offset, strict=True)
+    assert all(TEXT.startswith(token, offset) for token, offset in named if not token.startswith("bytes:"))
+
+    stream = await client.completions.create(
+        model="small", prompt="hi", max_tokens=60, logprobs=2, stream=True
+    )
+    streamed: list[int] = []
+    async for event in stream:
+        if event.choices[0].logprobs is not None:
+            streamed += event.choices[0].logprobs.text_offset or []
+    assert streamed == logprobs.text_offset
+
+
+async def test_the_waterfall_comes_when_asked_for(client: openai.AsyncOpenAI) -> None:
+    answer = await client.chat.completions.create(
+        model="small", messages=MESSAGES, extra_body={"timings": True}
+    )
+    assert answer.to_dict()["timings"]["ttft_s"] == 0.5  # type: ignore[index]
+    stream = await client.chat.completions.create(
+        model="small", messages=MESSAGES, extra_body={"timings": True}, stream=True
+    )
+    last = [event async for event in stream][-1].to_dict()
+    assert last["timings"]["chunks"][0]["end_s"] == 0.5  # type: ignore[index]
+    plain = await client.chat.completions.create(model="small", messages=MESSAGES)
+    assert "timings" not in plain.to_dict()
+
+
+async def test_the_extensions_reach_the_dispatcher(doors: FrontDoors, client: openai.AsyncOpenAI) -> None:
+    await client.completions.create(
+        model="small",
+        prompt="hi",
+        max_tokens=20,
+        extra_body={
+            "ignore_eos": True,
+            "min_tokens": 3,
+            "top_k": 7,
+            "min_p": 0.25,
+            "repetition_penalty": 1.5,
+            "stop_token_ids": [9],
+            "priority": -2,
+            "timeout": 12.5,
+        },
+    )
+    [call] = doors.dispatcher.calls
+    sampling = call.sampling
+    assert (sampling.ignore_eos, sampling.min_tokens, sampling.top_k) == (True, 3, 7)
+    assert (sampling.min_p, sampling.repetition_penalty) == (0.25, 1.5)
+    assert list(sampling.stop_token_ids) == [9]
+    assert (call.priority, call.timeout_s) == (-2, 12.5)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("failure", "expected"),
+    [
+        (Overloaded("queues are full", retry_after_s=1.2), openai.RateLimitError),
+        (Unavailable("no workers"), openai.InternalServerError),
+        (DeadlineExceeded("too slow"), openai.InternalServerError),
+    ],
+)
+async def test_a_failure_before_the_first_token_is_an_http_error(
+    doors: FrontDoors, client: openai.AsyncOpenAI, failure: Any, expected: Any, stream: bool
+) -> None:
+    doors.dispatcher.failure = failure
+    with pytest.raises(expected) as error:
+        await client.completions.create(model="small", prompt="hi", stream=stream)
+    assert error.value.status_code == failure.http_status
+    assert error.value.code == failure.code
+    if failure.retry_after_s:
+        assert error.value.response.headers["retry-after"] == "2"
+
+
+async def test_a_failure_after_the_first_token_is_told_in_the_stream(
+    doors: FrontDoors, client: openai.AsyncOpenAI
+) -> None:
+    doors.dispatcher.failure, doors.dispatcher.fail_after = Unavailable("a worker died"), 3
+    stream = await client.completions.create(model="small", prompt="hi", stream=True)
+    for _ in range(3):
+        await anext(stream)
+    with pytest.raises(openai.APIError, match="a worker died"):
+        await anext(stream)
+
+
+async def test_a_bug_is_a_500_that_tells_nothing_of_its_inside(
+    doors: FrontDoors, client: openai.AsyncOpenAI
+) -> None:
+    def broken(call: Any) -> Any:
+        raise RuntimeError("secret")
+
+    doors.dispatcher.script = broken
+    with pytest.raises(openai.InternalServerError) as error:
+        await client.completions.create(model="small", prompt="hi")
+    assert "secret" not in str(error.value)
+
+
+async def read_all(url: str, body: dict[str, Any], timeout_s: float) -> bytes:
+    async with (
+        httpx.AsyncClient(timeout=timeout_s) as client,
+        client.stream("POST", url, json=body) as response,
+    ):
+        return await response.aread()
+
+
+@pytest.mark.parametrize("hang_after", [0, 3])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_goes_away_ends_its_request(
+    doors: FrontDoors, hang_after: int, stream: bool
+) -> None:
+    doors.dispatcher.hang_after = hang_after
+    body = {"prompt": "hi", "n": 2, "stream": stream, "max_tokens": 10}
+    with pytest.raises(httpx.ReadTimeout):
+        await read_all(f"{doors.url}/v1/completions", body, timeout_s=0.3)
+    assert len(doors.dispatcher.calls) == 2
+    await doors.dispatcher.until_all_given_up()
+    await asyncio.sleep(0.1)
+    assert not doors.generation._running
+
+
+async def settled(call: Call) -> int:
+    """How many deltas were asked for when no more were for a while."""
+    for _ in range(50):
+        before = call.deltas
+        await asyncio.sleep(0.2)
+        if call.deltas == before:
+            break
+    return before
+
+
+async def test_a_client_that_does_not_read_makes_only_its_own_tokens_wait(folder: Path) -> None:
+    count = 60_000
+    async with front_doors(folder, max_model_len=2 * count) as doors:
+        doors.dispatcher.script = say(doors.generation.tokenizer, " word" * count)
+        unread = socket.socket()
+        unread.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        unread.connect(("127.0.0.1", doors.http.port))
+        body = b'{"prompt":"hi","stream":true,"max_tokens":%d}' % count
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body)
+        unread.sendall(head + body)
+        await asyncio.sleep(0.1)
+        async with httpx.AsyncClient() as client:
+            other = await client.post(f"{doors.url}/v1/completions", json={"prompt": "hi", "max_tokens": 5})
+        assert other.status_code == 200
+        stuck, _ = doors.dispatcher.calls
+        assert 0 < await settled(stuck) < count
+        unread.close()
+        await asyncio.wait_for(stuck.given_up.wait(), 5)
+
+
+async def test_the_served_model_is_listed(client: openai.AsyncOpenAI) -> None:
+    assert [model.id for model in (await client.models.list()).data] == ["small"]
+    assert (await client.models.retrieve("small")).to_dict()["max_model_len"] == 256
+    with pytest.raises(openai.NotFoundError):
+        await client.models.retrieve("large")
+
+
+async def test_operators_find_what_they_need(doors: FrontDoors) -> None:
+    async with httpx.AsyncClient(base_url=doors.url) as client:
+        assert (await client.get("/live")).status_code == 200
+        assert (await client.get("/ready")).status_code == 200
+        assert (await client.get("/version")).json().keys() == {"version"}
+        assert "baton_example_total 0.0" in (await client.get("/metrics")).text
+        [group] = (await client.get("/sd/workers")).json()
+        assert group["targets"] == ["10.0.0.1:9000", "10.0.0.2:9000"]
+        doors.dispatcher.is_ready = False
+        assert (await client.get("/ready")).status_code == 503
+        assert (await client.get("/live")).status_code == 200

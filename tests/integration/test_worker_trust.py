@@ -1,0 +1,135 @@
+"""Workers that fall silent, that hang, and that fail what they are given; and how they come back."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from router.canary import Canary
+from router.errors import Unavailable
+from router.member import Standing
+from rpc.baton.v1 import worker_pb2
+from rpc.baton.v1.worker_pb2 import ROLE_DECODE
+from tests.integration.fake_cluster import Service, pair, service
+from tests.integration.fake_worker import FakeWorker, answer, decode_worker, prefill_worker
+
+PROMPT = [5, 6, 7, 8]
+
+
+@asynccontextmanager
+async def watched(*workers: FakeWorker, **settings: object) -> AsyncIterator[Service]:
+    """A service whose canary is in a hurry."""
+    async with (
+        service(*workers, **settings) as served,
+        Canary(served.registry, served.dispatcher.attempt, interval_s=0.2, timeout_s=0.3),
+    ):
+        yield served
+
+
+def standing(served: Service, name: str) -> Standing:
+    (member,) = [m for m in served.registry.members() if m.handle.worker_id == name]
+    return member.standing
+
+
+async def becomes(served: Service, name: str, wanted: Standing, within_s: float = 10.0) -> None:
+    async with asyncio.timeout(within_s):
+        while standing(served, name) is not wanted:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def test_a_silent_worker_is_lost_within_a_second_or_so() -> None:
+    worker = decode_worker("decode-0")
+    async with service(worker) as served:
+        worker.behaviour.dumb = True
+        began = time.monotonic()
+        await becomes(served, "decode-0", Standing.AWAY)
+        assert 0.7 < time.monotonic() - began < 2.0
+        worker.behaviour.dumb = False
+        await becomes(served, "decode-0", Standing.READY)
+        assert await served.tokens() == answer(PROMPT, 8)
+
+
+async def test_a_router_that_was_held_up_itself_blames_nobody() -> None:
+    async with service(decode_worker("decode-0")) as served:
+        (session,) = served.registry.sessions()
+        time.sleep(2.0)  # noqa: ASYNC251 - the whole point
+        await asyncio.sleep(0.5)
+        assert session.alive
+
+
+async def test_an_unused_worker_that_hangs_is_found_out_and_taken_back_when_it_goes_on() -> None:
+    hanging, fine = decode_worker("decode-0"), decode_worker("decode-1")
+    async with watched(hanging, fine) as served:
+        hanging.behaviour.silent = True
+        await becomes(served, "decode-0", Standing.BAD)
+        assert standing(served, "decode-1") is Standing.READY
+        hanging.received.clear()
+        for _ in range(4):
+            assert await served.tokens() == answer(PROMPT, 8)
+        assert all(c.submit.work.sampling.max_tokens == 2 for c in hanging.commands("submit"))  # canaries
+        hanging.behaviour.silent = False
+        await becomes(served, "decode-0", Standing.READY)
+
+
+async def test_when_the_canary_has_failed_everywhere_requests_are_refused_at_once() -> None:
+    worker = decode_worker("decode-0", silent=True)
+    async with watched(worker) as served:
+        await becomes(served, "decode-0", Standing.BAD)
+        with pytest.raises(Unavailable, match="decode-0: bad"):
+            await served.tokens()
+        worker.behaviour.silent = False
+        assert await served.registry.wait_for(ROLE_DECODE, 5.0)
+        assert await served.tokens() == answer(PROMPT, 8)
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_the_canary_finds_which_half_of_a_handoff_hangs(role: str) -> None:
+    fabric: dict[int, asyncio.Event] = {}
+    workers = [
+        *(prefill_worker(f"prefill-{i}", fabric) for i in range(2)),
+        *(decode_worker(f"decode-{i}", fabric) for i in range(2)),
+    ]
+    (hanging,) = [w for w in workers if w.worker_id == f"{role}-1"]
+    async with watched(*workers) as served:
+        hanging.behaviour.silent = True
+        await becomes(served, hanging.worker_id, Standing.BAD)
+        assert [w.worker_id for w in workers if standing(served, w.worker_id) is not Standing.READY] == [
+            hanging.worker_id
+        ]
+        for _ in range(4):
+            assert await served.tokens() == answer(PROMPT, 8)
+
+
+async def test_a_worker_that_fails_request_after_request_is_avoided_until_it_serves_a_canary() -> None:
+    failing, fine = decode_worker("decode-0", fail_after=0, times=1_000_000), decode_worker("decode-1")
+    async with service(failing, fine) as served:
+        for _ in range(10):
+            assert await served.tokens() == answer(PROMPT, 8)
+        assert standing(served, "decode-0") is Standing.DOUBTED
+        assert len(failing.commands("submit")) == 3
+        failing.behaviour.times = 0
+        async with Canary(served.registry, served.dispatcher.attempt, interval_s=60.0, timeout_s=1.0):
+            await becomes(served, "decode-0", Standing.READY)
+
+
+async def test_an_overloaded_worker_is_not_a_sick_one() -> None:
+    code = worker_pb2.FAILURE_CODE_OVERLOADED
+    full = decode_worker("decode-0", fail_after=0, times=1_000_000, fail_code=code)
+    async with watched(full, decode_worker("decode-1")) as served:
+        for _ in range(10):
+            assert await served.tokens() == answer(PROMPT, 8)
+        await asyncio.sleep(1.0)
+        assert standing(served, "decode-0") is Standing.READY
+
+
+async def test_workers_in_use_are_spared_the_canary() -> None:
+    workers = pair(decode={"token_s": 0.002})
+    async with watched(*workers) as served:
+        for _ in range(20):
+            await served.tokens(20)
+        submitted = [c.submit.work for c in workers[0].commands("submit")]
+        assert len([work for work in submitted if work.sampling.max_tokens == 2]) == 0

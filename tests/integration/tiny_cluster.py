@@ -1,0 +1,201 @@
+"""Real workers in this process (tiny model, real gRPC, no Ray), and the router's end of their streams."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+import decode_worker.assemble
+import prefill_worker.assemble
+from rpc.baton.v1 import sampling_pb2, worker_pb2, worker_pb2_grpc
+from rpc.channel import connect
+from tests.unit.tiny import make_config
+from worker.config import WorkerConfig, WorkerRole
+from worker.engine_loop import EngineDied
+from worker.host import WorkerHost
+
+ASSEMBLE = {
+    WorkerRole.PREFILL: prefill_worker.assemble.assemble,
+    WorkerRole.DECODE: decode_worker.assemble.assemble,
+}
+PATIENCE_S = 20.0
+
+_ids = count(1)
+
+
+@dataclass
+class Link:
+    """A session to one worker. Events are queued by request, as (kind, message)."""
+
+    stub: worker_pb2_grpc.WorkerStub
+    call: Any
+    host: WorkerHost
+    deaths: list[EngineDied]
+    events: dict[int, asyncio.Queue[tuple[str, Any]]] = field(
+        default_factory=lambda: defaultdict(asyncio.Queue)
+    )
+    batches: list[worker_pb2.EventBatch] = field(default_factory=list)
+    reader: asyncio.Task[None] | None = None
+    writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def send(self, **command: Any) -> None:
+        # Shielded: gRPC takes a cancelled write for the end of the whole stream.
+        await asyncio.shield(self.write(worker_pb2.Command(**command)))
+
+    async def write(self, command: worker_pb2.Command) -> None:
+        async with self.writing:
+            await self.call.write(command)
+
+    async def submit(self, work: worker_pb2.Work) -> None:
+        await self.send(submit=worker_pb2.Submit(work=work))
+
+    async def abort(self, request_id: int) -> None:
+        await self.send(abort=worker_pb2.Abort(request_id=request_id))
+
+    async def next(self, request_id: int, kind: str) -> Any:
+        """The request's next event, which must be of this kind."""
+        async with asyncio.timeout(PATIENCE_S):
+            found, message = await self.events[request_id].get()
+        assert found == kind, f"{found} instead of {kind}: {message}"
+        return message
+
+    async def tokens(self, request_id: int) -> tuple[list[int], Any]:
+        """All tokens up to the end of the request, and the last Tokens event."""
+        ids: list[int] = []
+        while True:
+            event = await self.next(request_id, "tokens")
+            ids += event.ids
+            if event.finish:
+                return ids, event
+
+    async def pages(self) -> worker_pb2.PageCounts:
+        return (await self.stub.GetStats(worker_pb2.GetStatsRequest())).pages
+
+    async def all_pages_back(self) -> None:
+        """Wait until free + cached = total; fails after a while."""
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                pages = await self.pages()
+                if pages.free + pages.cached == pages.total:
+                    return
+                await asyncio.sleep(0.01)
+
+    async def read(self) -> None:
+        async for batch in self.call:
+            self.batches.append(batch)
+            for name in ("started", "reserved", "arrived", "tokens", "handed_over", "failed"):
+                for message in getattr(batch, name):
+                    self.events[message.request_id].put_nowait((name, message))
+
+
+def work(
+    prompt: Sequence[int], max_tokens: int = 8, timeout_s: float = 0.0, **sampling: Any
+) -> worker_pb2.Work:
+    settings = {"top_p": 1.0, "repetition_penalty": 1.0, "ignore_eos": True, "seed": 7, **sampling}
+    return worker_pb2.Work(
+        request_id=next(_ids),
+        prompt=prompt,
+        sampling=sampling_pb2.Sampling(max_tokens=max_tokens, **settings),
+        timeout_s=timeout_s,
+    )
+
+
+@asynccontextmanager
+async def worker(
+    folder: Path, role: WorkerRole, transport: str | None, name: str = "", **engine: Any
+) -> AsyncIterator[Link]:
+    deaths: list[EngineDied] = []
+    config = WorkerConfig(
+        worker_id=name or f"{role.value}-0",
+        role=role,
+        model="tiny",
+        engine=make_config(folder, **{"chunk_budget": 16, "num_pages": 128, **engine}),
+        transport=transport,
+        handoff_timeout_s=PATIENCE_S,
+    )
+    host = WorkerHost(config, ASSEMBLE[role], on_death=deaths.append)
+    await host.start()
+    try:
+        async with session(host, deaths) as link:
+            yield link
+    finally:
+        await host.stop()
+
+
+@asynccontextmanager
+async def session(host: WorkerHost, deaths: list[EngineDied]) -> AsyncIterator[Link]:
+    async with connect(host.address) as channel:
+        stub = worker_pb2_grpc.WorkerStub(channel)
+        link = Link(stub, stub.Session(), host, deaths)
+        link.reader = asyncio.create_task(link.read())
+        try:
+            yield link
+        finally:
+            link.call.cancel()
+            await asyncio.gather(link.reader, return_exceptions=True)
+
+
+@dataclass
+class Pair:
+    """A prefill and a decode worker, and the router's steps between them."""
+
+    prefill: Link
+    decode: Link
+
+    async def reserve(self, job: worker_pb2.Work, timeout_s: float | None = None) -> None:
+        info = await self.prefill.stub.Describe(worker_pb2.DescribeRequest())
+        await self.decode.send(
+            reserve=worker_pb2.Reserve(work=job, sender=info.peer, timeout_s=timeout_s or PATIENCE_S)
+        )
+
+    async def attach(self, job: worker_pb2.Work) -> worker_pb2.Ticket:
+        reserved = await self.decode.next(job.request_id, "reserved")
+        await self.prefill.send(attach=worker_pb2.Attach(ticket=reserved.ticket))
+        return reserved.ticket
+
+    async def generate(self, job: worker_pb2.Work) -> list[int]:
+        """Run a request through both workers."""
+        await self.prefill.submit(job)
+        await self.prefill.next(job.request_id, "started")
+        await self.reserve(job)
+        await self.attach(job)
+        first = await self.prefill.next(job.request_id, "tokens")
+        assert not first.finish
+        await self.decode.next(job.request_id, "arrived")
+        rest, _ = await self.decode.tokens(job.request_id)
+        return [*first.ids, *rest]
+
+    async def all_pages_back(self) -> None:
+        await self.prefill.all_pages_back()
+        await self.decode.all_pages_back()
+
+
+@asynccontextmanager
+async def pair(
+    folder: Path,
+    transport: str = "loopback",
+    prefill: dict[str, Any] | None = None,
+    decode: dict[str, Any] | None = None,
+) -> AsyncIterator[Pair]:
+    async with AsyncExitStack() as stack:
+        yield Pair(
+            await stack.enter_async_context(worker(folder, WorkerRole.PREFILL, transport, **(prefill or {}))),
+            await stack.enter_async_context(worker(folder, WorkerRole.DECODE, transport, **(decode or {}))),
+        )
+
+
+async def status_of(call: Any) -> grpc.StatusCode:
+    """How an RPC failed."""
+    try:
+        await call
+    except grpc.aio.AioRpcError as error:
+        return error.code()
+    return grpc.StatusCode.OK

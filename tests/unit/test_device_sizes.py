@@ -1,0 +1,83 @@
+"""Sizes that follow from the device: chunks, graphs, and which attention can serve it."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+
+from engine.attention import TorchAttention, UnsupportedBackend, attention_for
+from engine.batch import scratch_batch
+from engine.cuda_graphs import graph_sizes
+from engine.device_defaults import DeviceDefaults, defaults_for
+from engine.kv_pool import KVPool
+from engine.staging import send, upload
+
+CPU = torch.device("cpu")
+GIB = 1 << 30
+
+
+@given(st.integers(1, 1024))
+def test_every_batch_up_to_the_largest_finds_a_graph_not_much_larger(largest: int) -> None:
+    sizes = graph_sizes(largest)
+    assert sizes == sorted(set(sizes))
+    assert sizes[-1] == largest
+    for batch in range(1, largest + 1):
+        graph = next(size for size in sizes if size >= batch)
+        assert graph - batch < max(8, batch / 4), "padding costs at most a quarter"
+
+
+@pytest.mark.parametrize(
+    ("gib", "tp_size", "expected"),
+    [
+        (16, 1, DeviceDefaults(2048, 8)),
+        (24, 1, DeviceDefaults(2048, 16)),
+        (24, 4, DeviceDefaults(2048, 80)),
+        (40, 1, DeviceDefaults(4096, 32)),
+        (80, 1, DeviceDefaults(8192, 256)),
+        (80, 4, DeviceDefaults(8192, 512)),
+        (141, 1, DeviceDefaults(16384, 512)),
+    ],
+)
+def test_larger_gpus_take_larger_chunks_and_graphs(gib: int, tp_size: int, expected: DeviceDefaults) -> None:
+    assert defaults_for(gib * GIB, tp_size) == expected
+
+
+def make_pool(head_dim: int = 64) -> KVPool:
+    return KVPool(
+        num_pages=2,
+        num_layers=1,
+        num_kv_heads=2,
+        head_dim=head_dim,
+        page_size=4,
+        dtype=torch.float32,
+        device=CPU,
+    )
+
+
+def test_a_cpu_gets_plain_torch_attention() -> None:
+    assert isinstance(attention_for("auto", make_pool(), 4, max_requests=1), TorchAttention)
+
+
+@pytest.mark.parametrize(("name", "why"), [("flashinfer", "it needs a GPU"), ("fastest", "is unknown")])
+def test_a_backend_that_cannot_serve_is_refused_with_its_reason(name: str, why: str) -> None:
+    with pytest.raises(UnsupportedBackend, match=why):
+        attention_for(name, make_pool(), 4, max_requests=1)
+
+
+def test_arrays_arrive_as_they_were_sent() -> None:
+    arrays = [np.arange(6).reshape(2, 3), np.array([7]), np.array([], dtype=np.int64)]
+    for array, tensor in zip(arrays, send(arrays, CPU), strict=True):
+        assert np.array_equal(tensor.numpy(), array)
+    assert upload([1.5, 2.0], torch.float32, CPU).tolist() == [1.5, 2.0]
+
+
+@pytest.mark.parametrize("num_tokens", [1, 9])
+def test_a_rehearsal_touches_the_scratch_page_alone(num_tokens: int) -> None:
+    batch = scratch_batch(num_tokens, scratch_page=5, page_size=4, device=CPU)
+    assert set((batch.slot_mapping // 4).tolist()) == {5}
+    assert set(batch.block_tables.ravel().tolist()) == {5}
+    assert batch.num_chunks == (num_tokens > 1)
+    assert batch.context_lens.tolist() == [num_tokens]

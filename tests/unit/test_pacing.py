@@ -1,0 +1,59 @@
+"""Chunks beside decodes, sized by how long steps take."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+from hypothesis import given
+
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.pacing import ChunkPacer
+from tests.unit.fake_runner import FakeRunner
+from tests.unit.test_engine import make_request, run
+
+
+@given(
+    base=st.floats(0.001, 0.012), per_token=st.floats(5e-6, 2e-4), target=st.sampled_from([0.015, 0.02, 0.05])
+)
+def test_steps_come_to_take_as_long_as_the_target(base: float, per_token: float, target: float) -> None:
+    pacer = ChunkPacer(target, largest=16384)
+    for _ in range(80):
+        tokens = pacer.budget
+        pacer.observe(tokens, base + per_token * tokens)
+    wanted = (target - base) / per_token
+    if wanted > 64:
+        assert abs(pacer.budget - min(wanted, 16384)) < 0.05 * wanted + 1
+
+
+def test_prompts_are_not_starved_however_slow_the_decodes_are() -> None:
+    pacer = ChunkPacer(0.01, largest=4096)
+    for _ in range(50):
+        pacer.observe(pacer.budget, 1.0)
+    assert pacer.budget >= 64
+
+
+def test_a_small_chunk_in_time_says_nothing_about_large_ones() -> None:
+    pacer = ChunkPacer(0.02, largest=4096)
+    before = pacer.budget
+    pacer.observe(3, 0.005)
+    assert pacer.budget == before
+
+
+def test_an_engine_cuts_prompts_beside_decodes_to_its_target() -> None:
+    config = EngineConfig(
+        model_path=Path("none"), page_size=4, num_pages=400, chunk_budget=512, itl_target_s=0.5
+    )
+    seconds = itertools.count()
+    runner: Any = FakeRunner(config.page_size, config.num_pages)
+    engine = Engine(config, runner=runner, clock=lambda: float(next(seconds)))
+    engine.submit(make_request(1, [1, 2, 3], max_tokens=60, ignore_eos=True))
+    for _ in range(3):
+        engine.step()
+    run(engine, make_request(2, [i % 90 for i in range(1200)], max_tokens=2, ignore_eos=True))
+    chunks = [length for step in runner.steps for request, _, length in step if request == 2]
+    assert chunks[0] > 400
+    assert chunks[2] < 300, "steps take twice their target: the next chunk is smaller"
