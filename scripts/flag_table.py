@@ -1,0 +1,41 @@
+"""Writes the flags into README.md, from the router's own settings: `python scripts/flag_table.py`."""
+
+from __future__ import annotations
+
+from enum import Enum
+from itertools import groupby
+from pathlib import Path
+
+from router.config import SETTINGS, Setting
+
+README = Path(__file__).resolve().parent.parent / "README.md"
+BEGIN, END = "<!-- flags: written by scripts/flag_table.py -->\n", "<!-- end of flags -->"
+
+
+def table() -> str:
+    lines = ["| flag | default | |", "| --- | --- | --- |"]
+    for group, settings in groupby(SETTINGS.values(), key=lambda setting: setting.option.group):
+        lines.append(f"| **{group}** | | |")
+        lines += [_row(setting) for setting in settings]
+    return "\n".join(lines) + "\n"
+
+
+def with_table(readme: str) -> str:
+    before, _, rest = readme.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return before + BEGIN + table() + END + after
+
+
+def _row(setting: Setting) -> str:
+    return f"| `{setting.flag}` | {_default(setting)} | {setting.option.help.replace('|', '&#124;')} |"
+
+
+def _default(setting: Setting) -> str:
+    value = setting.default.value if isinstance(setting.default, Enum) else setting.default
+    if value is None or value == "":
+        return ""
+    return f"`{value:g}`" if isinstance(value, float) else f"`{str(value).lower()}`"
+
+
+if __name__ == "__main__":
+    README.write_text(with_table(README.read_text()))
