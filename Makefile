@@ -28,7 +28,7 @@ test: setup  ## Run every test that needs no GPU
 	$(BIN)/python -m pytest -m "not gpu and not soak" tests/e2e tests/faults $(ARGS)
 
 soak: setup  ## Run the long tests: some hours, figures printed (BATON_SOAK_ROUNDS, BATON_SOAK_SECONDS)
-	$(BIN)/python -m pytest -m soak -s $(ARGS)
+	$(BIN)/python -m pytest -m soak -s --hypothesis-profile=soak $(ARGS)
 
 lint: setup  ## Check style and types
 	$(BIN)/ruff check .

@@ -1,6 +1,6 @@
-"""Drawing tokens from distributions, by inverse distribution function.
+"""Drawing tokens from distributions, by the Gumbel-max trick.
 
-The caller brings the randomness: one number in (0, 1] a row, so that a draw is a pure function. Each row
+The caller brings a key of randomness a row (`engine.random`), so that a draw is a pure function. Each row
 depends on its own parameters alone, never on what else is in the batch.
 """
 
@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import Final
 
 import torch
+
+from engine.random import gumbel
 
 __all__ = ["all_finite", "draw", "draw_truncated", "likeliest"]
 
@@ -33,19 +35,19 @@ def likeliest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return logits.argmax(dim=-1), all_finite(logits)
 
 
-def draw(logits: torch.Tensor, temperature: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+def draw(logits: torch.Tensor, temperature: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     """Draw from softmax(logits / temperature).
 
-    `logits` is `[S, vocab]`, `temperature` and `uniform` are `[S]`; returns `[S]` token ids.
+    `logits` is `[S, vocab]`, `temperature` `[S]`, `keys` `[S, 2]`; returns `[S]` token ids.
     """
-    cumulative = _probabilities(logits, temperature).cumsum(dim=-1)
-    return _invert(cumulative, uniform[:, None] * cumulative[:, -1:]).squeeze(1)
+    tokens = torch.arange(logits.shape[-1], dtype=torch.int32, device=logits.device)
+    return _scaled(logits, temperature).add_(gumbel(keys, tokens)).argmax(dim=-1)
 
 
 def draw_truncated(
     logits: torch.Tensor,
     temperature: torch.Tensor,
-    uniform: torch.Tensor,
+    keys: torch.Tensor,
     *,
     top_k: torch.Tensor,
     top_p: torch.Tensor,
@@ -56,7 +58,7 @@ def draw_truncated(
     `top_p` is a share of the mass that the other two left; the best token always stays. Parameters are
     `[S]`; `top_k` is int64 and at least 1, the vocabulary's size when off. Returns `[S]` token ids.
     """
-    probs = _probabilities(logits, temperature)
+    probs = _scaled(logits, temperature).softmax(dim=-1)
     floor = min_p[:, None] * probs.amax(dim=-1, keepdim=True)
     only_top_p = ((top_k >= probs.shape[-1]) & (min_p == 0.0))[:, None]
     likely, ids = _likeliest(probs, top_k[:, None], top_p[:, None], floor, only_top_p)
@@ -65,12 +67,13 @@ def draw_truncated(
     kept = torch.minimum(top_k[:, None], (likely >= floor).sum(dim=-1, keepdim=True)).clamp_(min=1)
     mass = torch.where(only_top_p, 1.0, cumulative.gather(1, kept - 1))
     kept = torch.minimum(kept, (cumulative < top_p[:, None] * mass).sum(dim=-1, keepdim=True) + 1)
-    target = uniform[:, None] * cumulative.gather(1, kept - 1)
-    return ids.gather(1, _invert(cumulative, target)).squeeze(1)
+    cut = torch.arange(likely.shape[-1], device=likely.device) >= kept
+    noisy = likely.log_().add_(gumbel(keys, ids.int())).masked_fill_(cut, -torch.inf)
+    return ids.gather(1, noisy.argmax(dim=-1, keepdim=True)).squeeze(1)
 
 
-def _probabilities(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
-    return (logits / temperature.clamp(min=MIN_TEMPERATURE)[:, None]).softmax(dim=-1)
+def _scaled(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+    return logits / temperature.clamp(min=MIN_TEMPERATURE)[:, None]
 
 
 def _likeliest(
@@ -93,12 +96,3 @@ def _likeliest(
             return likely, ids
     likely, ids = probs.sort(dim=-1, descending=True)
     return likely, ids
-
-
-def _invert(cumulative: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """First index whose cumulative probability reaches `target` [S, 1].
-
-    The target is positive and at most the total, so that index has a positive probability. Only NaN finds
-    none: such a row is reported as an error, but the next step may look its token up before that is read.
-    """
-    return torch.searchsorted(cumulative, target).clamp_(max=cumulative.shape[-1] - 1)

@@ -17,7 +17,7 @@ from engine.drawing import all_finite, draw, draw_truncated, likeliest
 from engine.logprobs import LogprobTensors, measure
 from engine.penalties import Penalties
 from engine.plan import Chunk
-from engine.random import uniform
+from engine.random import keys
 from engine.sampling import Sampling
 from engine.staging import upload
 
@@ -113,22 +113,22 @@ class Sampler:
         """Do what takes the most memory for rows like `logits`; the result means nothing."""
         ones = torch.ones(len(logits), device=self._device)
         vocab = torch.full((len(logits),), self._vocab_size, device=self._device)
-        draw_truncated(logits.float(), ones, ones, top_k=vocab, top_p=ones, min_p=ones)
+        keys = torch.zeros(len(logits), 2, dtype=torch.int32, device=self._device)
+        draw_truncated(logits.float(), ones, keys, top_k=vocab, top_p=ones, min_p=ones)
 
     def _choose(self, logits: torch.Tensor, chunks: Sequence[Chunk], wishes: _Wishes) -> torch.Tensor:
         tokens = logits.argmax(dim=-1)
         if wishes.drawn:
             rows = self._rows(wishes.drawn)
             samplings = [chunks[row].request.sampling for row in wishes.drawn]
-            uniform = self._uniform(chunks, wishes.drawn)
-            tokens[rows] = draw(logits[rows], self._temperature(samplings), uniform)
+            tokens[rows] = draw(logits[rows], self._temperature(samplings), self._keys(chunks, wishes.drawn))
         if wishes.truncated:
             rows = self._rows(wishes.truncated)
             samplings = [chunks[row].request.sampling for row in wishes.truncated]
             tokens[rows] = draw_truncated(
                 logits[rows],
                 self._temperature(samplings),
-                self._uniform(chunks, wishes.truncated),
+                self._keys(chunks, wishes.truncated),
                 top_k=self._top_k(samplings),
                 top_p=self._floats([s.top_p for s in samplings]),
                 min_p=self._floats([s.min_p for s in samplings]),
@@ -151,11 +151,11 @@ class Sampler:
             # A number on the right would be copied from the host, which waits for it.
             logits.index_put_((index[:, 0], index[:, 1]), logits.new_full((), -torch.inf))
 
-    def _uniform(self, chunks: Sequence[Chunk], rows: Rows) -> torch.Tensor:
+    def _keys(self, chunks: Sequence[Chunk], rows: Rows) -> torch.Tensor:
         """A request's randomness at the absolute position of the token that is drawn, wherever it runs."""
         seeds = [chunks[row].request.sampling.seed for row in rows]
         positions = [len(chunks[row].request.prompt) + _output_index(chunks[row]) for row in rows]
-        return upload(uniform(seeds, positions), torch.float32, self._device)
+        return upload(keys(seeds, positions), torch.int32, self._device)
 
     def _temperature(self, samplings: Sequence[Sampling]) -> torch.Tensor:
         return self._floats([s.temperature for s in samplings])

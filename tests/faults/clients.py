@@ -43,7 +43,6 @@ class GrpcClient:
             sampling=router_pb2.SamplingOptions(
                 max_tokens=question.max_tokens,
                 temperature=question.temperature,
-                top_k=question.top_k,
                 seed=question.seed,
                 ignore_eos=True,
             ),
@@ -69,7 +68,6 @@ class HttpClient:
             "prompt": question.prompt,
             "max_tokens": question.max_tokens,
             "temperature": question.temperature,
-            "top_k": question.top_k,
             "seed": question.seed,
             "ignore_eos": True,
             "stream": True,

@@ -34,12 +34,6 @@ class Question:
     def temperature(self) -> float:
         return 0.0 if self.seed is None else 1.0
 
-    @property
-    def top_k(self) -> int:
-        """Two when sampling: rounding depends on what else is in a batch, and a draw that falls on the border
-        of two tokens is decided by it. One border is hardly ever hit; those of a whole vocabulary are."""
-        return 0 if self.seed is None else 2
-
 
 @dataclass(frozen=True)
 class SmallModel:

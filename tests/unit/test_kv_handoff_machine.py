@@ -7,11 +7,6 @@ end, when the network heals, every handoff is over and every page is back.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from enum import Enum, auto
-from typing import TypeVar
-
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
@@ -28,9 +23,6 @@ from kv_transfer import (
     Drained,
     Final,
     HandedOver,
-    KVLayout,
-    KVReceiver,
-    KVSender,
     Peer,
     Ready,
     ReceiveFailed,
@@ -40,11 +32,20 @@ from kv_transfer import (
 from kv_transfer.digest import HostDigester
 from kv_transfer.errors import PeerUnreachable
 from kv_transfer.messages import Body, Confirm, Drain, Finish, Message, Push, Revoke, encode
-from tests.kv_network import InFlightMessage, Network, NetworkTransport
-from tests.kv_support import Pool
+from tests.kv_network import InFlightMessage, Network
+from tests.kv_workers import (
+    LAYOUT,
+    NUM_PAGES,
+    Decode,
+    Job,
+    Prefill,
+    Use,
+    choose,
+    page_view,
+    run_model,
+    token_kv,
+)
 
-LAYOUT = KVLayout(model="m", dtype="float32", num_layers=1, num_kv_heads=1, head_dim=2, page_size=2)
-NUM_PAGES = 12
 TIMEOUT_S = 10.0
 INDEX = st.integers(min_value=0, max_value=10**6)
 _STEPS = st.sampled_from(
@@ -64,73 +65,6 @@ _STEPS = st.sampled_from(
     ]
 )
 SELDOM = st.sampled_from([False] * 9 + [True])
-
-
-class Use(Enum):
-    IN_FLIGHT = auto()
-    QUARANTINED = auto()
-    HELD = auto()
-
-
-@dataclass(slots=True, eq=False)
-class Job:
-    """One request, as both engines and the router see it."""
-
-    id: int
-    num_tokens: int
-    first_token: int
-    prefill: Prefill
-    local: list[int]
-    decode: Decode | None = None
-    remote: list[int] = field(default_factory=list)
-    computed: int = 0
-    opened: bool = False
-    finished: bool = False
-    sent: bool = False
-    """Whether the sender has reported an end."""
-
-    @property
-    def answer(self) -> int:
-        """The only right first token."""
-        return self.id * 1000 + self.num_tokens
-
-
-class Prefill:
-    """A prefill worker's process: pool, page owners, sender."""
-
-    def __init__(self, network: Network, epoch: int) -> None:
-        self.pool = Pool(NUM_PAGES, LAYOUT)
-        self.free = set(range(NUM_PAGES))
-        self.transport = NetworkTransport(f"p-{epoch}", self.pool, network)
-        self.sender = KVSender(self.transport, self.pool.memory, LAYOUT, epoch, drain_timeout_s=2.0)
-
-
-class Decode:
-    """A decode worker's process: pool, page owners, receiver."""
-
-    def __init__(self, network: Network, epoch: int) -> None:
-        self.pool = Pool(NUM_PAGES, LAYOUT)
-        self.free = set(range(NUM_PAGES))
-        self.used: dict[int, tuple[Job, Use]] = {}
-        self.transport = NetworkTransport(f"d-{epoch}", self.pool, network)
-        self.receiver = KVReceiver(self.transport, self.pool.memory, LAYOUT, epoch)
-
-
-def token_kv(job: Job, token: int) -> np.ndarray:
-    """What the model computes for one token: `[row, token_bytes]`."""
-    value = np.array([job.id * 1_000_003 + token], dtype="<u8").view(np.uint8)
-    return np.broadcast_to(value, (LAYOUT.rows_per_page, LAYOUT.token_bytes))
-
-
-def page_view(pool: Pool, page: int) -> np.ndarray:
-    return pool.bytes[page].reshape(LAYOUT.rows_per_page, LAYOUT.page_size, LAYOUT.token_bytes)
-
-
-T = TypeVar("T")
-
-
-def choose(index: int, items: Sequence[T]) -> T:
-    return items[index % len(items)]
 
 
 class HandoffMachine(RuleBasedStateMachine):
@@ -434,32 +368,24 @@ class HandoffMachine(RuleBasedStateMachine):
         self.poll()
 
     def compute(self, job: Job, upto: int) -> None:
-        self.run_model(job, upto)
+        run_model(job, upto)
         self.prefill.sender.computed(job.id, job.local, upto, self.now)
         self.poll()
 
     def finish(self, job: Job, final: Final) -> None:
-        self.run_model(job, job.num_tokens)
+        run_model(job, job.num_tokens)
         job.finished = True
         self.prefill.sender.finish(job.id, job.local, job.num_tokens, final, self.now)
         self.poll()
 
-    def run_model(self, job: Job, upto: int) -> None:
-        for token in range(job.computed, upto):
-            page = job.local[token // LAYOUT.page_size]
-            page_view(self.prefill.pool, page)[:, token % LAYOUT.page_size] = token_kv(job, token)
-        job.computed = upto
-
 
 _CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
+_LOOSE = settings(deadline=None, suppress_health_check=_CHECKS)
 
 
 def test_no_network_can_make_a_handoff_wrong() -> None:
     run_state_machine_as_test(
-        HandoffMachine,
-        settings=settings(
-            max_examples=300, stateful_step_count=60, deadline=None, suppress_health_check=_CHECKS
-        ),
+        HandoffMachine, settings=settings(_LOOSE, max_examples=300, stateful_step_count=60)
     )
 
 
@@ -474,11 +400,7 @@ def test_no_network_can_make_a_handoff_wrong_in_100_000_steps() -> None:
             nonlocal steps
             steps += 1
 
+    new_every_time = settings(_LOOSE, max_examples=500, stateful_step_count=100, derandomize=False)
     while steps < 100_000:
-        run_state_machine_as_test(
-            CountedMachine,
-            settings=settings(
-                max_examples=500, stateful_step_count=100, deadline=None, suppress_health_check=_CHECKS
-            ),
-        )
+        run_state_machine_as_test(CountedMachine, settings=new_every_time)
     print(f"\n{steps} steps", end="")
