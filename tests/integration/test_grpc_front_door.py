@@ -239,7 +239,8 @@ async def test_a_deadline_travels_to_the_workers_and_ends_the_request(doors: Fro
         await collect(router.Generate(GenerateRequest(text="hi"), timeout=0.3))
     assert error.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
     await doors.dispatcher.until_all_given_up()
-    assert 0 < doors.dispatcher.calls[0].timeout_s <= 0.3
+    # gRPC sends the time that is left, rounded up.
+    assert 0 < doors.dispatcher.calls[0].timeout_s < 0.35
 
 
 async def test_the_model_is_described(router: Any) -> None:
