@@ -244,7 +244,7 @@ async def test_workers_of_another_layout_are_not_let_in() -> None:
     async with service(decode_worker("decode-0"), odd, wait=False) as served:
         with pytest.raises(WorkerBroken, match="--page-size"):
             await served.registry.wait_for_all(5.0)
-        assert await served.registry.wait_for(ROLE_DECODE, 1.0)
+        assert await served.registry.wait_for(ROLE_DECODE, 5.0)
 
 
 async def test_draining_refuses_the_new_and_finishes_the_old() -> None:

@@ -47,7 +47,7 @@ async def test_twenty_clients_that_do_not_read_do_not_slow_down_one_that_does() 
                 aclosing(served.dispatcher.generate(PROMPT, sampling(10_000)))
             )
             await anext(idle)
-        assert await timed(served.tokens(30)) < 3 * alone + 1.0
+        assert await timed(served.tokens(30)) < 3 * alone + 5.0
 
 
 async def timed(call: object) -> float:

@@ -71,7 +71,7 @@ async def test_a_worker_in_a_long_step_is_alive_and_lets_routers_in(folder: Path
         assert session.alive
         began = time.monotonic()
         other = await open_session(worker)
-        assert time.monotonic() - began < 1.0
+        assert time.monotonic() - began < 10.0
         await asyncio.sleep(1.5)
         assert session.alive
         assert other.alive
