@@ -214,7 +214,7 @@ async def test_a_dead_engine_breaks_the_sessions_and_says_not_serving(folder: Pa
         await link.submit(work(prompt(5)))
         assert link.reader is not None
         assert await status_of(link.reader) is grpc.StatusCode.UNAVAILABLE
-        assert "device-side assert" in str(link.deaths[0])
+        assert "device-side assert" in str(await link.death())
         async with connect(link.host.address) as channel:
             health = health_pb2_grpc.HealthStub(channel)
             answer = await health.Check(health_pb2.HealthCheckRequest(service="baton.v1.Worker"))
@@ -229,4 +229,4 @@ async def test_a_page_leak_ends_the_worker_as_soon_as_it_is_idle(folder: Path) -
         await link.submit(work(prompt(5)))
         assert link.reader is not None
         assert await status_of(link.reader) is grpc.StatusCode.UNAVAILABLE
-        assert "PageLeak" in str(link.deaths[0])
+        assert "PageLeak" in str(await link.death())

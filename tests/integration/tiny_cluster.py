@@ -54,6 +54,13 @@ class Link:
         async with self.writing:
             await self.call.write(command)
 
+    async def death(self) -> EngineDied:
+        """What the engine dies of. Clients hear of it first: raises TimeoutError if it lives on."""
+        async with asyncio.timeout(PATIENCE_S):
+            while not self.deaths:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        return self.deaths[0]
+
     async def submit(self, work: worker_pb2.Work) -> None:
         await self.send(submit=worker_pb2.Submit(work=work))
 
