@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 
 from rpc.baton.v1 import worker_pb2
 from tests.integration.conftest import Oracle
-from tests.integration.tiny_cluster import Pair, pair, work, worker
+from tests.integration.tiny_cluster import Pair, pair, slow_down, work, worker
 from worker.config import WorkerRole
 
 POINTS = ["queued", "started", "reserving", "reserved", "attached", "first token", "arrived", "decoding"]
@@ -20,17 +19,6 @@ POINTS = ["queued", "started", "reserving", "reserved", "attached", "first token
 
 def prompt(seed: int, length: int = 80) -> list[int]:
     return [(seed * 31 + i * i * 7) % 97 for i in range(length)]
-
-
-def slow_down(host: Any, seconds: float) -> None:
-    runner = host._parts.engine.runner
-    launch = runner.launch
-
-    def slow(plan: Any) -> Any:
-        time.sleep(seconds)
-        return launch(plan)
-
-    runner.launch = slow
 
 
 async def advance(workers: Pair, job: worker_pb2.Work, point: str) -> None:

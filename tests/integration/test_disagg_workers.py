@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from tests.integration.conftest import Oracle
-from tests.integration.tiny_cluster import pair, work
+from tests.integration.tiny_cluster import pair, slow_down, work
 
 
 @pytest.fixture(params=["loopback", "nixl"])
@@ -59,7 +57,7 @@ async def test_a_prefix_that_the_decode_worker_has_does_not_travel_again(
 
 async def test_pages_of_a_chunk_travel_while_the_next_one_is_computed(folder: Path) -> None:
     async with pair(folder) as workers:
-        _slow_down(workers.prefill.host, seconds=0.05)
+        slow_down(workers.prefill.host, seconds=0.05)
         job = work(prompt(96))
         await workers.generate(job)
         record = await workers.prefill.next(job.request_id, "handed_over")
@@ -73,7 +71,7 @@ async def test_pages_of_a_chunk_travel_while_the_next_one_is_computed(folder: Pa
 
 async def test_the_first_chunk_is_announced_before_it_is_computed(folder: Path) -> None:
     async with pair(folder) as workers:
-        _slow_down(workers.prefill.host, seconds=0.3)
+        slow_down(workers.prefill.host, seconds=0.3)
         job = work(prompt(8))
         await workers.prefill.submit(job)
         await workers.prefill.next(job.request_id, "started")
@@ -181,7 +179,7 @@ async def test_a_prefill_worker_that_dies_fails_the_handoff_and_frees_its_pages(
     folder: Path, transport: str
 ) -> None:
     async with pair(folder, transport) as workers:
-        _slow_down(workers.prefill.host, seconds=0.1)
+        slow_down(workers.prefill.host, seconds=0.1)
         job = work(prompt(96))
         await workers.prefill.submit(job)
         await workers.prefill.next(job.request_id, "started")
@@ -190,15 +188,3 @@ async def test_a_prefill_worker_that_dies_fails_the_handoff_and_frees_its_pages(
         await workers.prefill.host.stop()
         assert (await workers.decode.next(job.request_id, "failed")).code == worker_pb2.FAILURE_CODE_HANDOFF
         await workers.decode.all_pages_back()
-
-
-def _slow_down(host: Any, seconds: float) -> None:
-    """Make every step of this worker take at least `seconds`, as a larger model would."""
-    runner = host._parts.engine.runner
-    launch = runner.launch
-
-    def slow(plan: Any) -> Any:
-        time.sleep(seconds)
-        return launch(plan)
-
-    runner.launch = slow

@@ -8,14 +8,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from threading import Event
-from typing import Any
 
 from decode_worker.assemble import assemble
 from router.health import Health
 from router.session import WorkerSession
 from rpc.baton.v1 import worker_pb2
 from rpc.channel import Endpoint
-from tests.integration.tiny_cluster import work
+from tests.integration.tiny_cluster import before_each_step, work
 from tests.unit.tiny import make_config
 from worker.config import WorkerConfig, WorkerRole
 from worker.engine_loop import EngineDied
@@ -41,18 +40,6 @@ async def host(
         await host.stop()
 
 
-def slow_down(host: WorkerHost, until: Event, longest_s: float) -> None:
-    """Every step of the engine waits for `until`."""
-    runner = host._parts.engine.runner
-    launch = runner.launch
-
-    def slow(plan: Any) -> Any:
-        until.wait(longest_s)
-        return launch(plan)
-
-    runner.launch = slow  # type: ignore[method-assign]
-
-
 async def open_session(host: WorkerHost) -> WorkerSession:
     return await WorkerSession.open("decode-0", Endpoint(host.address), Health(), silence_s=1.0)
 
@@ -64,7 +51,7 @@ def submit(session: WorkerSession) -> None:
 async def test_a_worker_in_a_long_step_is_alive_and_lets_routers_in(folder: Path) -> None:
     released = Event()
     async with host(folder, on_death=lambda _: None, step_timeout_s=60.0) as worker:
-        slow_down(worker, released, longest_s=30.0)
+        before_each_step(worker, lambda: released.wait(30.0))
         session = await open_session(worker)
         submit(session)
         await asyncio.sleep(2.5)
@@ -84,7 +71,7 @@ async def test_an_engine_that_hangs_ends_its_worker(folder: Path) -> None:
     deaths: list[EngineDied] = []
     released = Event()
     async with host(folder, deaths.append, step_timeout_s=1.0) as worker:
-        slow_down(worker, released, longest_s=30.0)
+        before_each_step(worker, lambda: released.wait(30.0))
         session = await open_session(worker)
         await asyncio.sleep(1.5)
         assert not deaths  # idle is not hanging

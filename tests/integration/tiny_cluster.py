@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -15,6 +16,8 @@ import grpc
 
 import decode_worker.assemble
 import prefill_worker.assemble
+from engine.plan import StepPlan
+from engine.runner import StepInFlight
 from rpc.baton.v1 import sampling_pb2, worker_pb2, worker_pb2_grpc
 from rpc.channel import connect
 from tests.unit.tiny import make_config
@@ -206,3 +209,20 @@ async def status_of(call: Any) -> grpc.StatusCode:
     except grpc.aio.AioRpcError as error:
         return error.code()
     return grpc.StatusCode.OK
+
+
+def slow_down(host: WorkerHost, seconds: float) -> None:
+    """Make every step of this worker take at least `seconds`, as a larger model would."""
+    before_each_step(host, lambda: time.sleep(seconds))
+
+
+def before_each_step(host: WorkerHost, act: Callable[[], object]) -> None:
+    """`act` runs on the engine's thread, which waits for it."""
+    runner = host._parts.engine.runner
+    launch = runner.launch
+
+    def acting_first(plan: StepPlan) -> StepInFlight:
+        act()
+        return launch(plan)
+
+    runner.launch = acting_first  # type: ignore[method-assign]
