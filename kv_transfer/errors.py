@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-__all__ = ["BadMessage", "BadTicket", "LayoutMismatch", "PeerUnreachable", "TransferError"]
+__all__ = [
+    "BadMessage",
+    "BadTicket",
+    "LayoutMismatch",
+    "PeerUnreachable",
+    "TransferError",
+    "TransportMissing",
+]
 
 
 class TransferError(Exception):
@@ -23,3 +30,7 @@ class BadMessage(TransferError):
 
 class PeerUnreachable(TransferError):
     """The transport cannot reach a peer, or lost it."""
+
+
+class TransportMissing(TransferError):
+    """The libraries of a transport are not installed here; the message says how to install them."""

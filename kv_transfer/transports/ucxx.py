@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from kv_transfer.errors import PeerUnreachable
+from kv_transfer.errors import PeerUnreachable, TransportMissing
 from kv_transfer.memory import PoolMemory
 from kv_transfer.planner import Copy
 from kv_transfer.ticket import Peer
@@ -88,9 +88,17 @@ class UcxxTransport:
     """A UCX worker that makes progress only when polled."""
 
     def __init__(self, name: str, memory: PoolMemory, *, host: str = "127.0.0.1") -> None:
-        """`host`: this machine's address for its peers. On 127.0.0.1 UCX keeps to the loopback device."""
+        """`host`: this machine's address for its peers. On 127.0.0.1 UCX keeps to the loopback device.
+
+        Raises TransportMissing.
+        """
         configure(host)
-        from ucxx._lib import arr, libucxx
+        try:
+            from ucxx._lib import arr, libucxx
+        except ModuleNotFoundError as error:
+            raise TransportMissing(
+                "--kv-transport ucxx: ucxx is not installed; pip install 'baton-llm[ucxx]', or use nixl"
+            ) from error
 
         self._ucx = libucxx
         self._array = arr.Array

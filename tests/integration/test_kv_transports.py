@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from kv_transfer import Drained, HandedOver, Peer, PoolMemory, Ready, ReceiveFailed, SendFailed
-from kv_transfer.errors import PeerUnreachable
+from kv_transfer.errors import PeerUnreachable, TransportMissing
 from kv_transfer.planner import Copy
 from kv_transfer.transports import LoopbackNetwork, LoopbackTransport, Transport
 from kv_transfer.transports.base import Arrival, PeerLost, TransportEvent, WriteDone, WriteFailed
@@ -263,3 +264,12 @@ def test_a_receiver_that_leaves_fails_the_senders_handoff(opened: Open) -> None:
         sent += sender.poll(now)
     assert [type(event) for event in sent] == [SendFailed]
     assert sender.num_live == 0
+
+
+def test_ucxx_where_it_is_not_installed_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kv_transfer.transports.ucxx import UcxxTransport
+
+    for module in ("ucxx", "ucxx._lib"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(TransportMissing, match="pip install"):
+        UcxxTransport("worker", Pool(1).memory)
