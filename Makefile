@@ -24,8 +24,9 @@ demo: setup  ## Serve SmolLM2 with a prefill and a decode worker, stream an answ
 	@$(BIN)/python scripts/demo.py
 
 test: setup  ## Run every test that needs no GPU
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu and not soak" -n 2 --dist loadfile tests/unit tests/integration $(ARGS)
-	$(BIN)/python -m pytest -m "not gpu and not soak" tests/e2e tests/faults $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu and not soak and not alone" -n 2 --dist loadfile \
+		tests/e2e tests/faults tests/integration tests/unit $(ARGS)
+	$(BIN)/python -m pytest -m "alone and not soak" tests $(ARGS)
 
 soak: setup  ## Run the long tests: some hours, figures printed (BATON_SOAK_ROUNDS, BATON_SOAK_SECONDS)
 	$(BIN)/python -m pytest -m soak -s --hypothesis-profile=soak $(ARGS)

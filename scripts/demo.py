@@ -6,6 +6,7 @@ SIGTERM to stop.
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,9 @@ from benchmarks.server import BatonServer, ServerFailed
 from benchmarks.waterfall_chart import waterfall_chart
 
 ROOT = Path(__file__).resolve().parent.parent
-FLAGS = ("--mode", "disagg", "--model", "smollm2", "--prefill-workers", "1", "--decode-workers", "1")
+WORKERS = ("--mode", "disagg", "--model", "smollm2", "--prefill-workers", "1", "--decode-workers", "1")
+# With one request at a time, one of the two workers has nothing to do: each may use the whole machine.
+FLAGS = (*WORKERS, "--worker-cpus", str(os.cpu_count() or 1))
 DOCUMENTS = ("docs/architecture.md", "LICENSE")
 QUESTION = "What does this license allow me to do? Answer in a few sentences."
 MAX_TOKENS = 100

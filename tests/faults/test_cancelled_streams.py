@@ -15,6 +15,8 @@ from tests.faults.clients import Answered, GrpcClient, check
 from tests.faults.local_cluster import local_cluster
 from tests.faults.small_model import Question, SmallModel
 
+pytestmark = pytest.mark.alone
+
 CLIENTS = 300
 ROUNDS = 4
 ANSWER_TOKENS = 600

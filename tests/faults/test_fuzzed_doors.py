@@ -27,6 +27,8 @@ from router.open_files import allow_many_connections
 from rpc.baton.v1 import router_pb2, router_pb2_grpc
 from tests.integration.front_doors import FrontDoors, front_doors
 
+pytestmark = pytest.mark.alone
+
 PATIENCE_S = 3.0
 """For an answer beside an attack; most of it is for machines that have other things to do too."""
 

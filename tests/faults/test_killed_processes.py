@@ -21,7 +21,7 @@ from tests.faults.load import Answers, Load
 from tests.faults.service import Service, serve
 from tests.faults.small_model import SmallModel
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.alone]
 
 CLIENTS = 8
 DETECTED_S = 1.0
