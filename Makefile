@@ -1,9 +1,9 @@
 # Baton's front desk. Every target that needs the environment makes it first.
 
 PYTHON ?= python3
-EXTRAS ?= dev
 BIN := .venv/bin
 
+# Of pyproject.toml; by default dev, and gpu where there is an NVIDIA driver.
 export EXTRAS
 export PYTHONUNBUFFERED = 1
 # Threads that wait must not spin: tests run engines beside worker processes on the same cores.

@@ -41,7 +41,7 @@ class SetupFailed(Exception):
 
 def main() -> None:
     use_supported_python()
-    extras = os.environ.get("EXTRAS", "dev")
+    extras = os.environ.get("EXTRAS") or ("dev,gpu" if has_gpu() else "dev")
     wanted = digest(extras)
     if is_made(wanted):
         return
@@ -130,8 +130,12 @@ def debian_pip_wheel(folder: Path) -> Path:
     )
 
 
+def has_gpu() -> bool:
+    return shutil.which("nvidia-smi") is not None or Path("/proc/driver/nvidia").exists()
+
+
 def cpu_torch_options() -> list[str]:
-    if shutil.which("nvidia-smi") or Path("/proc/driver/nvidia").exists():
+    if has_gpu():
         return []
     try:
         socket.create_connection((CPU_TORCH_HOST, 443), timeout=3).close()

@@ -40,6 +40,14 @@ def test_another_dependency_or_extra_asks_for_a_new_environment(setup: ModuleTyp
     assert setup.digest("dev") != before
 
 
+def test_an_nvidia_driver_is_seen_by_its_program(
+    setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nvidia-smi").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert setup.has_gpu()
+
+
 def test_an_environment_whose_python_is_gone_is_made_again(setup: ModuleType) -> None:
     setup.venv_python().parent.mkdir(parents=True)
     setup.venv_python().touch()
