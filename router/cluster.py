@@ -139,7 +139,7 @@ class Cluster:
                 await self._thread.call(self._init)
         except TimeoutError:
             raise ClusterError(self._cannot_connect("no answer")) from None
-        except (RayError, OSError, RuntimeError, ValueError) as error:
+        except Exception as error:  # Ray raises bare Exceptions too
             raise ClusterError(self._cannot_connect(_first_line(error))) from error
         return await self._thread.call(self._machine)
 
