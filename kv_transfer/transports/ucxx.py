@@ -22,6 +22,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from kv_transfer.cuda_context import Caller
 from kv_transfer.errors import PeerUnreachable, TransportMissing
 from kv_transfer.memory import PoolMemory
 from kv_transfer.planner import Copy
@@ -93,6 +94,8 @@ class UcxxTransport:
         Raises TransportMissing.
         """
         configure(host)
+        self._caller = Caller(memory)
+        self._caller.enter()
         try:
             from ucxx._lib import arr, libucxx
         except ModuleNotFoundError as error:
@@ -124,6 +127,7 @@ class UcxxTransport:
         return pack_metadata(self._lifeline.address, self._address)
 
     def connect(self, peer: Peer) -> None:
+        self._caller.enter()
         link = self._links.get(peer.name)
         if link is not None:
             link.require_whole()
@@ -146,6 +150,7 @@ class UcxxTransport:
         self._control(self._link(peer.name), _Kind.MESSAGE, message)
 
     def poll(self) -> list[TransportEvent]:
+        self._caller.enter()
         self._worker.progress()
         events: list[TransportEvent] = []
         self._read(events)
@@ -159,6 +164,7 @@ class UcxxTransport:
         return events
 
     def close(self) -> None:
+        self._caller.enter()
         self._links.clear()
         self._reading.clear()
         self._worker = self._context = None  # ends its sockets and queues
@@ -178,6 +184,7 @@ class UcxxTransport:
         return self._links[name]
 
     def _link(self, name: str) -> _Link:
+        self._caller.enter()
         link = self._links.get(name)
         if link is None:
             raise PeerUnreachable(f"{name} is not connected")
