@@ -25,6 +25,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     if arguments and arguments[0] in COMMANDS:
         return run(arguments)
+    if arguments and arguments[0] == "doctor":
+        from router import doctor  # it alone looks for torch and CUDA
+
+        return doctor.run(arguments)
     try:
         config = parse(arguments)
     except ConfigError as error:

@@ -13,7 +13,15 @@ from engine.models.spec import ModelSpec
 from router.config import Device, Dtype, Mode, RouterConfig
 from worker.config import WorkerConfig, WorkerRole
 
-__all__ = ["Machine", "PlanError", "WorkerPlan", "device_for", "plan_workers"]
+__all__ = [
+    "Machine",
+    "PlanError",
+    "PoolEstimate",
+    "WorkerPlan",
+    "device_for",
+    "estimate_pool",
+    "plan_workers",
+]
 
 _BYTES_PER_VALUE: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -70,6 +78,25 @@ def plan_workers(config: RouterConfig, checkpoint: Checkpoint, machine: Machine)
         counts[role] += 1
         plans.append(WorkerPlan(worker, cpus=machine.cpus, gpus=1 if machine.device == "cuda" else 0))
     return plans
+
+
+@dataclass(frozen=True, slots=True)
+class PoolEstimate:
+    """The KV of one worker, before anything is loaded. A GPU worker measures what is really left."""
+
+    dtype: str
+    token_bytes: int
+    tokens: int
+    limit: int
+    """Of the model, or --max-model-len."""
+
+
+def estimate_pool(config: RouterConfig, checkpoint: Checkpoint, machine: Machine) -> PoolEstimate:
+    """Raises PlanError, UnsupportedModel."""
+    spec = checkpoint.spec()
+    dtype, limit = _dtype(config, spec, machine), _model_limit(config, checkpoint, spec)
+    tokens = _pool_tokens(config, checkpoint, spec, machine, dtype, limit)
+    return PoolEstimate(dtype, _token_bytes(spec, dtype), tokens, limit)
 
 
 def _engine(config: RouterConfig, checkpoint: Checkpoint, machine: Machine) -> EngineConfig:
@@ -134,14 +161,17 @@ def _pool_tokens(
         return math.ceil(max(_CPU_POOL_TOKENS, limit) / page) * page
     fraction = config.kv_memory_fraction or _GPU_MEMORY_FRACTION
     left = machine.memory_bytes - _weight_bytes(checkpoint, spec, dtype)
-    token_bytes = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * _BYTES_PER_VALUE[dtype]
-    tokens = int(left * fraction / token_bytes) // page * page
+    tokens = int(left * fraction / _token_bytes(spec, dtype)) // page * page
     if tokens < page:
         raise PlanError(
             f"{checkpoint.name} leaves no room for KV in {machine.memory_bytes / 2**30:.1f} GiB of memory;"
             " use --dtype bfloat16 or a smaller model"
         )
     return tokens
+
+
+def _token_bytes(spec: ModelSpec, dtype: str) -> int:
+    return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * _BYTES_PER_VALUE[dtype]
 
 
 def _weight_bytes(checkpoint: Checkpoint, spec: ModelSpec, dtype: str) -> int:

@@ -1,0 +1,37 @@
+"""`router doctor` as it is run: real processes, real UCX."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from router.doctor.links import LinkFailed, measure
+from tests.unit.tiny import save_tiny_llama
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    save_tiny_llama(tmp_path)
+    return tmp_path
+
+
+def doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "router.main", "doctor", "--device", "cpu", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
+
+
+def test_a_machine_that_runs_the_tests_passes(model: Path) -> None:
+    run = doctor("--model", str(model), "--http-port", "0", "--grpc-port", "0")
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "0 FAIL" in run.stdout
+    assert "GB/s in 64 MiB writes, by " in run.stdout
+    assert "bytes a token in float32" in run.stdout
+
+
+def test_two_processes_that_cannot_reach_each_other_are_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UCX_TLS", "no_such_transport")
+    with pytest.raises(LinkFailed, match=r"\w"):
+        measure("cpu", patience_s=200)
