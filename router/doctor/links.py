@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -20,6 +21,7 @@ from router.doctor.report import Finding, fail, ok, warn
 __all__ = ["Link", "LinkFailed", "judge_gpu_link", "judge_host_link", "look", "measure"]
 
 _PATIENCE_S: Final = 120.0
+_LEAVE_S: Final = 10.0
 _HOST_LEAST: Final = 1e9
 _SHARE: Final = 0.7
 """Of what PCIe gives: bytes that go by way of the host cross it twice, and stay below."""
@@ -174,6 +176,16 @@ def _end(role: str, device: str, gpu: int | None) -> Iterator[_End]:
     try:
         yield _End(process)
     finally:
+        _end_of(process)
+
+
+def _end_of(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    try:
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
+        process.wait(_LEAVE_S)
+    except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
 
