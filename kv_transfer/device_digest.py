@@ -14,6 +14,8 @@ from kv_transfer.sum64 import MASK, Words
 __all__ = ["DeviceDigester"]
 
 _WORD_TYPES: Final = {4: torch.int32, 2: torch.int16, 1: torch.uint8}
+_BATCH: Final = 1024
+"""Pages a launch. What they need of pinned memory is taken once: taking it stalls the device."""
 _FIRST: Final = -1
 """A stream's priority: its blocks are given out before those that wait of a step's kernels."""
 
@@ -45,29 +47,31 @@ class DeviceDigester:
         else:
             from kv_transfer.sum64_torch import page_sums
         self._page_sums = page_sums
+        pinned = self._stream is not None
+        self._jobs = torch.empty((_BATCH, 2), dtype=torch.int32, pin_memory=pinned)
+        self._sums = torch.empty(_BATCH, dtype=torch.int64, pin_memory=pinned)
         self.digest([0], layout.page_size)
 
     def digest(self, pages: Sequence[int], tail_tokens: int) -> list[int]:
-        """See `digest.PageDigester`. One launch for all pages."""
-        if not pages:
-            return []
-        jobs = torch.empty((len(pages), 2), dtype=torch.int32, pin_memory=self._stream is not None)
+        """See `digest.PageDigester`. One launch for up to 1024 pages. For one thread at a time."""
+        digests: list[int] = []
+        for begin in range(0, len(pages), _BATCH):
+            batch = pages[begin : begin + _BATCH]
+            is_last = begin + len(batch) == len(pages)
+            digests += self._digest(batch, tail_tokens if is_last else self._words.tokens)
+        return digests
+
+    def _digest(self, pages: Sequence[int], tail_tokens: int) -> list[int]:
+        jobs, sums = self._jobs[: len(pages)], self._sums[: len(pages)]
         jobs[:, 0] = torch.tensor(pages, dtype=torch.int32)
         jobs[:, 1] = self._words.tokens
         jobs[-1, 1] = tail_tokens
         with self._on_stream():
             there = jobs.to(self._pool.device, non_blocking=True)
-            sums = self._to_host(self._page_sums(self._pool, there, self._words))
+            sums.copy_(self._page_sums(self._pool, there, self._words), non_blocking=True)
+        if self._stream is not None:
+            self._stream.record_event().synchronize()
         return [value & MASK for value in sums.tolist()]
 
     def _on_stream(self) -> AbstractContextManager[object]:
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
-
-    def _to_host(self, sums: torch.Tensor) -> torch.Tensor:
-        if self._stream is None:
-            return sums
-        # Pinned and behind an event: an ordinary copy to the host would wait for the whole device's turn.
-        host = torch.empty(sums.shape, dtype=sums.dtype, pin_memory=True)
-        host.copy_(sums, non_blocking=True)
-        self._stream.record_event().synchronize()
-        return host

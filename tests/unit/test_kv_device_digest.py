@@ -27,6 +27,12 @@ def test_it_agrees_with_the_host_about_any_pages_of_any_dtype(layout: KVLayout) 
         assert device.digest([4, 0, 2, 5], tail) == host.digest([4, 0, 2, 5], tail)
 
 
+def test_more_pages_than_one_launch_takes_are_digested_all_the_same() -> None:
+    device, host = pair_of(LAYOUTS[1])
+    pages = [page % 6 for page in range(2050)]
+    assert device.digest(pages, 2) == host.digest(pages, 2)
+
+
 def test_no_pages_have_no_digests() -> None:
     assert pair_of(LAYOUTS[0])[0].digest([], 1) == []
 
