@@ -44,7 +44,7 @@ class Shard:
         """The shape of this rank's part. Raises UnsupportedModel if there is no such part."""
         if reason := _misfit(spec, self.size):
             usual = ", ".join(str(size) for size in sizes_for(spec))
-            raise UnsupportedModel(f"{reason}; tensor parallelism can be {usual}")
+            raise UnsupportedModel(f"{reason}; the number of ranks can be {usual}")
         return replace(
             spec,
             num_heads=spec.num_heads // self.size,

@@ -17,6 +17,7 @@ import decode_worker.assemble
 import prefill_worker.assemble
 from rpc.baton.v1 import sampling_pb2, worker_pb2, worker_pb2_grpc
 from rpc.channel import connect
+from tests.process_crew import ProcessCrew
 from tests.unit.tiny import make_config
 from worker.config import WorkerConfig, WorkerRole
 from worker.engine_loop import EngineDied
@@ -121,7 +122,8 @@ async def worker(
         transport=transport,
         handoff_timeout_s=PATIENCE_S,
     )
-    host = WorkerHost(config, ASSEMBLE[role], on_death=deaths.append)
+    crew = ProcessCrew() if config.engine.tensor_parallel_size > 1 else None
+    host = WorkerHost(config, ASSEMBLE[role], on_death=deaths.append, crew=crew)
     await host.start()
     try:
         async with session(host, deaths) as link:
