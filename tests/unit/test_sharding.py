@@ -94,7 +94,7 @@ def test_ranks_hold_the_key_heads_that_a_handoff_takes_them_to_hold(size: int, n
 def test_a_model_that_cannot_be_shared_out_says_why_and_by_how_many_it_could(
     shape: dict[str, int], reason: str
 ) -> None:
-    with pytest.raises(UnsupportedModel, match=rf"{reason}.*; tensor parallelism can be 1, 2"):
+    with pytest.raises(UnsupportedModel, match=rf"{reason}.*; the number of ranks can be 1, 2"):
         Shard(0, 4).of(spec(**shape))
 
 
