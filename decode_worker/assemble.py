@@ -16,7 +16,13 @@ def assemble(parts: Parts) -> Assembled:
         return assemble_mixed(parts)
     endpoint = open_endpoint(parts)
     receiver = ReceiverThread(
-        KVReceiver(endpoint.transport, endpoint.memory, endpoint.layout, endpoint.epoch),
+        KVReceiver(
+            endpoint.transport,
+            endpoint.memory,
+            endpoint.layout,
+            endpoint.epoch,
+            digester=endpoint.digester,
+        ),
         on_event=lambda event: parts.inbox.post(deliver, event),
         on_fatal=parts.inbox.fail,
     )

@@ -6,16 +6,17 @@ them in the last page is nobody's data, and may change at any time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, Protocol
 
 import numpy as np
 import xxhash
 
-from kv_transfer.layout import KVLayout
+from kv_transfer.layout import SUM64, XXH3, KVLayout
 from kv_transfer.memory import PoolMemory
+from kv_transfer.sum64 import HostSum64
 
-__all__ = ["HostDigester", "PageDigester", "request_digest"]
+__all__ = ["HostDigester", "PageDigester", "host_digester", "request_digest"]
 
 
 class PageDigester(Protocol):
@@ -27,8 +28,7 @@ class HostDigester:
     """xxh3-64 over pages in host memory; about the speed of reading them. Releases the GIL."""
 
     def __init__(self, memory: PoolMemory, layout: KVLayout) -> None:
-        if memory.page_bytes != layout.page_bytes:
-            raise ValueError(f"the pool has {memory.page_bytes} bytes a page, its layout {layout.page_bytes}")
+        memory.require_page_bytes(layout.page_bytes)
         self._page_size = layout.page_size
         flat = np.frombuffer(memory.host_bytes(), dtype=np.uint8)
         self._pages = flat.reshape(
@@ -41,6 +41,20 @@ class HostDigester:
             valid = np.ascontiguousarray(self._pages[pages[-1], :, :tail_tokens])
             digests[-1] = xxhash.xxh3_64_intdigest(valid.data)
         return digests
+
+
+_HOST: Final[dict[str, Callable[[PoolMemory, KVLayout], PageDigester]]] = {
+    XXH3: HostDigester,
+    SUM64: HostSum64,
+}
+
+
+def host_digester(memory: PoolMemory, layout: KVLayout) -> PageDigester:
+    """Computes the digests that `layout` names, over memory that the host can read."""
+    digester = _HOST.get(layout.digest)
+    if digester is None:
+        raise ValueError(f"page digest {layout.digest!r} is not one of {', '.join(_HOST)}")
+    return digester(memory, layout)
 
 
 def request_digest(tokens: Sequence[int], state: Iterable[bytes] = ()) -> int:

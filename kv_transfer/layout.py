@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from typing import Final
 
-__all__ = ["KVLayout"]
+__all__ = ["SUM64", "XXH3", "KVLayout"]
+
+XXH3: Final = "xxh3-64"
+"""Fastest on a CPU: 14 GB/s a core, where sum64 reaches 1.5."""
+SUM64: Final = "sum64"
+"""Made for GPUs: see `sum64.py`."""
 
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
 
@@ -28,7 +34,7 @@ class KVLayout:
     """Tokens a page."""
     tp_size: int = 1
     tp_rank: int = 0
-    digest: str = "xxh3-64"
+    digest: str = XXH3
     """Algorithm of the page digests: peers that use different ones could never verify a handoff."""
 
     def __post_init__(self) -> None:

@@ -29,6 +29,11 @@ class PoolMemory:
         """N of "cuda:N"; 0 for host memory."""
         return int(self.device.partition(":")[2] or 0)
 
+    def require_page_bytes(self, page_bytes: int) -> None:
+        """Raises ValueError if a layout of so many bytes a page is not what this memory was cut into."""
+        if self.page_bytes != page_bytes:
+            raise ValueError(f"the pool has {self.page_bytes} bytes a page, its layout {page_bytes}")
+
     def host_bytes(self) -> memoryview:
         """The pages as writable bytes. Raises TypeError for memory that the host cannot address."""
         if self.view is None:

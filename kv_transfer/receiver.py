@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from kv_transfer.digest import HostDigester, PageDigester
+from kv_transfer.digest import PageDigester, host_digester
 from kv_transfer.errors import BadMessage, PeerUnreachable
 from kv_transfer.events import Drained, Ready, ReceiveFailed, ReceiverEvent
 from kv_transfer.layout import KVLayout
@@ -58,7 +58,7 @@ class KVReceiver:
         self.unexpected: Counter[str] = Counter()
         """Late, duplicate, foreign or damaged messages: ignored, but counted, by kind."""
         self._layout = layout
-        self._digester = digester or HostDigester(memory, layout)
+        self._digester = digester or host_digester(memory, layout)
         self._patience = {Receiving.DRAINING: revoke_interval_s}
         self._live: dict[int, _Handoff] = {}
         self._events: list[ReceiverEvent] = []

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final as Constant
 
-from kv_transfer.digest import HostDigester, PageDigester
+from kv_transfer.digest import PageDigester, host_digester
 from kv_transfer.errors import BadMessage, BadTicket, PeerUnreachable, TransferError
 from kv_transfer.events import HandedOver, PushSpan, SenderEvent, SendFailed
 from kv_transfer.layout import KVLayout
@@ -72,7 +72,7 @@ class KVSender:
         self.unexpected: Counter[str] = Counter()
         """Late, duplicate, foreign or damaged messages: ignored, but counted, by kind."""
         self._layout = layout
-        self._digester = digester or HostDigester(memory, layout)
+        self._digester = digester or host_digester(memory, layout)
         self._patience = {Sending.DRAINING: drain_timeout_s, Sending.ABANDONED: math.inf}
         self._live: dict[int, _Handoff] = {}
         self._writes: dict[int, _Handoff] = {}

@@ -45,7 +45,7 @@ class Peer:
             raise LayoutMismatch(
                 f"{self.name} stores KV as {self.layout_hash} ({self.page_bytes} bytes a page), "
                 f"this worker as {layout.hash} ({layout.page_bytes}); start both with the same "
-                "--model, --dtype, --page-size and tensor parallelism"
+                "--model, --device, --dtype, --page-size and tensor parallelism"
             )
 
 

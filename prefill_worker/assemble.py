@@ -14,7 +14,13 @@ def assemble(parts: Parts) -> Assembled:
     """Raises what opening the transport raises."""
     endpoint = open_endpoint(parts)
     sender = SenderThread(
-        KVSender(endpoint.transport, endpoint.memory, endpoint.layout, endpoint.epoch),
+        KVSender(
+            endpoint.transport,
+            endpoint.memory,
+            endpoint.layout,
+            endpoint.epoch,
+            digester=endpoint.digester,
+        ),
         on_event=lambda event: parts.inbox.post(deliver, event),
         on_fatal=parts.inbox.fail,
     )

@@ -11,6 +11,9 @@ import torch
 from engine.kv_pool import KVPool
 from engine.runner import ModelRunner
 from kv_transfer import KVLayout, PoolMemory
+from kv_transfer.device_digest import DeviceDigester
+from kv_transfer.digest import PageDigester, host_digester
+from kv_transfer.layout import SUM64, XXH3
 from kv_transfer.transports import LoopbackTransport, Transport
 from worker.assembly import Parts
 
@@ -26,6 +29,7 @@ class KVEndpoint:
     transport: Transport
     memory: PoolMemory
     layout: KVLayout
+    digester: PageDigester
     epoch: int
 
 
@@ -35,13 +39,18 @@ def open_endpoint(parts: Parts) -> KVEndpoint:
     Raises UnknownTransport, and what the transport raises where it cannot work.
     """
     config, runner = parts.config, parts.engine.runner
-    memory = _memory(runner.kv)
+    memory, layout = _memory(runner.kv), _layout(config.model, runner)
     open_transport = _TRANSPORTS.get(config.transport or "")
     if open_transport is None:
         raise UnknownTransport(f"--kv-transport {config.transport}: use one of {', '.join(_TRANSPORTS)}")
+    digester = _digester(runner.kv, memory, layout)
     name = f"{config.worker_id}-{parts.epoch:016x}"
     return KVEndpoint(
-        open_transport(name, memory, config.host), memory, _layout(config.model, runner), parts.epoch
+        transport=open_transport(name, memory, config.host),
+        memory=memory,
+        layout=layout,
+        digester=digester,
+        epoch=parts.epoch,
     )
 
 
@@ -54,7 +63,16 @@ def _layout(model: str, runner: ModelRunner) -> KVLayout:
         num_kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
         page_size=pool.page_size,
+        # Pages are digested where they are. A worker on a CPU and one on a GPU thus have different layouts,
+        # and refuse each other by its hash; one that asks the other's digest would be slow every time.
+        digest=SUM64 if pool.tensor.is_cuda else XXH3,
     )
+
+
+def _digester(pool: KVPool, memory: PoolMemory, layout: KVLayout) -> PageDigester:
+    if pool.tensor.is_cuda:
+        return DeviceDigester(pool.tensor, layout)
+    return host_digester(memory, layout)
 
 
 def _memory(pool: KVPool) -> PoolMemory:

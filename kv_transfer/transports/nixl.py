@@ -14,7 +14,6 @@ What NIXL does and does not promise was measured, and shapes this file (NIXL 1.5
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from kv_transfer.cuda_context import Caller
 from kv_transfer.errors import PeerUnreachable
 from kv_transfer.memory import PoolMemory
 from kv_transfer.planner import Copy
@@ -52,8 +52,8 @@ class NixlTransport:
         self._name = name
         self._memory = memory
         self._kind = "VRAM" if memory.device.startswith("cuda") else "DRAM"
-        self._thread = 0
-        self._use_device()
+        self._caller = Caller(memory)
+        self._caller.enter()  # an agent made without a context never finds the GPU
         self._agent: Any = _create_agent(name, host)
         self._registration = self._agent.register_memory(
             [(memory.address, memory.num_bytes, memory.device_index, "")], self._kind
@@ -71,6 +71,7 @@ class NixlTransport:
         return pack_metadata(self._lifeline.address, self._agent.get_agent_metadata())
 
     def connect(self, peer: Peer) -> None:
+        self._caller.enter()
         link = self._links.get(peer.name)
         if link is not None:
             link.require_whole()
@@ -110,7 +111,7 @@ class NixlTransport:
         link.require_whole()
 
     def poll(self) -> list[TransportEvent]:
-        self._use_device()
+        self._caller.enter()
         now = time.monotonic()
         events: list[TransportEvent] = [
             Arrival(data) for messages in self._agent.get_new_notifs().values() for data in messages
@@ -126,6 +127,7 @@ class NixlTransport:
     def close(self) -> None:
         if self._agent is None:
             return
+        self._caller.enter()
         for link in self._links.values():
             self._release(link)
         self._links.clear()
@@ -172,6 +174,7 @@ class NixlTransport:
             self._agent.remove_remote_agent(name)
 
     def _link(self, name: str) -> _Link:
+        self._caller.enter()
         link = self._links.get(name)
         if link is None:
             raise PeerUnreachable(f"{name} is not connected")
@@ -192,17 +195,6 @@ class NixlTransport:
         table[:, 1] = lengths
         table[:, 2] = device
         return self._agent.get_xfer_descs(table, self._kind)
-
-    def _use_device(self) -> None:
-        """Gives the calling thread a CUDA context: without one UCX silently does without NVLink."""
-        if self._thread == threading.get_ident():
-            return
-        self._thread = threading.get_ident()
-        if self._kind == "VRAM":
-            import torch
-
-            torch.cuda.set_device(self._memory.device_index)
-            torch.zeros(1, device=self._memory.device)
 
 
 def _create_agent(name: str, host: str) -> Any:

@@ -22,6 +22,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from kv_transfer.cuda_context import Caller
 from kv_transfer.errors import PeerUnreachable
 from kv_transfer.memory import PoolMemory
 from kv_transfer.planner import Copy
@@ -90,6 +91,8 @@ class UcxxTransport:
     def __init__(self, name: str, memory: PoolMemory, *, host: str = "127.0.0.1") -> None:
         """`host`: this machine's address for its peers. On 127.0.0.1 UCX keeps to the loopback device."""
         configure(host)
+        self._caller = Caller(memory)
+        self._caller.enter()
         from ucxx._lib import arr, libucxx
 
         self._ucx = libucxx
@@ -116,6 +119,7 @@ class UcxxTransport:
         return pack_metadata(self._lifeline.address, self._address)
 
     def connect(self, peer: Peer) -> None:
+        self._caller.enter()
         link = self._links.get(peer.name)
         if link is not None:
             link.require_whole()
@@ -138,6 +142,7 @@ class UcxxTransport:
         self._control(self._link(peer.name), _Kind.MESSAGE, message)
 
     def poll(self) -> list[TransportEvent]:
+        self._caller.enter()
         self._worker.progress()
         events: list[TransportEvent] = []
         self._read(events)
@@ -151,6 +156,7 @@ class UcxxTransport:
         return events
 
     def close(self) -> None:
+        self._caller.enter()
         self._links.clear()
         self._reading.clear()
         self._worker = self._context = None  # ends its sockets and queues
@@ -170,6 +176,7 @@ class UcxxTransport:
         return self._links[name]
 
     def _link(self, name: str) -> _Link:
+        self._caller.enter()
         link = self._links.get(name)
         if link is None:
             raise PeerUnreachable(f"{name} is not connected")

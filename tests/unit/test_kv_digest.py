@@ -8,14 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_transfer import KVLayout, PoolMemory, request_digest
-from kv_transfer.digest import HostDigester
+from kv_transfer.digest import HostDigester, PageDigester
+from kv_transfer.sum64 import HostSum64
 from tests.kv_support import LAYOUT, Pool
 
 ROWS, PAGE_SIZE, TOKEN_BYTES = LAYOUT.rows_per_page, LAYOUT.page_size, LAYOUT.token_bytes
 
 
-def digester_of(pool: Pool) -> HostDigester:
-    return HostDigester(pool.memory, pool.layout)
+def digester_of(pool: Pool, kind: type[HostDigester | HostSum64] = HostDigester) -> PageDigester:
+    return kind(pool.memory, pool.layout)
 
 
 def filled() -> Pool:
@@ -24,6 +25,7 @@ def filled() -> Pool:
     return pool
 
 
+@pytest.mark.parametrize("kind", [HostDigester, HostSum64])
 @given(
     tail_tokens=st.integers(1, PAGE_SIZE),
     row=st.integers(0, ROWS - 1),
@@ -32,10 +34,10 @@ def filled() -> Pool:
     bit=st.integers(0, 7),
 )
 def test_a_flipped_bit_changes_the_digest_exactly_if_its_token_is_valid(
-    tail_tokens: int, row: int, token: int, byte: int, bit: int
+    kind: type[HostDigester | HostSum64], tail_tokens: int, row: int, token: int, byte: int, bit: int
 ) -> None:
     pool = filled()
-    digester = digester_of(pool)
+    digester = digester_of(pool, kind)
     before = digester.digest([1, 2], tail_tokens)
     pool.bytes[2].reshape(ROWS, PAGE_SIZE, TOKEN_BYTES)[row, token, byte] ^= 1 << bit
     after = digester.digest([1, 2], tail_tokens)
