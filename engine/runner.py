@@ -79,7 +79,7 @@ class ModelRunner:
     def __init__(self, config: EngineConfig, progress: Progress = silent, ranks: Ranks = ALONE) -> None:
         """With `ranks`, every rank builds its runner at the same time: they size and rehearse together."""
         self._device = torch.device(config.device)
-        self._ranks = ranks
+        self.ranks = ranks
         self._model = load_model(
             config.model_path,
             device=config.device,
@@ -117,14 +117,14 @@ class ModelRunner:
     def launch(self, plan: StepPlan) -> StepInFlight:
         """Enqueue one step. Does not wait for a GPU; on a CPU the work is done on return."""
         inputs = self._steps.write(plan)
-        self._ranks.announce(inputs)
+        self.ranks.announce(inputs)
         batch = self._batches.build(inputs)
         hidden = self._forward(batch)
         sampling = [chunk for chunk in plan.chunks if chunk.samples]
         if not sampling:
             return StepInFlight([], None, self._device)
         sampled = self._sampler.sample(self._model.logits(hidden[batch.sample_rows]), sampling)
-        self._ranks.share(sampled.tokens)
+        self.ranks.share(sampled.tokens)
         self._last_tokens[batch.sample_slots] = sampled.tokens
         return StepInFlight(sampling, sampled, self._device)
 
@@ -137,7 +137,7 @@ class ModelRunner:
             return
         self._model.logits(hidden[batch.sample_rows])
         tokens = torch.empty_like(batch.sample_slots)
-        self._ranks.share(tokens)
+        self.ranks.share(tokens)
         self._last_tokens[batch.sample_slots] = tokens
 
     def _forward(self, batch: Batch) -> torch.Tensor:
@@ -151,7 +151,7 @@ class ModelRunner:
 
     def close(self) -> None:
         """Give the device's memory back. The runner is of no use afterwards, nor are those of other ranks."""
-        self._ranks.close()
+        self.ranks.close()
         del self._model, self._graphs, self._attention, self.kv
 
     # -------------------------------------------------------------------------------------- set-up

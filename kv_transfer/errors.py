@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["BadMessage", "BadTicket", "LayoutMismatch", "PeerUnreachable", "TransferError"]
+__all__ = ["BadMessage", "BadTicket", "LayoutMismatch", "PeerUnreachable", "RankGone", "TransferError"]
 
 
 class TransferError(Exception):
@@ -23,3 +23,7 @@ class BadMessage(TransferError):
 
 class PeerUnreachable(TransferError):
     """The transport cannot reach a peer, or lost it."""
+
+
+class RankGone(Exception):
+    """A process of this worker has ended, and with it a part of every page. No peer's failure: our own."""

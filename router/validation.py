@@ -76,13 +76,6 @@ def _ranks(config: RouterConfig) -> Iterator[str]:
             f"--prefill-tensor-parallel-size {config.prefill_tensor_parallel_size} means nothing in --mode"
             " mixed, where decode workers prefill; use --tensor-parallel-size"
         )
-    if config.mode is Mode.DISAGG:
-        for name in {config.ranks_setting(prefill=prefill) for prefill in (True, False)}:
-            if getattr(config, name) > 1:
-                yield (
-                    f"{flag_name(name)} {getattr(config, name)} cannot be used in --mode disagg yet: KV is"
-                    " handed over between workers of one rank; use 1, or --mode mixed"
-                )
 
 
 def _network(network: str) -> Iterator[str]:

@@ -70,6 +70,7 @@ def plan_workers(config: RouterConfig, checkpoint: Checkpoint, machine: Machine)
             model=checkpoint.name,
             engine=engines[role],
             transport=config.kv_transport.value if config.mode is Mode.DISAGG else None,
+            kv_by_ranks=config.mode is Mode.DISAGG and config.num_ranks > len(roles),
             host=machine.host,
             network=config.worker_network,
             handoff_timeout_s=config.handoff_timeout,

@@ -11,6 +11,7 @@ from engine.garbage import calm_collector
 from engine.parallel import Meeting, attend
 from engine.runner import ModelRunner
 from worker.config import WorkerConfig
+from worker.kv_ranks import serve_kv
 
 __all__ = ["follow"]
 
@@ -26,6 +27,8 @@ def follow(config: WorkerConfig, meeting: Meeting, rank: int) -> None:
     group = attend(meeting, rank, device, patience_s=config.step_timeout_s)
     try:
         runner = ModelRunner(config.engine, ranks=group)
+        if config.kv_by_ranks:
+            serve_kv(config, runner)
         calm_collector()
         log.info("rank %d of %s follows", rank, config.worker_id)
         while (inputs := group.next_step()) is not None:

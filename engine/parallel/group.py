@@ -6,7 +6,7 @@ its objects travel pickled, and it has nothing that is needed here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Final
@@ -82,6 +82,12 @@ class RankGroup:
         with _losing_ranks():
             _done(self._host.allreduce([least], options))
         return int(least)
+
+    def agree(self, numbers: Sequence[int]) -> list[int]:
+        agreed = torch.tensor(list(numbers), dtype=torch.int64)
+        self._tell(agreed)
+        result: list[int] = agreed.tolist()
+        return result
 
     def close(self) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 from torch import Tensor
@@ -39,6 +40,9 @@ class Ranks(Protocol):
     def least(self, number: int) -> int:
         """The smallest of all ranks' numbers. Waits for all of them, for as long as they live."""
 
+    def agree(self, numbers: Sequence[int]) -> list[int]:
+        """The leader's numbers, on every rank. Waits as `least` does."""
+
     def close(self) -> None:
         """The leader ends the others; then the ranks part."""
 
@@ -62,6 +66,9 @@ class _Alone:
 
     def least(self, number: int) -> int:
         return number
+
+    def agree(self, numbers: Sequence[int]) -> list[int]:
+        return list(numbers)
 
     def close(self) -> None:
         pass

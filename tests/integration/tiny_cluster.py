@@ -111,7 +111,12 @@ def work(
 
 @asynccontextmanager
 async def worker(
-    folder: Path, role: WorkerRole, transport: str | None, name: str = "", **engine: Any
+    folder: Path,
+    role: WorkerRole,
+    transport: str | None,
+    name: str = "",
+    kv_by_ranks: bool = False,
+    **engine: Any,
 ) -> AsyncIterator[Link]:
     deaths: list[EngineDied] = []
     config = WorkerConfig(
@@ -120,6 +125,7 @@ async def worker(
         model="tiny",
         engine=make_config(folder, **{"chunk_budget": 16, "num_pages": 128, **engine}),
         transport=transport,
+        kv_by_ranks=kv_by_ranks,
         handoff_timeout_s=PATIENCE_S,
     )
     crew = ProcessCrew() if config.engine.tensor_parallel_size > 1 else None

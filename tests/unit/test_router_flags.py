@@ -105,10 +105,6 @@ def test_disagg_has_a_prefill_worker_by_default_and_mixed_has_none() -> None:
             "--model m --prefill-tensor-parallel-size 2",
             ["--prefill-tensor-parallel-size 2", "--mode mixed", "--tensor-parallel-size"],
         ),
-        (
-            "--model m --mode disagg --decode-tensor-parallel-size 2",
-            ["--decode-tensor-parallel-size 2", "--mode disagg", "--mode mixed"],
-        ),
         ("--model m --worker-network 10.1.2.3/16", ["--worker-network 10.1.2.3/16", "10.1.0.0/16"]),
     ],
 )

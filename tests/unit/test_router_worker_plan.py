@@ -139,8 +139,15 @@ def test_a_role_may_have_ranks_of_its_own(checkpoint: Checkpoint) -> None:
     config = RouterConfig(
         model="m", mode=Mode.DISAGG, tensor_parallel_size=2, decode_tensor_parallel_size=1, decode_workers=3
     )
-    assert [plan.ranks for plan in plan_workers(config, checkpoint, CPU)] == [2, 1, 1, 1]
+    plans = plan_workers(config, checkpoint, CPU)
+    assert [plan.ranks for plan in plans] == [2, 1, 1, 1]
     assert config.num_ranks == 5
+    assert all(plan.config.kv_by_ranks for plan in plans)
+
+
+def test_kv_goes_from_rank_to_rank_only_where_a_worker_has_several(checkpoint: Checkpoint) -> None:
+    assert not plan(checkpoint, mode=Mode.DISAGG).kv_by_ranks
+    assert not plan(checkpoint, tensor_parallel_size=2).kv_by_ranks
 
 
 def test_a_model_that_cannot_be_shared_out_is_refused_by_the_flag_that_asked(checkpoint: Checkpoint) -> None:
