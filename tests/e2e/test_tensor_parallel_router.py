@@ -15,6 +15,7 @@ from tests.e2e.router_process import STARTUP_S, RouterProcess, router
 from tests.faults.small_model import SmallModel, save_small_model
 
 FLAGS = ("--mode", "mixed", "--tensor-parallel-size", "2", "--served-model-name", "smollm2")
+DISAGG = ("--mode", "disagg", "--decode-tensor-parallel-size", "2", "--served-model-name", "smollm2")
 
 
 @pytest.fixture(scope="module")
@@ -60,3 +61,9 @@ def test_answers_are_transformers_own_also_after_a_rank_was_killed(
     service.process.send_signal(signal.SIGTERM)
     assert service.process.wait(30) == 0
     assert not service.survivors(within_s=2.0)
+
+
+def test_one_rank_prefills_for_two(small: SmallModel, tmp_path: Path) -> None:
+    with router(tmp_path / "log", *DISAGG, model=str(small.folder)) as service:
+        service.wait_until_ready()
+        answer(service, small, seed=3)
