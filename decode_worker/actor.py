@@ -11,7 +11,7 @@ __all__ = ["DecodeWorker"]
 
 
 class DecodeWorker(WorkerActor):
-    def __init__(self, config: WorkerConfig, log_level: int = logging.INFO) -> None:
+    def __init__(self, config: WorkerConfig, bundle: int = 0, log_level: int = logging.INFO) -> None:
         from decode_worker.assemble import assemble
 
-        super().__init__(config, assemble, log_level)
+        super().__init__(config, assemble, bundle, log_level)

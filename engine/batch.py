@@ -1,21 +1,17 @@
-"""From a step's plan to the flat arrays that a forward pass reads."""
+"""From what a step is to the flat arrays that a forward pass reads."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from engine.plan import Chunk, StepPlan
 from engine.request import PENDING
 from engine.staging import send
+from engine.step_inputs import Ints, StepInputs
 
 __all__ = ["Batch", "BatchBuilder", "Ints", "scratch_batch"]
-
-Ints: TypeAlias = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +52,10 @@ class Batch:
 
 
 class BatchBuilder:
-    """Builds batches. Work per step is O(requests) in Python and O(tokens) in numpy.
+    """Builds batches, of steps in the order in which they were written. O(tokens), in numpy.
 
-    Block tables live in one array with a row a slot. A row is rewritten only when the request's pages are
-    no longer those it was written from, so a decode costs a list comparison.
+    Block tables live in one array with a row a slot. A row is rewritten only when a step says that the
+    slot's pages are others than before.
     """
 
     def __init__(
@@ -75,31 +71,26 @@ class BatchBuilder:
         self._scratch = scratch_page
         self._device = device
         self._tables = np.full((max_requests, -(-max_model_len // page_size)), scratch_page, dtype=np.int64)
-        self._pages: list[list[int]] = [[] for _ in range(max_requests)]
 
-    def build(self, plan: StepPlan) -> Batch:
-        chunks = plan.chunks
+    def build(self, inputs: StepInputs) -> Batch:
         page_size = self._page_size
-        slots = np.array([chunk.request.slot for chunk in chunks], dtype=np.int64)
-        starts = np.array([chunk.start for chunk in chunks], dtype=np.int64)
-        lengths = np.array([chunk.length for chunk in chunks], dtype=np.int64)
+        slots, starts, lengths = inputs.slots, inputs.starts, inputs.lengths
         context_lens = starts + lengths
-        indptr = np.zeros(len(chunks) + 1, dtype=np.int64)
+        indptr = np.zeros(len(slots) + 1, dtype=np.int64)
         np.cumsum(lengths, out=indptr[1:])
 
-        for chunk in chunks:
-            self._refresh_table(chunk)
+        self._refresh_tables(inputs)
         widest = -(-int(context_lens.max()) // page_size)
         tables = self._tables[slots, :widest]
 
-        owner = np.repeat(np.arange(len(chunks)), lengths)
+        owner = np.repeat(np.arange(len(slots)), lengths)
         positions = np.arange(indptr[-1]) + (starts - indptr[:-1])[owner]
         page, offset = np.divmod(positions, page_size)
         slot_mapping = tables[owner, page] * page_size + offset
 
-        sampling = np.array([chunk.output_index is not None for chunk in chunks], dtype=np.bool_)
-        input_ids = _input_ids(chunks, indptr)
-        pending = np.flatnonzero(input_ids == PENDING)
+        sampling = inputs.samples.astype(np.bool_)
+        pending = np.flatnonzero(inputs.input_ids == PENDING)
+        input_ids = inputs.input_ids
         input_ids[pending] = 0
         tokens = [input_ids, positions, slot_mapping]
         rows = [indptr[1:][sampling] - 1, slots[sampling], pending, slots[owner[pending]]]
@@ -118,14 +109,13 @@ class BatchBuilder:
             pending_slots=sent[6],
         )
 
-    def _refresh_table(self, chunk: Chunk) -> None:
-        pages = chunk.request.pages
-        slot = chunk.request.slot
-        if pages != self._pages[slot]:
+    def _refresh_tables(self, inputs: StepInputs) -> None:
+        end = 0
+        for slot, count in zip(inputs.moved.tolist(), inputs.page_counts.tolist(), strict=True):
+            begin, end = end, end + count
             row = self._tables[slot]
-            row[: len(pages)] = pages
-            row[len(pages) :] = self._scratch
-            self._pages[slot] = pages.copy()
+            row[:count] = inputs.pages[begin:end]
+            row[count:] = self._scratch
 
 
 def scratch_batch(num_tokens: int, scratch_page: int, page_size: int, device: torch.device) -> Batch:
@@ -146,14 +136,3 @@ def scratch_batch(num_tokens: int, scratch_page: int, page_size: int, device: to
         pending_rows=sent[3],
         pending_slots=sent[3],
     )
-
-
-def _input_ids(chunks: list[Chunk], indptr: Ints) -> Ints:
-    """Token ids of all chunks, [T], some of them PENDING."""
-    ids = np.empty(indptr[-1], dtype=np.int64)
-    begin = 0
-    for chunk in chunks:
-        end = begin + chunk.length
-        ids[begin:end] = chunk.request.tokens(chunk.start, chunk.end)
-        begin = end
-    return ids

@@ -59,6 +59,8 @@ class EngineConfig:
     overlap: bool = False
     """Plan step N+1 while step N runs on the device."""
     max_waiting_requests: int = 4096
+    tensor_parallel_size: int = 1
+    """Ranks that share the model, each with a process and a device of its own."""
     attention_backend: str = "auto"
     """"auto", "torch" or "flashinfer"."""
     cuda_graph_max_batch: int = 0

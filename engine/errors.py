@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["EngineError", "InvalidRequest", "PageLeak", "QueueFull"]
+__all__ = ["EngineError", "InvalidRequest", "PageLeak", "QueueFull", "RankLost"]
 
 
 class EngineError(Exception):
@@ -19,3 +19,7 @@ class QueueFull(EngineError):
 
 class PageLeak(EngineError):
     """The accounts of the KV pool do not add up: a bug in Baton, and no page can be trusted any more."""
+
+
+class RankLost(EngineError):
+    """A process that computes a part of the same model is gone; without it there is no model."""

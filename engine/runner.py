@@ -17,11 +17,13 @@ from engine.kv_pool import KVPool
 from engine.loader.load import load_model
 from engine.logprobs import LogprobTensors
 from engine.models.spec import ModelSpec
+from engine.parallel.ranks import ALONE, Ranks
 from engine.plan import Chunk, StepPlan
 from engine.progress import Progress, silent
 from engine.readback import Readback
 from engine.sampler import Sampled, Sampler
 from engine.sampling import TokenLogprobs
+from engine.step_inputs import StepInputs, StepWriter
 
 __all__ = ["ModelRunner", "StepInFlight", "StepResult"]
 
@@ -72,10 +74,12 @@ class StepInFlight:
 
 
 class ModelRunner:
-    """Owns the weights, the KV pool and every other tensor of a worker."""
+    """Owns the weights, the KV pool and every other tensor of a worker; of one rank of it, if it has more."""
 
-    def __init__(self, config: EngineConfig, progress: Progress = silent) -> None:
+    def __init__(self, config: EngineConfig, progress: Progress = silent, ranks: Ranks = ALONE) -> None:
+        """With `ranks`, every rank builds its runner at the same time: they size and rehearse together."""
         self._device = torch.device(config.device)
+        self.ranks = ranks
         self._model = load_model(
             config.model_path,
             device=config.device,
@@ -83,15 +87,19 @@ class ModelRunner:
             load_format=config.load_format,
             seed=config.seed,
             progress=progress,
+            ranks=ranks,
         )
         self.spec: ModelSpec = self._model.spec
+        """Of the whole model."""
         self._sampler = Sampler(
             vocab_size=self.spec.vocab_size,
             eos_token_ids=self.spec.eos_token_ids,
             max_requests=config.max_running_requests,
             device=self._device,
         )
-        self.kv = self._pool(config, config.num_pages or self._pages_that_fit(config))
+        # Page ids are the same on all ranks, so the smallest room decides.
+        self.kv = self._pool(config, ranks.least(config.num_pages or self._pages_that_fit(config)))
+        self._steps = StepWriter(config.max_running_requests)
         self._batches = BatchBuilder(
             page_size=config.page_size,
             max_requests=config.max_running_requests,
@@ -108,14 +116,29 @@ class ModelRunner:
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> StepInFlight:
         """Enqueue one step. Does not wait for a GPU; on a CPU the work is done on return."""
-        batch = self._batches.build(plan)
+        inputs = self._steps.write(plan)
+        self.ranks.announce(inputs)
+        batch = self._batches.build(inputs)
         hidden = self._forward(batch)
         sampling = [chunk for chunk in plan.chunks if chunk.samples]
         if not sampling:
             return StepInFlight([], None, self._device)
         sampled = self._sampler.sample(self._model.logits(hidden[batch.sample_rows]), sampling)
+        self.ranks.share(sampled.tokens)
         self._last_tokens[batch.sample_slots] = sampled.tokens
         return StepInFlight(sampling, sampled, self._device)
+
+    @torch.inference_mode()
+    def follow(self, inputs: StepInputs) -> None:
+        """What `launch` is on the leader, for a rank that follows: all of it but to sample."""
+        batch = self._batches.build(inputs)
+        hidden = self._forward(batch)
+        if not len(batch.sample_rows):
+            return
+        self._model.logits(hidden[batch.sample_rows])
+        tokens = torch.empty_like(batch.sample_slots)
+        self.ranks.share(tokens)
+        self._last_tokens[batch.sample_slots] = tokens
 
     def _forward(self, batch: Batch) -> torch.Tensor:
         """Hidden states of T tokens and any padding; the KV of every token is in the pool afterwards."""
@@ -127,7 +150,8 @@ class ModelRunner:
         return hidden
 
     def close(self) -> None:
-        """Give the device's memory back. The runner is of no use afterwards."""
+        """Give the device's memory back. The runner is of no use afterwards, nor are those of other ranks."""
+        self.ranks.close()
         del self._model, self._graphs, self._attention, self.kv
 
     # -------------------------------------------------------------------------------------- set-up
@@ -136,7 +160,7 @@ class ModelRunner:
         return KVPool(
             num_pages=num_pages,
             num_layers=self.spec.num_layers,
-            num_kv_heads=self.spec.num_kv_heads,
+            num_kv_heads=self._model.part.num_kv_heads,
             head_dim=self.spec.head_dim,
             page_size=config.page_size,
             dtype=self._model.embed.weight.dtype,
@@ -144,9 +168,8 @@ class ModelRunner:
         )
 
     def _attention_over(self, pool: KVPool, config: EngineConfig) -> AttentionBackend:
-        return attention_for(
-            config.attention_backend, pool, self.spec.num_heads, max_requests=config.max_running_requests
-        )
+        heads = self._model.part.num_heads
+        return attention_for(config.attention_backend, pool, heads, max_requests=config.max_running_requests)
 
     @torch.inference_mode()
     def _pages_that_fit(self, config: EngineConfig) -> int:

@@ -7,6 +7,7 @@ __all__ = [
     "BadTicket",
     "LayoutMismatch",
     "PeerUnreachable",
+    "RankGone",
     "TransferError",
     "TransportMissing",
 ]
@@ -34,3 +35,7 @@ class PeerUnreachable(TransferError):
 
 class TransportMissing(TransferError):
     """The libraries of a transport are not installed here; the message says how to install them."""
+
+
+class RankGone(Exception):
+    """A process of this worker has ended, and with it a part of every page. No peer's failure: our own."""

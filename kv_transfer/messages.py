@@ -15,6 +15,7 @@ import numpy as np
 import xxhash
 
 from kv_transfer import ticket
+from kv_transfer.binary import Reader, block
 from kv_transfer.errors import BadMessage
 from kv_transfer.ticket import Peer
 
@@ -82,7 +83,6 @@ _CHECKSUM: Final = struct.Struct("<Q")
 _PUSH: Final = struct.Struct("<II")
 _FINISH: Final = struct.Struct("<IIQQdI")
 _PEER: Final = struct.Struct("<QQQQI")
-_LENGTH: Final = struct.Struct("<I")
 _MAX_REASON: Final = 1024
 
 
@@ -103,58 +103,21 @@ def decode(data: bytes) -> Message:
     _, number, handoff_id, source, target, secret = _HEADER.unpack_from(payload)
     if not 0 < number <= len(_KINDS):
         raise BadMessage(f"unknown message kind {number}")
-    reader = _Reader(payload, _HEADER.size)
+    reader = Reader(payload, _HEADER.size)
     body = _KINDS[number - 1][2](reader)
     reader.require_end()
     return Message(handoff_id, source, target, secret, body)
 
 
-class _Reader:
-    """Takes fields off the front of a message, refusing to run past its end."""
-
-    def __init__(self, data: bytes, offset: int) -> None:
-        self._data = data
-        self._offset = offset
-
-    def fields(self, layout: struct.Struct) -> tuple[Any, ...]:
-        return layout.unpack(self.raw(layout.size))
-
-    def raw(self, length: int) -> bytes:
-        end = self._offset + length
-        if end > len(self._data):
-            raise BadMessage(f"the message ends {end - len(self._data)} bytes early")
-        piece = self._data[self._offset : end]
-        self._offset = end
-        return piece
-
-    def block(self) -> bytes:
-        (length,) = self.fields(_LENGTH)
-        return self.raw(length)
-
-    def text(self) -> str:
-        try:
-            return self.block().decode()
-        except UnicodeDecodeError as error:
-            raise BadMessage("text that is not UTF-8") from error
-
-    def require_end(self) -> None:
-        if self._offset != len(self._data):
-            raise BadMessage(f"{len(self._data) - self._offset} bytes too many")
-
-
-def _block(data: bytes) -> bytes:
-    return _LENGTH.pack(len(data)) + data
-
-
 def _reason(text: str) -> bytes:
-    return _block(text[:_MAX_REASON].encode(errors="replace"))
+    return block(text[:_MAX_REASON].encode(errors="replace"))
 
 
 def _pack_push(body: Push) -> bytes:
     return _PUSH.pack(body.first, body.count)
 
 
-def _read_push(reader: _Reader) -> Push:
+def _read_push(reader: Reader) -> Push:
     return Push(*reader.fields(_PUSH))
 
 
@@ -167,7 +130,7 @@ def _pack_finish(body: Finish) -> bytes:
     return fixed + digests.tobytes()
 
 
-def _read_finish(reader: _Reader) -> Finish:
+def _read_finish(reader: Reader) -> Finish:
     first_token, position, seed, request_digest, exposed_s, count = reader.fields(_FINISH)
     digests = np.frombuffer(reader.raw(8 * count), dtype="<u8")
     final = ticket.Final(first_token, position, seed, request_digest)
@@ -178,18 +141,18 @@ def _pack_confirm(body: Confirm) -> bytes:
     return b""
 
 
-def _read_confirm(reader: _Reader) -> Confirm:
+def _read_confirm(reader: Reader) -> Confirm:
     return Confirm()
 
 
 def _pack_revoke(body: Revoke) -> bytes:
     peer = body.receiver
     fixed = _PEER.pack(peer.epoch, peer.base_address, peer.page_bytes, peer.num_pages, peer.device_index)
-    texts = _block(peer.name.encode()) + _block(peer.metadata) + _block(peer.layout_hash.encode())
+    texts = block(peer.name.encode()) + block(peer.metadata) + block(peer.layout_hash.encode())
     return fixed + texts + _reason(body.reason)
 
 
-def _read_revoke(reader: _Reader) -> Revoke:
+def _read_revoke(reader: Reader) -> Revoke:
     epoch, base_address, page_bytes, num_pages, device_index = reader.fields(_PEER)
     name, metadata, layout_hash = reader.text(), reader.block(), reader.text()
     peer = Peer(name, epoch, metadata, base_address, page_bytes, num_pages, device_index, layout_hash)
@@ -200,12 +163,12 @@ def _pack_drain(body: Drain) -> bytes:
     return _reason(body.reason)
 
 
-def _read_drain(reader: _Reader) -> Drain:
+def _read_drain(reader: Reader) -> Drain:
     return Drain(reader.text())
 
 
 # A kind's number on the wire is its place in this table, counted from 1: append, never reorder.
-_KINDS: Final[list[tuple[type[Body], Callable[[Any], bytes], Callable[[_Reader], Body]]]] = [
+_KINDS: Final[list[tuple[type[Body], Callable[[Any], bytes], Callable[[Reader], Body]]]] = [
     (Push, _pack_push, _read_push),
     (Finish, _pack_finish, _read_finish),
     (Confirm, _pack_confirm, _read_confirm),

@@ -57,11 +57,10 @@ def plan_shard_copies(
     """
     if replace(target, tp_size=source.tp_size, tp_rank=source.tp_rank) != source:
         raise ValueError("the shards differ in more than their tensor parallelism")
-    if source.tp_size == target.tp_size:
-        same = source.tp_rank == target.tp_rank
-        return coalesce(local, remote, source.page_bytes) if same else []
     if _is_replica(source):
         return []
+    if (source.first_head, source.heads_per_shard) == (target.first_head, target.heads_per_shard):
+        return coalesce(local, remote, source.page_bytes)
     begin = max(source.first_head, target.first_head)
     end = min(source.first_head + source.heads_per_shard, target.first_head + target.heads_per_shard)
     if begin >= end:

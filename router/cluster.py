@@ -126,11 +126,11 @@ class Cluster:
         self._is_local = config.ray_address is None
         self._identity = Identity.draw()
         """By it the workers know this router: they are told its certificate when they are made."""
-        self._num_workers = config.num_prefill_workers + config.decode_workers
+        self._num_ranks = config.num_ranks
         self._thread = RayThread()
         self._workers: list[RayWorker] = []
         self._group: PlacementGroup | None = None
-        self._worker_cpus = config.worker_cpus or max(1, (os.cpu_count() or 1) // self._num_workers)
+        self._rank_cpus = config.worker_cpus or max(1, (os.cpu_count() or 1) // self._num_ranks)
 
     async def connect(self) -> Machine:
         """About 4 s for a Ray of our own. Raises ClusterError, PlanError."""
@@ -154,7 +154,7 @@ class Cluster:
         with _own_process_groups():
             ray.init(
                 address="local",
-                num_cpus=self._worker_cpus * self._num_workers,
+                num_cpus=self._rank_cpus * self._num_ranks,
                 include_dashboard=False,
                 object_store_memory=_OBJECT_STORE_BYTES,
                 _node_ip_address=_LOOPBACK,
@@ -169,7 +169,7 @@ class Cluster:
         return Machine(
             device=device,
             memory_bytes=self._memory_bytes(device),
-            cpus=self._worker_cpus if self._is_local else self._config.worker_cpus or 1,
+            cpus=self._rank_cpus if self._is_local else self._config.worker_cpus or 1,
             host=_LOOPBACK if self._is_local else "",
         )
 
@@ -209,17 +209,17 @@ class Cluster:
             ray.remote(self._actor_class(plan.config.role))
             .options(
                 num_cpus=plan.cpus,
-                num_gpus=plan.gpus,
+                num_gpus=plan.gpus,  # the leader's; its other ranks take the rest of the bundle
                 max_restarts=_FOREVER,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(group, index),
                 runtime_env={"env_vars": self._worker_environment(plan)},
             )
-            .remote(config, log_level=logging.getLevelName(self._config.log_level.value.upper()))
+            .remote(config, index, logging.getLevelName(self._config.log_level.value.upper()))
         )
 
     def _worker_environment(self, plan: WorkerPlan) -> dict[str, str]:
         environment = {"OMP_NUM_THREADS": str(plan.cpus)}
-        if self._num_workers > 1:
+        if self._num_ranks > 1:
             # OpenMP's idle threads spin, and where processes share cores they keep each other's busy
             # threads from running: two workers with two threads each, on two cores, decoded fifteen to
             # thirty times slower. A worker alone on its cores may spin as OpenMP likes.
@@ -227,20 +227,24 @@ class Cluster:
         if self._is_local:
             # UCX would stripe over every interface that it finds; all peers are on this one.
             environment["UCX_NET_DEVICES"] = os.environ.get("UCX_NET_DEVICES", "lo")
+        if plan.ranks > 1:
+            # Ranks share a machine; NCCL would open its ports to every network that this one is in.
+            environment["NCCL_SOCKET_IFNAME"] = os.environ.get("NCCL_SOCKET_IFNAME", "lo")
         return environment
 
     def _check_room(self, device: str, resources: dict[str, float]) -> None:
         """A local Ray cannot grow; a cluster may, so there we wait."""
         gpus = int(resources.get("GPU", 0.0))
-        if self._is_local and device == "cuda" and gpus < self._num_workers:
+        if self._is_local and device == "cuda" and gpus < self._num_ranks:
             raise ClusterError(
-                f"{self._num_workers} workers need a GPU each and this machine has {gpus}; lower"
-                " --decode-workers or --prefill-workers, or join a larger cluster with --ray-address"
+                f"{self._num_ranks} ranks of workers need a GPU each and this machine has {gpus}; lower"
+                " --tensor-parallel-size, --decode-workers or --prefill-workers, or join a larger cluster"
+                " with --ray-address"
             )
 
     def _memory_bytes(self, device: str) -> int:
         if device == "cpu" and self._is_local:
-            return _free_main_memory() // self._num_workers
+            return _free_main_memory() // self._num_ranks
         measure = ray.remote(_gpu_memory if device == "cuda" else _free_main_memory)
         try:
             memory: int = ray.get(
@@ -272,8 +276,9 @@ def _actor_class(role: WorkerRole) -> type:
 
 
 def _bundle(plan: WorkerPlan) -> dict[str, float]:
-    gpus = {"GPU": float(plan.gpus)} if plan.gpus else {}
-    return {"CPU": float(plan.cpus), **gpus}
+    """Room for all ranks of a worker. Ray never spreads a bundle over nodes."""
+    gpus = {"GPU": float(plan.gpus * plan.ranks)} if plan.gpus else {}
+    return {"CPU": float(plan.cpus * plan.ranks), **gpus}
 
 
 def _summed(bundles: Sequence[dict[str, float]]) -> str:

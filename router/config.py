@@ -104,6 +104,17 @@ class RouterConfig:
     decode_workers: Annotated[
         int, Option(_WORKERS, "decode workers; in mixed mode they prefill too", "N")
     ] = 1
+    tensor_parallel_size: Annotated[
+        int,
+        Option(_WORKERS, "ranks that share a worker's model: processes of one node, on cuda a GPU each", "N"),
+    ] = 1
+    prefill_tensor_parallel_size: Annotated[
+        int | None,
+        Option(_WORKERS, "of prefill workers, with --mode disagg (default: --tensor-parallel-size)", "N"),
+    ] = None
+    decode_tensor_parallel_size: Annotated[
+        int | None, Option(_WORKERS, "of decode workers (default: --tensor-parallel-size)", "N")
+    ] = None
     ray_address: Annotated[
         str | None,
         Option(
@@ -114,7 +125,7 @@ class RouterConfig:
         int | None,
         Option(
             _WORKERS,
-            "CPU cores set aside for a worker (default: on --device cpu a fair share of the machine)",
+            "CPU cores for each rank of a worker (default: on --device cpu a fair share of the machine)",
             "N",
         ),
     ] = None
@@ -284,6 +295,21 @@ class RouterConfig:
         if self.mode is Mode.MIXED:
             return 0
         return 1 if self.prefill_workers is None else self.prefill_workers
+
+    def ranks_setting(self, *, prefill: bool) -> str:
+        """Name of the setting that says how many ranks a worker that prefills, or one that decodes, has."""
+        own = "prefill_tensor_parallel_size" if prefill else "decode_tensor_parallel_size"
+        return "tensor_parallel_size" if getattr(self, own) is None else own
+
+    def ranks(self, *, prefill: bool) -> int:
+        count: int = getattr(self, self.ranks_setting(prefill=prefill))
+        return count
+
+    @property
+    def num_ranks(self) -> int:
+        """Of all workers together: as many processes, and on cuda as many GPUs."""
+        prefill, decode = self.ranks(prefill=True), self.ranks(prefill=False)
+        return self.num_prefill_workers * prefill + self.decode_workers * decode
 
 
 @dataclass(frozen=True, slots=True)

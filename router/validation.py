@@ -28,6 +28,7 @@ _DURATIONS: Final = (
     "canary_timeout",
     "max_queue_wait",
 )
+_RANKS: Final = ("tensor_parallel_size", "prefill_tensor_parallel_size", "decode_tensor_parallel_size")
 _HEARTBEAT_S: Final = 0.2
 
 
@@ -63,6 +64,18 @@ def _workers(config: RouterConfig) -> Iterator[str]:
         yield f"--worker-cpus {config.worker_cpus}: use 1 or more, or leave it out"
     if config.worker_network is not None:
         yield from _network(config.worker_network)
+
+
+def _ranks(config: RouterConfig) -> Iterator[str]:
+    for name in _RANKS:
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            yield f"{flag_name(name)} {value}: use 1 (a worker is one process), or 2 or 4 to share a model"
+    if config.mode is Mode.MIXED and config.prefill_tensor_parallel_size is not None:
+        yield (
+            f"--prefill-tensor-parallel-size {config.prefill_tensor_parallel_size} means nothing in --mode"
+            " mixed, where decode workers prefill; use --tensor-parallel-size"
+        )
 
 
 def _network(network: str) -> Iterator[str]:
@@ -172,6 +185,7 @@ def _page_sizes_for(chunk: int) -> str:
 _CHECKS: Final[tuple[Callable[[RouterConfig], Iterator[str]], ...]] = (
     _model,
     _workers,
+    _ranks,
     _doors,
     _security,
     _memory,

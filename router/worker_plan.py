@@ -9,8 +9,10 @@ from typing import Final
 from engine.checkpoint import Checkpoint
 from engine.config import EngineConfig
 from engine.device_defaults import defaults_for
+from engine.models.errors import UnsupportedModel
+from engine.models.shard import Shard
 from engine.models.spec import ModelSpec
-from router.config import Device, Dtype, Mode, RouterConfig
+from router.config import Device, Dtype, Mode, RouterConfig, flag_name
 from worker.config import WorkerConfig, WorkerRole
 
 __all__ = [
@@ -43,9 +45,9 @@ class Machine:
     device: str
     """"cpu" or "cuda"."""
     memory_bytes: int
-    """Of the GPU; on a CPU worker its share of what is free in main memory."""
+    """Of the GPU; on a CPU a rank's share of what is free in main memory."""
     cpus: int
-    """CPU cores for each worker."""
+    """CPU cores for each rank of a worker."""
     host: str
     """The address that its workers listen on."""
 
@@ -54,13 +56,19 @@ class Machine:
 class WorkerPlan:
     config: WorkerConfig
     cpus: int
+    """For each of its ranks."""
     gpus: int
+    """For each of its ranks."""
+
+    @property
+    def ranks(self) -> int:
+        return self.config.engine.tensor_parallel_size
 
 
 def plan_workers(config: RouterConfig, checkpoint: Checkpoint, machine: Machine) -> list[WorkerPlan]:
     """One plan a worker, prefill workers first. Raises PlanError, UnsupportedModel."""
-    engine = _engine(config, checkpoint, machine)
     roles = [WorkerRole.PREFILL] * config.num_prefill_workers + [WorkerRole.DECODE] * config.decode_workers
+    engines = {role: _engine(config, checkpoint, machine, role) for role in set(roles)}
     counts = dict.fromkeys(WorkerRole, 0)
     plans = []
     for role in roles:
@@ -68,8 +76,9 @@ def plan_workers(config: RouterConfig, checkpoint: Checkpoint, machine: Machine)
             worker_id=f"{role.value}-{counts[role]}",
             role=role,
             model=checkpoint.name,
-            engine=engine,
+            engine=engines[role],
             transport=config.kv_transport.value if config.mode is Mode.DISAGG else None,
+            kv_by_ranks=config.mode is Mode.DISAGG and config.num_ranks > len(roles),
             host=machine.host,
             network=config.worker_network,
             handoff_timeout_s=config.handoff_timeout,
@@ -95,15 +104,19 @@ def estimate_pool(config: RouterConfig, checkpoint: Checkpoint, machine: Machine
     """Raises PlanError, UnsupportedModel."""
     spec = checkpoint.spec()
     dtype, limit = _dtype(config, spec, machine), _model_limit(config, checkpoint, spec)
-    tokens = _pool_tokens(config, checkpoint, spec, machine, dtype, limit)
+    weight_bytes = _weight_bytes(checkpoint, spec, dtype)
+    tokens = _pool_tokens(config, checkpoint, spec, machine, dtype, limit, weight_bytes)
     return PoolEstimate(dtype, _token_bytes(spec, dtype), tokens, limit)
 
 
-def _engine(config: RouterConfig, checkpoint: Checkpoint, machine: Machine) -> EngineConfig:
+def _engine(config: RouterConfig, checkpoint: Checkpoint, machine: Machine, role: WorkerRole) -> EngineConfig:
     spec = checkpoint.spec()
+    ranks = config.ranks(prefill=role is WorkerRole.PREFILL)
+    part = _part(config, checkpoint, spec, role)
     dtype = _dtype(config, spec, machine)
     limit = _model_limit(config, checkpoint, spec)
-    pool_tokens = _pool_tokens(config, checkpoint, spec, machine, dtype, limit)
+    weight_bytes = _weight_bytes(checkpoint, spec, dtype) // ranks
+    pool_tokens = _pool_tokens(config, checkpoint, part, machine, dtype, limit, weight_bytes)
     if config.max_model_len is not None and pool_tokens < limit:
         raise PlanError(
             f"--max-model-len {limit} needs a KV pool of as many tokens, but there is room for {pool_tokens};"
@@ -122,13 +135,24 @@ def _engine(config: RouterConfig, checkpoint: Checkpoint, machine: Machine) -> E
         kv_memory_fraction=config.kv_memory_fraction or _GPU_MEMORY_FRACTION,
         max_model_len=min(limit, pool_tokens),
         max_running_requests=config.max_running_requests,
-        chunk_budget=_chunk_budget(config, machine),
+        chunk_budget=_chunk_budget(config, machine, ranks),
         radix_cache=not config.disable_radix_cache,
         max_waiting_requests=config.max_queued_requests,
         overlap=on_gpu,
-        cuda_graph_max_batch=defaults_for(machine.memory_bytes).graph_batch if on_gpu else 0,
+        cuda_graph_max_batch=defaults_for(machine.memory_bytes, ranks).graph_batch if on_gpu else 0,
+        tensor_parallel_size=ranks,
         itl_target_s=_itl_target_s(config, on_gpu=on_gpu),
     )
+
+
+def _part(config: RouterConfig, checkpoint: Checkpoint, spec: ModelSpec, role: WorkerRole) -> ModelSpec:
+    """What a rank computes of the model."""
+    name = config.ranks_setting(prefill=role is WorkerRole.PREFILL)
+    ranks = getattr(config, name)
+    try:
+        return Shard(0, ranks).of(spec)
+    except UnsupportedModel as error:
+        raise PlanError(f"{flag_name(name)} {ranks} does not suit {checkpoint.name}: {error}") from None
 
 
 def _dtype(config: RouterConfig, spec: ModelSpec, machine: Machine) -> str:
@@ -151,21 +175,27 @@ def _model_limit(config: RouterConfig, checkpoint: Checkpoint, spec: ModelSpec) 
 
 
 def _pool_tokens(
-    config: RouterConfig, checkpoint: Checkpoint, spec: ModelSpec, machine: Machine, dtype: str, limit: int
+    config: RouterConfig,
+    checkpoint: Checkpoint,
+    part: ModelSpec,
+    machine: Machine,
+    dtype: str,
+    limit: int,
+    weight_bytes: int,
 ) -> int:
-    """A multiple of the page size."""
+    """A multiple of the page size. `part` and `weight_bytes` are those of one rank."""
     page = config.page_size
     if config.kv_pool_tokens is not None:
         return config.kv_pool_tokens // page * page
     if config.kv_memory_fraction is None and machine.device == "cpu":
         return math.ceil(max(_CPU_POOL_TOKENS, limit) / page) * page
     fraction = config.kv_memory_fraction or _GPU_MEMORY_FRACTION
-    left = machine.memory_bytes - _weight_bytes(checkpoint, spec, dtype)
-    tokens = int(left * fraction / _token_bytes(spec, dtype)) // page * page
+    left = machine.memory_bytes - weight_bytes
+    tokens = int(left * fraction / _token_bytes(part, dtype)) // page * page
     if tokens < page:
         raise PlanError(
             f"{checkpoint.name} leaves no room for KV in {machine.memory_bytes / 2**30:.1f} GiB of memory;"
-            " use --dtype bfloat16 or a smaller model"
+            " use --dtype bfloat16, a smaller model, or more ranks (--tensor-parallel-size)"
         )
     return tokens
 
@@ -187,14 +217,14 @@ def _itl_target_s(config: RouterConfig, *, on_gpu: bool) -> float | None:
     return target / 1000 if target else None
 
 
-def _chunk_budget(config: RouterConfig, machine: Machine) -> int | None:
+def _chunk_budget(config: RouterConfig, machine: Machine, ranks: int) -> int | None:
     asked = config.chunked_prefill_size
     if asked == -1:
         return None
     if asked is not None:
         return asked
     on_cpu = machine.device == "cpu"
-    tokens = _CPU_CHUNK_TOKENS if on_cpu else defaults_for(machine.memory_bytes).chunk_budget
+    tokens = _CPU_CHUNK_TOKENS if on_cpu else defaults_for(machine.memory_bytes, ranks).chunk_budget
     return max(tokens // config.page_size, 1) * config.page_size
 
 

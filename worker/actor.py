@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import ray
 
 from worker.config import WorkerConfig
+from worker.log import log_to_stderr
 from worker.network import own_address
 
 if TYPE_CHECKING:
@@ -51,12 +52,22 @@ class Listening:
 class WorkerActor:
     """Base of the actor classes, which name the role. All methods run on the actor's asyncio loop."""
 
-    def __init__(self, config: WorkerConfig, assemble: Assemble, log_level: int = logging.INFO) -> None:
+    def __init__(
+        self, config: WorkerConfig, assemble: Assemble, bundle: int = 0, log_level: int = logging.INFO
+    ) -> None:
+        """`bundle`: of the actor's placement group, where there is room for its other ranks too."""
         from worker.host import WorkerHost
+        from worker.ray_crew import crew_of
 
-        logging.basicConfig(level=log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        log_to_stderr(log_level)
         config = replace(config, host=_host(config))
-        self._host = WorkerHost(config, assemble, on_death=_end_process, progress=self._on_progress)
+        self._host = WorkerHost(
+            config,
+            assemble,
+            on_death=_end_process,
+            progress=self._on_progress,
+            crew=crew_of(config, bundle, log_level),
+        )
         self._progress = LoadProgress("starting", 0, 0)
         self._starting: asyncio.Task[Listening] | None = None
 

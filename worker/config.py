@@ -25,6 +25,8 @@ class WorkerConfig:
     engine: EngineConfig
     transport: str | None = None
     """"nixl", "ucxx" or "loopback"; None in mixed mode, where nobody hands KV over."""
+    kv_by_ranks: bool = False
+    """Some worker of the cluster has several ranks: all hand KV over from rank to rank."""
     host: str = "127.0.0.1"
     """Where this worker listens, and where routers and other workers reach it. Empty: the address that
     Ray knows the worker's node by, which only the worker can tell."""

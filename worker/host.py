@@ -10,15 +10,18 @@ import logging
 import os
 import secrets
 from collections.abc import Callable
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NoAnswer
 from contextlib import ExitStack
 from functools import partial
 
 import grpc
+import torch
 from prometheus_client import start_http_server
 
 from engine.engine import Engine
 from engine.garbage import calm_collector
+from engine.parallel import ALONE, OpenMeeting, Ranks
 from engine.progress import Progress, silent
 from engine.runner import ModelRunner
 from rpc.baton.v1 import worker_pb2, worker_pb2_grpc
@@ -27,6 +30,7 @@ from rpc.tls import Identity
 from worker.assembly import Assemble, Assembled, Parts
 from worker.config import WorkerConfig, WorkerRole
 from worker.convert import peer_to_proto
+from worker.crew import Crew
 from worker.engine_loop import EngineDied, EngineLoop
 from worker.metrics import WorkerMetrics
 from worker.network import is_loopback
@@ -51,16 +55,21 @@ class WorkerHost:
         *,
         on_death: Callable[[EngineDied], None],
         progress: Progress = silent,
+        crew: Crew | None = None,
     ) -> None:
         """`on_death`: the engine failed and the worker is of no use any more. It should end, and be started
-        anew; called on the asyncio loop, after health and the open sessions have said so. Raises ValueError
-        for a worker that other machines could reach and that asks nobody for a certificate.
+        anew; called on the asyncio loop, after health and the open sessions have said so. `crew` runs the
+        other ranks of a worker that has some. Raises ValueError for a worker that other machines could reach
+        and that asks nobody for a certificate.
         """
         self.config = config
         self.address = ""
         """host:port of the gRPC server, once started."""
         if config.router_certificate is None and not is_loopback(config.host):
             raise ValueError(f"{config.worker_id} would serve whoever reaches {config.host}")
+        if (crew is None) != (config.engine.tensor_parallel_size == 1):
+            raise ValueError(f"{config.worker_id}: a worker has a crew exactly if it has several ranks")
+        self._crew = crew
         self._identity = Identity.draw() if config.router_certificate is not None else None
         self._assemble = assemble
         self._on_death = on_death
@@ -81,6 +90,8 @@ class WorkerHost:
             calm_collector()
             info = self._run_threads()
             await self._serve(info)
+            if self._crew is not None:
+                self._crew.end.add_done_callback(self._on_crew_end)
         except BaseException:
             await asyncio.to_thread(self._running.close)
             raise
@@ -95,7 +106,8 @@ class WorkerHost:
 
     def _build(self) -> tuple[Parts, Assembled]:
         config = self.config
-        engine = Engine(config.engine, runner=ModelRunner(config.engine, self._progress))
+        runner = ModelRunner(config.engine, self._progress, self._muster())
+        engine = Engine(config.engine, runner=runner)
         parts = Parts(
             config=config,
             epoch=secrets.randbits(64),
@@ -106,6 +118,18 @@ class WorkerHost:
         assembled = self._assemble(parts)
         engine.hooks = assembled.role
         return parts, assembled
+
+    def _muster(self) -> Ranks:
+        """All ranks of this worker, found and ready to load."""
+        crew, config = self._crew, self.config
+        if crew is None:
+            return ALONE
+        meeting = OpenMeeting(config.engine.tensor_parallel_size)
+        self._running.callback(crew.stop)
+        crew.start(config, meeting.place)
+        return meeting.lead(
+            torch.device(config.engine.device), patience_s=config.step_timeout_s, absent=crew.trouble
+        )
 
     def _run_threads(self) -> worker_pb2.WorkerInfo:
         parts, transfer = self._parts, self._assembled.transfer
@@ -148,6 +172,11 @@ class WorkerHost:
         """On the engine thread, or the watchdog's."""
         self._parts.metrics.ready.set(0)
         asyncio.run_coroutine_threadsafe(self._say_farewell(death), self._asyncio)
+
+    def _on_crew_end(self, end: Future[str]) -> None:
+        """On whichever thread noticed. Without one of its ranks this worker has no model."""
+        if not end.cancelled():
+            self._on_engine_death(EngineDied(end.result()))
 
     async def _say_farewell(self, death: EngineDied) -> None:
         await self._server.set_serving(False)

@@ -16,8 +16,18 @@ from kv_transfer.digest import PageDigester, host_digester
 from kv_transfer.layout import SUM64, XXH3
 from kv_transfer.transports import LoopbackTransport, Transport
 from worker.assembly import Parts
+from worker.config import WorkerConfig
 
-__all__ = ["KVEndpoint", "UnknownTransport", "open_endpoint"]
+__all__ = [
+    "KVEndpoint",
+    "UnknownTransport",
+    "digester_of",
+    "layout_of",
+    "memory_of",
+    "open_endpoint",
+    "open_transport",
+    "worker_name",
+]
 
 
 class UnknownTransport(ValueError):
@@ -39,22 +49,34 @@ def open_endpoint(parts: Parts) -> KVEndpoint:
     Raises UnknownTransport, and what the transport raises where it cannot work.
     """
     config, runner = parts.config, parts.engine.runner
-    memory, layout = _memory(runner.kv), _layout(config.model, runner)
-    open_transport = _TRANSPORTS.get(config.transport or "")
-    if open_transport is None:
-        raise UnknownTransport(f"--kv-transport {config.transport}: use one of {', '.join(_TRANSPORTS)}")
-    digester = _digester(runner.kv, memory, layout)
-    name = f"{config.worker_id}-{parts.epoch:016x}"
+    if config.kv_by_ranks:
+        from worker.kv_ranks import open_ranks
+
+        return open_ranks(config, runner, parts.epoch)
+    memory, layout = memory_of(runner.kv), layout_of(config.model, runner)
     return KVEndpoint(
-        transport=open_transport(name, memory, config.host),
+        transport=open_transport(config, worker_name(config, parts.epoch), memory),
         memory=memory,
         layout=layout,
-        digester=digester,
+        digester=digester_of(runner.kv, memory, layout),
         epoch=parts.epoch,
     )
 
 
-def _layout(model: str, runner: ModelRunner) -> KVLayout:
+def worker_name(config: WorkerConfig, epoch: int) -> str:
+    return f"{config.worker_id}-{epoch:016x}"
+
+
+def open_transport(config: WorkerConfig, name: str, memory: PoolMemory) -> Transport:
+    """Raises UnknownTransport, and what the transport raises where it cannot work."""
+    opener = _TRANSPORTS.get(config.transport or "")
+    if opener is None:
+        raise UnknownTransport(f"--kv-transport {config.transport}: use one of {', '.join(_TRANSPORTS)}")
+    return opener(name, memory, config.host)
+
+
+def layout_of(model: str, runner: ModelRunner) -> KVLayout:
+    """Of a worker of one rank."""
     spec, pool = runner.spec, runner.kv
     return KVLayout(
         model=model,
@@ -69,13 +91,14 @@ def _layout(model: str, runner: ModelRunner) -> KVLayout:
     )
 
 
-def _digester(pool: KVPool, memory: PoolMemory, layout: KVLayout) -> PageDigester:
+def digester_of(pool: KVPool, memory: PoolMemory, layout: KVLayout) -> PageDigester:
+    """Of one rank's pool, where it is."""
     if pool.tensor.is_cuda:
         return DeviceDigester(pool.tensor, layout)
     return host_digester(memory, layout)
 
 
-def _memory(pool: KVPool) -> PoolMemory:
+def memory_of(pool: KVPool) -> PoolMemory:
     view = None
     if pool.tensor.device.type == "cpu":
         view = pool.tensor.view(torch.uint8).reshape(-1).numpy().data

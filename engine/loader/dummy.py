@@ -18,7 +18,8 @@ _STD: Final = 0.02
 def fill_randomly(model: CausalLM, seed: int) -> None:
     """Matrices normal, norms one, biases zero: activations neither vanish nor overflow.
 
-    The same `seed` gives the same weights on the same kind of device.
+    The same `seed` gives the same weights on the same kind of device. Ranks that share a model draw the same
+    numbers for shapes that are the same, so what they must hold alike is alike.
     """
     for index, (name, parameter) in enumerate(model.named_parameters()):
         if parameter.dim() > 1:

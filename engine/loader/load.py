@@ -17,7 +17,9 @@ from engine.models import registry
 from engine.models.base import CausalLM
 from engine.models.errors import WeightsError
 from engine.models.ops import ops_for
+from engine.models.shard import Cut
 from engine.models.spec import ModelSpec
+from engine.parallel.ranks import ALONE, Ranks
 from engine.progress import Progress, silent
 
 __all__ = ["load_model"]
@@ -35,19 +37,21 @@ def load_model(
     load_format: str = "auto",
     seed: int = 0,
     progress: Progress = silent,
+    ranks: Ranks = ALONE,
 ) -> CausalLM:
     """Build the model of `folder` and fill its weights, from safetensors or, for "dummy", from `seed`.
 
-    One tensor at a time passes through host memory, so the peak is the model and its largest tensor.
+    Of a model that several ranks share, the part of this one. One tensor at a time passes through host
+    memory, so the peak is the model and its largest tensor.
 
     Raises:
-        UnsupportedModel: config.json describes a model that Baton does not compute.
+        UnsupportedModel: config.json describes a model that Baton does not compute, or cannot share out.
         WeightsError: the files are missing, or their tensors are not those of the model.
     """
     spec = ModelSpec.from_folder(folder)
     target = torch.device(device)
     with _defaults(target, _DTYPES[dtype]):
-        model = registry.build(spec, ops_for(target, _DTYPES[dtype]))
+        model = registry.build(spec, ops_for(target, _DTYPES[dtype]), ranks)
     match load_format:
         case "auto":
             _fill(model, weight_files(folder), progress)
@@ -73,10 +77,19 @@ def _defaults(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The rows of a parameter that one tensor of the checkpoint fills."""
+    """The rows of a parameter that one tensor of the checkpoint fills, with all of it or a cut."""
 
     rows: Tensor
     transposed: bool
+    cut: Cut | None
+
+    @property
+    def source_shape(self) -> list[int]:
+        """Of the whole tensor, once transposed."""
+        shape = list(self.rows.shape)
+        if self.cut is not None:
+            shape[self.cut.axis] = self.cut.extent
+        return shape
 
 
 @torch.no_grad()
@@ -110,17 +123,26 @@ def _places(model: CausalLM) -> dict[str, _Place]:
         for kind, parameter in module.named_parameters(recurse=False):
             count = parameter.shape[0] if slot.rows is None else slot.rows
             rows = parameter.narrow(0, slot.start, count)
-            places[f"{source}.{kind}"] = _Place(rows, slot.transposed and parameter.dim() == 2)
+            # A bias belongs to the output features: it is cut with the rows, and whole where columns are.
+            cut = slot.cut if slot.cut is not None and slot.cut.axis < parameter.dim() else None
+            places[f"{source}.{kind}"] = _Place(rows, slot.transposed and parameter.dim() == 2, cut)
     return places
 
 
 def _copy(tensor: Tensor, place: _Place, name: str) -> None:
     value = tensor.t() if place.transposed else tensor
-    if value.shape != place.rows.shape:
+    if list(value.shape) != place.source_shape:
         raise WeightsError(
-            f"{name} has shape {list(value.shape)}, but config.json asks for {list(place.rows.shape)}"
+            f"{name} has shape {list(value.shape)}, but config.json asks for {place.source_shape}"
         )
-    place.rows.copy_(value)
+    if place.cut is None:
+        place.rows.copy_(value)
+        return
+    filled = 0
+    for stretch in place.cut.stretches:
+        axis, length = place.cut.axis, len(stretch)
+        place.rows.narrow(axis, filled, length).copy_(value.narrow(axis, stretch.start, length))
+        filled += length
 
 
 def _listing(what: str, names: list[str]) -> str:

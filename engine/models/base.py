@@ -8,8 +8,11 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from engine.models.layers import Embedding, Linear
+from engine.models.shard import Cut
+from engine.models.sharded_layers import head_of
 from engine.models.spec import ModelSpec
-from engine.models.weights import WeightTable
+from engine.models.weights import Slot, WeightTable
+from engine.parallel.ranks import Ranks
 
 __all__ = ["Attention", "CausalLM"]
 
@@ -25,20 +28,25 @@ class Attention(Protocol):
 class CausalLM(nn.Module, ABC):
     """A decoder-only transformer over a flat batch of tokens, whatever sequences they belong to."""
 
-    def __init__(self, spec: ModelSpec) -> None:
+    def __init__(self, spec: ModelSpec, ranks: Ranks) -> None:
         super().__init__()
         self.spec = spec
+        """Of the whole model, over all ranks."""
+        self.shard = ranks.shard
+        self.part = ranks.shard.of(spec)
+        """The shape of what this rank computes."""
         self.embed = Embedding(spec.vocab_size, spec.hidden_size)
-        self.head = Linear(spec.hidden_size, spec.vocab_size, bias=False)
-        if spec.tied_embeddings:
-            self.head.weight = self.embed.weight
+        self.head = head_of(self.embed, ranks, tied=spec.tied_embeddings)
 
     @abstractmethod
     def forward(self, input_ids: Tensor, positions: Tensor, attn: Attention) -> Tensor:
         """Final hidden states [T, d] of tokens `input_ids` [T] at absolute `positions` [T]."""
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores of all vocabulary entries, [S, vocab] in the model's dtype, for rows `hidden` [S, d]."""
+        """Scores of all vocabulary entries, [S, vocab] in the model's dtype, for rows `hidden` [S, d].
+
+        On ranks that do not lead, only of those that are theirs.
+        """
         scores: Tensor = self.head(hidden)
         return scores
 
@@ -51,6 +59,11 @@ class CausalLM(nn.Module, ABC):
     @abstractmethod
     def weight_table(self) -> WeightTable:
         """Which modules of the checkpoint fill which modules of this model."""
+
+    def head_slot(self) -> Slot:
+        """Where a head that is not tied comes from."""
+        vocab = self.spec.vocab_size
+        return Slot("head", cut=Cut(0, vocab, (self.shard.vocabulary(vocab),)))
 
     def source_name(self, name: str) -> str:
         """The name in `weight_table` of the checkpoint's tensor `name`, where spellings vary."""

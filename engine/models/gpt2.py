@@ -10,8 +10,10 @@ from torch import Tensor, nn
 from engine.models.base import Attention, CausalLM
 from engine.models.layers import Embedding, LayerNorm, Linear
 from engine.models.ops import Ops
+from engine.models.sharded_layers import sum_linear
 from engine.models.spec import ModelSpec
 from engine.models.weights import Slot, WeightTable, per_layer
+from engine.parallel.ranks import Ranks
 
 __all__ = ["GPT2Model"]
 
@@ -20,10 +22,12 @@ _CAUSAL_MASK: Final = re.compile(r"h\.\d+\.attn\.(masked_)?bias")
 
 
 class GPT2Model(CausalLM):
-    def __init__(self, spec: ModelSpec, ops: Ops) -> None:
-        super().__init__(spec)
+    def __init__(self, spec: ModelSpec, ops: Ops, ranks: Ranks) -> None:
+        super().__init__(spec, ranks)
         self.embed_position = Embedding(spec.max_position, spec.hidden_size)
-        self.layers = nn.ModuleList(GPT2Layer(spec, index, ops) for index in range(spec.num_layers))
+        self.layers = nn.ModuleList(
+            GPT2Layer(self.part, index, ops, ranks) for index in range(spec.num_layers)
+        )
         self.norm = LayerNorm(spec.hidden_size, spec.norm_eps)
 
     def forward(self, input_ids: Tensor, positions: Tensor, attn: Attention) -> Tensor:
@@ -34,17 +38,20 @@ class GPT2Model(CausalLM):
         return output
 
     def weight_table(self) -> WeightTable:
+        whole, part, shard = self.spec, self.part, self.shard
+        heads = shard.rows(whole.q_size, part.q_size, blocks=3)  # queries, keys, values
+        features = shard.rows(whole.intermediate_size, part.intermediate_size)
         layer = {
             "ln_1": Slot("attention_norm"),
-            "attn.c_attn": Slot("qkv", transposed=True),
-            "attn.c_proj": Slot("out", transposed=True),
+            "attn.c_attn": Slot("qkv", transposed=True, cut=heads),
+            "attn.c_proj": Slot("out", transposed=True, cut=shard.columns(whole.q_size)),
             "ln_2": Slot("mlp_norm"),
-            "mlp.c_fc": Slot("up", transposed=True),
-            "mlp.c_proj": Slot("down", transposed=True),
+            "mlp.c_fc": Slot("up", transposed=True, cut=features),
+            "mlp.c_proj": Slot("down", transposed=True, cut=shard.columns(whole.intermediate_size)),
         }
         table = {"wte": Slot("embed"), "wpe": Slot("embed_position"), "ln_f": Slot("norm")}
         if not self.spec.tied_embeddings:
-            table["lm_head"] = Slot("head")
+            table["lm_head"] = self.head_slot()
         return table | dict(per_layer(self.spec.num_layers, "h.{}.", "layers.{}.", layer))
 
     def source_name(self, name: str) -> str:
@@ -56,18 +63,18 @@ class GPT2Model(CausalLM):
 
 
 class GPT2Layer(nn.Module):
-    def __init__(self, spec: ModelSpec, index: int, ops: Ops) -> None:
+    def __init__(self, spec: ModelSpec, index: int, ops: Ops, ranks: Ranks) -> None:
         super().__init__()
         hidden, inner = spec.hidden_size, spec.intermediate_size
         self.index = index
         self.ops = ops
         self.heads = (spec.num_heads, spec.head_dim)
         self.attention_norm = LayerNorm(hidden, spec.norm_eps)
-        self.qkv = Linear(hidden, 3 * hidden, bias=True)
-        self.out = Linear(hidden, hidden, bias=True)
+        self.qkv = Linear(hidden, 3 * spec.q_size, bias=True)
+        self.out = sum_linear(spec.q_size, hidden, bias=True, ranks=ranks)
         self.mlp_norm = LayerNorm(hidden, spec.norm_eps)
         self.up = Linear(hidden, inner, bias=True)
-        self.down = Linear(inner, hidden, bias=True)
+        self.down = sum_linear(inner, hidden, bias=True, ranks=ranks)
 
     def forward(self, x: Tensor, attn: Attention) -> Tensor:
         qkv: Tensor = self.qkv(self.attention_norm(x))

@@ -1,7 +1,7 @@
 """The Llama family: Llama, Mistral, SmolLM2, Qwen2 and Qwen3.
 
 One network. Its members differ in which projections have biases, in whether queries and keys are normalised,
-and in how positions are scaled, and all of that is in the spec.
+and in how positions are scaled, and all of that is in the spec. Layers are given the spec of a rank's part.
 """
 
 from __future__ import annotations
@@ -13,19 +13,23 @@ from engine.models.base import Attention, CausalLM
 from engine.models.layers import Linear, RMSNorm
 from engine.models.ops import Ops, Rotation
 from engine.models.rope import rope_table
+from engine.models.sharded_layers import sum_linear
 from engine.models.spec import ModelSpec
 from engine.models.weights import Slot, WeightTable, per_layer
+from engine.parallel.ranks import Ranks
 
 __all__ = ["LlamaModel"]
 
 
 class LlamaModel(CausalLM):
-    def __init__(self, spec: ModelSpec, ops: Ops) -> None:
-        super().__init__(spec)
+    def __init__(self, spec: ModelSpec, ops: Ops, ranks: Ranks) -> None:
+        super().__init__(spec, ranks)
         if spec.rope is None:
             raise ValueError("the Llama family needs rotary positions")
         self.ops = ops
-        self.layers = nn.ModuleList(LlamaLayer(spec, index, ops) for index in range(spec.num_layers))
+        self.layers = nn.ModuleList(
+            LlamaLayer(self.part, index, ops, ranks) for index in range(spec.num_layers)
+        )
         self.norm = RMSNorm(spec.hidden_size, spec.norm_eps, ops)
         self.rope = rope_table(spec.rope, spec.head_dim, spec.max_position, device=self.embed.weight.device)
 
@@ -38,17 +42,20 @@ class LlamaModel(CausalLM):
         return self.norm.add(x, residual)[0]
 
     def weight_table(self) -> WeightTable:
-        q, kv, mlp = self.spec.q_size, self.spec.kv_size, self.spec.intermediate_size
+        whole, shard = self.spec, self.shard
+        q, kv, mlp = self.part.q_size, self.part.kv_size, self.part.intermediate_size
+        heads, kv_heads = shard.rows(whole.q_size, q), shard.rows(whole.kv_size, kv)
+        features = shard.rows(whole.intermediate_size, mlp)
         layer = {
             "input_layernorm": Slot("input_norm"),
-            "self_attn.q_proj": Slot("attention.qkv", 0, q),
-            "self_attn.k_proj": Slot("attention.qkv", q, kv),
-            "self_attn.v_proj": Slot("attention.qkv", q + kv, kv),
-            "self_attn.o_proj": Slot("attention.out"),
+            "self_attn.q_proj": Slot("attention.qkv", 0, q, cut=heads),
+            "self_attn.k_proj": Slot("attention.qkv", q, kv, cut=kv_heads),
+            "self_attn.v_proj": Slot("attention.qkv", q + kv, kv, cut=kv_heads),
+            "self_attn.o_proj": Slot("attention.out", cut=shard.columns(whole.q_size)),
             "post_attention_layernorm": Slot("mlp_norm"),
-            "mlp.gate_proj": Slot("mlp.gate_up", 0, mlp),
-            "mlp.up_proj": Slot("mlp.gate_up", mlp, mlp),
-            "mlp.down_proj": Slot("mlp.down"),
+            "mlp.gate_proj": Slot("mlp.gate_up", 0, mlp, cut=features),
+            "mlp.up_proj": Slot("mlp.gate_up", mlp, mlp, cut=features),
+            "mlp.down_proj": Slot("mlp.down", cut=shard.columns(whole.intermediate_size)),
         }
         if self.spec.qk_norm:
             layer |= {
@@ -57,7 +64,7 @@ class LlamaModel(CausalLM):
             }
         table = {"model.embed_tokens": Slot("embed"), "model.norm": Slot("norm")}
         if not self.spec.tied_embeddings:
-            table["lm_head"] = Slot("head")
+            table["lm_head"] = self.head_slot()
         return table | dict(per_layer(self.spec.num_layers, "model.layers.{}.", "layers.{}.", layer))
 
     def ignores(self, name: str) -> bool:
@@ -65,12 +72,12 @@ class LlamaModel(CausalLM):
 
 
 class LlamaLayer(nn.Module):
-    def __init__(self, spec: ModelSpec, index: int, ops: Ops) -> None:
+    def __init__(self, spec: ModelSpec, index: int, ops: Ops, ranks: Ranks) -> None:
         super().__init__()
         self.input_norm = RMSNorm(spec.hidden_size, spec.norm_eps, ops)
-        self.attention = LlamaAttention(spec, index, ops)
+        self.attention = LlamaAttention(spec, index, ops, ranks)
         self.mlp_norm = RMSNorm(spec.hidden_size, spec.norm_eps, ops)
-        self.mlp = LlamaMLP(spec, ops)
+        self.mlp = LlamaMLP(spec, ops, ranks)
 
     def forward(
         self, x: Tensor, residual: Tensor, rotation: Rotation, attn: Attention
@@ -83,7 +90,7 @@ class LlamaLayer(nn.Module):
 
 
 class LlamaAttention(nn.Module):
-    def __init__(self, spec: ModelSpec, index: int, ops: Ops) -> None:
+    def __init__(self, spec: ModelSpec, index: int, ops: Ops, ranks: Ranks) -> None:
         super().__init__()
         self.index = index
         self.ops = ops
@@ -91,7 +98,7 @@ class LlamaAttention(nn.Module):
         self.head_dim = spec.head_dim
         self.num_rotated = spec.num_heads + spec.num_kv_heads
         self.qkv = Linear(spec.hidden_size, spec.q_size + 2 * spec.kv_size, bias=spec.qkv_bias)
-        self.out = Linear(spec.q_size, spec.hidden_size, bias=spec.output_bias)
+        self.out = sum_linear(spec.q_size, spec.hidden_size, bias=spec.output_bias, ranks=ranks)
         self.q_norm = RMSNorm(spec.head_dim, spec.norm_eps, ops) if spec.qk_norm else None
         self.k_norm = RMSNorm(spec.head_dim, spec.norm_eps, ops) if spec.qk_norm else None
 
@@ -109,11 +116,11 @@ class LlamaAttention(nn.Module):
 
 
 class LlamaMLP(nn.Module):
-    def __init__(self, spec: ModelSpec, ops: Ops) -> None:
+    def __init__(self, spec: ModelSpec, ops: Ops, ranks: Ranks) -> None:
         super().__init__()
         self.ops = ops
         self.gate_up = Linear(spec.hidden_size, 2 * spec.intermediate_size, bias=spec.mlp_bias)
-        self.down = Linear(spec.intermediate_size, spec.hidden_size, bias=spec.mlp_bias)
+        self.down = sum_linear(spec.intermediate_size, spec.hidden_size, bias=spec.mlp_bias, ranks=ranks)
 
     def forward(self, x: Tensor) -> Tensor:
         output: Tensor = self.down(self.ops.silu_mul(self.gate_up(x)))

@@ -10,10 +10,11 @@ from engine.models.gpt2 import GPT2Model
 from engine.models.llama import LlamaModel
 from engine.models.ops import Ops
 from engine.models.spec import ModelSpec
+from engine.parallel.ranks import Ranks
 
 __all__ = ["build"]
 
-_MODELS: Final[dict[str, Callable[[ModelSpec, Ops], CausalLM]]] = {
+_MODELS: Final[dict[str, Callable[[ModelSpec, Ops, Ranks], CausalLM]]] = {
     "LlamaForCausalLM": LlamaModel,
     "MistralForCausalLM": LlamaModel,
     "Qwen2ForCausalLM": LlamaModel,
@@ -22,6 +23,6 @@ _MODELS: Final[dict[str, Callable[[ModelSpec, Ops], CausalLM]]] = {
 }
 
 
-def build(spec: ModelSpec, ops: Ops) -> CausalLM:
-    """The model with uninitialised weights, on torch's current default device and dtype."""
-    return _MODELS[spec.architecture](spec, ops)
+def build(spec: ModelSpec, ops: Ops, ranks: Ranks) -> CausalLM:
+    """This rank's part, its weights uninitialised, on torch's current default device and dtype."""
+    return _MODELS[spec.architecture](spec, ops, ranks)

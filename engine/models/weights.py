@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from engine.models.shard import Cut
+
 __all__ = ["Slot", "WeightTable", "per_layer"]
 
 
@@ -21,6 +23,8 @@ class Slot:
     """Number of rows; None: all."""
     transposed: bool = False
     """Whether the checkpoint stores the weight as [in, out]."""
+    cut: Cut | None = None
+    """What of the checkpoint's tensor belongs here, its axis 0 being [out]; None: all of it."""
 
 
 WeightTable: TypeAlias = Mapping[str, Slot]

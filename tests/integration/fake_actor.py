@@ -11,7 +11,7 @@ from worker.config import WorkerConfig, WorkerRole
 
 
 class FakeActor:
-    def __init__(self, config: WorkerConfig, log_level: int) -> None:
+    def __init__(self, config: WorkerConfig, bundle: int, log_level: int) -> None:
         self._worker = FakeWorker(config.worker_id, ROLE_DECODE, behaviour=Behaviour(token_s=0.05))
         self._worker.epoch = os.getpid()
         self._worker.router_certificate = config.router_certificate
@@ -34,7 +34,7 @@ class BrokenActor(FakeActor):
 
 
 class StillbornActor(FakeActor):
-    def __init__(self, config: WorkerConfig, log_level: int) -> None:
+    def __init__(self, config: WorkerConfig, bundle: int, log_level: int) -> None:
         raise ImportError("a library is missing on this node")
 
 

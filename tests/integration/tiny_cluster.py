@@ -20,6 +20,7 @@ from engine.plan import StepPlan
 from engine.runner import StepInFlight
 from rpc.baton.v1 import sampling_pb2, worker_pb2, worker_pb2_grpc
 from rpc.channel import connect
+from tests.process_crew import ProcessCrew
 from tests.unit.tiny import make_config
 from worker.config import WorkerConfig, WorkerRole
 from worker.engine_loop import EngineDied
@@ -120,7 +121,12 @@ def work(
 
 @asynccontextmanager
 async def worker(
-    folder: Path, role: WorkerRole, transport: str | None, name: str = "", **engine: Any
+    folder: Path,
+    role: WorkerRole,
+    transport: str | None,
+    name: str = "",
+    kv_by_ranks: bool = False,
+    **engine: Any,
 ) -> AsyncIterator[Link]:
     deaths: list[EngineDied] = []
     config = WorkerConfig(
@@ -129,9 +135,11 @@ async def worker(
         model="tiny",
         engine=make_config(folder, **{"chunk_budget": 16, "num_pages": 128, **engine}),
         transport=transport,
+        kv_by_ranks=kv_by_ranks,
         handoff_timeout_s=PATIENCE_S,
     )
-    host = WorkerHost(config, ASSEMBLE[role], on_death=deaths.append)
+    crew = ProcessCrew() if config.engine.tensor_parallel_size > 1 else None
+    host = WorkerHost(config, ASSEMBLE[role], on_death=deaths.append, crew=crew)
     await host.start()
     try:
         async with session(host, deaths) as link:

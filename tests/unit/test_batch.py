@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -14,19 +15,27 @@ from engine.batch import Batch, BatchBuilder
 from engine.plan import Chunk, StepPlan
 from engine.request import PENDING, Request
 from engine.sampling import Sampling
+from engine.step_inputs import StepInputs, StepWriter
 
 PAGE_SIZE = 4
 SCRATCH = 999
 
 
-def make_builder(max_requests: int = 8, max_model_len: int = 64) -> BatchBuilder:
-    return BatchBuilder(
-        page_size=PAGE_SIZE,
-        max_requests=max_requests,
-        max_model_len=max_model_len,
-        scratch_page=SCRATCH,
-        device=torch.device("cpu"),
-    )
+class Builder:
+    """What a runner does with a plan."""
+
+    def __init__(self, max_requests: int = 8, max_model_len: int = 64) -> None:
+        self._writer = StepWriter(max_requests)
+        self._batches = BatchBuilder(
+            page_size=PAGE_SIZE,
+            max_requests=max_requests,
+            max_model_len=max_model_len,
+            scratch_page=SCRATCH,
+            device=torch.device("cpu"),
+        )
+
+    def build(self, plan: StepPlan) -> Batch:
+        return self._batches.build(self._writer.write(plan))
 
 
 def make_request(slot: int, prompt: int, output: tuple[int, ...] = ()) -> Request:
@@ -43,7 +52,7 @@ def test_every_token_of_every_chunk_is_in_its_place(spans: list[tuple[int, int]]
         Chunk(make_request(slot, start + length), start, length, 0 if slot % 2 else None)
         for slot, (start, length) in enumerate(spans)
     ]
-    batch = make_builder().build(StepPlan(chunks))
+    batch = Builder().build(StepPlan(chunks))
     row = 0
     for r, chunk in enumerate(chunks):
         request = chunk.request
@@ -68,7 +77,7 @@ def test_every_token_of_every_chunk_is_in_its_place(spans: list[tuple[int, int]]
 def test_a_pending_token_is_marked_and_reads_as_a_valid_id() -> None:
     decoding = make_request(1, 5, output=(7, PENDING))
     known = make_request(2, 5, output=(7, 8))
-    batch = make_builder().build(StepPlan([Chunk(decoding, 6, 1, 2), Chunk(known, 6, 1, 2)]))
+    batch = Builder().build(StepPlan([Chunk(decoding, 6, 1, 2), Chunk(known, 6, 1, 2)]))
     assert batch.input_ids.tolist() == [0, 8]
     assert batch.pending_rows.tolist() == [0]
     assert batch.pending_slots.tolist() == [1]
@@ -76,18 +85,18 @@ def test_a_pending_token_is_marked_and_reads_as_a_valid_id() -> None:
 
 def test_a_chunk_that_stops_before_the_pending_token_does_not_wait_for_it() -> None:
     request = make_request(1, 5, output=(7, PENDING))
-    batch = make_builder().build(StepPlan([Chunk(request, 0, 6, None)]))
+    batch = Builder().build(StepPlan([Chunk(request, 0, 6, None)]))
     assert batch.pending_rows.tolist() == []
 
 
 def test_a_chunk_may_span_prompt_and_output() -> None:
     request = make_request(0, 3, output=(50, 51, 52))
-    batch = make_builder().build(StepPlan([Chunk(request, 1, 5, 3)]))
+    batch = Builder().build(StepPlan([Chunk(request, 1, 5, 3)]))
     assert batch.input_ids.tolist() == [1, 2, 50, 51, 52]
 
 
 def test_block_tables_follow_pages_that_grow_shrink_or_change() -> None:
-    builder = make_builder()
+    builder = Builder()
     request = make_request(3, 20)
 
     def table() -> list[int]:
@@ -101,10 +110,20 @@ def test_block_tables_follow_pages_that_grow_shrink_or_change() -> None:
     assert table() == [1, 2, 3, SCRATCH, SCRATCH]
 
 
+def test_a_step_survives_its_journey_to_another_rank() -> None:
+    chunks = [Chunk(make_request(1, 9), 2, 7, None), Chunk(make_request(2, 5, output=(PENDING,)), 5, 1, 1)]
+    here = StepWriter(8).write(StepPlan(chunks))
+    header, payload = here.header(), here.payload()
+    assert len(payload) == StepInputs.payload_ints(header)
+    there = StepInputs.unpack(header, payload)
+    for field in fields(StepInputs):
+        assert getattr(there, field.name).tolist() == getattr(here, field.name).tolist()
+
+
 @pytest.mark.timeout(60)
 def test_a_decode_step_of_256_requests_is_built_in_a_millisecond() -> None:
     """4,000 tokens each. The bound is loose for a busy machine; a quiet one takes about 0.5 ms."""
-    builder = make_builder(max_requests=256, max_model_len=4096)
+    builder = Builder(max_requests=256, max_model_len=4096)
     requests = [Request(i, list(range(4000)), Sampling(max_tokens=64), [1], slot=i) for i in range(256)]
     for request in requests:
         request.pages = (np.arange(1024) + 1000 * request.slot).tolist()

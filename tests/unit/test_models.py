@@ -49,30 +49,31 @@ LLAMA3 = {
 }
 
 
-def reference(name: str) -> PreTrainedModel:
+def reference(name: str, num_heads: int = 6) -> PreTrainedModel:
     torch.manual_seed(0)
+    tiny = TINY | {"num_attention_heads": num_heads}
     match name:
         case "llama":
-            model = LlamaForCausalLM(LlamaConfig(**TINY))
+            model = LlamaForCausalLM(LlamaConfig(**tiny))
         case "llama with tied embeddings":
-            model = LlamaForCausalLM(LlamaConfig(**TINY, tie_word_embeddings=True))
+            model = LlamaForCausalLM(LlamaConfig(**tiny, tie_word_embeddings=True))
         case "llama with every bias":
-            model = LlamaForCausalLM(LlamaConfig(**TINY, attention_bias=True, mlp_bias=True))
+            model = LlamaForCausalLM(LlamaConfig(**tiny, attention_bias=True, mlp_bias=True))
         case "llama with linear scaling":
-            model = LlamaForCausalLM(LlamaConfig(**TINY, rope_parameters=LINEAR))
+            model = LlamaForCausalLM(LlamaConfig(**tiny, rope_parameters=LINEAR))
         case "llama 3":
-            model = LlamaForCausalLM(LlamaConfig(**TINY, rope_parameters=LLAMA3))
+            model = LlamaForCausalLM(LlamaConfig(**tiny, rope_parameters=LLAMA3))
         case "mistral":
-            model = MistralForCausalLM(MistralConfig(**TINY, sliding_window=None, head_dim=16))
+            model = MistralForCausalLM(MistralConfig(**tiny, sliding_window=None, head_dim=16))
         case "mistral within its window":
-            model = MistralForCausalLM(MistralConfig(**TINY, sliding_window=256))
+            model = MistralForCausalLM(MistralConfig(**tiny, sliding_window=256))
         case "qwen2":
-            model = Qwen2ForCausalLM(Qwen2Config(**TINY))
+            model = Qwen2ForCausalLM(Qwen2Config(**tiny))
         case "qwen3":
-            model = Qwen3ForCausalLM(Qwen3Config(**TINY, head_dim=16, tie_word_embeddings=True))
+            model = Qwen3ForCausalLM(Qwen3Config(**tiny, head_dim=16, tie_word_embeddings=True))
         case "gpt2":
             config = GPT2Config(
-                vocab_size=97, n_embd=48, n_head=6, n_layer=3, n_positions=512, initializer_range=0.1
+                vocab_size=97, n_embd=48, n_head=num_heads, n_layer=3, n_positions=512, initializer_range=0.1
             )
             model = GPT2LMHeadModel(config)
     # Biases and norms start as zeros and ones: swapped or forgotten, they would go unnoticed.

@@ -100,6 +100,11 @@ def test_disagg_has_a_prefill_worker_by_default_and_mixed_has_none() -> None:
         ("--model m --max-requests-per-key 3", ["--max-requests-per-key 3", "--api-key-file"]),
         ("--model m --max-body-bytes 0", ["--max-body-bytes 0", "1 or more"]),
         ("--model m --max-logprobs 21", ["--max-logprobs 21", "0 to 20"]),
+        ("--model m --tensor-parallel-size 0", ["--tensor-parallel-size 0", "2 or 4"]),
+        (
+            "--model m --prefill-tensor-parallel-size 2",
+            ["--prefill-tensor-parallel-size 2", "--mode mixed", "--tensor-parallel-size"],
+        ),
         ("--model m --worker-network 10.1.2.3/16", ["--worker-network 10.1.2.3/16", "10.1.0.0/16"]),
     ],
 )

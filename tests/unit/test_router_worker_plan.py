@@ -127,3 +127,31 @@ def test_a_gpu_is_used_where_there_is_one_and_missed_only_when_asked_for() -> No
     assert device_for(Device.CPU, 2) == "cpu"
     with pytest.raises(PlanError, match="--device cpu"):
         device_for(Device.CUDA, 0)
+
+
+def test_a_rank_holds_its_part_of_weights_and_kv(checkpoint: Checkpoint) -> None:
+    alone, shared = (plan(checkpoint, kv_memory_fraction=0.5, tensor_parallel_size=n).engine for n in (1, 2))
+    assert shared.tensor_parallel_size == 2
+    assert shared.num_pages == pytest.approx(2 * alone.num_pages, rel=1e-6)
+
+
+def test_a_role_may_have_ranks_of_its_own(checkpoint: Checkpoint) -> None:
+    config = RouterConfig(
+        model="m", mode=Mode.DISAGG, tensor_parallel_size=2, decode_tensor_parallel_size=1, decode_workers=3
+    )
+    plans = plan_workers(config, checkpoint, CPU)
+    assert [plan.ranks for plan in plans] == [2, 1, 1, 1]
+    assert config.num_ranks == 5
+    assert all(plan.config.kv_by_ranks for plan in plans)
+
+
+def test_kv_goes_from_rank_to_rank_only_where_a_worker_has_several(checkpoint: Checkpoint) -> None:
+    assert not plan(checkpoint, mode=Mode.DISAGG).kv_by_ranks
+    assert not plan(checkpoint, tensor_parallel_size=2).kv_by_ranks
+
+
+def test_a_model_that_cannot_be_shared_out_is_refused_by_the_flag_that_asked(checkpoint: Checkpoint) -> None:
+    with pytest.raises(PlanError, match=r"--tensor-parallel-size 3 .* 4 attention heads .* can be 1, 2, 4"):
+        plan(checkpoint, tensor_parallel_size=3)
+    with pytest.raises(PlanError, match="--decode-tensor-parallel-size 3 does not suit tiny"):
+        plan(checkpoint, decode_tensor_parallel_size=3)

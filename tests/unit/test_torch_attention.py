@@ -16,6 +16,7 @@ from engine.kv_pool import KVPool
 from engine.plan import Chunk, StepPlan
 from engine.request import Request
 from engine.sampling import Sampling
+from engine.step_inputs import StepWriter
 
 LAYERS, KV_HEADS, HEAD_DIM = 2, 2, 8
 MAX_LEN = 96
@@ -57,6 +58,7 @@ class World:
         self.pool.tensor[:-1] = torch.nan  # whatever is read without having been written shows
         self.heads = KV_HEADS * group
         self.attention = TorchAttention(self.pool, self.heads)
+        self.steps = StepWriter(num_requests)
         self.batches = BatchBuilder(
             page_size=page_size,
             max_requests=num_requests,
@@ -80,7 +82,7 @@ class World:
         pairs = [(s, n) for s, n in zip(self.sequences, lengths, strict=True) if n > 0]
         pairs.sort(key=lambda pair: pair[1] == 1)
         chunks = [Chunk(s.request, s.request.num_computed, n, None) for s, n in pairs]
-        batch = self.batches.build(StepPlan(chunks))
+        batch = self.batches.build(self.steps.write(StepPlan(chunks)))
         self.attention.prepare(batch)
         for layer in range(LAYERS):
             q = torch.randn(batch.input_ids.shape[0], self.heads, HEAD_DIM)

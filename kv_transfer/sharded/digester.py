@@ -1,0 +1,41 @@
+"""Digests of pages whose heads lie in several pools: sums of what each rank digests where it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from kv_transfer.digest import PageDigester
+from kv_transfer.layout import KVLayout
+from kv_transfer.sharded.link import RankLink
+from kv_transfer.sum64 import MASK
+
+__all__ = ["ShardedDigester"]
+
+
+class ShardedDigester:
+    """Implements `PageDigester`, on the leader. Asks all ranks at once, and waits for them.
+
+    Ranks that hold the same heads count once. They must agree, or the digest is one that no page has: whether
+    a copy arrived is not seen by looking at another.
+    """
+
+    def __init__(self, own: PageDigester, links: Sequence[RankLink], layout: KVLayout) -> None:
+        """`own` digests the leader's part, whose layout is `layout`, by sum64."""
+        self._own = own
+        self._links = links
+        ranks = range(1 + len(links))
+        firsts = [replace(layout, tp_rank=rank).first_head for rank in ranks]
+        self._holder = [firsts.index(first) for first in firsts]
+        """Of each rank, the lowest rank that holds the same heads."""
+
+    def digest(self, pages: Sequence[int], tail_tokens: int) -> list[int]:
+        for link in self._links:
+            link.ask_digest(pages, tail_tokens)
+        parts = [tuple(self._own.digest(pages, tail_tokens)), *(link.digests() for link in self._links)]
+        return [self._joined(digests) for digests in zip(*parts, strict=True)]
+
+    def _joined(self, digests: Sequence[int]) -> int:
+        total = sum(digest for rank, digest in enumerate(digests) if self._holder[rank] == rank)
+        agree = all(digests[holder] == digest for digest, holder in zip(digests, self._holder, strict=True))
+        return (total if agree else ~total) & MASK

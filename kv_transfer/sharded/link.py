@@ -1,0 +1,75 @@
+"""The leader's end of the socket to another rank of its worker."""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections import deque
+from collections.abc import Sequence
+
+from kv_transfer.errors import RankGone
+from kv_transfer.sharded.wire import Digest, Digests, Ended, Frames, Hello, Message, Write, pack
+from kv_transfer.ticket import Peer
+
+__all__ = ["RankLink"]
+
+
+class RankLink:
+    """Every method raises RankGone once the rank's process has ended: then the worker has to end too."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        """Waits for the rank's first words. `connection` is this link's from now on."""
+        self._socket = connection
+        self._frames = Frames()
+        self._unread: deque[Message] = deque()
+        hello = self._wait_for(Hello)
+        assert isinstance(hello, Hello)
+        self.pool = hello.rank
+        """The rank's own pool, as a peer would reach it."""
+
+    def write(self, number: int, peer: Peer, local: Sequence[int], remote: Sequence[int]) -> None:
+        self._send(Write(number, peer, tuple(local), tuple(remote)))
+
+    def poll(self) -> list[Ended]:
+        """What has ended since the last call. Does not wait."""
+        while select.select([self._socket], [], [], 0)[0]:
+            self._receive()
+        ended = [message for message in self._unread if isinstance(message, Ended)]
+        self._unread.clear()
+        return ended
+
+    def ask_digest(self, pages: Sequence[int], tail_tokens: int) -> None:
+        self._send(Digest(tuple(pages), tail_tokens))
+
+    def digests(self) -> tuple[int, ...]:
+        """The answer to `ask_digest`. Waits for it."""
+        answer = self._wait_for(Digests)
+        assert isinstance(answer, Digests)
+        return answer.digests
+
+    def close(self) -> None:
+        """The rank then closes its transport."""
+        self._socket.close()
+
+    def _send(self, message: Message) -> None:
+        try:
+            self._socket.sendall(pack(message))
+        except OSError as error:
+            raise RankGone(f"a rank is gone: {error}") from error
+
+    def _wait_for(self, kind: type[Message]) -> Message:
+        while True:
+            for message in self._unread:
+                if isinstance(message, kind):
+                    self._unread.remove(message)
+                    return message
+            self._receive()
+
+    def _receive(self) -> None:
+        try:
+            data = self._socket.recv(1 << 16)
+        except OSError as error:
+            raise RankGone(f"a rank is gone: {error}") from error
+        if not data:
+            raise RankGone("a rank is gone")
+        self._unread.extend(self._frames.feed(data))

@@ -1,0 +1,58 @@
+"""A rank that follows, and its KV: it writes and digests what its leader asks for."""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+from typing import Final
+
+from kv_transfer.digest import PageDigester
+from kv_transfer.sharded.wire import Digest, Digests, Frames, Hello, Message, Write, pack
+from kv_transfer.sharded.writer import RankWriter
+from kv_transfer.ticket import Peer
+
+__all__ = ["serve_rank"]
+
+_BRISK_S: Final = 0.0005
+_IDLE_S: Final = 0.02
+_LINGER_S: Final = 1.0
+"""A rank that is written to does not know it, but its leader asks for digests all along."""
+
+
+def serve_rank(connection: socket.socket, pool: Peer, writer: RankWriter, digester: PageDigester) -> None:
+    """Until the leader closes the connection, or ends; then no memory is touched any more."""
+    try:
+        connection.sendall(pack(Hello(pool)))
+        _serve(connection, writer, digester)
+    except OSError:
+        pass  # the leader is gone: the rank ends too
+    finally:
+        writer.transport.close()
+        connection.close()
+
+
+def _serve(connection: socket.socket, writer: RankWriter, digester: PageDigester) -> None:
+    frames = Frames()
+    busy_until = 0.0
+    while True:
+        brisk = writer.busy or time.monotonic() < busy_until
+        if select.select([connection], [], [], _BRISK_S if brisk else _IDLE_S)[0]:
+            data = connection.recv(1 << 16)
+            if not data:
+                return
+            busy_until = time.monotonic() + _LINGER_S
+            for message in frames.feed(data):
+                _obey(message, connection, writer, digester)
+        # What else happens on the transport is the leader's to know, by its own.
+        ended, _ = writer.poll()
+        for end in ended:
+            connection.sendall(pack(end))
+
+
+def _obey(message: Message, connection: socket.socket, writer: RankWriter, digester: PageDigester) -> None:
+    match message:
+        case Write(number, peer, local, remote):
+            writer.write(number, peer, local, remote)
+        case Digest(pages, tail_tokens):
+            connection.sendall(pack(Digests(tuple(digester.digest(pages, tail_tokens)))))

@@ -1,0 +1,160 @@
+"""A transport between workers of several ranks each, as one between workers of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from kv_transfer.errors import PeerUnreachable
+from kv_transfer.layout import KVLayout
+from kv_transfer.planner import Copy
+from kv_transfer.sharded.link import RankLink
+from kv_transfer.sharded.peers import pack_ranks, ranks_of
+from kv_transfer.sharded.wire import Ended
+from kv_transfer.sharded.writer import RankWriter
+from kv_transfer.ticket import Peer
+from kv_transfer.transports.base import Arrival, PeerLost, TransportEvent, WriteDone, WriteFailed
+
+__all__ = ["ShardedTransport"]
+
+
+@dataclass(slots=True)
+class _Write:
+    peer: Peer
+    message: bytes
+    missing: int
+    """Ranks of this worker that have not ended their part."""
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class _Known:
+    """A peer, of whose ranks all are watched."""
+
+    alive: set[str]
+    reason: str = ""
+    writes: set[int] = field(default_factory=set)
+
+
+class ShardedTransport:
+    """Implements `Transport`, on the leader. Pages, and the bytes of copies, are those of all heads together.
+
+    A write is done when every rank has written its heads to every rank of the peer that holds them; its
+    message leaves after that. A peer is lost when all of its ranks are: as long as one lives, it may write.
+    """
+
+    def __init__(
+        self, name: str, writer: RankWriter, pool: Peer, links: Sequence[RankLink], whole: KVLayout
+    ) -> None:
+        """`writer` and `pool` are the leader's own, `links` lead to its other ranks, in order."""
+        self._name = name
+        self._writer = writer
+        self._links = links
+        self._whole = whole
+        self._ranks = [pool, *(link.pool for link in links)]
+        self._writes: dict[int, _Write] = {}
+        self._known: dict[str, _Known] = {}
+        self._next_write = 0
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def metadata(self) -> bytes:
+        return pack_ranks(self._ranks)
+
+    def connect(self, peer: Peer) -> None:
+        ranks = ranks_of(peer)
+        self._require_parts(peer, ranks)
+        known = self._known.get(peer.name)
+        if known is not None and len(known.alive) < len(ranks):
+            raise PeerUnreachable(f"{peer.name} has lost a rank: {known.reason}")
+        for rank in ranks:
+            self._writer.transport.connect(rank)
+        self._known.setdefault(peer.name, _Known({rank.name for rank in ranks}))
+
+    def write(self, peer: Peer, copies: Sequence[Copy], message: bytes) -> int:
+        known = self._require(peer)
+        local = self._pages((copy.local, copy.length) for copy in copies)
+        remote = self._pages((copy.remote, copy.length) for copy in copies)
+        self._next_write += 1
+        number = self._next_write
+        self._writes[number] = _Write(peer, message, missing=len(self._ranks))
+        known.writes.add(number)
+        for link in self._links:
+            link.write(number, peer, local, remote)
+        self._writer.write(number, peer, local, remote)
+        return number
+
+    def send(self, peer: Peer, message: bytes) -> None:
+        self._require(peer)
+        self._writer.transport.send(ranks_of(peer)[0], message)
+
+    def poll(self) -> list[TransportEvent]:
+        ended, others = self._writer.poll()
+        for link in self._links:
+            ended += link.poll()
+        events = [event for end in ended if (event := self._end(end)) is not None]
+        for other in others:
+            match other:
+                case PeerLost(name, reason):
+                    self._on_rank_lost(name, reason)
+                case Arrival(b""):
+                    pass  # of a rank's write, which says nothing
+                case _:
+                    events.append(other)
+        return events + self._lost_peers()
+
+    def close(self) -> None:
+        self._writer.transport.close()
+        for link in self._links:
+            link.close()
+
+    def _require_parts(self, peer: Peer, ranks: Sequence[Peer]) -> None:
+        """Raises PeerUnreachable unless `ranks` are what the peer's pages can be shared out to."""
+        try:
+            first = replace(self._whole, tp_size=len(ranks))
+        except ValueError as error:
+            raise PeerUnreachable(f"{peer.name} has {len(ranks)} ranks: {error}") from error
+        for rank in ranks:
+            if rank.page_bytes != first.page_bytes or rank.num_pages < peer.num_pages:
+                raise PeerUnreachable(f"the pool of {rank.name} is not a rank's part of that of {peer.name}")
+
+    def _require(self, peer: Peer) -> _Known:
+        known = self._known.get(peer.name)
+        if known is None:
+            raise PeerUnreachable(f"{peer.name} is not connected")
+        return known
+
+    def _pages(self, spans: Iterable[tuple[int, int]]) -> list[int]:
+        """The pages that lie in spans of (offset, length), in order."""
+        size = self._whole.page_bytes
+        return [page for begin, length in spans for page in range(begin // size, (begin + length) // size)]
+
+    def _end(self, end: Ended) -> TransportEvent | None:
+        """One rank's part of a write is over."""
+        write = self._writes[end.number]
+        write.missing -= 1
+        write.reason = write.reason or end.reason
+        if write.missing:
+            return None
+        del self._writes[end.number]
+        self._known[write.peer.name].writes.discard(end.number)
+        if not write.reason:
+            try:
+                self.send(write.peer, write.message)
+            except PeerUnreachable as error:
+                write.reason = str(error)
+        return WriteFailed(end.number, write.reason) if write.reason else WriteDone(end.number)
+
+    def _on_rank_lost(self, name: str, reason: str) -> None:
+        for known in self._known.values():
+            if name in known.alive:
+                known.alive.discard(name)
+                known.reason = reason
+
+    def _lost_peers(self) -> list[TransportEvent]:
+        """Those of which nothing is left, nor any write to them."""
+        lost = [name for name, known in self._known.items() if not known.alive and not known.writes]
+        return [PeerLost(name, self._known.pop(name).reason) for name in lost]

@@ -1,0 +1,166 @@
+"""What the leader of a worker and its other ranks say to each other about KV: frames over a socket."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from kv_transfer.binary import Reader, block
+from kv_transfer.errors import BadMessage
+from kv_transfer.sharded.peers import pack_rank, read_rank
+from kv_transfer.ticket import Peer
+
+__all__ = ["Digest", "Digests", "Ended", "Frames", "Hello", "Message", "Write", "pack"]
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Rank: where its pool is. Its name and what it needs of its worker are known."""
+
+    rank: Peer
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Leader: bring the heads that you have and the peer's ranks want from your pages to theirs."""
+
+    number: int
+    peer: Peer
+    local: tuple[int, ...]
+    remote: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Rank: nothing of that write is under way any more. All of it is there, unless there is a reason."""
+
+    number: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """Leader: digest your part of these pages."""
+
+    pages: tuple[int, ...]
+    tail_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Digests:
+    """Rank: in the order of the question."""
+
+    digests: tuple[int, ...]
+
+
+Message: TypeAlias = Hello | Write | Ended | Digest | Digests
+
+_NUMBER: Final = struct.Struct("<Q")
+_KIND: Final = struct.Struct("<B")
+_LENGTH: Final = struct.Struct("<I")
+_NOBODY: Final = Peer("", 0, b"", 0, 0, 0, 0, "")
+
+
+def pack(message: Message) -> bytes:
+    """A frame."""
+    number = next(n for n, (kind, _, _) in enumerate(_KINDS) if isinstance(message, kind))
+    return block(_KIND.pack(number) + _KINDS[number][1](message))
+
+
+class Frames:
+    """Cuts a stream of bytes into messages."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+
+    def feed(self, data: bytes) -> list[Message]:
+        """The messages that `data` completes. Raises BadMessage."""
+        self._bytes += data
+        messages = []
+        while len(self._bytes) >= _LENGTH.size:
+            end = _LENGTH.size + _LENGTH.unpack_from(self._bytes)[0]
+            if len(self._bytes) < end:
+                break
+            messages.append(_unpack(bytes(self._bytes[_LENGTH.size : end])))
+            del self._bytes[:end]
+        return messages
+
+
+def _unpack(frame: bytes) -> Message:
+    reader = Reader(frame)
+    (number,) = reader.fields(_KIND)
+    if number >= len(_KINDS):
+        raise BadMessage(f"unknown message kind {number}")
+    message: Message = _KINDS[number][2](reader)
+    reader.require_end()
+    return message
+
+
+def _pack_hello(message: Hello) -> bytes:
+    return pack_rank(message.rank)
+
+
+def _read_hello(reader: Reader) -> Hello:
+    return Hello(read_rank(reader, _NOBODY))
+
+
+def _pack_write(message: Write) -> bytes:
+    peer = message.peer
+    ids = _NUMBER.pack(message.number) + _NUMBER.pack(peer.epoch) + block(peer.layout_hash.encode())
+    return ids + pack_rank(peer) + _pack_numbers(message.local) + _pack_numbers(message.remote)
+
+
+def _read_write(reader: Reader) -> Write:
+    (number,), (epoch,) = reader.fields(_NUMBER), reader.fields(_NUMBER)
+    worker = Peer("", epoch, b"", 0, 0, 0, 0, reader.text())
+    return Write(number, read_rank(reader, worker), _read_numbers(reader), _read_numbers(reader))
+
+
+def _pack_ended(message: Ended) -> bytes:
+    return _NUMBER.pack(message.number) + block(message.reason.encode(errors="replace"))
+
+
+def _read_ended(reader: Reader) -> Ended:
+    (number,) = reader.fields(_NUMBER)
+    return Ended(number, reader.text())
+
+
+def _pack_digest(message: Digest) -> bytes:
+    return _NUMBER.pack(message.tail_tokens) + _pack_numbers(message.pages)
+
+
+def _read_digest(reader: Reader) -> Digest:
+    (tail_tokens,) = reader.fields(_NUMBER)
+    return Digest(_read_numbers(reader), tail_tokens)
+
+
+def _pack_digests(message: Digests) -> bytes:
+    return _pack_numbers(message.digests)
+
+
+def _read_digests(reader: Reader) -> Digests:
+    return Digests(_read_numbers(reader))
+
+
+def _pack_numbers(numbers: Sequence[int]) -> bytes:
+    return block(np.array(numbers, dtype="<u8").tobytes())
+
+
+def _read_numbers(reader: Reader) -> tuple[int, ...]:
+    data = reader.block()
+    if len(data) % _NUMBER.size:
+        raise BadMessage("half a number")
+    return tuple(np.frombuffer(data, dtype="<u8").tolist())
+
+
+_KINDS: Final[list[tuple[type[Message], Callable[[Any], bytes], Callable[[Reader], Message]]]] = [
+    (Hello, _pack_hello, _read_hello),
+    (Write, _pack_write, _read_write),
+    (Ended, _pack_ended, _read_ended),
+    (Digest, _pack_digest, _read_digest),
+    (Digests, _pack_digests, _read_digests),
+]

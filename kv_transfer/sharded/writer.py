@@ -1,0 +1,76 @@
+"""One rank's part of a write: from its pool to the pools of all ranks of the peer that want its heads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from kv_transfer.errors import PeerUnreachable
+from kv_transfer.layout import KVLayout
+from kv_transfer.planner import plan_shard_copies
+from kv_transfer.sharded.peers import ranks_of
+from kv_transfer.sharded.wire import Ended
+from kv_transfer.ticket import Peer
+from kv_transfer.transports.base import Transport, TransportEvent, WriteDone, WriteFailed
+
+__all__ = ["RankWriter"]
+
+_NO_MESSAGE = b""
+"""The leader tells its peer when all ranks are done; what a rank writes says nothing."""
+
+
+@dataclass(slots=True)
+class _Part:
+    in_flight: int = 0
+    reason: str = ""
+
+
+class RankWriter:
+    def __init__(self, transport: Transport, layout: KVLayout) -> None:
+        """`layout`: of this rank's part."""
+        self.transport = transport
+        self._layout = layout
+        self._parts: dict[int, _Part] = {}
+        """By the number of the whole write."""
+        self._owners: dict[int, int] = {}
+        """By the transport's number of one of its writes."""
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._parts)
+
+    def write(self, number: int, peer: Peer, local: Sequence[int], remote: Sequence[int]) -> None:
+        """`poll` says how it ended, also if it never began."""
+        part = self._parts[number] = _Part()
+        try:
+            ranks = ranks_of(peer)
+            for index, rank in enumerate(ranks):
+                target = replace(self._layout, tp_size=len(ranks), tp_rank=index)
+                copies = plan_shard_copies(self._layout, target, local, remote)
+                if copies:
+                    self.transport.connect(rank)
+                    self._owners[self.transport.write(rank, copies, _NO_MESSAGE)] = number
+                    part.in_flight += 1
+        except PeerUnreachable as error:
+            part.reason = str(error)
+
+    def poll(self) -> tuple[list[Ended], list[TransportEvent]]:
+        """Writes that have ended in all their parts; and whatever else happened on the transport."""
+        others: list[TransportEvent] = []
+        for event in self.transport.poll():
+            match event:
+                case WriteDone(write):
+                    self._end(write, "")
+                case WriteFailed(write, reason):
+                    self._end(write, reason)
+                case _:
+                    others.append(event)
+        ended = [Ended(number, part.reason) for number, part in self._parts.items() if not part.in_flight]
+        for end in ended:
+            del self._parts[end.number]
+        return ended, others
+
+    def _end(self, write: int, reason: str) -> None:
+        part = self._parts[self._owners.pop(write)]
+        part.in_flight -= 1
+        part.reason = part.reason or reason

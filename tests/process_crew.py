@@ -1,0 +1,40 @@
+"""The other ranks of a worker as plain processes, for tests without Ray."""
+
+from __future__ import annotations
+
+import threading
+from multiprocessing import connection, get_context
+from multiprocessing.process import BaseProcess
+
+from engine.parallel import Meeting
+from worker.config import WorkerConfig
+from worker.crew import Crew
+from worker.follower import follow
+
+__all__ = ["ProcessCrew"]
+
+
+class ProcessCrew(Crew):
+    def __init__(self) -> None:
+        super().__init__()
+        self.processes: list[BaseProcess] = []
+
+    def start(self, config: WorkerConfig, meeting: Meeting) -> None:
+        spawn = get_context("spawn")
+        self.processes = [
+            spawn.Process(target=follow, args=(config, meeting, rank), daemon=True)
+            for rank in range(1, meeting.size)
+        ]
+        for process in self.processes:
+            process.start()
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def end_all(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.join()
+
+    def _watch(self) -> None:
+        (ended, *_) = connection.wait([process.sentinel for process in self.processes])
+        (rank,) = [r for r, p in enumerate(self.processes, start=1) if p.sentinel == ended]
+        self.lost(f"rank {rank} ended")
