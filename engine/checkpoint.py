@@ -21,7 +21,7 @@ from typing import Final
 from engine.models.spec import ModelSpec
 from engine.progress import Progress, silent
 
-__all__ = ["Checkpoint", "CheckpointError", "resolve"]
+__all__ = ["Checkpoint", "CheckpointError", "local_copy", "resolve"]
 
 _CONVERTER_VERSION: Final = 1
 """Part of a converted folder's name: raise it when conversion changes, and old folders are left alone."""
@@ -85,6 +85,25 @@ def resolve(model: str, progress: Progress = silent, *, cache: Path | None = Non
     if path.suffix == ".gguf" or not _HUB_ID.fullmatch(model):
         raise CheckpointError(f"there is no file or folder {model}; {_choices()}")
     return Checkpoint(_downloaded(model), model)
+
+
+def local_copy(
+    model: str, elsewhere: Path, progress: Progress = silent, *, cache: Path | None = None
+) -> Path:
+    """Where this machine keeps the model that another one, which calls it `model` too, has at `elsewhere`.
+
+    The same path if there is such a folder; otherwise it is found, converted or downloaded here as well. The
+    name of a converted folder holds a digest, and that of a downloaded one a revision, so equal names mean
+    equal weights. Raises what `resolve` raises.
+    """
+    if elsewhere.is_dir():
+        return elsewhere
+    here = resolve(model, progress, cache=cache).path
+    if here.name != elsewhere.name:
+        raise CheckpointError(
+            f"{model} is {here.name} on this machine, but {elsewhere.name} on the router's: all need the same"
+        )
+    return here
 
 
 def _choices() -> str:

@@ -76,6 +76,7 @@ def plan_workers(config: RouterConfig, checkpoint: Checkpoint, machine: Machine)
             worker_id=f"{role.value}-{counts[role]}",
             role=role,
             model=checkpoint.name,
+            source=config.model,
             engine=engines[role],
             transport=config.kv_transport.value if config.mode is Mode.DISAGG else None,
             kv_by_ranks=config.mode is Mode.DISAGG and config.num_ranks > len(roles),

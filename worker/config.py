@@ -23,6 +23,8 @@ class WorkerConfig:
     model: str
     """Name of the model, for Describe; the weights are where `engine.model_path` says."""
     engine: EngineConfig
+    source: str = ""
+    """What --model said: by it a machine without a folder at `engine.model_path` finds the model itself."""
     transport: str | None = None
     """"nixl", "ucxx" or "loopback"; None in mixed mode, where nobody hands KV over."""
     kv_by_ranks: bool = False

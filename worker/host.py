@@ -13,12 +13,14 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NoAnswer
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 
 import grpc
 import torch
 from prometheus_client import start_http_server
 
+from engine.checkpoint import local_copy
 from engine.engine import Engine
 from engine.garbage import calm_collector
 from engine.parallel import ALONE, OpenMeeting, Ranks
@@ -105,7 +107,7 @@ class WorkerHost:
         await asyncio.to_thread(self._running.close)
 
     def _build(self) -> tuple[Parts, Assembled]:
-        config = self.config
+        config = self.config = self._with_model_of_this_machine()
         runner = ModelRunner(config.engine, self._progress, self._muster())
         engine = Engine(config.engine, runner=runner)
         parts = Parts(
@@ -118,6 +120,11 @@ class WorkerHost:
         assembled = self._assemble(parts)
         engine.hooks = assembled.role
         return parts, assembled
+
+    def _with_model_of_this_machine(self) -> WorkerConfig:
+        config = self.config
+        path = local_copy(config.source, config.engine.model_path, self._progress)
+        return replace(config, engine=replace(config.engine, model_path=path))
 
     def _muster(self) -> Ranks:
         """All ranks of this worker, found and ready to load."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine import checkpoint
-from engine.checkpoint import CheckpointError, resolve
+from engine.checkpoint import CheckpointError, local_copy, resolve
 from engine.loader import gguf
 from engine.progress import Progress, silent
 
@@ -166,3 +166,26 @@ def test_a_hub_id_without_a_network_is_a_clear_error(monkeypatch: pytest.MonkeyP
 
     with pytest.raises(CheckpointError, match="someone/some-model is not on this machine and could not be"):
         resolve("someone/some-model")
+
+
+def test_a_machine_without_the_router_s_folder_finds_the_same_model_itself(
+    weights: Path, cache: Path, conversions: list[Path], tmp_path: Path
+) -> None:
+    there = resolve(str(weights), cache=tmp_path / "router's").path
+    assert local_copy(str(weights), there, cache=cache) == there
+    elsewhere = Path("/not/here") / there.name
+    here = local_copy(str(weights), elsewhere, cache=cache)
+    assert here.name == there.name
+    assert cache in here.parents
+
+
+def test_other_weights_under_the_same_name_are_refused(
+    weights: Path, cache: Path, conversions: list[Path]
+) -> None:
+    with pytest.raises(CheckpointError, match="all need the same"):
+        local_copy(str(weights), Path("/not/here/Tiny-1M.Q4_1-another"), cache=cache)
+
+
+def test_a_model_that_only_the_router_has_is_an_error(cache: Path) -> None:
+    with pytest.raises(CheckpointError, match="there is no file or folder /models/8B"):
+        local_copy("/models/8B", Path("/models/8B"), cache=cache)
