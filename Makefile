@@ -24,7 +24,7 @@ demo: setup  ## Serve SmolLM2 with a prefill and a decode worker, stream an answ
 	@$(BIN)/python scripts/demo.py
 
 test: setup  ## Run every test that needs no GPU
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu and not soak and not alone" -n 2 --dist loadfile \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu and not soak and not alone" -n 2 --dist worksteal \
 		tests/e2e tests/faults tests/integration tests/unit $(ARGS)
 	$(BIN)/python -m pytest -m "alone and not soak" tests $(ARGS)
 

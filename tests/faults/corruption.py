@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from unittest.mock import patch
 
 from kv_transfer import Peer, PoolMemory
@@ -48,7 +48,7 @@ class Corruption:
     def _open(self, parts: Parts) -> KVEndpoint:
         endpoint = open_endpoint(parts)
         wrapped = _CorruptingTransport(endpoint.transport, endpoint.memory, self)
-        return KVEndpoint(wrapped, endpoint.memory, endpoint.layout, endpoint.epoch)
+        return replace(endpoint, transport=wrapped)
 
 
 class _CorruptingTransport:
