@@ -10,7 +10,7 @@ import logging
 import os
 import secrets
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NoAnswer
 from contextlib import ExitStack
 from dataclasses import replace
@@ -88,7 +88,10 @@ class WorkerHost:
         """Loads the model and serves. Raises what loading raises; then nothing is left running."""
         self._asyncio = asyncio.get_running_loop()
         try:
-            self._parts, self._assembled = await asyncio.to_thread(self._build)
+            # A thread of its own, gone afterwards: OpenMP counts the helpers of every thread that computed,
+            # and once they are more than the cores, the engine thread's sleep after each operation.
+            with ThreadPoolExecutor(1, thread_name_prefix="loading") as loader:
+                self._parts, self._assembled = await self._asyncio.run_in_executor(loader, self._build)
             calm_collector()
             info = self._run_threads()
             await self._serve(info)
