@@ -58,6 +58,8 @@ class TorchAttention:
         # The pool as rows of one page of one head: [.., page_size * head_dim], each a contiguous copy.
         self._flat = pool.tensor.view(-1, pool.page_size * pool.head_dim)
         self._rows_per_page = pool.num_layers * 2 * pool.num_kv_heads
+        # For each layer the same rows from its first on, so that one table of rows serves all layers.
+        self._layers = [self._flat[i * 2 * pool.num_kv_heads :] for i in range(pool.num_layers)]
         # For each layer its keys and its values as [page, token, kv_head, head_dim], to write tokens into.
         self._places = [pool.layer(i).transpose(2, 3).unbind(1) for i in range(pool.num_layers)]
         self._workspace = torch.empty(0, dtype=pool.tensor.dtype, device=pool.tensor.device)
@@ -166,7 +168,7 @@ class TorchAttention:
     def _gather(self, layer: int, rows: torch.Tensor) -> torch.Tensor:
         """[2, .., tokens, head_dim] flattened: valid until the next gather."""
         out = self._workspace[: len(rows) * self._flat.shape[1]].view(len(rows), -1)
-        return torch.index_select(self._flat, 0, rows + layer * 2 * self._pool.num_kv_heads, out=out)
+        return torch.index_select(self._layers[layer], 0, rows, out=out)
 
     def _attend_chunk(
         self,

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from engine.models.blocks import row_blocks
 from engine.models.linear import linear, packed
 from engine.models.ops import Ops
 
@@ -24,13 +25,20 @@ class Linear(nn.Module):
         super().__init__()
         self.weight = weight(out_features, in_features)
         self.bias = weight(out_features) if bias else None
+        self._blocks: Tensor | None = None
+        """A view of the packed weight, for single rows."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias)
+        return self.product(x, self.bias)
+
+    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        return linear(x, self.weight, bias, self._blocks)
 
     def pack(self) -> None:
         """Once the weight is final: lay it out as the device multiplies it fastest."""
-        self.weight = nn.Parameter(packed(self.weight.detach()), requires_grad=False)
+        plain = self.weight.detach()
+        self.weight = nn.Parameter(packed(plain), requires_grad=False)
+        self._blocks = row_blocks(self.weight, plain)
 
 
 class Embedding(nn.Module):

@@ -13,11 +13,17 @@ __all__ = ["linear", "packed"]
 _ONEDNN: Final[bool] = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 
 _TYPICAL_ROWS: Final = 16
-"""The layout is picked for products of this many rows; it is right for any, and costs nothing at 1 or 512."""
+"""The layout is picked for products of this many rows; it is right for any."""
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x [T, in] times `weight` [out, in] transposed, plus `bias` [out]: [T, out]."""
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, blocks: Tensor | None = None) -> Tensor:
+    """x [T, in] times `weight` [out, in] transposed, plus `bias` [out]: [T, out].
+
+    `blocks` are those of a packed `weight`, if a single row is to be multiplied by them.
+    """
+    if blocks is not None and len(x) == 1:
+        row = torch.bmm(x.expand(len(blocks), 1, -1), blocks).view(1, -1)
+        return row if bias is None else row.add_(bias)
     if weight.is_mkldnn:
         product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
         return product
@@ -33,9 +39,14 @@ def packed(weight: Tensor) -> Tensor:
     """A copy of `weight` in oneDNN's own blocked layout, where that is faster; otherwise `weight` itself.
 
     In float32 torch multiplies through MKL; oneDNN would have to rearrange a plain weight every time. With
-    SmolLM2's layers on one Zen core, the packed product took 0.9 times as long as MKL's for 1 row, 0.6 for
-    4 to 16 (decode batches) and 0.9 for 512. A number of rows never seen before costs half a millisecond a
-    shape, once: oneDNN compiles for it. `to_dense()` gives the plain weight back.
+    SmolLM2's layers the packed products took this many times as long as MKL's:
+
+        rows                       1     4     16    512
+        AMD, AVX2, one core        0.9   0.6   0.6   0.9
+        Intel, AVX512, two cores   1.25  0.75  0.8   1.0    (1 row by `blocks`: 1.0)
+
+    A number of rows never seen before costs half a millisecond a shape, once: oneDNN compiles for it.
+    `to_dense()` gives the plain weight back.
     """
     if not _packs(weight):
         return weight

@@ -9,7 +9,6 @@ from __future__ import annotations
 from torch import Tensor
 
 from engine.models.layers import Embedding, Linear
-from engine.models.linear import linear
 from engine.parallel.ranks import Ranks
 
 __all__ = ["head_of", "sum_linear"]
@@ -40,7 +39,7 @@ class _SumLinear(Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         bias = self.bias if self._ranks.shard.leads else None  # summed, it must come in once
-        return self._ranks.all_reduce(linear(x, self.weight, bias))
+        return self._ranks.all_reduce(self.product(x, bias))
 
 
 class _VocabularyHead(Linear):
