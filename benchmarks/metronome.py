@@ -1,0 +1,97 @@
+"""A worker without a model: on every beat it has a token for each request. To measure what is around it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+import grpc
+
+from rpc.baton.v1 import sampling_pb2, worker_pb2, worker_pb2_grpc
+from rpc.channel import SERVER_OPTIONS, Endpoint
+
+__all__ = ["Metronome", "Voice"]
+
+_Context: TypeAlias = "grpc.aio.ServicerContext[object, object]"
+_GOES_ON: Final = sampling_pb2.FINISH_REASON_UNSPECIFIED
+_ENDS: Final = sampling_pb2.FINISH_REASON_LENGTH
+
+
+@dataclass(slots=True, eq=False)
+class Voice:
+    """One request in work."""
+
+    request_id: int
+    left: int
+    said: list[float] = field(default_factory=list)
+    """When each token was given to gRPC, time.monotonic()."""
+
+
+class Metronome(worker_pb2_grpc.WorkerServicer):
+    """One decode worker, whose engine takes `beat_s` seconds a step, whatever there is to do."""
+
+    def __init__(self, words: Sequence[int]) -> None:
+        """`words`: the tokens that it says, one after the other."""
+        self.beat_s = 1.0
+        self._words = words
+        self._voices: dict[int, Voice] = {}
+        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        worker_pb2_grpc.add_WorkerServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
+        self.by_prompt: dict[int, Voice] = {}
+        """By the first token of the prompt, which tells a benchmark's requests apart."""
+
+    async def start(self) -> Endpoint:
+        """Where it listens, on loopback and in plaintext."""
+        port = self._server.add_insecure_port("127.0.0.1:0")
+        await self._server.start()
+        return Endpoint(f"127.0.0.1:{port}")
+
+    async def stop(self) -> None:
+        await self._server.stop(None)
+
+    async def Describe(  # noqa: N802
+        self, request: worker_pb2.DescribeRequest, context: _Context
+    ) -> worker_pb2.WorkerInfo:
+        return worker_pb2.WorkerInfo(
+            worker_id="decode-0", role=worker_pb2.ROLE_DECODE, epoch=1, max_model_len=8192
+        )
+
+    async def Session(  # noqa: N802
+        self, commands: AsyncIterator[worker_pb2.Command], context: _Context
+    ) -> AsyncIterator[worker_pb2.EventBatch]:
+        reader = asyncio.create_task(self._read(commands))
+        step, next_beat = 0, time.monotonic()
+        try:
+            while True:
+                yield self._beat(step)
+                step += 1
+                next_beat = max(next_beat + self.beat_s, time.monotonic())
+                await asyncio.sleep(next_beat - time.monotonic())
+        finally:
+            reader.cancel()
+
+    async def _read(self, commands: AsyncIterator[worker_pb2.Command]) -> None:
+        async for command in commands:
+            if command.WhichOneof("kind") == "submit":
+                work = command.submit.work
+                voice = Voice(work.request_id, work.sampling.max_tokens)
+                self._voices[work.request_id] = self.by_prompt[work.prompt[0]] = voice
+            elif command.WhichOneof("kind") == "abort":
+                self._voices.pop(command.abort.request_id, None)
+
+    def _beat(self, step: int) -> worker_pb2.EventBatch:
+        now = time.monotonic()
+        batch = worker_pb2.EventBatch(step=step)
+        for voice in list(self._voices.values()):
+            word = self._words[len(voice.said) % len(self._words)]
+            voice.said.append(now)
+            voice.left -= 1
+            batch.tokens.add(
+                request_id=voice.request_id, ids=[word], finish=_GOES_ON if voice.left else _ENDS
+            )
+            if not voice.left:
+                del self._voices[voice.request_id]
+        return batch
