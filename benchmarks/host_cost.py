@@ -1,0 +1,140 @@
+"""What a step costs the host before and after the device computes: no model, no GPU.
+
+    python -m benchmarks.host_cost --running 256 --context 1024
+
+Plans steps in which every request decodes, writes and builds their batches, and takes invented tokens in.
+Attention's own planning and the launch of kernels are not in it: `benchmarks.gpu_decode` measures those.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.machine import describe_machine
+from benchmarks.report import Spread
+from engine.batch import BatchBuilder
+from engine.kv_manager import KVManager
+from engine.plan import StepPlan
+from engine.request import Request
+from engine.sampling import Sampling
+from engine.scheduler import Limits, Scheduler
+from engine.step_inputs import StepWriter
+
+__all__ = ["HostCost", "measure"]
+
+_PAGE_SIZE: Final = 16
+_BUDGET: Final = 16384
+_TOKEN: Final = 5
+
+
+@dataclass(slots=True)
+class HostCost:
+    """Milliseconds of each step, by what was done."""
+
+    plan: list[float] = field(default_factory=list)
+    write: list[float] = field(default_factory=list)
+    build: list[float] = field(default_factory=list)
+    complete: list[float] = field(default_factory=list)
+
+    @property
+    def total(self) -> list[float]:
+        return [sum(parts) for parts in zip(self.plan, self.write, self.build, self.complete, strict=True)]
+
+
+def measure(running: int, context: int, steps: int) -> HostCost:
+    """`steps` steps in which `running` requests decode; their prompts had `context` tokens."""
+    scheduler, writer, builder = _engine(running, context + steps + 1)
+    for i in range(running):
+        sampling = Sampling(max_tokens=steps + 1, ignore_eos=True)
+        scheduler.submit(Request(id=i, prompt=[i] * context, sampling=sampling))
+    warm_up = HostCost()
+    while len(_step(scheduler, writer, builder, warm_up).chunks) < running or any(
+        request.num_pending > 1 for request in scheduler.running
+    ):
+        pass
+    cost = HostCost()
+    for _ in range(steps - len(warm_up.plan)):
+        _step(scheduler, writer, builder, cost)
+    return cost
+
+
+def _engine(running: int, longest: int) -> tuple[Scheduler, StepWriter, BatchBuilder]:
+    num_pages = (running + 1) * -(-longest // _PAGE_SIZE)
+    limits = Limits(budget=_BUDGET, max_running=running, max_tokens=longest + 1)
+    builder = BatchBuilder(
+        page_size=_PAGE_SIZE,
+        max_requests=running,
+        max_model_len=longest + 1,
+        scratch_page=num_pages,
+        device=torch.device("cpu"),
+    )
+    return Scheduler(limits, KVManager(num_pages, _PAGE_SIZE)), StepWriter(running), builder
+
+
+def _step(scheduler: Scheduler, writer: StepWriter, builder: BatchBuilder, cost: HostCost) -> StepPlan:
+    with _timed(cost.plan):
+        plan = scheduler.plan()
+    with _timed(cost.write):
+        inputs = writer.write(plan)
+    with _timed(cost.build):
+        builder.build(inputs)
+    with _timed(cost.complete):
+        for chunk in plan.chunks:
+            scheduler.complete(chunk)
+            if chunk.output_index is not None:
+                chunk.request.output[chunk.output_index] = _TOKEN
+    return plan
+
+
+@contextmanager
+def _timed(milliseconds: list[float]) -> Iterator[None]:
+    began = time.perf_counter()
+    yield
+    milliseconds.append(1e3 * (time.perf_counter() - began))
+
+
+def main() -> None:
+    options = _parser().parse_args()
+    cost = measure(options.running, options.context, options.steps)
+    title = f"Host, {options.running} decodes of {options.context} tokens, on {describe_machine()}"
+    Console().print(_table(cost, title))
+
+
+def _table(cost: HostCost, title: str) -> Table:
+    table = Table("", "p50, ms", "p99, ms", title=title, title_justify="left", show_edge=False)
+    parts: Sequence[tuple[str, list[float]]] = (
+        ("plan the step", cost.plan),
+        ("write its inputs", cost.write),
+        ("build the batch", cost.build),
+        ("take the tokens in", cost.complete),
+        ("together", cost.total),
+    )
+    for name, values in parts:
+        spread = Spread.of(values)
+        table.add_row(name, f"{spread.p50:.2f}", f"{spread.p99:.2f}")
+    return table
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.host_cost",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--running", type=int, default=256, metavar="N", help="requests that decode")
+    parser.add_argument("--context", type=int, default=1024, metavar="TOKENS", help="length of their prompts")
+    parser.add_argument("--steps", type=int, default=500, metavar="N")
+    return parser
+
+
+if __name__ == "__main__":
+    main()
