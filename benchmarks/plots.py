@@ -14,9 +14,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 if TYPE_CHECKING:
-    from benchmarks import contestants, long_prefill
+    from benchmarks import contestants, long_prefill, modes
 
-__all__ = ["plot_comparison", "plot_long_prefill"]
+__all__ = ["plot_comparison", "plot_long_prefill", "plot_modes"]
 
 _COLORS: Final = ("#2563eb", "#0d9488", "#94a3b8", "#d97706")
 _DPI: Final = 150
@@ -60,6 +60,26 @@ def plot_long_prefill(outcomes: Sequence[long_prefill.Outcome], title: str, path
         ax.set_yticks([])
         _plain(ax)
     axes[-1].set_xlabel("seconds since the long prompt arrived; shaded until its first token")
+    _save(figure, title, path)
+
+
+def plot_modes(points: Sequence[modes.Point], title: str, path: Path) -> None:
+    """Goodput, TTFT and ITL over the rate of requests, one line a mode."""
+    panels = {
+        "goodput, requests/s": [point.summary.goodput for point in points],
+        "TTFT p99, s": [point.summary.ttft.p99 for point in points],
+        "ITL p99, s": [point.summary.itl.p99 for point in points],
+    }
+    figure, axes = plt.subplots(1, len(panels), figsize=(12, 3.4), layout="constrained")
+    for ax, (name, values) in zip(axes, panels.items(), strict=True):
+        for mode, color in zip(dict.fromkeys(point.mode for point in points), _COLORS, strict=False):
+            line = [(p.rate, value) for p, value in zip(points, values, strict=True) if p.mode == mode]
+            ax.plot(*zip(*line, strict=True), marker="o", color=color, label=mode)
+        ax.set_title(name, fontsize=10)
+        ax.set_xlabel("requests/s sent")
+        ax.set_ylim(bottom=0)
+        _plain(ax)
+    axes[0].legend(frameon=False)
     _save(figure, title, path)
 
 

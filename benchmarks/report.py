@@ -39,10 +39,14 @@ class Objective:
 
     ttft_s: float | None = None
     tpot_s: float | None = None
+    pause_s: float | None = None
+    """The longest that a token after the first may be waited for."""
 
     def is_met_by(self, record: Record) -> bool:
-        return (self.ttft_s is None or record.ttft <= self.ttft_s) and (
-            self.tpot_s is None or record.tpot <= self.tpot_s
+        return (
+            (self.ttft_s is None or record.ttft <= self.ttft_s)
+            and (self.tpot_s is None or record.tpot <= self.tpot_s)
+            and (self.pause_s is None or max(record.itls, default=0.0) <= self.pause_s)
         )
 
 

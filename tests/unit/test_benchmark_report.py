@@ -57,6 +57,13 @@ def test_goodput_counts_only_answers_that_met_every_objective() -> None:
     assert summary.goodput == pytest.approx(1 / 2.0)
 
 
+def test_one_long_pause_spoils_an_answer_whose_mean_is_good() -> None:
+    steady = answered(0.0, 0.1, 0.2, 0.3, 0.4)
+    halting = answered(0.0, 0.1, 0.11, 0.12, 0.4)
+    summary = summarize([steady, halting], Objective(tpot_s=0.11, pause_s=0.2))
+    assert summary.good == 1
+
+
 def test_a_run_without_requests_is_all_zeros() -> None:
     summary = summarize([])
     assert summary.succeeded == 0
