@@ -27,6 +27,7 @@ from router.metrics import RouterMetrics
 from router.ports import PortTaken, check_free
 from router.progress import StartupDisplay
 from router.registry import Registry, WorkerBroken, WorkerHandle
+from router.rehearsal import LinkBroken, rehearse
 from router.served_model import ServedModel
 from router.shutdown import Interrupted, Shutdown
 from router.tokenizer import Tokenizer, TokenizerError
@@ -50,6 +51,7 @@ CANNOT_START: Final = (
     BadKeyFile,
     CheckpointError,
     ClusterError,
+    LinkBroken,
     PlanError,
     PortTaken,
     StartupFailed,
@@ -129,6 +131,8 @@ class _Start:
         )
         tokenizer = await asyncio.to_thread(Tokenizer.load, model.path, vocab_size=model.vocab_size)
         dispatcher = ClusterDispatcher(config, registry, metrics)
+        if config.mode is Mode.DISAGG:
+            await self._rehearse(registry, dispatcher)
         await self.stack.enter_async_context(
             Canary(
                 registry,
@@ -179,6 +183,13 @@ class _Start:
                     + "; ".join(registry.complaints())
                 )
         return registry
+
+    async def _rehearse(self, registry: Registry, dispatcher: ClusterDispatcher) -> None:
+        """Raises LinkBroken."""
+        with self.display.stage("links"):
+            links = await rehearse(registry, dispatcher.attempt, timeout_s=self.config.startup_timeout)
+        for link in links:
+            self.display.say(str(link))
 
     async def _watch_loading(self, registry: Registry, workers: Sequence[RayWorker]) -> None:
         """Draws how far each worker is, until it is ready."""

@@ -213,7 +213,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         if self.behaviour.late_first_token:
             await asyncio.sleep(0.1)
             outbox.put_nowait(first)
-        span = worker_pb2.Span(begin_s=0.0, end_s=0.1, num_tokens=len(prompt))
+        span = worker_pb2.Span(begin_s=0.0, end_s=0.1, num_tokens=len(prompt), bytes=64)
         handed = worker_pb2.HandedOver(request_id=work.request_id, bytes=64, chunks=[span], pushes=[span])
         outbox.put_nowait(worker_pb2.EventBatch(handed_over=[handed]))
         self.live.pop(work.request_id, None)
