@@ -19,30 +19,19 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final
 
 import psutil
-from prometheus_client import CollectorRegistry
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.bare_router import run_router, vocab_size_of
 from benchmarks.machine import describe_machine
 from benchmarks.metronome import Metronome
 from benchmarks.report import Spread
 from engine.checkpoint import resolve
-from router.config import RouterConfig
-from router.dispatch import ClusterDispatcher
-from router.generation import Generation
-from router.http_server import HttpConfig, HttpServer
-from router.metrics import RouterMetrics
-from router.registry import Registry
-from router.served_model import ServedModel
 from router.tokenizer import Tokenizer
-from rpc.baton.v1 import worker_pb2
-from rpc.baton.v1.worker_pb2 import ROLE_DECODE
-from rpc.channel import Endpoint
 
 __all__ = ["Outcome", "Setting", "measure", "stage"]
 
@@ -101,11 +90,11 @@ class Setting:
 @asynccontextmanager
 async def stage(folder: Path, *, router_core: int) -> AsyncIterator[Setting]:
     """A worker here and a router in a process of its own, with the tokenizer of the model in `folder`."""
-    metronome = Metronome(_words(Tokenizer.load(folder, vocab_size=_vocab_size(folder))))
+    metronome = Metronome(_words(Tokenizer.load(folder, vocab_size=vocab_size_of(folder))))
     endpoint = await metronome.start()
     pipe, far_end = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(
-        target=_run_router, args=(str(folder), endpoint.address, router_core, far_end), daemon=True
+        target=run_router, args=(str(folder), endpoint.address, router_core, far_end), daemon=True
     )
     process.start()
     try:
@@ -187,55 +176,6 @@ async def _listen(port: int, k: int, num_tokens: int) -> _Listener:
 
 def _first_token(k: int) -> int:
     return 1000 + k
-
-
-# ---------------------------------------------------------------------------------------- the router
-
-
-@dataclass(frozen=True, slots=True)
-class _Handle:
-    address: str
-    worker_id: str = "decode-0"
-    role: worker_pb2.Role = ROLE_DECODE
-
-    async def endpoint(self) -> Endpoint:
-        return Endpoint(self.address)
-
-    async def stop(self) -> None:
-        raise NotImplementedError
-
-    async def revive(self) -> None:
-        raise NotImplementedError
-
-
-def _run_router(folder: str, worker: str, core: int, pipe: Connection) -> None:
-    os.sched_setaffinity(0, [core])
-    asyncio.run(_route(Path(folder), worker, pipe))
-
-
-async def _route(folder: Path, worker: str, pipe: Connection) -> None:
-    """The router as `router.service` builds it, but for Ray, the canary and gRPC's front door."""
-    config = RouterConfig(model=str(folder))
-    metrics = RouterMetrics(config.mode.value)
-    async with Registry([_Handle(worker)]) as registry:
-        await registry.wait_for_all(10.0)
-        vocab_size = _vocab_size(folder)
-        model = ServedModel(
-            name="m", path=folder, mode=config.mode.value, max_model_len=8192, vocab_size=vocab_size
-        )
-        generation = Generation(
-            model,
-            Tokenizer.load(folder, vocab_size=vocab_size),
-            ClusterDispatcher(config, registry, metrics),
-        )
-        http = HttpServer(generation, HttpConfig(port=0), metrics=CollectorRegistry())
-        await http.start()
-        pipe.send(http.port)
-        await asyncio.Event().wait()
-
-
-def _vocab_size(folder: Path) -> int:
-    return int(json.loads((folder / "config.json").read_text())["vocab_size"])
 
 
 def _words(tokenizer: Tokenizer) -> list[int]:

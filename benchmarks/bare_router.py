@@ -1,0 +1,72 @@
+"""The router as `router.service` builds it, but for Ray, the canary and gRPC's front door: to measure it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from router.config import RouterConfig
+from router.dispatch import ClusterDispatcher
+from router.generation import Generation
+from router.http_server import HttpConfig, HttpServer
+from router.metrics import RouterMetrics
+from router.registry import Registry
+from router.served_model import ServedModel
+from router.tokenizer import Tokenizer
+from rpc.baton.v1 import worker_pb2
+from rpc.baton.v1.worker_pb2 import ROLE_DECODE
+from rpc.channel import Endpoint
+
+__all__ = ["run_router", "vocab_size_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Handle:
+    address: str
+    worker_id: str = "decode-0"
+    role: worker_pb2.Role = ROLE_DECODE
+
+    async def endpoint(self) -> Endpoint:
+        return Endpoint(self.address)
+
+    async def stop(self) -> None:
+        raise NotImplementedError
+
+    async def revive(self) -> None:
+        raise NotImplementedError
+
+
+def run_router(folder: str, worker: str, core: int, pipe: Connection) -> None:
+    """Serve on one core until ended; the port of HTTP comes through `pipe`. `worker`: its host:port."""
+    os.sched_setaffinity(0, [core])
+    asyncio.run(_route(Path(folder), worker, pipe))
+
+
+async def _route(folder: Path, worker: str, pipe: Connection) -> None:
+    config = RouterConfig(model=str(folder))
+    metrics = RouterMetrics(config.mode.value)
+    async with Registry([_Handle(worker)]) as registry:
+        await registry.wait_for_all(10.0)
+        vocab_size = vocab_size_of(folder)
+        model = ServedModel(
+            name="m", path=folder, mode=config.mode.value, max_model_len=8192, vocab_size=vocab_size
+        )
+        generation = Generation(
+            model,
+            Tokenizer.load(folder, vocab_size=vocab_size),
+            ClusterDispatcher(config, registry, metrics),
+        )
+        http = HttpServer(generation, HttpConfig(port=0), metrics=CollectorRegistry())
+        await http.start()
+        pipe.send(http.port)
+        await asyncio.Event().wait()
+
+
+def vocab_size_of(folder: Path) -> int:
+    return int(json.loads((folder / "config.json").read_text())["vocab_size"])
