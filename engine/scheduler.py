@@ -244,10 +244,11 @@ class Scheduler:
 
     def _decodable(self, request: Request) -> bool:
         """One token to go, and the answer not yet complete whatever the token in flight turns out to be."""
+        num_tokens = request.num_tokens
         return (
-            request.num_pending == 1
+            num_tokens - request.num_computed == 1
             and len(request.output) < request.sampling.max_tokens
-            and request.num_tokens < self.limits.max_tokens
+            and num_tokens < self.limits.max_tokens
         )
 
     def _prompt_budget(self, num_decodes: int) -> int:

@@ -97,10 +97,4 @@ def _joined(arrays: list[Ints]) -> Ints:
 
 def _input_ids(chunks: list[Chunk]) -> Ints:
     """Token ids of all chunks, [T]."""
-    ids = np.empty(sum(chunk.length for chunk in chunks), dtype=np.int64)
-    begin = 0
-    for chunk in chunks:
-        end = begin + chunk.length
-        ids[begin:end] = chunk.request.tokens(chunk.start, chunk.end)
-        begin = end
-    return ids
+    return _ints([token for chunk in chunks for token in chunk.request.tokens(chunk.start, chunk.end)])
