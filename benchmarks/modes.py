@@ -85,10 +85,7 @@ def _sweep(options: argparse.Namespace, mode: str, flags: Sequence[str], console
     command = ["--mode", mode, "--model", options.model, "--served-model-name", "model", *flags]
     command += ["--device", options.device, "--disable-radix-cache", *options.flags.split()]
     objective = Objective(ttft_s=options.ttft, tpot_s=options.tpot, pause_s=options.pause)
-    with console.status(f"{mode}: starting"):
-        server = BatonServer(*command)
-        server.start()
-    with server:
+    with BatonServer(*command) as server:
         target = Target(server.url, "model", extra={"ignore_eos": True, "temperature": 0})
         asyncio.run(offer(target, _warm_up()))
         for rate in options.rates:
@@ -110,8 +107,8 @@ def _warm_up() -> list[Work]:
 
 def rates_table(points: Sequence[Point], title: str) -> Table:
     table = Table(title=title, title_justify="left", show_edge=False)
-    table.add_column("requests/s", justify="right")
-    for name in ("mode", "goodput", "good", "TTFT p50", "TTFT p99", "ITL p50", "ITL p99", "failed"):
+    latencies = ("TTFT p50", "TTFT p99", "ITL p50", "ITL p99")
+    for name in ("requests/s", "mode", "goodput", "good", *(f"{name}, ms" for name in latencies), "failed"):
         table.add_column(name, justify="right")
     for point in sorted(points, key=lambda point: point.rate):
         s = point.summary
@@ -120,7 +117,7 @@ def rates_table(points: Sequence[Point], title: str) -> Table:
             point.mode,
             f"{s.goodput:.2f}",
             f"{100 * s.good / max(s.succeeded + s.failed, 1):.0f}%",
-            *(f"{1e3 * value:,.0f} ms" for value in (s.ttft.p50, s.ttft.p99, s.itl.p50, s.itl.p99)),
+            *(f"{1e3 * value:,.0f}" for value in (s.ttft.p50, s.ttft.p99, s.itl.p50, s.itl.p99)),
             str(s.failed),
         )
     return table
