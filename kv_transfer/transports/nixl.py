@@ -9,16 +9,20 @@ What NIXL does and does not promise was measured, and shapes this file (NIXL 1.5
   transport offers none: a write ends when NIXL says so, or when one of the two processes does.
 - A dead peer is an error of the next operation only, and not every error means a dead peer. The lifeline
   tells the two apart.
+- With rendezvous, UCX acts writes over TCP out with messages that the peer answers, and aborts a peer whose
+  writer died before the answer ("unexpected error: Endpoint timeout", 5 times of 6). NIXL turns rendezvous
+  off, but the environment may have it on: importing ucxx is enough.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -34,6 +38,8 @@ from kv_transfer.transports.ucx import Link, configure, pack_metadata, unpack_me
 __all__ = ["NixlTransport"]
 
 _log = logging.getLogger(__name__)
+
+_RENDEZVOUS: Final = "UCX_RNDV_THRESH"
 
 
 @dataclass(slots=True, eq=False)
@@ -201,7 +207,22 @@ def _create_agent(name: str, host: str) -> Any:
     configure(host)
     from nixl_cu13 import nixl_agent, nixl_agent_config
 
-    return nixl_agent(name, nixl_agent_config(enable_prog_thread=False, backends=["UCX"]))
+    with _no_rendezvous():
+        return nixl_agent(name, nixl_agent_config(enable_prog_thread=False, backends=["UCX"]))
+
+
+@contextmanager
+def _no_rendezvous() -> Iterator[None]:
+    """Whatever the environment says: UCX reads it when an agent is made."""
+    before = os.environ.get(_RENDEZVOUS)
+    os.environ[_RENDEZVOUS] = "inf"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_RENDEZVOUS]
+        else:
+            os.environ[_RENDEZVOUS] = before
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from kv_transfer import Drained, HandedOver, Ready, ReceiveFailed, Reserved, SendFailed
-from tests.faults.kv_process import LAYOUT, NUM_PAGES, Crashed, Remote
+from tests.faults.kv_process import LAYOUT, NUM_PAGES, Remote
 from tests.kv_support import REQUEST, final_for
 
 PAGES = list(range(NUM_PAGES))
@@ -20,7 +20,7 @@ NUM_TOKENS = NUM_PAGES * LAYOUT.page_size
 
 
 Test: TypeAlias = Callable[[ExitStack, str], None]
-ATTEMPTS = 3
+ATTEMPTS = 5
 
 
 class TooLate(Exception):
@@ -28,22 +28,16 @@ class TooLate(Exception):
 
 
 def conclusive(test: Test) -> Test:
-    """Begins the test again after an attempt that shows nothing, and fails if all are so.
-
-    Besides bad timing that is UCX ending the survivor: a connection over TCP that breaks at the wrong moment
-    is fatal to it (1.23: "unexpected error: Endpoint timeout", seen twice in some hundreds of kills). For
-    Baton that is a dead worker, which other tests are about.
-    """
+    """Begins the test again after an attempt that came too late, and fails if all do."""
 
     @functools.wraps(test)
     def run(stack: ExitStack, kind: str) -> None:
         for attempt in range(ATTEMPTS):
             try:
                 test(stack, kind)
-            except (Crashed, TooLate) as error:
+            except TooLate:
                 if attempt == ATTEMPTS - 1:
                     raise
-                print(f"attempt {attempt}: {error!r}")
             else:
                 return
 
@@ -118,7 +112,8 @@ def test_a_large_handoff_between_two_processes_arrives_intact(stack: ExitStack, 
 
 @conclusive
 def test_a_sender_killed_while_it_writes_frees_the_receivers_pages(stack: ExitStack, kind: str) -> None:
-    sender, receiver = pair(stack, kind, UCX_TLS="tcp")
+    # The threshold is what importing ucxx leaves in the environment, and NIXL's UCX would abort with.
+    sender, receiver = pair(stack, kind, UCX_TLS="tcp", UCX_RNDV_THRESH="8192")
     complete(sender, receiver, 9)
     begin(sender, receiver)
     sender.call("finish", 1, PAGES, NUM_TOKENS, final_for(NUM_TOKENS))

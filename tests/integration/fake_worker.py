@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import grpc
 
+from router.member import WorkerUnavailable
 from rpc.baton.v1 import sampling_pb2, worker_pb2, worker_pb2_grpc
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 from rpc.channel import Endpoint
@@ -93,6 +94,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         assert self._server is not None
         for task in self.live.values():
             task.cancel()
+        self._address = ""
         await self._server.stop(None)
         self.live.clear()
 
@@ -105,6 +107,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         await self.start()
 
     async def endpoint(self) -> Endpoint:
+        if not self._address:
+            raise WorkerUnavailable("it is stopped")
         return Endpoint(self._address)
 
     def commands(self, kind: str) -> list[worker_pb2.Command]:
