@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -23,11 +22,13 @@ from rpc.baton.v1 import worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE
 from rpc.channel import Endpoint
 
-__all__ = ["run_router", "vocab_size_of"]
+__all__ = ["run_router"]
 
 
 @dataclass(frozen=True, slots=True)
 class _Handle:
+    """A worker that nobody stops or restarts."""
+
     address: str
     worker_id: str = "decode-0"
     role: worker_pb2.Role = ROLE_DECODE
@@ -36,24 +37,23 @@ class _Handle:
         return Endpoint(self.address)
 
     async def stop(self) -> None:
-        raise NotImplementedError
+        raise AssertionError("the benchmark has no operator")
 
     async def revive(self) -> None:
-        raise NotImplementedError
+        raise AssertionError("the benchmark has no operator")
 
 
-def run_router(folder: str, worker: str, core: int, pipe: Connection) -> None:
+def run_router(folder: Path, vocab_size: int, worker: str, core: int, pipe: Connection) -> None:
     """Serve on one core until ended; the port of HTTP comes through `pipe`. `worker`: its host:port."""
     os.sched_setaffinity(0, [core])
-    asyncio.run(_route(Path(folder), worker, pipe))
+    asyncio.run(_route(folder, vocab_size, worker, pipe))
 
 
-async def _route(folder: Path, worker: str, pipe: Connection) -> None:
+async def _route(folder: Path, vocab_size: int, worker: str, pipe: Connection) -> None:
     config = RouterConfig(model=str(folder))
     metrics = RouterMetrics(config.mode.value)
     async with Registry([_Handle(worker)]) as registry:
         await registry.wait_for_all(10.0)
-        vocab_size = vocab_size_of(folder)
         model = ServedModel(
             name="m", path=folder, mode=config.mode.value, max_model_len=8192, vocab_size=vocab_size
         )
@@ -66,7 +66,3 @@ async def _route(folder: Path, worker: str, pipe: Connection) -> None:
         await http.start()
         pipe.send(http.port)
         await asyncio.Event().wait()
-
-
-def vocab_size_of(folder: Path) -> int:
-    return int(json.loads((folder / "config.json").read_text())["vocab_size"])

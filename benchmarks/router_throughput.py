@@ -26,11 +26,11 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.bare_router import run_router, vocab_size_of
+from benchmarks.bare_router import run_router
 from benchmarks.machine import describe_machine
 from benchmarks.metronome import Metronome
 from benchmarks.report import Spread
-from engine.checkpoint import resolve
+from engine.checkpoint import Checkpoint, resolve
 from router.tokenizer import Tokenizer
 
 __all__ = ["Outcome", "Setting", "measure", "stage"]
@@ -67,9 +67,9 @@ def main() -> None:
 
 
 async def _measure_all(model: str, seconds: float, console: Console) -> list[Outcome]:
-    folder = (await asyncio.to_thread(resolve, model)).path
+    checkpoint = await asyncio.to_thread(resolve, model)
     cores = sorted(os.sched_getaffinity(0))
-    async with stage(folder, router_core=cores[0]) as setting:
+    async with stage(checkpoint, router_core=cores[0]) as setting:
         os.sched_setaffinity(0, cores[1:2] or cores)
         await measure(setting, streams=8, beat_ms=5.0, seconds=1.0)  # warm
         outcomes = []
@@ -88,13 +88,14 @@ class Setting:
 
 
 @asynccontextmanager
-async def stage(folder: Path, *, router_core: int) -> AsyncIterator[Setting]:
-    """A worker here and a router in a process of its own, with the tokenizer of the model in `folder`."""
-    metronome = Metronome(_words(Tokenizer.load(folder, vocab_size=vocab_size_of(folder))))
+async def stage(checkpoint: Checkpoint, *, router_core: int) -> AsyncIterator[Setting]:
+    """A worker here and a router in a process of its own, with the tokenizer of the checkpoint."""
+    folder, vocab_size = checkpoint.path, checkpoint.spec().vocab_size
+    metronome = Metronome(_words(Tokenizer.load(folder, vocab_size=vocab_size)))
     endpoint = await metronome.start()
     pipe, far_end = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(
-        target=run_router, args=(str(folder), endpoint.address, router_core, far_end), daemon=True
+        target=run_router, args=(folder, vocab_size, endpoint.address, router_core, far_end), daemon=True
     )
     process.start()
     try:

@@ -44,13 +44,15 @@ class Link:
     transport: str
     num_bytes: int
     seconds: float
-    """In which something was under way."""
+    """In which something was under way; 0 if the prefill worker's report came after the last token."""
 
     def __str__(self) -> str:
-        rate = self.num_bytes / self.seconds / 1e9 if self.seconds else 0.0
+        way = f"{self.prefill} → {self.decode}"
+        if not self.seconds:
+            return f"{way}: KV arrives over {self.transport}; how fast was not measured"
         return (
-            f"{self.prefill} → {self.decode}: {self.num_bytes / 1e6:.1f} MB of KV over {self.transport} in "
-            f"{self.seconds * 1e3:.1f} ms, {rate:.1f} GB/s"
+            f"{way}: {self.num_bytes / 1e6:.1f} MB of KV over {self.transport} in "
+            f"{self.seconds * 1e3:.1f} ms, {self.num_bytes / self.seconds / 1e9:.1f} GB/s"
         )
 
 

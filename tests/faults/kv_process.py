@@ -16,14 +16,10 @@ from kv_transfer import KVLayout, KVReceiver, KVSender, Peer, ReceiverThread, Se
 from kv_transfer.transports import Transport
 from tests.kv_support import Pool
 
-__all__ = ["LAYOUT", "NUM_PAGES", "Crashed", "Remote", "make_transport"]
+__all__ = ["LAYOUT", "NUM_PAGES", "Remote", "make_transport"]
 
 LAYOUT = KVLayout(model="big", dtype="float32", num_layers=8, num_kv_heads=4, head_dim=64, page_size=16)
 NUM_PAGES = 512  # of 256 KiB: large enough for a write to be caught half way
-
-
-class Crashed(RuntimeError):
-    """The process ended by itself. On standard error is where, if it was UCX that ended it."""
 
 
 def make_transport(kind: str, name: str, pool: Pool) -> Transport:
@@ -39,6 +35,7 @@ def make_transport(kind: str, name: str, pool: Pool) -> Transport:
 def _serve(
     role: str, kind: str, name: str, epoch: int, environment: dict[str, str], pipe: Connection
 ) -> None:
+    # When UCX ends a process, standard error shows where.
     os.environ.update({"UCX_HANDLE_ERRORS": "bt"} | environment)
     pool = Pool(NUM_PAGES, LAYOUT)
     transport = make_transport(kind, name, pool)
@@ -97,7 +94,7 @@ class Remote:
         self._pipe.send((command, args, kwargs))
 
     def event(self, timeout_s: float = 10.0) -> Any:
-        """The next event. Raises TimeoutError or Crashed."""
+        """The next event. Raises TimeoutError; RuntimeError if the process ended by itself."""
         return self._take("event", timeout_s)
 
     def read(self, pages: list[int]) -> Any:
@@ -125,6 +122,6 @@ class Remote:
                 got, value = self._pipe.recv()
             except EOFError:
                 self.process.join()
-                raise Crashed(f"{self.name} ended by itself, with {self.process.exitcode}") from None
+                raise RuntimeError(f"{self.name} ended by itself, with {self.process.exitcode}") from None
             self._waiting.setdefault(got, []).append(value)
         return self._waiting[kind].pop(0)

@@ -162,7 +162,6 @@ def test_a_stopped_sender_keeps_the_pages_in_quarantine_until_it_goes_on(stack: 
     complete(sender, receiver, 2)
 
 
-@conclusive
 def test_a_stopped_sender_that_is_killed_frees_the_pages(stack: ExitStack, kind: str) -> None:
     sender, receiver = pair(stack, kind, UCX_TLS="tcp")
     begin(sender, receiver, timeout_s=0.5)
@@ -173,7 +172,6 @@ def test_a_stopped_sender_that_is_killed_frees_the_pages(stack: ExitStack, kind:
     assert receiver.event() == Drained(1)
 
 
-@conclusive
 def test_a_stopped_receiver_holds_no_pages_of_the_sender_and_reuses_none_of_its_own_too_early(
     stack: ExitStack, kind: str
 ) -> None:

@@ -53,3 +53,7 @@ def test_spans_that_overlap_count_once() -> None:
 def test_a_link_tells_bytes_time_and_rate() -> None:
     link = Link("prefill-0", "decode-1", "nixl", 134_000_000, 0.001)
     assert str(link) == "prefill-0 → decode-1: 134.0 MB of KV over nixl in 1.0 ms, 134.0 GB/s"
+
+
+def test_a_link_without_a_report_claims_no_rate() -> None:
+    assert "not measured" in str(Link("prefill-0", "decode-1", "nixl", 0, 0.0))
