@@ -1,6 +1,8 @@
 """How long a decode step takes through the whole engine, what the host does in it, and what the GPU does.
 
-python -m benchmarks.gpu_decode --model FOLDER --points 1:1024,64:4096,256:1024
+python -m benchmarks.gpu_decode --model FOLDER --points 1:1024,64:4096,256:1024,64:1024:512
+
+A third number adds so many prompt tokens to each step, of prompts of 2048 tokens.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ __all__ = ["measure", "profile"]
 
 _STEPS = 100
 _PROFILED = 12
+_PROMPT = 2048
 
 
 class _Stopwatch:
@@ -59,10 +63,25 @@ def fill(engine: Engine, batch: int, context: int, seed: int, vocab: int) -> Non
         engine.step()
 
 
+def mix_in(engine: Engine, batch: int, prompt_tokens: int, seed: int, vocab: int) -> None:
+    """Have each of the coming steps take so many tokens of prompts along."""
+    scheduler = engine.scheduler
+    scheduler.limits = replace(scheduler.limits, budget=batch + prompt_tokens)
+    count = (_STEPS + _PROFILED + 20) * prompt_tokens // _PROMPT + 1
+    prompts = random_prompts(count, _PROMPT, f"mixed-{batch}", seed, vocab)
+    submit(engine, prompts, 1, first_id=engine.stats().steps * 10_000)
+    for _ in range(10):
+        engine.step()
+
+
 def measure(engine: Engine) -> dict[str, float]:
-    """Milliseconds a step, and how many of them the host spent planning and launching it."""
+    """Milliseconds a step, and how many of them the host spent planning, preparing and launching it."""
     times = []
-    with _Stopwatch(engine.scheduler, "plan") as plan, _Stopwatch(engine.runner, "launch") as launch:
+    with (
+        _Stopwatch(engine.scheduler, "plan") as plan,
+        _Stopwatch(engine.runner, "prepare") as prepare,
+        _Stopwatch(engine.runner, "launch") as launch,
+    ):
         last = time.perf_counter()
         for _ in range(_STEPS):
             engine.step()
@@ -73,6 +92,7 @@ def measure(engine: Engine) -> dict[str, float]:
         "step_ms": round(1e3 * statistics.fmean(times), 3),
         "step_p50_ms": round(1e3 * statistics.median(times), 3),
         "host_plan_ms": round(1e3 * plan.seconds / _STEPS, 3),
+        "host_prepare_ms": round(1e3 * prepare.seconds / _STEPS, 3),
         "host_launch_ms": round(1e3 * launch.seconds / _STEPS, 3),
     }
 
@@ -111,21 +131,26 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--points", default="1:1024,64:4096,256:1024", metavar="BATCH:CONTEXT,...")
+    parser.add_argument("--points", default="1:1024,64:4096,256:1024", metavar="BATCH:CONTEXT[:PROMPT],...")
     engine_arguments(parser)
     options = parser.parse_args()
     engine = build_engine(options)
+    limits, vocab = engine.scheduler.limits, engine.runner.spec.vocab_size
     results = []
     for point in options.points.split(","):
-        batch, context = map(int, point.split(":"))
-        fill(engine, batch, context, options.seed, engine.runner.spec.vocab_size)
-        result = {"batch": batch, "context": context} | measure(engine) | profile(engine)
+        batch, context, prompt_tokens, *_ = [*map(int, point.split(":")), 0]
+        fill(engine, batch, context, options.seed, vocab)
+        if prompt_tokens:
+            mix_in(engine, batch, prompt_tokens, options.seed, vocab)
+        shape = {"batch": batch, "context": context, "prompt_tokens": prompt_tokens}
+        result = shape | measure(engine) | profile(engine)
         results.append(result)
         print(json.dumps(result, indent=1), flush=True)
-        for request in list(engine.scheduler.running):
+        for request in [*engine.scheduler.running, *engine.scheduler.waiting]:
             engine.abort(request.id)
         while engine.has_work:
             engine.step()
+        engine.scheduler.limits = limits
         if options.output:
             options.output.write_text(json.dumps(results, indent=2) + "\n")
     engine.close()

@@ -24,6 +24,7 @@ def engine_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-running-requests", type=int, default=1024, metavar="N")
     parser.add_argument("--chunked-prefill-size", type=int, metavar="TOKENS", help="default: by GPU memory")
     parser.add_argument("--cuda-graph-max-bs", type=int, metavar="N", help="default: by GPU memory; 0: none")
+    parser.add_argument("--cuda-graph-max-tokens", type=int, metavar="N", help="likewise, of mixed steps")
     parser.add_argument("--no-overlap", action="store_true")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--output", type=Path, metavar="FILE.json")
@@ -32,7 +33,11 @@ def engine_arguments(parser: argparse.ArgumentParser) -> None:
 def build_engine(options: argparse.Namespace) -> Engine:
     """An engine in bfloat16 on the first GPU, whose pool takes what is left of 90% of its memory."""
     suited = defaults_for(torch.cuda.get_device_properties(0).total_memory)
-    chunk, graphs = options.chunked_prefill_size, options.cuda_graph_max_bs
+    chunk, graphs, tokens = (
+        options.chunked_prefill_size,
+        options.cuda_graph_max_bs,
+        options.cuda_graph_max_tokens,
+    )
     engine = Engine(
         EngineConfig(
             model_path=options.model,
@@ -45,6 +50,7 @@ def build_engine(options: argparse.Namespace) -> Engine:
             max_waiting_requests=1_000_000,
             chunk_budget=suited.chunk_budget if chunk is None else chunk,
             cuda_graph_max_batch=suited.graph_batch if graphs is None else graphs,
+            cuda_graph_max_tokens=suited.graph_tokens if tokens is None else tokens,
             overlap=not options.no_overlap,
         )
     )

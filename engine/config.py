@@ -65,5 +65,7 @@ class EngineConfig:
     """"auto", "torch" or "flashinfer"."""
     cuda_graph_max_batch: int = 0
     """Largest decode batch captured as a CUDA graph; 0: none."""
+    cuda_graph_max_tokens: int = 0
+    """Tokens of the largest step with prompts that is captured, but for its attention; 0: none."""
     seed: int = 0
     """For dummy weights and the random policy."""

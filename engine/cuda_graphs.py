@@ -20,7 +20,7 @@ from engine.progress import Progress
 __all__ = ["GRAPH_BYTES", "DecodeGraphs", "graph_sizes"]
 
 GRAPH_BYTES: Final = 1 << 30
-"""What all graphs of a model take at most: the activations of the largest batch, and their own nodes."""
+"""What all graphs of a model take at most: the activations of the largest step, and their own nodes."""
 
 
 def graph_sizes(largest: int) -> list[int]:
@@ -30,7 +30,7 @@ def graph_sizes(largest: int) -> list[int]:
 
 
 class DecodeGraphs:
-    """Captured forward passes of decode batches, all in one memory pool."""
+    """Captured forward passes of decode batches, all in one memory pool. A `Forward`."""
 
     def __init__(
         self,
@@ -56,16 +56,21 @@ class DecodeGraphs:
     def fits(self, batch: Batch) -> bool:
         return batch.num_chunks == 0 and batch.num_requests <= self._sizes[-1]
 
-    def replay(self, batch: Batch) -> torch.Tensor:
-        """Hidden states [B, hidden] of a batch of decodes, padding rows last; valid until the next replay."""
+    def prepare(self, batch: Batch) -> None:
         n = batch.num_requests
-        size = self._sizes[bisect_left(self._sizes, n)]
-        self._attention.prepare_replay(batch, size)
+        self._attention.prepare_replay(batch, self._size_for(n))
         # Rows past n keep ids and positions of an earlier step: valid ones, and nobody reads the result.
         self._input_ids[:n].copy_(batch.input_ids)
         self._positions[:n].copy_(batch.positions)
+
+    def run(self, batch: Batch) -> torch.Tensor:
+        """Hidden states [B, hidden] of a batch of decodes, padding rows last; valid until the next run."""
+        size = self._size_for(batch.num_requests)
         self._graphs[size].replay()
         return self._hidden[size]
+
+    def _size_for(self, num_requests: int) -> int:
+        return self._sizes[bisect_left(self._sizes, num_requests)]
 
     def _capture(self, sizes: Iterable[int], device: torch.device, progress: Progress) -> None:
         """Largest first: the smaller ones then find their memory in the pool that it left."""

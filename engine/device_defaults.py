@@ -17,19 +17,22 @@ class DeviceDefaults:
     """Tokens a step may compute: larger GPUs need more to be busy."""
     graph_batch: int
     """Largest decode batch captured as a CUDA graph."""
+    graph_tokens: int
+    """Tokens of the largest step with prompts that is captured: more keep the device busy for longer than
+    the host needs to launch them one by one."""
 
 
 _BY_MEMORY: Final = (
-    # GiB below which, chunk, largest graph with TP below 4, and from 4 on
-    (20, 2048, 8, 8),
-    (30, 2048, 16, 80),
-    (48, 4096, 32, 160),
-    (100, 8192, 256, 512),
-    (math.inf, 16384, 512, 512),
+    # GiB below which, chunk, largest graph of decodes with TP below 4, and from 4 on, largest of mixed steps
+    (20, 2048, 8, 8, 256),
+    (30, 2048, 16, 80, 256),
+    (48, 4096, 32, 160, 512),
+    (100, 8192, 256, 512, 1024),
+    (math.inf, 16384, 512, 512, 1024),
 )
 
 
 def defaults_for(total_bytes: int, tp_size: int = 1) -> DeviceDefaults:
     """What the large engines choose for a GPU with so much memory, of `tp_size` that share a model."""
-    chunk, graph, graph_tp = next(sizes for below, *sizes in _BY_MEMORY if total_bytes < below * _GIB)
-    return DeviceDefaults(chunk, graph_tp if tp_size >= 4 else graph)
+    chunk, graph, graph_tp, tokens = next(sizes for below, *sizes in _BY_MEMORY if total_bytes < below * _GIB)
+    return DeviceDefaults(chunk, graph_tp if tp_size >= 4 else graph, tokens)

@@ -136,10 +136,13 @@ class Engine:
             self._cache_hit_tokens += request.num_cached or 0
         if plan.started:
             self.hooks.on_started(plan.started)
-        launched = _Launched(plan, self.runner.launch(plan)) if plan else None
+        launched: _Launched | None = None
+        if plan:
+            step = self.runner.prepare(plan)
+            if self.config.overlap:
+                self._rhythm.prepared(_prompt_tokens(plan), self._clock() - began)
+            launched = _Launched(plan, self.runner.launch(step))
         if self.config.overlap:
-            if launched is not None:
-                self._rhythm.launched(_prompt_tokens(plan), self._clock() - began)
             launched, self._launched = self._launched, launched
         if launched is None:
             self._completed_at = -math.inf  # the device was idle: what comes next did not wait for this

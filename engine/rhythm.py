@@ -15,13 +15,13 @@ _WEIGHT: Final = 0.2
 _MARGIN_S: Final = 0.0015
 """For what is not foreseen; a device that waits costs more than a request that does."""
 _MARGIN: Final = 1.4
-"""As a multiple of the time that planning and launching usually take."""
+"""As a multiple of the time that planning and preparing usually take."""
 _FORGET: Final = 0.05
-"""How fast a long launch is forgotten: the next may be as long again."""
+"""How fast a long preparation is forgotten: the next may be as long again."""
 
 
 class Rhythm:
-    """Learns how long steps take on the device and how long the host takes to plan and launch one."""
+    """Learns how long steps take on the device, and the host until the device can begin one."""
 
     def __init__(self) -> None:
         self._host = 0.01
@@ -33,8 +33,8 @@ class Rhythm:
         """Of the step in flight, and of the one enqueued behind it."""
         self._next_tokens = 0
 
-    def launched(self, prompt_tokens: int, host_s: float) -> None:
-        """A step with so many prompt tokens was planned and enqueued, which took the host so long."""
+    def prepared(self, prompt_tokens: int, host_s: float) -> None:
+        """A step with so many prompt tokens was planned and prepared, which took the host so long."""
         self._next_tokens = prompt_tokens
         self._host = max(host_s, self._host + _FORGET * (host_s - self._host))
 
@@ -53,10 +53,11 @@ class Rhythm:
         return ends - self._host * _MARGIN - _MARGIN_S
 
     def _learn(self, seconds: float) -> None:
-        if self._prompt_tokens == 0:
+        # Whatever else is in a step, one of decodes alone takes no longer.
+        if self._prompt_tokens == 0 or seconds < self._decode:
             weight = 1.0 if seconds < self._decode or self._decode == 0.0 else _WEIGHT
             self._decode += weight * (seconds - self._decode)
         elif self._decode > 0.0:
-            per_token = max(0.0, seconds - self._decode) / self._prompt_tokens
+            per_token = (seconds - self._decode) / self._prompt_tokens
             weight = 1.0 if per_token < self._per_token else _WEIGHT
             self._per_token += weight * (per_token - self._per_token)

@@ -13,9 +13,11 @@ from engine.config import EngineConfig
 from engine.cuda_graphs import GRAPH_BYTES, DecodeGraphs
 from engine.device_memory import Probe
 from engine.errors import EngineError
+from engine.forward import Eager, Forward
 from engine.kv_pool import KVPool
 from engine.loader.load import load_model
 from engine.logprobs import LogprobTensors
+from engine.mixed_graphs import MixedGraphs
 from engine.models.spec import ModelSpec
 from engine.parallel.ranks import ALONE, Ranks
 from engine.plan import Chunk, StepPlan
@@ -25,7 +27,7 @@ from engine.sampler import Sampled, Sampler
 from engine.sampling import TokenLogprobs
 from engine.step_inputs import StepInputs, StepWriter
 
-__all__ = ["ModelRunner", "StepInFlight", "StepResult"]
+__all__ = ["ModelRunner", "PreparedStep", "StepInFlight", "StepResult"]
 
 NOT_FINITE: Final = "the model computed logits that are not finite (NaN or infinity)"
 
@@ -38,6 +40,16 @@ class StepResult:
     logprobs: list[TokenLogprobs | None]
     errors: dict[int, str] = field(default_factory=dict)
     """Index among the sampling chunks to what went wrong; that entry's token means nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedStep:
+    """A step of which the device knows all it has to, and has not been told to begin."""
+
+    forward: Forward
+    batch: Batch
+    sampling: list[Chunk]
+    """The chunks that sample."""
 
 
 class StepInFlight:
@@ -107,20 +119,25 @@ class ModelRunner:
             scratch_page=self.kv.scratch_page,
             device=self._device,
         )
-        self._attention = self._attention_over(self.kv, config)
-        self._graphs = self._capture_graphs(config, progress)
+        self._forwards = self._ways(self._attention_over(self.kv, config), config, progress)
+        """The first that fits is taken."""
         # The token last sampled for each slot. The next step reads it here, so that it can be enqueued
         # before the host knows what was sampled.
         self._last_tokens = torch.zeros(config.max_running_requests, dtype=torch.int64, device=self._device)
 
     @torch.inference_mode()
-    def launch(self, plan: StepPlan) -> StepInFlight:
-        """Enqueue one step. Does not wait for a GPU; on a CPU the work is done on return."""
+    def prepare(self, plan: StepPlan) -> PreparedStep:
+        """Do what comes before the first work of the device. A step is launched before the next is prepared."""
         inputs = self._steps.write(plan)
         self.ranks.announce(inputs)
-        batch = self._batches.build(inputs)
-        hidden = self._forward(batch)
         sampling = [chunk for chunk in plan.chunks if chunk.samples]
+        return PreparedStep(*self._prepared(inputs), sampling)
+
+    @torch.inference_mode()
+    def launch(self, step: PreparedStep) -> StepInFlight:
+        """Enqueue a step. Does not wait for a GPU; on a CPU the work is done on return."""
+        batch, sampling = step.batch, step.sampling
+        hidden = step.forward.run(batch)
         if not sampling:
             return StepInFlight([], None, self._device)
         sampled = self._sampler.sample(self._model.logits(hidden[batch.sample_rows]), sampling)
@@ -130,9 +147,9 @@ class ModelRunner:
 
     @torch.inference_mode()
     def follow(self, inputs: StepInputs) -> None:
-        """What `launch` is on the leader, for a rank that follows: all of it but to sample."""
-        batch = self._batches.build(inputs)
-        hidden = self._forward(batch)
+        """What `prepare` and `launch` are on the leader, for a rank that follows: all of it but to sample."""
+        forward, batch = self._prepared(inputs)
+        hidden = forward.run(batch)
         if not len(batch.sample_rows):
             return
         self._model.logits(hidden[batch.sample_rows])
@@ -140,19 +157,18 @@ class ModelRunner:
         self.ranks.share(tokens)
         self._last_tokens[batch.sample_slots] = tokens
 
-    def _forward(self, batch: Batch) -> torch.Tensor:
-        """Hidden states of T tokens and any padding; the KV of every token is in the pool afterwards."""
+    def _prepared(self, inputs: StepInputs) -> tuple[Forward, Batch]:
+        batch = self._batches.build(inputs)
         batch.input_ids[batch.pending_rows] = self._last_tokens[batch.pending_slots]
-        if self._graphs is not None and self._graphs.fits(batch):
-            return self._graphs.replay(batch)
-        self._attention.prepare(batch)
-        hidden: torch.Tensor = self._model(batch.input_ids, batch.positions, self._attention)
-        return hidden
+        forward = next(way for way in self._forwards if way.fits(batch))
+        forward.prepare(batch)
+        return forward, batch
 
     def close(self) -> None:
         """Give the device's memory back. The runner is of no use afterwards, nor are those of other ranks."""
+        # Before the ranks part: NCCL does not let go of them while there are graphs in which they meet.
+        del self._forwards, self._model, self.kv
         self.ranks.close()
-        del self._model, self._graphs, self._attention, self.kv
 
     # -------------------------------------------------------------------------------------- set-up
 
@@ -186,19 +202,33 @@ class ModelRunner:
             attention.prepare(batch)
             hidden = self._model(batch.input_ids, batch.positions, attention)
             self._sampler.rehearse(self._model.logits(hidden[: config.max_running_requests]))
-        reserve = GRAPH_BYTES if config.cuda_graph_max_batch else 0
+        reserve = GRAPH_BYTES if config.cuda_graph_max_batch or config.cuda_graph_max_tokens else 0
         return probe.pages_that_fit(pool.page_bytes, fraction=config.kv_memory_fraction, reserve=reserve)
 
     @torch.inference_mode()
-    def _capture_graphs(self, config: EngineConfig, progress: Progress) -> DecodeGraphs | None:
-        largest = min(config.cuda_graph_max_batch, config.max_running_requests)
-        if not largest or not isinstance(self._attention, GraphableAttention):
-            return None
-        return DecodeGraphs(
-            self._model,
-            self._attention,
-            largest=largest,
-            max_model_len=config.max_model_len,
-            device=self._device,
-            progress=progress,
-        )
+    def _ways(self, attention: AttentionBackend, config: EngineConfig, progress: Progress) -> list[Forward]:
+        ways: list[Forward] = []
+        if isinstance(attention, GraphableAttention):
+            largest_batch = min(config.cuda_graph_max_batch, config.max_running_requests)
+            if largest_batch:
+                ways.append(
+                    DecodeGraphs(
+                        self._model,
+                        attention,
+                        largest=largest_batch,
+                        max_model_len=config.max_model_len,
+                        device=self._device,
+                        progress=progress,
+                    )
+                )
+            if config.cuda_graph_max_tokens:
+                ways.append(
+                    MixedGraphs(
+                        self._model,
+                        attention,
+                        largest=config.cuda_graph_max_tokens,
+                        scratch_slot=self.kv.scratch_page * config.page_size,
+                        progress=progress,
+                    )
+                )
+        return [*ways, Eager(self._model, attention)]

@@ -213,6 +213,23 @@ class RouterConfig:
         ),
     ] = None
     max_running_requests: Annotated[int, Option(_BATCHING, "requests a worker computes at a time", "N")] = 256
+    cuda_graph_max_bs: Annotated[
+        int | None,
+        Option(
+            _BATCHING,
+            "largest batch of decodes that is captured as a CUDA graph; 0: none (default: by GPU memory)",
+            "N",
+        ),
+    ] = None
+    cuda_graph_max_tokens: Annotated[
+        int | None,
+        Option(
+            _BATCHING,
+            "largest step with prompts that is captured, but for its attention; 0: none"
+            " (default: by GPU memory)",
+            "TOKENS",
+        ),
+    ] = None
     max_queued_requests: Annotated[
         int, Option(_BATCHING, "requests a worker holds waiting before it refuses more", "N")
     ] = 4096

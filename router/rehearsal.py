@@ -95,7 +95,8 @@ async def _measure(
     else:
         num_bytes = sum(push.bytes for push in pushes)
         transport = prefill.info.transport
-        return Link(prefill.worker_id, decode.worker_id, transport, num_bytes, busy_seconds(pushes))
+        seconds = busy_seconds((push.begin_s, push.end_s) for push in pushes)
+        return Link(prefill.worker_id, decode.worker_id, transport, num_bytes, seconds)
     raise LinkBroken(
         f"KV does not get from {prefill.worker_id} to {decode.worker_id}: {reason}; "
         "`router doctor` looks into it"
@@ -111,10 +112,10 @@ def _longest_prompt(*workers: worker_pb2.WorkerInfo) -> int:
     return max(longest, 1)
 
 
-def busy_seconds(spans: Iterable[router_pb2.TimingSpan]) -> float:
-    """Seconds in which at least one of the spans was under way."""
-    total = end = 0.0
-    for span in sorted(spans, key=lambda span: span.begin_s):
-        total += max(span.end_s - max(span.begin_s, end), 0.0)
-        end = max(end, span.end_s)
+def busy_seconds(spans: Iterable[tuple[float, float]]) -> float:
+    """Seconds in which at least one of the spans, each (begin, end), was under way."""
+    total = latest = 0.0
+    for begin, end in sorted(spans):
+        total += max(end - max(begin, latest), 0.0)
+        latest = max(latest, end)
     return total

@@ -145,6 +145,9 @@ def _batching(config: RouterConfig) -> Iterator[str]:
                 f"--page-size {config.page_size} does not divide --chunked-prefill-size {chunk};"
                 f" use {_page_sizes_for(chunk)}"
             )
+    for name in ("cuda_graph_max_bs", "cuda_graph_max_tokens"):
+        if (size := getattr(config, name)) is not None and size < 0:
+            yield f"{flag_name(name)} {size}: use 0 or more"
     if config.max_running_requests < 1:
         yield f"--max-running-requests {config.max_running_requests}: use 1 or more"
     if config.max_queued_requests < 1:

@@ -124,6 +124,7 @@ def _engine(config: RouterConfig, checkpoint: Checkpoint, machine: Machine, role
             " lower it, or raise --kv-pool-tokens or --kv-memory-fraction"
         )
     on_gpu = machine.device == "cuda"
+    graphs = _graphs(config, machine, role, ranks)
     # A GPU worker measures what its largest step leaves; `pool_tokens` was an estimate, to refuse early.
     rehearsed = on_gpu and config.kv_pool_tokens is None
     return EngineConfig(
@@ -140,7 +141,8 @@ def _engine(config: RouterConfig, checkpoint: Checkpoint, machine: Machine, role
         radix_cache=not config.disable_radix_cache,
         max_waiting_requests=config.max_queued_requests,
         overlap=on_gpu,
-        cuda_graph_max_batch=defaults_for(machine.memory_bytes, ranks).graph_batch if on_gpu else 0,
+        cuda_graph_max_batch=graphs.batch,
+        cuda_graph_max_tokens=graphs.tokens,
         tensor_parallel_size=ranks,
         itl_target_s=_itl_target_s(config, on_gpu=on_gpu),
     )
@@ -216,6 +218,27 @@ def _itl_target_s(config: RouterConfig, *, on_gpu: bool) -> float | None:
     if target is None and on_gpu:
         target = _GPU_ITL_TARGET_MS
     return target / 1000 if target else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Graphs:
+    """Sizes of the largest CUDA graphs; 0: none."""
+
+    batch: int = 0
+    tokens: int = 0
+
+
+def _graphs(config: RouterConfig, machine: Machine, role: WorkerRole, ranks: int) -> _Graphs:
+    if machine.device == "cpu":
+        return _Graphs()
+    suited = defaults_for(machine.memory_bytes, ranks)
+    batch, tokens = config.cuda_graph_max_bs, config.cuda_graph_max_tokens
+    if role is WorkerRole.PREFILL:
+        batch = 0  # its steps have prompts in them
+    return _Graphs(
+        batch=suited.graph_batch if batch is None else batch,
+        tokens=suited.graph_tokens if tokens is None else tokens,
+    )
 
 
 def _chunk_budget(config: RouterConfig, machine: Machine, ranks: int) -> int | None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing import connection, get_context
 from multiprocessing.process import BaseProcess
 
@@ -25,8 +28,9 @@ class ProcessCrew(Crew):
             spawn.Process(target=follow, args=(config, meeting, rank), daemon=True)
             for rank in range(1, meeting.size)
         ]
-        for process in self.processes:
-            process.start()
+        for rank, process in enumerate(self.processes, start=1):
+            with _seeing_one_gpu(rank):
+                process.start()
         threading.Thread(target=self._watch, daemon=True).start()
 
     def end_all(self) -> None:
@@ -38,3 +42,17 @@ class ProcessCrew(Crew):
         (ended, *_) = connection.wait([process.sentinel for process in self.processes])
         (rank,) = [r for r, p in enumerate(self.processes, start=1) if p.sentinel == ended]
         self.lost(f"rank {rank} ended")
+
+
+@contextmanager
+def _seeing_one_gpu(index: int) -> Iterator[None]:
+    """A process that is started meanwhile sees this GPU alone, as Ray would have it."""
+    before = os.environ.get("CUDA_VISIBLE_DEVICES")
+    os.environ["CUDA_VISIBLE_DEVICES"] = before.split(",")[index] if before and "," in before else str(index)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["CUDA_VISIBLE_DEVICES"]
+        else:
+            os.environ["CUDA_VISIBLE_DEVICES"] = before

@@ -25,8 +25,10 @@ def follow(config: WorkerConfig, meeting: Meeting, rank: int) -> None:
     """
     device = torch.device(config.engine.device)
     group = attend(meeting, rank, device, patience_s=config.step_timeout_s)
+    part = group.close
     try:
         runner = ModelRunner(config.engine, ranks=group)
+        part = runner.close
         if config.kv_by_ranks:
             serve_kv(config, runner)
         calm_collector()
@@ -36,4 +38,4 @@ def follow(config: WorkerConfig, meeting: Meeting, rank: int) -> None:
     except RankLost as error:
         log.info("rank %d of %s ends: %s", rank, config.worker_id, error)
     finally:
-        group.close()
+        part()

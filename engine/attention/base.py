@@ -29,10 +29,17 @@ class AttentionBackend(Protocol):
 
 @runtime_checkable
 class GraphableAttention(AttentionBackend, Protocol):
-    """A backend whose decodes can be captured in CUDA graphs.
+    """A backend whose steps can be captured in CUDA graphs.
 
-    A captured `forward` reads the step's metadata from buffers whose addresses never change.
+    Of decodes, `forward` is captured too: it then reads the step's metadata from buffers whose addresses
+    never change. Of other steps `store` is captured and `attend` is not.
     """
+
+    def store(self, layer: int, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor) -> None:
+        """Write k and v, `[T, kv_heads, head_dim]`, into the pool: row t to `slots[t]`."""
+
+    def attend(self, layer: int, q: torch.Tensor, out: torch.Tensor) -> None:
+        """The rest of `forward`, for all rows of the step that was prepared; `out` is contiguous."""
 
     def init_graphs(self, max_batch: int, max_model_len: int) -> None:
         """Allocate the buffers that captured graphs of up to `max_batch` decodes read."""

@@ -73,15 +73,20 @@ class FlashInferAttention:
         self._active_decodes = self._decodes
 
     def forward(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        pages = self._pool.layer(layer)
-        store_kv(k, v, pages, self._slots)
+        self.store(layer, k, v, self._slots)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        rows = self._num_chunk_rows
+        self.attend(layer, q, out)
+        return out
+
+    def store(self, layer: int, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor) -> None:
+        store_kv(k, v, self._pool.layer(layer), slots)
+
+    def attend(self, layer: int, q: torch.Tensor, out: torch.Tensor) -> None:
+        pages, rows = self._pool.layer(layer), self._num_chunk_rows
         if rows:
             self._chunks.run(q[:rows], pages, out[:rows])
         if self._num_decodes:
             self._active_decodes.run(q[rows:], pages, out[rows:])
-        return out
 
     def _decode_arrays(
         self, context_lens: Ints, block_tables: Ints

@@ -65,7 +65,7 @@ def step(runner: ModelRunner, *work: tuple[Forced, int]) -> None:
     """Compute the next so many tokens of each, in one batch."""
     ordered = sorted(work, key=lambda item: item[1] == 1)
     chunks = [forced.chunk(length) for forced, length in ordered]
-    result = runner.launch(StepPlan(chunks=chunks)).result()
+    result = runner.launch(runner.prepare(StepPlan(chunks=chunks))).result()
     assert not result.errors
     sampling = [forced for (forced, _), chunk in zip(ordered, chunks, strict=True) if chunk.samples]
     for forced, logprobs in zip(sampling, result.logprobs, strict=True):

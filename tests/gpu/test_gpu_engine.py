@@ -39,10 +39,10 @@ def test_in_float32_chunked_and_overlapped_answers_equal_transformers(
     assert generate(config, PROMPTS, GREEDY) == [expected(model, prompt, 24) for prompt in PROMPTS]
 
 
-@pytest.mark.parametrize("graphs", [0, 8])
-def test_overlap_changes_no_token_in_bfloat16(graphs: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("graphs", "tokens"), [(0, 0), (8, 0), (4, 64)])
+def test_overlap_changes_no_token_in_bfloat16(graphs: int, tokens: int, tmp_path: Path) -> None:
     save("llama-128", tmp_path)
-    config = {"chunk_budget": 64, "cuda_graph_max_batch": graphs}
+    config = {"chunk_budget": 64, "cuda_graph_max_batch": graphs, "cuda_graph_max_tokens": tokens}
     plain = generate(gpu_config(tmp_path, **config), PROMPTS, GREEDY)
     assert generate(gpu_config(tmp_path, **config, overlap=True), PROMPTS, GREEDY) == plain
 
@@ -57,9 +57,10 @@ def test_a_seeded_draw_is_the_same_on_gpu_and_cpu(tmp_path: Path) -> None:
     assert on_gpu == generate(gpu_config(tmp_path, **exact, device="cpu"), PROMPTS, sampling)
 
 
-def test_launching_a_step_never_waits_for_the_device(tmp_path: Path) -> None:
+@pytest.mark.parametrize("graphs", [0, 8])
+def test_launching_a_step_never_waits_for_the_device(graphs: int, tmp_path: Path) -> None:
     save("llama-128", tmp_path)
-    runner = ModelRunner(gpu_config(tmp_path, cuda_graph_max_batch=8))
+    runner = ModelRunner(gpu_config(tmp_path, cuda_graph_max_batch=graphs, cuda_graph_max_tokens=graphs))
     samplings = [
         Sampling(max_tokens=64),
         Sampling(max_tokens=64, temperature=0.7, seed=1),
@@ -81,12 +82,14 @@ def test_launching_a_step_never_waits_for_the_device(tmp_path: Path) -> None:
         return StepPlan(chunks=chunks)
 
     for _ in range(3):  # the first steps load kernels
-        for request, token in zip(requests, runner.launch(plan()).result().tokens, strict=True):
+        for request, token in zip(
+            requests, runner.launch(runner.prepare(plan())).result().tokens, strict=True
+        ):
             request.output.append(token)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        flight = runner.launch(plan())
+        flight = runner.launch(runner.prepare(plan()))
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert len(flight.result().tokens) == 4

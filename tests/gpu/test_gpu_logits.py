@@ -55,7 +55,7 @@ def test_logits_are_near_float32_as_those_of_transformers_in_bfloat16_are(
     name: str, graphs: int, tmp_path: Path
 ) -> None:
     model = save(name, tmp_path)
-    runner = ModelRunner(gpu_config(tmp_path, cuda_graph_max_batch=graphs))
+    runner = ModelRunner(gpu_config(tmp_path, cuda_graph_max_batch=graphs, cuda_graph_max_tokens=20 * graphs))
     work = requests()
     drive(runner, work, chunk=48)
     predicted, exact, rounded = ([] for _ in range(3))
@@ -89,8 +89,8 @@ def test_page_size_does_not_change_what_is_predicted(page_size: int, tmp_path: P
 def test_chunks_whole_prompts_and_graphs_agree(tmp_path: Path) -> None:
     save("llama-128", tmp_path)
     runs = []
-    for chunk, graphs in ((1024, 0), (33, 0), (1024, 32), (16, 32)):
-        runner = ModelRunner(gpu_config(tmp_path, cuda_graph_max_batch=graphs))
+    for chunk, graphs, tokens in ((1024, 0, 0), (33, 0, 0), (1024, 32, 0), (16, 32, 0), (33, 4, 256)):
+        runner = ModelRunner(gpu_config(tmp_path, cuda_graph_max_batch=graphs, cuda_graph_max_tokens=tokens))
         work = requests()
         drive(runner, work, chunk)
         runs.append(work)

@@ -5,13 +5,8 @@ from __future__ import annotations
 import pytest
 
 from router.rehearsal import Link, LinkBroken, busy_seconds, rehearse
-from rpc.baton.v1 import router_pb2
 from tests.integration.fake_cluster import pair, service
 from tests.integration.fake_worker import decode_worker, prefill_worker
-
-
-def span(begin_s: float, end_s: float) -> router_pb2.TimingSpan:
-    return router_pb2.TimingSpan(begin_s=begin_s, end_s=end_s)
 
 
 async def test_every_prefill_worker_hands_kv_to_a_decode_worker() -> None:
@@ -44,9 +39,7 @@ async def test_a_link_that_hangs_is_given_up() -> None:
 
 
 def test_spans_that_overlap_count_once() -> None:
-    assert busy_seconds([span(4.0, 5.0), span(0.0, 2.0), span(1.0, 3.0), span(1.5, 2.5)]) == pytest.approx(
-        4.0
-    )
+    assert busy_seconds([(4.0, 5.0), (0.0, 2.0), (1.0, 3.0), (1.5, 2.5)]) == pytest.approx(4.0)
     assert busy_seconds([]) == 0.0
 
 

@@ -16,8 +16,7 @@ import grpc
 
 import decode_worker.assemble
 import prefill_worker.assemble
-from engine.plan import StepPlan
-from engine.runner import StepInFlight
+from engine.runner import PreparedStep, StepInFlight
 from rpc.baton.v1 import sampling_pb2, worker_pb2, worker_pb2_grpc
 from rpc.channel import connect
 from tests.process_crew import ProcessCrew
@@ -229,8 +228,8 @@ def before_each_step(host: WorkerHost, act: Callable[[], object]) -> None:
     runner = host._parts.engine.runner
     launch = runner.launch
 
-    def acting_first(plan: StepPlan) -> StepInFlight:
+    def acting_first(step: PreparedStep) -> StepInFlight:
         act()
-        return launch(plan)
+        return launch(step)
 
     runner.launch = acting_first  # type: ignore[method-assign]

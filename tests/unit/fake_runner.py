@@ -68,6 +68,9 @@ class FakeRunner:
         self.memory = [[-1] * self.page_size for _ in range(self.num_pages)]
         self.last_tokens: dict[int, int] = {}
 
+    def prepare(self, plan: StepPlan) -> StepPlan:
+        return plan
+
     def launch(self, plan: StepPlan) -> FakeStep:
         lengths = [chunk.length for chunk in plan.chunks]
         assert sorted(lengths, key=lambda n: n == 1) == lengths, "single tokens come last"

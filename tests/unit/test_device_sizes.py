@@ -13,6 +13,7 @@ from engine.batch import scratch_batch
 from engine.cuda_graphs import graph_sizes
 from engine.device_defaults import DeviceDefaults, defaults_for
 from engine.kv_pool import KVPool
+from engine.mixed_graphs import token_sizes
 from engine.staging import send, upload
 
 CPU = torch.device("cpu")
@@ -29,16 +30,26 @@ def test_every_batch_up_to_the_largest_finds_a_graph_not_much_larger(largest: in
         assert graph - batch < max(8, batch / 4), "padding costs at most a quarter"
 
 
+@given(st.integers(16, 2048))
+def test_every_step_up_to_the_largest_finds_a_chain_not_much_larger(largest: int) -> None:
+    sizes = token_sizes(largest)
+    assert sizes == sorted(set(sizes))
+    assert sizes[-1] == largest
+    for tokens in range(1, largest + 1):
+        chain = next(size for size in sizes if size >= tokens)
+        assert chain - tokens < max(16, tokens / 8), "padding costs at most an eighth"
+
+
 @pytest.mark.parametrize(
     ("gib", "tp_size", "expected"),
     [
-        (16, 1, DeviceDefaults(2048, 8)),
-        (24, 1, DeviceDefaults(2048, 16)),
-        (24, 4, DeviceDefaults(2048, 80)),
-        (40, 1, DeviceDefaults(4096, 32)),
-        (80, 1, DeviceDefaults(8192, 256)),
-        (80, 4, DeviceDefaults(8192, 512)),
-        (141, 1, DeviceDefaults(16384, 512)),
+        (16, 1, DeviceDefaults(2048, 8, 256)),
+        (24, 1, DeviceDefaults(2048, 16, 256)),
+        (24, 4, DeviceDefaults(2048, 80, 256)),
+        (40, 1, DeviceDefaults(4096, 32, 512)),
+        (80, 1, DeviceDefaults(8192, 256, 1024)),
+        (80, 4, DeviceDefaults(8192, 512, 1024)),
+        (141, 1, DeviceDefaults(16384, 512, 1024)),
     ],
 )
 def test_larger_gpus_take_larger_chunks_and_graphs(gib: int, tp_size: int, expected: DeviceDefaults) -> None:

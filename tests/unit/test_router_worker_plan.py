@@ -106,8 +106,18 @@ def test_a_gpu_worker_overlaps_captures_graphs_paces_prompts_and_sizes_its_own_p
     assert engine.overlap
     assert (engine.cuda_graph_max_batch, engine.num_pages, engine.itl_target_s) == (512, 0, 0.02)
     assert plan(checkpoint, gpu(141), kv_pool_tokens=1600).engine.num_pages == 100
+    assert engine.cuda_graph_max_tokens == 1024
+    asked = plan(checkpoint, gpu(141), cuda_graph_max_bs=0, cuda_graph_max_tokens=256).engine
+    assert (asked.cuda_graph_max_batch, asked.cuda_graph_max_tokens) == (0, 256)
     on_cpu = plan(checkpoint).engine
     assert (on_cpu.overlap, on_cpu.cuda_graph_max_batch, on_cpu.itl_target_s) == (False, 0, None)
+    assert on_cpu.cuda_graph_max_tokens == 0
+
+
+def test_a_prefill_worker_has_no_decodes_to_capture(checkpoint: Checkpoint) -> None:
+    config = RouterConfig(model="m", mode=Mode.DISAGG)
+    engines = [worker.config.engine for worker in plan_workers(config, checkpoint, gpu(141))]
+    assert [engine.cuda_graph_max_batch for engine in engines] == [0, 512]
 
 
 def test_the_pace_of_prompts_can_be_set_and_turned_off(checkpoint: Checkpoint) -> None:

@@ -78,7 +78,9 @@ def test_a_pending_token_is_read_on_the_device(runner: ModelRunner, oracle: Llam
     request = make_request(3, prompt_of(9), range(8))
     flights = []
     for _ in range(5):
-        flights.append(runner.launch(StepPlan(chunks=[chunk_of(request, request.num_pending)])))
+        flights.append(
+            runner.launch(runner.prepare(StepPlan(chunks=[chunk_of(request, request.num_pending)])))
+        )
         request.output.append(PENDING)
     tokens = [flight.result().tokens[0] for flight in flights]
     assert tokens == expected(oracle, prompt_of(9), 5)
@@ -86,7 +88,7 @@ def test_a_pending_token_is_read_on_the_device(runner: ModelRunner, oracle: Llam
 
 def test_an_inner_chunk_samples_nothing(runner: ModelRunner) -> None:
     request = make_request(0, prompt_of(9), range(8))
-    assert runner.launch(StepPlan(chunks=[chunk_of(request, 8)])).result().tokens == []
+    assert runner.launch(runner.prepare(StepPlan(chunks=[chunk_of(request, 8)]))).result().tokens == []
 
 
 def test_logits_that_are_not_finite_fail_that_request_alone(
@@ -95,7 +97,8 @@ def test_logits_that_are_not_finite_fail_that_request_alone(
     poisoned, healthy = make_request(0, prompt_of(5), [0, 1, 2]), make_request(1, prompt_of(9), [3, 4, 5])
     step(runner, chunk_of(poisoned, 5), chunk_of(healthy, 9))
     runner.kv.tensor[0] = torch.nan
-    result = runner.launch(StepPlan(chunks=[chunk_of(poisoned, 1), chunk_of(healthy, 1)])).result()
+    plan = StepPlan(chunks=[chunk_of(poisoned, 1), chunk_of(healthy, 1)])
+    result = runner.launch(runner.prepare(plan)).result()
     assert result.errors == {0: NOT_FINITE}
     assert result.tokens[1] == expected(oracle, prompt_of(9), 2)[1]
 

@@ -69,7 +69,7 @@ def chunk_of(request: Request, length: int) -> Chunk:
 def step(runner: ModelRunner, *chunks: Chunk) -> None:
     """Run the chunks as one step and append what they sample."""
     ordered = sorted(chunks, key=lambda chunk: chunk.length == 1)
-    result = runner.launch(StepPlan(chunks=ordered)).result()
+    result = runner.launch(runner.prepare(StepPlan(chunks=ordered))).result()
     assert not result.errors
     for chunk, token in zip([c for c in ordered if c.samples], result.tokens, strict=True):
         chunk.request.output.append(token)

@@ -1,0 +1,168 @@
+"""Small steps with prompts in them as chains of CUDA graphs: one for what lies between two attentions.
+
+Launched kernel by kernel, a mixed step keeps the host busy for ten milliseconds, and a few hundred tokens
+keep a large GPU busy for less. Attention itself is launched as ever, since what it does depends on the step's
+requests; all else depends on the number of tokens alone, and is captured for some of them, to which steps are
+padded. (vLLM's piecewise graphs; there a compiler cuts the model, here its one call to attention does.)
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from engine.attention.base import GraphableAttention
+from engine.batch import Batch
+from engine.models.base import CausalLM
+from engine.progress import Progress
+
+__all__ = ["MixedGraphs", "token_sizes"]
+
+
+def token_sizes(largest: int) -> list[int]:
+    """Numbers of tokens worth a chain: closer together where a padding row is a larger part of the step."""
+    sizes = [*range(16, 256, 16), *range(256, 512, 32), *range(512, largest, 64), largest]
+    return sorted({size for size in sizes if size <= largest})
+
+
+@dataclass(frozen=True, slots=True)
+class _Buffers:
+    """What the graphs of all sizes read and write, at addresses that never change. T is the largest size."""
+
+    input_ids: torch.Tensor
+    """[T]"""
+    positions: torch.Tensor
+    """[T]"""
+    slots: torch.Tensor
+    """[T]: where keys and values go; rows of padding have the pool's scratch page."""
+    queries: torch.Tensor
+    """[T, heads, head_dim]: from a graph to the attention behind it."""
+    attended: torch.Tensor
+    """Likewise, from the attention to the graph behind it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Chain:
+    """The graphs of one size: one more than there are layers."""
+
+    graphs: list[torch.cuda.CUDAGraph]
+    hidden: torch.Tensor
+
+
+class MixedGraphs:
+    """Captured forward passes without their attention, all in one memory pool. A `Forward`."""
+
+    def __init__(
+        self,
+        model: CausalLM,
+        attention: GraphableAttention,
+        *,
+        largest: int,
+        scratch_slot: int,
+        progress: Progress,
+    ) -> None:
+        """`largest`: tokens of the largest step. Capturing takes about a tenth of a second a size."""
+        self._model = model
+        self._attention = attention
+        self._sizes = token_sizes(largest)
+        self._scratch_slot = scratch_slot
+        weight, part = model.embed.weight, model.part
+        ids = torch.zeros(largest, dtype=torch.int64, device=weight.device)
+        heads = torch.zeros(largest, part.num_heads, part.head_dim, dtype=weight.dtype, device=weight.device)
+        self._buffers = _Buffers(
+            ids, ids.clone(), torch.full_like(ids, scratch_slot), heads, torch.zeros_like(heads)
+        )
+        self._chains: dict[int, _Chain] = {}
+        self._capture(reversed(self._sizes), progress)
+
+    def fits(self, batch: Batch) -> bool:
+        return len(batch.input_ids) <= self._sizes[-1]
+
+    def prepare(self, batch: Batch) -> None:
+        self._attention.prepare(batch)
+        n, buffers = len(batch.input_ids), self._buffers
+        # Rows past n keep ids and positions of an earlier step: valid ones, and nobody reads the result.
+        buffers.input_ids[:n].copy_(batch.input_ids)
+        buffers.positions[:n].copy_(batch.positions)
+        buffers.slots[:n].copy_(batch.slot_mapping)
+        buffers.slots[n : self._size_for(n)].fill_(self._scratch_slot)
+
+    def run(self, batch: Batch) -> torch.Tensor:
+        """Hidden states of the batch's tokens, padding rows last; valid until the next run."""
+        n = len(batch.input_ids)
+        chain = self._chains[self._size_for(n)]
+        queries, attended = self._buffers.queries[:n], self._buffers.attended[:n]
+        *graphs, last = chain.graphs
+        for layer, graph in enumerate(graphs):
+            graph.replay()
+            self._attention.attend(layer, queries, attended)
+        last.replay()
+        return chain.hidden
+
+    def _size_for(self, num_tokens: int) -> int:
+        return self._sizes[bisect_left(self._sizes, num_tokens)]
+
+    def _capture(self, sizes: Iterable[int], progress: Progress) -> None:
+        """Largest first: the smaller ones then find their memory in the pool that it left."""
+        device = self._buffers.slots.device
+        pool = torch.cuda.graph_pool_handle()
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            for done, size in enumerate(sizes):
+                progress("Capturing CUDA graphs of mixed steps", done, len(self._sizes))
+                self._forward(size, _Storing(self._attention, self._buffers))  # loads every kernel
+                torch.cuda.synchronize(device)
+                cutter = _Cutter(self._attention, self._buffers, pool)
+                cutter.begin()
+                hidden = self._forward(size, cutter)
+                cutter.end()
+                self._chains[size] = _Chain(cutter.graphs, hidden)
+        torch.cuda.current_stream(device).wait_stream(stream)
+        progress("Capturing CUDA graphs of mixed steps", len(self._sizes), len(self._sizes))
+
+    def _forward(self, size: int, attention: _Storing) -> torch.Tensor:
+        buffers = self._buffers
+        hidden: torch.Tensor = self._model(buffers.input_ids[:size], buffers.positions[:size], attention)
+        return hidden
+
+
+class _Storing:
+    """In place of attention: keys and values go where they belong, queries to where attention finds them."""
+
+    def __init__(self, attention: GraphableAttention, buffers: _Buffers) -> None:
+        self._attention = attention
+        self._buffers = buffers
+
+    def forward(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        self._attention.store(layer, k, v, self._buffers.slots[: len(q)])
+        self._buffers.queries[: len(q)].copy_(q)
+        return self._buffers.attended[: len(q)]
+
+
+class _Cutter(_Storing):
+    """The same while capturing: here a graph ends, and the next one begins."""
+
+    def __init__(self, attention: GraphableAttention, buffers: _Buffers, pool: Any) -> None:
+        super().__init__(attention, buffers)
+        self._pool = pool
+        self.graphs: list[torch.cuda.CUDAGraph] = []
+
+    def begin(self) -> None:
+        self.graphs.append(torch.cuda.CUDAGraph())
+        # Other threads may talk to the device meanwhile: a transfer engine registers memory, say. Not by way
+        # of `torch.cuda.graph`, which collects garbage every time, and there are a thousand of these.
+        self.graphs[-1].capture_begin(pool=self._pool, capture_error_mode="thread_local")
+
+    def end(self) -> None:
+        self.graphs[-1].capture_end()
+
+    def forward(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        attended = super().forward(layer, q, k, v)
+        self.end()
+        self.begin()
+        return attended
