@@ -71,7 +71,7 @@ def main() -> None:
     with BatonServer(*command, shows_output=True) as server:
         target = Target(server.url, "model", extra={"ignore_eos": True, "temperature": 0, "timings": True})
         handoffs = asyncio.run(_measure(target, options.lengths, options.repeat))
-    title = f"{options.model} on {describe_machine()}"
+    title = f"{Path(options.model).name} on {describe_machine()}"
     console.print(_table(handoffs, title))
     path = options.results / f"handoff-{options.device}.json"
     path.parent.mkdir(parents=True, exist_ok=True)

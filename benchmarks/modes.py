@@ -67,7 +67,7 @@ def main() -> None:
     }
     points = [point for mode, flags in layouts.items() for point in _sweep(options, mode, flags, console)]
     title = (
-        f"{options.model}, {options.workers} workers on {describe_machine()}; "
+        f"{Path(options.model).name}, {options.workers} workers on {describe_machine()}; "
         f"{options.input_length} tokens in, {options.output_length} out\n"
         f"good: TTFT ≤ {options.ttft:g} s, TPOT ≤ {options.tpot:g} s, no pause > {options.pause:g} s"
     )
@@ -90,7 +90,7 @@ def _sweep(options: argparse.Namespace, mode: str, flags: Sequence[str], console
         asyncio.run(offer(target, _warm_up()))
         for rate in options.rates:
             workload = make_workload(
-                count=options.requests,
+                count=options.requests or max(1, round(rate * options.seconds)),
                 rate=rate,
                 input_lengths=parse_lengths(options.input_length),
                 output_lengths=parse_lengths(options.output_length),
@@ -140,7 +140,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--rates", type=_rates, default="0.2,0.4,0.6,0.8", metavar="R,…", help="requests a second"
     )
-    parser.add_argument("--requests", type=int, default=30, metavar="N", help="at each rate")
+    amount = parser.add_mutually_exclusive_group()
+    amount.add_argument("--requests", type=int, metavar="N", help="at each rate")
+    amount.add_argument("--seconds", type=float, default=60.0, metavar="S", help="for which they come (60)")
     parser.add_argument("--input-length", default="lognormal:256:0.8:2048", metavar="LENGTHS")
     parser.add_argument("--output-length", default="uniform:32:96", metavar="LENGTHS")
     parser.add_argument("--ttft", type=float, default=1.0, metavar="SECONDS")

@@ -100,6 +100,8 @@ class Engine:
         self._distrusted: set[int] = set()
         """Those of them whose KV nobody else may use."""
         self._launched: _Launched | None = None
+        self._crowded = False
+        """The last step had no room for all who waited: who comes now would not join the next either."""
         self._completed_at = -math.inf
         self._rhythm = Rhythm()
         self._steps = self._prompt_tokens = self._generated_tokens = self._cache_hit_tokens = 0
@@ -131,6 +133,7 @@ class Engine:
         """
         began = self._clock()
         plan = self.scheduler.plan()
+        self._crowded = bool(self.scheduler.waiting)
         output = StepOutput(started=plan.started, num_tokens=plan.num_tokens)
         for request in plan.started:
             self._cache_hit_tokens += request.num_cached or 0
@@ -140,15 +143,17 @@ class Engine:
         if plan:
             step = self.runner.prepare(plan)
             if self.config.overlap:
-                self._rhythm.prepared(_prompt_tokens(plan), self._clock() - began)
+                now = self._clock()
+                self._rhythm.prepared(_prompt_tokens(plan), now - began, now)
             launched = _Launched(plan, self.runner.launch(step))
         if self.config.overlap:
             launched, self._launched = self._launched, launched
         if launched is None:
             self._completed_at = -math.inf  # the device was idle: what comes next did not wait for this
         else:
+            waited = not launched.step.done()
             result = launched.step.result()
-            self._rhythm.completed(self._clock(), more=self._launched is not None)
+            self._rhythm.completed(self._clock(), waited=waited, more=self._launched is not None)
             self._complete(launched.plan, result, output)
         return output
 
@@ -158,7 +163,7 @@ class Engine:
         With overlap, a step that is planned while the device is busy with another keeps out whoever comes
         between. A caller with nothing else to do may call `step` at any time.
         """
-        if self._launched is None or self.scheduler.waiting:
+        if self._launched is None or self._crowded:
             return -math.inf
         return self._rhythm.plan_at()
 

@@ -25,8 +25,8 @@ __all__ = ["MixedGraphs", "token_sizes"]
 
 def token_sizes(largest: int) -> list[int]:
     """Numbers of tokens worth a chain: closer together where a padding row is a larger part of the step."""
-    sizes = [*range(16, 256, 16), *range(256, 512, 32), *range(512, largest, 64), largest]
-    return sorted({size for size in sizes if size <= largest})
+    sizes = [*range(16, 256, 16), *range(256, 512, 32), *range(512, 1024, 64), *range(1024, largest, 128)]
+    return sorted({size for size in sizes if size < largest} | {largest})
 
 
 @dataclass(frozen=True, slots=True)

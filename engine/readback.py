@@ -20,6 +20,10 @@ class Readback:
         if self._done is not None:
             self._done.record()
 
+    def done(self) -> bool:
+        """Whether `wait` would return at once."""
+        return self._done is None or bool(self._done.query())  # type: ignore[no-untyped-call]
+
     def wait(self) -> list[torch.Tensor]:
         """The tensors, in host memory. Returns at once on a CPU."""
         if self._done is not None:

@@ -11,53 +11,78 @@ from typing import Final
 
 __all__ = ["Rhythm"]
 
-_WEIGHT: Final = 0.2
-_MARGIN_S: Final = 0.0015
+_MARGIN_S: Final = 0.001
 """For what is not foreseen; a device that waits costs more than a request that does."""
 _MARGIN: Final = 1.4
 """As a multiple of the time that planning and preparing usually take."""
 _FORGET: Final = 0.05
-"""How fast a long preparation is forgotten: the next may be as long again."""
+"""How fast a long preparation, or an error, is forgotten: the next may be as large again."""
+_MEMORY: Final = 0.9
+"""What a step counts for, compared with the one after it."""
+_DRY_S: Final = 0.002
+"""How much earlier to plan, at least, when the device ran dry; if it does again, twice as much."""
 
 
 class Rhythm:
-    """Learns how long steps take on the device, and the host until the device can begin one."""
+    """Learns how long steps take on the device, and the host until the device can begin one.
+
+    When a step ended is known only if the host waited for it. If it had ended before the host came to look,
+    the device ran dry, since the next step was planned too late. To take that time for the step's length
+    would let the next one be planned later still.
+    """
 
     def __init__(self) -> None:
+        self._length = _Line()
         self._host = 0.01
-        self._decode = 0.0
-        self._per_token = 0.0
+        self._error = 0.0
+        """By how much a step was over before it was expected to be."""
         self._began = -math.inf
         """When the step in flight began on the device."""
         self._prompt_tokens = 0
         """Of the step in flight, and of the one enqueued behind it."""
         self._next_tokens = 0
+        self._next_ready = -math.inf
+        """When the device could have begun that one."""
 
-    def prepared(self, prompt_tokens: int, host_s: float) -> None:
+    def prepared(self, prompt_tokens: int, host_s: float, now: float) -> None:
         """A step with so many prompt tokens was planned and prepared, which took the host so long."""
-        self._next_tokens = prompt_tokens
+        self._next_tokens, self._next_ready = prompt_tokens, now
         self._host = max(host_s, self._host + _FORGET * (host_s - self._host))
 
-    def completed(self, now: float, *, more: bool) -> None:
-        """The step in flight is done; `more`: the next one is enqueued and begins now."""
-        if self._began > -math.inf:
-            self._learn(now - self._began)
-        self._began = now if more else -math.inf
+    def completed(self, now: float, *, waited: bool, more: bool) -> None:
+        """The step in flight is done. `waited`: it ended now, not earlier; `more`: the next one has begun."""
+        if not waited:
+            self._error += max(self._error, _DRY_S)
+        elif self._began > -math.inf:
+            self._error = max(self._ends() - now, self._error * (1 - _FORGET))
+            self._length.observe(self._prompt_tokens, now - self._began)
+        began = now if waited else self._next_ready
+        self._began = began if more else -math.inf
         self._prompt_tokens = self._next_tokens
 
     def plan_at(self) -> float:
         """The latest moment to begin planning; in the past where nothing is known."""
-        if self._decode == 0.0:
-            return -math.inf
-        ends = self._began + self._decode + self._per_token * self._prompt_tokens
-        return ends - self._host * _MARGIN - _MARGIN_S
+        return self._ends() - self._error - self._host * _MARGIN - _MARGIN_S
 
-    def _learn(self, seconds: float) -> None:
-        # Whatever else is in a step, one of decodes alone takes no longer.
-        if self._prompt_tokens == 0 or seconds < self._decode:
-            weight = 1.0 if seconds < self._decode or self._decode == 0.0 else _WEIGHT
-            self._decode += weight * (seconds - self._decode)
-        elif self._decode > 0.0:
-            per_token = (seconds - self._decode) / self._prompt_tokens
-            weight = 1.0 if per_token < self._per_token else _WEIGHT
-            self._per_token += weight * (per_token - self._per_token)
+    def _ends(self) -> float:
+        return self._began + self._length.at(self._prompt_tokens)
+
+
+class _Line:
+    """y = a + b * x, b >= 0, through what was observed, by least squares; what is old counts little."""
+
+    def __init__(self) -> None:
+        self._n = self._x = self._y = self._xx = self._xy = 0.0
+
+    def observe(self, x: float, y: float) -> None:
+        for name, value in (("_n", 1.0), ("_x", x), ("_y", y), ("_xx", x * x), ("_xy", x * y)):
+            setattr(self, name, _MEMORY * getattr(self, name) + value)
+
+    def at(self, x: float) -> float:
+        """0 where nothing was observed."""
+        if not self._n:
+            return 0.0
+        mean_x, mean_y = self._x / self._n, self._y / self._n
+        spread = self._xx / self._n - mean_x * mean_x
+        slope = (self._xy / self._n - mean_x * mean_y) / spread if spread > 1.0 else 0.0
+        return max(0.0, mean_y + max(0.0, slope) * (x - mean_x))

@@ -65,6 +65,10 @@ class StepInFlight:
                 tensors += [logprobs.chosen, logprobs.rank, logprobs.top, logprobs.top_ids]
         self._readback = Readback(tensors, device)
 
+    def done(self) -> bool:
+        """Whether the device has done the step, so that `result` returns at once."""
+        return self._readback.done()
+
     def result(self) -> StepResult:
         """Wait until the device has done the step, and read what it sampled."""
         read = self._readback.wait()  # even if nothing is to be read: the KV must be in the pool now
@@ -127,7 +131,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def prepare(self, plan: StepPlan) -> PreparedStep:
-        """Do what comes before the first work of the device. A step is launched before the next is prepared."""
+        """Do what comes before the device's first work. A step is launched before the next is prepared."""
         inputs = self._steps.write(plan)
         self.ranks.announce(inputs)
         sampling = [chunk for chunk in plan.chunks if chunk.samples]

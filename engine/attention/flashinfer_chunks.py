@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from engine.attention.flashinfer_kernels import Heads, Kernel, PagedKernel, Ragged, RaggedKernel, Tables
+from engine.attention.kernel_choice import splits_contexts
 from engine.batch import Ints
 from engine.kernels.gather import gather_kv
 from engine.kv_pool import KVPool
@@ -35,9 +36,16 @@ class _Gathering:
 class ChunkAttention:
     def __init__(self, pool: KVPool, heads: Heads, workspace: torch.Tensor, *, hopper: bool) -> None:
         self._pool = pool
+        self._num_heads = heads.query
         dtype, device = pool.tensor.dtype, pool.tensor.device
+        self._multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
         kernel = Kernel.FA3 if hopper else Kernel.FA2
-        self._paged = PagedKernel(kernel, heads, pool.page_size, dtype, workspace, causal=True)
+        self._paged = self._whole = PagedKernel(kernel, heads, pool.page_size, dtype, workspace, causal=True)
+        self._split = (
+            PagedKernel(Kernel.FA2, heads, pool.page_size, dtype, workspace, causal=True)
+            if hopper
+            else self._whole
+        )
         # FA3 loads rows in bulk but has to collect pages token by token; FA2 does the same for both.
         self._ragged = RaggedKernel(kernel, heads, 1, dtype, workspace, causal=True)
         row_bytes = 2 * pool.num_kv_heads * pool.head_dim * pool.tensor.element_size()
@@ -48,6 +56,11 @@ class ChunkAttention:
     def prepare(self, query_indptr: Ints, context_lens: Ints, block_tables: Ints) -> None:
         """Plan a step of chunks; arrays as in Batch, of the chunks alone."""
         lengths = np.diff(query_indptr)
+        if splits_contexts(lengths, context_lens, self._num_heads, self._multiprocessors):
+            self._paged = self._split
+            self._plan_pages(query_indptr, context_lens, block_tables)
+            return
+        self._paged = self._whole
         padded = -(-(context_lens + RaggedKernel.TILE) // self._pool.page_size)
         num_rows = int(padded.sum()) * self._pool.page_size
         readers = float(lengths @ context_lens) / float(context_lens.sum())

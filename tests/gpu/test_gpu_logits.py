@@ -50,10 +50,12 @@ def drive(runner: ModelRunner, work: list[Forced], chunk: int) -> None:
 
 
 @pytest.mark.parametrize("graphs", [0, 8], ids=["eager", "graphs"])
+@pytest.mark.parametrize("splits", [False, True], ids=["whole", "split"])
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_are_near_float32_as_those_of_transformers_in_bfloat16_are(
-    name: str, graphs: int, tmp_path: Path
+    name: str, splits: bool, graphs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("engine.attention.flashinfer_chunks.splits_contexts", lambda *_: splits)
     model = save(name, tmp_path)
     runner = ModelRunner(gpu_config(tmp_path, cuda_graph_max_batch=graphs, cuda_graph_max_tokens=20 * graphs))
     work = requests()
@@ -86,7 +88,8 @@ def test_page_size_does_not_change_what_is_predicted(page_size: int, tmp_path: P
     )
 
 
-def test_chunks_whole_prompts_and_graphs_agree(tmp_path: Path) -> None:
+def test_chunks_whole_prompts_and_graphs_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.attention.flashinfer_chunks.splits_contexts", lambda *_: False)
     save("llama-128", tmp_path)
     runs = []
     for chunk, graphs, tokens in ((1024, 0, 0), (33, 0, 0), (1024, 32, 0), (16, 32, 0), (33, 4, 256)):
@@ -103,7 +106,11 @@ def test_chunks_whole_prompts_and_graphs_agree(tmp_path: Path) -> None:
         assert deviation(*(torch.stack(rows) for rows in zip(*pairs, strict=True))) < 0.005
 
 
-def test_a_page_left_full_of_nan_does_not_harm_its_next_owner(tmp_path: Path) -> None:
+@pytest.mark.parametrize("splits", [False, True], ids=["whole", "split"])
+def test_a_page_left_full_of_nan_does_not_harm_its_next_owner(
+    splits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.attention.flashinfer_chunks.splits_contexts", lambda *_: splits)
     save("llama-128", tmp_path)
     clean, dirty = (ModelRunner(gpu_config(tmp_path, cuda_graph_max_batch=4)) for _ in range(2))
     dirty.kv.tensor[: dirty.kv.num_pages] = torch.nan

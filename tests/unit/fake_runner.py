@@ -30,6 +30,9 @@ class FakeSpec:
 class FakeStep:
     answer: StepResult
 
+    def done(self) -> bool:
+        return True
+
     def result(self) -> StepResult:
         return self.answer
 

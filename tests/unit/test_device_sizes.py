@@ -49,7 +49,7 @@ def test_every_step_up_to_the_largest_finds_a_chain_not_much_larger(largest: int
         (40, 1, DeviceDefaults(4096, 32, 512)),
         (80, 1, DeviceDefaults(8192, 256, 1024)),
         (80, 4, DeviceDefaults(8192, 512, 1024)),
-        (141, 1, DeviceDefaults(16384, 512, 1024)),
+        (141, 1, DeviceDefaults(16384, 512, 2048)),
     ],
 )
 def test_larger_gpus_take_larger_chunks_and_graphs(gib: int, tp_size: int, expected: DeviceDefaults) -> None:

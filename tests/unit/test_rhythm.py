@@ -2,17 +2,57 @@
 
 from __future__ import annotations
 
+import itertools
+import random
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
 from engine.rhythm import Rhythm
 
+HOST_S = 0.002
 
-def run(
-    rhythm: Rhythm, seconds: float, *, prompt_tokens: int = 0, steps: int = 30, now: float = 0.0
-) -> float:
-    for _ in range(steps):
-        rhythm.prepared(prompt_tokens, host_s=0.002)
-        now += seconds
-        rhythm.completed(now, more=True)
-    return now
+
+@dataclass
+class Device:
+    """Steps of known lengths under an engine that overlaps, by the same calls in the same order."""
+
+    rhythm: Rhythm
+    now: float = 0.0
+    ends: float = 0.0
+    """When the step in flight will be done."""
+    running: tuple[int, float] | None = None
+    idle: float = 0.0
+    leads: list[float] = field(default_factory=list)
+    """How long before a step's end the next was planned."""
+
+    def run(self, steps: Iterable[tuple[int, float]], host_s: float = HOST_S) -> None:
+        """Of each step, its prompt tokens and how long it takes."""
+        for prompt_tokens, seconds in steps:
+            if self.running is not None:
+                self.now = max(self.now, self.rhythm.plan_at())
+                self.leads.append(self.ends - self.now)
+            self.now += host_s
+            self.rhythm.prepared(prompt_tokens, host_s, self.now)
+            if self.running is not None:
+                waited = self.ends > self.now
+                if not waited:
+                    self.idle += self.now - self.ends
+                self.now = max(self.now, self.ends) + 0.0001
+                began = self.ends if waited else self.now
+                self.rhythm.completed(self.now, waited=waited, more=True)
+            else:
+                began = self.now
+            self.running = (prompt_tokens, seconds)
+            self.ends = began + seconds
+
+
+def decodes(seconds: float, count: int = 200) -> list[tuple[int, float]]:
+    return [(0, seconds)] * count
+
+
+def mixed(base: float, per_token: float, *tokens: int, count: int = 200) -> list[tuple[int, float]]:
+    return list(itertools.islice(itertools.cycle((n, base + per_token * n) for n in tokens), count))
 
 
 def test_nothing_known_means_plan_at_once() -> None:
@@ -20,35 +60,66 @@ def test_nothing_known_means_plan_at_once() -> None:
 
 
 def test_a_step_is_planned_shortly_before_the_one_in_flight_ends() -> None:
-    rhythm = Rhythm()
-    now = run(rhythm, 0.02, steps=200)
-    assert now + 0.010 < rhythm.plan_at() < now + 0.02 - 0.002
+    device = Device(Rhythm())
+    device.run(decodes(0.02))
+    assert device.idle == 0.0
+    assert HOST_S < device.leads[-1] < 3 * HOST_S
 
 
 def test_a_step_with_prompt_tokens_is_known_to_take_longer() -> None:
-    rhythm = Rhythm()
-    now = run(rhythm, 0.01, steps=200)
-    now = run(rhythm, 0.03, prompt_tokens=500, now=now)
-    assert rhythm.plan_at() > now + 0.02
+    device = Device(Rhythm())
+    device.run(decodes(0.01))
+    device.run(mixed(0.01, 20e-6, 500, 0, 900))
+    assert max(device.leads[-3:]) < 3 * HOST_S
+    assert device.idle < 0.001
 
 
 def test_a_preparation_that_took_long_makes_the_next_come_early() -> None:
-    rhythm = Rhythm()
-    now = run(rhythm, 0.02, steps=200)
-    rhythm.prepared(0, host_s=0.012)
-    assert rhythm.plan_at() < now + 0.005
-
-
-def test_an_idle_device_waits_for_nobody() -> None:
-    rhythm = Rhythm()
-    now = run(rhythm, 0.02)
-    rhythm.completed(now + 0.02, more=False)
-    assert rhythm.plan_at() < 0
+    device = Device(Rhythm())
+    device.run(decodes(0.02))
+    device.run(decodes(0.02, 1), host_s=0.012)
+    device.run(decodes(0.02, 1))
+    assert device.leads[-1] > 0.012
 
 
 def test_decodes_that_were_slow_once_do_not_delay_mixed_steps_for_ever() -> None:
     """Under load every step has prompts in it, so there is no other step to learn from."""
-    rhythm = Rhythm()
-    now = run(rhythm, 0.08, steps=200)
-    now = run(rhythm, 0.02, prompt_tokens=400, now=now)
-    assert rhythm.plan_at() < now + 0.02
+    device = Device(Rhythm())
+    device.run(decodes(0.08))
+    device.run(mixed(0.01, 20e-6, 400, count=30))
+    idle = device.idle
+    device.run(mixed(0.01, 20e-6, 400))
+    assert device.idle == idle
+
+
+def test_a_device_that_runs_dry_is_not_taken_for_a_slow_one() -> None:
+    """An estimate that is too long makes steps late; that they are late must not confirm it."""
+    device = Device(Rhythm())
+    device.run(mixed(0.007, 100e-6, 0, 800))
+    device.run(mixed(0.007, 20e-6, 800, 200, 1000, count=40))
+    idle = device.idle
+    device.run(mixed(0.007, 20e-6, 800, 200, 1000))
+    assert device.idle == idle
+
+
+def test_steps_of_all_kinds_with_noise_keep_the_device_busy() -> None:
+    rng = random.Random(1)
+    device = Device(Rhythm())
+    for _ in range(2000):
+        tokens = rng.choice([0, 0, rng.randrange(30, 1500)])
+        device.run([(tokens, (0.007 + 22e-6 * tokens) * rng.uniform(0.95, 1.1))])
+    assert device.idle < 0.001 * device.now
+    assert statistics.fmean(device.leads) < 4 * HOST_S
+
+
+def test_a_host_slower_than_the_device_plans_at_once() -> None:
+    device = Device(Rhythm())
+    device.run(decodes(0.003), host_s=0.006)
+    assert device.rhythm.plan_at() < device.now
+
+
+def test_an_idle_device_waits_for_nobody() -> None:
+    device = Device(Rhythm())
+    device.run(decodes(0.02))
+    device.rhythm.completed(device.now + 0.02, waited=True, more=False)
+    assert device.rhythm.plan_at() < 0

@@ -106,7 +106,7 @@ def test_a_gpu_worker_overlaps_captures_graphs_paces_prompts_and_sizes_its_own_p
     assert engine.overlap
     assert (engine.cuda_graph_max_batch, engine.num_pages, engine.itl_target_s) == (512, 0, 0.02)
     assert plan(checkpoint, gpu(141), kv_pool_tokens=1600).engine.num_pages == 100
-    assert engine.cuda_graph_max_tokens == 1024
+    assert engine.cuda_graph_max_tokens == 2048
     asked = plan(checkpoint, gpu(141), cuda_graph_max_bs=0, cuda_graph_max_tokens=256).engine
     assert (asked.cuda_graph_max_batch, asked.cuda_graph_max_tokens) == (0, 256)
     on_cpu = plan(checkpoint).engine
