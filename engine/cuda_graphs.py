@@ -87,6 +87,7 @@ class DecodeGraphs:
             # Other threads may talk to the device meanwhile: a transfer engine registers memory, say.
             with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
                 self._hidden[size] = self._forward(size)
+            graph.replay()  # the first replay moves it to the device, which takes its time
             self._graphs[size] = graph
         progress("Capturing CUDA graphs", len(self._sizes), len(self._sizes))
 

@@ -143,8 +143,9 @@ class Engine:
         if plan:
             step = self.runner.prepare(plan)
             if self.config.overlap:
-                now = self._clock()
-                self._rhythm.prepared(_prompt_tokens(plan), now - began, now)
+                now, before = self._clock(), self._launched
+                dry = before is not None and before.step.done()
+                self._rhythm.prepared(_prompt_tokens(plan), now - began, now, dry=dry)
             launched = _Launched(plan, self.runner.launch(step))
         if self.config.overlap:
             launched, self._launched = self._launched, launched

@@ -121,6 +121,8 @@ class MixedGraphs:
                 cutter.begin()
                 hidden = self._forward(size, cutter)
                 cutter.end()
+                for graph in cutter.graphs:
+                    graph.replay()  # the first replay moves it to the device, which takes its time
                 self._chains[size] = _Chain(cutter.graphs, hidden)
         torch.cuda.current_stream(device).wait_stream(stream)
         progress("Capturing CUDA graphs of mixed steps", len(self._sizes), len(self._sizes))

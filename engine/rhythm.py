@@ -11,24 +11,20 @@ from typing import Final
 
 __all__ = ["Rhythm"]
 
-_MARGIN_S: Final = 0.001
-"""For what is not foreseen; a device that waits costs more than a request that does."""
-_MARGIN: Final = 1.4
-"""As a multiple of the time that planning and preparing usually take."""
-_FORGET: Final = 0.05
+_MARGIN_S: Final = 0.0003
+_FORGET: Final = 0.1
 """How fast a long preparation, or an error, is forgotten: the next may be as large again."""
 _MEMORY: Final = 0.9
 """What a step counts for, compared with the one after it."""
-_DRY_S: Final = 0.002
+_DRY_S: Final = 0.0005
 """How much earlier to plan, at least, when the device ran dry; if it does again, twice as much."""
 
 
 class Rhythm:
     """Learns how long steps take on the device, and the host until the device can begin one.
 
-    When a step ended is known only if the host waited for it. If it had ended before the host came to look,
-    the device ran dry, since the next step was planned too late. To take that time for the step's length
-    would let the next one be planned later still.
+    When a step ended is known only if the host waited for it. If it had ended before the next was prepared,
+    the device ran dry: to take that time for the step's length would let the next be planned later still.
     """
 
     def __init__(self) -> None:
@@ -44,16 +40,20 @@ class Rhythm:
         self._next_ready = -math.inf
         """When the device could have begun that one."""
 
-    def prepared(self, prompt_tokens: int, host_s: float, now: float) -> None:
-        """A step with so many prompt tokens was planned and prepared, which took the host so long."""
+    def prepared(self, prompt_tokens: int, host_s: float, now: float, *, dry: bool) -> None:
+        """A step with so many prompt tokens was planned and prepared, which took the host so long.
+
+        `dry`: the one in flight was done by then.
+        """
         self._next_tokens, self._next_ready = prompt_tokens, now
         self._host = max(host_s, self._host + _FORGET * (host_s - self._host))
+        if dry:
+            longest = self._length.at(self._prompt_tokens)
+            self._error = min(self._error + max(self._error, _DRY_S), longest)
 
     def completed(self, now: float, *, waited: bool, more: bool) -> None:
         """The step in flight is done. `waited`: it ended now, not earlier; `more`: the next one has begun."""
-        if not waited:
-            self._error += max(self._error, _DRY_S)
-        elif self._began > -math.inf:
+        if waited and self._began > -math.inf:
             self._error = max(self._ends() - now, self._error * (1 - _FORGET))
             self._length.observe(self._prompt_tokens, now - self._began)
         began = now if waited else self._next_ready
@@ -62,7 +62,7 @@ class Rhythm:
 
     def plan_at(self) -> float:
         """The latest moment to begin planning; in the past where nothing is known."""
-        return self._ends() - self._error - self._host * _MARGIN - _MARGIN_S
+        return self._ends() - self._error - self._host - _MARGIN_S
 
     def _ends(self) -> float:
         return self._began + self._length.at(self._prompt_tokens)
