@@ -68,7 +68,7 @@ def mix_in(engine: Engine, batch: int, prompt_tokens: int, seed: int, vocab: int
     scheduler = engine.scheduler
     scheduler.limits = replace(scheduler.limits, budget=batch + prompt_tokens)
     count = (_STEPS + _PROFILED + 20) * prompt_tokens // _PROMPT + 1
-    prompts = random_prompts(count, _PROMPT, f"mixed-{batch}", seed, vocab)
+    prompts = random_prompts(count, _PROMPT, f"mixed-{batch}-{prompt_tokens}", seed, vocab)
     submit(engine, prompts, 1, first_id=engine.stats().steps * 10_000)
     for _ in range(10):
         engine.step()
