@@ -10,6 +10,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
+from engine.garbage import freeze_startup
 from router.config import RouterConfig
 from router.dispatch import ClusterDispatcher
 from router.generation import Generation
@@ -64,5 +65,6 @@ async def _route(folder: Path, vocab_size: int, worker: str, pipe: Connection) -
         )
         http = HttpServer(generation, HttpConfig(port=0), metrics=CollectorRegistry())
         await http.start()
+        freeze_startup()
         pipe.send(http.port)
         await asyncio.Event().wait()

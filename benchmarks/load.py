@@ -26,6 +26,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from benchmarks.client import Api, Record, Target, open_client, send
 from benchmarks.report import Objective, summarize, summary_table
 from benchmarks.workload import Work, make_workload, parse_lengths
+from engine.garbage import freeze_startup
 
 __all__ = ["offer"]
 
@@ -41,6 +42,7 @@ async def offer(
 
     `console` shows progress.
     """
+    freeze_startup()  # or a collection of this process would be taken for a pause of the server
     gate = asyncio.Semaphore(max_concurrency) if max_concurrency else nullcontext()
     progress = Progress(
         TextColumn("{task.description}"),

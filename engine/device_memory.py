@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import torch
 
 from engine.errors import EngineError
 
-__all__ = ["OutOfDeviceMemory", "Probe"]
+__all__ = ["OutOfDeviceMemory", "Probe", "advising"]
 
 GIB: Final = 1 << 30
 
 
 class OutOfDeviceMemory(EngineError):
     """The model does not fit the device; the message says what would."""
+
+
+@contextmanager
+def advising(what: str, advice: str) -> Iterator[None]:
+    """Raises OutOfDeviceMemory, in words about `what` was to be allocated, where torch would with its own."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        asked = str(error).partition(". GPU")[0].rstrip(".")  # what follows is about torch's allocator
+        raise OutOfDeviceMemory(f"there is no room for {what} ({asked}): {advice}") from error
 
 
 class Probe:

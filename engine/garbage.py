@@ -1,24 +1,33 @@
-"""Python's cyclic garbage collector, kept from stopping an engine in the middle of its work."""
+"""Python's cyclic garbage collector, kept from stopping a process in the middle of its work."""
 
 from __future__ import annotations
 
 import gc
 from typing import Final
 
-__all__ = ["calm_collector"]
+__all__ = ["calm_collector", "freeze_startup"]
 
 _OLD_GENERATION: Final = 1_000_000
 """Collections of the middle generation before one of the oldest: in practice, never."""
 
 
+def freeze_startup() -> None:
+    """Leave what is there now out of every later collection: modules, above all, which are for ever.
+
+    A full collection of a router visits some 60,000 objects without this, which stops every stream for 15 to
+    60 ms; with it, only what its requests have left.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 def calm_collector() -> None:
-    """Leave what is there now out of every later collection, and do not look through old objects again.
+    """Likewise, and do not look through old objects again.
 
     A full collection visits all containers of the process, among them every prompt and every list of pages:
     with a thousand requests it stopped the engine for 100 to 600 ms, several times a minute. What Baton drops
     is freed by reference counts; whoever has idle time may still call `gc.collect`.
     """
-    gc.collect()
-    gc.freeze()
+    freeze_startup()
     young, middle, _ = gc.get_threshold()
     gc.set_threshold(young, middle, _OLD_GENERATION)

@@ -11,7 +11,7 @@ from engine.attention import AttentionBackend, GraphableAttention, attention_for
 from engine.batch import Batch, BatchBuilder, scratch_batch
 from engine.config import EngineConfig
 from engine.cuda_graphs import GRAPH_BYTES, DecodeGraphs
-from engine.device_memory import Probe
+from engine.device_memory import Probe, advising
 from engine.errors import EngineError
 from engine.forward import Eager, Forward
 from engine.kv_pool import KVPool
@@ -96,15 +96,16 @@ class ModelRunner:
         """With `ranks`, every rank builds its runner at the same time: they size and rehearse together."""
         self._device = torch.device(config.device)
         self.ranks = ranks
-        self._model = load_model(
-            config.model_path,
-            device=config.device,
-            dtype=config.dtype,
-            load_format=config.load_format,
-            seed=config.seed,
-            progress=progress,
-            ranks=ranks,
-        )
+        with advising("the weights", "use a smaller model, or more ranks (--tensor-parallel-size)"):
+            self._model = load_model(
+                config.model_path,
+                device=config.device,
+                dtype=config.dtype,
+                load_format=config.load_format,
+                seed=config.seed,
+                progress=progress,
+                ranks=ranks,
+            )
         self.spec: ModelSpec = self._model.spec
         """Of the whole model."""
         self._sampler = Sampler(
@@ -177,15 +178,17 @@ class ModelRunner:
     # -------------------------------------------------------------------------------------- set-up
 
     def _pool(self, config: EngineConfig, num_pages: int) -> KVPool:
-        return KVPool(
-            num_pages=num_pages,
-            num_layers=self.spec.num_layers,
-            num_kv_heads=self._model.part.num_kv_heads,
-            head_dim=self.spec.head_dim,
-            page_size=config.page_size,
-            dtype=self._model.embed.weight.dtype,
-            device=self._device,
-        )
+        tokens = num_pages * config.page_size
+        with advising(f"a KV pool of {tokens} tokens", "lower --kv-pool-tokens or --kv-memory-fraction"):
+            return KVPool(
+                num_pages=num_pages,
+                num_layers=self.spec.num_layers,
+                num_kv_heads=self._model.part.num_kv_heads,
+                head_dim=self.spec.head_dim,
+                page_size=config.page_size,
+                dtype=self._model.embed.weight.dtype,
+                device=self._device,
+            )
 
     def _attention_over(self, pool: KVPool, config: EngineConfig) -> AttentionBackend:
         heads = self._model.part.num_heads
@@ -202,13 +205,15 @@ class ModelRunner:
         if config.chunk_budget is not None:
             largest = min(largest, config.chunk_budget + config.max_running_requests)
         batch = scratch_batch(largest, pool.scratch_page, config.page_size, self._device)
-        with Probe(self._device) as probe:
+        advice = "lower --chunked-prefill-size or --max-running-requests"
+        with advising(f"a step of {largest} tokens", advice), Probe(self._device) as probe:
             attention.prepare(batch)
             hidden = self._model(batch.input_ids, batch.positions, attention)
             self._sampler.rehearse(self._model.logits(hidden[: config.max_running_requests]))
         reserve = GRAPH_BYTES if config.cuda_graph_max_batch or config.cuda_graph_max_tokens else 0
         return probe.pages_that_fit(pool.page_bytes, fraction=config.kv_memory_fraction, reserve=reserve)
 
+    @advising("CUDA graphs", "lower --kv-memory-fraction, --cuda-graph-max-bs or --cuda-graph-max-tokens")
     @torch.inference_mode()
     def _ways(self, attention: AttentionBackend, config: EngineConfig, progress: Progress) -> list[Forward]:
         ways: list[Forward] = []

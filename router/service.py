@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from engine.checkpoint import Checkpoint, CheckpointError, resolve
+from engine.garbage import freeze_startup
 from engine.models.errors import UnsupportedModel
 from router.access import Access
 from router.admin import LOOPBACK, AdminServer, admin_app
@@ -148,6 +149,7 @@ class _Start:
         )
         generation = Generation(model, tokenizer, dispatcher, limits)
         service = await self._doors(generation, access, dispatcher, registry, metrics)
+        freeze_startup()
         self._summarize(model, plans, service, time.monotonic() - began)
         return service
 

@@ -87,10 +87,14 @@ class Cluster:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("setting", SETTINGS)
-async def test_eight_prompts_at_once(smollm2: Path, expected: Expected, mode: str, setting: str) -> None:
-    async with cluster(smollm2, mode, **SETTINGS[setting]) as cluster_:
-        answers = await cluster_.answers(list(expected.prompts.values()))
-        assert dict(zip(expected.prompts, answers, strict=True)) == expected.answers
+async def test_all_prompts_at_once(smollm2: Path, expected: Expected, mode: str, setting: str) -> None:
+    settings = SETTINGS[setting]
+    names = list(expected.prompts)
+    if settings.get("chunk_budget") == 16:
+        names.remove("4000 tokens")  # its 250 chunks take a minute and show what the 63 of another do
+    async with cluster(smollm2, mode, **settings) as cluster_:
+        answers = await cluster_.answers([expected.prompts[name] for name in names])
+        assert answers == [expected.answers[name] for name in names]
         await cluster_.all_pages_back()
 
 

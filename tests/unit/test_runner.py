@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from engine.device_memory import OutOfDeviceMemory
 from engine.plan import Chunk, StepPlan
 from engine.request import PENDING, Request
 from engine.runner import NOT_FINITE, ModelRunner
@@ -139,3 +140,25 @@ def test_steps_may_hold_the_same_slot_for_another_request(
     second = Request(id=77, prompt=prompt_of(11, seed=5), sampling=first.sampling, pages=[9, 8, 7], slot=0)
     step(runner, Chunk(second, 0, 11, 0))
     assert second.output == expected(oracle, prompt_of(11, seed=5), 1)
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ("engine.runner.load_model", "no room for the weights .*smaller model"),
+        ("engine.runner.KVPool", "no room for a KV pool of 256 tokens .*--kv-pool-tokens"),
+        ("engine.runner.Eager", "no room for CUDA graphs .*--cuda-graph-max-bs"),
+    ],
+)
+def test_a_device_without_room_is_an_error_that_names_the_flags(
+    where: str, said: str, folder: Path, oracle: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139.8 GiB"
+        )
+
+    monkeypatch.setattr(where, full)
+    with pytest.raises(OutOfDeviceMemory, match=said) as raised:
+        ModelRunner(make_config(folder))
+    assert "Tried to allocate 2.00 GiB): " in str(raised.value)
