@@ -33,6 +33,10 @@ _SAMPLING: Final = sampling_pb2.Sampling(
     max_tokens=3, top_p=1.0, repetition_penalty=1.0, ignore_eos=True, seed=1
 )
 """A few, so that the prefill worker has reported by the time the last one comes."""
+_TELLING: Final = 64_000_000
+"""Bytes below which a rate says more about messages than about the link."""
+_PCIE_LEAST: Final = 20e9
+"""Bytes a second: between GPUs of one machine, less means that they went by way of the host's memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,15 @@ class Link:
     num_bytes: int
     seconds: float
     """In which something was under way; 0 if the prefill worker's report came after the last token."""
+    between_gpus: bool = False
+    """Of one machine."""
+
+    @property
+    def is_detour(self) -> bool:
+        """Whether KV must have gone by way of the host, though it had no need to."""
+        return (
+            self.between_gpus and self.num_bytes >= _TELLING and self.num_bytes < _PCIE_LEAST * self.seconds
+        )
 
     def __str__(self) -> str:
         way = f"{self.prefill} → {self.decode}"
@@ -53,6 +66,7 @@ class Link:
         return (
             f"{way}: {self.num_bytes / 1e6:.1f} MB of KV over {self.transport} in "
             f"{self.seconds * 1e3:.1f} ms, {self.num_bytes / self.seconds / 1e9:.1f} GB/s"
+            + ("; that is by way of the host's memory: see `router doctor`" if self.is_detour else "")
         )
 
 
@@ -96,7 +110,14 @@ async def _measure(
         num_bytes = sum(push.bytes for push in pushes)
         transport = prefill.info.transport
         seconds = busy_seconds((push.begin_s, push.end_s) for push in pushes)
-        return Link(prefill.worker_id, decode.worker_id, transport, num_bytes, seconds)
+        return Link(
+            prefill.worker_id,
+            decode.worker_id,
+            transport,
+            num_bytes,
+            seconds,
+            between_gpus=_are_gpus_of_one_machine(prefill.info, decode.info),
+        )
     raise LinkBroken(
         f"KV does not get from {prefill.worker_id} to {decode.worker_id}: {reason}; "
         "`router doctor` looks into it"
@@ -110,6 +131,11 @@ def _longest_prompt(*workers: worker_pb2.WorkerInfo) -> int:
         longest = min(longest, info.chunked_prefill_size or longest, info.num_pages * info.page_size // 2)
         longest = min(longest, info.max_model_len - _SAMPLING.max_tokens - 1)
     return max(longest, 1)
+
+
+def _are_gpus_of_one_machine(*workers: worker_pb2.WorkerInfo) -> bool:
+    hosts = {info.metrics_address.rpartition(":")[0] for info in workers}
+    return len(hosts) == 1 and all(info.device.startswith("cuda") for info in workers)
 
 
 def busy_seconds(spans: Iterable[tuple[float, float]]) -> float:
