@@ -30,6 +30,19 @@ def oracle(model: PreTrainedModel, forced: Forced) -> tuple[torch.Tensor, torch.
     return exact, rounded
 
 
+def deviations(model: PreTrainedModel, work: list[Forced]) -> tuple[float, float]:
+    """From float32: of what was predicted, and of transformers' own bfloat16 run."""
+    predicted, exact, rounded = ([] for _ in range(3))
+    for forced in work:
+        positions = sorted(forced.predicted)
+        predicted += [forced.predicted[p] for p in positions]
+        for rows, answer in zip((exact, rounded), oracle(model, forced), strict=True):
+            rows += list(answer[positions])
+    assert len(predicted) > 100
+    ours, theirs = (deviation(torch.stack(rows), torch.stack(exact)) for rows in (predicted, rounded))
+    return ours, theirs
+
+
 def requests() -> list[Forced]:
     """Prompts from one token to many pages; each of 16-token pages, out of order in the pool."""
     lengths = [(200, 180), (37, 30), (90, 64), (12, 1), (300, 257)]
@@ -60,14 +73,7 @@ def test_logits_are_near_float32_as_those_of_transformers_in_bfloat16_are(
     runner = ModelRunner(gpu_config(tmp_path, cuda_graph_max_batch=graphs, cuda_graph_max_tokens=20 * graphs))
     work = requests()
     drive(runner, work, chunk=48)
-    predicted, exact, rounded = ([] for _ in range(3))
-    for forced in work:
-        positions = sorted(forced.predicted)
-        predicted += [forced.predicted[p] for p in positions]
-        for rows, answer in zip((exact, rounded), oracle(model, forced), strict=True):
-            rows += list(answer[positions])
-    assert len(predicted) > 100
-    ours, theirs = (deviation(torch.stack(rows), torch.stack(exact)) for rows in (predicted, rounded))
+    ours, theirs = deviations(model, work)
     # Rounding early in a context shifts all that follows it, so a few contexts scatter widely; a mistake in
     # positions, masks or pages moves the logits by as much as they are.
     assert ours < 3 * theirs + 1e-3, f"{name}: {ours:.5f} against {theirs:.5f}"

@@ -18,7 +18,7 @@ from engine.sampling import Sampling
 from tests.gpu.driving import gpu_config
 from tests.gpu.models import save
 from tests.gpu.test_gpu_engine import GREEDY, PROMPTS, expected
-from tests.gpu.test_gpu_logits import deviation, drive, oracle, requests
+from tests.gpu.test_gpu_logits import deviations, drive, requests
 from tests.process_crew import ProcessCrew
 from worker.config import WorkerConfig, WorkerRole
 
@@ -84,13 +84,7 @@ def test_logits_are_near_float32(size: int, graphs: int, tmp_path: Path) -> None
     work = requests()
     with shared(config) as runner:
         drive(runner, work, chunk=48)
-    predicted, exact, rounded = ([] for _ in range(3))
-    for forced in work:
-        positions = sorted(forced.predicted)
-        predicted += [forced.predicted[p] for p in positions]
-        for rows, answer in zip((exact, rounded), oracle(model, forced), strict=True):
-            rows += list(answer[positions])
-    ours, theirs = (deviation(torch.stack(rows), torch.stack(exact)) for rows in (predicted, rounded))
+    ours, theirs = deviations(model, work)
     assert ours < 3 * theirs + 1e-3, f"{ours:.5f} against {theirs:.5f}"
 
 
