@@ -12,6 +12,7 @@ from typing import Final
 __all__ = ["Rhythm"]
 
 _MARGIN_S: Final = 0.0003
+"""A device that waits costs everybody a little; a step missed costs one request a whole step."""
 _FORGET: Final = 0.1
 """How fast a long preparation, or an error, is forgotten: the next may be as large again."""
 _MEMORY: Final = 0.9
