@@ -1,0 +1,245 @@
+"""What scheduling makes of a load, on a GPU that is only arithmetic: to predict before measuring.
+
+    python -m benchmarks.simulate --rate 30 --itl-targets 14,20,30,0
+
+The real engine plans the steps, with its scheduler, pages, pacing and planning ahead; a formula says how long
+the device and the host take for each, and the clock jumps from one event to the next. Seconds of load take
+about as long to simulate. `Costs` are those of Llama-3.1-8B on an H200, fitted to measured steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.client import Record
+from benchmarks.report import Summary, summarize
+from benchmarks.workload import Uniform, Work, make_workload, parse_lengths
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.plan import StepPlan
+from engine.request import Request
+from engine.runner import StepResult
+from engine.sampling import Sampling
+
+__all__ = ["Costs", "simulate"]
+
+_TOKEN: Final = 5
+_VOCABULARY: Final = 1 << 17
+_LONG: Final = Uniform(8192, 32768)
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Seconds."""
+
+    weights: float = 4.7e-3
+    """To read all weights once: the least that the matrices of a step take."""
+    row: float = 21e-6
+    """Of matrices, for each token where they are more than that."""
+    context: float = 34e-9
+    """To read the KV of one token of a decode's context."""
+    pair: float = 1.05e-9
+    """Of attention, for a prompt token and one that it attends to."""
+    step: float = 0.9e-3
+    """Everything else on the device, and what a step with prompts adds."""
+    prompts: float = 2.8e-3
+    host: float = 1.1e-3
+    """Until the device can begin: likewise, and for each request."""
+    host_prompts: float = 0.7e-3
+    host_request: float = 4e-6
+    launch: float = 0.4e-3
+    launch_prompts: float = 2e-3
+    front: float = 4e-3
+    """HTTP, router and gRPC, there and back."""
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.noise = random.Random(1)
+
+
+@dataclass(slots=True)
+class _Step:
+    clock: _Clock
+    ends: float
+    answer: StepResult
+
+    def done(self) -> bool:
+        return self.ends <= self.clock.now
+
+    def result(self) -> StepResult:
+        self.clock.now = max(self.clock.now, self.ends)
+        return self.answer
+
+
+class _Spec:
+    vocab_size = _VOCABULARY
+    eos_token_ids = ()
+
+
+class _Device:
+    """What an engine asks of a runner."""
+
+    spec = _Spec()
+
+    def __init__(self, clock: _Clock, costs: Costs) -> None:
+        self._clock, self._costs = clock, costs
+        self._free = 0.0
+        """When it has done all that was launched."""
+
+    def prepare(self, plan: StepPlan) -> StepPlan:
+        costs, clock = self._costs, self._clock
+        seconds = costs.host + costs.host_request * len(plan.chunks)
+        seconds += costs.host_prompts if _prompt_tokens(plan) else 0.0
+        clock.now += seconds * clock.noise.uniform(0.9, 1.4)
+        return plan
+
+    def launch(self, plan: StepPlan) -> _Step:
+        clock = self._clock
+        seconds = self._seconds(plan) * clock.noise.uniform(0.985, 1.03)
+        self._free = max(self._free, clock.now) + seconds
+        clock.now += self._costs.launch_prompts if _prompt_tokens(plan) else self._costs.launch
+        sampled = sum(chunk.samples for chunk in plan.chunks)
+        return _Step(clock, self._free, StepResult([_TOKEN] * sampled, [None] * sampled))
+
+    def close(self) -> None:
+        pass
+
+    def _seconds(self, plan: StepPlan) -> float:
+        costs = self._costs
+        contexts = sum(chunk.end for chunk in plan.chunks if chunk.length == 1)
+        pairs = sum(chunk.length * chunk.end for chunk in plan.chunks if chunk.length > 1)
+        seconds = max(costs.weights, costs.row * plan.num_tokens) + costs.step
+        seconds += costs.context * contexts + costs.pair * pairs
+        return seconds + (costs.prompts if _prompt_tokens(plan) else 0.0)
+
+
+def simulate(
+    load: Sequence[Work], itl_target_s: float | None, costs: Costs, *, late: bool = True
+) -> list[Record]:
+    """One record a request, as a client would have it. `late`: plan when `engine.rhythm` says."""
+    clock = _Clock()
+    device: Any = _Device(clock, costs)
+    engine = Engine(_config(itl_target_s), runner=device, clock=lambda: clock.now)
+    records = [Record(sent=work.arrival_s - costs.front, prompt_tokens=len(work.prompt)) for work in load]
+    coming = 0
+    while coming < len(load) or engine.has_work:
+        while coming < len(load) and load[coming].arrival_s <= clock.now:
+            engine.submit(_request(coming, load[coming]))
+            coming += 1
+        due = (engine.plan_at() if late else 0.0) if engine.has_work else math.inf
+        if clock.now < due:
+            clock.now = min(due, load[coming].arrival_s) if coming < len(load) else due
+            continue
+        for token in engine.step().tokens:
+            record = records[token.request.id]
+            record.arrivals.append(clock.now)
+            record.output_tokens += 1
+            record.ended = clock.now
+    return records
+
+
+def _config(itl_target_s: float | None) -> EngineConfig:
+    return EngineConfig(
+        model_path=Path("none"),
+        num_pages=60_000,
+        max_model_len=40_960,
+        chunk_budget=16_384,
+        radix_cache=False,
+        itl_target_s=itl_target_s,
+        overlap=True,
+    )
+
+
+def _request(number: int, work: Work) -> Request:
+    sampling = Sampling(max_tokens=work.max_tokens, ignore_eos=True)
+    assert not isinstance(work.prompt, str)
+    return Request(id=number, prompt=list(work.prompt), sampling=sampling)
+
+
+def _prompt_tokens(plan: StepPlan) -> int:
+    return sum(chunk.length for chunk in plan.chunks if chunk.length > 1)
+
+
+def main() -> None:
+    options = _parser().parse_args()
+    load = _load(options)
+    console = Console()
+    with console.status("") as status:
+        summaries = {}
+        for target in options.itl_targets:
+            status.update(f"--itl-target-ms {target:g} …")
+            summaries[target] = summarize(
+                simulate(load, target / 1e3 or None, Costs(), late=not options.early)
+            )
+    lengths = f"{options.input_length} in, {options.output_length} out"
+    title = f"{len(load)} requests, {options.rate:g} a second: {lengths}"
+    console.print(_table(summaries, title))
+
+
+def _load(options: argparse.Namespace) -> list[Work]:
+    count = max(1, round(options.rate * options.seconds))
+    usual, long = (
+        make_workload(
+            count=count,
+            rate=options.rate,
+            input_lengths=lengths,
+            output_lengths=parse_lengths(options.output_length),
+            seed=options.seed,
+        )
+        for lengths in (parse_lengths(options.input_length), _LONG)
+    )
+    rng = random.Random(options.seed)
+    return [
+        replace(work, prompt=other.prompt) if rng.random() < options.long else work
+        for work, other in zip(usual, long, strict=True)
+    ]
+
+
+def _table(summaries: dict[float, Summary], title: str) -> Table:
+    table = Table(title=title, title_justify="left", show_edge=False)
+    for name in ("ITL target, ms", "TTFT p50, ms", "p99", "TPOT p50, ms", "ITL p99, ms", "max"):
+        table.add_column(name, justify="right")
+    for target, s in summaries.items():
+        values = (s.ttft.p50, s.ttft.p99, s.tpot.p50, s.itl.p99, s.itl.max)
+        table.add_row(f"{target:g}" if target else "none", *(f"{1e3 * value:,.1f}" for value in values))
+    return table
+
+
+def _targets(text: str) -> list[float]:
+    return [float(target) for target in text.split(",")]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.simulate",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--rate", type=float, default=30.0, metavar="R", help="requests a second")
+    parser.add_argument("--seconds", type=float, default=20.0, metavar="S", help="for which they come")
+    parser.add_argument("--input-length", default="lognormal:372:0.8:4096", metavar="LENGTHS")
+    parser.add_argument("--output-length", default="lognormal:200:0.7:1024", metavar="LENGTHS")
+    parser.add_argument(
+        "--long", type=float, default=0.0, metavar="SHARE", help="of prompts that have 8k to 32k tokens"
+    )
+    parser.add_argument(
+        "--itl-targets", type=_targets, default="14,20,30,0", metavar="MS,…", help="0: no target"
+    )
+    parser.add_argument("--early", action="store_true", help="plan each step as soon as possible")
+    parser.add_argument("--seed", type=int, default=1)
+    return parser
+
+
+if __name__ == "__main__":
+    main()
