@@ -3,8 +3,8 @@
     python -m benchmarks.simulate --rate 30 --itl-targets 14,20,30,0
 
 The real engine plans the steps, with its scheduler, pages, pacing and planning ahead; a formula says how long
-the device and the host take for each, and the clock jumps from one event to the next. Seconds of load take
-about as long to simulate. `Costs` are those of Llama-3.1-8B on an H200, fitted to measured steps.
+the device and the host take for each, and the clock jumps from one event to the next. `Costs` are those of
+Llama-3.1-8B on an H200, fitted to measured steps.
 """
 
 from __future__ import annotations
@@ -50,14 +50,19 @@ class Costs:
     pair: float = 1.05e-9
     """Of attention, for a prompt token and one that it attends to."""
     step: float = 0.9e-3
-    """Everything else on the device, and what a step with prompts adds."""
+    """Of everything else on the device."""
     prompts: float = 2.8e-3
+    """What a step with prompts in it adds to that."""
     host: float = 1.1e-3
-    """Until the device can begin: likewise, and for each request."""
+    """Of the host, until the device can begin."""
     host_prompts: float = 0.7e-3
+    """What prompts add to that."""
     host_request: float = 4e-6
+    """What each request adds to that."""
     launch: float = 0.4e-3
+    """Of the host, once the device can begin: a graph."""
     launch_prompts: float = 2e-3
+    """Likewise: a chain of graphs."""
     front: float = 4e-3
     """HTTP, router and gRPC, there and back."""
 
@@ -100,7 +105,7 @@ class _Device:
     def prepare(self, plan: StepPlan) -> StepPlan:
         costs, clock = self._costs, self._clock
         seconds = costs.host + costs.host_request * len(plan.chunks)
-        seconds += costs.host_prompts if _prompt_tokens(plan) else 0.0
+        seconds += costs.host_prompts if plan.prompt_tokens else 0.0
         clock.now += seconds * clock.noise.uniform(0.9, 1.4)
         return plan
 
@@ -108,7 +113,7 @@ class _Device:
         clock = self._clock
         seconds = self._seconds(plan) * clock.noise.uniform(0.985, 1.03)
         self._free = max(self._free, clock.now) + seconds
-        clock.now += self._costs.launch_prompts if _prompt_tokens(plan) else self._costs.launch
+        clock.now += self._costs.launch_prompts if plan.prompt_tokens else self._costs.launch
         sampled = sum(chunk.samples for chunk in plan.chunks)
         return _Step(clock, self._free, StepResult([_TOKEN] * sampled, [None] * sampled))
 
@@ -121,7 +126,7 @@ class _Device:
         pairs = sum(chunk.length * chunk.end for chunk in plan.chunks if chunk.length > 1)
         seconds = max(costs.weights, costs.row * plan.num_tokens) + costs.step
         seconds += costs.context * contexts + costs.pair * pairs
-        return seconds + (costs.prompts if _prompt_tokens(plan) else 0.0)
+        return seconds + (costs.prompts if plan.prompt_tokens else 0.0)
 
 
 def simulate(
@@ -165,10 +170,6 @@ def _request(number: int, work: Work) -> Request:
     sampling = Sampling(max_tokens=work.max_tokens, ignore_eos=True)
     assert not isinstance(work.prompt, str)
     return Request(id=number, prompt=list(work.prompt), sampling=sampling)
-
-
-def _prompt_tokens(plan: StepPlan) -> int:
-    return sum(chunk.length for chunk in plan.chunks if chunk.length > 1)
 
 
 def main() -> None:

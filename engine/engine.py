@@ -145,7 +145,7 @@ class Engine:
             if self.config.overlap:
                 now, before = self._clock(), self._launched
                 dry = before is not None and before.step.done()
-                self._rhythm.prepared(_prompt_tokens(plan), now - began, now, dry=dry)
+                self._rhythm.prepared(plan.prompt_tokens, now - began, now, dry=dry)
             launched = _Launched(plan, self.runner.launch(step))
         if self.config.overlap:
             launched, self._launched = self._launched, launched
@@ -241,7 +241,7 @@ class Engine:
         """Let the scheduler know how long those who decode had to wait for a step with prompts in it."""
         now = self._clock()
         since, self._completed_at = self._completed_at, now
-        prompt_tokens = _prompt_tokens(plan)
+        prompt_tokens = plan.prompt_tokens
         has_decodes = plan.num_tokens > prompt_tokens
         if self.scheduler.pacer is not None and has_decodes and prompt_tokens and since > -math.inf:
             self.scheduler.pacer.observe(prompt_tokens, now - since)
@@ -304,7 +304,3 @@ class Engine:
         trusted = request.id not in self._distrusted
         self._distrusted.discard(request.id)
         self.kv.release(request, keep=trusted)
-
-
-def _prompt_tokens(plan: StepPlan) -> int:
-    return sum(chunk.length for chunk in plan.chunks if chunk.length > 1)

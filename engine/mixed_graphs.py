@@ -65,7 +65,7 @@ class MixedGraphs:
         scratch_slot: int,
         progress: Progress,
     ) -> None:
-        """`largest`: tokens of the largest step. Capturing takes about a tenth of a second a size."""
+        """`largest`: tokens of the largest step."""
         self._model = model
         self._attention = attention
         self._sizes = token_sizes(largest)

@@ -41,5 +41,10 @@ class StepPlan:
     def num_tokens(self) -> int:
         return sum(chunk.length for chunk in self.chunks)
 
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of chunks that are no decodes."""
+        return sum(chunk.length for chunk in self.chunks if chunk.length > 1)
+
     def __bool__(self) -> bool:
         return bool(self.chunks)

@@ -76,8 +76,11 @@ class _Line:
         self._n = self._x = self._y = self._xx = self._xy = 0.0
 
     def observe(self, x: float, y: float) -> None:
-        for name, value in (("_n", 1.0), ("_x", x), ("_y", y), ("_xx", x * x), ("_xy", x * y)):
-            setattr(self, name, _MEMORY * getattr(self, name) + value)
+        self._n = _MEMORY * self._n + 1.0
+        self._x = _MEMORY * self._x + x
+        self._y = _MEMORY * self._y + y
+        self._xx = _MEMORY * self._xx + x * x
+        self._xy = _MEMORY * self._xy + x * y
 
     def at(self, x: float) -> float:
         """0 where nothing was observed."""

@@ -229,10 +229,13 @@ class _Graphs:
 
 
 def _graphs(config: RouterConfig, machine: Machine, role: WorkerRole, ranks: int) -> _Graphs:
+    batch, tokens = config.cuda_graph_max_bs, config.cuda_graph_max_tokens
     if machine.device == "cpu":
+        for name in ("cuda_graph_max_bs", "cuda_graph_max_tokens"):
+            if size := getattr(config, name):
+                raise PlanError(f"{flag_name(name)} {size} needs a GPU; leave it out, or use --device cuda")
         return _Graphs()
     suited = defaults_for(machine.memory_bytes, ranks)
-    batch, tokens = config.cuda_graph_max_bs, config.cuda_graph_max_tokens
     if role is WorkerRole.PREFILL:
         batch = 0  # its steps have prompts in them
     return _Graphs(

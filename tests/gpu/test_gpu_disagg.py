@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 
@@ -66,8 +67,6 @@ class TestThroughTheRouter:
 
 
 def complete(url: str, prompt: list[int]) -> str:
-    import httpx
-
     body = {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
     body["model"] = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
     response = httpx.post(f"{url}/v1/completions", json=body, timeout=60)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine.checkpoint import Checkpoint
-from router.config import Device, Dtype, Mode, RouterConfig
+from router.config import Device, Dtype, Mode, RouterConfig, flag_name
 from router.worker_plan import Machine, PlanError, device_for, plan_workers
 from worker.config import WorkerConfig, WorkerRole
 
@@ -112,6 +112,13 @@ def test_a_gpu_worker_overlaps_captures_graphs_paces_prompts_and_sizes_its_own_p
     on_cpu = plan(checkpoint).engine
     assert (on_cpu.overlap, on_cpu.cuda_graph_max_batch, on_cpu.itl_target_s) == (False, 0, None)
     assert on_cpu.cuda_graph_max_tokens == 0
+
+
+@pytest.mark.parametrize("name", ["cuda_graph_max_bs", "cuda_graph_max_tokens"])
+def test_graphs_are_not_promised_to_a_cpu(checkpoint: Checkpoint, name: str) -> None:
+    with pytest.raises(PlanError, match=f"{flag_name(name)} 8 needs a GPU"):
+        plan(checkpoint, **{name: 8})
+    assert plan(checkpoint, **{name: 0}).engine.cuda_graph_max_batch == 0
 
 
 def test_a_prefill_worker_has_no_decodes_to_capture(checkpoint: Checkpoint) -> None:
