@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from engine.page_lists import PageLists, starts_of
 from engine.request import PENDING
 from engine.staging import send
 from engine.step_inputs import Ints, StepInputs
@@ -35,8 +36,8 @@ class Batch:
     """[R + 1]: request r owns rows query_indptr[r] to query_indptr[r + 1]."""
     context_lens: Ints
     """[R]: tokens that the last row of a request attends to, itself included."""
-    block_tables: Ints
-    """[R, widest]: pages of each request, then the scratch page."""
+    page_lists: PageLists
+    """The pages of each request that hold its context."""
 
     sample_rows: torch.Tensor
     """[S] int64: rows whose hidden state predicts a token."""
@@ -55,7 +56,7 @@ class BatchBuilder:
     """Builds batches, of steps in the order in which they were written. O(tokens), in numpy.
 
     Block tables live in one array with a row a slot. A row is rewritten only when a step says that the
-    slot's pages are others than before.
+    slot's pages are others than before; a batch gets of each what its context takes.
     """
 
     def __init__(
@@ -76,17 +77,15 @@ class BatchBuilder:
         page_size = self._page_size
         slots, starts, lengths = inputs.slots, inputs.starts, inputs.lengths
         context_lens = starts + lengths
-        indptr = np.zeros(len(slots) + 1, dtype=np.int64)
-        np.cumsum(lengths, out=indptr[1:])
+        indptr = starts_of(lengths)
 
         self._refresh_tables(inputs)
-        widest = -(-int(context_lens.max()) // page_size)
-        tables = self._tables[slots, :widest]
+        page_lists = self._page_lists(slots, -(-context_lens // page_size))
 
         owner = np.repeat(np.arange(len(slots)), lengths)
         positions = np.arange(indptr[-1]) + (starts - indptr[:-1])[owner]
         page, offset = np.divmod(positions, page_size)
-        slot_mapping = tables[owner, page] * page_size + offset
+        slot_mapping = page_lists.pages[page_lists.indptr[owner] + page] * page_size + offset
 
         sampling = inputs.samples.astype(np.bool_)
         pending = np.flatnonzero(inputs.input_ids == PENDING)
@@ -102,12 +101,17 @@ class BatchBuilder:
             num_chunks=int(np.count_nonzero(lengths > 1)),
             query_indptr=indptr,
             context_lens=context_lens,
-            block_tables=tables,
+            page_lists=page_lists,
             sample_rows=sent[3],
             sample_slots=sent[4],
             pending_rows=sent[5],
             pending_slots=sent[6],
         )
+
+    def _page_lists(self, slots: Ints, counts: Ints) -> PageLists:
+        tables = self._tables
+        lists = [tables[slot, :count] for slot, count in zip(slots.tolist(), counts.tolist(), strict=True)]
+        return PageLists(np.concatenate(lists), starts_of(counts))
 
     def _refresh_tables(self, inputs: StepInputs) -> None:
         end = 0
@@ -130,7 +134,7 @@ def scratch_batch(num_tokens: int, scratch_page: int, page_size: int, device: to
         num_chunks=1 if num_tokens > 1 else 0,
         query_indptr=np.array([0, num_tokens], dtype=np.int64),
         context_lens=np.array([num_tokens], dtype=np.int64),
-        block_tables=np.full((1, -(-num_tokens // page_size)), scratch_page, dtype=np.int64),
+        page_lists=PageLists.of([[scratch_page] * -(-num_tokens // page_size)]),
         sample_rows=sent[3],
         sample_slots=sent[3],
         pending_rows=sent[3],

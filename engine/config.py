@@ -51,6 +51,8 @@ class EngineConfig:
     """Tokens a step may compute; None: whole prompts at once, chunking is off."""
     itl_target_s: float | None = None
     """While requests decode, prompts get as much of a step as keeps the time between steps near this."""
+    token_tile: int = 1
+    """Rows that the device's matrix kernels compute at a time: such steps are rounded to them."""
     long_prefill_token_threshold: int | None = None
     """At most this many tokens of one prompt a step."""
     batching: Batching = Batching.MIXED

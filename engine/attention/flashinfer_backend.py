@@ -1,39 +1,24 @@
 """Attention on NVIDIA GPUs, through flashinfer's kernels.
 
 A mixed batch takes two kernels: prompt chunks go through the one that is best at many query rows (FA3 on
-Hopper), single tokens through FA2 with the query heads of a key head as its rows, which splits long contexts
+Hopper), single tokens through FA2 with the query heads of a key head as its rows, and long contexts split
 among multiprocessors. One call for all would be slower than the two in turn.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
-
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from engine.attention.flashinfer_chunks import ChunkAttention, page_counts, used_pages
-from engine.attention.flashinfer_kernels import Heads, Kernel, PagedKernel, Ragged, Tables
-from engine.batch import Batch, Ints
+from engine.attention.flashinfer_chunks import ChunkAttention
+from engine.attention.flashinfer_decodes import DecodeKernel, Decodes
+from engine.attention.flashinfer_kernels import Heads
+from engine.batch import Batch
 from engine.kernels.store import store_kv
 from engine.kv_pool import KVPool
-from engine.staging import send
+from engine.page_lists import PageLists
 
 __all__ = ["FlashInferAttention"]
-
-_QUERY_TILE: Final = 16
-"""Rows of the smallest tile of FA2: what a decode occupies, whatever it fills."""
-_MIN_WORKSPACE: Final = 128 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class _Graph:
-    """The launch that a captured decode graph of one size was made with."""
-
-    tables: Tables
-    launch: list[int]
 
 
 class FlashInferAttention:
@@ -41,21 +26,11 @@ class FlashInferAttention:
         self._pool = pool
         device, dtype = pool.tensor.device, pool.tensor.dtype
         heads = Heads(num_heads, pool.num_kv_heads, pool.head_dim)
-        # Room for the partial results of max_requests decodes, an output tile each and some to split.
-        tiles = max_requests + max_requests * num_heads // pool.num_kv_heads // _QUERY_TILE + 64
-        needed = num_heads * tiles * _QUERY_TILE * (pool.head_dim + 1) * 4
-        workspace = torch.empty(max(needed, _MIN_WORKSPACE), dtype=torch.uint8, device=device)
-        hopper = torch.cuda.get_device_capability(device) == (9, 0)
-        self._chunks = ChunkAttention(pool, heads, workspace, hopper=hopper)
-        self._decodes, self._graph_decodes = (
-            PagedKernel(Kernel.FA2, heads, pool.page_size, dtype, workspace, causal=False, in_graph=in_graph)
-            for in_graph in (False, True)
-        )
-        self._active_decodes = self._decodes
+        self._chunks = ChunkAttention(pool, heads)
+        self._decodes = DecodeKernel(heads, pool.page_size, dtype, device, max_requests=max_requests)
         self._num_chunk_rows = 0
         self._num_decodes = 0
         self._slots = torch.empty(0, dtype=torch.int64, device=device)
-        self._graphs: dict[int, _Graph] = {}
         self._graph_ints = torch.empty(0, dtype=torch.int32, device=device)
         self._graph_slots = torch.empty(0, dtype=torch.int64, device=device)
 
@@ -65,12 +40,10 @@ class FlashInferAttention:
         self._num_decodes = batch.num_requests - n
         self._slots = batch.slot_mapping
         if n:
-            self._chunks.prepare(batch.query_indptr[: n + 1], batch.context_lens[:n], batch.block_tables[:n])
+            lists = batch.page_lists.part(0, n)
+            self._chunks.prepare(batch.query_indptr[: n + 1], batch.context_lens[:n], lists)
         if self._num_decodes:
-            shape, last_fills, pages = self._decode_arrays(batch.context_lens[n:], batch.block_tables[n:])
-            arrays = [shape.query_indptr, shape.kv_indptr, pages, last_fills]
-            self._decodes.plan(shape, Tables(*send(arrays, self._pool.tensor.device)))
-        self._active_decodes = self._decodes
+            self._decodes.plan(Decodes(batch.context_lens[n:], batch.page_lists.part(n, batch.num_requests)))
 
     def forward(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         self.store(layer, k, v, self._slots)
@@ -86,65 +59,42 @@ class FlashInferAttention:
         if rows:
             self._chunks.run(q[:rows], pages, out[:rows])
         if self._num_decodes:
-            self._active_decodes.run(q[rows:], pages, out[rows:])
-
-    def _decode_arrays(
-        self, context_lens: Ints, block_tables: Ints
-    ) -> tuple[Ragged, npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-        """The shape of a batch of decodes, tokens in each one's last page, and all their pages."""
-        used, last_fills = page_counts(context_lens, self._pool.page_size)
-        rows = np.arange(len(used) + 1, dtype=np.int32)
-        kv_indptr = np.zeros(len(used) + 1, dtype=np.int32)
-        np.cumsum(used, out=kv_indptr[1:])
-        shape = Ragged(rows, kv_indptr, context_lens.astype(np.int32))
-        return shape, last_fills, used_pages(block_tables, used)
+            self._decodes.run(q[rows:], pages, out[rows:])
 
     # -------------------------------------------------------------------------------------- graphs
 
     def init_graphs(self, max_batch: int, max_model_len: int) -> None:
         device = self._pool.tensor.device
-        widest = -(-max_model_len // self._pool.page_size)
-        # One buffer: for a graph of B decodes, 2 * (B + 1) row ends, B page fills, then the pages.
-        size = 3 * (max_batch + 1) + max_batch * widest
+        pages = max_batch * -(-max_model_len // self._pool.page_size)
+        # One buffer for graphs of all sizes: each has its own layout of it.
+        size = self._decodes.ints_for(max_batch, pages)
         self._graph_ints = torch.zeros(size, dtype=torch.int32, device=device)
         self._graph_slots = torch.full((max_batch,), self._scratch_slot, dtype=torch.int64, device=device)
 
+    def fits_graph(self, batch: Batch, batch_size: int) -> bool:
+        return self._decodes.fits_graph(self._padded(batch, batch_size))
+
     def prepare_capture(self, batch_size: int) -> None:
-        ones = np.ones(batch_size, dtype=np.int64)
-        scratch = np.full((batch_size, 1), self._pool.scratch_page, dtype=np.int64)
-        tables = self._fill_graph(ones, scratch, batch_size)
+        none = Decodes(np.empty(0, dtype=np.int64), PageLists.of([]))
         self._graph_slots.fill_(self._scratch_slot)
-        self._graphs[batch_size] = _Graph(tables, self._graph_decodes.launch)
-        self._enter_graph(batch_size)
+        self._enter_graph(none.padded(batch_size, self._pool.scratch_page))
 
     def prepare_replay(self, batch: Batch, batch_size: int) -> None:
-        missing = batch_size - batch.num_requests
-        context_lens = np.pad(batch.context_lens, (0, missing), constant_values=1)
-        tables = np.pad(batch.block_tables, ((0, missing), (0, 0)), constant_values=self._pool.scratch_page)
-        self._fill_graph(context_lens, tables, batch_size)
-        if self._graph_decodes.launch != self._graphs[batch_size].launch:
-            raise RuntimeError("flashinfer planned another launch than the one that was captured")
-        self._graph_slots[: batch.num_requests].copy_(batch.slot_mapping)
-        if missing:
-            self._graph_slots[batch.num_requests : batch_size].fill_(self._scratch_slot)
-        self._enter_graph(batch_size)
+        n = batch.num_requests
+        self._graph_slots[:n].copy_(batch.slot_mapping)
+        if n < batch_size:
+            self._graph_slots[n:batch_size].fill_(self._scratch_slot)
+        self._enter_graph(self._padded(batch, batch_size))
 
-    def _fill_graph(self, context_lens: Ints, block_tables: Ints, batch_size: int) -> Tables:
-        shape, last_fills, pages = self._decode_arrays(context_lens, block_tables)
-        packed = np.concatenate([shape.query_indptr, shape.kv_indptr, last_fills, pages])
-        self._graph_ints[: len(packed)].copy_(torch.from_numpy(packed).pin_memory(), non_blocking=True)
-        ends = batch_size + 1
-        ints = self._graph_ints
-        last = ints[2 * ends : 2 * ends + batch_size]
-        tables = Tables(ints[:ends], ints[ends : 2 * ends], ints[2 * ends + batch_size :], last)
-        self._graph_decodes.plan(shape, tables)
-        return tables
+    def _padded(self, batch: Batch, batch_size: int) -> Decodes:
+        decodes = Decodes(batch.context_lens, batch.page_lists)
+        return decodes.padded(batch_size - batch.num_requests, self._pool.scratch_page)
 
-    def _enter_graph(self, batch_size: int) -> None:
+    def _enter_graph(self, decodes: Decodes) -> None:
+        self._decodes.plan_into(self._graph_ints, decodes)
         self._num_chunk_rows = 0
-        self._num_decodes = batch_size
-        self._slots = self._graph_slots[:batch_size]
-        self._active_decodes = self._graph_decodes
+        self._num_decodes = len(decodes.context_lens)
+        self._slots = self._graph_slots[: self._num_decodes]
 
     @property
     def _scratch_slot(self) -> int:

@@ -14,10 +14,14 @@ from engine.attention.kernel_choice import splits_contexts
 from engine.batch import Ints
 from engine.kernels.gather import gather_kv
 from engine.kv_pool import KVPool
+from engine.page_lists import PageLists, starts_of
 from engine.staging import send
 
-__all__ = ["ChunkAttention", "page_counts", "used_pages"]
+__all__ = ["ChunkAttention"]
 
+_MIN_WORKSPACE: Final = 128 << 20
+_FA2_ROWS: Final = 128
+"""Queries that a thread block of FA2 has at most."""
 _GATHERED_BYTES: Final = 512 << 20
 """The copy of one layer's keys and values may be so large; a step that needs more reads pages."""
 _WORTH_A_COPY: Final = 700
@@ -34,40 +38,43 @@ class _Gathering:
 
 
 class ChunkAttention:
-    def __init__(self, pool: KVPool, heads: Heads, workspace: torch.Tensor, *, hopper: bool) -> None:
+    def __init__(self, pool: KVPool, heads: Heads) -> None:
         self._pool = pool
         self._num_heads = heads.query
         dtype, device = pool.tensor.dtype, pool.tensor.device
+        hopper = torch.cuda.get_device_capability(device) == (9, 0)
         self._multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+        # FA2 splits a context while two thread blocks a multiprocessor hold all of its parts.
+        rows = 2 * self._multiprocessors * heads.query // heads.kv * _FA2_ROWS
+        partial_results = max(rows * (heads.dim + 1) * 4, _MIN_WORKSPACE)
+        workspace = torch.empty(partial_results, dtype=torch.uint8, device=device)
         kernel = Kernel.FA3 if hopper else Kernel.FA2
-        self._paged = self._whole = PagedKernel(kernel, heads, pool.page_size, dtype, workspace, causal=True)
+        self._paged = self._whole = PagedKernel(kernel, heads, pool.page_size, dtype, workspace)
         self._split = (
-            PagedKernel(Kernel.FA2, heads, pool.page_size, dtype, workspace, causal=True)
-            if hopper
-            else self._whole
+            PagedKernel(Kernel.FA2, heads, pool.page_size, dtype, workspace) if hopper else self._whole
         )
         # FA3 loads rows in bulk but has to collect pages token by token; FA2 does the same for both.
-        self._ragged = RaggedKernel(kernel, heads, 1, dtype, workspace, causal=True)
+        self._ragged = RaggedKernel(kernel, heads, 1, dtype, workspace)
         row_bytes = 2 * pool.num_kv_heads * pool.head_dim * pool.tensor.element_size()
         max_rows = _GATHERED_BYTES // row_bytes if hopper else 0
         self._copy = torch.empty((2, max_rows, pool.num_kv_heads, pool.head_dim), dtype=dtype, device=device)
         self._gathering: _Gathering | None = None
 
-    def prepare(self, query_indptr: Ints, context_lens: Ints, block_tables: Ints) -> None:
+    def prepare(self, query_indptr: Ints, context_lens: Ints, page_lists: PageLists) -> None:
         """Plan a step of chunks; arrays as in Batch, of the chunks alone."""
         lengths = np.diff(query_indptr)
         if splits_contexts(lengths, context_lens, self._num_heads, self._multiprocessors):
             self._paged = self._split
-            self._plan_pages(query_indptr, context_lens, block_tables)
+            self._plan_pages(query_indptr, context_lens, page_lists)
             return
         self._paged = self._whole
         padded = -(-(context_lens + RaggedKernel.TILE) // self._pool.page_size)
         num_rows = int(padded.sum()) * self._pool.page_size
         readers = float(lengths @ context_lens) / float(context_lens.sum())
         if num_rows <= self._copy.shape[1] and readers >= _WORTH_A_COPY:
-            self._plan_copy(query_indptr, context_lens, block_tables, padded)
+            self._plan_copy(query_indptr, context_lens, page_lists, padded)
         else:
-            self._plan_pages(query_indptr, context_lens, block_tables)
+            self._plan_pages(query_indptr, context_lens, page_lists)
 
     def run(self, q: torch.Tensor, pages: torch.Tensor, out: torch.Tensor) -> None:
         """Attend with all rows of the chunks, `[T, heads, dim]`, to one layer of the pool."""
@@ -78,45 +85,25 @@ class ChunkAttention:
         gather_kv(pages, self._gathering.sources, self._gathering.fills, rows)
         self._ragged.run(q, rows[0], rows[1], out)
 
-    def _plan_pages(self, query_indptr: Ints, context_lens: Ints, block_tables: Ints) -> None:
-        used, last_fills = page_counts(context_lens, self._pool.page_size)
-        batch = Ragged(_int32(query_indptr), _int32(_starts(used)), _int32(context_lens))
-        arrays = [batch.query_indptr, batch.kv_indptr, used_pages(block_tables, used), last_fills]
+    def _plan_pages(self, query_indptr: Ints, context_lens: Ints, page_lists: PageLists) -> None:
+        batch = Ragged(_int32(query_indptr), _int32(page_lists.indptr), _int32(context_lens))
+        last_fills = context_lens - (page_lists.counts - 1) * self._pool.page_size
+        arrays = [batch.query_indptr, batch.kv_indptr, _int32(page_lists.pages), _int32(last_fills)]
         self._paged.plan(batch, Tables(*send(arrays, self._pool.tensor.device)))
         self._gathering = None
 
-    def _plan_copy(
-        self, query_indptr: Ints, context_lens: Ints, block_tables: Ints, padded: npt.NDArray[np.int64]
-    ) -> None:
+    def _plan_copy(self, query_indptr: Ints, context_lens: Ints, page_lists: PageLists, padded: Ints) -> None:
         page_size = self._pool.page_size
-        first = _starts(padded)
+        first = starts_of(padded)
         owner = np.repeat(np.arange(len(padded)), padded)
         index = np.arange(first[-1]) - first[owner]
         fills = np.clip(context_lens[owner] - index * page_size, 0, page_size)
-        sources = block_tables[owner, np.where(fills > 0, index, 0)]
+        sources = page_lists.pages[page_lists.indptr[owner] + np.where(fills > 0, index, 0)]
         batch = Ragged(_int32(query_indptr), _int32(first * page_size), _int32(context_lens))
         arrays = [batch.query_indptr, batch.kv_indptr, _int32(sources), _int32(fills)]
         query_rows, kv_rows, sent_sources, sent_fills = send(arrays, self._pool.tensor.device)
         self._ragged.plan(batch, query_rows, kv_rows)
         self._gathering = _Gathering(sent_sources, sent_fills, int(first[-1]) * page_size)
-
-
-def page_counts(context_lens: Ints, page_size: int) -> tuple[Ints, npt.NDArray[np.int32]]:
-    """Pages of each request, and tokens in the last of them."""
-    used = -(-context_lens // page_size)
-    return used, _int32(context_lens - (used - 1) * page_size)
-
-
-def used_pages(block_tables: Ints, used: Ints) -> npt.NDArray[np.int32]:
-    """The used part of every row, one after the other."""
-    return _int32(block_tables[np.arange(block_tables.shape[1]) < used[:, None]])
-
-
-def _starts(lengths: Ints) -> Ints:
-    """[R + 1]: where each begins if they follow one another."""
-    starts = np.zeros(len(lengths) + 1, dtype=np.int64)
-    np.cumsum(lengths, out=starts[1:])
-    return starts
 
 
 def _int32(array: Ints) -> npt.NDArray[np.int32]:

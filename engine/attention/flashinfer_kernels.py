@@ -15,7 +15,16 @@ import numpy.typing as npt
 import torch
 from flashinfer.prefill import get_batch_prefill_module
 
-__all__ = ["Heads", "Kernel", "PagedKernel", "Ragged", "RaggedKernel", "Tables"]
+__all__ = [
+    "Heads",
+    "Kernel",
+    "PagedKernel",
+    "Ragged",
+    "RaggedKernel",
+    "Tables",
+    "kernel_module",
+    "run_paged",
+]
 
 _INT_WORKSPACE_BYTES: Final = 8 << 20
 
@@ -59,18 +68,76 @@ class Tables:
     last_page_lens: torch.Tensor
 
 
+def kernel_module(kernel: Kernel, heads: Heads, dtype: torch.dtype) -> Any:
+    """flashinfer's compiled functions, loaded or compiled at the first call."""
+    return get_batch_prefill_module(
+        kernel.value, dtype, dtype, dtype, torch.int32, heads.dim, heads.dim, 0, False, False, False
+    )
+
+
+def run_paged(
+    module: Any,
+    floats: torch.Tensor,
+    ints: torch.Tensor,
+    plan: list[int],
+    q: torch.Tensor,
+    pages: torch.Tensor,
+    tables: Tables,
+    out: torch.Tensor,
+    *,
+    causal: bool,
+) -> None:
+    """Attend with q `[T, heads, dim]` to one layer of the pool, `[page, 2, kv_head, token, dim]`, by a plan.
+
+    `floats` holds partial results; `plan` says where in `ints` the plan's arrays lie, and how large the grid
+    is.
+    """
+    module.paged_run(
+        floats,
+        ints,
+        plan,
+        q,
+        pages[:, 0],
+        pages[:, 1],
+        tables.query_indptr,
+        tables.page_indptr,
+        tables.pages,
+        tables.last_page_lens,
+        out,
+        *_options(causal=causal, layout=_HND, head_dim=q.shape[-1]),
+        *_UNSCALED,
+        *_UNROTATED,
+        floats.numel(),
+    )
+
+
 _UNSCALED: Final = (None, None, None)
 """q, k and v are not quantized."""
 _UNROTATED: Final = (1.0, 1.0, 0)
 """Rotary positions are not the kernel's business, nor are items to score."""
 
 
-class _Kernel:
-    """One attention kernel and the plan it follows until the next one.
+def _options(*, causal: bool, layout: int, head_dim: int) -> tuple[Any, ...]:
+    """What paged and ragged runs take after their tensors."""
+    return (
+        None,  # no log-sum-exp
+        _CAUSAL if causal else _ALL,
+        layout,
+        -1,  # no sliding window
+        True,  # launch early, where the device can
+        None,  # no custom mask, nor its offsets
+        None,
+        None,  # no ALiBi
+        None,  # no items to score: prefix lengths, positions, longest item
+        None,
+        None,
+        0.0,  # no soft cap
+        head_dim**-0.5,
+    )
 
-    `in_graph` fixes the launch for a batch size, so that a captured graph stays right when it is planned
-    anew: the plan lands in the same place in device memory, and only what it says changes.
-    """
+
+class _Kernel:
+    """One causal attention kernel and the plan it follows until the next one."""
 
     def __init__(
         self,
@@ -79,16 +146,11 @@ class _Kernel:
         page_size: int,
         dtype: torch.dtype,
         workspace: torch.Tensor,
-        *,
-        causal: bool,
-        in_graph: bool = False,
     ) -> None:
         """`workspace` holds partial results where contexts are split; kernels of one stream may share it."""
         self._kernel = kernel
         self._heads = heads
         self._page_size = page_size
-        self._causal = causal
-        self._in_graph = in_graph
         self._floats = workspace
         self._ints = torch.empty(_INT_WORKSPACE_BYTES, dtype=torch.uint8, device=workspace.device)
         # flashinfer writes a plan here and copies it from here, so it must not be touched before that copy
@@ -96,17 +158,8 @@ class _Kernel:
         # whoever plans one step ahead finds it done.
         self._pinned = torch.empty(_INT_WORKSPACE_BYTES, dtype=torch.uint8, pin_memory=True)
         self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._module: Any = get_batch_prefill_module(
-            kernel.value, dtype, dtype, dtype, torch.int32, heads.dim, heads.dim, 0, False, False, False
-        )
+        self._module = kernel_module(kernel, heads, dtype)
         self._plan: Any = None
-        self._mask = _CAUSAL if causal else _ALL
-        self._scale = heads.dim**-0.5
-
-    @property
-    def launch(self) -> list[int]:
-        """What of the plan is baked into a captured graph."""
-        return list(self._plan)
 
     def _make_plan(self, batch: Ragged) -> None:
         """Decide who computes what in the coming runs; enqueues one copy."""
@@ -123,34 +176,16 @@ class _Kernel:
             self._heads.query,
             self._heads.kv,
             self._page_size,
-            self._in_graph,
+            False,  # not for a graph
             self._heads.dim,
             self._heads.dim,
-            self._causal,
+            True,  # causal
             -1,  # no sliding window
         ]
         if self._kernel is Kernel.FA2:
             arguments += [-1, False, 0]  # no fixed split, splitting allowed, no other kernel beside it
         self._plan = self._module.plan(*arguments)
         self._copied.record()
-
-    def _options(self) -> tuple[Any, ...]:
-        """What both kinds of runs take after their tensors."""
-        return (
-            None,  # no log-sum-exp
-            self._mask,
-            _NHD if isinstance(self, RaggedKernel) else _HND,
-            -1,  # no sliding window
-            True,  # launch early, where the device can
-            None,  # no custom mask, nor its offsets
-            None,
-            None,  # no ALiBi
-            None,  # no items to score: prefix lengths, positions, longest item
-            None,
-            None,
-            0.0,  # no soft cap
-            self._scale,
-        )
 
 
 class PagedKernel(_Kernel):
@@ -164,23 +199,8 @@ class PagedKernel(_Kernel):
 
     def run(self, q: torch.Tensor, pages: torch.Tensor, out: torch.Tensor) -> None:
         """Attend with q `[T, heads, dim]` to one layer of the pool, `[page, 2, kv_head, token, dim]`."""
-        tables = self._tables
-        self._module.paged_run(
-            self._floats,
-            self._ints,
-            self._plan,
-            q,
-            pages[:, 0],
-            pages[:, 1],
-            tables.query_indptr,
-            tables.page_indptr,
-            tables.pages,
-            tables.last_page_lens,
-            out,
-            *self._options(),
-            *_UNSCALED,
-            *_UNROTATED,
-            self._floats.numel(),
+        run_paged(
+            self._module, self._floats, self._ints, self._plan, q, pages, self._tables, out, causal=True
         )
 
 
@@ -201,6 +221,7 @@ class RaggedKernel(_Kernel):
 
     def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor) -> None:
         """Attend with q `[T, heads, dim]` to k and v, `[rows, kv_head, dim]`."""
+        options = _options(causal=True, layout=_NHD, head_dim=q.shape[-1])
         self._module.ragged_run(
-            self._floats, self._ints, self._plan, q, k, v, *self._indptrs, out, *self._options(), *_UNROTATED
+            self._floats, self._ints, self._plan, q, k, v, *self._indptrs, out, *options, *_UNROTATED
         )

@@ -64,9 +64,8 @@ def test_every_token_of_every_chunk_is_in_its_place(spans: list[tuple[int, int]]
             assert batch.slot_mapping[row] == page * PAGE_SIZE + position % PAGE_SIZE
             row += 1
         assert batch.context_lens[r] == chunk.end
-        table = batch.block_tables[r].tolist()
-        known = min(len(request.pages), len(table))
-        assert table == request.pages[:known] + [SCRATCH] * (len(table) - known)
+        used = -(-chunk.end // PAGE_SIZE)
+        assert batch.page_lists.part(r, r + 1).pages.tolist() == request.pages[:used]
     assert batch.query_indptr[-1] == row == len(batch.input_ids)
     assert batch.num_chunks == sum(length > 1 for _, length in spans)
     sampling = [r for r, chunk in enumerate(chunks) if chunk.samples]
@@ -95,13 +94,13 @@ def test_a_chunk_may_span_prompt_and_output() -> None:
     assert batch.input_ids.tolist() == [1, 2, 50, 51, 52]
 
 
-def test_block_tables_follow_pages_that_grow_shrink_or_change() -> None:
+def test_page_lists_follow_pages_that_grow_shrink_or_change() -> None:
     builder = Builder()
     request = make_request(3, 20)
 
     def table() -> list[int]:
         batch: Batch = builder.build(StepPlan([Chunk(request, 0, 20, None)]))
-        return list(batch.block_tables[0])
+        return list(batch.page_lists.pages)
 
     for pages in ([1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6], [9, 8, 7, 6, 5], [9, 8, 7, 4, 5]):
         request.pages = pages

@@ -89,6 +89,6 @@ def test_arrays_arrive_as_they_were_sent() -> None:
 def test_a_rehearsal_touches_the_scratch_page_alone(num_tokens: int) -> None:
     batch = scratch_batch(num_tokens, scratch_page=5, page_size=4, device=CPU)
     assert set((batch.slot_mapping // 4).tolist()) == {5}
-    assert set(batch.block_tables.ravel().tolist()) == {5}
+    assert set(batch.page_lists.pages.tolist()) == {5}
     assert batch.num_chunks == (num_tokens > 1)
     assert batch.context_lens.tolist() == [num_tokens]

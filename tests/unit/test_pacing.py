@@ -11,7 +11,7 @@ from hypothesis import given
 
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.pacing import ChunkPacer
+from engine.pacing import ChunkPacer, whole_tiles
 from tests.unit.fake_runner import FakeRunner
 from tests.unit.test_engine import make_request, run
 
@@ -57,3 +57,37 @@ def test_an_engine_cuts_prompts_beside_decodes_to_its_target() -> None:
     chunks = [length for step in runner.steps for request, _, length in step if request == 2]
     assert chunks[0] > 400
     assert chunks[2] < 300, "steps take twice their target: the next chunk is smaller"
+
+
+def test_full_steps_fill_whole_tiles_and_a_last_chunk_is_not_cut_for_one() -> None:
+    config = EngineConfig(
+        model_path=Path("none"),
+        page_size=4,
+        num_pages=900,
+        chunk_budget=2048,
+        itl_target_s=0.5,
+        token_tile=128,
+    )
+    seconds = itertools.count()
+    runner: Any = FakeRunner(config.page_size, config.num_pages)
+    engine = Engine(config, runner=runner, clock=lambda: 0.05 * float(next(seconds)))
+    for request in (1, 2, 3):
+        engine.submit(make_request(request, [1, 2, 3], max_tokens=60, ignore_eos=True))
+    for _ in range(3):
+        engine.step()
+    begun = len(runner.steps)
+    run(engine, make_request(4, [i % 90 for i in range(3001)], max_tokens=2, ignore_eos=True))
+    sizes = [sum(length for _, _, length in step) for step in runner.steps[begun:]]
+    chunks = [length for step in runner.steps[begun:] for request, _, length in step if request == 4]
+    full = sizes[: len(chunks) - 3]  # then the last chunk, and two tokens
+    assert len(full) > 2
+    assert all(128 - size % 128 <= config.page_size or size % 128 == 0 for size in full), sizes
+    assert sum(chunks) == 3001 + 1
+
+
+@given(st.integers(1, 5000), st.sampled_from([1, 16, 128]))
+def test_whole_tiles_are_near(num_tokens: int, tile: int) -> None:
+    tokens = whole_tiles(num_tokens, tile)
+    assert tokens > 0
+    assert abs(tokens - num_tokens) <= tile / 2 or num_tokens < tile
+    assert tokens % tile == 0 or (tokens < 3 * tile and tokens % (tile // 2) == 0)
