@@ -19,6 +19,7 @@ import torch
 from engine.attention.base import GraphableAttention
 from engine.batch import Batch
 from engine.models.base import CausalLM
+from engine.models.ops import Rotation
 from engine.parallel.ranks import Ranks
 from engine.progress import Progress
 
@@ -173,10 +174,10 @@ class _Storing:
         self._attention = attention
         self._buffers = buffers
 
-    def forward(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        self._attention.store(layer, k, v, self._buffers.slots[: len(q)])
-        self._buffers.queries[: len(q)].copy_(q)
-        return self._buffers.attended[: len(q)]
+    def forward(self, layer: int, qkv: torch.Tensor, rotation: Rotation | None) -> torch.Tensor:
+        n, buffers = len(qkv), self._buffers
+        self._attention.store(layer, qkv, rotation, buffers.slots[:n], buffers.queries[:n])
+        return buffers.attended[:n]
 
 
 class _Cutter(_Storing):
@@ -196,8 +197,8 @@ class _Cutter(_Storing):
     def end(self) -> None:
         self.graphs[-1].capture_end()
 
-    def forward(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        attended = super().forward(layer, q, k, v)
+    def forward(self, layer: int, qkv: torch.Tensor, rotation: Rotation | None) -> torch.Tensor:
+        attended = super().forward(layer, qkv, rotation)
         self.end()
         self.begin()
         return attended

@@ -7,6 +7,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from engine.batch import Batch
+from engine.models.ops import Rotation
 
 __all__ = ["AttentionBackend", "GraphableAttention"]
 
@@ -20,10 +21,11 @@ class AttentionBackend(Protocol):
     def prepare(self, batch: Batch) -> None:
         """Compute whatever all layers of this step share."""
 
-    def forward(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Write k and v into the pool, then let each token attend to its request's tokens up to itself.
+    def forward(self, layer: int, qkv: torch.Tensor, rotation: Rotation | None) -> torch.Tensor:
+        """Write keys and values into the pool; then each token attends to its request's tokens up to itself.
 
-        q is `[T, heads, head_dim]`, k and v are `[T, kv_heads, head_dim]`; returns `[T, heads, head_dim]`.
+        `qkv` is `[T, heads + 2 * kv_heads, head_dim]`, queries and keys not yet rotated; its memory may be
+        used. Returns `[T, heads, head_dim]`.
         """
 
 
@@ -35,10 +37,19 @@ class GraphableAttention(AttentionBackend, Protocol):
     never change. Of other steps `store` is captured and `attend` is not.
     """
 
-    def store(self, layer: int, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor) -> None:
-        """Write k and v, `[T, kv_heads, head_dim]`, into the pool: row t to `slots[t]`."""
+    def store(
+        self,
+        layer: int,
+        qkv: torch.Tensor,
+        rotation: Rotation | None,
+        slots: torch.Tensor,
+        queries: torch.Tensor,
+    ) -> None:
+        """Write keys and values into the pool, row t to `slots[t]`, and queries, `[T, heads, head_dim]`, to
+        `queries`; all of them rotated.
+        """
 
-    def attend(self, layer: int, q: torch.Tensor, out: torch.Tensor) -> None:
+    def attend(self, layer: int, queries: torch.Tensor, out: torch.Tensor) -> None:
         """The rest of `forward`, for all rows of the step that was prepared; `out` is contiguous."""
 
     def init_graphs(self, max_batch: int, max_model_len: int) -> None:

@@ -14,8 +14,10 @@ from engine.attention.flashinfer_chunks import ChunkAttention
 from engine.attention.flashinfer_decodes import DecodeKernel, Decodes
 from engine.attention.flashinfer_kernels import Heads
 from engine.batch import Batch
-from engine.kernels.store import store_kv
+from engine.kernels.rotate_store import rotate_store
 from engine.kv_pool import KVPool
+from engine.models.flashinfer_ops import Positions
+from engine.models.ops import Rotation
 from engine.page_lists import PageLists
 
 __all__ = ["FlashInferAttention"]
@@ -24,6 +26,7 @@ __all__ = ["FlashInferAttention"]
 class FlashInferAttention:
     def __init__(self, pool: KVPool, num_heads: int, *, max_requests: int) -> None:
         self._pool = pool
+        self._num_heads = num_heads
         device, dtype = pool.tensor.device, pool.tensor.dtype
         heads = Heads(num_heads, pool.num_kv_heads, pool.head_dim)
         self._chunks = ChunkAttention(pool, heads)
@@ -45,21 +48,31 @@ class FlashInferAttention:
         if self._num_decodes:
             self._decodes.plan(Decodes(batch.context_lens[n:], batch.page_lists.part(n, batch.num_requests)))
 
-    def forward(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        self.store(layer, k, v, self._slots)
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        self.attend(layer, q, out)
+    def forward(self, layer: int, qkv: torch.Tensor, rotation: Rotation | None) -> torch.Tensor:
+        queries = qkv[:, : self._num_heads]
+        self.store(layer, qkv, rotation, self._slots, queries)
+        out = torch.empty(queries.shape, dtype=qkv.dtype, device=qkv.device)
+        self.attend(layer, queries, out)
         return out
 
-    def store(self, layer: int, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor) -> None:
-        store_kv(k, v, self._pool.layer(layer), slots)
+    def store(
+        self,
+        layer: int,
+        qkv: torch.Tensor,
+        rotation: Rotation | None,
+        slots: torch.Tensor,
+        queries: torch.Tensor,
+    ) -> None:
+        assert rotation is None or isinstance(rotation, Positions), "its operations are those of GPUs"
+        angles = None if rotation is None else (rotation.table, rotation.positions)
+        rotate_store(qkv, angles, self._pool.layer(layer), slots, queries)
 
-    def attend(self, layer: int, q: torch.Tensor, out: torch.Tensor) -> None:
+    def attend(self, layer: int, queries: torch.Tensor, out: torch.Tensor) -> None:
         pages, rows = self._pool.layer(layer), self._num_chunk_rows
         if rows:
-            self._chunks.run(q[:rows], pages, out[:rows])
+            self._chunks.run(queries[:rows], pages, out[:rows])
         if self._num_decodes:
-            self._decodes.run(q[rows:], pages, out[rows:])
+            self._decodes.run(queries[rows:], pages, out[rows:])
 
     # -------------------------------------------------------------------------------------- graphs
 

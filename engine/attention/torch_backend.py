@@ -19,6 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from engine.batch import Batch, Ints
 from engine.kv_pool import KVPool
+from engine.models.ops import Rotation
 
 __all__ = ["TorchAttention"]
 
@@ -79,7 +80,8 @@ class TorchAttention:
         self._decodes = self._plan_decodes(int(batch.query_indptr[n]), tables[n:], batch.context_lens[n:])
         self._reserve_workspace()
 
-    def forward(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def forward(self, layer: int, qkv: torch.Tensor, rotation: Rotation | None) -> torch.Tensor:
+        q, k, v = self._rotated(qkv, rotation)
         keys, values = self._places[layer]
         keys[self._page, self._offset] = k
         values[self._page, self._offset] = v
@@ -91,6 +93,17 @@ class TorchAttention:
         for group in self._decodes:
             out[group.rows] = self._attend_decodes(layer, group, q[group.rows])
         return out
+
+    def _rotated(
+        self, qkv: torch.Tensor, rotation: Rotation | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        kv_heads = self._pool.num_kv_heads
+        num_heads = kv_heads * self._queries_per_key
+        # Queries and keys lie side by side: one call turns both.
+        qk, v = qkv[:, :-kv_heads], qkv[:, -kv_heads:]
+        if rotation is not None:
+            qk = rotation.turn(qk)
+        return qk[:, :num_heads], qk[:, num_heads:], v
 
     # ------------------------------------------------------------------------------------ planning
 

@@ -8,6 +8,7 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from engine.models.layers import Embedding, Linear
+from engine.models.ops import Rotation
 from engine.models.shard import Cut
 from engine.models.sharded_layers import head_of
 from engine.models.spec import ModelSpec
@@ -20,8 +21,12 @@ __all__ = ["Attention", "CausalLM"]
 class Attention(Protocol):
     """Attention over all earlier tokens of each sequence; it owns the KV pool, so it stores k and v too."""
 
-    def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q [T, H, D], k and v [T, KVH, D] -> [T, H, D], scaled by D ** -0.5. Strided views are welcome."""
+    def forward(self, layer: int, qkv: Tensor, rotation: Rotation | None) -> Tensor:
+        """Queries, keys and values side by side, [T, H + 2 * KVH, D] -> [T, H, D], scaled by D ** -0.5.
+
+        Queries and keys are still to be turned by `rotation`; None: positions are not rotary. `qkv` is given
+        away.
+        """
         ...
 
 

@@ -12,15 +12,25 @@ from torch import Tensor
 
 from engine.models.ops import Ops, Rotation
 
-__all__ = ["FlashInferOps"]
+__all__ = ["FlashInferOps", "Positions"]
 
 
 @dataclass(frozen=True, slots=True)
-class _Angles(Rotation):
-    """Where the kernel looks a step's angles up by itself."""
+class Positions:
+    """Where a kernel looks a step's angles up by itself. A `Rotation`."""
 
     table: Tensor
+    """As of `rope_table`."""
     positions: Tensor
+    """[T]"""
+
+    def turn(self, heads: Tensor) -> Tensor:
+        # The kernel takes queries and keys apart, but turns both alike: any split will do.
+        first, last = heads[:, :-1].flatten(1), heads[:, -1]
+        apply_rope_with_cos_sin_cache_inplace(
+            self.positions, first, last, heads.shape[-1], self.table, is_neox=True
+        )
+        return heads
 
 
 class FlashInferOps(Ops):
@@ -36,19 +46,8 @@ class FlashInferOps(Ops):
         product: Tensor = silu_and_mul(gate_up)
         return product
 
-    def qk_norm(self, qk: Tensor, q_weight: Tensor, k_weight: Tensor, num_heads: int, eps: float) -> Tensor:
-        for heads, weight in ((qk[:, :num_heads], q_weight), (qk[:, num_heads:], k_weight)):
-            rmsnorm(heads, weight, eps, out=heads)
-        return qk
+    def norm_heads(self, heads: Tensor, weight: Tensor, eps: float) -> None:
+        rmsnorm(heads, weight, eps, out=heads)
 
     def rotation(self, table: Tensor, positions: Tensor, dtype: torch.dtype) -> Rotation:
-        return _Angles(table, positions)
-
-    def rotate(self, heads: Tensor, rotation: Rotation) -> Tensor:
-        assert isinstance(rotation, _Angles), "whoever rotates has made the rotation"
-        # The kernel takes queries and keys apart, but turns both alike: any split will do.
-        first, last = heads[:, :-1].flatten(1), heads[:, -1]
-        apply_rope_with_cos_sin_cache_inplace(
-            rotation.positions, first, last, heads.shape[-1], rotation.table, is_neox=True
-        )
-        return heads
+        return Positions(table, positions)

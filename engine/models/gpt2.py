@@ -68,7 +68,7 @@ class GPT2Layer(nn.Module):
         hidden, inner = spec.hidden_size, spec.intermediate_size
         self.index = index
         self.ops = ops
-        self.heads = (spec.num_heads, spec.head_dim)
+        self.head_dim = spec.head_dim
         self.attention_norm = LayerNorm(hidden, spec.norm_eps)
         self.qkv = Linear(hidden, 3 * spec.q_size, bias=True)
         self.out = sum_linear(spec.q_size, hidden, bias=True, ranks=ranks)
@@ -77,8 +77,7 @@ class GPT2Layer(nn.Module):
         self.down = sum_linear(inner, hidden, bias=True, ranks=ranks)
 
     def forward(self, x: Tensor, attn: Attention) -> Tensor:
-        qkv: Tensor = self.qkv(self.attention_norm(x))
-        q, k, v = qkv.view(len(x), 3, *self.heads).unbind(1)
-        x = x + self.out(attn.forward(self.index, q, k, v).flatten(1))
+        qkv = self.qkv(self.attention_norm(x)).view(len(x), -1, self.head_dim)
+        x = x + self.out(attn.forward(self.index, qkv, None).flatten(1))
         output: Tensor = x + self.down(self.ops.gelu(self.up(self.mlp_norm(x))))
         return output

@@ -96,22 +96,19 @@ class LlamaAttention(nn.Module):
         self.ops = ops
         self.num_heads = spec.num_heads
         self.head_dim = spec.head_dim
-        self.num_rotated = spec.num_heads + spec.num_kv_heads
+        self.num_kv_heads = spec.num_kv_heads
         self.qkv = Linear(spec.hidden_size, spec.q_size + 2 * spec.kv_size, bias=spec.qkv_bias)
         self.out = sum_linear(spec.q_size, spec.hidden_size, bias=spec.output_bias, ranks=ranks)
         self.q_norm = RMSNorm(spec.head_dim, spec.norm_eps, ops) if spec.qk_norm else None
         self.k_norm = RMSNorm(spec.head_dim, spec.norm_eps, ops) if spec.qk_norm else None
 
     def forward(self, x: Tensor, rotation: Rotation, attn: Attention) -> Tensor:
-        qkv: Tensor = self.qkv(x)
-        # Queries and keys lie side by side, so one call normalises and one rotates both.
-        heads = qkv.view(len(x), -1, self.head_dim)
-        qk, v = heads[:, : self.num_rotated], heads[:, self.num_rotated :]
+        qkv = self.qkv(x).view(len(x), -1, self.head_dim)
         if self.q_norm is not None and self.k_norm is not None:
-            qk = self.ops.qk_norm(qk, self.q_norm.weight, self.k_norm.weight, self.num_heads, self.q_norm.eps)
-        qk = self.ops.rotate(qk, rotation)
-        attended = attn.forward(self.index, qk[:, : self.num_heads], qk[:, self.num_heads :], v)
-        output: Tensor = self.out(attended.flatten(1))
+            q, k, _ = qkv.split([self.num_heads, self.num_kv_heads, self.num_kv_heads], dim=1)
+            self.ops.norm_heads(q, self.q_norm.weight, self.q_norm.eps)
+            self.ops.norm_heads(k, self.k_norm.weight, self.k_norm.eps)
+        output: Tensor = self.out(attn.forward(self.index, qkv, rotation).flatten(1))
         return output
 
 

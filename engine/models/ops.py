@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -20,18 +21,23 @@ __all__ = ["Ops", "Rotation", "ops_for"]
 logger = logging.getLogger(__name__)
 
 
-class Rotation:
-    """What `Ops.rotate` needs of a step's positions: made once for all layers, read by its maker alone."""
+class Rotation(Protocol):
+    """What a step's positions do to queries and keys: made once for all layers."""
 
-    __slots__ = ()
+    def turn(self, heads: Tensor) -> Tensor:
+        """Turn each pair (feature i, feature i + D/2) of `heads` [T, H, D] by its token's angle."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Angles(Rotation):
+class _Angles:
     cos: Tensor
     """[T, 1, head_dim], the model's dtype: the cosine of each feature's angle."""
     sin: Tensor
     """[T, 1, head_dim]: the sine, negated in the first half, where the rotation subtracts."""
+
+    def turn(self, heads: Tensor) -> Tensor:
+        swapped = heads.roll(heads.shape[-1] // 2, dims=-1)
+        return torch.addcmul(heads * self.cos, swapped, self.sin)
 
 
 class Ops:
@@ -55,21 +61,14 @@ class Ops:
         """The tanh approximation, in which GPT-2 was trained."""
         return functional.gelu(x, approximate="tanh")
 
-    def qk_norm(self, qk: Tensor, q_weight: Tensor, k_weight: Tensor, num_heads: int, eps: float) -> Tensor:
-        """Normalise each head of `qk` [T, H, D]: the first `num_heads` are queries, the rest keys."""
-        q, k = qk[:, :num_heads], qk[:, num_heads:]
-        return torch.cat((self.rms_norm(q, q_weight, eps), self.rms_norm(k, k_weight, eps)), dim=1)
+    def norm_heads(self, heads: Tensor, weight: Tensor, eps: float) -> None:
+        """Normalise each of `heads` [T, H, D], a part of a larger tensor, where it lies."""
+        heads.copy_(self.rms_norm(heads, weight, eps))
 
     def rotation(self, table: Tensor, positions: Tensor, dtype: torch.dtype) -> Rotation:
         """Look up the angles of `positions` [T] in a `rope_table`."""
         cos, sin = table[positions].unsqueeze(1).to(dtype).chunk(2, dim=-1)
         return _Angles(cos=torch.cat((cos, cos), dim=-1), sin=torch.cat((-sin, sin), dim=-1))
-
-    def rotate(self, heads: Tensor, rotation: Rotation) -> Tensor:
-        """Turn each pair (feature i, feature i + D/2) of `heads` [T, H, D] by its token's angle."""
-        assert isinstance(rotation, _Angles), "whoever rotates has made the rotation"
-        swapped = heads.roll(heads.shape[-1] // 2, dims=-1)
-        return torch.addcmul(heads * rotation.cos, swapped, rotation.sin)
 
 
 def ops_for(device: torch.device, dtype: torch.dtype) -> Ops:

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from engine.models.ops import Ops
+from engine.models.rope import rope_table
+from engine.models.rope_spec import RopeSpec
+from engine.page_lists import PageLists
 
 
 @pytest.fixture(autouse=True)
@@ -15,20 +22,90 @@ def make_pool(page_size: int, head_dim: int = 64, heads: int = 3) -> torch.Tenso
     return torch.randn(40, 3, 2, heads, page_size, head_dim, device="cuda", dtype=torch.bfloat16)
 
 
-@pytest.mark.parametrize("page_size", [1, 16])
-def test_keys_and_values_go_where_the_slots_say_and_nowhere_else(page_size: int) -> None:
-    from engine.kernels.store import store_kv
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("rotary", [False, True])
+@pytest.mark.parametrize(("page_size", "head_dim"), [(1, 64), (16, 64), (16, 128)])
+def test_rotated_keys_and_values_go_where_the_slots_say_and_nowhere_else(
+    page_size: int, head_dim: int, rotary: bool, in_place: bool
+) -> None:
+    from engine.kernels.rotate_store import rotate_store
 
-    pool = make_pool(page_size)
+    pool = make_pool(page_size, head_dim)
     expected = pool.clone()
-    qkv = torch.randn(23, 15, 64, device="cuda", dtype=torch.bfloat16)
-    k, v = qkv[:, 9:12], qkv[:, 12:15]
+    qkv = torch.randn(23, 15, head_dim, device="cuda", dtype=torch.bfloat16)
+    q, k, v = qkv.clone().split([9, 3, 3], dim=1)
+    positions = torch.randint(4096, (23,), device="cuda")
+    table = rope_table(RopeSpec(), head_dim, 4096, torch.device("cuda"))
+    if rotary:
+        turned = Ops().rotation(table, positions, torch.float32)
+        q, k = (turned.turn(heads.float()).bfloat16() for heads in (q, k))
     slots = torch.randperm(40 * page_size)[:23].cuda()
     page, offset = slots // page_size, slots % page_size
     expected[page, 1, 0, :, offset] = k
     expected[page, 1, 1, :, offset] = v
-    store_kv(k, v, pool[:, 1], slots)
-    assert torch.equal(pool, expected)
+    queries = qkv[:, :9] if in_place else torch.empty_like(q)
+    rotate_store(qkv, (table, positions) if rotary else None, pool[:, 1], slots, queries)
+    # A rounding apart: products and sums are fused here and not there.
+    torch.testing.assert_close(pool, expected, atol=1e-6, rtol=1e-2)
+    torch.testing.assert_close(queries, q, atol=1e-6, rtol=1e-2)
+    untouched = torch.ones(pool.shape[:2], dtype=torch.bool, device="cuda")
+    untouched[:, 1] = False
+    assert torch.equal(pool[untouched], expected[untouched])
+    if not rotary:
+        assert torch.equal(pool, expected)
+
+
+def chat(count: int) -> list[int]:
+    """Context lengths of chats."""
+    return torch.empty(count).log_normal_(6.3, 0.7).clamp_(20, 4500).int().tolist()
+
+
+@pytest.mark.parametrize("page_size", [16, 64])
+@pytest.mark.parametrize(
+    "contexts",
+    [[1], [1000], [700] * 40, chat(20), chat(100), [*chat(60), 9000], [*chat(6), 9000]],
+    ids=["one token", "one", "even", "few", "many", "many, one long", "few, one long"],
+)
+@pytest.mark.parametrize(("heads", "kv_heads"), [(32, 8), (8, 8), (20, 1)])
+def test_decodes_attend_to_their_contexts(
+    contexts: list[int], page_size: int, heads: int, kv_heads: int
+) -> None:
+    """Planned for a step, and for a graph in which the batch leaves three rows empty, if it fits one."""
+    from engine.attention.flashinfer_decodes import DecodeKernel, Decodes
+    from engine.attention.flashinfer_kernels import Heads
+
+    used = [-(-context // page_size) for context in contexts]
+    pages = torch.randperm(sum(used) + 1)
+    scratch = int(pages[-1])
+    pool = torch.randn(len(pages), 2, kv_heads, page_size, 128, device="cuda", dtype=torch.bfloat16)
+    lists = [part.tolist() for part in pages[:-1].split(used)]
+    decodes = Decodes(np.array(contexts), PageLists.of(lists))
+    q = torch.randn(len(contexts) + 3, heads, 128, device="cuda", dtype=torch.bfloat16)
+    expected = []
+    for row, context in zip(q, contexts, strict=False):
+        keys, values = pool[lists[len(expected)]].transpose(0, 1).transpose(2, 3).flatten(1, 2)[:, :context]
+        attended = scaled_dot_product_attention(
+            row.float().view(kv_heads, -1, 128), keys.float().transpose(0, 1), values.float().transpose(0, 1)
+        )
+        expected.append(attended.reshape(heads, 128))
+
+    kernel = DecodeKernel(
+        Heads(heads, kv_heads, 128), page_size, torch.bfloat16, pool.device, max_requests=len(q)
+    )
+    out = torch.full_like(q, torch.nan)
+    kernel.plan(decodes)
+    kernel.run(q[: len(contexts)], pool, out[: len(contexts)])
+    torch.testing.assert_close(out[: len(contexts)].float(), torch.stack(expected), atol=4e-3, rtol=2e-2)
+
+    padded = decodes.padded(3, scratch)
+    if kernel.fits_graph(padded):
+        ints = torch.zeros(kernel.ints_for(len(q), len(pages) + 3), dtype=torch.int32, device="cuda")
+        kernel.plan_into(ints, padded)
+        again = torch.full_like(q, torch.nan)
+        kernel.run(q, pool, again)
+        torch.testing.assert_close(again[: len(contexts)], out[: len(contexts)], atol=4e-3, rtol=2e-2)
+    else:
+        assert max(contexts) == 9000
 
 
 @pytest.mark.parametrize("page_size", [1, 16])

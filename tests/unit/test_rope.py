@@ -59,7 +59,7 @@ def test_rotation_keeps_lengths_and_depends_on_distance_only() -> None:
     q, k = torch.randn(1, 1, 32), torch.randn(1, 1, 32)
 
     def rotated(x: torch.Tensor, position: int) -> torch.Tensor:
-        return ops.rotate(x, ops.rotation(table, torch.tensor([position]), torch.float32))
+        return ops.rotation(table, torch.tensor([position]), torch.float32).turn(x)
 
     torch.testing.assert_close(rotated(q, 300).norm(), q.norm())
     near = (rotated(q, 17) * rotated(k, 3)).sum()

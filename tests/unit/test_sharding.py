@@ -47,7 +47,7 @@ def test_logits_are_those_of_the_whole_model(name: str, size: int, tmp_path: Pat
     def logits(ranks: RankGroup) -> Tensor:
         model = load_model(tmp_path, ranks=ranks)
         ranks.least(0)  # loading sets torch's default dtype for the process: nobody computes meanwhile
-        return model.logits(model(ids, torch.arange(len(ids)), DenseAttention()))
+        return model.logits(model(ids, torch.arange(len(ids)), DenseAttention(model.part.num_heads)))
 
     leader, *others = together(size, logits)
     with torch.no_grad():

@@ -93,7 +93,10 @@ class World:
                 for (s, _), c, rows in zip(pairs, chunks, q.split([n for _, n in pairs]), strict=True)
             ]
             torch.testing.assert_close(
-                self.attention.forward(layer, q, k, v), torch.cat(expected), atol=1e-5, rtol=1e-5
+                self.attention.forward(layer, torch.cat((q, k, v), dim=1), None),
+                torch.cat(expected),
+                atol=1e-5,
+                rtol=1e-5,
             )
         for chunk in chunks:
             chunk.request.num_computed = chunk.end
