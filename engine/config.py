@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -53,6 +54,8 @@ class EngineConfig:
     """While requests decode, prompts get as much of a step as keeps the time between steps near this."""
     token_tile: int = 1
     """Rows that the device's matrix kernels compute at a time: such steps are rounded to them."""
+    costly_context: float = math.inf
+    """Tokens of context to which to attend costs as much as all else that a prompt token takes."""
     long_prefill_token_threshold: int | None = None
     """At most this many tokens of one prompt a step."""
     batching: Batching = Batching.MIXED

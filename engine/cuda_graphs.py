@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
 import torch
 
 from engine.attention.base import GraphableAttention
 from engine.batch import Batch
+from engine.blas import faster_library, sample_weights
 from engine.models.base import CausalLM
 from engine.progress import Progress
 
@@ -79,20 +80,25 @@ class DecodeGraphs:
         """Largest first: the smaller ones then find their memory in the pool that it left."""
         pool = torch.cuda.graph_pool_handle()
         stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        weights = sample_weights(self._model)
         for done, size in enumerate(sizes):
             progress("Capturing CUDA graphs", done, len(self._sizes))
-            self._attention.prepare_capture(size)
-            stream.wait_stream(torch.cuda.current_stream(device))
-            with torch.cuda.stream(stream):
-                self._forward(size)  # a kernel is loaded at its first call, which a capture forbids
-            torch.cuda.current_stream(device).wait_stream(stream)
-            graph = torch.cuda.CUDAGraph()
-            # Other threads may talk to the device meanwhile: a transfer engine registers memory, say.
-            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-                self._hidden[size] = self._forward(size)
-            graph.replay()  # the first replay moves it to the device, which takes its time
-            self._graphs[size] = graph
+            with faster_library(weights, rows=size):
+                self._graphs[size] = self._captured(size, pool, stream)
+            self._graphs[size].replay()  # the first replay moves it to the device, which takes its time
         progress("Capturing CUDA graphs", len(self._sizes), len(self._sizes))
+
+    def _captured(self, size: int, pool: Any, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
+        self._attention.prepare_capture(size)
+        stream.wait_stream(torch.cuda.current_stream(stream.device))
+        with torch.cuda.stream(stream):
+            self._forward(size)  # a kernel is loaded at its first call, which a capture forbids
+        torch.cuda.current_stream(stream.device).wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        # Other threads may talk to the device meanwhile: a transfer engine registers memory, say.
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            self._hidden[size] = self._forward(size)
+        return graph
 
     def _forward(self, size: int) -> torch.Tensor:
         hidden: torch.Tensor = self._model(self._input_ids[:size], self._positions[:size], self._attention)

@@ -16,6 +16,7 @@ from engine.config import EngineConfig
 from engine.errors import InvalidRequest
 from engine.events import EngineStats, StepOutput, TokenOut
 from engine.kv_manager import KVManager, Reservation
+from engine.pacing import PromptCost
 from engine.pages import PageCounts
 from engine.plan import Chunk, StepPlan
 from engine.request import Request
@@ -87,6 +88,7 @@ class Engine:
                 longest_chunk=config.long_prefill_token_threshold,
                 itl_target_s=config.itl_target_s,
                 token_tile=config.token_tile,
+                costly_context=config.costly_context,
                 batching=config.batching,
                 policy=config.policy,
             ),
@@ -105,6 +107,7 @@ class Engine:
         """The last step had no room for all who waited: who comes now would not join the next either."""
         self._completed_at = -math.inf
         self._rhythm = Rhythm()
+        self._cost = PromptCost(config.costly_context)
         self._steps = self._prompt_tokens = self._generated_tokens = self._cache_hit_tokens = 0
 
     @property
@@ -146,7 +149,7 @@ class Engine:
             if self.config.overlap:
                 now, before = self._clock(), self._launched
                 dry = before is not None and before.step.done()
-                self._rhythm.prepared(plan.prompt_tokens, now - began, now, dry=dry)
+                self._rhythm.prepared(self._cost.of_step(plan), now - began, now, dry=dry)
             launched = _Launched(plan, self.runner.launch(step))
         if self.config.overlap:
             launched, self._launched = self._launched, launched
@@ -242,10 +245,9 @@ class Engine:
         """Let the scheduler know how long those who decode had to wait for a step with prompts in it."""
         now = self._clock()
         since, self._completed_at = self._completed_at, now
-        prompt_tokens = plan.prompt_tokens
-        has_decodes = plan.num_tokens > prompt_tokens
-        if self.scheduler.pacer is not None and has_decodes and prompt_tokens and since > -math.inf:
-            self.scheduler.pacer.observe(prompt_tokens, now - since)
+        has_decodes = plan.num_tokens > plan.prompt_tokens > 0
+        if self.scheduler.pacer is not None and has_decodes and since > -math.inf:
+            self.scheduler.pacer.observe(self._cost.of_step(plan), now - since)
 
     def _complete(self, plan: StepPlan, result: StepResult, output: StepOutput) -> None:
         self._observe_pace(plan)

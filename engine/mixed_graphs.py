@@ -18,6 +18,7 @@ import torch
 
 from engine.attention.base import GraphableAttention
 from engine.batch import Batch
+from engine.blas import faster_library, sample_weights
 from engine.models.base import CausalLM
 from engine.models.ops import Rotation
 from engine.parallel.ranks import Ranks
@@ -130,23 +131,28 @@ class MixedGraphs:
         pool = torch.cuda.graph_pool_handle()
         stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(device))
+        weights = sample_weights(self._model)
         fastest = math.inf
         with torch.cuda.stream(stream):
             for done, size in enumerate(sizes):
                 progress("Capturing CUDA graphs of mixed steps", done, len(sizes))
-                self._forward(size, _Storing(self._attention, self._buffers))  # loads every kernel
-                torch.cuda.synchronize(device)
-                cutter = _Cutter(self._attention, self._buffers, pool)
-                cutter.begin()
-                hidden = self._forward(size, cutter)
-                cutter.end()
-                chain = _Chain(cutter.graphs, hidden)
+                with faster_library(weights, rows=size):
+                    chain = self._captured(size, pool)
                 took = self._ranks.least(_microseconds(chain))  # the same sizes on all ranks
                 if took < _GAIN * fastest:
                     fastest = took
                     self._chains[size] = chain
         torch.cuda.current_stream(device).wait_stream(stream)
         progress("Capturing CUDA graphs of mixed steps", len(sizes), len(sizes))
+
+    def _captured(self, size: int, pool: Any) -> _Chain:
+        self._forward(size, _Storing(self._attention, self._buffers))  # loads every kernel
+        torch.cuda.synchronize(self._buffers.slots.device)
+        cutter = _Cutter(self._attention, self._buffers, pool)
+        cutter.begin()
+        hidden = self._forward(size, cutter)
+        cutter.end()
+        return _Chain(cutter.graphs, hidden)
 
     def _forward(self, size: int, attention: _Storing) -> torch.Tensor:
         buffers = self._buffers

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["ChunkPacer", "whole_tiles"]
+from engine.plan import StepPlan
+
+__all__ = ["ChunkPacer", "PromptCost", "whole_tiles"]
 
 _SMALLEST: Final = 64
 """Prompts are never starved altogether, however late the decodes are."""
@@ -12,10 +16,24 @@ _STEP: Final = 0.5
 """How far the budget moves at once towards what a step suggests; contexts differ from step to step."""
 
 
+@dataclass(frozen=True, slots=True)
+class PromptCost:
+    """What prompt tokens cost, counted in tokens that have no context to attend to."""
+
+    costly_context: float = math.inf
+    """Tokens of context at which attention costs as much as all else."""
+
+    def of(self, start: int, length: int) -> float:
+        return length * (1 + (start + length / 2) / self.costly_context)
+
+    def of_step(self, plan: StepPlan) -> float:
+        return sum(self.of(chunk.start, chunk.length) for chunk in plan.chunks if chunk.length > 1)
+
+
 class ChunkPacer:
     """Keeps the time between two steps near a target by the size of prompt chunks.
 
-    A step takes a + b * n for n prompt tokens, where a (the decodes) and b (the model, the contexts) change
+    A step takes a + b * n for prompt tokens that cost n, where a (the decodes) and b (the model) change
     slowly. n * target / time has its fixed point where the step takes `target`, and comes nearer to it each
     time, whatever a and b are: there is nothing to fit.
     """
@@ -27,13 +45,13 @@ class ChunkPacer:
 
     @property
     def budget(self) -> int:
-        """Prompt tokens that the next step may take along."""
+        """What prompt tokens of the next step may cost."""
         return int(self._budget)
 
-    def observe(self, prompt_tokens: int, seconds: float) -> None:
-        """A step with decodes and so many prompt tokens came `seconds` after the one before."""
-        suggested = prompt_tokens * self.target_s / max(seconds, 1e-6)
-        if prompt_tokens < self._budget / 2 and suggested >= prompt_tokens:
+    def observe(self, cost: float, seconds: float) -> None:
+        """A step with decodes and with prompt tokens of this cost came `seconds` after the one before."""
+        suggested = cost * self.target_s / max(seconds, 1e-6)
+        if cost < self._budget / 2 and suggested >= cost:
             return  # in time, but so small that it says little about a full one
         suggested = min(max(suggested, self._budget / 2), self._budget * 1.5)
         moved = self._budget + _STEP * (suggested - self._budget)

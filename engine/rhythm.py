@@ -35,38 +35,38 @@ class Rhythm:
         """By how much a step was over before it was expected to be."""
         self._began = -math.inf
         """When the step in flight began on the device."""
-        self._prompt_tokens = 0
-        """Of the step in flight, and of the one enqueued behind it."""
-        self._next_tokens = 0
+        self._cost = 0.0
+        """Of prompts in the step in flight, and in the one enqueued behind it."""
+        self._next_cost = 0.0
         self._next_ready = -math.inf
         """When the device could have begun that one."""
 
-    def prepared(self, prompt_tokens: int, host_s: float, now: float, *, dry: bool) -> None:
-        """A step with so many prompt tokens was planned and prepared, which took the host so long.
+    def prepared(self, prompt_cost: float, host_s: float, now: float, *, dry: bool) -> None:
+        """A step whose prompts cost so much was planned and prepared, which took the host so long.
 
         `dry`: the one in flight was done by then.
         """
-        self._next_tokens, self._next_ready = prompt_tokens, now
+        self._next_cost, self._next_ready = prompt_cost, now
         self._host = max(host_s, self._host + _FORGET * (host_s - self._host))
         if dry:
-            longest = self._length.at(self._prompt_tokens)
+            longest = self._length.at(self._cost)
             self._error = min(self._error + max(self._error, _DRY_S), longest)
 
     def completed(self, now: float, *, waited: bool, more: bool) -> None:
         """The step in flight is done. `waited`: it ended now, not earlier; `more`: the next one has begun."""
         if waited and self._began > -math.inf:
             self._error = max(self._ends() - now, self._error * (1 - _FORGET))
-            self._length.observe(self._prompt_tokens, now - self._began)
+            self._length.observe(self._cost, now - self._began)
         began = now if waited else self._next_ready
         self._began = began if more else -math.inf
-        self._prompt_tokens = self._next_tokens
+        self._cost = self._next_cost
 
     def plan_at(self) -> float:
         """The latest moment to begin planning; in the past where nothing is known."""
         return self._ends() - self._error - self._host - _MARGIN_S
 
     def _ends(self) -> float:
-        return self._began + self._length.at(self._prompt_tokens)
+        return self._began + self._length.at(self._cost)
 
 
 class _Line:

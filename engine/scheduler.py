@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import deque
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from engine.config import Batching, Policy
 from engine.errors import InvalidRequest, QueueFull
 from engine.forecast import OutputLengths, peak_growth
 from engine.kv_manager import KVManager
-from engine.pacing import ChunkPacer, whole_tiles
+from engine.pacing import ChunkPacer, PromptCost, whole_tiles
 from engine.plan import Chunk, StepPlan
 from engine.policy import rank
 from engine.request import PENDING, Request
@@ -41,6 +42,8 @@ class Limits:
     """Chunks beside decodes are kept so small that steps take about so long."""
     token_tile: int = 1
     """Such steps have a multiple of so many tokens, if there are prompts enough."""
+    costly_context: float = math.inf
+    """See PromptCost."""
     batching: Batching = Batching.MIXED
     policy: Policy = Policy.FCFS
 
@@ -64,6 +67,7 @@ class Scheduler:
             if limits.itl_target_s is None or limits.budget is None
             else ChunkPacer(limits.itl_target_s, limits.budget)
         )
+        self._cost = PromptCost(limits.costly_context)
         self._slots = list(range(limits.max_running - 1, -1, -1))
         self._rng = random.Random(seed)
         self._lengths = OutputLengths()
@@ -209,20 +213,27 @@ class Scheduler:
                     continue
                 beginnings.add(beginning)
             prompts.append(request)
-        progress = [Progress(r.num_computed, r.num_pending) for r in prompts]
-        room = self._prompt_budget(num_decodes)
-        if self.pacer is not None and num_decodes and sum(p.pending for p in progress) > room:
-            room = self._in_whole_tiles(room, num_decodes)
-        if self.limits.budget is None:
-            lengths = whole_prompts(progress, room)
-        else:
-            lengths = share_budget(progress, room, self.kv.page_size, self.limits.longest_chunk)
+        lengths = self._lengths_of([Progress(r.num_computed, r.num_pending) for r in prompts], num_decodes)
         return [self._compute(r, length) for r, length in zip(prompts, lengths, strict=True) if length]
 
-    def _in_whole_tiles(self, room: int, num_decodes: int) -> int:
-        assert self.limits.budget is not None, "there is a pacer"
-        tokens = min(whole_tiles(num_decodes + room, self.limits.token_tile), self.limits.budget)
-        return max(tokens - num_decodes, self.kv.page_size)
+    def _lengths_of(self, prompts: list[Progress], num_decodes: int) -> list[int]:
+        """How many tokens of each prompt to compute beside so many decodes."""
+        room = self._prompt_budget(num_decodes)
+        if self.limits.budget is None:
+            return whole_prompts(prompts, room)
+        lengths = self._share(prompts, room)
+        if self.pacer is None or not num_decodes or not any(lengths):
+            return lengths
+        cost = sum(self._cost.of(p.computed, length) for p, length in zip(prompts, lengths, strict=True))
+        if cost > self.pacer.budget:
+            room = int(sum(lengths) * self.pacer.budget / cost)
+        if sum(p.pending for p in prompts) > room:
+            tokens = whole_tiles(num_decodes + room, self.limits.token_tile)
+            room = max(min(tokens, self.limits.budget) - num_decodes, self.kv.page_size)
+        return self._share(prompts, room)
+
+    def _share(self, prompts: list[Progress], room: int) -> list[int]:
+        return share_budget(prompts, room, self.kv.page_size, self.limits.longest_chunk)
 
     def _compute(self, request: Request, length: int) -> Chunk:
         """Plan the next `length` tokens of a request, and advance it as if they were computed."""

@@ -76,6 +76,14 @@ class ModelSpec:
         """Features of all key heads; the value heads have as many."""
         return self.num_kv_heads * self.head_dim
 
+    @property
+    def balanced_context(self) -> float:
+        """Tokens of context for which attention is as much arithmetic as all matrices of a layer."""
+        mlp_matrices = 2 if self.architecture == "GPT2LMHeadModel" else 3
+        attention_matrices = 2 * self.q_size + 2 * self.kv_size
+        features = attention_matrices + mlp_matrices * self.intermediate_size
+        return self.hidden_size * features / (2 * self.q_size)
+
     @classmethod
     def from_folder(cls, folder: Path) -> ModelSpec:
         """Read config.json and, for the end-of-sequence ids, generation_config.json.

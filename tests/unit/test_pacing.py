@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import given
 
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.pacing import ChunkPacer, whole_tiles
+from engine.pacing import ChunkPacer, PromptCost, whole_tiles
 from tests.unit.fake_runner import FakeRunner
 from tests.unit.test_engine import make_request, run
 
@@ -91,3 +92,39 @@ def test_whole_tiles_are_near(num_tokens: int, tile: int) -> None:
     assert tokens > 0
     assert abs(tokens - num_tokens) <= tile / 2 or num_tokens < tile
     assert tokens % tile == 0 or (tokens < 3 * tile and tokens % (tile // 2) == 0)
+
+
+def test_tokens_behind_a_long_context_cost_more() -> None:
+    cost = PromptCost(20_000)
+    assert cost.of(0, 100) == 100 * (1 + 50 / 20_000)
+    assert math.isclose(cost.of(20_000, 100), 2 * cost.of(0, 100), rel_tol=0.01)
+    assert PromptCost().of(50_000, 100) == 100
+    halves = cost.of(1000, 300) + cost.of(1300, 300)
+    assert math.isclose(cost.of(1000, 600), halves)
+
+
+def test_chunks_become_shorter_as_their_context_grows() -> None:
+    config = EngineConfig(
+        model_path=Path("none"),
+        page_size=4,
+        num_pages=900,
+        max_model_len=4096,
+        chunk_budget=512,
+        itl_target_s=0.5,
+        costly_context=1000.0,
+    )
+    runner: Any = FakeRunner(config.page_size, config.num_pages)
+    engine = Engine(config, runner=runner, clock=lambda: 0.0)
+    engine.submit(make_request(1, [1, 2, 3], max_tokens=90, ignore_eos=True))
+    for _ in range(3):
+        engine.step()
+    assert engine.scheduler.pacer is not None
+    budget = engine.scheduler.pacer.budget
+    engine.scheduler.pacer.observe = lambda cost, seconds: None  # type: ignore[method-assign]
+    run(engine, make_request(2, [i % 90 for i in range(3000)], max_tokens=2, ignore_eos=True))
+    begun, costs = 0, []
+    for step in runner.steps:
+        for length in (length for request, _, length in step if request == 2):
+            costs.append(PromptCost(1000.0).of(begun, length))
+            begun += length
+    assert all(0.8 * budget < cost <= budget for cost in costs[:-3]), costs
