@@ -24,6 +24,7 @@ from benchmarks.client import Record
 from benchmarks.report import Summary, summarize
 from benchmarks.workload import Uniform, Work, make_workload, parse_lengths
 from engine.config import EngineConfig
+from engine.device_defaults import GPU_TOKEN_TILE
 from engine.engine import Engine
 from engine.plan import StepPlan
 from engine.request import Request
@@ -32,6 +33,9 @@ from engine.sampling import Sampling
 
 __all__ = ["Costs", "simulate"]
 
+_PADDING: Final = 32
+"""Tokens to whose multiple a step is padded."""
+_COSTLY_CONTEXT: Final = 20_000.0
 _TOKEN: Final = 5
 _VOCABULARY: Final = 1 << 17
 _LONG: Final = Uniform(8192, 32768)
@@ -41,17 +45,17 @@ _LONG: Final = Uniform(8192, 32768)
 class Costs:
     """Seconds."""
 
-    weights: float = 4.7e-3
+    weights: float = 4.2e-3
     """To read all weights once: the least that the matrices of a step take."""
-    row: float = 21e-6
+    row: float = 19e-6
     """Of matrices, for each token where they are more than that."""
-    context: float = 34e-9
+    context: float = 40e-9
     """To read the KV of one token of a decode's context."""
     pair: float = 1.05e-9
     """Of attention, for a prompt token and one that it attends to."""
     step: float = 0.9e-3
     """Of everything else on the device."""
-    prompts: float = 2.8e-3
+    prompts: float = 1.8e-3
     """What a step with prompts in it adds to that."""
     host: float = 1.1e-3
     """Of the host, until the device can begin."""
@@ -63,7 +67,7 @@ class Costs:
     """Of the host, once the device can begin: a graph."""
     launch_prompts: float = 2e-3
     """Likewise: a chain of graphs."""
-    front: float = 4e-3
+    front: float = 2.5e-3
     """HTTP, router and gRPC, there and back."""
 
 
@@ -124,7 +128,8 @@ class _Device:
         costs = self._costs
         contexts = sum(chunk.end for chunk in plan.chunks if chunk.length == 1)
         pairs = sum(chunk.length * chunk.end for chunk in plan.chunks if chunk.length > 1)
-        seconds = max(costs.weights, costs.row * plan.num_tokens) + costs.step
+        rows = -(-plan.num_tokens // _PADDING) * _PADDING
+        seconds = max(costs.weights, costs.row * rows) + costs.step
         seconds += costs.context * contexts + costs.pair * pairs
         return seconds + (costs.prompts if plan.prompt_tokens else 0.0)
 
@@ -162,6 +167,8 @@ def _config(itl_target_s: float | None) -> EngineConfig:
         chunk_budget=16_384,
         radix_cache=False,
         itl_target_s=itl_target_s,
+        token_tile=GPU_TOKEN_TILE,
+        costly_context=_COSTLY_CONTEXT,
         overlap=True,
     )
 

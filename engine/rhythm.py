@@ -31,8 +31,8 @@ class Rhythm:
     def __init__(self) -> None:
         self._length = _Line()
         self._host = 0.01
-        self._error = 0.0
-        """By how much a step was over before it was expected to be."""
+        self._errors = {False: 0.0, True: 0.0}
+        """By how much a step was over before it was expected to be: one without prompts, and one with."""
         self._began = -math.inf
         """When the step in flight began on the device."""
         self._cost = 0.0
@@ -47,10 +47,10 @@ class Rhythm:
         `dry`: the one in flight was done by then.
         """
         self._next_cost, self._next_ready = prompt_cost, now
-        self._host = max(host_s, self._host + _FORGET * (host_s - self._host))
-        if dry:
+        if dry and host_s <= self._host + _MARGIN_S:  # the host was as fast as expected: the step was short
             longest = self._length.at(self._cost)
             self._error = min(self._error + max(self._error, _DRY_S), longest)
+        self._host = max(host_s, self._host + _FORGET * (host_s - self._host))
 
     def completed(self, now: float, *, waited: bool, more: bool) -> None:
         """The step in flight is done. `waited`: it ended now, not earlier; `more`: the next one has begun."""
@@ -64,6 +64,14 @@ class Rhythm:
     def plan_at(self) -> float:
         """The latest moment to begin planning; in the past where nothing is known."""
         return self._ends() - self._error - self._host - _MARGIN_S
+
+    @property
+    def _error(self) -> float:
+        return self._errors[self._cost > 0]
+
+    @_error.setter
+    def _error(self, seconds: float) -> None:
+        self._errors[self._cost > 0] = seconds
 
     def _ends(self) -> float:
         return self._began + self._length.at(self._cost)

@@ -113,6 +113,26 @@ def test_steps_of_all_kinds_with_noise_keep_the_device_busy() -> None:
     assert statistics.fmean(device.leads) < 4 * HOST_S
 
 
+def test_steps_with_prompts_that_surprise_do_not_make_others_early() -> None:
+    rng = random.Random(1)
+    device = Device(Rhythm())
+    for _ in range(300):
+        surprise = 0.02 + rng.uniform(-0.006, 0.006)
+        device.run([(700, surprise), *decodes(0.01, 3)])
+    before = len(device.leads)
+    device.run([(700, 0.02), *decodes(0.01, 3), (0, 0.01)])
+    in_decodes = device.leads[before + 2 :]
+    assert max(in_decodes) < 2 * HOST_S
+
+
+def test_a_slow_preparation_is_not_taken_for_a_short_step() -> None:
+    device = Device(Rhythm())
+    device.run(decodes(0.02))
+    device.run(decodes(0.02, 1), host_s=0.012)
+    device.run(decodes(0.02, 60))
+    assert device.leads[-1] < 3 * HOST_S
+
+
 def test_a_host_slower_than_the_device_plans_at_once() -> None:
     device = Device(Rhythm())
     device.run(decodes(0.003), host_s=0.006)
