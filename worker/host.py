@@ -48,7 +48,7 @@ _SERVICE = "baton.v1.Worker"
 _SCRAPE_PATIENCE_S = 2.0
 _SWITCH_S = 0.0005
 """How long gRPC's threads wait for the interpreter while the engine's computes. A token passes through several
-such waits, and Python's 5 ms are half a step of a fast GPU."""
+of them, and Python's 5 ms are half a step of a fast GPU."""
 
 
 class WorkerHost:
