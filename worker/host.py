@@ -9,7 +9,6 @@ import asyncio
 import logging
 import os
 import secrets
-import sys
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NoAnswer
@@ -46,9 +45,6 @@ log = logging.getLogger(__name__)
 
 _SERVICE = "baton.v1.Worker"
 _SCRAPE_PATIENCE_S = 2.0
-_SWITCH_S = 0.0005
-"""How long gRPC's threads wait for the interpreter while the engine's computes. A token passes through several
-of them, and Python's 5 ms are half a step of a fast GPU."""
 
 
 class WorkerHost:
@@ -97,7 +93,6 @@ class WorkerHost:
             with ThreadPoolExecutor(1, thread_name_prefix="loading") as loader:
                 self._parts, self._assembled = await self._asyncio.run_in_executor(loader, self._build)
             calm_collector()
-            sys.setswitchinterval(_SWITCH_S)
             info = self._run_threads()
             await self._serve(info)
             if self._crew is not None:
