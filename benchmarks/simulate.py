@@ -57,18 +57,18 @@ class Costs:
     """Of everything else on the device."""
     prompts: float = 1.8e-3
     """What a step with prompts in it adds to that."""
-    host: float = 1.1e-3
+    host: float = 1.3e-3
     """Of the host, until the device can begin."""
-    host_prompts: float = 0.7e-3
+    host_prompts: float = 1.1e-3
     """What prompts add to that."""
     host_request: float = 4e-6
     """What each request adds to that."""
-    launch: float = 0.4e-3
+    launch: float = 0.6e-3
     """Of the host, once the device can begin: a graph."""
-    launch_prompts: float = 2e-3
+    launch_prompts: float = 3.2e-3
     """Likewise: a chain of graphs."""
-    front: float = 2.5e-3
-    """HTTP, router and gRPC, there and back."""
+    front: float = 12e-3
+    """Client, HTTP, router, gRPC and the worker's inbox, there and back, at 30 requests a second."""
 
 
 class _Clock:
