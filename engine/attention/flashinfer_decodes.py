@@ -161,6 +161,8 @@ class _Fields:
 
     def pack(self, decodes: Decodes, cut: DecodePlan, page_size: int) -> npt.NDArray[np.int32]:
         lists = decodes.page_lists
+        if len(cut.owners) > self.parts:
+            raise ValueError(f"{len(cut.owners)} parts do not fit a grid of {self.parts}")
         packed = np.zeros(self.end + len(lists.pages), dtype=np.int32)
 
         def put(field: int, values: Ints) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Final
 
@@ -17,6 +18,8 @@ __all__ = ["UnsupportedBackend", "attention_for"]
 
 logger = logging.getLogger(__name__)
 
+FLASHINFER: Final = "0.6.14"
+"""Plans are arrays whose order another version may read otherwise: see DecodeKernel."""
 _HEAD_DIMS: Final = (64, 128, 256)
 """Head sizes that flashinfer has kernels for."""
 
@@ -50,4 +53,6 @@ def _obstacle_to_flashinfer(pool: KVPool) -> str | None:
         return f"it has no kernels for heads of {pool.head_dim} features"
     if find_spec("flashinfer") is None:
         return "it is not installed (pip install 'baton-llm[gpu]')"
+    if (installed := version("flashinfer-python")) != FLASHINFER:
+        return f"{installed} is installed, and plans are written for {FLASHINFER} (see pyproject.toml)"
     return None

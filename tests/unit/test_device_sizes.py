@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tomllib
+from pathlib import Path
+
 import hypothesis.strategies as st
 import numpy as np
 import pytest
@@ -9,6 +12,7 @@ import torch
 from hypothesis import given
 
 from engine.attention import TorchAttention, UnsupportedBackend, attention_for
+from engine.attention.select import FLASHINFER
 from engine.batch import scratch_batch
 from engine.cuda_graphs import graph_sizes
 from engine.device_defaults import DeviceDefaults, defaults_for
@@ -76,6 +80,11 @@ def test_a_cpu_gets_plain_torch_attention() -> None:
 def test_a_backend_that_cannot_serve_is_refused_with_its_reason(name: str, why: str) -> None:
     with pytest.raises(UnsupportedBackend, match=why):
         attention_for(name, make_pool(), 4, max_requests=1)
+
+
+def test_plans_are_written_for_the_flashinfer_that_is_required() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    assert f"flashinfer-python=={FLASHINFER}" in project["project"]["optional-dependencies"]["gpu"]
 
 
 def test_arrays_arrive_as_they_were_sent() -> None:
