@@ -10,8 +10,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from engine.attention.decode_array import Decodes
 from engine.attention.flashinfer_chunks import ChunkAttention
-from engine.attention.flashinfer_decodes import DecodeKernel, Decodes
+from engine.attention.flashinfer_decodes import DecodeKernel
 from engine.attention.flashinfer_kernels import Heads
 from engine.batch import Batch
 from engine.kernels.rotate_store import rotate_store

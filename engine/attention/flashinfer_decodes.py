@@ -1,7 +1,8 @@
 """Attention of decodes: flashinfer's FA2 kernel, by a plan of our own.
 
 The kernel reads from one array of integers which thread block computes what, and where the results go. That
-array is written here; decode_plan.py says why. The rows of a thread block are the query heads of a key head.
+array is ours (decode_array.py); decode_plan.py says why. The rows of a thread block are the query heads of a
+key head.
 """
 
 from __future__ import annotations
@@ -9,33 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
-from engine.attention.decode_plan import DecodePlan, DecodePlanner
+from engine.attention.decode_array import Decodes, PlanFields
+from engine.attention.decode_plan import DecodePlanner
 from engine.attention.flashinfer_kernels import Heads, Kernel, Tables, kernel_module, run_paged
-from engine.batch import Ints
-from engine.page_lists import PageLists
 
-__all__ = ["DecodeKernel", "Decodes"]
+__all__ = ["DecodeKernel"]
 
 _QUERY_TILES: Final = (16, 64, 128)
 """Rows that a thread block of the kernel may have."""
-
-
-@dataclass(frozen=True, slots=True)
-class Decodes:
-    """R requests with one query each, on the host."""
-
-    context_lens: Ints
-    """[R]"""
-    page_lists: PageLists
-
-    def padded(self, missing: int, page: int) -> Decodes:
-        """With so many more requests of one token, on this page."""
-        lens = np.concatenate([self.context_lens, np.ones(missing, dtype=np.int64)])
-        return Decodes(lens, self.page_lists.padded(missing, page))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +55,7 @@ class DecodeKernel:
 
     def ints_for(self, max_requests: int, max_pages: int) -> int:
         """How many integers a plan takes at most."""
-        return _Fields(max_requests, self._planner.most_parts(max_requests)).end + max_pages
+        return PlanFields(max_requests, self._planner.most_parts(max_requests)).end + max_pages
 
     def fits_graph(self, decodes: Decodes) -> bool:
         """Whether the graph for so many requests, whose grid is fixed, is right for their contexts."""
@@ -82,7 +66,7 @@ class DecodeKernel:
     def plan(self, decodes: Decodes) -> None:
         """Of any number of requests, for a step that is launched kernel by kernel."""
         cut = self._planner.plan(decodes.page_lists.counts)
-        fields = _Fields(len(decodes.context_lens), len(cut.owners))
+        fields = PlanFields(len(decodes.context_lens), len(cut.owners))
         packed = fields.pack(decodes, cut, self._page_size)
         ints = torch.from_numpy(packed).pin_memory().to(self._results.device, non_blocking=True)
         self._launch = self._launch_of(fields, ints)
@@ -91,7 +75,7 @@ class DecodeKernel:
         """Likewise for a graph of just so many requests, which reads `ints`. They must fit it."""
         cut = self._planner.plan(decodes.page_lists.counts)
         requests = len(decodes.context_lens)
-        fields = _Fields(requests, self._grid(requests))
+        fields = PlanFields(requests, self._grid(requests))
         packed = fields.pack(decodes, cut, self._page_size)
         ints[: len(packed)].copy_(torch.from_numpy(packed).pin_memory(), non_blocking=True)
         self._launch = self._launch_of(fields, ints)
@@ -106,7 +90,7 @@ class DecodeKernel:
         """Parts for which a graph has room. A large batch has just its own: results need no merging then."""
         return requests if self._planner.is_large(requests) else self._planner.most_parts(requests)
 
-    def _launch_of(self, fields: _Fields, ints: torch.Tensor) -> _Launch:
+    def _launch_of(self, fields: PlanFields, ints: torch.Tensor) -> _Launch:
         split = fields.parts > fields.requests
         # flashinfer's PrefillPlanInfo: offsets are in bytes.
         plan = [
@@ -135,47 +119,3 @@ class DecodeKernel:
             ints[fields.last_page_lens : fields.last_page_lens + fields.requests],
         )
         return _Launch(plan, ints, tables)
-
-
-class _Fields:
-    """Where things lie in the array, for R requests and a grid of P parts, in integers. Pages come last."""
-
-    def __init__(self, requests: int, parts: int) -> None:
-        self.requests, self.parts = requests, parts
-        self.end = 0
-        self.query_indptr = self._field(requests + 1)
-        self.page_indptr = self._field(requests + 1)
-        self.last_page_lens = self._field(requests)
-        self.first_parts = self._field(requests + 1)
-        self.owners = self._field(parts)
-        self.indices = self._field(parts)
-        self.query_tiles = self._field(parts)
-        self.part_tokens = self._field(1)
-        self.num_rows = self._field(1)
-        self.valid = self._field(-(-parts // 4))  # a byte each
-
-    def _field(self, size: int) -> int:
-        begin = self.end
-        self.end += size
-        return begin
-
-    def pack(self, decodes: Decodes, cut: DecodePlan, page_size: int) -> npt.NDArray[np.int32]:
-        lists = decodes.page_lists
-        if len(cut.owners) > self.parts:
-            raise ValueError(f"{len(cut.owners)} parts do not fit a grid of {self.parts}")
-        packed = np.zeros(self.end + len(lists.pages), dtype=np.int32)
-
-        def put(field: int, values: Ints) -> None:
-            packed[field : field + len(values)] = values
-
-        put(self.query_indptr, np.arange(self.requests + 1))
-        put(self.page_indptr, lists.indptr)
-        put(self.last_page_lens, decodes.context_lens - (lists.counts - 1) * page_size)
-        put(self.first_parts, cut.first_parts)
-        put(self.owners, cut.owners)
-        put(self.indices, cut.indices)
-        packed[self.part_tokens] = cut.part_pages * page_size
-        packed[self.num_rows] = self.requests
-        packed[self.valid :].view(np.bool_)[: len(cut.owners)] = True
-        put(self.end, lists.pages)
-        return packed

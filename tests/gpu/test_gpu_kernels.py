@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from engine.attention.decode_array import Decodes
 from engine.models.ops import Ops
 from engine.models.rope import rope_table
 from engine.models.rope_spec import RopeSpec
@@ -71,7 +72,7 @@ def test_decodes_attend_to_their_contexts(
     contexts: list[int], page_size: int, heads: int, kv_heads: int
 ) -> None:
     """Planned for a step, and for a graph in which the batch leaves three rows empty, if it fits one."""
-    from engine.attention.flashinfer_decodes import DecodeKernel, Decodes
+    from engine.attention.flashinfer_decodes import DecodeKernel
     from engine.attention.flashinfer_kernels import Heads
 
     used = [-(-context // page_size) for context in contexts]
