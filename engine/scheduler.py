@@ -218,7 +218,7 @@ class Scheduler:
 
     def _lengths_of(self, prompts: list[Progress], num_decodes: int) -> list[int]:
         """How many tokens of each prompt to compute beside so many decodes."""
-        room = self._prompt_budget(num_decodes)
+        room = allowed = self._prompt_budget(num_decodes)
         if self.limits.budget is None:
             return whole_prompts(prompts, room)
         lengths = self._share(prompts, room)
@@ -230,7 +230,7 @@ class Scheduler:
         if sum(p.pending for p in prompts) > room:
             tokens = whole_tiles(num_decodes + room, self.limits.token_tile)
             room = max(min(tokens, self.limits.budget) - num_decodes, self.kv.page_size)
-        return self._share(prompts, room)
+        return lengths if room == allowed else self._share(prompts, room)
 
     def _share(self, prompts: list[Progress], room: int) -> list[int]:
         return share_budget(prompts, room, self.kv.page_size, self.limits.longest_chunk)

@@ -53,6 +53,7 @@ def test_sizes_that_a_config_leaves_out_follow_from_the_others() -> None:
 
     assert (llama.head_dim, llama.num_kv_heads, llama.q_size, llama.kv_size) == (128, 32, 4096, 4096)
     assert (gpt2.head_dim, gpt2.num_kv_heads, gpt2.intermediate_size) == (64, 12, 3072)
+    assert gpt2.balanced_context == 6 * 768, "a layer has 12 * 768 ** 2 weights, a token of context 2 * 768"
     assert gpt2.tied_embeddings
     assert not llama.tied_embeddings
 

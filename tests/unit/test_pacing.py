@@ -120,7 +120,8 @@ def test_chunks_become_shorter_as_their_context_grows() -> None:
         engine.step()
     assert engine.scheduler.pacer is not None
     budget = engine.scheduler.pacer.budget
-    engine.scheduler.pacer.observe = lambda cost, seconds: None  # type: ignore[method-assign]
+    observed: list[float] = []
+    engine.scheduler.pacer.observe = lambda cost, _: observed.append(cost)  # type: ignore[method-assign]
     run(engine, make_request(2, [i % 90 for i in range(3000)], max_tokens=2, ignore_eos=True))
     begun, costs = 0, []
     for step in runner.steps:
@@ -128,3 +129,5 @@ def test_chunks_become_shorter_as_their_context_grows() -> None:
             costs.append(PromptCost(1000.0).of(begun, length))
             begun += length
     assert all(0.8 * budget < cost <= budget for cost in costs[:-3]), costs
+    assert set(observed) <= set(costs), "what is observed is weighed as what was planned"
+    assert len(observed) > 3

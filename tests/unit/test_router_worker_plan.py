@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -107,11 +108,14 @@ def test_a_gpu_worker_overlaps_captures_graphs_paces_prompts_and_sizes_its_own_p
     assert (engine.cuda_graph_max_batch, engine.num_pages, engine.itl_target_s) == (512, 0, 0.02)
     assert plan(checkpoint, gpu(141), kv_pool_tokens=1600).engine.num_pages == 100
     assert engine.cuda_graph_max_tokens == 2048
+    assert engine.token_tile == 128
+    assert 0 < engine.costly_context < math.inf
     asked = plan(checkpoint, gpu(141), cuda_graph_max_bs=0, cuda_graph_max_tokens=256).engine
     assert (asked.cuda_graph_max_batch, asked.cuda_graph_max_tokens) == (0, 256)
     on_cpu = plan(checkpoint).engine
     assert (on_cpu.overlap, on_cpu.cuda_graph_max_batch, on_cpu.itl_target_s) == (False, 0, None)
     assert on_cpu.cuda_graph_max_tokens == 0
+    assert on_cpu.token_tile == 1
 
 
 @pytest.mark.parametrize("name", ["cuda_graph_max_bs", "cuda_graph_max_tokens"])
