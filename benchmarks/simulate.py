@@ -36,6 +36,8 @@ __all__ = ["Costs", "simulate"]
 _PADDING: Final = 32
 """Tokens to whose multiple a step is padded."""
 _COSTLY_CONTEXT: Final = 20_000.0
+_GRAPH_S: Final = 1e-4
+"""To launch one graph of a chain."""
 _TOKEN: Final = 5
 _VOCABULARY: Final = 1 << 17
 _LONG: Final = Uniform(8192, 32768)
@@ -67,6 +69,8 @@ class Costs:
     """Of the host, once the device can begin: a graph."""
     launch_prompts: float = 3.2e-3
     """Likewise: a chain of graphs."""
+    lead: float = 0.25
+    """Part of a launch after which the host may turn to something else."""
     front: float = 12e-3
     """Client, HTTP, router, gRPC and the worker's inbox, there and back, at 30 requests a second."""
 
@@ -81,12 +85,24 @@ class _Clock:
 class _Step:
     clock: _Clock
     ends: float
+    launch: float
+    """What of it is still to be launched, in the host's seconds."""
     answer: StepResult
 
+    def proceed(self) -> bool:
+        if not self.launch:
+            return False
+        now = min(self.launch, _GRAPH_S)
+        self.launch -= now
+        self.clock.now += now
+        return True
+
     def done(self) -> bool:
-        return self.ends <= self.clock.now
+        return not self.launch and self.ends <= self.clock.now
 
     def result(self) -> StepResult:
+        while self.proceed():
+            pass
         self.clock.now = max(self.clock.now, self.ends)
         return self.answer
 
@@ -117,9 +133,12 @@ class _Device:
         clock = self._clock
         seconds = self._seconds(plan) * clock.noise.uniform(0.985, 1.03)
         self._free = max(self._free, clock.now) + seconds
-        clock.now += self._costs.launch_prompts if plan.prompt_tokens else self._costs.launch
+        launch = self._costs.launch_prompts if plan.prompt_tokens else self._costs.launch
+        lead = self._costs.lead * launch
+        clock.now += lead
         sampled = sum(chunk.samples for chunk in plan.chunks)
-        return _Step(clock, self._free, StepResult([_TOKEN] * sampled, [None] * sampled))
+        answer = StepResult([_TOKEN] * sampled, [None] * sampled)
+        return _Step(clock, self._free, launch - lead, answer)
 
     def close(self) -> None:
         pass
@@ -156,6 +175,7 @@ def simulate(
             record.arrivals.append(clock.now)
             record.output_tokens += 1
             record.ended = clock.now
+        engine.proceed()
     return records
 
 

@@ -15,6 +15,7 @@ import torch
 from engine.attention.base import GraphableAttention
 from engine.batch import Batch
 from engine.blas import faster_library, sample_weights
+from engine.forward import Enqueuing
 from engine.models.base import CausalLM
 from engine.progress import Progress
 
@@ -67,10 +68,11 @@ class DecodeGraphs:
         self._input_ids[:n].copy_(batch.input_ids)
         self._positions[:n].copy_(batch.positions)
 
-    def run(self, batch: Batch) -> torch.Tensor:
+    def run(self, batch: Batch) -> Enqueuing:
         """Hidden states [B, hidden] of a batch of decodes, padding rows last; valid until the next run."""
         size = self._size_for(batch.num_requests)
         self._graphs[size].replay()
+        yield
         return self._hidden[size]
 
     def _size_for(self, num_requests: int) -> int:

@@ -133,9 +133,10 @@ class Engine:
         """Compute one step and return the tokens it brought.
 
         With overlap, the tokens are those of the step before: this one is still running on the device while
-        its successor is planned.
+        its successor is planned. The device has only been told how it begins; `proceed` does the rest.
         """
         began = self._clock()
+        self.proceed()
         plan = self.scheduler.plan()
         self._crowded = bool(self.scheduler.waiting)
         output = StepOutput(started=plan.started, num_tokens=plan.num_tokens)
@@ -157,10 +158,27 @@ class Engine:
             self._completed_at = -math.inf  # the device was idle: what comes next did not wait for this
         else:
             waited = not launched.step.done()
-            result = launched.step.result()
+            result = self._result_of(launched)
             self._rhythm.completed(self._clock(), waited=waited, more=self._launched is not None)
             self._complete(launched.plan, result, output)
         return output
+
+    def proceed(self) -> None:
+        """Tell the device the rest of the step in flight: to be called when the tokens of `step` are sent.
+
+        It may take milliseconds, for which the tokens of a whole batch would wait. The device has enough to
+        do until then, but not for long; `step` and `reserve` catch up on it.
+        """
+        if self._launched is not None:
+            while self._launched.step.proceed():
+                pass
+
+    def _result_of(self, launched: _Launched) -> StepResult:
+        """As soon as it is there; until then, go on with the step behind it."""
+        behind = self._launched
+        while behind is not None and not launched.step.done() and behind.step.proceed():
+            pass
+        return launched.step.result()
 
     def plan_at(self) -> float:
         """When the next step should begin, by this engine's clock: not before, if more requests may come.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Generator
+from typing import Protocol, TypeAlias
 
 import torch
 
@@ -10,7 +11,13 @@ from engine.attention.base import AttentionBackend
 from engine.batch import Batch
 from engine.models.base import CausalLM
 
-__all__ = ["Eager", "Forward"]
+__all__ = ["Eager", "Enqueuing", "Forward"]
+
+Enqueuing: TypeAlias = Generator[None, None, torch.Tensor]
+"""Enqueues a forward pass on the device; returns its hidden states.
+
+Yields where the device has enough to do for the host to turn to something else for a moment.
+"""
 
 
 class Forward(Protocol):
@@ -22,7 +29,7 @@ class Forward(Protocol):
     def prepare(self, batch: Batch) -> None:
         """Plan, and enqueue what the device needs to know. What comes before its first work is all here."""
 
-    def run(self, batch: Batch) -> torch.Tensor:
+    def run(self, batch: Batch) -> Enqueuing:
         """Hidden states of T tokens and any padding; the KV of every token is in the pool afterwards."""
 
 
@@ -39,6 +46,7 @@ class Eager:
     def prepare(self, batch: Batch) -> None:
         self._attention.prepare(batch)
 
-    def run(self, batch: Batch) -> torch.Tensor:
+    def run(self, batch: Batch) -> Enqueuing:
         hidden: torch.Tensor = self._model(batch.input_ids, batch.positions, self._attention)
+        yield
         return hidden

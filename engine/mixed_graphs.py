@@ -19,6 +19,7 @@ import torch
 from engine.attention.base import GraphableAttention
 from engine.batch import Batch
 from engine.blas import faster_library, sample_weights
+from engine.forward import Enqueuing
 from engine.models.base import CausalLM
 from engine.models.ops import Rotation
 from engine.parallel.ranks import Ranks
@@ -28,6 +29,8 @@ __all__ = ["MixedGraphs", "token_sizes"]
 
 _GAIN: Final = 0.985
 """Of two sizes, the smaller is worth having if it takes less than this part of the larger one's time."""
+_LEAD: Final = 8
+"""Layers that keep the device busy for two or three milliseconds, while the host does something else."""
 _REPLAYS: Final = 2
 """For each size, to time it."""
 
@@ -110,7 +113,7 @@ class MixedGraphs:
         buffers.slots[:n].copy_(batch.slot_mapping)
         buffers.slots[n : self._size_for(n)].fill_(self._scratch_slot)
 
-    def run(self, batch: Batch) -> torch.Tensor:
+    def run(self, batch: Batch) -> Enqueuing:
         """Hidden states of the batch's tokens, padding rows last; valid until the next run."""
         n = len(batch.input_ids)
         chain = self._chains[self._size_for(n)]
@@ -119,6 +122,8 @@ class MixedGraphs:
         for layer, graph in enumerate(graphs):
             graph.replay()
             self._attention.attend(layer, queries, attended)
+            if layer >= _LEAD:
+                yield
         last.replay()
         return chain.hidden
 

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 
 from engine.plan import Chunk
-from engine.request import Request
 from engine.staging import upload
 
 __all__ = ["Penalties"]
@@ -53,7 +52,7 @@ class Penalties:
         """Count the tokens [S] that were just sampled for `chunks`; `apply` came before."""
         self._said[self._slots(chunks), tokens] += 1
         for chunk in chunks:
-            self._counted[chunk.request.slot] = (chunk.request.id, _sampled_before(chunk) + 1)
+            self._counted[chunk.slot] = (chunk.request.id, _sampled_before(chunk) + 1)
 
     def _catch_up(self, chunks: Sequence[Chunk]) -> None:
         """Count anew where a slot has another request, or the request said things elsewhere."""
@@ -61,21 +60,21 @@ class Penalties:
             self._said = torch.zeros(self._shape, dtype=torch.int32, device=self._device)
             self._prompted = torch.zeros(self._shape, dtype=torch.bool, device=self._device)
         for chunk in chunks:
-            request = chunk.request
-            known = (request.id, _sampled_before(chunk))
-            if self._counted[request.slot] != known:
-                self._count(request, known[1])
-                self._counted[request.slot] = known
+            known = (chunk.request.id, _sampled_before(chunk))
+            if self._counted[chunk.slot] != known:
+                self._count(chunk)
+                self._counted[chunk.slot] = known
 
-    def _count(self, request: Request, num_output: int) -> None:
-        vocab = self._shape[1]
-        output = np.bincount(np.array(request.output[:num_output], dtype=np.int64), minlength=vocab)
-        self._said[request.slot] = upload(output, torch.int32, self._device)
+    def _count(self, chunk: Chunk) -> None:
+        vocab, request = self._shape[1], chunk.request
+        said = request.output[: _sampled_before(chunk)]
+        output = np.bincount(np.array(said, dtype=np.int64), minlength=vocab)
+        self._said[chunk.slot] = upload(output, torch.int32, self._device)
         prompt = np.bincount(np.array(request.prompt, dtype=np.int64), minlength=vocab)
-        self._prompted[request.slot] = upload(prompt > 0, torch.bool, self._device)
+        self._prompted[chunk.slot] = upload(prompt > 0, torch.bool, self._device)
 
     def _slots(self, chunks: Sequence[Chunk]) -> torch.Tensor:
-        return upload([chunk.request.slot for chunk in chunks], torch.int64, self._device)
+        return upload([chunk.slot for chunk in chunks], torch.int64, self._device)
 
     def _column(self, values: list[float]) -> torch.Tensor:
         return upload(values, torch.float32, self._device)[:, None]

@@ -14,6 +14,8 @@ class Chunk:
     """Tokens [start, start + length) of one request. A decode is a chunk of one token."""
 
     request: Request
+    slot: int
+    """The request's at planning. It may have ended, and lost it, when the last of this step is enqueued."""
     start: int
     length: int
     output_index: int | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -23,7 +24,7 @@ from engine.parallel.ranks import ALONE, Ranks
 from engine.plan import Chunk, StepPlan
 from engine.progress import Progress, silent
 from engine.readback import Readback
-from engine.sampler import Sampled, Sampler
+from engine.sampler import Sampler
 from engine.sampling import TokenLogprobs
 from engine.step_inputs import StepInputs, StepWriter
 
@@ -55,22 +56,32 @@ class PreparedStep:
 class StepInFlight:
     """A step that was handed to the device and may still be running there."""
 
-    def __init__(self, chunks: list[Chunk], sampled: Sampled | None, device: torch.device) -> None:
-        """`chunks` are those that sample; None if there are none."""
+    def __init__(self, enqueuing: Generator[None, None, Readback], chunks: list[Chunk]) -> None:
+        """`chunks` are those that sample. Enqueues as much as the device needs to begin."""
+        self._enqueuing = enqueuing
         self._chunks = chunks
-        tensors: list[torch.Tensor] = []
-        if sampled is not None:
-            tensors = [sampled.tokens, sampled.finite]
-            if (logprobs := sampled.logprobs) is not None:
-                tensors += [logprobs.chosen, logprobs.rank, logprobs.top, logprobs.top_ids]
-        self._readback = Readback(tensors, device)
+        self._readback: Readback | None = None
+        self.proceed()
+
+    def proceed(self) -> bool:
+        """Enqueue some more of it; whether there was more. All of it is enqueued before the next step is."""
+        if self._readback is not None:
+            return False
+        try:
+            next(self._enqueuing)
+        except StopIteration as end:
+            self._readback = end.value
+        return True
 
     def done(self) -> bool:
         """Whether the device has done the step, so that `result` returns at once."""
-        return self._readback.done()
+        return self._readback is not None and self._readback.done()
 
     def result(self) -> StepResult:
         """Wait until the device has done the step, and read what it sampled."""
+        while self.proceed():
+            pass
+        assert self._readback is not None
         read = self._readback.wait()  # even if nothing is to be read: the KV must be in the pool now
         if not self._chunks:
             return StepResult([], [])
@@ -138,23 +149,30 @@ class ModelRunner:
         sampling = [chunk for chunk in plan.chunks if chunk.samples]
         return PreparedStep(*self._prepared(inputs), sampling)
 
-    @torch.inference_mode()
     def launch(self, step: PreparedStep) -> StepInFlight:
-        """Enqueue a step. Does not wait for a GPU; on a CPU the work is done on return."""
-        batch, sampling = step.batch, step.sampling
-        hidden = step.forward.run(batch)
-        if not sampling:
-            return StepInFlight([], None, self._device)
-        sampled = self._sampler.sample(self._model.logits(hidden[batch.sample_rows]), sampling)
-        self.ranks.share(sampled.tokens)
-        self._last_tokens[batch.sample_slots] = sampled.tokens
-        return StepInFlight(sampling, sampled, self._device)
+        """Let the device begin with a step; `StepInFlight.proceed` enqueues the rest. Waits for no GPU."""
+        return StepInFlight(self._enqueue(step), step.sampling)
 
-    @torch.inference_mode()
     def follow(self, inputs: StepInputs) -> None:
         """What `prepare` and `launch` are on the leader, for a rank that follows: all of it but to sample."""
+        for _ in self._enqueue_part(inputs):
+            pass
+
+    @torch.inference_mode()
+    def _enqueue(self, step: PreparedStep) -> Generator[None, None, Readback]:
+        batch = step.batch
+        hidden = yield from step.forward.run(batch)
+        if not step.sampling:
+            return Readback([], self._device)
+        sampled = self._sampler.sample(self._model.logits(hidden[batch.sample_rows]), step.sampling)
+        self.ranks.share(sampled.tokens)
+        self._last_tokens[batch.sample_slots] = sampled.tokens
+        return Readback(sampled.tensors(), self._device)
+
+    @torch.inference_mode()
+    def _enqueue_part(self, inputs: StepInputs) -> Generator[None, None, None]:
         forward, batch = self._prepared(inputs)
-        hidden = forward.run(batch)
+        hidden = yield from forward.run(batch)
         if not len(batch.sample_rows):
             return
         self._model.logits(hidden[batch.sample_rows])

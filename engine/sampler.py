@@ -37,6 +37,13 @@ class Sampled:
     logprobs: LogprobTensors | None
     """Of the rows whose requests asked for them, in order."""
 
+    def tensors(self) -> list[torch.Tensor]:
+        """All of them: tokens, finite, and those of the log-probabilities if there are any."""
+        logprobs = self.logprobs
+        if logprobs is None:
+            return [self.tokens, self.finite]
+        return [self.tokens, self.finite, logprobs.chosen, logprobs.rank, logprobs.top, logprobs.top_ids]
+
 
 @dataclass(slots=True)
 class _Wishes:

@@ -245,7 +245,7 @@ class Scheduler:
         if request.num_pending == 0:
             output_index = len(request.output)
             request.output.append(PENDING)
-        return Chunk(request, start, length, output_index)
+        return Chunk(request, request.slot, start, length, output_index)
 
     def _beginning(self, request: Request, start: int) -> _Beginning | None:
         """What a chunk at `start` has in common with one of another request that computes the same page.

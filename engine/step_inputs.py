@@ -72,16 +72,16 @@ class StepWriter:
 
     def write(self, plan: StepPlan) -> StepInputs:
         chunks = plan.chunks
-        moved = [chunk for chunk in chunks if chunk.request.pages != self._pages[chunk.request.slot]]
+        moved = [chunk for chunk in chunks if chunk.request.pages != self._pages[chunk.slot]]
         for chunk in moved:
-            self._pages[chunk.request.slot] = chunk.request.pages.copy()
+            self._pages[chunk.slot] = chunk.request.pages.copy()
         return StepInputs(
-            slots=_ints([chunk.request.slot for chunk in chunks]),
+            slots=_ints([chunk.slot for chunk in chunks]),
             starts=_ints([chunk.start for chunk in chunks]),
             lengths=_ints([chunk.length for chunk in chunks]),
             samples=_ints([chunk.samples for chunk in chunks]),
             input_ids=_input_ids(chunks),
-            moved=_ints([chunk.request.slot for chunk in moved]),
+            moved=_ints([chunk.slot for chunk in moved]),
             page_counts=_ints([len(chunk.request.pages) for chunk in moved]),
             pages=_joined([_ints(chunk.request.pages) for chunk in moved]),
         )

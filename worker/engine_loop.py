@@ -119,6 +119,7 @@ class EngineLoop:
             self._load_due = began + _LOAD_INTERVAL_S
             self._outbox.report_load(self._role.load())
         self._outbox.flush(self._steps)
+        self._engine.proceed()
 
     def _step(self, began: float) -> None:
         output = self._engine.step()

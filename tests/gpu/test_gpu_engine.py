@@ -77,7 +77,7 @@ def test_launching_a_step_never_waits_for_the_device(graphs: int, tmp_path: Path
         chunks = []
         for request in requests:
             length = request.num_pending
-            chunks.append(Chunk(request, request.num_computed, length, len(request.output)))
+            chunks.append(Chunk(request, request.slot, request.num_computed, length, len(request.output)))
             request.num_computed += length
         return StepPlan(chunks=chunks)
 
@@ -90,6 +90,8 @@ def test_launching_a_step_never_waits_for_the_device(graphs: int, tmp_path: Path
     torch.cuda.set_sync_debug_mode("error")
     try:
         flight = runner.launch(runner.prepare(plan()))
+        while flight.proceed():
+            pass
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert len(flight.result().tokens) == 4

@@ -9,7 +9,7 @@ same tokens.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from engine.plan import StepPlan
@@ -26,15 +26,44 @@ class FakeSpec:
     eos_token_ids: frozenset[int] = frozenset({EOS})
 
 
-@dataclass
-class FakeStep:
-    answer: StepResult
+@dataclass(frozen=True)
+class Work:
+    """What a device knows of a chunk: what was true when it was planned."""
 
-    def done(self) -> bool:
+    request_id: int
+    slot: int
+    pages: list[int]
+    start: int
+    tokens: list[int]
+    samples: bool
+
+
+class FakeStep:
+    def __init__(self, enqueuing: Iterator[None], answer: StepResult, looks: int) -> None:
+        self._enqueuing: Iterator[None] | None = enqueuing
+        self._answer = answer
+        self._looks = looks
+        self.proceed()
+
+    def proceed(self) -> bool:
+        if self._enqueuing is None:
+            return False
+        if next(self._enqueuing, self) is self:
+            self._enqueuing = None
         return True
 
+    @property
+    def enqueued(self) -> bool:
+        return self._enqueuing is None
+
+    def done(self) -> bool:
+        self._looks -= self.enqueued
+        return self.enqueued and self._looks < 0
+
     def result(self) -> StepResult:
-        return self.answer
+        while self.proceed():
+            pass
+        return self._answer
 
 
 def extend(digest: int, token: int) -> int:
@@ -66,36 +95,52 @@ class FakeRunner:
     """(request id, start, length) of every chunk of every step."""
     fails: set[int] = field(default_factory=set)
     """Ids of requests whose logits are not finite."""
+    looks: int = 0
+    """So many times, a step that is looked at is still running."""
 
     def __post_init__(self) -> None:
         self.memory = [[-1] * self.page_size for _ in range(self.num_pages)]
         self.last_tokens: dict[int, int] = {}
+        self.enqueuing: FakeStep | None = None
 
-    def prepare(self, plan: StepPlan) -> StepPlan:
-        return plan
-
-    def launch(self, plan: StepPlan) -> FakeStep:
+    def prepare(self, plan: StepPlan) -> list[Work]:
         lengths = [chunk.length for chunk in plan.chunks]
         assert sorted(lengths, key=lambda n: n == 1) == lengths, "single tokens come last"
-        slots = [chunk.request.slot for chunk in plan.chunks]
+        slots = [chunk.slot for chunk in plan.chunks]
         assert len(set(slots)) == len(slots)
         assert all(slot >= 0 for slot in slots)
         self.steps.append([(c.request.id, c.start, c.length) for c in plan.chunks])
-        tokens: list[int] = []
-        errors: dict[int, str] = {}
-        for chunk in plan.chunks:
-            request = chunk.request
-            digest = self._read(request.pages, chunk.start - 1) if chunk.start else 0
-            for position in range(chunk.start, chunk.end):
-                token = request.tokens(position, position + 1)[0]
-                digest = extend(digest, self.last_tokens[request.slot] if token == PENDING else token)
-                self.memory[request.pages[position // self.page_size]][position % self.page_size] = digest
-            if chunk.samples:
-                if request.id in self.fails:
-                    errors[len(tokens)] = "not finite"
-                tokens.append(next_token(digest))
-                self.last_tokens[request.slot] = tokens[-1]
-        return FakeStep(StepResult(tokens, [None] * len(tokens), errors))
+        return [
+            Work(
+                request_id=chunk.request.id,
+                slot=chunk.slot,
+                pages=chunk.request.pages.copy(),
+                start=chunk.start,
+                tokens=list(chunk.request.tokens(chunk.start, chunk.end)),
+                samples=chunk.samples,
+            )
+            for chunk in plan.chunks
+        ]
+
+    def launch(self, step: list[Work]) -> FakeStep:
+        assert self.enqueuing is None or self.enqueuing.enqueued, "the step before is not complete yet"
+        answer = StepResult([], [], {})
+        self.enqueuing = FakeStep(self._compute(step, answer), answer, self.looks)
+        return self.enqueuing
+
+    def _compute(self, step: list[Work], answer: StepResult) -> Iterator[None]:
+        for work in step:
+            yield
+            digest = self._read(work.pages, work.start - 1) if work.start else 0
+            for position, token in enumerate(work.tokens, work.start):
+                digest = extend(digest, self.last_tokens[work.slot] if token == PENDING else token)
+                self.memory[work.pages[position // self.page_size]][position % self.page_size] = digest
+            if work.samples:
+                if work.request_id in self.fails:
+                    answer.errors[len(answer.tokens)] = "not finite"
+                answer.tokens.append(next_token(digest))
+                answer.logprobs.append(None)
+                self.last_tokens[work.slot] = answer.tokens[-1]
 
     def close(self) -> None:
         pass

@@ -49,7 +49,7 @@ def make_request(slot: int, prompt: int, output: tuple[int, ...] = ()) -> Reques
 def test_every_token_of_every_chunk_is_in_its_place(spans: list[tuple[int, int]]) -> None:
     spans.sort(key=lambda span: span[1] == 1)
     chunks = [
-        Chunk(make_request(slot, start + length), start, length, 0 if slot % 2 else None)
+        Chunk(make_request(slot, start + length), slot, start, length, 0 if slot % 2 else None)
         for slot, (start, length) in enumerate(spans)
     ]
     batch = Builder().build(StepPlan(chunks))
@@ -76,7 +76,7 @@ def test_every_token_of_every_chunk_is_in_its_place(spans: list[tuple[int, int]]
 def test_a_pending_token_is_marked_and_reads_as_a_valid_id() -> None:
     decoding = make_request(1, 5, output=(7, PENDING))
     known = make_request(2, 5, output=(7, 8))
-    batch = Builder().build(StepPlan([Chunk(decoding, 6, 1, 2), Chunk(known, 6, 1, 2)]))
+    batch = Builder().build(StepPlan([Chunk(decoding, 1, 6, 1, 2), Chunk(known, 2, 6, 1, 2)]))
     assert batch.input_ids.tolist() == [0, 8]
     assert batch.pending_rows.tolist() == [0]
     assert batch.pending_slots.tolist() == [1]
@@ -84,13 +84,13 @@ def test_a_pending_token_is_marked_and_reads_as_a_valid_id() -> None:
 
 def test_a_chunk_that_stops_before_the_pending_token_does_not_wait_for_it() -> None:
     request = make_request(1, 5, output=(7, PENDING))
-    batch = Builder().build(StepPlan([Chunk(request, 0, 6, None)]))
+    batch = Builder().build(StepPlan([Chunk(request, request.slot, 0, 6, None)]))
     assert batch.pending_rows.tolist() == []
 
 
 def test_a_chunk_may_span_prompt_and_output() -> None:
     request = make_request(0, 3, output=(50, 51, 52))
-    batch = Builder().build(StepPlan([Chunk(request, 1, 5, 3)]))
+    batch = Builder().build(StepPlan([Chunk(request, request.slot, 1, 5, 3)]))
     assert batch.input_ids.tolist() == [1, 2, 50, 51, 52]
 
 
@@ -99,7 +99,7 @@ def test_page_lists_follow_pages_that_grow_shrink_or_change() -> None:
     request = make_request(3, 20)
 
     def table() -> list[int]:
-        batch: Batch = builder.build(StepPlan([Chunk(request, 0, 20, None)]))
+        batch: Batch = builder.build(StepPlan([Chunk(request, request.slot, 0, 20, None)]))
         return list(batch.page_lists.pages)
 
     for pages in ([1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6], [9, 8, 7, 6, 5], [9, 8, 7, 4, 5]):
@@ -110,7 +110,8 @@ def test_page_lists_follow_pages_that_grow_shrink_or_change() -> None:
 
 
 def test_a_step_survives_its_journey_to_another_rank() -> None:
-    chunks = [Chunk(make_request(1, 9), 2, 7, None), Chunk(make_request(2, 5, output=(PENDING,)), 5, 1, 1)]
+    reading, decoding = make_request(1, 9), make_request(2, 5, output=(PENDING,))
+    chunks = [Chunk(reading, 1, 2, 7, None), Chunk(decoding, 2, 5, 1, 1)]
     here = StepWriter(8).write(StepPlan(chunks))
     header, payload = here.header(), here.payload()
     assert len(payload) == StepInputs.payload_ints(header)
@@ -126,7 +127,7 @@ def test_a_decode_step_of_256_requests_is_built_in_a_millisecond() -> None:
     requests = [Request(i, list(range(4000)), Sampling(max_tokens=64), [1], slot=i) for i in range(256)]
     for request in requests:
         request.pages = (np.arange(1024) + 1000 * request.slot).tolist()
-    plan = StepPlan([Chunk(request, 4000, 1, 1) for request in requests])
+    plan = StepPlan([Chunk(request, request.slot, 4000, 1, 1) for request in requests])
     builder.build(plan)
     durations = []
     for _ in range(30):

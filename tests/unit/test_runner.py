@@ -79,9 +79,10 @@ def test_a_pending_token_is_read_on_the_device(runner: ModelRunner, oracle: Llam
     request = make_request(3, prompt_of(9), range(8))
     flights = []
     for _ in range(5):
-        flights.append(
-            runner.launch(runner.prepare(StepPlan(chunks=[chunk_of(request, request.num_pending)])))
-        )
+        plan = StepPlan(chunks=[chunk_of(request, request.num_pending)])
+        flights.append(runner.launch(runner.prepare(plan)))
+        while flights[-1].proceed():
+            pass
         request.output.append(PENDING)
     tokens = [flight.result().tokens[0] for flight in flights]
     assert tokens == expected(oracle, prompt_of(9), 5)
@@ -138,7 +139,7 @@ def test_steps_may_hold_the_same_slot_for_another_request(
     first = make_request(0, prompt_of(9), [0, 1, 2, 3])
     step(runner, chunk_of(first, 9))
     second = Request(id=77, prompt=prompt_of(11, seed=5), sampling=first.sampling, pages=[9, 8, 7], slot=0)
-    step(runner, Chunk(second, 0, 11, 0))
+    step(runner, Chunk(second, second.slot, 0, 11, 0))
     assert second.output == expected(oracle, prompt_of(11, seed=5), 1)
 
 

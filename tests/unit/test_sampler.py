@@ -27,7 +27,7 @@ def make_sampler() -> Sampler:
 
 def sampling_chunk(sampling: Sampling, *, slot: int = 0, output: tuple[int, ...] = (), id: int = 1) -> Chunk:
     request = Request(id=id, prompt=[1, 2, 2, 3], sampling=sampling, output=list(output), slot=slot)
-    return Chunk(request, request.num_tokens - 1, 1, len(output))
+    return Chunk(request, request.slot, request.num_tokens - 1, 1, len(output))
 
 
 def random_logits(rows: int, seed: int = 0) -> torch.Tensor:
@@ -73,7 +73,7 @@ def test_the_same_seed_and_position_draw_the_same_token_wherever_the_prompt_ends
     streamed = Request(id=1, prompt=[1, 2], sampling=hot, output=[3, 4], slot=0)
     retried = Request(id=2, prompt=[1, 2, 3, 4], sampling=hot, slot=1)
     tokens = [
-        int(make_sampler().sample(logits.clone(), [Chunk(r, 3, 1, len(r.output))]).tokens)
+        int(make_sampler().sample(logits.clone(), [Chunk(r, r.slot, 3, 1, len(r.output))]).tokens)
         for r in (streamed, retried)
     ]
     assert tokens[0] == tokens[1]
@@ -120,10 +120,30 @@ def test_penalties_follow_every_token_that_is_sampled(penalties: dict[str, Any])
     for step in range(25):
         logits = random_logits(1, seed=step % 3)
         expected = brute_force_penalties(logits[0].tolist(), request.sampling, list(request.prompt), said)
-        token = int(sampler.sample(logits.clone(), [Chunk(request, 3 + step, 1, step)]).tokens)
+        token = int(sampler.sample(logits.clone(), [Chunk(request, request.slot, 3 + step, 1, step)]).tokens)
         assert token == expected.index(max(expected))
         said.append(token)
         request.output.append(PENDING)
+
+
+def test_a_request_that_has_ended_meanwhile_touches_no_other_slot() -> None:
+    """A step in flight samples for whoever was planned, and some of them may have ended since."""
+    sampler = make_sampler()
+    penalised = Sampling(max_tokens=40, repetition_penalty=4.0)
+    other, ended = sampling_chunk(penalised, slot=7, id=1), sampling_chunk(penalised, slot=2, id=2)
+    logits = random_logits(2, seed=5)
+    said = sampler.sample(logits.clone(), [other, ended]).tokens.tolist()
+    ended.request.slot = -1  # of 8 slots, this would be number 7
+    for chunk, token in zip((other, ended), said, strict=True):
+        chunk.request.output.append(token)
+    chunks = [Chunk(chunk.request, chunk.slot, 4, 1, 1) for chunk in (other, ended)]
+    logits = logits[0].repeat(2, 1)
+    expected = [
+        brute_force_penalties(logits[0].tolist(), penalised, [1, 2, 2, 3], [token]) for token in said
+    ]
+    assert expected[0] != expected[1]
+    tokens = sampler.sample(logits, chunks).tokens.tolist()
+    assert tokens == [scores.index(max(scores)) for scores in expected]
 
 
 def test_repetition_penalty_is_that_of_transformers() -> None:

@@ -81,7 +81,7 @@ class World:
         """Compute the next tokens of each sequence in one batch and compare every row of every layer."""
         pairs = [(s, n) for s, n in zip(self.sequences, lengths, strict=True) if n > 0]
         pairs.sort(key=lambda pair: pair[1] == 1)
-        chunks = [Chunk(s.request, s.request.num_computed, n, None) for s, n in pairs]
+        chunks = [Chunk(s.request, s.request.slot, s.request.num_computed, n, None) for s, n in pairs]
         batch = self.batches.build(self.steps.write(StepPlan(chunks)))
         self.attention.prepare(batch)
         for layer in range(LAYERS):

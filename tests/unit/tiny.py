@@ -63,7 +63,7 @@ def chunk_of(request: Request, length: int) -> Chunk:
     start = request.num_computed
     request.num_computed += length
     samples = request.num_computed == request.num_tokens
-    return Chunk(request, start, length, len(request.output) if samples else None)
+    return Chunk(request, request.slot, start, length, len(request.output) if samples else None)
 
 
 def step(runner: ModelRunner, *chunks: Chunk) -> None:
