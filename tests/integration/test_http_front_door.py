@@ -54,6 +54,17 @@ async def test_a_chat_is_answered(doors: FrontDoors, client: openai.AsyncOpenAI)
     assert answer._request_id == answer.id
 
 
+async def test_a_token_does_not_wait_until_the_headers_are_acknowledged(
+    doors: FrontDoors, client: openai.AsyncOpenAI
+) -> None:
+    """A client that sent its last request over the same connection takes 40 ms to acknowledge them."""
+    await client.models.list()
+    [connection] = doors.http._server.server_state.connections
+    assert isinstance(connection.transport, asyncio.Transport)
+    served = connection.transport.get_extra_info("socket")
+    assert served.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
+
+
 async def test_the_prompt_of_a_chat_is_the_one_that_transformers_makes(
     folder: Path, doors: FrontDoors, client: openai.AsyncOpenAI
 ) -> None:
