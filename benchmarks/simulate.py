@@ -71,7 +71,7 @@ class Costs:
     """Likewise: a chain of graphs."""
     lead: float = 0.25
     """Part of a launch after which the host may turn to something else."""
-    front: float = 12e-3
+    front: float = 7e-3
     """Client, HTTP, router, gRPC and the worker's inbox, there and back, at 30 requests a second."""
 
 
