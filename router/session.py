@@ -29,6 +29,8 @@ _Call: TypeAlias = "grpc.aio.StreamStreamCall[worker_pb2.Command, worker_pb2.Eve
 
 _TURN_S: Final = 0.05
 _LONGEST_TURN_S: Final = 0.15
+_AT_ONCE: Final = 32
+"""Events, after which others get a turn: the first answer of a step need not wait for its last."""
 
 
 class WorkerSession:
@@ -170,7 +172,7 @@ class WorkerSession:
                 self._heard = True
                 if not self._speaks.done():
                     self._speaks.set_result(None)
-                self._deliver(batch)
+                await self._deliver(batch)
             reason = f"{self.worker_id} ended the session"
         except grpc.aio.AioRpcError as error:
             reason = str(translate(error, self.worker_id))
@@ -209,13 +211,13 @@ class WorkerSession:
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             return  # the reader learns of it too, and has the reason
 
-    def _deliver(self, batch: worker_pb2.EventBatch) -> None:
+    async def _deliver(self, batch: worker_pb2.EventBatch) -> None:
         """One dictionary look-up an event. What comes for a request that was forgotten is dropped."""
         now = time.monotonic()
         self.step = max(self.step, batch.step)
         if batch.HasField("load"):
             self.load.reported = batch.load
-        listeners = self._listeners
+        listeners, delivered = self._listeners, 0
         for events in (
             batch.started,
             batch.reserved,
@@ -228,6 +230,9 @@ class WorkerSession:
                 listener = listeners.get(message.request_id)
                 if listener is not None:
                     listener(Event(message, now, self))
+                    delivered += 1
+                    if delivered % _AT_ONCE == 0:
+                        await asyncio.sleep(0)
 
     def _end(self, loss: WorkerLost) -> None:
         if self._lost.done():
