@@ -18,9 +18,9 @@ async def test_the_first_answer_of_a_step_does_not_wait_for_the_last() -> None:
     news = asyncio.Event()
 
     def listener(event: Event) -> None:
-        assert isinstance(event.message, worker_pb2.Tokens)
-        told.append(event.message.request_id)
-        news.set()
+        if isinstance(event.message, worker_pb2.Tokens):  # at the end, they hear that the session is over
+            told.append(event.message.request_id)
+            news.set()
 
     async def reader() -> int:
         await news.wait()
