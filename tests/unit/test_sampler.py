@@ -138,9 +138,7 @@ def test_a_request_that_has_ended_meanwhile_touches_no_other_slot() -> None:
         chunk.request.output.append(token)
     chunks = [Chunk(chunk.request, chunk.slot, 4, 1, 1) for chunk in (other, ended)]
     logits = logits[0].repeat(2, 1)
-    expected = [
-        brute_force_penalties(logits[0].tolist(), penalised, [1, 2, 2, 3], [token]) for token in said
-    ]
+    expected = [brute_force_penalties(logits[0].tolist(), penalised, [1, 2, 2, 3], [token]) for token in said]
     assert expected[0] != expected[1]
     tokens = sampler.sample(logits, chunks).tokens.tolist()
     assert tokens == [scores.index(max(scores)) for scores in expected]
