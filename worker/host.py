@@ -25,6 +25,7 @@ from engine.engine import Engine
 from engine.garbage import calm_collector
 from engine.parallel import ALONE, OpenMeeting, Ranks
 from engine.progress import Progress, silent
+from engine.rehearsal import program_for, rehearse
 from engine.runner import ModelRunner
 from rpc.baton.v1 import worker_pb2, worker_pb2_grpc
 from rpc.server import GrpcServer
@@ -122,6 +123,8 @@ class WorkerHost:
         self._running.callback(engine.close)
         assembled = self._assemble(parts)
         engine.hooks = assembled.role
+        # Not before: until the role is assembled, other ranks wait for KV endpoints, and not for steps.
+        rehearse(runner, config.engine, program_for(config.engine))
         return parts, assembled
 
     def _with_model_of_this_machine(self) -> WorkerConfig:
