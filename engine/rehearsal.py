@@ -57,7 +57,8 @@ def rehearse(runner: ModelRunner, config: EngineConfig, program: Program) -> Non
 
     What stays of it is what device and libraries have learnt, and KV in pages that are free.
     """
-    freely = replace(config, radix_cache=False, itl_target_s=None, max_waiting_requests=_LARGEST_CROWD + 1)
+    everybody = program.crowd + len(program.prompts)
+    freely = replace(config, radix_cache=False, itl_target_s=None, max_waiting_requests=everybody)
     engine = Engine(freely, runner=runner)
     for k in range(program.crowd):
         _submit(engine, id=k, length=_SHORT, max_tokens=2 + k // _ENDS)

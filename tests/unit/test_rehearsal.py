@@ -50,7 +50,7 @@ def test_batches_and_prompts_of_all_sizes_are_computed() -> None:
 @pytest.mark.parametrize("pages", [4, 40])
 def test_little_memory_is_enough(pages: int) -> None:
     runner, config = fake(num_pages=pages, max_running_requests=8, max_waiting_requests=1)
-    rehearse(runner, config, Program(crowd=8, prompts=(30, 5000)))
+    rehearse(runner, config, Program(crowd=300, prompts=(30, 5000)))
     assert runner.steps
 
 
