@@ -9,7 +9,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from threading import Event
 
+import pytest
+
 from decode_worker.assemble import assemble
+from engine.runner import ModelRunner, PreparedStep, StepInFlight
 from router.health import Health
 from router.session import WorkerSession
 from rpc.baton.v1 import worker_pb2
@@ -46,6 +49,21 @@ async def open_session(host: WorkerHost) -> WorkerSession:
 
 def submit(session: WorkerSession) -> None:
     session.send(worker_pb2.Command(submit=worker_pb2.Submit(work=work([2, 3, 4]))))
+
+
+async def test_a_worker_has_rehearsed_when_it_serves(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launches = 0
+    launch = ModelRunner.launch
+
+    def counted(runner: ModelRunner, step: PreparedStep) -> StepInFlight:
+        nonlocal launches
+        launches += 1
+        return launch(runner, step)
+
+    monkeypatch.setattr(ModelRunner, "launch", counted)
+    async with host(folder, on_death=lambda _: None, step_timeout_s=60.0) as worker:
+        assert launches > 1
+        assert worker._parts.engine.stats().steps == 0
 
 
 async def test_a_worker_in_a_long_step_is_alive_and_lets_routers_in(folder: Path) -> None:

@@ -66,40 +66,6 @@ def test_every_batch_gives_the_reference(
     assert [r.output for r in requests] == [reference(p, 8) for p in PROMPTS]
 
 
-def decoding_engine(looks: int = 0) -> tuple[Engine, FakeRunner]:
-    """Three requests decode; the device has been told how their next step begins."""
-    engine = make_engine(overlap=True)
-    runner: Any = engine.runner
-    runner.looks = looks
-    for id in range(3):
-        engine.submit(make_request(id, [id, 7, 9], ignore_eos=True))
-    engine.step()
-    assert len(engine.step().tokens) == 3
-    return engine, runner
-
-
-def test_tokens_do_not_wait_until_the_next_step_is_enqueued() -> None:
-    engine, runner = decoding_engine()
-    assert runner.enqueuing is not None
-    assert not runner.enqueuing.enqueued
-    engine.proceed()
-    assert runner.enqueuing.enqueued
-
-
-@pytest.mark.parametrize(("looks", "enqueued"), [(1, False), (2, False), (5, True)])
-def test_the_next_step_is_enqueued_while_its_predecessor_runs(looks: int, enqueued: bool) -> None:
-    _, runner = decoding_engine(looks)
-    assert runner.enqueuing is not None
-    assert runner.enqueuing.enqueued is enqueued
-
-
-def test_pages_are_lent_only_when_the_step_in_flight_has_ended() -> None:
-    engine, runner = decoding_engine()
-    assert engine.reserve(make_request(9, [1, 2, 3])) is not None
-    assert runner.enqueuing is not None
-    assert runner.enqueuing.enqueued
-
-
 def test_a_long_prompt_never_keeps_a_running_decode_from_its_token() -> None:
     engine = make_engine(num_pages=200)
     short = make_request(1, [1, 2, 3], max_tokens=40, ignore_eos=True)
