@@ -18,7 +18,7 @@ from engine.plan import Chunk, StepPlan
 from engine.policy import rank
 from engine.request import PENDING, Request
 from engine.sampling import FinishReason
-from engine.shares import Progress, share_budget, whole_prompts
+from engine.shares import Progress, share_budget, unfilled, whole_prompts
 
 __all__ = ["Limits", "Scheduler"]
 
@@ -230,7 +230,9 @@ class Scheduler:
         if sum(p.pending for p in prompts) > room:
             tokens = whole_tiles(num_decodes + room, self.limits.token_tile)
             room = max(min(tokens, self.limits.budget) - num_decodes, self.kv.page_size)
-        return lengths if room == allowed else self._share(prompts, room)
+        if room != allowed:
+            lengths = self._share(prompts, room)
+        return unfilled(prompts, lengths, room, self.kv.page_size)
 
     def _share(self, prompts: list[Progress], room: int) -> list[int]:
         return share_budget(prompts, room, self.kv.page_size, self.limits.longest_chunk)

@@ -6,10 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["Progress", "share_budget", "whole_prompts"]
+__all__ = ["Progress", "share_budget", "unfilled", "whole_prompts"]
 
 _OLDEST: Final = 4
 """One part in so many of a step is the oldest prompt's."""
+
+_OLDEST_BESIDE_ENDS: Final = 8
+"""Likewise of a step in which another prompt ends."""
+_MANY_STEPS: Final = 4
+"""A prompt with so many full steps to go loses little by one that it does not share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,24 @@ def share_budget(
         chunks[index] += more
         budget -= more
     return chunks
+
+
+def unfilled(prompts: Sequence[Progress], chunks: Sequence[int], budget: int, page_size: int) -> list[int]:
+    """`chunks` of `share_budget`, without parts of long prompts if another prompt ends in this step.
+
+    Its first token comes when all of the step is done, and a long prompt would fill any step. Of that, an
+    eighth of the budget is still the oldest's: it is not starved by short prompts that come and go.
+    """
+    if all(chunk < prompt.pending for prompt, chunk in zip(prompts, chunks, strict=True)):
+        return list(chunks)
+    kept = [
+        chunk if prompt.pending < _MANY_STEPS * budget else 0
+        for prompt, chunk in zip(prompts, chunks, strict=True)
+    ]
+    if chunks[0] and not kept[0]:
+        room = max(budget // _OLDEST_BESIDE_ENDS, page_size)
+        kept[0] = _chunk(prompts[0], room, page_size, chunks[0])
+    return kept
 
 
 def whole_prompts(prompts: Sequence[Progress], budget: int) -> list[int]:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.shares import Progress, share_budget, whole_prompts
+from engine.shares import Progress, share_budget, unfilled, whole_prompts
 
 PAGE = 16
 
@@ -23,6 +23,14 @@ def test_whoever_is_nearest_to_its_end_goes_first_but_a_quarter_is_the_oldest_s(
 
 def test_a_longest_chunk_leaves_room_for_others() -> None:
     assert share_budget([Progress(0, 5000), Progress(0, 300)], 1024, PAGE, longest_chunk=256) == [256, 256]
+
+
+def test_a_prompt_that_ends_does_not_wait_for_a_part_of_a_long_one() -> None:
+    long, short, middling = Progress(1024, 20_000), Progress(0, 300), Progress(0, 900)
+    assert unfilled([long, short], [212, 300], 512, PAGE) == [64, 300]
+    assert unfilled([short, long], [300, 208], 512, PAGE) == [300, 0]
+    assert unfilled([long, middling], [128, 384], 512, PAGE) == [128, 384], "none ends"
+    assert unfilled([middling, short], [208, 300], 512, PAGE) == [208, 300], "none is long"
 
 
 def test_without_chunking_a_prompt_goes_whole_or_waits() -> None:
@@ -45,3 +53,16 @@ def test_shares_fill_the_budget_and_never_pass_it(prompts: list[Progress], budge
     unserved = sum(prompt.pending for prompt in prompts) - sum(chunks)
     assert unserved == 0 or budget - sum(chunks) < PAGE * (len(prompts) + 1)
     assert not prompts or sum(chunks) > 0
+
+
+@given(st.lists(progress, min_size=1, max_size=12), st.integers(PAGE, 1024))
+def test_nobody_gets_more_for_a_step_that_is_not_filled_and_the_oldest_gets_on(
+    prompts: list[Progress], budget: int
+) -> None:
+    chunks = share_budget(prompts, budget, PAGE)
+    kept = unfilled(prompts, chunks, budget, PAGE)
+    assert kept[0] > 0 or not chunks[0]
+    for prompt, chunk, less in zip(prompts, chunks, kept, strict=True):
+        assert 0 <= less <= chunk
+        assert less == chunk if chunk == prompt.pending < 4 * budget else True
+        assert less == prompt.pending or (prompt.computed + less) % PAGE == 0
