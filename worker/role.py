@@ -102,9 +102,10 @@ class Role:
     # ------------------------------------------------------------------------------ from the loop
 
     def on_step(self, output: StepOutput) -> None:
-        for token in output.tokens:
-            if (job := self.jobs.get(token.request.id)) is not None:
-                self.on_tokens(job, token)
+        told = [(job, t) for t in output.tokens if (job := self.jobs.get(t.request.id)) is not None]
+        # The router passes them on one by one, and the first token of an answer is waited for most.
+        for job, token in sorted(told, key=lambda pair: pair[0].said_cached):
+            self.on_tokens(job, token)
         for request, message in output.failed:
             if (job := self.jobs.get(request.id)) is not None:
                 self.fail(job, worker_pb2.FAILURE_CODE_INTERNAL, message)

@@ -1,0 +1,32 @@
+"""What a worker says of a step, and in which order."""
+
+from __future__ import annotations
+
+import math
+from unittest.mock import Mock
+
+from engine.events import StepOutput, TokenOut
+from engine.request import Request
+from engine.sampling import Sampling
+from rpc.baton.v1 import sampling_pb2
+from worker.jobs import Job
+from worker.role import Role
+
+
+def test_first_tokens_are_reported_before_those_of_answers_that_run() -> None:
+    outbox = Mock()
+    role = Role(Mock(), outbox, Mock(), clock=lambda: 0.0)
+    requests = [Request(id=id, prompt=[1], sampling=Sampling(max_tokens=9)) for id in range(4)]
+    for request in requests:
+        request.num_cached = 0
+        role.jobs.add(Job(request, Mock(), 0.0, math.inf, sampling_pb2.Sampling()))
+
+    def step(ids: list[int]) -> list[int]:
+        outbox.token.reset_mock()
+        tokens = [TokenOut(requests[id], token=7, logprobs=None, finish=None, is_stop=False) for id in ids]
+        role.on_step(StepOutput(started=[], num_tokens=len(ids), tokens=tokens))
+        return [call.args[0].id for call in outbox.token.call_args_list]
+
+    assert step([0, 1]) == [0, 1]
+    assert step([0, 2, 1, 3]) == [2, 3, 0, 1]
+    assert step([3, 0, 2, 1]) == [3, 0, 2, 1]
