@@ -28,6 +28,7 @@ __all__ = ["measure", "profile"]
 _STEPS = 100
 _PROFILED = 12
 _PROMPT = 2048
+_SETTLING = 10
 
 
 class _Stopwatch:
@@ -54,13 +55,23 @@ class _Stopwatch:
 
 
 def fill(engine: Engine, batch: int, context: int, seed: int, vocab: int) -> None:
-    """Bring `batch` requests of `context` tokens to where each step decodes one token of all of them."""
-    prompts = random_prompts(batch, context, f"decode-{batch}", seed, vocab)
+    """Bring `batch` requests to where each step decodes one token of all of them.
+
+    In the middle of what is measured then, contexts are `context` tokens long in the mean: who is prefilled
+    first decodes while the others are.
+    """
+    prefilling = batch * context // (engine.scheduler.limits.budget or context)
+    length = max(1, context - prefilling // 2 - _SETTLING - _STEPS // 2)
+    prompts = random_prompts(batch, length, f"decode-{batch}", seed, vocab)
     requests = submit(engine, prompts, 4 * _STEPS, first_id=engine.stats().steps * 10_000)
     while any(not request.output for request in requests):
         engine.step()
-    for _ in range(10):
+    for _ in range(_SETTLING):
         engine.step()
+
+
+def mean_context(engine: Engine) -> float:
+    return statistics.fmean(r.num_tokens for r in engine.scheduler.running if len(r.output) > 1)
 
 
 def mix_in(engine: Engine, batch: int, prompt_tokens: int, seed: int, vocab: int) -> None:
@@ -70,7 +81,7 @@ def mix_in(engine: Engine, batch: int, prompt_tokens: int, seed: int, vocab: int
     count = (_STEPS + _PROFILED + 20) * prompt_tokens // _PROMPT + 1
     prompts = random_prompts(count, _PROMPT, f"mixed-{batch}-{prompt_tokens}", seed, vocab)
     submit(engine, prompts, 1, first_id=engine.stats().steps * 10_000)
-    for _ in range(10):
+    for _ in range(_SETTLING):
         engine.step()
 
 
@@ -143,7 +154,9 @@ def main() -> None:
         if prompt_tokens:
             mix_in(engine, batch, prompt_tokens, options.seed, vocab)
         shape = {"batch": batch, "context": context, "prompt_tokens": prompt_tokens}
-        result = shape | measure(engine) | profile(engine)
+        before = mean_context(engine)
+        result = shape | measure(engine) | {"mean_context": round((before + mean_context(engine)) / 2)}
+        result |= profile(engine)
         results.append(result)
         print(json.dumps(result, indent=1), flush=True)
         for request in [*engine.scheduler.running, *engine.scheduler.waiting]:

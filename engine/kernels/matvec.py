@@ -1,19 +1,30 @@
-"""A matrix times one vector: the linear layers of a lone decode, which are nothing but reading weights."""
+"""A matrix times one vector: the linear layers of a lone decode, which are nothing but reading weights.
+
+The weights that a program reads first are on their way before its vector is there (early.py): on an H200 the
+matrices and norms of an 8B model's layer take 105 µs in place of 118, where memory alone would take 104.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
-__all__ = ["matvec", "suits"]
+from engine.kernels.early import await_inputs, starts_early
+
+__all__ = ["gated_matvec", "matvec", "suits"]
+
+_ROWS: Final = 4
+"""The most rows that a program multiplies."""
 
 
 class _Tiling(NamedTuple):
     rows: int
     columns: int
+    ahead: int
+    """Tiles whose weights are loaded before the vector is awaited: one or two."""
     stages: int
 
 
@@ -23,39 +34,58 @@ def suits(x: torch.Tensor, weight: torch.Tensor) -> bool:
         x.shape[0] == 1
         and x.dtype in (torch.bfloat16, torch.float16)
         and weight.shape[1] % 512 == 0
-        and weight.shape[0] % 4 == 0
+        and weight.shape[0] % (2 * _ROWS) == 0
         and weight.is_contiguous()
     )
 
 
 def matvec(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """x [1, in] times `weight` [out, in] transposed, plus `bias` [out]: [1, out]; sums are in float32.
+    """x [1, in] times `weight` [out, in] transposed, plus `bias` [out]: [1, out]; sums are in float32."""
+    out = torch.empty((1, len(weight)), dtype=x.dtype, device=x.device)
+    _launch(x, weight, bias, out, gated=False)
+    return out
 
-    On an H200 it reads weights at 3.4 to 4.4 TB/s where cuBLAS reaches 2.5 to 4.2: a tenth less time a layer.
+
+def gated_matvec(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up for (gate, up) = x [1, in] times `weight` [2 * out, in] transposed: [1, out].
+
+    Both are rounded to x's dtype before they are multiplied, as if they had been stored.
     """
-    num_rows, num_columns = weight.shape
+    out = torch.empty((1, len(weight) // 2), dtype=x.dtype, device=x.device)
+    _launch(x, weight, None, out, gated=True)
+    return out
+
+
+def _launch(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, *, gated: bool
+) -> None:
+    num_rows, num_columns = out.shape[1], weight.shape[1]
     tiling = _tiling(num_columns)
-    out = torch.empty((1, num_rows), dtype=x.dtype, device=x.device)
+    early = starts_early(x.device)
     _matvec[(num_rows // tiling.rows,)](
         x,
         weight,
         bias if bias is not None else weight,
         out,
+        num_rows=num_rows,
         num_columns=num_columns,
         has_bias=bias is not None,
+        gated=gated,
         tile_rows=tiling.rows,
         tile_columns=tiling.columns,
+        ahead=tiling.ahead,
         stages=tiling.stages,
-        num_warps=4,
+        early=early,
+        num_warps=8 if gated else 4,
+        launch_pdl=early,
     )
-    return out
 
 
 def _tiling(num_columns: int) -> _Tiling:
     """What was fastest on an H200: short rows in wide tiles at once, long rows in narrow pipelined ones."""
     if num_columns % 2048 == 0 and num_columns <= 8192:
-        return _Tiling(2, 2048, 1)
-    return _Tiling(4, 512, 3)
+        return _Tiling(2, 2048, min(2, num_columns // 2048), 1)
+    return _Tiling(_ROWS, 512, 1, 3)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -64,21 +94,49 @@ def _matvec(  # type: ignore[no-untyped-def]
     weight_ptr,
     bias_ptr,
     out_ptr,
+    num_rows: tl.constexpr,
     num_columns: tl.constexpr,
     has_bias: tl.constexpr,
+    gated: tl.constexpr,
     tile_rows: tl.constexpr,
     tile_columns: tl.constexpr,
+    ahead: tl.constexpr,
     stages: tl.constexpr,
+    early: tl.constexpr,
 ):
     row = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)
     column = tl.arange(0, tile_columns)
     weights = weight_ptr + row[:, None].to(tl.int64) * num_columns + column[None, :]
+    others = weights + num_rows * num_columns  # of the rows that are gated: read only if there are such
+    first = tl.load(weights, eviction_policy="evict_first")
+    if gated:
+        other_first = tl.load(others, eviction_policy="evict_first")
+    if ahead == 2:
+        second = tl.load(weights + tile_columns, eviction_policy="evict_first")
+        if gated:
+            other_second = tl.load(others + tile_columns, eviction_policy="evict_first")
+    await_inputs(early)
     # Products are summed across lanes only at the end: a reduction in every round would wait for its loads.
-    sums = tl.zeros((tile_rows, tile_columns), dtype=tl.float32)
-    for start in tl.range(0, num_columns, tile_columns, num_stages=stages):
-        x = tl.load(x_ptr + start + column).to(tl.float32)
-        sums += tl.load(weights + start).to(tl.float32) * x[None, :]
+    x = tl.load(x_ptr + column).to(tl.float32)[None, :]
+    sums = first.to(tl.float32) * x
+    if gated:
+        other_sums = other_first.to(tl.float32) * x
+    if ahead == 2:
+        x = tl.load(x_ptr + tile_columns + column).to(tl.float32)[None, :]
+        sums += second.to(tl.float32) * x
+        if gated:
+            other_sums += other_second.to(tl.float32) * x
+    for start in tl.range(ahead * tile_columns, num_columns, tile_columns, num_stages=stages):
+        x = tl.load(x_ptr + start + column).to(tl.float32)[None, :]
+        sums += tl.load(weights + start, eviction_policy="evict_first").to(tl.float32) * x
+        if gated:
+            other_sums += tl.load(others + start, eviction_policy="evict_first").to(tl.float32) * x
     total = tl.sum(sums, axis=1)
+    dtype = out_ptr.dtype.element_ty
     if has_bias:
         total += tl.load(bias_ptr + row).to(tl.float32)
-    tl.store(out_ptr + row, total.to(out_ptr.dtype.element_ty))
+    if gated:
+        gate = total.to(dtype).to(tl.float32)
+        up = tl.sum(other_sums, axis=1).to(dtype).to(tl.float32)
+        total = gate / (1.0 + tl.exp(-gate)) * up
+    tl.store(out_ptr + row, total.to(dtype))

@@ -1,15 +1,18 @@
-"""The small operations on NVIDIA GPUs: each is one of flashinfer's fused kernels, on 16-bit tensors."""
+"""The small operations on NVIDIA GPUs: each is one fused kernel, flashinfer's or ours, on 16-bit tensors."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import torch
-from flashinfer.activation import silu_and_mul
-from flashinfer.norm import fused_add_rmsnorm, rmsnorm
+from flashinfer.norm import rmsnorm
 from flashinfer.rope import apply_rope_with_cos_sin_cache_inplace
 from torch import Tensor
 
+from engine.kernels.add_norm import add_norm
+from engine.kernels.matvec import gated_matvec, suits
+from engine.kernels.silu_mul import silu_mul
+from engine.models.layers import Linear
 from engine.models.ops import Ops, Rotation
 
 __all__ = ["FlashInferOps", "Positions"]
@@ -39,12 +42,16 @@ class FlashInferOps(Ops):
         return normed
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        fused_add_rmsnorm(x, residual, weight, eps)
+        add_norm(x, residual, weight, eps)
         return x, residual
 
+    def gated(self, x: Tensor, gate_up: Linear) -> Tensor:
+        if gate_up.bias is None and suits(x, gate_up.weight):
+            return gated_matvec(x, gate_up.weight)
+        return super().gated(x, gate_up)
+
     def silu_mul(self, gate_up: Tensor) -> Tensor:
-        product: Tensor = silu_and_mul(gate_up)
-        return product
+        return silu_mul(gate_up)
 
     def norm_heads(self, heads: Tensor, weight: Tensor, eps: float) -> None:
         rmsnorm(heads, weight, eps, out=heads)

@@ -120,5 +120,5 @@ class LlamaMLP(nn.Module):
         self.down = sum_linear(spec.intermediate_size, spec.hidden_size, bias=spec.mlp_bias, ranks=ranks)
 
     def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = self.down(self.ops.silu_mul(self.gate_up(x)))
+        output: Tensor = self.down(self.ops.gated(x, self.gate_up))
         return output

@@ -10,11 +10,14 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+if TYPE_CHECKING:
+    from engine.models.layers import Linear
 
 __all__ = ["Ops", "Rotation", "ops_for"]
 
@@ -51,6 +54,10 @@ class Ops:
         """(rms_norm(x + residual), x + residual), both [T, d]."""
         residual = residual.add_(x)
         return self.rms_norm(residual, weight, eps), residual
+
+    def gated(self, x: Tensor, gate_up: Linear) -> Tensor:
+        """The first half of an MLP whose `gate_up` has the gate's rows first: x [T, d] -> [T, I]."""
+        return self.silu_mul(gate_up(x))
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """silu(gate) * up for `gate_up` [T, 2I], gate first: [T, I]."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -139,6 +141,75 @@ def test_matvec_is_a_linear_layer(rows: int, columns: int, bias: bool) -> None:
     )
     result = matvec(x, weight, added).double()
     assert (result - expected).norm() / expected.norm() < 3e-3
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(28672, 4096), (256, 14336), (8, 512), (16, 2048)])
+def test_a_gated_matvec_is_the_first_half_of_an_mlp(rows: int, columns: int) -> None:
+    from engine.kernels.matvec import gated_matvec, suits
+
+    x = torch.randn(1, columns, device="cuda", dtype=torch.bfloat16)
+    weight = torch.randn(rows, columns, device="cuda", dtype=torch.bfloat16) / columns**0.5
+    assert suits(x, weight)
+    expected = Ops().silu_mul(torch.nn.functional.linear(x.double(), weight.double()))
+    result = gated_matvec(x, weight).double()
+    assert (result - expected).norm() / expected.norm() < 6e-3
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 7, 300])
+@pytest.mark.parametrize("size", [576, 3072, 4096, 5120])
+def test_a_sum_is_normed_and_kept(size: int, tokens: int) -> None:
+    from engine.kernels.add_norm import add_norm
+
+    x, residual = torch.randn(2, tokens, size, device="cuda", dtype=torch.bfloat16)
+    weight = torch.randn(size, device="cuda", dtype=torch.bfloat16)
+    normed, total = Ops().add_rms_norm(x.double(), residual.double(), weight.double(), 1e-5)
+    add_norm(x, residual, weight, 1e-5)
+    torch.testing.assert_close(x.double(), normed, atol=1e-6, rtol=8e-3)
+    torch.testing.assert_close(residual.double(), total, atol=1e-6, rtol=8e-3)
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 7, 300])
+@pytest.mark.parametrize("size", [1536, 2048, 14336])
+def test_an_mlp_is_gated(size: int, tokens: int) -> None:
+    from engine.kernels.silu_mul import silu_mul
+
+    gate_up = torch.randn(tokens, 2 * size, device="cuda", dtype=torch.bfloat16)
+    expected = Ops().silu_mul(gate_up.double())
+    torch.testing.assert_close(silu_mul(gate_up).double(), expected, atol=1e-6, rtol=8e-3)
+
+
+@pytest.mark.parametrize("tokens", [1, 40])
+def test_kernels_that_begin_early_wait_for_what_they_read(tokens: int) -> None:
+    """A long chain of them gives what it gives with a halt after each."""
+    from engine.kernels.add_norm import add_norm
+    from engine.kernels.matvec import gated_matvec, matvec
+    from engine.kernels.silu_mul import silu_mul
+
+    size, depth = 2048, 60
+    into = [torch.randn(2 * size, size, device="cuda", dtype=torch.bfloat16) / 45 for _ in range(depth)]
+    back = [torch.randn(size, size, device="cuda", dtype=torch.bfloat16) / 45 for _ in range(depth)]
+    weight = torch.ones(size, device="cuda", dtype=torch.bfloat16)
+    start = torch.empty(tokens, size, device="cuda", dtype=torch.bfloat16)
+
+    def run(halt: Callable[[], None]) -> torch.Tensor:
+        x, residual = start.clone(), torch.zeros_like(start)
+        for wide, narrow in zip(into, back, strict=True):
+            add_norm(x, residual, weight, 1e-5)
+            halt()
+            inner = gated_matvec(x, wide) if tokens == 1 else silu_mul(torch.nn.functional.linear(x, wide))
+            halt()
+            x = matvec(inner, narrow, None) if tokens == 1 else torch.nn.functional.linear(inner, narrow)
+            halt()
+        return x + residual
+
+    run(lambda: None)  # loads every kernel
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = run(lambda: None)
+    for _ in range(20):
+        start.normal_()
+        graph.replay()
+        assert torch.equal(result, run(torch.cuda.synchronize))
 
 
 @pytest.mark.parametrize("vocab", [500, 128256])
