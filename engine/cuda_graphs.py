@@ -56,10 +56,7 @@ class DecodeGraphs:
         self._capture(reversed(self._sizes), device, progress)
 
     def fits(self, batch: Batch) -> bool:
-        n = batch.num_requests
-        if batch.num_chunks or n > self._sizes[-1]:
-            return False
-        return self._attention.fits_graph(batch, self._size_for(n))
+        return not batch.num_chunks and batch.num_requests <= self._sizes[-1]
 
     def prepare(self, batch: Batch) -> None:
         n = batch.num_requests

@@ -55,9 +55,6 @@ class GraphableAttention(AttentionBackend, Protocol):
     def init_graphs(self, max_batch: int, max_model_len: int) -> None:
         """Allocate the buffers that captured graphs of up to `max_batch` decodes read."""
 
-    def fits_graph(self, batch: Batch, batch_size: int) -> bool:
-        """Whether the graph for so many decodes would compute these as fast as they can be."""
-
     def prepare_capture(self, batch_size: int) -> None:
         """Point `forward` at those buffers while a decode graph of this size is captured."""
 

@@ -1,8 +1,9 @@
-"""The array of integers from which flashinfer's FA2 kernel reads who computes what. Numpy alone."""
+"""The array of integers from which the decode kernel reads who computes what. Numpy alone."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,9 @@ from engine.page_lists import PageLists
 from engine.step_inputs import Ints
 
 __all__ = ["Decodes", "PlanFields"]
+
+_ALIGNMENT: Final = 4
+"""Integers: a kernel is compiled once for pointers that are 16-byte aligned, and again for others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,25 +33,24 @@ class Decodes:
 
 
 class PlanFields:
-    """Where things lie in the array, for R requests and a grid of P parts, in integers. Pages come last."""
+    """Where things lie in the array, for R requests and a grid of P parts, in integers. Pages come last.
+
+    They are those of `PlanTensors`.
+    """
 
     def __init__(self, requests: int, parts: int) -> None:
         self.requests, self.parts = requests, parts
         self.end = 0
-        self.query_indptr = self._field(requests + 1)
         self.page_indptr = self._field(requests + 1)
         self.last_page_lens = self._field(requests)
         self.first_parts = self._field(requests + 1)
         self.owners = self._field(parts)
         self.indices = self._field(parts)
-        self.query_tiles = self._field(parts)
         self.part_tokens = self._field(1)
-        self.num_rows = self._field(1)
-        self.valid = self._field(-(-parts // 4))  # a byte each
 
     def _field(self, size: int) -> int:
         begin = self.end
-        self.end += size
+        self.end += -(-size // _ALIGNMENT) * _ALIGNMENT
         return begin
 
     def pack(self, decodes: Decodes, cut: DecodePlan, page_size: int) -> npt.NDArray[np.int32]:
@@ -59,14 +62,12 @@ class PlanFields:
         def put(field: int, values: Ints) -> None:
             packed[field : field + len(values)] = values
 
-        put(self.query_indptr, np.arange(self.requests + 1))
         put(self.page_indptr, lists.indptr)
         put(self.last_page_lens, decodes.context_lens - (lists.counts - 1) * page_size)
         put(self.first_parts, cut.first_parts)
+        packed[self.owners : self.owners + self.parts] = -1
         put(self.owners, cut.owners)
         put(self.indices, cut.indices)
         packed[self.part_tokens] = cut.part_pages * page_size
-        packed[self.num_rows] = self.requests
-        packed[self.valid :].view(np.bool_)[: len(cut.owners)] = True
         put(self.end, lists.pages)
         return packed

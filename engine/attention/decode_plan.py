@@ -1,10 +1,9 @@
 """Which thread block reads which part of whose context: how a batch of decodes shares a GPU. Numpy alone.
 
-A decode reads its whole context for one token, so its time is the memory's if all multiprocessors are busy to
-the end. To cut a context costs some microseconds a part, and its results have to be merged. So contexts stay
-whole in a large batch, unless one of them is so long that all others would wait for it; flashinfer's own plan
-leaves them whole even then. (The cut is that of Flash-Decoding, Dao et al. 2023; that the longest parts go
-first, and short ones fill the gaps, is Graham's, 1969.)
+A decode reads its whole context for one token, so its time is the memory's if all multiprocessors are busy
+to the end. What is cut has to be merged, and a part has to begin. So contexts stay whole in a large batch,
+unless one of them is so long that all others would wait for it. (The cut is that of Flash-Decoding, Dao et
+al. 2023; that the longest parts go first, and short ones fill the gaps, is Graham's, 1969.)
 """
 
 from __future__ import annotations
@@ -21,7 +20,10 @@ __all__ = ["DecodePlan", "DecodePlanner"]
 
 _SMALLEST_TOKENS: Final = 128
 """A part shorter than this costs more to begin and to merge than it saves."""
-_BLOCKS_PER_MULTIPROCESSOR: Final = 2
+_BLOCKS_PER_MULTIPROCESSOR: Final = 8
+"""At once: see decode_attention.py."""
+_ENOUGH: Final = 2
+"""One part in so many of those that a GPU can hold at once reads nearly as fast: more have to be merged."""
 _EXTRA_WAVES: Final = 2
 """Contexts that are uneven are cut into so many parts, more than there are, as fill the GPU so many times."""
 _ALONE: Final = 2.5
@@ -51,37 +53,38 @@ class DecodePlanner:
 
     def most_parts(self, num_requests: int) -> int:
         """As many as any plan for so many requests has."""
-        return num_requests + _EXTRA_WAVES * self._at_once
-
-    def is_large(self, num_requests: int) -> bool:
-        """Whether so many contexts fill the GPU without being cut."""
-        return num_requests >= self._at_once
+        return num_requests + _EXTRA_WAVES * self._room(num_requests)
 
     def keeps_whole(self, pages: Ints) -> bool:
         """Whether contexts of so many pages are best read whole."""
-        return self.is_large(len(pages)) and not self._is_uneven(int(pages.max()), pages)
+        return len(pages) >= self._room(len(pages)) and not self._is_uneven(int(pages.max()), pages)
 
     def plan(self, pages: Ints) -> DecodePlan:
         """For contexts of so many pages, [R] and at least one each."""
         return _cut(pages, self._part_pages(pages))
 
+    def _room(self, num_requests: int) -> int:
+        """How many parts to have at once."""
+        enough = max(1, self._at_once // _ENOUGH)
+        return enough if num_requests <= enough else self._at_once
+
     def _part_pages(self, pages: Ints) -> int:
         longest, total = int(pages.max()), int(pages.sum())
         if self.keeps_whole(pages):
             return longest
-        if not self.is_large(len(pages)):
+        if len(pages) < self._room(len(pages)):
             part = self._smallest_that_fits(pages, longest)
             if not self._is_uneven(part, pages):
                 return part
         # sum(ceil(p / part)) < sum(p / part) + R
-        return max(-(-total // (_EXTRA_WAVES * self._at_once)), self._smallest)
+        return max(-(-total // (_EXTRA_WAVES * self._room(len(pages)))), self._smallest)
 
     def _smallest_that_fits(self, pages: Ints, longest: int) -> int:
         """So that all parts are on the device at once."""
-        low, high = min(self._smallest, longest), longest
+        low, high, room = min(self._smallest, longest), longest, self._room(len(pages))
         while low < high:
             middle = (low + high) // 2
-            if int((-(-pages // middle)).sum()) > self._at_once:
+            if int((-(-pages // middle)).sum()) > room:
                 low = middle + 1
             else:
                 high = middle
@@ -89,7 +92,7 @@ class DecodePlanner:
 
     def _is_uneven(self, longest_part: int, pages: Ints) -> bool:
         """Whether the longest part would still be read when all others are."""
-        return longest_part * self._at_once > _ALONE * int(pages.sum())
+        return longest_part * self._room(len(pages)) > _ALONE * int(pages.sum())
 
 
 def _cut(pages: Ints, part_pages: int) -> DecodePlan:

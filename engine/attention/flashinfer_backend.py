@@ -1,8 +1,7 @@
-"""Attention on NVIDIA GPUs, through flashinfer's kernels.
+"""Attention on NVIDIA GPUs.
 
-A mixed batch takes two kernels: prompt chunks go through the one that is best at many query rows (FA3 on
-Hopper), single tokens through FA2 with the query heads of a key head as its rows, and long contexts split
-among multiprocessors. One call for all would be slower than the two in turn.
+A mixed batch takes two kernels: prompt chunks go through flashinfer's (FA3 on Hopper), single tokens through
+our own, which does nothing but read their contexts. One call for all would be slower than the two in turn.
 """
 
 from __future__ import annotations
@@ -12,8 +11,8 @@ import torch
 
 from engine.attention.decode_array import Decodes
 from engine.attention.flashinfer_chunks import ChunkAttention
-from engine.attention.flashinfer_decodes import DecodeKernel
 from engine.attention.flashinfer_kernels import Heads
+from engine.attention.paged_decodes import DecodeAttention
 from engine.batch import Batch
 from engine.kernels.rotate_store import rotate_store
 from engine.kv_pool import KVPool
@@ -28,10 +27,10 @@ class FlashInferAttention:
     def __init__(self, pool: KVPool, num_heads: int, *, max_requests: int) -> None:
         self._pool = pool
         self._num_heads = num_heads
-        device, dtype = pool.tensor.device, pool.tensor.dtype
+        device = pool.tensor.device
         heads = Heads(num_heads, pool.num_kv_heads, pool.head_dim)
         self._chunks = ChunkAttention(pool, heads)
-        self._decodes = DecodeKernel(heads, pool.page_size, dtype, device, max_requests=max_requests)
+        self._decodes = DecodeAttention(heads, pool.page_size, device, max_requests=max_requests)
         self._num_chunk_rows = 0
         self._num_decodes = 0
         self._slots = torch.empty(0, dtype=torch.int64, device=device)
@@ -85,9 +84,6 @@ class FlashInferAttention:
         self._graph_ints = torch.zeros(size, dtype=torch.int32, device=device)
         self._graph_slots = torch.full((max_batch,), self._scratch_slot, dtype=torch.int64, device=device)
 
-    def fits_graph(self, batch: Batch, batch_size: int) -> bool:
-        return self._decodes.fits_graph(self._padded(batch, batch_size))
-
     def prepare_capture(self, batch_size: int) -> None:
         none = Decodes(np.empty(0, dtype=np.int64), PageLists.of([]))
         self._graph_slots.fill_(self._scratch_slot)
@@ -98,11 +94,8 @@ class FlashInferAttention:
         self._graph_slots[:n].copy_(batch.slot_mapping)
         if n < batch_size:
             self._graph_slots[n:batch_size].fill_(self._scratch_slot)
-        self._enter_graph(self._padded(batch, batch_size))
-
-    def _padded(self, batch: Batch, batch_size: int) -> Decodes:
         decodes = Decodes(batch.context_lens, batch.page_lists)
-        return decodes.padded(batch_size - batch.num_requests, self._pool.scratch_page)
+        self._enter_graph(decodes.padded(batch_size - n, self._pool.scratch_page))
 
     def _enter_graph(self, decodes: Decodes) -> None:
         self._decodes.plan_into(self._graph_ints, decodes)

@@ -22,14 +22,12 @@ __all__ = [
     "Ragged",
     "RaggedKernel",
     "Tables",
-    "kernel_module",
-    "run_paged",
 ]
 
 _INT_WORKSPACE_BYTES: Final = 8 << 20
 
 _NHD, _HND = 0, 1  # flashinfer's TensorLayout: [token, head, feature] and [page, head, token, feature]
-_ALL, _CAUSAL = 0, 1  # its MaskMode
+_CAUSAL: Final = 1  # its MaskMode
 
 
 class Kernel(Enum):
@@ -68,46 +66,10 @@ class Tables:
     last_page_lens: torch.Tensor
 
 
-def kernel_module(kernel: Kernel, heads: Heads, dtype: torch.dtype) -> Any:
+def _compiled(kernel: Kernel, heads: Heads, dtype: torch.dtype) -> Any:
     """flashinfer's compiled functions, loaded or compiled at the first call."""
     return get_batch_prefill_module(
         kernel.value, dtype, dtype, dtype, torch.int32, heads.dim, heads.dim, 0, False, False, False
-    )
-
-
-def run_paged(
-    module: Any,
-    floats: torch.Tensor,
-    ints: torch.Tensor,
-    plan: list[int],
-    q: torch.Tensor,
-    pages: torch.Tensor,
-    tables: Tables,
-    out: torch.Tensor,
-    *,
-    causal: bool,
-) -> None:
-    """Attend with q `[T, heads, dim]` to one layer of the pool, `[page, 2, kv_head, token, dim]`, by a plan.
-
-    `floats` holds partial results; `plan` says where in `ints` the plan's arrays lie, and how large the grid
-    is.
-    """
-    module.paged_run(
-        floats,
-        ints,
-        plan,
-        q,
-        pages[:, 0],
-        pages[:, 1],
-        tables.query_indptr,
-        tables.page_indptr,
-        tables.pages,
-        tables.last_page_lens,
-        out,
-        *_options(causal=causal, layout=_HND, head_dim=q.shape[-1]),
-        *_UNSCALED,
-        *_UNROTATED,
-        floats.numel(),
     )
 
 
@@ -117,11 +79,11 @@ _UNROTATED: Final = (1.0, 1.0, 0)
 """Rotary positions are not the kernel's business, nor are items to score."""
 
 
-def _options(*, causal: bool, layout: int, head_dim: int) -> tuple[Any, ...]:
+def _options(*, layout: int, head_dim: int) -> tuple[Any, ...]:
     """What paged and ragged runs take after their tensors."""
     return (
         None,  # no log-sum-exp
-        _CAUSAL if causal else _ALL,
+        _CAUSAL,
         layout,
         -1,  # no sliding window
         True,  # launch early, where the device can
@@ -158,7 +120,7 @@ class _Kernel:
         # whoever plans one step ahead finds it done.
         self._pinned = torch.empty(_INT_WORKSPACE_BYTES, dtype=torch.uint8, pin_memory=True)
         self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._module = kernel_module(kernel, heads, dtype)
+        self._module = _compiled(kernel, heads, dtype)
         self._plan: Any = None
 
     def _make_plan(self, batch: Ragged) -> None:
@@ -199,8 +161,23 @@ class PagedKernel(_Kernel):
 
     def run(self, q: torch.Tensor, pages: torch.Tensor, out: torch.Tensor) -> None:
         """Attend with q `[T, heads, dim]` to one layer of the pool, `[page, 2, kv_head, token, dim]`."""
-        run_paged(
-            self._module, self._floats, self._ints, self._plan, q, pages, self._tables, out, causal=True
+        tables = self._tables
+        self._module.paged_run(
+            self._floats,
+            self._ints,
+            self._plan,
+            q,
+            pages[:, 0],
+            pages[:, 1],
+            tables.query_indptr,
+            tables.page_indptr,
+            tables.pages,
+            tables.last_page_lens,
+            out,
+            *_options(layout=_HND, head_dim=q.shape[-1]),
+            *_UNSCALED,
+            *_UNROTATED,
+            self._floats.numel(),
         )
 
 
@@ -221,7 +198,7 @@ class RaggedKernel(_Kernel):
 
     def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor) -> None:
         """Attend with q `[T, heads, dim]` to k and v, `[rows, kv_head, dim]`."""
-        options = _options(causal=True, layout=_NHD, head_dim=q.shape[-1])
+        options = _options(layout=_NHD, head_dim=q.shape[-1])
         self._module.ragged_run(
             self._floats, self._ints, self._plan, q, k, v, *self._indptrs, out, *options, *_UNROTATED
         )

@@ -19,7 +19,7 @@ __all__ = ["UnsupportedBackend", "attention_for"]
 logger = logging.getLogger(__name__)
 
 FLASHINFER: Final = "0.6.14"
-"""Plans are arrays whose order another version may read otherwise: see DecodeKernel."""
+"""Below its public interface, another version may take other arguments: see flashinfer_kernels.py."""
 _HEAD_DIMS: Final = (64, 128, 256)
 """Head sizes that flashinfer has kernels for."""
 
@@ -54,5 +54,5 @@ def _obstacle_to_flashinfer(pool: KVPool) -> str | None:
     if find_spec("flashinfer") is None:
         return "it is not installed (pip install 'baton-llm[gpu]')"
     if (installed := version("flashinfer-python")) != FLASHINFER:
-        return f"{installed} is installed, and plans are written for {FLASHINFER} (see pyproject.toml)"
+        return f"{installed} is installed, and Baton calls {FLASHINFER} (see pyproject.toml)"
     return None

@@ -28,7 +28,8 @@ def await_inputs(early: tl.constexpr):  # type: ignore[no-untyped-def]
     """Wait for all kernels before this one; let the one behind it begin, which waits likewise.
 
     Before it, load only what no kernel writes, and store nothing. Every kernel launched with `launch_pdl` has
-    to call it: who waits for a kernel that did not wait itself has waited for that one alone.
+    to call it, but for blocks that do nothing: who waits for a kernel that did not wait itself has waited for
+    that one alone.
     """
     if early:
         gdc_launch_dependents()

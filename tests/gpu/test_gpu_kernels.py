@@ -66,16 +66,16 @@ def chat(count: int) -> list[int]:
 @pytest.mark.parametrize("page_size", [16, 64])
 @pytest.mark.parametrize(
     "contexts",
-    [[1], [1000], [700] * 40, chat(20), chat(100), [*chat(60), 9000], [*chat(6), 9000]],
-    ids=["one token", "one", "even", "few", "many", "many, one long", "few, one long"],
+    [[1], [1000], [700] * 40, [700] * 150, chat(20), chat(200), [*chat(60), 9000], [*chat(6), 9000]],
+    ids=["one token", "one", "even", "many, even", "few", "many", "many, one long", "few, one long"],
 )
 @pytest.mark.parametrize(("heads", "kv_heads"), [(32, 8), (8, 8), (20, 1)])
 def test_decodes_attend_to_their_contexts(
     contexts: list[int], page_size: int, heads: int, kv_heads: int
 ) -> None:
-    """Planned for a step, and for a graph in which the batch leaves three rows empty, if it fits one."""
-    from engine.attention.flashinfer_decodes import DecodeKernel
+    """Planned for a step, and for a graph in which the batch leaves three rows empty."""
     from engine.attention.flashinfer_kernels import Heads
+    from engine.attention.paged_decodes import DecodeAttention
 
     used = [-(-context // page_size) for context in contexts]
     pages = torch.randperm(sum(used) + 1)
@@ -92,23 +92,24 @@ def test_decodes_attend_to_their_contexts(
         )
         expected.append(attended.reshape(heads, 128))
 
-    kernel = DecodeKernel(
-        Heads(heads, kv_heads, 128), page_size, torch.bfloat16, pool.device, max_requests=len(q)
-    )
+    for table, context in zip(lists, contexts, strict=True):
+        pool[table[-1], :, :, (context - 1) % page_size + 1 :] = torch.nan  # what lies behind may be anything
+    pool[scratch] = 0
+    kernel = DecodeAttention(Heads(heads, kv_heads, 128), page_size, pool.device, max_requests=len(q))
     out = torch.full_like(q, torch.nan)
     kernel.plan(decodes)
     kernel.run(q[: len(contexts)], pool, out[: len(contexts)])
     torch.testing.assert_close(out[: len(contexts)].float(), torch.stack(expected), atol=4e-3, rtol=2e-2)
 
-    padded = decodes.padded(3, scratch)
-    if kernel.fits_graph(padded):
-        ints = torch.zeros(kernel.ints_for(len(q), len(pages) + 3), dtype=torch.int32, device="cuda")
-        kernel.plan_into(ints, padded)
+    ints = torch.zeros(kernel.ints_for(len(q), len(pages) + 3), dtype=torch.int32, device="cuda")
+    kernel.plan_into(ints, decodes.padded(3, scratch))
+    first = None
+    for _ in range(5):  # who is done last, and merges, may be another every time
         again = torch.full_like(q, torch.nan)
         kernel.run(q, pool, again)
-        torch.testing.assert_close(again[: len(contexts)], out[: len(contexts)], atol=4e-3, rtol=2e-2)
-    else:
-        assert max(contexts) == 9000
+        assert first is None or torch.equal(again, first)
+        first = again
+    torch.testing.assert_close(again[: len(contexts)], out[: len(contexts)], atol=4e-3, rtol=2e-2)
 
 
 @pytest.mark.parametrize("page_size", [1, 16])

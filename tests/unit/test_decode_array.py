@@ -19,18 +19,17 @@ Floats = npt.NDArray[np.float64]
 
 
 def planner(page_size: int) -> DecodePlanner:
-    """A small GPU: four parts at once."""
-    return DecodePlanner(multiprocessors=2, num_kv_heads=1, page_size=page_size)
+    """A small GPU: eight parts at once."""
+    return DecodePlanner(multiprocessors=1, num_kv_heads=1, page_size=page_size)
 
 
 def obey(ints: npt.NDArray[np.int32], fields: PlanFields, q: Floats, keys: Floats, values: Floats) -> Floats:
-    """What flashinfer's kernel does with one head: `keys` and `values` are [page, token, feature]."""
+    """What the kernel does with one head: `keys` and `values` are [page, token, feature]."""
     page_size = keys.shape[1]
-    valid = ints[fields.valid : fields.end].view(np.bool_)
     part_tokens = int(ints[fields.part_tokens])
     results: dict[int, tuple[Floats, float]] = {}
     for block in range(fields.parts):
-        if not valid[block]:
+        if ints[fields.owners + block] < 0:
             continue
         owner, index = int(ints[fields.owners + block]), int(ints[fields.indices + block])
         first, last = (int(ints[fields.page_indptr + owner + i]) for i in (0, 1))
@@ -38,12 +37,12 @@ def obey(ints: npt.NDArray[np.int32], fields: PlanFields, q: Floats, keys: Float
         tokens = np.arange(index * part_tokens, min((index + 1) * part_tokens, context))
         assert len(tokens), "a thread block with nothing to read"
         pages = ints[fields.end + first + tokens // page_size]
-        scores = np.exp(keys[pages, tokens % page_size] @ q[int(ints[fields.query_indptr + owner])])
+        scores = np.exp(keys[pages, tokens % page_size] @ q[owner])
         place = int(ints[fields.first_parts + owner]) + index
         assert place not in results, "two parts would write the same result"
         results[place] = (scores @ values[pages, tokens % page_size], scores.sum())
     rows = []
-    for row in range(int(ints[fields.num_rows])):
+    for row in range(fields.requests):
         begin, end = (int(ints[fields.first_parts + row + i]) for i in (0, 1))
         parts = [results.pop(place) for place in range(begin, end)]
         rows.append(sum(weighted for weighted, _ in parts) / sum(total for _, total in parts))
