@@ -51,7 +51,7 @@ class Costs:
     """To read all weights once: the least that the matrices of a step take."""
     row: float = 19e-6
     """Of matrices, for each token where they are more than that."""
-    context: float = 40e-9
+    context: float = 34e-9
     """To read the KV of one token of a decode's context."""
     pair: float = 1.05e-9
     """Of attention, for a prompt token and one that it attends to."""
