@@ -21,6 +21,7 @@ __all__ = ["build_engine", "engine_arguments", "random_prompts", "submit"]
 def engine_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", type=Path, required=True, help="a folder with config.json")
     parser.add_argument("--max-model-len", type=int, default=40960, metavar="TOKENS")
+    parser.add_argument("--page-size", type=int, default=16, metavar="TOKENS")
     parser.add_argument("--max-running-requests", type=int, default=1024, metavar="N")
     parser.add_argument("--chunked-prefill-size", type=int, metavar="TOKENS", help="default: by GPU memory")
     parser.add_argument("--cuda-graph-max-bs", type=int, metavar="N", help="default: by GPU memory; 0: none")
@@ -45,6 +46,7 @@ def build_engine(options: argparse.Namespace) -> Engine:
             dtype="bfloat16",
             load_format="dummy",
             num_pages=0,
+            page_size=options.page_size,
             max_model_len=options.max_model_len,
             max_running_requests=options.max_running_requests,
             max_waiting_requests=1_000_000,
