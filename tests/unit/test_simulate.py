@@ -35,3 +35,11 @@ def test_a_lower_target_makes_for_smaller_gaps() -> None:
     tight, loose = (summarize(simulate(LOAD, target, Costs())) for target in (0.012, 0.040))
     assert tight.itl.p99 < loose.itl.p99
     assert tight.ttft.p99 > loose.ttft.p99
+
+
+def test_a_long_prompt_gets_on_though_short_ones_end_with_every_step() -> None:
+    short = [Work(k / 150, [k % 1000 + 1] * 100, 4) for k in range(900)]
+    long = Work(1.001, [7] * 16_000, 4)
+    load = sorted([*short, long], key=lambda work: work.arrival_s)
+    record = simulate(load, 0.02, Costs())[load.index(long)]
+    assert record.arrivals[0] < 4.5  # starved, it would wait until nobody comes any more, at 6 s
