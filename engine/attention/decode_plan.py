@@ -20,10 +20,10 @@ __all__ = ["DecodePlan", "DecodePlanner"]
 
 _SMALLEST_TOKENS: Final = 128
 """A part shorter than this costs more to begin and to merge than it saves."""
-_BLOCKS_PER_MULTIPROCESSOR: Final = 8
+_BLOCKS_PER_MULTIPROCESSOR: Final = 4
 """At once: see decode_attention.py."""
-_ENOUGH: Final = 2
-"""One part in so many of those that a GPU can hold at once reads nearly as fast: more have to be merged."""
+_MANY: Final = 2
+"""Waves of parts that contexts are cut into if there are more of them than fit at once: measured."""
 _EXTRA_WAVES: Final = 2
 """Contexts that are uneven are cut into so many parts, more than there are, as fill the GPU so many times."""
 _ALONE: Final = 2.5
@@ -64,9 +64,8 @@ class DecodePlanner:
         return _cut(pages, self._part_pages(pages))
 
     def _room(self, num_requests: int) -> int:
-        """How many parts to have at once."""
-        enough = max(1, self._at_once // _ENOUGH)
-        return enough if num_requests <= enough else self._at_once
+        """How many parts to cut contexts into, if they are even."""
+        return self._at_once if num_requests <= self._at_once else _MANY * self._at_once
 
     def _part_pages(self, pages: Ints) -> int:
         longest, total = int(pages.max()), int(pages.sum())
@@ -80,7 +79,7 @@ class DecodePlanner:
         return max(-(-total // (_EXTRA_WAVES * self._room(len(pages)))), self._smallest)
 
     def _smallest_that_fits(self, pages: Ints, longest: int) -> int:
-        """So that all parts are on the device at once."""
+        """So that there is room for all parts."""
         low, high, room = min(self._smallest, longest), longest, self._room(len(pages))
         while low < high:
             middle = (low + high) // 2

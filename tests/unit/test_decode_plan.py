@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from engine.attention.decode_plan import DecodePlan, DecodePlanner
 
-AT_ONCE = 132
-"""Parts that are on the GPU at once: 8 * 132 thread blocks, 8 for each part."""
+AT_ONCE = 66
+"""Parts that are on the GPU at once: 4 * 132 thread blocks, 8 for each part."""
 
 
 def planner(page_size: int = 16) -> DecodePlanner:
@@ -49,7 +49,7 @@ def test_every_page_is_read_once_and_the_longest_parts_first(pages: list[int], p
 def test_nobody_waits_long_for_the_longest_part(pages: list[int]) -> None:
     """Read alone, it takes no longer than its share of all, unless it is small anyway."""
     longest = max(part_lengths(planner().plan(np.array(pages)), pages))
-    room = AT_ONCE / 2 if len(pages) <= AT_ONCE / 2 else AT_ONCE
+    room = AT_ONCE if len(pages) <= AT_ONCE else 2 * AT_ONCE
     assert longest <= max(8, 2.5 * sum(pages) / room + 1)
 
 
