@@ -18,6 +18,15 @@ from tests.gpu.test_gpu_engine import PROMPTS, expected
 from tests.integration.tiny_cluster import Pair, pair, work
 
 TOKENS = 24
+LAYOUTS = [
+    (2, "--mode disagg"),
+    (2, "--mode mixed --tensor-parallel-size 2"),
+    (3, "--mode disagg --prefill-tensor-parallel-size 2"),
+    (3, "--mode disagg --decode-tensor-parallel-size 2"),
+    (4, "--mode disagg --tensor-parallel-size 2"),
+    (4, "--mode mixed --tensor-parallel-size 4"),
+]
+"""GPUs that it takes, and what is asked of the router."""
 
 
 @pytest.fixture
@@ -47,7 +56,6 @@ async def test_in_float32_answers_equal_transformers(cluster: tuple[Pair, torch.
     await both.all_pages_back()
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
 class TestThroughTheRouter:
     """Real Ray: every worker, and every rank of one, is a process that sees one GPU."""
 
@@ -55,11 +63,12 @@ class TestThroughTheRouter:
     def small(self, tmp_path: Path) -> SmallModel:
         return save_small_model(tmp_path / "small")
 
-    @pytest.mark.parametrize("mode", ["disagg", "mixed with two ranks"])
-    def test_in_float32_answers_equal_transformers(self, small: SmallModel, mode: str) -> None:
-        flags = {"disagg": ["disagg"], "mixed with two ranks": ["mixed", "--tensor-parallel-size", "2"]}[mode]
+    @pytest.mark.parametrize(("gpus", "flags"), LAYOUTS)
+    def test_in_float32_answers_equal_transformers(self, small: SmallModel, gpus: int, flags: str) -> None:
+        if torch.cuda.device_count() < gpus:
+            pytest.skip(f"fewer than {gpus} GPUs")
         common = ["--model", str(small.folder), "--device", "cuda", "--dtype", "float32"]
-        with BatonServer("--mode", *flags, *common, "--kv-pool-tokens", "16384", shows_output=True) as server:
+        with BatonServer(*flags.split(), *common, "--kv-pool-tokens", "16384", shows_output=True) as server:
             for seed in range(3):
                 question = small.question(seed, length=300 * seed + 5, max_tokens=TOKENS)
                 answer = complete(server.url, list(question.prompt))
