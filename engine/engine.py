@@ -188,7 +188,7 @@ class Engine:
         """
         if self._launched is None or self._crowded:
             return -math.inf
-        return self._rhythm.plan_at()
+        return self._rhythm.plan_at(self.scheduler.has_prompts)
 
     def reserve(self, request: Request) -> Reservation | None:
         """Set pages aside for a request that another worker prefills; None while there is no room.

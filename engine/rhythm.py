@@ -30,7 +30,8 @@ class Rhythm:
 
     def __init__(self) -> None:
         self._length = _Line()
-        self._host = 0.01
+        self._host = {False: 0.01, True: 0.01}
+        """To plan and prepare a step without prompts, and one with."""
         self._errors = {False: 0.0, True: 0.0}
         """By how much a step was over before it was expected to be: one without prompts, and one with."""
         self._began = -math.inf
@@ -47,10 +48,13 @@ class Rhythm:
         `dry`: the one in flight was done by then.
         """
         self._next_cost, self._next_ready = prompt_cost, now
-        if dry and host_s <= self._host + _MARGIN_S:  # the host was as fast as expected: the step was short
+        prompts = prompt_cost > 0
+        host = self._host[prompts]
+        in_time = now - host_s <= self.plan_at(prompts) + _MARGIN_S
+        if dry and in_time and host_s <= host + _MARGIN_S:  # the host was as expected: the step was short
             longest = self._length.at(self._cost)
             self._error = min(self._error + max(self._error, _DRY_S), longest)
-        self._host = max(host_s, self._host + _FORGET * (host_s - self._host))
+        self._host[prompts] = max(host_s, host + _FORGET * (host_s - host))
 
     def completed(self, now: float, *, waited: bool, more: bool) -> None:
         """The step in flight is done. `waited`: it ended now, not earlier; `more`: the next one has begun."""
@@ -61,9 +65,12 @@ class Rhythm:
         self._began = began if more else -math.inf
         self._cost = self._next_cost
 
-    def plan_at(self) -> float:
-        """The latest moment to begin planning; in the past where nothing is known."""
-        return self._ends() - self._error - self._host - _MARGIN_S
+    def plan_at(self, prompts: bool) -> float:
+        """The latest moment to begin planning a step; in the past where nothing is known.
+
+        `prompts`: there are some that it would take along, which the host takes longer to prepare.
+        """
+        return self._ends() - self._error - self._host[prompts] - _MARGIN_S
 
     @property
     def _error(self) -> float:

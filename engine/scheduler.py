@@ -258,6 +258,11 @@ class Scheduler:
             return None
         return start, tuple(request.tokens(start, start + self.kv.page_size))
 
+    @property
+    def has_prompts(self) -> bool:
+        """Whether the next step would have any: new ones, or what is left of others."""
+        return bool(self.waiting) or any(self._prompts())
+
     def _prompts(self) -> Iterator[Request]:
         return (r for r in self.running if r.num_pending > 1)
 

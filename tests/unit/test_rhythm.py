@@ -26,11 +26,15 @@ class Device:
     leads: list[float] = field(default_factory=list)
     """How long before a step's end the next was planned."""
 
-    def run(self, steps: Iterable[tuple[int, float]], host_s: float = HOST_S) -> None:
-        """Of each step, its prompt tokens and how long it takes."""
+    def run(
+        self, steps: Iterable[tuple[int, float]], host_s: float = HOST_S, host_prompts_s: float = 0.0
+    ) -> None:
+        """Of each step, its prompt tokens and how long it takes; the host takes longer with prompts."""
+        host_decodes_s = host_s
         for prompt_tokens, seconds in steps:
+            host_s = host_decodes_s + (host_prompts_s if prompt_tokens else 0.0)
             if self.running is not None:
-                self.now = max(self.now, self.rhythm.plan_at())
+                self.now = max(self.now, self.rhythm.plan_at(prompt_tokens > 0))
                 self.leads.append(self.ends - self.now)
             self.now += host_s
             dry = self.running is not None and self.ends <= self.now
@@ -57,7 +61,7 @@ def mixed(base: float, per_token: float, *tokens: int, count: int = 200) -> list
 
 
 def test_nothing_known_means_plan_at_once() -> None:
-    assert Rhythm().plan_at() < 0
+    assert Rhythm().plan_at(prompts=False) < 0
 
 
 def test_a_step_is_planned_shortly_before_the_one_in_flight_ends() -> None:
@@ -125,12 +129,34 @@ def test_steps_with_prompts_that_surprise_do_not_make_others_early() -> None:
     assert max(in_decodes) < 2 * HOST_S
 
 
+def test_a_step_without_prompts_is_planned_later_if_the_host_is_faster_at_it() -> None:
+    device = Device(Rhythm())
+    device.run(mixed(0.02, 20e-6, 0, 0, 500, count=201), host_prompts_s=0.003)
+    *_, decode, _, prompt = device.leads
+    assert HOST_S < decode < HOST_S + 0.002
+    assert HOST_S + 0.003 < prompt < HOST_S + 0.005
+    assert device.idle < 0.001
+
+
+def test_who_comes_in_the_last_moment_does_not_make_the_next_plan_early() -> None:
+    """The device runs dry for them, but no step was shorter than expected."""
+    device = Device(Rhythm())
+    device.run(mixed(0.02, 20e-6, 0, 0, 500, count=201), host_prompts_s=0.003)
+    device.run(decodes(0.02, 3))
+    before = device.leads[-1]
+    device.now = device.rhythm.plan_at(prompts=False)
+    device.run([(500, 0.03)], host_prompts_s=0.003)
+    assert device.idle > 0
+    device.run([(0, 0.02)] * 3)
+    assert device.leads[-1] < before + 0.0002
+
+
 def test_a_slow_preparation_is_not_taken_for_a_short_step() -> None:
     def lead(host_s: float, *, dry: bool) -> float:
         device = Device(Rhythm())
         device.run(decodes(0.02))
         device.rhythm.prepared(0, host_s, device.now, dry=dry)
-        return device.ends - device.rhythm.plan_at()
+        return device.ends - device.rhythm.plan_at(prompts=False)
 
     assert lead(0.012, dry=True) == lead(0.012, dry=False)
     assert lead(HOST_S, dry=True) > lead(HOST_S, dry=False)
@@ -139,11 +165,11 @@ def test_a_slow_preparation_is_not_taken_for_a_short_step() -> None:
 def test_a_host_slower_than_the_device_plans_at_once() -> None:
     device = Device(Rhythm())
     device.run(decodes(0.003), host_s=0.006)
-    assert device.rhythm.plan_at() < device.now
+    assert device.rhythm.plan_at(prompts=False) < device.now
 
 
 def test_an_idle_device_waits_for_nobody() -> None:
     device = Device(Rhythm())
     device.run(decodes(0.02))
     device.rhythm.completed(device.now + 0.02, waited=True, more=False)
-    assert device.rhythm.plan_at() < 0
+    assert device.rhythm.plan_at(prompts=False) < 0
