@@ -126,7 +126,8 @@ def main() -> None:
         results.append(result)
         print(json.dumps(result), flush=True)
     if options.output:
-        options.output.write_text(json.dumps(results, indent=1) + "\n")
+        rows = ",\n ".join(json.dumps(result) for result in results)
+        options.output.write_text(f"[{rows}]\n")
 
 
 if __name__ == "__main__":

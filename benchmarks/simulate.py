@@ -57,7 +57,7 @@ class Costs:
     """Of attention, for a prompt token and one that it attends to."""
     step: float = 0.9e-3
     """Of everything else on the device."""
-    prompts: float = 1.8e-3
+    prompts: float = 1.1e-3
     """What a step with prompts in it adds to that."""
     host: float = 1.3e-3
     """Of the host, until the device can begin."""
