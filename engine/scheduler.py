@@ -7,6 +7,7 @@ import random
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final, TypeAlias
 
 from engine.config import Batching, Policy
@@ -261,7 +262,7 @@ class Scheduler:
     @property
     def has_prompts(self) -> bool:
         """Whether the next step would have any: new ones, or what is left of others."""
-        return bool(self.waiting) or any(self._prompts())
+        return any(r.num_pending > 1 for r in chain(self.waiting, self.running))
 
     def _prompts(self) -> Iterator[Request]:
         return (r for r in self.running if r.num_pending > 1)

@@ -221,6 +221,23 @@ def deliver(engine: Engine, request: Request, reservation: Reservation) -> None:
     engine.admit_remote(request, reservation)
 
 
+def test_only_prompts_still_to_be_read_make_a_step_with_prompts() -> None:
+    """Which is planned earlier: not for a request that has come with its KV."""
+    engine = make_engine()
+    arrived, prompt = make_request(1, list(range(9))), make_request(2, list(range(40)))
+    reservation = engine.reserve(arrived)
+    assert reservation is not None
+    deliver(engine, arrived, reservation)
+    assert not engine.scheduler.has_prompts
+    engine.submit(prompt)
+    assert engine.scheduler.has_prompts
+    engine.step()
+    assert engine.scheduler.has_prompts, "a step holds 16 tokens"
+    while prompt.num_pending > 1:
+        engine.step()
+    assert not engine.scheduler.has_prompts
+
+
 @pytest.mark.parametrize("overlap", [False, True])
 def test_kv_from_elsewhere_is_decoded_like_our_own(overlap: bool) -> None:
     engine = make_engine(overlap=overlap)
