@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-__all__ = ["PortTaken", "check_free"]
+__all__ = ["PortTaken", "check_free", "taking"]
 
 
 class PortTaken(Exception):
@@ -23,3 +25,15 @@ def check_free(flag: str, host: str, port: int) -> None:
                 f"{flag} {port} on {host} cannot be used: {error.strerror};"
                 " choose another, or stop the program that has it"
             ) from None
+
+
+@contextmanager
+def taking(flag: str) -> Iterator[None]:
+    """Raises PortTaken where the port cannot be had after all, minutes after it was free."""
+    try:
+        yield
+    except OSError as error:
+        raise PortTaken(
+            f"{flag} was free when the start began, and cannot be used any more: {error};"
+            " choose another, or stop the program that has it"
+        ) from None

@@ -25,7 +25,7 @@ from router.grpc_server import GrpcConfig, GrpcServer
 from router.http_server import HttpConfig, HttpServer
 from router.limits import Limits
 from router.metrics import RouterMetrics
-from router.ports import PortTaken, check_free
+from router.ports import PortTaken, check_free, taking
 from router.progress import StartupDisplay
 from router.registry import Registry, WorkerBroken, WorkerHandle
 from router.rehearsal import LinkBroken, rehearse
@@ -234,8 +234,9 @@ class _Start:
                 keys=access.keys,
             ),
         )
-        for server in (http, grpc):
-            await server.start()
+        for flag, server in (("--http-port", http), ("--grpc-port", grpc)):
+            with taking(flag):
+                await server.start()
             self.stack.push_async_callback(server.stop, 0.0)
         admin = AdminServer(
             admin_app(
@@ -245,7 +246,8 @@ class _Start:
             ),
             self.config.effective_admin_port,
         )
-        await admin.start()
+        with taking("--admin-port"):
+            await admin.start()
         self.stack.push_async_callback(admin.stop)
         return _Service(dispatcher, http, grpc, admin)
 

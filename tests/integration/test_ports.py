@@ -1,0 +1,37 @@
+"""Ports that somebody else has: when the start begins, and when it is their turn."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from router.http_server import listen
+from router.ports import PortTaken, check_free, taking
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    listener = listen("127.0.0.1", 0)
+    listener.listen()
+    yield listener.getsockname()[1]
+    listener.close()
+
+
+def test_a_port_that_is_taken_is_named_with_its_flag(taken: int) -> None:
+    with pytest.raises(PortTaken, match=f"--http-port {taken} on 127.0.0.1 cannot be used"):
+        check_free("--http-port", "127.0.0.1", taken)
+
+
+def test_a_port_that_is_free_stays_free() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    check_free("--http-port", "127.0.0.1", port)
+    listen("127.0.0.1", port).close()
+
+
+def test_a_port_that_is_lost_during_the_start_is_named_too(taken: int) -> None:
+    with pytest.raises(PortTaken, match="--http-port was free when the start began"), taking("--http-port"):
+        listen("127.0.0.1", taken)
