@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from engine.request import Request
 
 __all__ = ["Chunk", "StepPlan"]
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Tokens [start, start + length) of one request. A decode is a chunk of one token."""
+class Chunk(NamedTuple):
+    """Tokens [start, start + length) of one request. A decode is a chunk of one token.
+
+    A tuple, since hundreds are made for every step: a frozen dataclass takes three times as long.
+    """
 
     request: Request
     slot: int

@@ -7,7 +7,6 @@ import random
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
 from typing import Final, TypeAlias
 
 from engine.config import Batching, Policy
@@ -74,6 +73,8 @@ class Scheduler:
         self._lengths = OutputLengths()
         self._in_flight: set[_Beginning] = set()
         self._prompts_were_last = False
+        self._is_reading = False
+        """Some prompts were not read to their end by the last step that took prompts along."""
 
     def submit(self, request: Request) -> None:
         """Raises InvalidRequest for one that can never run, QueueFull if too many wait."""
@@ -201,9 +202,10 @@ class Scheduler:
         return True
 
     def _continue_prompts(self, num_decodes: int) -> list[Chunk]:
+        reading = list(self._prompts())
         prompts: list[Request] = []
         beginnings: set[_Beginning] = set()
-        for request in self._prompts():
+        for request in reading:
             self.kv.catch_up(request)
             if request.num_pending == 1:
                 continue
@@ -215,7 +217,9 @@ class Scheduler:
                 beginnings.add(beginning)
             prompts.append(request)
         lengths = self._lengths_of([Progress(r.num_computed, r.num_pending) for r in prompts], num_decodes)
-        return [self._compute(r, length) for r, length in zip(prompts, lengths, strict=True) if length]
+        chunks = [self._compute(r, length) for r, length in zip(prompts, lengths, strict=True) if length]
+        self._is_reading = any(r.num_pending > 1 for r in reading)
+        return chunks
 
     def _lengths_of(self, prompts: list[Progress], num_decodes: int) -> list[int]:
         """How many tokens of each prompt to compute beside so many decodes."""
@@ -262,7 +266,7 @@ class Scheduler:
     @property
     def has_prompts(self) -> bool:
         """Whether the next step would have any: new ones, or what is left of others."""
-        return any(r.num_pending > 1 for r in chain(self.waiting, self.running))
+        return self._is_reading or any(r.num_pending > 1 for r in self.waiting)
 
     def _prompts(self) -> Iterator[Request]:
         return (r for r in self.running if r.num_pending > 1)

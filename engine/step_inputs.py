@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Final, TypeAlias
 
@@ -71,23 +72,27 @@ class StepWriter:
         """The pages of each slot that were told last."""
 
     def write(self, plan: StepPlan) -> StepInputs:
-        chunks = plan.chunks
-        moved = [chunk for chunk in chunks if chunk.request.pages != self._pages[chunk.slot]]
-        for chunk in moved:
-            self._pages[chunk.slot] = chunk.request.pages.copy()
+        requests, slots, starts, lengths, outputs = zip(*plan.chunks, strict=True)
+        moved = [
+            (slot, request.pages.copy())
+            for request, slot in zip(requests, slots, strict=True)
+            if request.pages != self._pages[slot]
+        ]
+        for slot, pages in moved:
+            self._pages[slot] = pages
         return StepInputs(
-            slots=_ints([chunk.slot for chunk in chunks]),
-            starts=_ints([chunk.start for chunk in chunks]),
-            lengths=_ints([chunk.length for chunk in chunks]),
-            samples=_ints([chunk.samples for chunk in chunks]),
-            input_ids=_input_ids(chunks),
-            moved=_ints([chunk.slot for chunk in moved]),
-            page_counts=_ints([len(chunk.request.pages) for chunk in moved]),
-            pages=_joined([_ints(chunk.request.pages) for chunk in moved]),
+            slots=_ints(slots),
+            starts=_ints(starts),
+            lengths=_ints(lengths),
+            samples=_ints([output is not None for output in outputs]),
+            input_ids=_input_ids(plan.chunks),
+            moved=_ints([slot for slot, _ in moved]),
+            page_counts=_ints([len(pages) for _, pages in moved]),
+            pages=_joined([_ints(pages) for _, pages in moved]),
         )
 
 
-def _ints(values: list[int]) -> Ints:
+def _ints(values: Sequence[int]) -> Ints:
     return np.array(values, dtype=np.int64)
 
 
