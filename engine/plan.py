@@ -13,7 +13,7 @@ __all__ = ["Chunk", "StepPlan"]
 class Chunk(NamedTuple):
     """Tokens [start, start + length) of one request. A decode is a chunk of one token.
 
-    A tuple, since hundreds are made for every step: a frozen dataclass takes three times as long.
+    A tuple, since hundreds are made for every step: a frozen dataclass takes more than twice as long.
     """
 
     request: Request

@@ -74,7 +74,7 @@ class Scheduler:
         self._in_flight: set[_Beginning] = set()
         self._prompts_were_last = False
         self._is_reading = False
-        """Some prompts were not read to their end by the last step that took prompts along."""
+        """Whether the last plan left prompts to be read; to look for them takes a quarter of planning."""
 
     def submit(self, request: Request) -> None:
         """Raises InvalidRequest for one that can never run, QueueFull if too many wait."""
@@ -94,12 +94,14 @@ class Scheduler:
     def plan(self) -> StepPlan:
         step = StepPlan()
         self._admit_waiting(step)
-        if self._prompts_have_their_turn():
-            decodes, prompts = [], self._continue_prompts(num_decodes=0)
-        else:
+        decodes: list[Chunk] = []
+        prompts: list[Chunk] = []
+        if not self._prompts_have_their_turn():
             decodes = self._continue_decodes(step)
-            mixed = self.limits.batching is Batching.MIXED or not decodes
-            prompts = self._continue_prompts(len(decodes)) if mixed else []
+        reading = list(self._prompts())
+        if self.limits.batching is Batching.MIXED or not decodes:
+            prompts = self._continue_prompts(reading, len(decodes))
+        self._is_reading = any(r.num_pending > 1 for r in reading)
         self._prompts_were_last = bool(prompts)
         # Attention runs longer chunks and single tokens through different kernels; see Batch.
         chunks = prompts + decodes
@@ -201,8 +203,7 @@ class Scheduler:
                 return False
         return True
 
-    def _continue_prompts(self, num_decodes: int) -> list[Chunk]:
-        reading = list(self._prompts())
+    def _continue_prompts(self, reading: list[Request], num_decodes: int) -> list[Chunk]:
         prompts: list[Request] = []
         beginnings: set[_Beginning] = set()
         for request in reading:
@@ -217,9 +218,7 @@ class Scheduler:
                 beginnings.add(beginning)
             prompts.append(request)
         lengths = self._lengths_of([Progress(r.num_computed, r.num_pending) for r in prompts], num_decodes)
-        chunks = [self._compute(r, length) for r, length in zip(prompts, lengths, strict=True) if length]
-        self._is_reading = any(r.num_pending > 1 for r in reading)
-        return chunks
+        return [self._compute(r, length) for r, length in zip(prompts, lengths, strict=True) if length]
 
     def _lengths_of(self, prompts: list[Progress], num_decodes: int) -> list[int]:
         """How many tokens of each prompt to compute beside so many decodes."""
