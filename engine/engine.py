@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from engine.config import EngineConfig
@@ -59,6 +59,8 @@ NO_HOOKS: Hooks = _NoHooks()
 class _Launched:
     plan: StepPlan
     step: StepInFlight
+    freed: set[int] = field(default_factory=set)
+    """Pages given back since the launch that this step may still write."""
 
 
 class Engine:
@@ -201,11 +203,13 @@ class Engine:
         active = len(self.scheduler.running) + len(self.kv.reservations)
         if active >= self.config.max_running_requests or self.scheduler.waiting:
             return None  # whoever waits here was first: a preempted request must not starve behind newcomers
-        if self._launched is not None:
-            # A page freed just now may still be written by the step in flight; a peer's write is not
-            # ordered after that by the device's queue.
+        reservation = self.kv.reserve(request, headroom=active)
+        if reservation is not None and self._may_be_written(reservation.incoming):
+            # The device's queue does not order a peer's write after the step in flight. To wait for that step
+            # leaves the device idle afterwards: only for a page that it may still write.
+            assert self._launched is not None
             self._launched.step.result()
-        return self.kv.reserve(request, headroom=active)
+        return reservation
 
     def admit_remote(self, request: Request, reservation: Reservation) -> None:
         """The KV of all tokens but the last has arrived: decode it."""
@@ -322,6 +326,21 @@ class Engine:
             self._release(request)
 
     def _release(self, request: Request) -> None:
+        self._note_late_writes(request)
         trusted = request.id not in self._distrusted
         self._distrusted.discard(request.id)
         self.kv.release(request, keep=trusted)
+
+    def _may_be_written(self, pages: list[int]) -> bool:
+        """Whether one of them, free until now, is written by the step in flight."""
+        return self._launched is not None and not self._launched.freed.isdisjoint(pages)
+
+    def _note_late_writes(self, request: Request) -> None:
+        """Remember which of its pages, about to be free, the step in flight may still write. O(chunks)."""
+        launched = self._launched
+        if launched is None:
+            return
+        size = self.config.page_size
+        for chunk in launched.plan.chunks:
+            if chunk.request is request:
+                launched.freed.update(request.pages[chunk.start // size : -(-chunk.end // size)])
