@@ -274,6 +274,7 @@ class Engine:
     def _complete(self, plan: StepPlan, result: StepResult, output: StepOutput) -> None:
         self._observe_pace(plan)
         self._steps += 1
+        output.completed = True
         sampled = -1
         for chunk in plan.chunks:
             request = chunk.request

@@ -7,8 +7,9 @@ import random
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 
+from engine.beginnings import Beginnings
 from engine.config import Batching, Policy
 from engine.errors import InvalidRequest, QueueFull
 from engine.forecast import OutputLengths, peak_growth
@@ -21,9 +22,6 @@ from engine.sampling import FinishReason
 from engine.shares import Progress, share_budget, unfilled, whole_prompts
 
 __all__ = ["Limits", "Scheduler"]
-
-_Beginning: TypeAlias = tuple[int, tuple[int, ...]]
-"""Offset of a chunk and the tokens of its first page."""
 
 MIN_SHARING: Final = 8
 """So many prompts may be in progress at once even if the first alone would fill every step."""
@@ -71,7 +69,8 @@ class Scheduler:
         self._slots = list(range(limits.max_running - 1, -1, -1))
         self._rng = random.Random(seed)
         self._lengths = OutputLengths()
-        self._in_flight: set[_Beginning] = set()
+        self._in_flight = Beginnings(kv.page_size)
+        """Chunks of steps that have not completed; empty without a prefix cache."""
         self._prompts_were_last = False
         self._is_reading = False
         """Whether the last plan left prompts to be read; to look for them takes a quarter of planning."""
@@ -110,8 +109,8 @@ class Scheduler:
 
     def complete(self, chunk: Chunk) -> None:
         """The step has run: the chunk's KV is really in the pool."""
-        if chunk.length > 1 and (beginning := self._beginning(chunk.request, chunk.start)) is not None:
-            self._in_flight.discard(beginning)
+        if chunk.length > 1:
+            self._in_flight.discard(chunk.request, chunk.start)
         if chunk.request.slot >= 0 and chunk.length > 1:  # else it was preempted or has ended meanwhile
             self.kv.store(chunk.request, chunk.end)
 
@@ -205,17 +204,17 @@ class Scheduler:
 
     def _continue_prompts(self, reading: list[Request], num_decodes: int) -> list[Chunk]:
         prompts: list[Request] = []
-        beginnings: set[_Beginning] = set()
+        planned = Beginnings(self.kv.page_size)
         for request in reading:
             self.kv.catch_up(request)
             if request.num_pending == 1:
                 continue
             # Two requests about to compute the same page: the second waits a step and finds it in the cache.
-            beginning = self._beginning(request, request.num_computed)
-            if beginning is not None:
-                if beginning in self._in_flight or beginning in beginnings:
+            if self.kv.cache is not None:
+                start = request.num_computed
+                if self._in_flight.shared(request, start) or planned.shared(request, start):
                     continue
-                beginnings.add(beginning)
+                planned.add(request, start)
             prompts.append(request)
         lengths = self._lengths_of([Progress(r.num_computed, r.num_pending) for r in prompts], num_decodes)
         return [self._compute(r, length) for r, length in zip(prompts, lengths, strict=True) if length]
@@ -244,23 +243,14 @@ class Scheduler:
     def _compute(self, request: Request, length: int) -> Chunk:
         """Plan the next `length` tokens of a request, and advance it as if they were computed."""
         start = request.num_computed
-        if length > 1 and (beginning := self._beginning(request, start)) is not None:
-            self._in_flight.add(beginning)
+        if length > 1 and self.kv.cache is not None:
+            self._in_flight.add(request, start)
         request.num_computed += length
         output_index = None
         if request.num_pending == 0:
             output_index = len(request.output)
             request.output.append(PENDING)
         return Chunk(request, request.slot, start, length, output_index)
-
-    def _beginning(self, request: Request, start: int) -> _Beginning | None:
-        """What a chunk at `start` has in common with one of another request that computes the same page.
-
-        The page's own tokens stand for all before it as well: a false match costs one step of waiting.
-        """
-        if self.kv.cache is None or start + self.kv.page_size > request.num_tokens:
-            return None
-        return start, tuple(request.tokens(start, start + self.kv.page_size))
 
     @property
     def has_prompts(self) -> bool:

@@ -61,7 +61,8 @@ class EngineLoop:
         self._turn_began = math.inf
         """math.inf while it sleeps."""
         self._settled = False
-        """The last turn computed nothing: until a message comes, or a deadline, the next would not either."""
+        """The last turn neither computed nor completed anything: nor will the next before a message comes, or
+        a deadline."""
         self._proved = True
         """The pages were counted since the worker last did anything."""
 
@@ -124,7 +125,7 @@ class EngineLoop:
     def _step(self, began: float) -> None:
         output = self._engine.step()
         self._steps += 1
-        self._settled = not (output.num_tokens or output.tokens or output.failed)
+        self._settled = not (output.num_tokens or output.completed)
         self._proved = False
         self._role.on_step(output)
         self._metrics.step_seconds.observe(self._clock() - began)
