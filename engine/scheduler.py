@@ -7,13 +7,15 @@ import random
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from engine.beginnings import Beginnings
 from engine.config import Batching, Policy
 from engine.errors import InvalidRequest, QueueFull
-from engine.forecast import OutputLengths, peak_growth
+from engine.forecast import OutputLengths
 from engine.kv_manager import KVManager
+from engine.outlook import Outlook
 from engine.pacing import ChunkPacer, PromptCost, whole_tiles
 from engine.plan import Chunk, StepPlan
 from engine.policy import rank
@@ -151,8 +153,7 @@ class Scheduler:
         demand = sum(r.num_pending for r in self._prompts())
         sharing = sum(1 for _ in self._prompts())
         room = self._prompt_budget(sum(1 for _ in self._decodes()))
-        held = [len(r.pages) for r in self.running]
-        growth = [self._growth(r) for r in self.running]
+        outlook = Outlook(self.kv, self._lengths, self.running)
         for request in list(rank(self.waiting, self.limits.policy, self.kv.cache, self._rng)):
             if not self._slots or (demand >= room and sharing >= MIN_SHARING):
                 return
@@ -160,24 +161,17 @@ class Scheduler:
                 continue  # preempted while its last token was on the way: it comes with this step's results
             if not request.pages:
                 started = request.num_cached is None
-                held.append(-(-request.num_tokens // self.kv.page_size))
-                growth.append(self._growth(request))
-                # Alone it may take what there is; else nobody should have to be preempted for it later.
-                headroom = peak_growth(held, growth) if self.running else 0
-                if not self.kv.admit(request, headroom=headroom):
+                if not self.kv.admit(request, headroom=partial(outlook.headroom, request)):
                     return
                 if started:
                     step.started.append(request)
             self.waiting.remove(request)
             request.slot = self._slots.pop()
             self.running.append(request)
+            outlook.admitted(request)
             if request.num_pending > 1:
                 demand += request.num_pending
                 sharing += 1
-
-    def _growth(self, request: Request) -> int:
-        """Pages that it will probably still take."""
-        return -(-self._lengths.remaining(request) // self.kv.page_size)
 
     def _continue_decodes(self, step: StepPlan) -> list[Chunk]:
         """Every running request with one token to go; they are never starved."""
