@@ -281,7 +281,7 @@ class Engine:
             sampled += chunk.samples
             if chunk.length > 1:
                 self._prompt_tokens += chunk.length
-            if chunk.samples and request.finish is None and sampled in result.errors:
+            if chunk.samples and sampled in result.errors:
                 self._fail(request, result.errors[sampled], output)
             self.scheduler.complete(chunk)
             if request.finish is None:
@@ -314,9 +314,14 @@ class Engine:
         return not sampling.ignore_eos and token in self.runner.spec.eos_token_ids
 
     def _fail(self, request: Request, error: str, output: StepOutput) -> None:
-        output.failed.append((request, error))
+        """Nobody may use what it computed, even if the request has ended meanwhile."""
+        if request.finish is not None and request.id not in self._kept:
+            self.kv.forget(request)
+            return
         self._distrusted.add(request.id)
-        self._end(request, FinishReason.ABORT)
+        if request.finish is None:
+            output.failed.append((request, error))
+            self._end(request, FinishReason.ABORT)
 
     def _end(self, request: Request, reason: FinishReason) -> None:
         del self._requests[request.id]

@@ -124,9 +124,17 @@ class KVManager:
             self.store(request, min(request.num_computed, known))
         held = [page for page in request.pages if self.pool.state(page) is PageState.HELD]
         self.pool.give_back(held, request.id)
-        last = request.locked
         self._drop_cached_part(request)
-        if not keep and self.cache is not None and last is not None:
+        if not keep:
+            self.forget(request)
+
+    def forget(self, request: Request) -> None:
+        """What the cache has of a request without pages is not to be trusted. O(tokens).
+
+        Found by its tokens, for the request may have left it there before that was known.
+        """
+        if self.cache is not None:
+            last = self.cache.match(request.tokens(0, request.num_tokens)).node
             self.pool.from_cache(self.cache.forget(last))
 
     def reserve(self, request: Request, headroom: int) -> Reservation | None:
