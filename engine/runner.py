@@ -12,6 +12,7 @@ from engine.attention import AttentionBackend, GraphableAttention, attention_for
 from engine.batch import Batch, BatchBuilder, scratch_batch
 from engine.config import EngineConfig
 from engine.cuda_graphs import GRAPH_BYTES, DecodeGraphs
+from engine.device import enter_device
 from engine.device_memory import Probe, advising
 from engine.errors import EngineError
 from engine.forward import Eager, Forward
@@ -104,8 +105,11 @@ class ModelRunner:
     """Owns the weights, the KV pool and every other tensor of a worker; of one rank of it, if it has more."""
 
     def __init__(self, config: EngineConfig, progress: Progress = silent, ranks: Ranks = ALONE) -> None:
-        """With `ranks`, every rank builds its runner at the same time: they size and rehearse together."""
-        self._device = torch.device(config.device)
+        """With `ranks`, every rank builds its runner at the same time: they size and rehearse together.
+
+        Makes the device the calling thread's current one; another thread that takes over does so itself.
+        """
+        self._device = enter_device(config.device)
         self.ranks = ranks
         with advising("the weights", "use a smaller model, or more ranks (--tensor-parallel-size)"):
             self._model = load_model(

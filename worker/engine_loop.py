@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
+from engine.device import enter_device
 from engine.engine import Engine
 from worker.inbox import Inbox
 from worker.metrics import WorkerMetrics
@@ -81,6 +82,7 @@ class EngineLoop:
 
     def _run(self) -> None:
         try:
+            enter_device(self._engine.config.device)
             while not self._stopping:
                 patience = self._patience()
                 self._turn_began = self._clock() if patience == 0.0 else math.inf
