@@ -121,7 +121,7 @@ class Engine:
         self._check_new(request)
         request.arrival = self._clock()
         self.scheduler.submit(request)
-        self._requests[request.id] = request
+        self._take_in(request)
 
     def abort(self, request_id: int) -> bool:
         """End a request now; False if there is none of that id."""
@@ -216,8 +216,8 @@ class Engine:
         self.kv.arrived(reservation)
         request.num_computed = request.num_tokens - 1
         request.arrival = self._clock()
-        self._requests[request.id] = request
         self.scheduler.adopt(request)
+        self._take_in(request)
 
     def quarantine(self, reservation: Reservation) -> None:
         """The handoff was given up, but its peer may still write."""
@@ -253,6 +253,11 @@ class Engine:
 
     def close(self) -> None:
         self.runner.close()
+
+    def _take_in(self, request: Request) -> None:
+        if not self.has_work:
+            self._completed_at = -math.inf  # nobody waited while the engine was idle
+        self._requests[request.id] = request
 
     def _check_new(self, request: Request) -> None:
         if request.id in self._requests or request.id in self._kept:
