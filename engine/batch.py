@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from engine.largest_step import Span
 from engine.page_lists import PageLists, starts_of
 from engine.request import PENDING
 from engine.staging import send
@@ -122,19 +124,22 @@ class BatchBuilder:
             row[count:] = self._scratch
 
 
-def scratch_batch(num_tokens: int, scratch_page: int, page_size: int, device: torch.device) -> Batch:
-    """One prompt of so many tokens, all of whose pages are the scratch page: a rehearsal."""
-    positions = np.arange(num_tokens)
+def scratch_batch(spans: Sequence[Span], scratch_page: int, page_size: int, device: torch.device) -> Batch:
+    """Chunks of requests all of whose pages are the scratch page: a rehearsal. Single tokens come last."""
+    lengths = np.array([span.length for span in spans], dtype=np.int64)
+    context_lens = np.array([span.start + span.length for span in spans], dtype=np.int64)
+    positions = np.concatenate([np.arange(start, start + length) for start, length in spans])
     slots = scratch_page * page_size + positions % page_size
     sent = send([np.zeros_like(positions), positions, slots, positions[:0]], device)
+    counts = -(-context_lens // page_size)
     return Batch(
         input_ids=sent[0],
         positions=sent[1],
         slot_mapping=sent[2],
-        num_chunks=1 if num_tokens > 1 else 0,
-        query_indptr=np.array([0, num_tokens], dtype=np.int64),
-        context_lens=np.array([num_tokens], dtype=np.int64),
-        page_lists=PageLists.of([[scratch_page] * -(-num_tokens // page_size)]),
+        num_chunks=int(np.count_nonzero(lengths > 1)),
+        query_indptr=starts_of(lengths),
+        context_lens=context_lens,
+        page_lists=PageLists(np.full(counts.sum(), scratch_page, dtype=np.int64), starts_of(counts)),
         sample_rows=sent[3],
         sample_slots=sent[3],
         pending_rows=sent[3],

@@ -37,19 +37,19 @@ class Probe:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._before = 0
         self.peak_bytes = 0
-        """What the step needed beyond what was allocated before it."""
+        """What the step needed beyond what is still allocated after it."""
 
     def __enter__(self) -> Probe:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self._device)
-        self._before = torch.cuda.memory_allocated(self._device)
         return self
 
     def __exit__(self, *_: object) -> None:
         torch.cuda.synchronize(self._device)
-        self.peak_bytes = torch.cuda.max_memory_allocated(self._device) - self._before
+        # What stays, such as tables that the sampler makes at their first use, is in use from now on.
+        kept = torch.cuda.memory_allocated(self._device)
+        self.peak_bytes = torch.cuda.max_memory_allocated(self._device) - kept
         torch.cuda.empty_cache()
 
     def pages_that_fit(self, page_bytes: int, *, fraction: float, reserve: int) -> int:

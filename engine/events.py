@@ -31,7 +31,9 @@ class StepOutput:
     failed: list[tuple[Request, str]] = field(default_factory=list)
     """Requests that ended with an error of their own; the others are not affected."""
     num_tokens: int = 0
-    """Tokens that the step computed; 0: there was nothing to do."""
+    """Tokens that the step computed; 0: there was nothing to compute."""
+    completed: bool = False
+    """A step has completed, perhaps without tokens: requests that waited for its pages may go on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,13 @@ the deepest node it uses) and those the request holds alone. Which is which is a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from engine.errors import PageLeak
 from engine.pages import PageCounts, PagePool, PageState
-from engine.radix import RadixCache
+from engine.radix import RadixCache, RadixNode
 from engine.request import Request
 
 __all__ = ["KVManager", "Reservation"]
@@ -49,12 +51,25 @@ class KVManager:
         """Pages that are free or could be at once."""
         return self.pool.num_free + (self.cache.num_evictable if self.cache else 0)
 
-    def admit(self, request: Request, headroom: int) -> bool:
+    def admit(self, request: Request, headroom: Callable[[int], int]) -> bool:
         """Give a waiting request pages for all its tokens, its cached prefix first.
 
-        False, and nothing changed, unless `headroom` pages stay available besides.
+        False, and nothing changed, unless so many pages stay available besides as `headroom` says, given how
+        many of its pages the request would hold alone. The more these are, the less it may say.
         """
         return self._begin(request, headroom, PageState.HELD) is not None
+
+    def pages_alone(self, request: Request) -> int:
+        """Pages that become available when the request ends: its own, and cached ones with no other reader.
+
+        O(nodes of the cache that only this request reads).
+        """
+        return len(request.pages) - _shared_part(request.locked).depth
+
+    def is_second_reader(self, request: Request) -> bool:
+        """Whether cached pages that one other request had to itself are now also read by this one."""
+        shared = _shared_part(request.locked)
+        return shared.depth > 0 and shared.locks == 2
 
     def catch_up(self, request: Request) -> None:
         """Take over what other requests have computed of this one's prompt since it was admitted."""
@@ -109,14 +124,22 @@ class KVManager:
             self.store(request, min(request.num_computed, known))
         held = [page for page in request.pages if self.pool.state(page) is PageState.HELD]
         self.pool.give_back(held, request.id)
-        last = request.locked
         self._drop_cached_part(request)
-        if not keep and self.cache is not None and last is not None:
+        if not keep:
+            self.forget(request)
+
+    def forget(self, request: Request) -> None:
+        """What the cache has of a request without pages is not to be trusted. O(tokens).
+
+        Found by its tokens, for the request may have left it there before that was known.
+        """
+        if self.cache is not None:
+            last = self.cache.match(request.tokens(0, request.num_tokens)).node
             self.pool.from_cache(self.cache.forget(last))
 
     def reserve(self, request: Request, headroom: int) -> Reservation | None:
         """Set pages aside for a request whose KV another worker will send; None if there is no room."""
-        incoming = self._begin(request, headroom, PageState.IN_FLIGHT)
+        incoming = self._begin(request, lambda _: headroom, PageState.IN_FLIGHT)
         if incoming is None:
             return None
         reservation = Reservation(request, request.num_computed, incoming)
@@ -160,18 +183,19 @@ class KVManager:
                 raise PageLeak(f"pages {name} do not add up: {values}; {counts}")
         return counts
 
-    def _begin(self, request: Request, headroom: int, state: PageState) -> list[int] | None:
+    def _begin(self, request: Request, headroom: Callable[[int], int], state: PageState) -> list[int] | None:
         """Match, lock, take the rest in `state`; returns the pages taken. All or nothing."""
-        if headroom >= self.num_available:
-            return None
+        needed = -(-request.num_tokens // self.page_size)
+        if headroom(needed) >= self.num_available:
+            return None  # not even if it shares nothing, which spares the search
         cached: list[int] = []
         if self.cache is not None:
             # The last token is always computed: its logits are what the request is here for.
             found = self.cache.match(request.tokens(0, request.num_tokens - 1))
             self.cache.lock(found.node)
             request.locked, cached = found.node, found.pages
-        count = -(-request.num_tokens // self.page_size) - len(cached)
-        fits = count + headroom <= self.num_available
+        count = needed - len(cached)
+        fits = count + headroom(needed - _shared_part(request.locked).depth) <= self.num_available
         fresh = self._take(count, request.id, state) if fits else None
         if fresh is None:
             self._drop_cached_part(request)
@@ -196,3 +220,13 @@ class KVManager:
                 return None
             self.pool.from_cache(self.cache.evict(short))
         return self.pool.take(count, owner, state)
+
+
+_NOTHING: Final = RadixNode(None, (), [], 0)
+
+
+def _shared_part(node: RadixNode | None) -> RadixNode:
+    """The deepest node up from a locked one that has other readers; of depth 0 if there is none."""
+    while node is not None and node.locks == 1:
+        node = node.parent
+    return node or _NOTHING

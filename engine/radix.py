@@ -149,8 +149,17 @@ class RadixCache:
         return evicted
 
     def forget(self, node: RadixNode) -> list[int]:
-        """Drop what ends at `node`, as far up as nobody else uses it: its content is not to be trusted."""
+        """Drop what ends at `node`, whose content is not to be trusted; returns the pages.
+
+        With it goes all that was computed behind it, and what is before it as far up as nobody else uses it.
+        Nothing is dropped while somebody reads it. O(nodes dropped).
+        """
         dropped: list[int] = []
+        if node.parent is not None and not node.locks:
+            for below in self._below(node):
+                dropped += below.pages
+                below.parent = None  # eviction passes over it
+            node.children.clear()
         while node.parent is not None and not node.locks and not node.children:
             parent = node.parent
             dropped += node.pages
@@ -161,11 +170,14 @@ class RadixCache:
         return dropped
 
     def nodes(self) -> Iterator[RadixNode]:
-        stack = list(self.root.children.values())
+        return self._below(self.root)
+
+    def _below(self, node: RadixNode) -> Iterator[RadixNode]:
+        stack = list(node.children.values())
         while stack:
-            node = stack.pop()
-            yield node
-            stack += node.children.values()
+            below = stack.pop()
+            yield below
+            stack += below.children.values()
 
     def _trim(self, leaf: RadixNode, keep: int) -> None:
         parent = leaf.parent

@@ -12,10 +12,12 @@ from engine.attention import AttentionBackend, GraphableAttention, attention_for
 from engine.batch import Batch, BatchBuilder, scratch_batch
 from engine.config import EngineConfig
 from engine.cuda_graphs import GRAPH_BYTES, DecodeGraphs
+from engine.device import enter_device
 from engine.device_memory import Probe, advising
 from engine.errors import EngineError
 from engine.forward import Eager, Forward
 from engine.kv_pool import KVPool
+from engine.largest_step import largest_step
 from engine.loader.load import load_model
 from engine.logprobs import LogprobTensors
 from engine.mixed_graphs import MixedGraphs
@@ -104,8 +106,11 @@ class ModelRunner:
     """Owns the weights, the KV pool and every other tensor of a worker; of one rank of it, if it has more."""
 
     def __init__(self, config: EngineConfig, progress: Progress = silent, ranks: Ranks = ALONE) -> None:
-        """With `ranks`, every rank builds its runner at the same time: they size and rehearse together."""
-        self._device = torch.device(config.device)
+        """With `ranks`, every rank builds its runner at the same time: they size and rehearse together.
+
+        Makes the device the calling thread's current one; another thread that takes over does so itself.
+        """
+        self._device = enter_device(config.device)
         self.ranks = ranks
         with advising("the weights", "use a smaller model, or more ranks (--tensor-parallel-size)"):
             self._model = load_model(
@@ -219,17 +224,19 @@ class ModelRunner:
             raise EngineError("num_pages must be given: the pool sizes itself on a GPU only")
         pool = self._pool(config, 0)
         attention = self._attention_over(pool, config)
-        largest = config.max_model_len
-        if config.chunk_budget is not None:
-            largest = min(largest, config.chunk_budget + config.max_running_requests)
-        batch = scratch_batch(largest, pool.scratch_page, config.page_size, self._device)
+        batch = scratch_batch(largest_step(config), pool.scratch_page, config.page_size, self._device)
         advice = "lower --chunked-prefill-size or --max-running-requests"
-        with advising(f"a step of {largest} tokens", advice), Probe(self._device) as probe:
-            attention.prepare(batch)
-            hidden = self._model(batch.input_ids, batch.positions, attention)
-            self._sampler.rehearse(self._model.logits(hidden[: config.max_running_requests]))
+        with advising(f"a step of {len(batch.input_ids)} tokens", advice), Probe(self._device) as probe:
+            self._rehearse(batch, attention, rows=config.max_running_requests)
         reserve = GRAPH_BYTES if config.cuda_graph_max_batch or config.cuda_graph_max_tokens else 0
         return probe.pages_that_fit(pool.page_bytes, fraction=config.kv_memory_fraction, reserve=reserve)
+
+    @torch.inference_mode()
+    def _rehearse(self, batch: Batch, attention: AttentionBackend, *, rows: int) -> None:
+        """Compute a step and sample `rows` of it, in whatever way takes the most memory."""
+        attention.prepare(batch)
+        hidden = self._model(batch.input_ids, batch.positions, attention)
+        self._sampler.rehearse(self._model.logits(hidden[:rows]))
 
     @advising("CUDA graphs", "lower --kv-memory-fraction, --cuda-graph-max-bs or --cuda-graph-max-tokens")
     @torch.inference_mode()

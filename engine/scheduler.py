@@ -7,12 +7,15 @@ import random
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from functools import partial
+from typing import Final
 
+from engine.beginnings import Beginnings
 from engine.config import Batching, Policy
 from engine.errors import InvalidRequest, QueueFull
-from engine.forecast import OutputLengths, peak_growth
+from engine.forecast import OutputLengths
 from engine.kv_manager import KVManager
+from engine.outlook import Outlook
 from engine.pacing import ChunkPacer, PromptCost, whole_tiles
 from engine.plan import Chunk, StepPlan
 from engine.policy import rank
@@ -21,9 +24,6 @@ from engine.sampling import FinishReason
 from engine.shares import Progress, share_budget, unfilled, whole_prompts
 
 __all__ = ["Limits", "Scheduler"]
-
-_Beginning: TypeAlias = tuple[int, tuple[int, ...]]
-"""Offset of a chunk and the tokens of its first page."""
 
 MIN_SHARING: Final = 8
 """So many prompts may be in progress at once even if the first alone would fill every step."""
@@ -71,7 +71,8 @@ class Scheduler:
         self._slots = list(range(limits.max_running - 1, -1, -1))
         self._rng = random.Random(seed)
         self._lengths = OutputLengths()
-        self._in_flight: set[_Beginning] = set()
+        self._in_flight = Beginnings(kv.page_size)
+        """Chunks of steps that have not completed; empty without a prefix cache."""
         self._prompts_were_last = False
         self._is_reading = False
         """Whether the last plan left prompts to be read; to look for them takes a quarter of planning."""
@@ -110,8 +111,8 @@ class Scheduler:
 
     def complete(self, chunk: Chunk) -> None:
         """The step has run: the chunk's KV is really in the pool."""
-        if chunk.length > 1 and (beginning := self._beginning(chunk.request, chunk.start)) is not None:
-            self._in_flight.discard(beginning)
+        if chunk.length > 1:
+            self._in_flight.discard(chunk.request, chunk.start)
         if chunk.request.slot >= 0 and chunk.length > 1:  # else it was preempted or has ended meanwhile
             self.kv.store(chunk.request, chunk.end)
 
@@ -152,8 +153,7 @@ class Scheduler:
         demand = sum(r.num_pending for r in self._prompts())
         sharing = sum(1 for _ in self._prompts())
         room = self._prompt_budget(sum(1 for _ in self._decodes()))
-        held = [len(r.pages) for r in self.running]
-        growth = [self._growth(r) for r in self.running]
+        outlook = Outlook(self.kv, self._lengths, self.running)
         for request in list(rank(self.waiting, self.limits.policy, self.kv.cache, self._rng)):
             if not self._slots or (demand >= room and sharing >= MIN_SHARING):
                 return
@@ -161,24 +161,17 @@ class Scheduler:
                 continue  # preempted while its last token was on the way: it comes with this step's results
             if not request.pages:
                 started = request.num_cached is None
-                held.append(-(-request.num_tokens // self.kv.page_size))
-                growth.append(self._growth(request))
-                # Alone it may take what there is; else nobody should have to be preempted for it later.
-                headroom = peak_growth(held, growth) if self.running else 0
-                if not self.kv.admit(request, headroom=headroom):
+                if not self.kv.admit(request, headroom=partial(outlook.headroom, request)):
                     return
                 if started:
                     step.started.append(request)
             self.waiting.remove(request)
             request.slot = self._slots.pop()
             self.running.append(request)
+            outlook.admitted(request)
             if request.num_pending > 1:
                 demand += request.num_pending
                 sharing += 1
-
-    def _growth(self, request: Request) -> int:
-        """Pages that it will probably still take."""
-        return -(-self._lengths.remaining(request) // self.kv.page_size)
 
     def _continue_decodes(self, step: StepPlan) -> list[Chunk]:
         """Every running request with one token to go; they are never starved."""
@@ -205,17 +198,17 @@ class Scheduler:
 
     def _continue_prompts(self, reading: list[Request], num_decodes: int) -> list[Chunk]:
         prompts: list[Request] = []
-        beginnings: set[_Beginning] = set()
+        planned = Beginnings(self.kv.page_size)
         for request in reading:
             self.kv.catch_up(request)
             if request.num_pending == 1:
                 continue
             # Two requests about to compute the same page: the second waits a step and finds it in the cache.
-            beginning = self._beginning(request, request.num_computed)
-            if beginning is not None:
-                if beginning in self._in_flight or beginning in beginnings:
+            if self.kv.cache is not None:
+                start = request.num_computed
+                if self._in_flight.shared(request, start) or planned.shared(request, start):
                     continue
-                beginnings.add(beginning)
+                planned.add(request, start)
             prompts.append(request)
         lengths = self._lengths_of([Progress(r.num_computed, r.num_pending) for r in prompts], num_decodes)
         return [self._compute(r, length) for r, length in zip(prompts, lengths, strict=True) if length]
@@ -244,23 +237,14 @@ class Scheduler:
     def _compute(self, request: Request, length: int) -> Chunk:
         """Plan the next `length` tokens of a request, and advance it as if they were computed."""
         start = request.num_computed
-        if length > 1 and (beginning := self._beginning(request, start)) is not None:
-            self._in_flight.add(beginning)
+        if length > 1 and self.kv.cache is not None:
+            self._in_flight.add(request, start)
         request.num_computed += length
         output_index = None
         if request.num_pending == 0:
             output_index = len(request.output)
             request.output.append(PENDING)
         return Chunk(request, request.slot, start, length, output_index)
-
-    def _beginning(self, request: Request, start: int) -> _Beginning | None:
-        """What a chunk at `start` has in common with one of another request that computes the same page.
-
-        The page's own tokens stand for all before it as well: a false match costs one step of waiting.
-        """
-        if self.kv.cache is None or start + self.kv.page_size > request.num_tokens:
-            return None
-        return start, tuple(request.tokens(start, start + self.kv.page_size))
 
     @property
     def has_prompts(self) -> bool:

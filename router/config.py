@@ -191,7 +191,14 @@ class RouterConfig:
         Option(_MEMORY, "size of a worker's KV pool (default: see --kv-memory-fraction)", "TOKENS"),
     ] = None
     kv_memory_fraction: Annotated[
-        float | None, Option(_MEMORY, "KV pool as a share of the memory left beside the weights", "0..1")
+        float | None,
+        Option(
+            _MEMORY,
+            "share of a worker's memory (the GPU's total; on CPUs what is free at the start) that weights,"
+            " activations and KV pool may take together (default: 0.9 on GPUs; on CPUs a pool of 16384"
+            " tokens, or of one context if that is longer)",
+            "0..1",
+        ),
     ] = None
     disable_radix_cache: Annotated[bool, Option(_MEMORY, "do not reuse the KV of shared prefixes")] = False
 

@@ -145,5 +145,9 @@ class Generation:
             )
         if not request.timeout_s >= 0.0:
             raise InvalidRequest(f"timeout must not be negative: {request.timeout_s}.", param="timeout")
-        if not -(1 << 31) <= request.priority < 1 << 31:
-            raise InvalidRequest("priority must fit into 32 bits.", param="priority")
+        if request.priority:
+            raise InvalidRequest(
+                "priority is not supported by this server; leave it out, or send 0.",
+                param="priority",
+                code="unsupported_parameter",
+            )

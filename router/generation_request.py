@@ -35,7 +35,7 @@ class GenerationRequest:
     n: int = 1
     """Completions of every prompt."""
     priority: int = 0
-    """Smaller goes first."""
+    """Only 0: requests of other priorities are refused."""
     timeout_s: float = 0.0
     """0: no deadline."""
     timings: bool = False

@@ -149,6 +149,7 @@ class GenerationBody(BaseModel):
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     priority: int | None = None
+    """Only 0: not supported."""
     timeout: Annotated[float | None, Field(gt=0)] = None
     """Seconds for the whole request."""
     timings: bool | None = None

@@ -21,7 +21,6 @@ __all__ = ["openapi_document"]
 
 Schema: TypeAlias = dict[str, Any]
 
-_INT32: Final = 1 << 31
 _BODIES: Final[tuple[type[GenerationBody], ...]] = (CompletionBody, ChatCompletionBody)
 _REFUSALS: Final = {
     "400": "The request is at fault; `param` says where.",
@@ -124,7 +123,7 @@ def _rules(model: ServedModel, limits: Limits) -> Mapping[str, Mapping[str, Sche
         "max_tokens": {"integer": tokens},
         "max_completion_tokens": {"integer": tokens},
         "n": {"integer": {"minimum": 1, "maximum": limits.max_completions}},
-        "priority": {"integer": {"minimum": -_INT32, "maximum": _INT32 - 1}},
+        "priority": {"integer": {"enum": [0]}},
         "model": {"string": {"enum": [model.name, ""]}},
         "stop": {"string": text, "array": {"maxItems": MAX_STOP_STRINGS, "items": {"type": "string"} | text}},
         "stop_token_ids": {

@@ -29,9 +29,9 @@ _BYTES_PER_VALUE: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 _CPU_POOL_TOKENS: Final = 16_384
 _CPU_CHUNK_TOKENS: Final = 256
+"""About a third of a second on two cores for a model of 135M: what a running answer may have to wait."""
 _ATTENTION_RATE: Final = 0.75
 """What attention reaches of the arithmetic a second that matrices do: 516 of 690 TFLOP/s on an H200."""
-"""About a third of a second on two cores for a model of 135M: what a running answer may have to wait."""
 _GPU_MEMORY_FRACTION: Final = 0.9
 _GPU_ITL_TARGET_MS: Final = 20.0
 
@@ -108,7 +108,8 @@ def estimate_pool(config: RouterConfig, checkpoint: Checkpoint, machine: Machine
     spec = checkpoint.spec()
     dtype, limit = _dtype(config, spec, machine), _model_limit(config, checkpoint, spec)
     weight_bytes = _weight_bytes(checkpoint, spec, dtype)
-    tokens = _pool_tokens(config, checkpoint, spec, machine, dtype, limit, weight_bytes)
+    taken = weight_bytes + _step_bytes(config, spec, machine, dtype, limit, ranks=1)
+    tokens = _pool_tokens(config, checkpoint, spec, machine, dtype, limit, taken)
     return PoolEstimate(dtype, _token_bytes(spec, dtype), tokens, limit)
 
 
@@ -118,8 +119,9 @@ def _engine(config: RouterConfig, checkpoint: Checkpoint, machine: Machine, role
     part = _part(config, checkpoint, spec, role)
     dtype = _dtype(config, spec, machine)
     limit = _model_limit(config, checkpoint, spec)
-    weight_bytes = _weight_bytes(checkpoint, spec, dtype) // ranks
-    pool_tokens = _pool_tokens(config, checkpoint, part, machine, dtype, limit, weight_bytes)
+    taken = _weight_bytes(checkpoint, spec, dtype) // ranks
+    taken += _step_bytes(config, part, machine, dtype, limit, ranks)
+    pool_tokens = _pool_tokens(config, checkpoint, part, machine, dtype, limit, taken)
     if config.max_model_len is not None and pool_tokens < limit:
         raise PlanError(
             f"--max-model-len {limit} needs a KV pool of as many tokens, but there is room for {pool_tokens};"
@@ -188,21 +190,25 @@ def _pool_tokens(
     machine: Machine,
     dtype: str,
     limit: int,
-    weight_bytes: int,
+    taken: int,
 ) -> int:
-    """A multiple of the page size. `part` and `weight_bytes` are those of one rank."""
+    """A multiple of the page size. `part`, and `taken` by weights and activations, are of one rank.
+
+    The memory fraction means the same on every device: what all three may take together.
+    """
     page = config.page_size
     if config.kv_pool_tokens is not None:
         return config.kv_pool_tokens // page * page
     if config.kv_memory_fraction is None and machine.device == "cpu":
         return math.ceil(max(_CPU_POOL_TOKENS, limit) / page) * page
     fraction = config.kv_memory_fraction or _GPU_MEMORY_FRACTION
-    left = machine.memory_bytes - weight_bytes
-    tokens = int(left * fraction / _token_bytes(part, dtype)) // page * page
+    left = int(machine.memory_bytes * fraction) - taken
+    tokens = left // _token_bytes(part, dtype) // page * page
     if tokens < page:
         raise PlanError(
-            f"{checkpoint.name} leaves no room for KV in {machine.memory_bytes / 2**30:.1f} GiB of memory;"
-            " use --dtype bfloat16, a smaller model, or more ranks (--tensor-parallel-size)"
+            f"{checkpoint.name} leaves no room for KV within {fraction:.0%} of"
+            f" {machine.memory_bytes / 2**30:.1f} GiB of memory; raise --kv-memory-fraction, or use"
+            " --dtype bfloat16, a smaller model, or more ranks (--tensor-parallel-size)"
         )
     return tokens
 
@@ -215,6 +221,17 @@ def _weight_bytes(checkpoint: Checkpoint, spec: ModelSpec, dtype: str) -> int:
     """In memory, from their size on disk."""
     stored = sum(file.stat().st_size for file in checkpoint.path.glob("*.safetensors"))
     return stored * _BYTES_PER_VALUE[dtype] // _BYTES_PER_VALUE.get(spec.dtype, 2)
+
+
+def _step_bytes(
+    config: RouterConfig, part: ModelSpec, machine: Machine, dtype: str, limit: int, ranks: int
+) -> int:
+    """Activations and logits of the largest step, estimated. A GPU worker measures them."""
+    budget = _chunk_budget(config, machine, ranks)
+    tokens = (limit if budget is None else budget) + config.max_running_requests
+    features = 2 * part.hidden_size + 2 * part.intermediate_size + 2 * part.q_size + 2 * part.kv_size
+    logits = 2 * config.max_running_requests * part.vocab_size  # and a copy to sample from, in float32
+    return tokens * features * _BYTES_PER_VALUE[dtype] + logits * _BYTES_PER_VALUE["float32"]
 
 
 def _itl_target_s(config: RouterConfig, *, on_gpu: bool) -> float | None:

@@ -211,7 +211,7 @@ async def test_the_extensions_reach_the_dispatcher(doors: FrontDoors, client: op
             "min_p": 0.25,
             "repetition_penalty": 1.5,
             "stop_token_ids": [9],
-            "priority": -2,
+            "priority": 0,
             "timeout": 12.5,
         },
     )
@@ -220,7 +220,7 @@ async def test_the_extensions_reach_the_dispatcher(doors: FrontDoors, client: op
     assert (sampling.ignore_eos, sampling.min_tokens, sampling.top_k) == (True, 3, 7)
     assert (sampling.min_p, sampling.repetition_penalty) == (0.25, 1.5)
     assert list(sampling.stop_token_ids) == [9]
-    assert (call.priority, call.timeout_s) == (-2, 12.5)
+    assert (call.priority, call.timeout_s) == (0, 12.5)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -13,7 +13,6 @@ from hypothesis import given
 
 from engine.attention import TorchAttention, UnsupportedBackend, attention_for
 from engine.attention.select import FLASHINFER
-from engine.batch import scratch_batch
 from engine.cuda_graphs import graph_sizes
 from engine.device_defaults import DeviceDefaults, defaults_for
 from engine.kv_pool import KVPool
@@ -92,12 +91,3 @@ def test_arrays_arrive_as_they_were_sent() -> None:
     for array, tensor in zip(arrays, send(arrays, CPU), strict=True):
         assert np.array_equal(tensor.numpy(), array)
     assert upload([1.5, 2.0], torch.float32, CPU).tolist() == [1.5, 2.0]
-
-
-@pytest.mark.parametrize("num_tokens", [1, 9])
-def test_a_rehearsal_touches_the_scratch_page_alone(num_tokens: int) -> None:
-    batch = scratch_batch(num_tokens, scratch_page=5, page_size=4, device=CPU)
-    assert set((batch.slot_mapping // 4).tolist()) == {5}
-    assert set(batch.page_lists.pages.tolist()) == {5}
-    assert batch.num_chunks == (num_tokens > 1)
-    assert batch.context_lens.tolist() == [num_tokens]

@@ -106,8 +106,9 @@ def test_a_repeated_prompt_is_computed_once() -> None:
     assert again.output == reference(prompt, 8)
 
 
-def test_a_prefix_is_shared_while_it_is_still_being_computed() -> None:
-    engine = make_engine()
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_prefix_is_shared_while_it_is_still_being_computed(overlap: bool) -> None:
+    engine = make_engine(overlap=overlap)
     prefix = list(range(64))
     requests = [make_request(i, [*prefix, i], max_tokens=2, ignore_eos=True) for i in range(4)]
     run(engine, *requests)

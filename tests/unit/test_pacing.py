@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given
 
 from engine.config import EngineConfig
-from engine.engine import Engine
+from engine.engine import NO_HOOKS, Engine
 from engine.pacing import ChunkPacer, PromptCost, whole_tiles
+from engine.request import Request
 from tests.unit.fake_runner import FakeRunner
-from tests.unit.test_engine import make_request, run
+from tests.unit.test_engine import deliver, make_request, run
+from tests.unit.test_engine_loop import KeepPages
 
 
 @given(
@@ -131,3 +136,77 @@ def test_chunks_become_shorter_as_their_context_grows() -> None:
     assert all(0.8 * budget < cost <= budget for cost in costs[:-3]), costs
     assert set(observed) <= set(costs), "what is observed is weighed as what was planned"
     assert len(observed) > 3
+
+
+class Paced:
+    """An engine, its clock, and how long those who decode beside prompts were seen to wait."""
+
+    def __init__(self, hooks: Any = NO_HOOKS, *, overlap: bool, num_pages: int = 400) -> None:
+        config = EngineConfig(
+            model_path=Path("none"), page_size=4, num_pages=num_pages, itl_target_s=0.5, overlap=overlap
+        )
+        runner: Any = FakeRunner(config.page_size, config.num_pages)
+        self.now = 0.0
+        self.waits: list[float] = []
+        self.engine = Engine(config, hooks=hooks, runner=runner, clock=lambda: self.now)
+        assert self.engine.scheduler.pacer is not None
+        self.engine.scheduler.pacer.observe = (  # type: ignore[method-assign]
+            lambda _, seconds: self.waits.append(seconds)
+        )
+
+    def steps(self, count: int = 10_000) -> None:
+        """At most so many, while there is work; each takes a tenth of a second."""
+        for _ in range(count):
+            if not self.engine.has_work:
+                return
+            self.now += 0.1
+            self.engine.step()
+
+    def expect(self, id: int) -> Callable[[], None]:
+        """Reserve pages for a request; the result lets it arrive with its KV."""
+        request = make_request(id, [id, 2, 3], max_tokens=9, ignore_eos=True)
+        reservation = self.engine.reserve(request)
+        assert reservation is not None
+        return partial(deliver, self.engine, request, reservation)
+
+    def submit(self, id: int, length: int) -> Request:
+        request = make_request(id, [(id + i) % 90 for i in range(length)], max_tokens=1)
+        self.engine.submit(request)
+        return request
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_the_time_that_an_engine_was_idle_is_not_taken_for_a_step_s(overlap: bool) -> None:
+    """An answer that comes with its KV decodes beside a prompt in the very first step after a pause."""
+    paced = Paced(overlap=overlap)
+    observed = 0
+    for round in (1, 2):
+        paced.expect(10 * round)()
+        paced.submit(10 * round + 1, 900)
+        paced.steps()
+        assert len(paced.waits) == observed + 1, "of two chunks, the first kept nobody waiting"
+        observed = len(paced.waits)
+        paced.now += 1000.0
+    assert max(paced.waits) < 0.2
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_the_time_for_which_nobody_could_be_admitted_is_not_taken_for_a_step_s(overlap: bool) -> None:
+    paced = Paced(KeepPages(), overlap=overlap, num_pages=48)
+    arrive = paced.expect(1)
+    kept = paced.submit(2, 100)
+    paced.submit(3, 120)
+    paced.steps(5)  # the first has ended, but a sender reads pages that the second needs
+    assert kept.finish is not None
+    paced.now += 1000.0
+    arrive()
+    paced.engine.release(kept)
+    paced.steps()
+    assert all(wait < 0.2 for wait in paced.waits), paced.waits
+
+
+def test_steps_without_decodes_tell_nothing_about_the_wait_for_tokens() -> None:
+    paced = Paced(overlap=False)
+    paced.submit(1, 1200)
+    paced.steps()
+    assert not paced.waits

@@ -119,16 +119,13 @@ class RadixMachine(RuleBasedStateMachine):
     @rule(tokens=prompts)
     def forget(self, tokens: list[int]) -> None:
         node = self.cache.match(tokens).node
-        kept = self._locked() | {
-            prefix[:end]
-            for prefix in self.model
-            if prefix[: node.depth * PAGE] != tuple(tokens[: node.depth * PAGE])
-            or len(prefix) > node.depth * PAGE
-            for end in range(PAGE, len(prefix) + 1, PAGE)
-        }
-        path = {tuple(tokens[:end]) for end in range(PAGE, node.depth * PAGE + 1, PAGE)}
+        known = tuple(tokens[: node.depth * PAGE])
+        path = {known[:end] for end in range(PAGE, len(known) + 1, PAGE)}
+        behind = {prefix for prefix in self.model if known and prefix[: len(known)] == known}
+        elsewhere = self.model.keys() - path - behind
+        kept = self._locked() | {p[:end] for p in elsewhere for end in range(PAGE, len(p) + 1, PAGE)}
         dropped = set(self.cache.forget(node))
-        assert dropped == {self.model[prefix] for prefix in path - kept}
+        assert dropped == {self.model[p] for p in (path | behind) - kept if known not in self._locked()}
         self.model = {prefix: page for prefix, page in self.model.items() if page not in dropped}
 
     @rule(wanted=st.integers(1, 5))
