@@ -82,9 +82,7 @@ class ChatTemplate:
                 )
         return prompt
 
-    def _uses(
-        self, field: str, messages: Sequence[Message], options: Mapping[str, Any], prompt: str
-    ) -> bool:
+    def _uses(self, field: str, messages: Sequence[Message], options: Mapping[str, Any], prompt: str) -> bool:
         """Whether `prompt` would be another one without `field`."""
         without = [{key: message[key] for key in message if key != field} for message in messages]
         try:

@@ -267,9 +267,7 @@ def _param_at(error: ErrorDetails) -> str:
 
 
 def _unknown(param: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"Unrecognized request argument: {param}.", param=param, code="unknown_parameter"
-    )
+    return InvalidRequest(f"Unrecognized request argument: {param}.", param=param, code="unknown_parameter")
 
 
 def _unsupported(param: str) -> InvalidRequest:

@@ -1,7 +1,7 @@
 """The messages of a chat: one model a role, after OpenAI's reference, and the rules between them.
 
 A field that Baton does not have may be null, as in an answer that a client sends back; any other value is
-refused. Fields that only some chat templates use (`name`, `tool_calls`) are judged where the template is known.
+refused. Fields that only some chat templates use (`name`, `tool_calls`) are judged where the template is.
 """
 
 from __future__ import annotations
