@@ -100,10 +100,20 @@ class ToolCall(BaseModel):
     function: FunctionCall
 
 
+_WITH_CONTENT: Final[dict[str, Any]] = {
+    "properties": {"content": {"type": ["string", "array"]}},
+    "required": ["content"],
+}
+_WITH_CALLS: Final[dict[str, Any]] = {
+    "properties": {"tool_calls": {"type": "array", "minItems": 1}},
+    "required": ["tool_calls"],
+}
+
+
 class AssistantMessage(BaseModel):
     """`content` may be absent or null only beside `tool_calls`."""
 
-    model_config = _STRICT
+    model_config = _STRICT | ConfigDict(json_schema_extra={"anyOf": [_WITH_CONTENT, _WITH_CALLS]})
 
     role: Literal["assistant"]
     content: _NoContent = None
