@@ -20,7 +20,8 @@ from rpc.baton.v1 import router_pb2, router_pb2_grpc
 
 __all__ = ["RouterService"]
 
-_ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool"})
+_ROLES: Final = frozenset({"system", "developer", "user", "assistant"})
+"""No tool: a message has no field for the call that it answers."""
 _PLAIN_OPTIONS: Final = (
     "max_tokens",
     "min_tokens",

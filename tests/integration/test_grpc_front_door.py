@@ -126,6 +126,11 @@ NAN = float("nan")
             grpc.StatusCode.INVALID_ARGUMENT,
             "chat.messages.role",
         ),
+        (
+            GenerateRequest(chat=Chat(messages=[ChatMessage(role="tool", content="sunny")])),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "chat.messages.role",
+        ),
         (GenerateRequest(text="hi", model="nope"), grpc.StatusCode.NOT_FOUND, "model"),
         (GenerateRequest(text="word " * 400), grpc.StatusCode.INVALID_ARGUMENT, "prompt"),
         (GenerateRequest(token_ids=TokenIds(ids=[49152])), grpc.StatusCode.INVALID_ARGUMENT, "prompt"),
