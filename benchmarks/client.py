@@ -82,7 +82,7 @@ def open_client(target: Target) -> httpx.AsyncClient:
     """A client without a limit on connections: the server under test does the queueing, not this side."""
     return httpx.AsyncClient(
         base_url=target.base_url,
-        headers={"Authorization": f"Bearer {target.api_key}"},
+        headers={"Authorization": f"Bearer {target.api_key}", "Content-Type": "application/json"},
         timeout=target.timeout_s,
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
         trust_env=False,

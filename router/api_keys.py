@@ -38,15 +38,18 @@ class ApiKeys:
         self._clients: Final = {self._digest(key): Client(name, max_requests) for key, name in names.items()}
 
     @classmethod
-    def load(cls, path: Path, max_requests: int | None = None) -> ApiKeys:
-        """One key a line; empty lines, and lines that begin with #, say nothing. Raises BadKeyFile."""
+    def load(cls, path: Path, max_requests: int | None = None, *, flag: str = "--api-key-file") -> ApiKeys:
+        """One key a line; empty lines, and lines that begin with #, say nothing.
+
+        Raises BadKeyFile, which names `flag`.
+        """
         try:
             text = path.read_text(encoding="ascii")
             mode = path.stat().st_mode
         except OSError as error:
-            raise BadKeyFile(f"--api-key-file {path}: {error.strerror}") from None
+            raise BadKeyFile(f"{flag} {path}: {error.strerror}") from None
         except UnicodeDecodeError:
-            raise BadKeyFile(f"--api-key-file {path}: a key may have ASCII characters only") from None
+            raise BadKeyFile(f"{flag} {path}: a key may have ASCII characters only") from None
         names: dict[str, str] = {}
         for number, line in enumerate(text.splitlines(), start=1):
             key = line.strip()
@@ -54,25 +57,29 @@ class ApiKeys:
                 continue
             if len(key) < _MIN_CHARACTERS or not key.isprintable() or " " in key:
                 raise BadKeyFile(
-                    f"--api-key-file {path}, line {number}: a key has at least {_MIN_CHARACTERS} printable"
+                    f"{flag} {path}, line {number}: a key has at least {_MIN_CHARACTERS} printable"
                     " characters and no space; `openssl rand -hex 32` makes a good one"
                 )
             names.setdefault(key, f"key-{number}")
         if not names:
-            raise BadKeyFile(f"--api-key-file {path} has no key in it; with none, nobody could come in")
+            raise BadKeyFile(f"{flag} {path} has no key in it; with none, nobody could come in")
         if mode & stat.S_IROTH:
-            _log.warning("--api-key-file %s can be read by every user of this machine", path)
+            _log.warning("%s %s can be read by every user of this machine", flag, path)
         return cls(names, max_requests)
 
     def identify(self, authorization: str | None) -> Client:
         """By the value of an `Authorization` header. Raises Unauthenticated."""
         if authorization is None:
             raise Unauthenticated("An API key is needed: send it as `Authorization: Bearer KEY`.")
-        scheme, _, key = authorization.partition(" ")
-        client = self._clients.get(self._digest(key.strip()))
-        if scheme.lower() != _SCHEME or client is None:
+        client = self.find(authorization)
+        if client is None:
             raise Unauthenticated("The API key is wrong.")
         return client
+
+    def find(self, authorization: str | None) -> Client | None:
+        """By the value of an `Authorization` header; None if it brings none of these keys."""
+        scheme, _, key = (authorization or "").partition(" ")
+        return self._clients.get(self._digest(key.strip())) if scheme.lower() == _SCHEME else None
 
     def _digest(self, key: str) -> bytes:
         return hashlib.blake2b(key.encode(), key=self._salt).digest()

@@ -20,6 +20,10 @@ __all__ = ["ChatTemplate", "Message"]
 Message = Mapping[str, Any]
 """{"role": ..., "content": ...} and whatever else the template knows."""
 
+_OPTIONAL: Final = ("name", "tool_calls")
+"""Fields of messages that some templates have no use for."""
+_RESERVED: Final = frozenset({"add_generation_prompt", "messages"})
+"""What every template gets from the request itself."""
 _SPECIAL_TOKENS: Final = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
@@ -55,17 +59,42 @@ class ChatTemplate:
         """The prompt that asks for the assistant's next message.
 
         `options` are the template's own, such as Qwen3's enable_thinking. Raises InvalidRequest when
-        the template refuses the conversation, for instance because roles do not take turns.
+        the template refuses the conversation, for instance because roles do not take turns, or does not use
+        a field of it. Costs a rendering, and another for each of `_OPTIONAL` that is there.
         """
-        context = self._special_tokens | {"tools": None, "documents": None} | dict(options)
-        try:
-            return self._template.render(
-                context, messages=[_known_role(message) for message in messages], add_generation_prompt=True
+        if reserved := sorted(_RESERVED & options.keys()):
+            raise InvalidRequest(
+                f"chat_template_kwargs cannot set {reserved[0]}.", param="chat_template_kwargs"
             )
+        try:
+            prompt = self._render(messages, options)
         except Exception as error:  # a template may fail in any way; the conversation is what made it fail
             raise InvalidRequest(
                 f"The model's chat template refuses these messages: {error}", param="messages"
             ) from error
+        for field in _OPTIONAL:
+            users = [number for number, message in enumerate(messages) if field in message]
+            if users and not self._uses(field, messages, options, prompt):
+                raise InvalidRequest(
+                    f"The model's chat template does not use {field}: it would be ignored.",
+                    param=f"messages.{users[0]}.{field}",
+                    code="unsupported_parameter",
+                )
+        return prompt
+
+    def _uses(self, field: str, messages: Sequence[Message], options: Mapping[str, Any], prompt: str) -> bool:
+        """Whether `prompt` would be another one without `field`."""
+        without = [{key: message[key] for key in message if key != field} for message in messages]
+        try:
+            return self._render(without, options) != prompt
+        except Exception:  # it insists on the field
+            return True
+
+    def _render(self, messages: Sequence[Message], options: Mapping[str, Any]) -> str:
+        context = self._special_tokens | {"tools": None, "documents": None} | dict(options)
+        return self._template.render(
+            context, messages=[_known_role(message) for message in messages], add_generation_prompt=True
+        )
 
 
 def _known_role(message: Message) -> Message:

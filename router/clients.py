@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Final
 
-from router.errors import Overloaded
+from router.errors import InvalidRequest, Overloaded
 
 __all__ = ["ANYBODY", "CURRENT_CLIENT", "Client"]
 
@@ -22,27 +22,40 @@ class Client:
     name: str
     """For the log; says nothing about the key."""
     max_requests: int | None = None
-    """At a time; None: as many as the cluster takes."""
+    """Sequences at a time; None: as many as the cluster takes."""
     running: int = 0
+    """Sequences."""
 
-    def require_room(self) -> None:
-        """Raises Overloaded while all of its requests are taken."""
-        if self.max_requests is not None and self.running >= self.max_requests:
+    def require_room(self, sequences: int) -> None:
+        """Room for one more request: each of its completions is a sequence that the workers run.
+
+        Raises Overloaded while they would be too many, and InvalidRequest if they always are.
+        """
+        if self.max_requests is None:
+            return
+        if sequences > self.max_requests:
+            raise InvalidRequest(
+                f"The request asks for {sequences} completions; this API key may have {self.max_requests}"
+                " at a time.",
+                param="n",
+            )
+        if self.running + sequences > self.max_requests:
             raise Overloaded(
-                f"This API key has {self.running} requests running, as many as it may; wait for one to end.",
+                f"This API key has {self.running} completions running and may have {self.max_requests};"
+                f" wait until there is room for {sequences} more.",
                 code="too_many_requests",
                 retry_after_s=_RETRY_AFTER_S,
             )
 
     @contextmanager
-    def request(self) -> Iterator[None]:
-        """While one of its requests runs. Raises Overloaded."""
-        self.require_room()
-        self.running += 1
+    def request(self, sequences: int) -> Iterator[None]:
+        """While a request of so many sequences runs. Raises Overloaded, InvalidRequest."""
+        self.require_room(sequences)
+        self.running += sequences
         try:
             yield
         finally:
-            self.running -= 1
+            self.running -= sequences
 
 
 ANYBODY: Final = Client("anybody")

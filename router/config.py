@@ -150,12 +150,44 @@ class RouterConfig:
         50051
     )
 
+    http_keep_alive: Annotated[
+        float,
+        Option(
+            _DOORS,
+            "seconds an idle HTTP connection is kept open; set it above the idle timeout of a proxy in front",
+            "SECONDS",
+        ),
+    ] = 120.0
+
     api_key_file: Annotated[
         str | None,
         Option(_SECURITY, "API keys, one a line: only who brings one is let in (default: everybody)", "FILE"),
     ] = None
+    metrics_key_file: Annotated[
+        str | None,
+        Option(
+            _SECURITY,
+            "keys for /metrics and /sd/workers, one a line (default: with --api-key-file both are closed,"
+            " else open)",
+            "FILE",
+        ),
+    ] = None
     max_requests_per_key: Annotated[
-        int | None, Option(_SECURITY, "requests of one API key at a time (default: no limit)", "N")
+        int | None,
+        Option(
+            _SECURITY,
+            "completions (prompts times n) that one API key may have running (default: no limit)",
+            "N",
+        ),
+    ] = None
+    cors_origins: Annotated[
+        str | None,
+        Option(
+            _SECURITY,
+            "web pages whose scripts may call the HTTP API, such as https://chat.example.com, with commas"
+            " between; * for any (default: none)",
+            "ORIGINS",
+        ),
     ] = None
     tls_cert: Annotated[
         str | None,

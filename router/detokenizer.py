@@ -62,17 +62,24 @@ class WindowDetokenizer:
 
     def feed(self, token_ids: Sequence[int]) -> str:
         self._ids.extend(token_ids)
-        unfinished = len(self._ids) - self._shown < _LONGEST_CHARACTER_TOKENS
-        return self._advance(hold_back_unfinished=unfinished)
+        return self._show(*self._whole_characters())
 
     def flush(self) -> str:
-        return self._advance(hold_back_unfinished=False)
+        return self._show(len(self._ids), self._decode(self._ids))
 
-    def _advance(self, *, hold_back_unfinished: bool) -> str:
+    def _whole_characters(self) -> tuple[int, str]:
+        """Where the window ends without the beginning of a character at its end, and its text up to there."""
+        size = len(self._ids)
+        for end in range(size, max(size - _LONGEST_CHARACTER_TOKENS, self._shown), -1):
+            text = self._decode(self._ids[:end])
+            if not text.endswith(_REPLACEMENT):
+                return end, text
+        end = self._shown if size - self._shown < _LONGEST_CHARACTER_TOKENS else size
+        return end, self._decode(self._ids[:end])
+
+    def _show(self, end: int, text: str) -> str:
+        """What `text`, that of the tokens before `end`, adds to what was shown."""
         before = self._decode(self._ids[: self._shown])
-        after = self._decode(self._ids)
-        if hold_back_unfinished and after.endswith(_REPLACEMENT):
-            return ""
-        self._ids = self._ids[-_CONTEXT_TOKENS:]
-        self._shown = len(self._ids)
-        return after[len(before) :]
+        self._ids = self._ids[max(end - _CONTEXT_TOKENS, 0) :]
+        self._shown = min(end, _CONTEXT_TOKENS)
+        return text[len(before) :]

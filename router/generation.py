@@ -48,7 +48,6 @@ class Generation:
 
         Raises InvalidRequest, NotFound or Overloaded.
         """
-        CURRENT_CLIENT.get().require_room()  # also asked when the run begins; but why tokenize in vain?
         model, options = self.model, request.options
         if request.model not in ("", model.name):
             raise NotFound(
@@ -57,6 +56,8 @@ class Generation:
                 code="model_not_found",
             )
         self._check_counts(request)
+        # Asked again when the run begins; here it saves the tokenizing.
+        CURRENT_CLIENT.get().require_room(len(request.prompts) * request.n)
         options.check(model.vocab_size)
         sequences: list[SequencePlan] = []
         for prompt in request.prompts:
@@ -86,45 +87,50 @@ class Generation:
     def fail_all(self) -> None:
         """End every running request with Unavailable: the router stops and cannot wait for them."""
         for run in list(self._running.values()):
-            run.fail(Unavailable("The server is shutting down."))
+            run.fail(Unavailable("The server is shutting down.", public=True))
 
     async def _token_ids(self, prompt: Prompt) -> Sequence[int]:
+        tokenizer = self.tokenizer
         if isinstance(prompt, Chat):
             if not prompt.messages:
                 raise InvalidRequest("The conversation is empty; it needs a message.", param="messages")
-            token_ids: Sequence[int] = await self.tokenizer.encode_chat(
-                prompt.messages, prompt.template_options
-            )
-            param = "messages"
-        else:
-            token_ids = await self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+            text, param = tokenizer.render(prompt.messages, prompt.template_options), "messages"
+            self._check_length(tokenizer.fewest_tokens(text), param, "at least ")
+            token_ids: Sequence[int] = await tokenizer.encode_rendered(text)
+        elif isinstance(prompt, str):
             param = "prompt"
-        self._check_prompt(token_ids, param)
+            self._check_length(tokenizer.fewest_tokens(prompt), param, "at least ")
+            token_ids = await tokenizer.encode(prompt)
+        else:
+            token_ids, param = prompt, "prompt"
+        self._check_length(len(token_ids), param)
+        self._check_ids(token_ids, param)
         return token_ids
 
-    def _check_prompt(self, token_ids: Sequence[int], param: str) -> None:
-        model = self.model
+    def _check_ids(self, token_ids: Sequence[int], param: str) -> None:
         if not token_ids:
             raise InvalidRequest("The prompt is empty; it needs at least one token.", param=param)
-        if min(token_ids) < 0 or max(token_ids) >= model.vocab_size:
+        vocab_size = self.model.vocab_size
+        if min(token_ids) < 0 or max(token_ids) >= vocab_size:
             raise InvalidRequest(
-                f"The prompt has a token id out of range; this model's are 0 to {model.vocab_size - 1}.",
+                f"The prompt has a token id out of range; this model's are 0 to {vocab_size - 1}.",
                 param=param,
             )
-        limit = self.limits.max_prompt_tokens
-        if limit is not None and len(token_ids) > limit:
-            raise InvalidRequest(
-                f"The prompt has {len(token_ids)} tokens; this server takes at most {limit}.",
-                param=param,
-                code="context_length_exceeded",
-            )
-        if len(token_ids) >= model.max_model_len:
-            raise InvalidRequest(
-                f"The prompt has {len(token_ids)} tokens, but the context holds {model.max_model_len}, "
-                "and at least one is for the answer.",
-                param=param,
-                code="context_length_exceeded",
-            )
+
+    def _check_length(self, tokens: int, param: str, precision: str = "") -> None:
+        """`precision` says how `tokens` is meant, where it is not the exact number."""
+        limit, context = self.limits.max_prompt_tokens, self.model.max_model_len
+        if limit is not None and tokens > limit:
+            why = f"this server takes at most {limit}"
+        elif tokens >= context:
+            why = f"the context holds {context}, and at least one is for the answer"
+        else:
+            return
+        raise InvalidRequest(
+            f"The prompt has {precision}{tokens} tokens, but {why}.",
+            param=param,
+            code="context_length_exceeded",
+        )
 
     def _check_counts(self, request: GenerationRequest) -> None:
         limits = self.limits

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import secrets
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -11,7 +10,8 @@ from typing import Final, NoReturn
 import grpc
 
 from router.completion import Chunk
-from router.errors import Internal, InvalidRequest, RouterError
+from router.disclosure import as_router_error, disclosed
+from router.errors import InvalidRequest, RouterError
 from router.generation import Generation
 from router.generation_request import Chat, GenerationRequest, Prompt
 from router.run import Run
@@ -20,9 +20,8 @@ from rpc.baton.v1 import router_pb2, router_pb2_grpc
 
 __all__ = ["RouterService"]
 
-_log = logging.getLogger(__name__)
-
-_ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool"})
+_ROLES: Final = frozenset({"system", "developer", "user", "assistant"})
+"""No tool: a message has no field for the call that it answers."""
 _PLAIN_OPTIONS: Final = (
     "max_tokens",
     "min_tokens",
@@ -52,16 +51,14 @@ class RouterService(router_pb2_grpc.RouterServicer):
     async def Generate(  # noqa: N802
         self, request: router_pb2.GenerateRequest, context: _GenerateContext
     ) -> AsyncGenerator[router_pb2.GenerateResponse, None]:
+        request_id = request.request_id or f"gen-{secrets.token_hex(12)}"
         try:
-            run = await self._generation.start(_request(request, context.time_remaining()))
+            run = await self._generation.start(_request(request, request_id, context.time_remaining()))
             async with aclosing(run.chunks()) as chunks:
                 async for chunk in chunks:
                     yield _response(run, chunk)
-        except RouterError as error:
-            await _fail(context, error)
-        except Exception:
-            _log.exception("A call failed in an unexpected way.")
-            await _fail(context, Internal("The server failed to process the call; its log has the details."))
+        except Exception as error:
+            await _fail(context, as_router_error(error), request_id)
 
     async def Abort(  # noqa: N802
         self, request: router_pb2.AbortRequest, context: _AbortContext
@@ -83,11 +80,13 @@ class RouterService(router_pb2_grpc.RouterServicer):
         )
 
 
-def _request(request: router_pb2.GenerateRequest, time_remaining: float | None) -> GenerationRequest:
+def _request(
+    request: router_pb2.GenerateRequest, request_id: str, time_remaining: float | None
+) -> GenerationRequest:
     given = request.sampling
     options = {name: getattr(given, name) for name in _PLAIN_OPTIONS if given.HasField(name)}
     return GenerationRequest(
-        id=request.request_id or f"gen-{secrets.token_hex(12)}",
+        id=request_id,
         prompts=[_prompt(request)],
         options=SamplingOptions(
             **options, stop=tuple(given.stop), stop_token_ids=tuple(given.stop_token_ids)
@@ -139,10 +138,10 @@ def _response(run: Run, chunk: Chunk) -> router_pb2.GenerateResponse:
     return response
 
 
-async def _fail(context: _GenerateContext, error: RouterError) -> NoReturn:
+async def _fail(context: _GenerateContext, error: RouterError, request_id: str) -> NoReturn:
     """End the call with the error's status; its code and parameter travel as metadata."""
     details = [("baton-code", error.code), ("baton-param", error.param)]
     if error.retry_after_s is not None:
         details.append(("retry-after", f"{error.retry_after_s:g}"))
     metadata = tuple((key, value) for key, value in details if value is not None)
-    await context.abort(error.grpc_status, error.message, metadata)
+    await context.abort(error.grpc_status, disclosed(error, request_id[:100]), metadata)

@@ -2,47 +2,48 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from importlib.metadata import version
-from typing import Final
+from typing import Final, TypeAlias
 
 import orjson
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from router.api_keys import ApiKeys
 from router.completion import Chunk
+from router.disclosure import as_router_error
 from router.disconnect import ClientGone, ends_with_client
 from router.errors import (
-    Internal,
     InvalidRequest,
     MethodNotAllowed,
     NotFound,
     RouterError,
-    TooLarge,
     Unavailable,
 )
 from router.event_stream import EventStream
 from router.generation import Generation
 from router.http_auth import RequireApiKey
+from router.http_body import read_json_body
+from router.http_refusal import error_response, new_request_id
 from router.openai_answer import Answer, EventWriter
 from router.openai_api import ChatCompletionBody, CompletionBody, GenerationBody, parse
-from router.openai_errors import error_body, error_event, error_headers
+from router.openai_errors import REQUEST_ID_HEADER, error_event
 from router.openai_shape import ChatShape, CompletionShape, Shape
 from router.openapi import openapi_document
 from router.run import Run
 
 __all__ = ["build_app"]
 
-_log = logging.getLogger(__name__)
-
+_Endpoint: TypeAlias = Callable[[Request, str], Awaitable[Response]]
+"""Takes the request and its id."""
 _CLIENT_GONE_STATUS: Final = 499
 """nginx's; nobody reads it."""
 _JSON: Final = "application/json"
@@ -55,26 +56,44 @@ def build_app(
     worker_targets: Callable[[], Sequence[str]],
     max_body_bytes: int,
     keys: ApiKeys | None = None,
+    metrics_keys: ApiKeys | None = None,
+    cors_origins: Sequence[str] = (),
 ) -> Starlette:
     """An ASGI application over `generation`; see HttpServer for the parameters."""
     openai = _OpenAI(generation, max_body_bytes)
     operations = _Operations(generation, metrics, worker_targets)
     return Starlette(
         routes=[
-            Route("/v1/completions", _answering(openai.completions), methods=["POST"]),
-            Route("/v1/chat/completions", _answering(openai.chat_completions), methods=["POST"]),
+            Route("/v1/completions", _answering(openai.completions, "cmpl"), methods=["POST"]),
+            Route("/v1/chat/completions", _answering(openai.chat_completions, "chatcmpl"), methods=["POST"]),
             Route("/v1/models", _answering(openai.models), methods=["GET"]),
             Route("/v1/models/{name:path}", _answering(openai.model), methods=["GET"]),
             Route("/live", _answering(operations.live), methods=["GET"]),
             Route("/ready", _answering(operations.ready), methods=["GET"]),
+            Route("/health", _answering(operations.ready), methods=["GET"]),
             Route("/metrics", _answering(operations.metrics), methods=["GET"]),
             Route("/version", _answering(operations.version), methods=["GET"]),
             Route("/openapi.json", _answering(operations.openapi), methods=["GET"]),
             Route("/sd/workers", _answering(operations.workers), methods=["GET"]),
         ],
         exception_handlers={HTTPException: _no_such_route},
-        middleware=[] if keys is None else [Middleware(RequireApiKey, keys=keys)],
+        middleware=[*_cors(cors_origins), Middleware(RequireApiKey, keys, metrics_keys)],
     )
+
+
+def _cors(origins: Sequence[str]) -> list[Middleware]:
+    """Goes before the keys: a browser asks for leave without one."""
+    if not origins:
+        return []
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=[REQUEST_ID_HEADER, "retry-after"],
+        )
+    ]
 
 
 class _OpenAI:
@@ -84,42 +103,41 @@ class _OpenAI:
         self._generation = generation
         self._max_body_bytes = max_body_bytes
 
-    async def completions(self, request: Request) -> Response:
-        body = parse(CompletionBody, await _read(request, self._max_body_bytes))
+    async def completions(self, request: Request, request_id: str) -> Response:
+        body = parse(CompletionBody, await read_json_body(request, self._max_body_bytes))
         async with ends_with_client(request.receive):
-            run = await self._generation.start(body.to_request())
+            run = await self._generation.start(body.to_request(request_id))
             echo = self._echo(run) if body.echo else ()
             return await self._answer(run, CompletionShape(self._generation.tokenizer, echo), body)
 
-    async def chat_completions(self, request: Request) -> Response:
-        body = parse(ChatCompletionBody, await _read(request, self._max_body_bytes))
+    async def chat_completions(self, request: Request, request_id: str) -> Response:
+        body = parse(ChatCompletionBody, await read_json_body(request, self._max_body_bytes))
         async with ends_with_client(request.receive):
-            run = await self._generation.start(body.to_request())
+            run = await self._generation.start(body.to_request(request_id))
             return await self._answer(run, ChatShape(self._generation.tokenizer), body)
 
-    async def models(self, request: Request) -> Response:
+    async def models(self, request: Request, request_id: str) -> Response:
         return _json({"object": "list", "data": [self._model_card()]})
 
-    async def model(self, request: Request) -> Response:
+    async def model(self, request: Request, request_id: str) -> Response:
         name = request.path_params["name"]
         if name != self._generation.model.name:
             raise NotFound(f"The model {name[:100]!r} does not exist.", param="model", code="model_not_found")
         return _json(self._model_card())
 
     async def _answer(self, run: Run, shape: Shape, body: GenerationBody) -> Response:
-        headers = {"x-request-id": run.request.id}
         chunks = run.chunks()
         if body.stream:
             # The status is 200 only once there is something to stream: an overloaded or failing
             # cluster is still a proper HTTP error.
             first = await anext(chunks)
             writer = EventWriter(run, shape, include_usage=body.include_usage)
-            return EventStream(_events(writer, first, chunks), headers)
+            return EventStream(_events(writer, first, chunks, run.request.id))
         answer = Answer(run, shape)
         async with aclosing(chunks):
             async for chunk in chunks:
                 answer.add(chunk)
-        return Response(answer.body(), headers=headers, media_type=_JSON)
+        return Response(answer.body(), media_type=_JSON)
 
     def _echo(self, run: Run) -> list[str]:
         """The prompt of every completion, as text."""
@@ -152,32 +170,32 @@ class _Operations:
         self._metrics = metrics
         self._worker_targets = worker_targets
 
-    async def live(self, request: Request) -> Response:
+    async def live(self, request: Request, request_id: str) -> Response:
         """The process answers; that is all."""
         return _json({"status": "live"})
 
-    async def ready(self, request: Request) -> Response:
+    async def ready(self, request: Request, request_id: str) -> Response:
         """200 while a request sent now would find workers, else 503."""
         if not self._generation.ready():
-            raise Unavailable("Not ready: no workers, or shutting down.", code="not_ready")
+            raise Unavailable("Not ready: no workers, or shutting down.", code="not_ready", public=True)
         return _json({"status": "ready"})
 
-    async def metrics(self, request: Request) -> Response:
+    async def metrics(self, request: Request, request_id: str) -> Response:
         return Response(generate_latest(self._metrics), headers={"content-type": CONTENT_TYPE_LATEST})
 
-    async def version(self, request: Request) -> Response:
+    async def version(self, request: Request, request_id: str) -> Response:
         return _json({"version": version("baton-llm")})
 
-    async def openapi(self, request: Request) -> Response:
+    async def openapi(self, request: Request, request_id: str) -> Response:
         return _json(openapi_document(self._generation.model, self._generation.limits))
 
-    async def workers(self, request: Request) -> Response:
+    async def workers(self, request: Request, request_id: str) -> Response:
         """Prometheus' http_sd: where the workers' own metrics are."""
         return _json([{"targets": list(self._worker_targets()), "labels": {}}])
 
 
 async def _events(
-    writer: EventWriter, first: Chunk, chunks: AsyncGenerator[Chunk, None]
+    writer: EventWriter, first: Chunk, chunks: AsyncGenerator[Chunk, None], request_id: str
 ) -> AsyncGenerator[bytes, None]:
     """Never raises: what fails now can only be told as an event."""
     try:
@@ -189,66 +207,39 @@ async def _events(
                     yield event
             yield writer.closing()
     except Exception as error:
-        yield error_event(_as_router_error(error))
+        yield error_event(as_router_error(error), request_id)
 
 
-async def _read(request: Request, limit: int) -> bytes:
-    """The body. Raises TooLarge as early as possible, before the body is in memory."""
-    announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and int(announced) > limit:
-        raise _too_large(limit)
-    body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > limit:
-            raise _too_large(limit)
-    return bytes(body)
-
-
-def _too_large(limit: int) -> TooLarge:
-    return TooLarge(f"The request's body may have at most {limit} bytes.")
-
-
-def _answering(
-    endpoint: Callable[[Request], Awaitable[Response]],
-) -> Callable[[Request], Awaitable[Response]]:
-    """`endpoint`, with its errors as responses."""
+def _answering(endpoint: _Endpoint, kind: str = "req") -> Callable[[Request], Awaitable[Response]]:
+    """`endpoint`, with an id for every request and its errors as responses. Ids begin with `kind`."""
 
     async def answer(request: Request) -> Response:
+        request_id = new_request_id(kind)
         try:
-            return await endpoint(request)
+            response = await endpoint(request, request_id)
         except (ClientGone, ClientDisconnect):
             return Response(status_code=_CLIENT_GONE_STATUS)
         except Exception as error:
-            return _error_response(_as_router_error(error))
+            return error_response(as_router_error(error), request_id)
+        response.headers[REQUEST_ID_HEADER] = request_id
+        return response
 
     return answer
-
-
-def _as_router_error(error: Exception) -> RouterError:
-    """Errors that are not ours are bugs: they go to the log, not to the client."""
-    if isinstance(error, RouterError):
-        return error
-    _log.error("A request failed in an unexpected way.", exc_info=error)
-    return Internal("The server failed to process the request; its log has the details.")
 
 
 async def _no_such_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     route = f"{request.method} {request.url.path[:200]}"
+    refusal: RouterError
     if error.status_code == MethodNotAllowed.http_status:
-        return _error_response(MethodNotAllowed(f"{route} is not allowed."), error.headers)
-    if error.status_code == NotFound.http_status:
-        return _error_response(NotFound(f"There is no {route}."))
-    return _error_response(InvalidRequest(error.detail))
-
-
-def _error_response(error: RouterError, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(
-        error_body(error),
-        status_code=error.http_status,
-        headers={**error_headers(error), **(headers or {})},
-    )
+        refusal = MethodNotAllowed(f"{route} is not allowed.")
+    elif error.status_code == NotFound.http_status:
+        refusal = NotFound(f"There is no {route}.")
+    else:
+        refusal = InvalidRequest(error.detail)
+    response = error_response(refusal)
+    response.headers.update(error.headers or {})
+    return response
 
 
 def _json(value: object) -> Response:

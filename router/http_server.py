@@ -26,12 +26,14 @@ from starlette.applications import Starlette
 from router.api_keys import ApiKeys
 from router.generation import Generation
 from router.http_app import build_app
-from router.http_protocol import BoundedProtocol
+from router.http_protocol import BoundedProtocol, ConnectionsState
 from rpc.tls import TlsFiles
 
 __all__ = ["HttpConfig", "HttpServer", "QuietServer", "listen"]
 
 _BACKLOG: Final = 2048
+_KEEP_ALIVE_S: Final = 120.0
+"""Above the idle timeouts of common proxies (AWS ALB 60 s, nginx 75 s): they close first."""
 _UNWIND_S: Final = 2.0
 """For requests to tell their clients that they were ended."""
 
@@ -47,6 +49,12 @@ class HttpConfig:
     """None: plaintext."""
     keys: ApiKeys | None = None
     """Whom to let in; None: everybody."""
+    metrics_keys: ApiKeys | None = None
+    """Who reads the metrics; see RequireApiKey."""
+    cors_origins: Sequence[str] = ()
+    """Web pages whose scripts may call; "*" for all."""
+    keep_alive_s: float = _KEEP_ALIVE_S
+    """For which an idle connection is kept open."""
 
 
 class HttpServer:
@@ -72,8 +80,10 @@ class HttpServer:
             worker_targets=worker_targets,
             max_body_bytes=config.max_body_bytes,
             keys=config.keys,
+            metrics_keys=config.metrics_keys,
+            cors_origins=config.cors_origins,
         )
-        self._server = QuietServer(app, config.tls)
+        self._server = QuietServer(app, config.tls, keep_alive_s=config.keep_alive_s)
         self._serving: asyncio.Task[None] | None = None
         self.port = 0
         """The port it listens on, once started."""
@@ -89,10 +99,15 @@ class HttpServer:
             started.cancel()
             await self._serving
 
+    def wind_down(self) -> None:
+        """Serve on, but let every response be the last of its connection: a stop comes."""
+        self._server.wind_down()
+
     async def stop(self, grace_s: float) -> None:
         """Refuse new connections, give running requests `grace_s`, then end them with an error."""
         if self._serving is None:
             return
+        self.wind_down()
         self._server.should_exit = True
         if not await _done_within(self._serving, grace_s):
             self._generation.fail_all()
@@ -104,7 +119,9 @@ class HttpServer:
 class QuietServer(uvicorn.Server):
     """uvicorn, minus its signal handlers, plus an event that says when it accepts connections."""
 
-    def __init__(self, app: Starlette, tls: TlsFiles | None = None) -> None:
+    def __init__(
+        self, app: Starlette, tls: TlsFiles | None = None, *, keep_alive_s: float = _KEEP_ALIVE_S
+    ) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -117,14 +134,23 @@ class QuietServer(uvicorn.Server):
                 server_header=False,
                 proxy_headers=False,
                 backlog=_BACKLOG,
+                timeout_keep_alive=keep_alive_s,  # type: ignore[arg-type]  # asyncio takes fractions
                 ssl_context_factory=None if tls is None else lambda _config, _default: tls.context(),
             )
         )
+        self.server_state: ConnectionsState = ConnectionsState()
         self.accepting = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.accepting.set()
+
+    def wind_down(self) -> None:
+        """Tell clients, with the response that they get next, to use other connections from then on."""
+        self.server_state.winding_down = True
+        for connection in self.server_state.connections:
+            assert isinstance(connection, BoundedProtocol)
+            connection.wind_down()
 
     def drop_connections(self) -> None:
         """Unblock what waits for clients that do not read."""

@@ -6,15 +6,15 @@ either honoured, or known to change nothing, or refused: an answer never ignores
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from router.errors import InvalidRequest
 from router.generation_request import Chat, GenerationRequest, Prompt
+from router.openai_messages import MessageBody, for_template
 from router.sampling_options import SamplingOptions
 
 __all__ = ["NEUTRAL", "WITHOUT_EFFECT", "ChatCompletionBody", "CompletionBody", "GenerationBody", "parse"]
@@ -60,16 +60,6 @@ _Stop: TypeAlias = str | list[str] | None
 _Prompt: TypeAlias = str | list[str] | list[int] | list[list[int]]
 
 
-class TextPart(BaseModel):
-    """A part of a message's content; parts of other types are refused."""
-
-    type: Literal["text"]
-    text: str
-
-
-_Content: TypeAlias = str | list[TextPart] | None
-
-
 def _text_or_list_of_texts(value: Any) -> tuple[str, ...]:
     texts = [value] if isinstance(value, str) else [] if value is None else value
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
@@ -94,27 +84,13 @@ def _prompts(value: Any) -> list[Prompt]:
     )
 
 
-def _content(value: Any) -> str | None:
-    """Text; several parts, each of which may be a paragraph, become lines."""
-    if value is None or isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise PydanticCustomError("content", "Input should be a string or a list of content parts")
-    texts = []
-    for part in value:
-        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise PydanticCustomError("content", "Only content parts of type 'text' are supported")
-        texts.append(part["text"])
-    return "\n".join(texts)
-
-
 def _asks_for_nothing(name: str, value: Any) -> bool:
     """Whether a parameter that Baton does not have was given a value that changes no answer."""
     return value is None or any(value == other and type(value) is type(other) for other in NEUTRAL[name])
 
 
 class StreamOptions(BaseModel):
-    model_config = _STRICT
+    model_config = _STRICT | ConfigDict(extra="forbid")
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
@@ -159,15 +135,9 @@ class GenerationBody(BaseModel):
     def _refuse_what_is_not_there(self) -> GenerationBody:
         for name, value in (self.model_extra or {}).items():
             if name not in WITHOUT_EFFECT and name not in NEUTRAL:
-                raise InvalidRequest(
-                    f"Unrecognized request argument: {name[:100]}.",
-                    param=name[:100],
-                    code="unknown_parameter",
-                )
+                raise _unknown(name[:100])
             if name in NEUTRAL and not _asks_for_nothing(name, value):
-                raise InvalidRequest(
-                    f"{name} is not supported by this server.", param=name, code="unsupported_parameter"
-                )
+                raise _unsupported(name)
         return self
 
     @model_validator(mode="after")
@@ -199,12 +169,12 @@ class GenerationBody(BaseModel):
         } | more
         return SamplingOptions(**{name: value for name, value in given.items() if value is not None})
 
-    def _request(self, kind: str, prompts: list[Prompt], options: SamplingOptions) -> GenerationRequest:
+    def _request(self, request_id: str, prompts: list[Prompt], options: SamplingOptions) -> GenerationRequest:
         n = 1 if self.n is None else self.n
         if self.timings and len(prompts) * n != 1:
             raise InvalidRequest("timings is only for one prompt and n = 1.", param="timings")
         return GenerationRequest(
-            id=f"{kind}-{secrets.token_hex(12)}",
+            id=request_id,
             prompts=prompts,
             options=options,
             model=self.model or "",
@@ -222,23 +192,12 @@ class CompletionBody(GenerationBody):
     echo: bool | None = None
     logprobs: int | None = None
 
-    def to_request(self) -> GenerationRequest:
+    def to_request(self, request_id: str) -> GenerationRequest:
         if self.echo and self.logprobs is not None:
             raise InvalidRequest("echo with logprobs is not supported.", param="echo")
         max_tokens = _DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
         options = self._options(logprobs=self.logprobs, max_tokens=max_tokens)
-        return self._request("cmpl", self.prompt, options)
-
-
-class MessageBody(BaseModel):
-    model_config = _STRICT
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[str | None, BeforeValidator(_content, json_schema_input_type=_Content)] = None
-
-    def for_template(self) -> dict[str, Any]:
-        """With whatever else the client said of the message: templates pick what they know."""
-        return self.model_dump() | {"content": self.content or ""}
+        return self._request(request_id, self.prompt, options)
 
 
 class ChatCompletionBody(GenerationBody):
@@ -250,7 +209,7 @@ class ChatCompletionBody(GenerationBody):
     top_logprobs: int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
-    def to_request(self) -> GenerationRequest:
+    def to_request(self, request_id: str) -> GenerationRequest:
         if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):
             raise InvalidRequest(
                 "max_tokens and max_completion_tokens differ; they mean the same.", param="max_tokens"
@@ -261,8 +220,8 @@ class ChatCompletionBody(GenerationBody):
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             max_tokens=self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens,
         )
-        messages = [message.for_template() for message in self.messages]
-        return self._request("chatcmpl", [Chat(messages, self.chat_template_kwargs or {})], options)
+        chat = Chat(for_template(self.messages), self.chat_template_kwargs or {})
+        return self._request(request_id, [chat], options)
 
 
 _BodyT = TypeVar("_BodyT", bound=GenerationBody)
@@ -281,11 +240,38 @@ def _refusal(error: ErrorDetails) -> InvalidRequest:
     message = error["msg"]
     if error["type"] == "json_invalid":
         return InvalidRequest(f"The body cannot be read. {message}.", code="invalid_json")
-    param = ".".join(map(str, error["loc"]))[:100]
-    if error["type"] == "missing":
-        return InvalidRequest(
-            f"The parameter {param} is missing.", param=param, code="missing_required_parameter"
-        )
+    param = _param_at(error)[:100]
+    match error["type"]:
+        case "missing":
+            return InvalidRequest(
+                f"The parameter {param} is missing.", param=param, code="missing_required_parameter"
+            )
+        case "extra_forbidden":
+            return _unknown(param)
+        case "none_required":
+            return _unsupported(param)
     if not param:
         return InvalidRequest(f"The body is wrong: {message}.")
     return InvalidRequest(f"The parameter {param} is wrong: {message}.", param=param, code="invalid_value")
+
+
+def _param_at(error: ErrorDetails) -> str:
+    """Where in the body, as clients see it: pydantic puts a message's role into the path."""
+    place = error["loc"]
+    if place[:1] == ("messages",):
+        place = place[:2] + place[3:]
+        if error["type"].startswith("union_tag"):
+            place += ("role",)
+        elif error["type"] == "missing_content":
+            place += ("content",)
+    return ".".join(map(str, place))
+
+
+def _unknown(param: str) -> InvalidRequest:
+    return InvalidRequest(f"Unrecognized request argument: {param}.", param=param, code="unknown_parameter")
+
+
+def _unsupported(param: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"{param} is not supported by this server.", param=param, code="unsupported_parameter"
+    )

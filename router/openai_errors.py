@@ -7,19 +7,21 @@ from typing import Final
 
 import orjson
 
+from router.disclosure import disclosed
 from router.errors import RouterError
 
-__all__ = ["error_body", "error_event", "error_headers"]
+__all__ = ["REQUEST_ID_HEADER", "error_body", "error_event", "error_headers"]
 
-_MEDIA_TYPE: Final = {"content-type": "application/json"}
+REQUEST_ID_HEADER: Final = "x-request-id"
+"""OpenAI's; its client shows it with every error."""
 
 
-def error_body(error: RouterError) -> bytes:
-    """{"error": {...}}, from which the openai package makes its typed exceptions."""
+def error_body(error: RouterError, request_id: str) -> bytes:
+    """{"error": {...}}, from which the openai package makes its typed exceptions. Logs what it withholds."""
     return orjson.dumps(
         {
             "error": {
-                "message": error.message,
+                "message": disclosed(error, request_id),
                 "type": error.openai_type,
                 "param": error.param,
                 "code": error.code,
@@ -28,13 +30,14 @@ def error_body(error: RouterError) -> bytes:
     )
 
 
-def error_headers(error: RouterError) -> dict[str, str]:
+def error_headers(error: RouterError, request_id: str) -> dict[str, str]:
     """Headers of the response; the openai package honours Retry-After."""
-    if error.retry_after_s is None:
-        return dict(_MEDIA_TYPE)
-    return _MEDIA_TYPE | {"retry-after": str(math.ceil(error.retry_after_s))}
+    headers = {"content-type": "application/json", REQUEST_ID_HEADER: request_id}
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(math.ceil(error.retry_after_s))
+    return headers
 
 
-def error_event(error: RouterError) -> bytes:
+def error_event(error: RouterError, request_id: str) -> bytes:
     """The last event of a stream that failed after it had begun."""
-    return b"data: " + error_body(error) + b"\n\n"
+    return b"data: " + error_body(error, request_id) + b"\n\n"

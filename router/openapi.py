@@ -2,7 +2,8 @@
 
 Served at /openapi.json. The bounds are those of the served model: a body that the document calls wrong is
 refused, which tests/faults/test_fuzzed_doors.py holds it to. A few rules between parameters are beyond JSON
-Schema (prompt and answer must fit the context together), so some bodies that it calls right are refused too.
+Schema (prompt and answer must fit the context together, tool messages answer calls), so some bodies that it
+calls right are refused too.
 """
 
 from __future__ import annotations
@@ -25,9 +26,14 @@ _BODIES: Final[tuple[type[GenerationBody], ...]] = (CompletionBody, ChatCompleti
 _REFUSALS: Final = {
     "400": "The request is at fault; `param` says where.",
     "401": "The API key is missing or unknown.",
+    "403": "The API key is for /metrics and /sd/workers only.",
     "404": "There is no such model.",
+    "408": "The request did not arrive in time.",
     "413": "The body is too large.",
-    "429": "Too much is queued already; Retry-After says when to come back.",
+    "415": "The body is not sent as application/json.",
+    "429": "The cluster or this API key has too much to do; Retry-After says when to come back.",
+    "431": "The headers are too large.",
+    "500": "The server failed; its log has the details under the request's id.",
     "503": "No worker can take or finish the request now; Retry-After says when to come back.",
     "504": "The request's own `timeout` has passed.",
 }
@@ -57,6 +63,7 @@ def openapi_document(model: ServedModel, limits: Limits) -> Schema:
             },
             "/live": {"get": _reading("Status", "The process answers.")},
             "/ready": {"get": _reading("Status", "A request sent now would find workers.", "503")},
+            "/health": {"get": _reading("Status", "The same as /ready.", "503")},
             "/version": {"get": _reading("Version", "Of Baton.")},
         },
         "components": {
@@ -83,7 +90,10 @@ def _reading(answer: str, summary: str, *refusals: str) -> Schema:
     content = {"application/json": {"schema": _ref(answer)}}
     return {
         "summary": summary,
-        "responses": {"200": {"description": summary, "content": content}, **_refusals("401", *refusals)},
+        "responses": {
+            "200": {"description": summary, "content": content},
+            **_refusals("401", "403", *refusals),
+        },
     }
 
 

@@ -86,7 +86,7 @@ class Run:
         Closing the generator, or cancelling the task that iterates it, aborts the request on the
         workers. Raises RouterError when a completion fails; then no completion goes on.
         """
-        with self._client.request(), self._listed():
+        with self._client.request(self.num_completions), self._listed():
             streams = [self._stream(sequence) for sequence in self._sequences]
             source = streams[0] if len(streams) == 1 else merge(streams)
             try:

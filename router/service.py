@@ -90,6 +90,7 @@ class _Service:
         """New requests are refused from here on; running ones get the time to finish."""
         began = time.monotonic()
         _log.info("draining: new requests are refused, running ones have %g s to finish", timeout_s)
+        self.http.wind_down()
         left = await self.dispatcher.drain(timeout_s)
         if left:
             _log.warning("%d requests did not finish within --drain-timeout %g s", left, timeout_s)
@@ -220,6 +221,9 @@ class _Start:
                 max_body_bytes=config.max_body_bytes,
                 tls=access.tls,
                 keys=access.keys,
+                metrics_keys=access.metrics_keys,
+                cors_origins=access.cors_origins,
+                keep_alive_s=config.http_keep_alive,
             ),
             metrics=metrics.registry,
             worker_targets=registry.metrics_targets,

@@ -13,6 +13,7 @@ import tokenizers
 from router.chat_template import ChatTemplate, Message
 from router.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from router.errors import InvalidRequest
+from router.token_bound import TokenBound
 from router.vocabulary import byte_table
 
 __all__ = ["Tokenizer", "TokenizerError"]
@@ -36,9 +37,9 @@ class Tokenizer:
         backend.no_padding()
         self._backend: Final = backend
         self._chat_template: Final = chat_template
-        self._table: Final = byte_table(
-            json.loads(backend.to_str()), max(vocab_size, backend.get_vocab_size(with_added_tokens=True))
-        )
+        spec = json.loads(backend.to_str())
+        self._table: Final = byte_table(spec, max(vocab_size, backend.get_vocab_size(with_added_tokens=True)))
+        self._bound: Final = TokenBound.of(spec)
 
     @classmethod
     def load(cls, folder: Path, *, vocab_size: int) -> Tokenizer:
@@ -58,20 +59,27 @@ class Tokenizer:
             raise TokenizerError(f"{folder} has a chat template that cannot be used: {error}") from error
         return cls(backend, vocab_size=vocab_size, chat_template=chat_template)
 
+    def fewest_tokens(self, text: str) -> int:
+        """A lower bound on the tokens of `text`, without encoding it; 0 where the vocabulary gives none."""
+        return 0 if self._bound is None else self._bound.fewest(text)
+
     async def encode(self, text: str) -> list[int]:
         """Ids of a plain prompt, with whatever the model wants at its start."""
         return await self._encode(text, add_special_tokens=True)
 
-    async def encode_chat(self, messages: Sequence[Message], options: Mapping[str, Any]) -> list[int]:
-        """Ids of a conversation, up to where the assistant's answer begins. Raises InvalidRequest."""
+    async def encode_rendered(self, text: str) -> list[int]:
+        """Ids of a conversation that `render` wrote, with its special tokens and no others."""
+        return await self._encode(text, add_special_tokens=False)
+
+    def render(self, messages: Sequence[Message], options: Mapping[str, Any]) -> str:
+        """A conversation as text, up to where the assistant's answer begins. Raises InvalidRequest."""
         if self._chat_template is None:
             raise InvalidRequest(
                 "This model has no chat template; use /v1/completions.",
                 param="messages",
                 code="no_chat_template",
             )
-        # The template writes the special tokens itself.
-        return await self._encode(self._chat_template.render(messages, options), add_special_tokens=False)
+        return self._chat_template.render(messages, options)
 
     def detokenizer(self, prompt: Sequence[int]) -> Detokenizer:
         """For one output that continues `prompt`."""

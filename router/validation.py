@@ -12,6 +12,7 @@ from itertools import combinations
 from typing import Final
 
 from router.config import Device, Dtype, Mode, RouterConfig, Transport, flag_name
+from router.http_origins import is_origin, origins_of
 from router.limits import LOGPROBS_LIMIT
 
 __all__ = ["problems_of"]
@@ -27,6 +28,7 @@ _DURATIONS: Final = (
     "canary_interval",
     "canary_timeout",
     "max_queue_wait",
+    "http_keep_alive",
 )
 _RANKS: Final = ("tensor_parallel_size", "prefill_tensor_parallel_size", "decode_tensor_parallel_size")
 _HEARTBEAT_S: Final = 0.2
@@ -104,6 +106,12 @@ def _security(config: RouterConfig) -> Iterator[str]:
         yield "--tls-cert and --tls-key go together; give both, or neither"
     if config.max_requests_per_key is not None and config.api_key_file is None:
         yield f"--max-requests-per-key {config.max_requests_per_key} means nothing without --api-key-file"
+    for origin in origins_of(config.cors_origins):
+        if not is_origin(origin):
+            yield (
+                f"--cors-origins {origin} is not an origin; use scheme, host and port as the browser's"
+                " Origin header has them, such as https://chat.example.com, or *"
+            )
     for name in ("max_requests_per_key", "max_body_bytes", "max_prompt_tokens", "max_completions"):
         value = getattr(config, name)
         if value is not None and value < 1:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any, Final
 
-__all__ = ["byte_table"]
+__all__ = ["byte_table", "decoder_of"]
 
 _WORD_START: Final = "\N{LOWER ONE EIGHTH BLOCK}"
 _BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-F]{2})>")
@@ -18,7 +18,7 @@ def byte_table(spec: dict[str, Any], size: int) -> list[bytes] | None:
     `spec` is a parsed tokenizer.json. None when its decoder is not one that maps each token to bytes
     whatever its neighbours are (WordPiece, for instance).
     """
-    to_bytes = _decoder_of(spec.get("decoder"))
+    to_bytes = decoder_of(spec.get("decoder"))
     vocabulary = spec["model"].get("vocab")
     if to_bytes is None or not isinstance(vocabulary, dict):
         return None
@@ -32,7 +32,7 @@ def byte_table(spec: dict[str, Any], size: int) -> list[bytes] | None:
     return table
 
 
-def _decoder_of(decoder: dict[str, Any] | None) -> Callable[[str], bytes] | None:
+def decoder_of(decoder: dict[str, Any] | None) -> Callable[[str], bytes] | None:
     """How a token becomes bytes under a `decoder` of tokenizer.json; None when that is not known."""
     if decoder is None:
         return None

@@ -157,6 +157,9 @@ async def front_doors(
     limits: Limits = Limits(),  # noqa: B008
     keys: ApiKeys | None = None,
     tls: TlsFiles | None = None,
+    metrics_keys: ApiKeys | None = None,
+    cors_origins: Sequence[str] = (),
+    keep_alive_s: float = 120.0,
 ) -> AsyncIterator[FrontDoors]:
     """Serve the tokenizer in `folder` as model "small"."""
     tokenizer = load_tokenizer(folder)
@@ -174,7 +177,14 @@ async def front_doors(
     Counter("baton_example", "An example", registry=registry)
     http = HttpServer(
         generation,
-        HttpConfig(port=0, tls=tls, keys=keys),
+        HttpConfig(
+            port=0,
+            tls=tls,
+            keys=keys,
+            metrics_keys=metrics_keys,
+            cors_origins=cors_origins,
+            keep_alive_s=keep_alive_s,
+        ),
         metrics=registry,
         worker_targets=lambda: ["10.0.0.1:9000", "10.0.0.2:9000"],
     )

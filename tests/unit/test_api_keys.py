@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from router.api_keys import ApiKeys, BadKeyFile
 from router.clients import Client
-from router.errors import Overloaded, Unauthenticated
+from router.errors import InvalidRequest, Overloaded, Unauthenticated
 
 ALICE, BOB = "alice-0123456789", "bob-abcdefghijkl"
 
@@ -83,16 +83,25 @@ def test_a_file_that_everybody_can_read_is_pointed_out(file: Path, caplog: pytes
     assert "can be read by every user" in caplog.text
 
 
-def test_a_client_runs_as_many_requests_as_it_may_and_gets_its_room_back() -> None:
-    client = Client("key-1", max_requests=2)
-    with client.request():
-        with client.request(), pytest.raises(Overloaded), client.request():
+def test_a_client_runs_as_many_completions_as_it_may_and_gets_its_room_back() -> None:
+    client = Client("key-1", max_requests=4)
+    with client.request(1):
+        with client.request(3), pytest.raises(Overloaded), client.request(1):
             pass
-        client.require_room()
+        client.require_room(3)
+        with pytest.raises(Overloaded):
+            client.require_room(4)
     assert client.running == 0
+
+
+def test_a_request_that_never_fits_is_refused_for_good() -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        Client("key-1", max_requests=4).require_room(5)
+    assert refusal.value.param == "n"
+    Client("key-1").require_room(5)
 
 
 def test_one_client_s_requests_are_no_other_s(file: Path) -> None:
     keys = ApiKeys.load(file, max_requests=1)
-    with keys.identify(f"Bearer {ALICE}").request():
-        keys.identify(f"Bearer {BOB}").require_room()
+    with keys.identify(f"Bearer {ALICE}").request(1):
+        keys.identify(f"Bearer {BOB}").require_room(1)

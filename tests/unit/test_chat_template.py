@@ -51,6 +51,26 @@ def test_the_template_gets_its_own_options() -> None:
     assert template.render([user("hi")], {}) == ""
 
 
+@pytest.mark.parametrize(
+    ("field", "value"), [("name", "Ada"), ("tool_calls", [{"function": {"name": "f", "arguments": {}}}])]
+)
+def test_a_field_that_the_template_does_not_use_is_refused_by_name(field: str, value: object) -> None:
+    messages = [user("hi"), {"role": "assistant", "content": "", field: value}]
+    using = "{% for m in messages %}{{ m.content }}{{ m[field] }}{% endfor %}".replace("field", f"'{field}'")
+    assert ChatTemplate(using, {}).render(messages, {})
+    insisting = "{% for m in messages if m.role == 'assistant' %}{{ m.FIELD + m.FIELD }}{% endfor %}"
+    assert ChatTemplate(insisting.replace("FIELD", field), {}).render(messages, {})
+    with pytest.raises(InvalidRequest) as refusal:
+        ChatTemplate(TAKING_TURNS, {}).render(messages, {})
+    assert (refusal.value.param, refusal.value.code) == (f"messages.1.{field}", "unsupported_parameter")
+
+
+@pytest.mark.parametrize("name", ["messages", "add_generation_prompt"])
+def test_an_option_that_the_request_itself_decides_is_refused(name: str) -> None:
+    with pytest.raises(InvalidRequest, match=name):
+        ChatTemplate(TAKING_TURNS, {}).render([user("hi")], {name: False})
+
+
 def test_a_template_cannot_reach_the_machine() -> None:
     template = ChatTemplate("{{ ''.__class__.__mro__[1].__subclasses__() }}", {})
     with pytest.raises(InvalidRequest):

@@ -87,6 +87,73 @@ def test_a_decoder_that_looks_at_neighbours_reads_the_same_in_pieces(
     assert WORD_PIECE.decode(prompt) + streamed(detokenizer, ids, cuts) == whole
 
 
+def bytes_as_ids(data: bytes) -> list[int]:
+    """A token for every byte."""
+    ids = [BYTE_LEVEL_TABLE.index(bytes([byte])) for byte in data]
+    assert all(token_id >= 0 for token_id in ids)
+    return ids
+
+
+def window(prompt: str = "so: ") -> WindowDetokenizer:
+    return WindowDetokenizer(BYTE_LEVEL.decode, bytes_as_ids(prompt.encode()))
+
+
+class TestTheWindowOverTokensThatAreHalfCharacters:
+    @pytest.mark.parametrize("prompt", ["", "a", "你", "long enough for the window"])
+    def test_half_a_character_waits_for_its_other_half(self, prompt: str) -> None:
+        detokenizer = window(prompt)
+        fed = [detokenizer.feed([token_id]) for token_id in bytes_as_ids("x👋é".encode())]
+        assert fed == ["x", "", "", "", "👋", "", "é"]
+        assert detokenizer.flush() == ""
+
+    def test_what_comes_with_half_a_character_is_shown_at_once(self) -> None:
+        *ids, last = bytes_as_ids("a long text that ends in 你".encode())
+        detokenizer = window()
+        assert detokenizer.feed(ids) == "a long text that ends in "
+        assert detokenizer.feed([last]) == "你"
+
+    def test_half_a_character_at_the_end_is_shown_as_a_replacement(self) -> None:
+        detokenizer = window()
+        assert detokenizer.feed(bytes_as_ids(b"a\xe4\xbd")) == "a"
+        assert detokenizer.flush() == "\ufffd"
+
+    @pytest.mark.parametrize("piece", [1, 3, 8, 9, 20])
+    def test_bytes_that_become_no_character_wait_for_seven_more_and_no_longer(self, piece: int) -> None:
+        detokenizer = window()
+        ids = bytes_as_ids(b"\x80" * 40)
+        shown = held = 0
+        for begin in range(0, 40, piece):
+            fed = ids[begin : begin + piece]
+            held += len(fed)
+            text = detokenizer.feed(fed)
+            assert text == "\ufffd" * len(text)
+            assert len(text) == (held if held >= 8 else 0)
+            shown, held = shown + len(text), held - len(text)
+        assert shown + len(detokenizer.flush()) == 40
+
+    @pytest.mark.parametrize(("strays", "shown"), [(7, "so"), (8, "so" + "\ufffd" * 8)])
+    def test_such_bytes_hold_nothing_else_back(self, strays: int, shown: str) -> None:
+        assert window().feed(bytes_as_ids(b"so" + b"\x80" * strays)) == shown
+
+    def test_a_character_after_bytes_that_became_none_is_whole(self) -> None:
+        detokenizer = window()
+        detokenizer.feed(bytes_as_ids(b"\x80" * 8))
+        assert [detokenizer.feed([token_id]) for token_id in bytes_as_ids("你".encode())] == ["", "", "你"]
+
+    @given(st.text(max_size=40), st.text(max_size=8), CUTS)
+    def test_any_text_survives_in_any_pieces(self, text: str, prompt: str, cuts: list[int]) -> None:
+        assert streamed(window(prompt), bytes_as_ids(text.encode()), cuts) == text
+
+    @given(st.text(max_size=40), CUTS)
+    def test_no_piece_shows_a_replacement_that_the_text_has_not(self, text: str, cuts: list[int]) -> None:
+        plain = text.replace("\ufffd", "")
+        ids = bytes_as_ids(plain.encode())
+        edges = sorted({0, len(ids), *(cut % (len(ids) + 1) for cut in cuts)})
+        detokenizer = window()
+        pieces = [detokenizer.feed(ids[begin:end]) for begin, end in pairwise(edges)]
+        assert "".join(pieces) == plain
+
+
 @pytest.mark.parametrize("make", [byte_level, sentencepiece])
 def test_the_table_is_used_where_tokens_are_bytes(make: object) -> None:
     backend = make()  # type: ignore[operator]

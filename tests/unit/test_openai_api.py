@@ -14,12 +14,12 @@ from router.openai_api import ChatCompletionBody, CompletionBody, parse
 
 
 def completion(**fields: Any) -> GenerationRequest:
-    return parse(CompletionBody, json.dumps({"prompt": "hi"} | fields).encode()).to_request()
+    return parse(CompletionBody, json.dumps({"prompt": "hi"} | fields).encode()).to_request("cmpl-1")
 
 
 def chat(**fields: Any) -> GenerationRequest:
     body = {"messages": [{"role": "user", "content": "hi"}]} | fields
-    return parse(ChatCompletionBody, json.dumps(body).encode()).to_request()
+    return parse(ChatCompletionBody, json.dumps(body).encode()).to_request("cmpl-1")
 
 
 @pytest.mark.parametrize(
@@ -111,6 +111,12 @@ def test_a_parameter_that_would_be_ignored_is_refused(param: str, value: Any, co
     assert (refusal.value.param, refusal.value.code) == (param, code)
 
 
+def test_a_stream_option_that_would_be_ignored_is_refused() -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        completion(stream=True, stream_options={"include_usage": True, "include_cost": True})
+    assert (refusal.value.param, refusal.value.code) == ("stream_options.include_cost", "unknown_parameter")
+
+
 def test_parameters_that_ask_for_nothing_are_let_through() -> None:
     neutral = {
         "tools": [],
@@ -167,6 +173,7 @@ def test_text_parts_of_a_message_become_lines() -> None:
         ([{"role": "robot", "content": "hi"}], "messages.0.role"),
         ([{"role": "user", "content": 3}], "messages.0.content"),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "messages.0.content"),
+        ([{"role": "function", "name": "f", "content": "1"}], "messages.0.role"),
     ],
 )
 def test_a_wrong_message_is_refused_by_its_place(messages: Any, param: str) -> None:
@@ -179,6 +186,7 @@ def test_a_wrong_message_is_refused_by_its_place(messages: Any, param: str) -> N
     "fields",
     [
         {"stream_options": {"include_usage": True}},
+        {"stream": True, "stream_options": {"include_usage": 1}},
         {"echo": True, "logprobs": 1},
         {"timings": True, "n": 2},
         {"timings": True, "prompt": ["a", "b"]},
@@ -204,4 +212,4 @@ def test_anything_is_either_understood_or_refused(fields: dict[str, Any], kind: 
     valid = {"prompt": "hi", "messages": [{"role": "user", "content": "hi"}]}
     base = {name: value for name, value in valid.items() if name in kind.model_fields}
     with suppress(InvalidRequest):
-        parse(kind, json.dumps(base | fields).encode()).to_request().options.check(100)
+        parse(kind, json.dumps(base | fields).encode()).to_request("cmpl-1").options.check(100)
