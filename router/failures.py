@@ -39,8 +39,6 @@ def failure_of(failed: worker_pb2.Failed, worker_id: str) -> AttemptFailed | Rou
             return AttemptFailed(
                 reason, worker_id, Overloaded("every worker's queue is full; try again later")
             )
-        case worker_pb2.FAILURE_CODE_DRAINING:
-            return AttemptFailed(reason, worker_id, Unavailable("the workers are being shut down"))
         case worker_pb2.FAILURE_CODE_HANDOFF:
             return AttemptFailed(reason, worker_id, Unavailable(f"the KV handoff failed: {failed.message}"))
         case _:

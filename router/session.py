@@ -125,16 +125,6 @@ class WorkerSession:
         """Waits until the stream is broken or closed; says why."""
         return (await asyncio.shield(self._lost)).reason
 
-    async def drain(self, timeout_s: float) -> int:
-        """Tells the worker to finish what it runs; returns how many it could not. Raises RpcError."""
-        try:
-            response: worker_pb2.DrainResponse = await self._stub.Drain(
-                worker_pb2.DrainRequest(timeout_s=timeout_s), timeout=timeout_s + 5.0
-            )
-        except grpc.aio.AioRpcError as error:
-            raise translate(error, self.worker_id) from None
-        return response.unfinished
-
     async def stats(self, timeout_s: float = 5.0) -> worker_pb2.WorkerStats:
         """Raises RpcError."""
         try:

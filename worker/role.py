@@ -53,7 +53,6 @@ class Role:
         self.metrics = metrics
         self.clock = clock
         self.jobs = Jobs()
-        self.draining = False
 
     # ------------------------------------------------------------------------------ from the router
 
@@ -136,11 +135,6 @@ class Role:
         """Nothing is promised to anybody: no request here, and no pages lent to a handoff."""
         return not self.jobs
 
-    def drain(self) -> int:
-        """Take no new request from now on; how many are still here."""
-        self.draining = True
-        return len(self.jobs)
-
     def load(self) -> worker_pb2.Load:
         return load_to_proto(self.engine.stats())
 
@@ -217,8 +211,6 @@ class Role:
             self.jobs.add(job)
 
     def _check(self, job: Job) -> None:
-        if self.draining:
-            raise CommandRefused(worker_pb2.FAILURE_CODE_DRAINING, "this worker takes no new request")
         if job.id in self.jobs:
             raise CommandRefused(worker_pb2.FAILURE_CODE_INVALID, f"request id {job.id} is in use")
 

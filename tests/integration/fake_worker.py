@@ -129,11 +129,6 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             metrics_address="127.0.0.1:1",
         )
 
-    async def Drain(  # noqa: N802
-        self, request: worker_pb2.DrainRequest, context: grpc.aio.ServicerContext
-    ) -> worker_pb2.DrainResponse:
-        return worker_pb2.DrainResponse(unfinished=len(self.live))
-
     async def Session(  # noqa: N802
         self, commands: AsyncIterator[worker_pb2.Command], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[worker_pb2.EventBatch]:

@@ -148,7 +148,6 @@ async def test_attempts_are_bounded_and_the_last_failure_is_told() -> None:
         (worker_pb2.FAILURE_CODE_DEADLINE, DeadlineExceeded, 1),
         (worker_pb2.FAILURE_CODE_INTERNAL, Internal, 1),
         (worker_pb2.FAILURE_CODE_OVERLOADED, Overloaded, 2),
-        (worker_pb2.FAILURE_CODE_DRAINING, Unavailable, 2),
     ],
 )
 async def test_what_a_worker_complains_of_reaches_the_client_as_its_own_error(

@@ -22,7 +22,6 @@ class FailureCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FAILURE_CODE_DEADLINE: _ClassVar[FailureCode]
     FAILURE_CODE_HANDOFF: _ClassVar[FailureCode]
     FAILURE_CODE_INTERNAL: _ClassVar[FailureCode]
-    FAILURE_CODE_DRAINING: _ClassVar[FailureCode]
 ROLE_UNSPECIFIED: Role
 ROLE_PREFILL: Role
 ROLE_DECODE: Role
@@ -32,7 +31,6 @@ FAILURE_CODE_OVERLOADED: FailureCode
 FAILURE_CODE_DEADLINE: FailureCode
 FAILURE_CODE_HANDOFF: FailureCode
 FAILURE_CODE_INTERNAL: FailureCode
-FAILURE_CODE_DRAINING: FailureCode
 
 class DescribeRequest(_message.Message):
     __slots__ = ()
@@ -327,15 +325,3 @@ class PageCounts(_message.Message):
     quarantined: int
     total: int
     def __init__(self, free: _Optional[int] = ..., held: _Optional[int] = ..., cached: _Optional[int] = ..., in_flight: _Optional[int] = ..., quarantined: _Optional[int] = ..., total: _Optional[int] = ...) -> None: ...
-
-class DrainRequest(_message.Message):
-    __slots__ = ("timeout_s",)
-    TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
-    timeout_s: float
-    def __init__(self, timeout_s: _Optional[float] = ...) -> None: ...
-
-class DrainResponse(_message.Message):
-    __slots__ = ("unfinished",)
-    UNFINISHED_FIELD_NUMBER: _ClassVar[int]
-    unfinished: int
-    def __init__(self, unfinished: _Optional[int] = ...) -> None: ...
