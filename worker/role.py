@@ -67,6 +67,7 @@ class Role:
 
     def handle(self, session: RouterSession, command: worker_pb2.Command) -> None:
         """Carry out one command. What is wrong with one request fails that request, never the worker."""
+        self.outbox.handled(session)
         match command.WhichOneof("kind"):
             case "submit":
                 self._begin(session, command.submit.work, self.submit)

@@ -48,6 +48,12 @@ class Service:
     def exported(self) -> str:
         return generate_latest(self.metrics.registry).decode()
 
+    def metric(self, name: str, **labels: str) -> float:
+        """0 before anything was observed. `role`, `mode` and `worker` are the router's own."""
+        mode = self.dispatcher._config.mode.value
+        own = {"role": "router", "mode": mode, "worker": "router", **labels}
+        return self.metrics.registry.get_sample_value(name, own) or 0.0
+
 
 def sampling(max_tokens: int) -> sampling_pb2.Sampling:
     return sampling_pb2.Sampling(max_tokens=max_tokens, seed=1)

@@ -42,6 +42,8 @@ class Behaviour:
     """Takes commands, answers nothing."""
     dumb: bool = False
     """As a process that was stopped: the connection stands, and nothing comes."""
+    mute: bool = False
+    """Nothing comes over its stream, but the process answers."""
     stop_at_first: bool = False
     """The first token ends the sequence."""
     late_first_token: bool = False
@@ -119,6 +121,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     async def Describe(  # noqa: N802
         self, request: worker_pb2.DescribeRequest, context: grpc.aio.ServicerContext
     ) -> worker_pb2.WorkerInfo:
+        if self.behaviour.dumb:
+            await asyncio.Event().wait()
         peer = worker_pb2.Peer(name=f"{self.worker_id}@{self.epoch}", epoch=self.epoch)
         return worker_pb2.WorkerInfo(
             worker_id=self.worker_id,
@@ -143,7 +147,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
                     batch = worker_pb2.EventBatch()  # a heartbeat
                 if batch is None:
                     break
-                if not self.behaviour.dumb:
+                if not (self.behaviour.dumb or self.behaviour.mute):
                     yield batch
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the worker broke down")
         finally:

@@ -1,0 +1,149 @@
+"""When a sequence goes to the workers: at once, or after others, when there is room to decode it.
+
+A prompt whose KV finds no room on a decode worker is better not computed yet: its client would get one token
+and then nothing, and after a while the prompt would be computed again. It waits here, where it holds nothing.
+Sequences that lost their worker go first, a few at a time: all at once they would hold up each other, and
+everybody's prompts behind them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from router.errors import Overloaded
+
+__all__ = ["Admission", "Claim", "Turn"]
+
+_RETRY_S: Final = 5.0
+"""What a client is told that waited in vain."""
+
+
+class Claim(Protocol):
+    """Room on a decode worker that is kept for a sequence until it is sent there."""
+
+    def release(self) -> None: ...
+
+
+class Turn:
+    """A sequence's permission to go to the workers; to be closed when its attempt is over."""
+
+    __slots__ = ("_admission", "_claim", "_retry_tokens")
+
+    def __init__(self, admission: Admission, claim: Claim | None, retry_tokens: int) -> None:
+        self._admission = admission
+        self._claim = claim
+        self._retry_tokens = retry_tokens
+
+    def __enter__(self) -> Turn:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def release_claim(self) -> None:
+        """The decode worker is being chosen: what is sent there counts from now on."""
+        claim, self._claim = self._claim, None
+        if claim is not None:
+            claim.release()
+
+    def computed(self) -> None:
+        """The prompt is computed. Costs nothing when called again."""
+        if self._retry_tokens:
+            tokens, self._retry_tokens = self._retry_tokens, 0
+            self._admission.retry_computed(tokens)
+
+    def close(self) -> None:
+        had_claim = self._claim is not None
+        self.release_claim()
+        self.computed()
+        if had_claim:
+            self._admission.look()
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    tokens: int
+    is_retry: bool
+    turn: asyncio.Future[Turn]
+
+
+class Admission:
+    """Two lines, each first come, first served: a large request at the head is not passed by small ones."""
+
+    def __init__(
+        self,
+        has_room: Callable[[int], bool],
+        claim: Callable[[int], Claim | None],
+        retry_window: Callable[[], int],
+    ) -> None:
+        """`has_room(tokens)`: whether a sequence could be decoded now; `claim(tokens)` then keeps that room,
+        None where nothing is kept. `retry_window()`: tokens of retries that may be computed at a time.
+        """
+        self._has_room = has_room
+        self._claim = claim
+        self._retry_window = retry_window
+        self._retries: deque[_Waiting] = deque()
+        self._new: deque[_Waiting] = deque()
+        self._retrying = 0
+        """Tokens of retries that are being computed."""
+
+    def __len__(self) -> int:
+        """Sequences that wait."""
+        return len(self._retries) + len(self._new)
+
+    def at_once(self, tokens: int, *, is_retry: bool) -> Turn | None:
+        """A turn for a sequence that need not wait; None for one that must. O(workers)."""
+        if self._retries or (self._new and not is_retry):
+            return None
+        return self._grant(tokens, is_retry)
+
+    async def wait(self, tokens: int, patience_s: float, *, is_retry: bool) -> Turn:
+        """A turn when it comes. Raises Overloaded after `patience_s`."""
+        waiting = _Waiting(tokens, is_retry, asyncio.get_running_loop().create_future())
+        line = self._retries if is_retry else self._new
+        line.append(waiting)
+        try:
+            async with asyncio.timeout(None if patience_s == math.inf else patience_s):
+                return await waiting.turn
+        except BaseException as error:
+            if waiting.turn.done() and not waiting.turn.cancelled():
+                waiting.turn.result().close()  # granted in the moment of giving up
+            else:
+                if waiting in line:
+                    line.remove(waiting)
+                self.look()  # those behind it may fit
+            if isinstance(error, TimeoutError):
+                raise Overloaded(
+                    "too busy: no decode worker had room in time; try again later", retry_after_s=_RETRY_S
+                ) from None
+            raise
+
+    def look(self) -> None:
+        """Room may have been made: lets in those whose turn it is. Costs nothing while nobody waits."""
+        for line in (self._retries, self._new):
+            while line:
+                if not line[0].turn.done():  # else it is about to leave by itself
+                    turn = self._grant(line[0].tokens, line[0].is_retry)
+                    if turn is None:
+                        return
+                    line[0].turn.set_result(turn)
+                line.popleft()
+
+    def retry_computed(self, tokens: int) -> None:
+        """For `Turn`."""
+        self._retrying -= tokens
+        self.look()
+
+    def _grant(self, tokens: int, is_retry: bool) -> Turn | None:
+        if is_retry and self._retrying and self._retrying + tokens > self._retry_window():
+            return None
+        if not self._has_room(tokens):
+            return None
+        if is_retry:
+            self._retrying += tokens
+        return Turn(self, self._claim(tokens), tokens if is_retry else 0)
