@@ -11,16 +11,26 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from router.errors import Overloaded
 
-__all__ = ["Admission", "Claim", "Turn"]
+__all__ = ["Admission", "Claim", "Turn", "Want"]
 
 _RETRY_S: Final = 5.0
 """What a client is told that waited in vain."""
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """What waits for its turn."""
+
+    tokens: int
+    avoid: Set[str] = frozenset()
+    """Workers that it should not go to."""
+    is_retry: bool = False
 
 
 class Claim(Protocol):
@@ -67,8 +77,7 @@ class Turn:
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    tokens: int
-    is_retry: bool
+    want: Want
     turn: asyncio.Future[Turn]
 
 
@@ -77,11 +86,11 @@ class Admission:
 
     def __init__(
         self,
-        has_room: Callable[[int], bool],
-        claim: Callable[[int], Claim | None],
+        has_room: Callable[[Want], bool],
+        claim: Callable[[Want], Claim | None],
         retry_window: Callable[[], int],
     ) -> None:
-        """`has_room(tokens)`: whether a sequence could be decoded now; `claim(tokens)` then keeps that room,
+        """`has_room(want)`: whether a sequence could be decoded now; `claim(want)` then keeps that room,
         None where nothing is kept. `retry_window()`: tokens of retries that may be computed at a time.
         """
         self._has_room = has_room
@@ -96,16 +105,16 @@ class Admission:
         """Sequences that wait."""
         return len(self._retries) + len(self._new)
 
-    def at_once(self, tokens: int, *, is_retry: bool) -> Turn | None:
+    def at_once(self, want: Want) -> Turn | None:
         """A turn for a sequence that need not wait; None for one that must. O(workers)."""
-        if self._retries or (self._new and not is_retry):
+        if self._retries or (self._new and not want.is_retry):
             return None
-        return self._grant(tokens, is_retry)
+        return self._grant(want)
 
-    async def wait(self, tokens: int, patience_s: float, *, is_retry: bool) -> Turn:
+    async def wait(self, want: Want, patience_s: float) -> Turn:
         """A turn when it comes. Raises Overloaded after `patience_s`."""
-        waiting = _Waiting(tokens, is_retry, asyncio.get_running_loop().create_future())
-        line = self._retries if is_retry else self._new
+        waiting = _Waiting(want, asyncio.get_running_loop().create_future())
+        line = self._retries if want.is_retry else self._new
         line.append(waiting)
         try:
             async with asyncio.timeout(None if patience_s == math.inf else patience_s):
@@ -128,7 +137,7 @@ class Admission:
         for line in (self._retries, self._new):
             while line:
                 if not line[0].turn.done():  # else it is about to leave by itself
-                    turn = self._grant(line[0].tokens, line[0].is_retry)
+                    turn = self._grant(line[0].want)
                     if turn is None:
                         return
                     line[0].turn.set_result(turn)
@@ -139,11 +148,11 @@ class Admission:
         self._retrying -= tokens
         self.look()
 
-    def _grant(self, tokens: int, is_retry: bool) -> Turn | None:
-        if is_retry and self._retrying and self._retrying + tokens > self._retry_window():
+    def _grant(self, want: Want) -> Turn | None:
+        retry_tokens = want.tokens if want.is_retry else 0
+        if retry_tokens and self._retrying and self._retrying + retry_tokens > self._retry_window():
             return None
-        if not self._has_room(tokens):
+        if not self._has_room(want):
             return None
-        if is_retry:
-            self._retrying += tokens
-        return Turn(self, self._claim(tokens), tokens if is_retry else 0)
+        self._retrying += retry_tokens
+        return Turn(self, self._claim(want), retry_tokens)

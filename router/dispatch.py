@@ -12,7 +12,7 @@ from collections.abc import Sequence as Tokens
 from contextlib import aclosing
 from typing import Final
 
-from router.admission import Admission, Turn
+from router.admission import Admission, Turn, Want
 from router.attempt import Attempt, DisaggAttempt, MixedAttempt, Pick
 from router.backlog import Backlog, Place
 from router.config import Mode, RouterConfig
@@ -138,11 +138,9 @@ class ClusterDispatcher:
         if not self.ready():
             raise self._nobody_is_ready()
         tries = Tries(sequence.id, self._config.max_attempts)
-        pause, is_retry = _FIRST_PAUSE_S, False
+        pause, want = _FIRST_PAUSE_S, Want(sequence.num_tokens)
         while True:
-            turn = self._admission.at_once(sequence.num_tokens, is_retry=is_retry)
-            if turn is None:
-                turn = await self._turn(sequence, is_retry=is_retry)
+            turn = self._admission.at_once(want) or await self._turn(sequence, want)
             attempt = self.attempt(sequence, self._picker(sequence, tries.avoid, turn))
             try:
                 with turn:
@@ -158,8 +156,8 @@ class ClusterDispatcher:
             else:
                 return
             await asyncio.sleep(min(pause * random.uniform(0.5, 1.5), sequence.seconds_left()))
-            pause, is_retry = min(pause * 4, _LONGEST_PAUSE_S), True
-            place.again(sequence.num_tokens)
+            pause, want = min(pause * 4, _LONGEST_PAUSE_S), Want(sequence.num_tokens, tries.avoid, True)
+            place.again(want.tokens)
             await self._wait_for_workers(sequence)
 
     def _take_in(self, failed: AttemptFailed, tries: Tries, sequence: Sequence) -> None:
@@ -191,12 +189,12 @@ class ClusterDispatcher:
             self._metrics.counted(error.code or "error")
             raise error
 
-    async def _turn(self, sequence: Sequence, *, is_retry: bool) -> Turn:
+    async def _turn(self, sequence: Sequence, want: Want) -> Turn:
         """Waits until the sequence may go to the workers. Raises Overloaded, DeadlineExceeded."""
         patience = min(self._config.max_queue_wait, sequence.seconds_left())
         self._backlog.held_back += 1
         try:
-            return await self._admission.wait(sequence.num_tokens, patience, is_retry=is_retry)
+            return await self._admission.wait(want, patience)
         except Overloaded:
             if not sequence.seconds_left():
                 raise out_of_time() from None
@@ -204,12 +202,14 @@ class ClusterDispatcher:
         finally:
             self._backlog.held_back -= 1
 
-    def _has_room(self, tokens: int) -> bool:
+    def _has_room(self, want: Want) -> bool:
         """In mixed mode requests queue at the workers, where they are admitted without a word to and fro."""
-        return self._config.mode is Mode.MIXED or self._placement.can_decode(tokens)
+        return self._config.mode is Mode.MIXED or self._placement.can_decode(want.tokens, want.avoid)
 
-    def _claim(self, tokens: int) -> Promise | None:
-        return None if self._config.mode is Mode.MIXED else self._placement.promise(tokens)
+    def _claim(self, want: Want) -> Promise | None:
+        if self._config.mode is Mode.MIXED:
+            return None
+        return self._placement.promise(want.tokens, want.avoid)
 
     def _retry_window(self) -> int:
         """Enough for two steps of every worker: one that is computed, and one that waits for it."""

@@ -49,17 +49,17 @@ class Placement:
             return None
         return ready[place(_views(ready, avoid), tokens, self._choose, next(self._turns[role]))]
 
-    def can_decode(self, tokens: int) -> bool:
+    def can_decode(self, tokens: int, avoid: Set[str] = _NOBODY) -> bool:
         """Whether a decode worker has room now. True if none is there: then there is nothing to wait for."""
-        return any_has_room(_views(self._registry.ready(ROLE_DECODE), _NOBODY), tokens)
+        return any_has_room(_views(self._registry.ready(ROLE_DECODE), avoid), tokens)
 
-    def promise(self, tokens: int) -> Promise | None:
+    def promise(self, tokens: int, avoid: Set[str] = _NOBODY) -> Promise | None:
         """Keeps room on a decode worker; None if none is there."""
         ready = self._registry.ready(ROLE_DECODE)
         if not ready:
             return None
         # Always by load, and not in turn: a promise is about room, and takes nobody's turn.
-        views = _views(ready, _NOBODY)
+        views = _views(ready, avoid)
         session = ready[place(views, tokens, POLICIES[Routing.LEAST_LOADED], 0)]
         return Promise(session.load, tokens)
 

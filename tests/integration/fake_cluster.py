@@ -69,7 +69,9 @@ async def service(*workers: FakeWorker, wait: bool = True, **settings: object) -
         for worker in workers:
             await worker.start()
             stack.push_async_callback(worker.stop)
-        registry = await stack.enter_async_context(Registry(workers))
+        registry = await stack.enter_async_context(
+            Registry(workers, silence_s=config.worker_timeout, grace_s=config.worker_grace)
+        )
         if wait:
             assert await registry.wait_for_all(5.0), registry.complaints()
         yield Service(ClusterDispatcher(config, registry, metrics), registry, metrics, list(workers))
