@@ -13,14 +13,9 @@ import math
 from collections import deque
 from collections.abc import Callable, Set
 from dataclasses import dataclass
-from typing import Final, Protocol
-
-from router.errors import Overloaded
+from typing import Protocol
 
 __all__ = ["Admission", "Claim", "Turn", "Want"]
-
-_RETRY_S: Final = 5.0
-"""What a client is told that waited in vain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,24 +107,20 @@ class Admission:
         return self._grant(want)
 
     async def wait(self, want: Want, patience_s: float) -> Turn:
-        """A turn when it comes. Raises Overloaded after `patience_s`."""
+        """A turn when it comes. Raises TimeoutError after `patience_s`."""
         waiting = _Waiting(want, asyncio.get_running_loop().create_future())
         line = self._retries if want.is_retry else self._new
         line.append(waiting)
         try:
             async with asyncio.timeout(None if patience_s == math.inf else patience_s):
                 return await waiting.turn
-        except BaseException as error:
+        except BaseException:
             if waiting.turn.done() and not waiting.turn.cancelled():
                 waiting.turn.result().close()  # granted in the moment of giving up
             else:
                 if waiting in line:
                     line.remove(waiting)
                 self.look()  # those behind it may fit
-            if isinstance(error, TimeoutError):
-                raise Overloaded(
-                    "too busy: no decode worker had room in time; try again later", retry_after_s=_RETRY_S
-                ) from None
             raise
 
     def look(self) -> None:

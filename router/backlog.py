@@ -13,7 +13,7 @@ from typing import Final
 
 from router.errors import Overloaded
 
-__all__ = ["Backlog", "Place"]
+__all__ = ["Backlog", "Place", "overloaded"]
 
 _PRESSURE_TOKENS: Final = 8192
 """Only while so many wait, or any is held back for want of room, does the rate say what the cluster can do,
@@ -47,9 +47,9 @@ class Backlog:
         self._advance()
         wait_s, limit_s = self.wait_s(), min(self._max_wait_s, patience_s)
         if self.tokens and self.tokens + tokens > self._max_tokens:
-            raise _overloaded(f"{self.tokens} prompt tokens wait already", wait_s)
+            raise overloaded(f"{self.tokens} prompt tokens wait already", wait_s)
         if wait_s > limit_s:
-            raise _overloaded(f"the wait would be about {wait_s:.0f} s", wait_s - limit_s)
+            raise overloaded(f"the wait would be about {wait_s:.0f} s", wait_s - limit_s)
         self.tokens += tokens
         return Place(self, tokens)
 
@@ -114,6 +114,7 @@ class Place:
             self._backlog.leave(self._tokens, served=served)
 
 
-def _overloaded(why: str, retry_s: float) -> Overloaded:
+def overloaded(why: str, retry_s: float) -> Overloaded:
+    """For a client that is to come back after about `retry_s`."""
     least, most = _RETRY_S
     return Overloaded(f"too busy: {why}; try again later", retry_after_s=min(max(retry_s, least), most))

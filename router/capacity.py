@@ -74,7 +74,7 @@ class WorkerView:
         active = self.running + self.incoming + self.queued_handoffs + self.promised
         if self.max_running and active >= self.max_running:
             return False
-        # Whoever is there keeps a page to grow into, as in Engine.reserve; in what was promised it is counted.
+        # As in Engine.reserve, every request keeps a page to grow into; what was promised has it counted in.
         growth = self.running + self.incoming + self.queued_handoffs
         taken = self.queued_pages + self.promised_pages + growth
         return self.pages_for(tokens) + taken <= self.free_pages
@@ -92,7 +92,7 @@ def round_robin(workers: Sequence[WorkerView], turn: int) -> int:
 def least_loaded(workers: Sequence[WorkerView], turn: int) -> int:
     """The one with the fewest tokens on its hands; equals take turns."""
     first = turn % len(workers)
-    in_turn = (*range(first, len(workers)), *range(first))
+    in_turn: list[int] = [*range(first, len(workers)), *range(first)]
     return min(in_turn, key=lambda i: (workers[i].tokens, workers[i].requests))
 
 

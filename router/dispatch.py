@@ -14,7 +14,7 @@ from typing import Final
 
 from router.admission import Admission, Turn, Want
 from router.attempt import Attempt, DisaggAttempt, MixedAttempt, Pick
-from router.backlog import Backlog, Place
+from router.backlog import Backlog, Place, overloaded
 from router.config import Mode, RouterConfig
 from router.culprits import Culprits
 from router.dispatch_api import Delta
@@ -195,10 +195,10 @@ class ClusterDispatcher:
         self._backlog.held_back += 1
         try:
             return await self._admission.wait(want, patience)
-        except Overloaded:
+        except TimeoutError:
             if not sequence.seconds_left():
                 raise out_of_time() from None
-            raise
+            raise overloaded("no decode worker had room in time", self._backlog.wait_s()) from None
         finally:
             self._backlog.held_back -= 1
 

@@ -8,7 +8,6 @@ import math
 import pytest
 
 from router.admission import Admission, Turn, Want
-from router.errors import Overloaded
 
 
 class Pool:
@@ -100,7 +99,7 @@ async def test_one_that_loses_patience_is_refused_and_lets_those_behind_it_in() 
     pool = Pool(5)
     large = await waiting(pool, 8, patience_s=0.01)
     small = await waiting(pool, 1)
-    with pytest.raises(Overloaded):
+    with pytest.raises(TimeoutError):
         await large
     assert await who_is_in(small) == [True]
     assert len(pool.admission) == 0
