@@ -138,11 +138,9 @@ async def test_those_who_lost_their_worker_are_computed_a_few_at_a_time_and_befo
     second.chunk = 8  # a window of 16 tokens: of three sequences of 4 tokens and 1 of the answer or more
     async with service(first) as served, service(second) as other:
         served.registry._members += other.registry._members
-        streams = [served.dispatcher.generate(PROMPT, sampling(500)) for _ in range(20)]
-        for stream in streams:
-            assert (await anext(stream)).token_ids
+        tasks = [asyncio.create_task(served.tokens(500)) for _ in range(20)]
+        await until(lambda: served.metric("baton_ttft_seconds_count") == 20)
         await first.stop()
-        tasks = [asyncio.create_task(anext(stream)) for stream in streams]
         await until(lambda: len(second.commands("submit")) >= 1)
         new = asyncio.create_task(served.tokens())
         await until(lambda: held_back(served) == 20 - len(second.commands("submit")) + 1)
@@ -151,8 +149,6 @@ async def test_those_who_lost_their_worker_are_computed_a_few_at_a_time_and_befo
         for task in (*tasks, new):
             task.cancel()
         await asyncio.wait([*tasks, new])
-        for stream in streams:
-            await stream.aclose()
         assert held_back(served) == 0
 
 
