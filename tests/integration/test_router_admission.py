@@ -137,9 +137,9 @@ async def test_those_who_lost_their_worker_are_computed_a_few_at_a_time_and_befo
     first, second = decode_worker("decode-0", token_s=0.01), decode_worker("decode-1", silent=True)
     second.chunk = 8  # a window of 16 tokens: of three sequences of 4 tokens and 1 of the answer or more
     async with service(first) as served, service(second) as other:
-        served.registry._members += other.registry._members
         tasks = [asyncio.create_task(served.tokens(500)) for _ in range(20)]
         await until(lambda: served.metric("baton_ttft_seconds_count") == 20)
+        served.registry._members += other.registry._members  # it comes when all are on the first
         await first.stop()
         await until(lambda: len(second.commands("submit")) >= 1)
         new = asyncio.create_task(served.tokens())
