@@ -94,6 +94,14 @@ class DecodeRole(Role):
         waiting = (w.deadline for w in self._waiting if w.job.id in self.jobs)
         return min(super().next_wakeup(), min(waiting, default=math.inf))
 
+    def load(self) -> worker_pb2.Load:
+        load = super().load()
+        waiting = [w.job.request for w in self._waiting if w.job.id in self.jobs]
+        load.incoming = len(self._incoming)
+        load.queued_handoffs = len(waiting)
+        load.queued_pages = sum(-(-request.num_tokens // self.engine.config.page_size) for request in waiting)
+        return load
+
     @property
     def num_unexpected(self) -> int:
         return self._receiver.num_unexpected

@@ -42,6 +42,13 @@ class _Part:
     tokens: int
     active: bool = True
     """It may hold something of the request: it counts as load, and is told when the attempt is given up."""
+    begun: bool = False
+    """It computes the request, which no longer queues there."""
+
+    def ask(self, command: worker_pb2.Command) -> None:
+        """Sends the command that makes the worker hold something of the request."""
+        self.session.send(command)
+        self.session.load.sent(self.session.num_sent, self.tokens)
 
     def done(self) -> None:
         """The worker did what it was asked for."""
@@ -58,8 +65,9 @@ class _Part:
 
     def lost(self, loss: WorkerLost) -> AttemptFailed:
         """The worker will say nothing any more; returns what that means for the request."""
+        begun = self.begun and self.active
         self._end()
-        return loss_of(loss, self.session.worker_id)
+        return loss_of(loss, self.session.worker_id, begun=begun)
 
     def leave(self) -> None:
         self.session.forget(self.request_id)
@@ -166,7 +174,7 @@ class MixedAttempt(Attempt):
 
     def _begin(self) -> None:
         self._worker = self._enlist(ROLE_DECODE)
-        self._worker.session.send(worker_pb2.Command(submit=worker_pb2.Submit(work=self._work())))
+        self._worker.ask(worker_pb2.Command(submit=worker_pb2.Submit(work=self._work())))
 
     @property
     def awaited(self) -> WorkerSession:
@@ -179,6 +187,7 @@ class MixedAttempt(Attempt):
                 if tokens.finish:
                     self._worker.done()
             case worker_pb2.Started() as started:
+                self._worker.begun = True
                 self._waterfall.start(started, event.at)
             case worker_pb2.Failed() as failed:
                 raise self._worker.failed(failed)
@@ -208,7 +217,7 @@ class DisaggAttempt(Attempt):
 
     def _begin(self) -> None:
         self._prefill = self._enlist(ROLE_PREFILL)
-        self._prefill.session.send(worker_pb2.Command(submit=worker_pb2.Submit(work=self._work())))
+        self._prefill.ask(worker_pb2.Command(submit=worker_pb2.Submit(work=self._work())))
 
     @property
     def awaited(self) -> WorkerSession:
@@ -228,6 +237,7 @@ class DisaggAttempt(Attempt):
     def _from_prefill(self, event: Event, delta: Delta) -> None:
         match event.message:
             case worker_pb2.Started() as started:
+                self._prefill.begun = True
                 self._waterfall.start(started, event.at)
                 self._reserve()
             case worker_pb2.Tokens() as tokens:
@@ -256,10 +266,12 @@ class DisaggAttempt(Attempt):
         match event.message:
             case worker_pb2.Reserved() as reserved:
                 self._waterfall.reserve(event.at)
+                decode.session.load.reserved(len(reserved.ticket.pages), decode.tokens)
                 self._prefill.session.send(
                     worker_pb2.Command(attach=worker_pb2.Attach(ticket=reserved.ticket))
                 )
             case worker_pb2.Arrived():
+                decode.begun = True
                 self._waterfall.arrive(event.at)
                 self._has_arrived = True
                 self._prefill.done()
@@ -284,7 +296,7 @@ class DisaggAttempt(Attempt):
 
     def _reserve(self) -> None:
         self._decode = self._enlist(ROLE_DECODE)
-        self._decode.session.send(
+        self._decode.ask(
             worker_pb2.Command(
                 reserve=worker_pb2.Reserve(
                     work=self._work(),

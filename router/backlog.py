@@ -13,10 +13,11 @@ from typing import Final
 
 from router.errors import Overloaded
 
-__all__ = ["Backlog", "Place"]
+__all__ = ["Backlog", "Place", "overloaded"]
 
 _PRESSURE_TOKENS: Final = 8192
-"""Only while so many wait does the rate say what the cluster can do, and not what clients happen to ask."""
+"""Only while so many wait, or any is held back for want of room, does the rate say what the cluster can do,
+and not what clients happen to ask."""
 _EVIDENCE_S: Final = 2.0
 _MEMORY_S: Final = 30.0
 """Seconds under pressure after which what was measured counts for a third."""
@@ -32,6 +33,8 @@ class Backlog:
     ) -> None:
         self.tokens = 0
         """Prompt tokens of all sequences whose first token is not out."""
+        self.held_back = 0
+        """Sequences among them that wait in the router for room on a decode worker."""
         self._max_tokens = max_tokens
         self._max_wait_s = max_wait_s
         self._clock = clock
@@ -44,9 +47,9 @@ class Backlog:
         self._advance()
         wait_s, limit_s = self.wait_s(), min(self._max_wait_s, patience_s)
         if self.tokens and self.tokens + tokens > self._max_tokens:
-            raise _overloaded(f"{self.tokens} prompt tokens wait already", wait_s)
+            raise overloaded(f"{self.tokens} prompt tokens wait already", wait_s)
         if wait_s > limit_s:
-            raise _overloaded(f"the wait would be about {wait_s:.0f} s", wait_s - limit_s)
+            raise overloaded(f"the wait would be about {wait_s:.0f} s", wait_s - limit_s)
         self.tokens += tokens
         return Place(self, tokens)
 
@@ -55,6 +58,11 @@ class Backlog:
         if self._seconds < _EVIDENCE_S or not self._served:
             return 0.0
         return self.tokens * self._seconds / self._served
+
+    def rejoin(self, tokens: int) -> None:
+        """For `Place`."""
+        self._advance()
+        self.tokens += tokens
 
     def leave(self, tokens: int, *, served: bool) -> None:
         """For `Place`."""
@@ -66,7 +74,7 @@ class Backlog:
         """Lets the time pass; whether there is pressure."""
         now = self._clock()
         passed, self._at = now - self._at, now
-        if self.tokens < _PRESSURE_TOKENS:
+        if self.tokens < _PRESSURE_TOKENS and not self.held_back:
             return False
         fading = math.exp(-passed / _MEMORY_S)
         self._served *= fading
@@ -77,11 +85,12 @@ class Backlog:
 class Place:
     """One prompt in the backlog, until it is served or given up."""
 
-    __slots__ = ("_backlog", "_tokens")
+    __slots__ = ("_backlog", "_is_inside", "_tokens")
 
     def __init__(self, backlog: Backlog, tokens: int) -> None:
-        self._backlog: Backlog | None = backlog
+        self._backlog = backlog
         self._tokens = tokens
+        self._is_inside = True
 
     def __enter__(self) -> Place:
         return self
@@ -93,12 +102,19 @@ class Place:
         """Its first token is out; later calls change nothing."""
         self._leave(served=True)
 
+    def again(self, tokens: int) -> None:
+        """It has to be computed again, so many tokens now. It was admitted before, and is not refused."""
+        self._leave(served=False)
+        self._backlog.rejoin(tokens)
+        self._tokens, self._is_inside = tokens, True
+
     def _leave(self, *, served: bool) -> None:
-        if self._backlog is not None:
+        if self._is_inside:
+            self._is_inside = False
             self._backlog.leave(self._tokens, served=served)
-            self._backlog = None
 
 
-def _overloaded(why: str, retry_s: float) -> Overloaded:
+def overloaded(why: str, retry_s: float) -> Overloaded:
+    """For a client that is to come back after about `retry_s`."""
     least, most = _RETRY_S
     return Overloaded(f"too busy: {why}; try again later", retry_after_s=min(max(retry_s, least), most))

@@ -65,24 +65,36 @@ class RayWorker:
 
     async def endpoint(self) -> Endpoint:
         """Loads the model if that is still to be done. Raises WorkerUnavailable, WorkerBroken."""
+        actor = self._actor
         try:
             listening = await asyncio.wait_for(
-                self._actor.start.remote(), _ANSWER_S if self._was_up else _ASK_AGAIN_S
+                actor.start.remote(), _ANSWER_S if self._was_up else _ASK_AGAIN_S
             )
-        except TimeoutError:
-            raise self._no_answer() from None
-        except RayTaskError as error:
-            raise WorkerBroken(_last_line(error)) from None
-        except ActorDiedError as error:
-            # Ray restarts a process that dies, but not an actor that fails to come to life.
-            if not self._was_stopped:
-                await self.revive()
-            raise WorkerBroken(_last_line(error)) from None
-        except RayError as error:
-            self._was_up = False
-            raise WorkerUnavailable(_first_line(error)) from None
+        except (TimeoutError, RayError) as error:
+            if actor is not self._actor:
+                # `revive` replaced it meanwhile: what becomes of it says nothing about its successor.
+                raise WorkerUnavailable("it was started anew") from None
+            raise await self._trouble_of(error) from None
+        if actor is not self._actor:
+            raise WorkerUnavailable("it was started anew")
         self._was_up = True
         return Endpoint(listening.address, self._identity.call(listening.certificate))
+
+    async def _trouble_of(self, error: TimeoutError | RayError) -> WorkerUnavailable:
+        """What the failure of the current actor's `start` means; does what helps against it."""
+        match error:
+            case TimeoutError():
+                return self._no_answer()
+            case RayTaskError():
+                return WorkerBroken(_last_line(error))
+            case ActorDiedError():
+                # Ray restarts a process that dies, but not an actor that fails to come to life.
+                if not self._was_stopped:
+                    await self.revive()
+                return WorkerBroken(_last_line(error))
+            case _:
+                self._was_up = False
+                return WorkerUnavailable(_first_line(error))
 
     def _no_answer(self) -> WorkerUnavailable:
         if not self._was_up:

@@ -296,8 +296,21 @@ class RouterConfig:
 
     worker_timeout: Annotated[
         float,
-        Option(_ROUTING, "seconds of silence after which a worker is lost; it speaks every 0.2", "SECONDS"),
+        Option(
+            _ROUTING,
+            "seconds of silence after which a worker is late and gets no new request; its heartbeat is 0.2",
+            "SECONDS",
+        ),
     ] = 1.0
+    worker_grace: Annotated[
+        float,
+        Option(
+            _ROUTING,
+            "seconds after --worker-timeout in which a late worker may answer a probe and keep its streams;"
+            " then it is lost",
+            "SECONDS",
+        ),
+    ] = 3.0
     step_timeout: Annotated[
         float,
         Option(_ROUTING, "seconds at one step after which an engine hangs, and is started anew", "SECONDS"),

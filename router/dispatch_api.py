@@ -39,9 +39,12 @@ class Dispatcher(Protocol):
         *,
         priority: int = 0,
         timeout_s: float = 0.0,
-    ) -> AsyncGenerator[Delta, None]:
+    ) -> AsyncGenerator[Delta, bool | None]:
         """Yield new tokens until a delta with a finish reason.
 
+        A caller that finds the end of the text by itself, at a stop string, says so with `asend(True)`. The
+        sequence then counts as stopped, not as aborted, and the answer is a delta without tokens: finish
+        reason STOP, and the timings.
         Closing or cancelling the generator aborts the request on every worker that knows of it.
         `timeout_s` counts from the call; 0 means no deadline. Raises RouterError.
         """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from router.errors import DeadlineExceeded, Internal, InvalidRequest, Overloaded, RouterError, Unavailable
-from router.worker_events import WorkerLost
+from router.worker_events import Loss, WorkerLost
 from rpc.baton.v1 import worker_pb2
 
 __all__ = ["AttemptFailed", "failure_of", "loss_of", "out_of_time", "speaks_against"]
@@ -17,7 +17,13 @@ class AttemptFailed(Exception):
     """This attempt is lost, but another one may do. `verdict` is for the client when there is no other."""
 
     def __init__(
-        self, reason: str, worker_id: str | None, verdict: RouterError, *, planned: bool = False
+        self,
+        reason: str,
+        worker_id: str | None,
+        verdict: RouterError,
+        *,
+        planned: bool = False,
+        is_suspect: bool = False,
     ) -> None:
         super().__init__(reason)
         self.worker_id = worker_id
@@ -25,6 +31,8 @@ class AttemptFailed(Exception):
         self.verdict = verdict
         self.planned = planned
         """The request only moves: the attempt does not count."""
+        self.is_suspect = is_suspect
+        """The worker's process ended while it computed the request, which may have caused that."""
 
 
 def failure_of(failed: worker_pb2.Failed, worker_id: str) -> AttemptFailed | RouterError:
@@ -39,17 +47,21 @@ def failure_of(failed: worker_pb2.Failed, worker_id: str) -> AttemptFailed | Rou
             return AttemptFailed(
                 reason, worker_id, Overloaded("every worker's queue is full; try again later")
             )
-        case worker_pb2.FAILURE_CODE_DRAINING:
-            return AttemptFailed(reason, worker_id, Unavailable("the workers are being shut down"))
         case worker_pb2.FAILURE_CODE_HANDOFF:
             return AttemptFailed(reason, worker_id, Unavailable(f"the KV handoff failed: {failed.message}"))
         case _:
             return Internal(f"the model could not process this request: {failed.message}")
 
 
-def loss_of(loss: WorkerLost, worker_id: str) -> AttemptFailed:
-    verdict = Unavailable("the worker that computed this request went away")
-    return AttemptFailed(loss.reason, worker_id, verdict, planned=loss.planned)
+def loss_of(loss: WorkerLost, worker_id: str, *, begun: bool) -> AttemptFailed:
+    """`begun`: the worker was computing the request, which had not just queued there."""
+    return AttemptFailed(
+        loss.reason,
+        worker_id,
+        Unavailable("the worker that computed this request went away"),
+        planned=loss.how is Loss.PLANNED,
+        is_suspect=begun and loss.how is Loss.BROKEN,
+    )
 
 
 def speaks_against(failed: worker_pb2.Failed) -> bool:

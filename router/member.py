@@ -9,6 +9,7 @@ from typing import Final, Protocol
 
 from router.health import Health, Trust
 from router.session import WorkerSession
+from router.silence import Hearing
 from rpc.baton.v1 import worker_pb2
 from rpc.channel import Endpoint
 
@@ -49,6 +50,8 @@ class Standing(Enum):
     READY = "ready"
     DOUBTED = "doubted"
     """Requests failed on it: avoided while others are ready."""
+    LATE = "late"
+    """Silent for longer than it should be: keeps its requests, gets new ones only if all are late."""
     BAD = "bad"
     """The canary failed on it: gets no requests until one comes back."""
     AWAY = "away"
@@ -76,11 +79,15 @@ class Member:
         here = self.session is not None and self.session.alive
         if not self.wanted.is_set():
             return Standing.LEAVING if here else Standing.STOPPED
-        return _BY_TRUST[self.health.trust] if here else Standing.AWAY
+        if self.session is None or not here:
+            return Standing.AWAY
+        standing = _BY_TRUST[self.health.trust]
+        is_late = self.session.hearing is not Hearing.GOOD and standing is not Standing.BAD
+        return Standing.LATE if is_late else standing
 
     @property
     def usable(self) -> bool:
-        return self.standing in (Standing.READY, Standing.DOUBTED)
+        return self.standing in (Standing.READY, Standing.DOUBTED, Standing.LATE)
 
 
 _BY_TRUST: Final = {

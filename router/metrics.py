@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import time
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from router.admission import Admission
 from router.backlog import Backlog
 from router.failures import AttemptFailed
-from router.sequence import Sequence
+from router.waterfall import Waterfall
 from rpc.baton.v1 import router_pb2
 
 __all__ = ["RouterMetrics"]
 
 _LABELS: Final = ("role", "mode", "worker")
-_STAGES: Final = ("queue", "prefill", "reserve", "transfer", "first_decode")
+_STAGES_TO_FIRST: Final = ("queue", "prefill")
+_STAGES_TO_SECOND: Final = ("reserve", "transfer", "first_decode")
+_STAGES: Final = (*_STAGES_TO_FIRST, *_STAGES_TO_SECOND)
 _WAITS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 300.0)
 _GAPS: Final = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
 class RouterMetrics:
-    """`registry` is what GET /metrics renders."""
+    """`registry` is what GET /metrics renders. Observes sequences: see `router.waterfall.Observer`."""
 
     def __init__(self, mode: str) -> None:
         self.registry = CollectorRegistry()
@@ -32,6 +34,9 @@ class RouterMetrics:
         self._queued_tokens = self._gauge(
             "baton_router_queued_tokens", "Prompt tokens of sequences that wait for their first token"
         )
+        self._held_back = self._gauge(
+            "baton_router_held_back_requests", "Sequences that wait in the router for room on a decode worker"
+        )
         self._predicted_wait = self._gauge(
             "baton_router_predicted_wait_seconds", "How long a prompt that came now would wait"
         )
@@ -39,11 +44,18 @@ class RouterMetrics:
         self._retries = self._labelled_counter(
             "baton_request_retries", "Attempts that failed, by the worker that failed them", "failed_worker"
         )
-        self._prompt_tokens = self._counter("baton_prompt_tokens", "Tokens in prompts")
+        self._prompt_tokens = self._counter("baton_prompt_tokens", "Tokens in prompts that were admitted")
         self._output_tokens = self._counter("baton_output_tokens", "Tokens sent to clients")
 
         self._first_token = self._histogram("baton_ttft_seconds", "Arrival to first token", _WAITS)
-        self.inter_token = self._histogram("baton_itl_seconds", "Between two tokens of a sequence", _GAPS)
+        self._no_first_token = Histogram(
+            "baton_no_first_token_seconds",
+            "Arrival to end, of admitted sequences that ended without a token, by how they ended",
+            (*_LABELS, "outcome"),
+            buckets=_WAITS,
+            registry=self.registry,
+        )
+        self._inter_token = self._histogram("baton_itl_seconds", "Between two tokens of a sequence", _GAPS)
         self._end_to_end = self._histogram("baton_e2e_seconds", "Arrival to last token", _WAITS)
         stages = Histogram(
             "baton_stage_seconds",
@@ -66,18 +78,39 @@ class RouterMetrics:
         self._queued_tokens.set_function(lambda: backlog.tokens)
         self._predicted_wait.set_function(backlog.wait_s)
 
-    def finished(self, sequence: Sequence, outcome: str) -> None:
-        """Once a sequence, however it ended."""
+    def watch_admission(self, admission: Admission) -> None:
+        """From now on, every scrape asks it."""
+        self._held_back.set_function(lambda: len(admission))
+
+    def admitted(self, prompt_tokens: int) -> None:
+        self._prompt_tokens.inc(prompt_tokens)
+
+    def sent(self, tokens: int) -> None:
+        """Tokens that the client has now."""
+        self._output_tokens.inc(tokens)
+
+    def finished(self, waterfall: Waterfall, outcome: str, at: float) -> None:
+        """Once an admitted sequence, however it ended. `at` is on the waterfall's clock."""
+        self.counted(outcome)
+        passed = at - waterfall.arrival
+        if waterfall.first_token is None:
+            self._no_first_token.labels(*self._own, outcome).observe(passed)
+        else:
+            self._end_to_end.observe(passed)
+
+    def counted(self, outcome: str) -> None:
+        """A sequence that was refused at once; for others see `finished`."""
         self._requests.labels(*self._own, outcome).inc()
-        self._prompt_tokens.inc(len(sequence.prompt))
-        self._output_tokens.inc(len(sequence.output))
-        marks = sequence.waterfall
-        if marks.first_token is None:
-            return
-        timings = marks.timings(time.monotonic())
+
+    def on_first_token(self, timings: router_pb2.Timings) -> None:
         self._first_token.observe(timings.ttft_s)
-        self._end_to_end.observe(timings.e2e_s)
-        self._observe_stages(timings)
+        self._observe(timings, _STAGES_TO_FIRST)
+
+    def on_second_token(self, timings: router_pb2.Timings) -> None:
+        self._observe(timings, _STAGES_TO_SECOND)
+
+    def on_gap(self, seconds: float) -> None:
+        self._inter_token.observe(seconds)
 
     def retried(self, failed: AttemptFailed) -> None:
         self._retries.labels(*self._own, failed.worker_id or "none").inc()
@@ -88,9 +121,9 @@ class RouterMetrics:
         if up:
             self._incarnations.labels(*labels).inc()
 
-    def _observe_stages(self, timings: router_pb2.Timings) -> None:
-        for stage, histogram in self._stages.items():
-            histogram.observe(getattr(timings, f"{stage}_s"))
+    def _observe(self, timings: router_pb2.Timings, stages: tuple[str, ...]) -> None:
+        for stage in stages:
+            self._stages[stage].observe(getattr(timings, f"{stage}_s"))
 
     def _labelled_counter(self, name: str, text: str, label: str) -> Counter:
         return Counter(name, text, (*_LABELS, label), registry=self.registry)

@@ -14,6 +14,7 @@ from typing import Final, TypeAlias
 
 from router.member import Member, Standing, WorkerBroken, WorkerHandle, WorkerUnavailable
 from router.session import WorkerSession
+from router.silence import Silence
 from rpc.baton.v1 import worker_pb2
 from rpc.status import RpcError
 
@@ -35,16 +36,20 @@ class Registry:
         on_change: OnChange = lambda _handle, _up: None,
         *,
         silence_s: float = 1.0,
+        grace_s: float = 3.0,
     ) -> None:
         """`on_change(handle, up)` is told of every worker that comes or goes.
 
-        A worker that says nothing for `silence_s`, not even that it lives, is lost.
+        A worker that says nothing for `silence_s`, not even that it lives, is late, and lost after `grace_s`
+        more.
         """
         self._members = [Member(handle, asyncio.Event()) for handle in handles]
         for member in self._members:
             member.wanted.set()
         self._on_change = on_change
         self._silence_s = silence_s
+        self._grace_s = grace_s
+        self._on_news: Callable[[], None] = lambda: None
         self._changed = asyncio.Condition()
 
     async def __aenter__(self) -> Registry:
@@ -100,8 +105,13 @@ class Registry:
         """host:port of the metrics of every worker that is up."""
         return [s.info.metrics_address for s in self.sessions() if s.info.metrics_address]
 
+    def watch(self, on_news: Callable[[], None]) -> None:
+        """`on_news` is called when a worker's load or standing has changed; it must not wait."""
+        self._on_news = on_news
+
     async def reconsider(self) -> None:
         """A worker's standing has changed: whoever waits for one looks again."""
+        self._on_news()
         async with self._changed:
             self._changed.notify_all()
 
@@ -149,7 +159,11 @@ class Registry:
     async def _open(self, member: Member) -> WorkerSession:
         worker_id = member.handle.worker_id
         session = await WorkerSession.open(
-            worker_id, await member.handle.endpoint(), member.health, silence_s=self._silence_s
+            worker_id,
+            await member.handle.endpoint(),
+            member.health,
+            silence=Silence(self._silence_s, self._grace_s),
+            on_news=lambda: self._on_news(),
         )
         odd = self._incompatible(session)
         if odd:

@@ -130,6 +130,8 @@ class Run:
         async with aclosing(deltas):
             async for delta in deltas:
                 chunk = completion.feed(delta)
+                if chunk.finish and not delta.finish:
+                    chunk.timings = (await deltas.asend(True)).timings
                 if not request.timings:
                     chunk.timings = None
                 yield chunk

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 import time
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ class Sequence:
     priority: int = 0
     deadline: float = math.inf
     """time.monotonic() at which its time is up."""
+    id: str = field(default_factory=lambda: secrets.token_hex(8))
+    """For the log, and for the client of one that has to be looked up there."""
     output: list[int] = field(default_factory=list)
     """What the client has; an attempt after a failure goes on from here."""
 

@@ -173,7 +173,12 @@ class _Start:
         with self.display.stage("workers"):
             handles = await cluster.place(plans, on_wait=lambda what: self.display.show("workers", what))
             registry = await self.stack.enter_async_context(
-                Registry(handles, on_change, silence_s=self.config.worker_timeout)
+                Registry(
+                    handles,
+                    on_change,
+                    silence_s=self.config.worker_timeout,
+                    grace_s=self.config.worker_grace,
+                )
             )
             watch = asyncio.create_task(self._watch_loading(registry, handles))
             try:

@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Final, TypeAlias
 
 import grpc
 
 from router.health import Health
-from router.worker_events import Event, Listener, WorkerLost
+from router.silence import Hearing, Silence
+from router.worker_events import Event, Listener, Loss, WorkerLost
 from router.worker_load import WorkerLoad
 from rpc.baton.v1 import worker_pb2, worker_pb2_grpc
 from rpc.channel import Endpoint, connect
@@ -25,10 +28,13 @@ from rpc.status import RpcUnreachable, translate
 
 __all__ = ["WorkerSession"]
 
+_log = logging.getLogger(__name__)
+
 _Call: TypeAlias = "grpc.aio.StreamStreamCall[worker_pb2.Command, worker_pb2.EventBatch]"
 
 _TURN_S: Final = 0.05
 _LONGEST_TURN_S: Final = 0.15
+_PROBE_S: Final = 5.0
 _AT_ONCE: Final = 32
 """Events, after which others get a turn: the first answer of a step need not wait for its last."""
 
@@ -43,15 +49,19 @@ class WorkerSession:
         stub: worker_pb2_grpc.WorkerStub,
         info: worker_pb2.WorkerInfo,
         health: Health,
-        silence_s: float,
+        silence: Silence,
+        on_news: Callable[[], None],
     ) -> None:
         self.worker_id = worker_id
         self.info = info
         self.health = health
-        self.load = WorkerLoad()
+        self.load = WorkerLoad(max(info.page_size, 1), info.max_running_requests)
+        self.num_sent = 0
+        """Commands so far."""
         self.step = 0
         """Of the worker's engine, as last heard: while it grows, the engine works."""
-        self._silence_s = silence_s
+        self._silence = silence
+        self._on_news = on_news
         self._channel = channel
         self._stub = stub
         self._listeners: dict[int, Listener] = {}
@@ -71,12 +81,14 @@ class WorkerSession:
         endpoint: Endpoint,
         health: Health,
         *,
-        silence_s: float,
+        silence: Silence,
+        on_news: Callable[[], None] = lambda: None,
         timeout_s: float = 10.0,
     ) -> WorkerSession:
         """Connects, asks the worker who it is, and waits until it speaks. Raises RpcError.
 
-        A worker that then says nothing for `silence_s`, not even that it lives, is taken for lost.
+        `silence` says when a worker that then says nothing, not even that it lives, is late and when it is
+        lost. `on_news` is called when the worker reports its load, falls silent or speaks again.
         """
         channel = connect(endpoint.address, endpoint.credentials)
         stub = worker_pb2_grpc.WorkerStub(channel)  # type: ignore[no-untyped-call]
@@ -88,7 +100,7 @@ class WorkerSession:
         except BaseException:
             await channel.close()
             raise
-        session = cls(worker_id, channel, stub, info, health, silence_s)
+        session = cls(worker_id, channel, stub, info, health, silence, on_news)
         try:
             await session._speaks
         except BaseException:
@@ -99,6 +111,11 @@ class WorkerSession:
     @property
     def alive(self) -> bool:
         return not self._lost.done()
+
+    @property
+    def hearing(self) -> Hearing:
+        """Whether the worker speaks as often as it should."""
+        return self._silence.hearing
 
     def listen(self, request_id: int, listener: Listener) -> None:
         """From now on, events of this request go to `listener`. A lost session says so, after this call."""
@@ -115,6 +132,7 @@ class WorkerSession:
         """Queues a command. On a lost session this does nothing: its listeners know already."""
         if self._lost.done():
             return
+        self.num_sent += 1
         self._outgoing.append(command)
         self._wake_writer.set()
 
@@ -124,16 +142,6 @@ class WorkerSession:
     async def lost(self) -> str:
         """Waits until the stream is broken or closed; says why."""
         return (await asyncio.shield(self._lost)).reason
-
-    async def drain(self, timeout_s: float) -> int:
-        """Tells the worker to finish what it runs; returns how many it could not. Raises RpcError."""
-        try:
-            response: worker_pb2.DrainResponse = await self._stub.Drain(
-                worker_pb2.DrainRequest(timeout_s=timeout_s), timeout=timeout_s + 5.0
-            )
-        except grpc.aio.AioRpcError as error:
-            raise translate(error, self.worker_id) from None
-        return response.unfinished
 
     async def stats(self, timeout_s: float = 5.0) -> worker_pb2.WorkerStats:
         """Raises RpcError."""
@@ -154,7 +162,7 @@ class WorkerSession:
 
     def dismiss(self, reason: str) -> None:
         """Ends the session in order: what still runs over it goes on elsewhere."""
-        self._end(WorkerLost(reason, planned=True))
+        self._end(WorkerLost(reason, Loss.PLANNED))
 
     async def close(self) -> None:
         """Ends the stream; the worker aborts what is left of its requests."""
@@ -166,40 +174,84 @@ class WorkerSession:
         call = self._stub.Session()
         writer = asyncio.create_task(self._write(call), name=f"commands {self.worker_id}")
         watch = asyncio.create_task(self._watch_silence(call), name=f"silence {self.worker_id}")
-        reason = "the session was closed"
+        loss = WorkerLost("the session was closed")
         try:
             while (batch := await call.read()) is not grpc.aio.EOF:
                 self._heard = True
                 if not self._speaks.done():
                     self._speaks.set_result(None)
                 await self._deliver(batch)
-            reason = f"{self.worker_id} ended the session"
+            loss = WorkerLost(f"{self.worker_id} ended the session")
         except grpc.aio.AioRpcError as error:
-            reason = str(translate(error, self.worker_id))
+            loss = WorkerLost(str(translate(error, self.worker_id)))
         except asyncio.CancelledError:
             if not watch.done():
                 raise
-            reason = f"{self.worker_id} was silent for {self._silence_s:g} s"
+            loss = watch.result()
         finally:
             writer.cancel()
             watch.cancel()
             call.cancel()
-            self._end(WorkerLost(reason))
+            self._end(loss)
 
-    async def _watch_silence(self, call: _Call) -> None:
+    async def _watch_silence(self, call: _Call) -> WorkerLost:
         """Ends the call when nothing came for too long: a process that is stopped keeps its sockets open.
+
+        A worker that is late is asked over another call whether it lives. If its process is gone, or another
+        one answers, that is the end at once; if it answers, it is given the time anew.
 
         A turn of this loop counts for little, however long it took: a router that was stopped itself
         must not take its own absence for that of its workers.
         """
-        silent_s = 0.0
-        while silent_s < self._silence_s:
-            began = time.monotonic()
-            await asyncio.sleep(_TURN_S)
-            silent_s += min(time.monotonic() - began, _LONGEST_TURN_S)
-            if self._heard:
-                self._heard, silent_s = False, 0.0
+        silence, silent_s = self._silence, 0.0
+        probe: asyncio.Task[WorkerLost | None] | None = None
+        try:
+            while True:
+                began, before = time.monotonic(), silence.hearing
+                await asyncio.sleep(_TURN_S)
+                passed = min(time.monotonic() - began, _LONGEST_TURN_S)
+                silent_s = 0.0 if self._heard else silent_s + passed
+                if self._heard:
+                    self._heard = False
+                    silence.heard()
+                elif silence.passed(passed) is Hearing.LOST:
+                    loss = WorkerLost(f"{self.worker_id} was silent for {silent_s:.1f} s", Loss.SILENT)
+                    break
+                elif silence.hearing is Hearing.LATE and probe is None and not silence.has_answered:
+                    probe = asyncio.create_task(self._probe(), name=f"probe {self.worker_id}")
+                if probe is not None and probe.done():
+                    if (found := probe.result()) is not None:
+                        loss = found
+                        break
+                    probe = None
+                    silence.answered()
+                if silence.hearing is not before:
+                    self._on_hearing(silent_s)
+        finally:
+            if probe is not None:
+                probe.cancel()
         call.cancel()
+        return loss
+
+    def _on_hearing(self, silent_s: float) -> None:
+        if self.hearing is Hearing.LATE:
+            _log.warning("%s is late: silent for %.1f s; it gets no new request", self.worker_id, silent_s)
+        else:
+            _log.info("%s is not late any more", self.worker_id)
+        self._on_news()
+
+    async def _probe(self) -> WorkerLost | None:
+        """None if the worker answers that it lives; else what became of it."""
+        while True:
+            try:
+                info = await self._stub.Describe(worker_pb2.DescribeRequest(), timeout=_PROBE_S)
+            except grpc.aio.AioRpcError as error:
+                if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                    continue  # until the grace period is over
+                return WorkerLost(f"silent, and then {translate(error, self.worker_id)}")
+            if info.epoch != self.info.epoch:
+                return WorkerLost(f"{self.worker_id} was replaced by another process")
+            return None
 
     async def _write(self, call: _Call) -> None:
         try:
@@ -216,7 +268,8 @@ class WorkerSession:
         now = time.monotonic()
         self.step = max(self.step, batch.step)
         if batch.HasField("load"):
-            self.load.reported = batch.load
+            self.load.report(batch.load, batch.commands)
+            self._on_news()
         listeners, delivered = self._listeners, 0
         for events in (
             batch.started,

@@ -177,6 +177,8 @@ def _positive(config: RouterConfig) -> Iterator[str]:
             yield f"{flag_name(name)} {value:g}: use a number of seconds above 0"
     if not 0 <= config.drain_timeout < float("inf"):
         yield f"--drain-timeout {config.drain_timeout:g}: use a number of seconds, 0 to stop at once"
+    if not 0 <= config.worker_grace < float("inf"):
+        yield f"--worker-grace {config.worker_grace:g}: use a number of seconds, 0 for none"
     if 0 < config.worker_timeout < 2 * _HEARTBEAT_S:
         yield (
             f"--worker-timeout {config.worker_timeout:g} is less than two heartbeats of a healthy worker;"

@@ -8,12 +8,39 @@ travelled.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from rpc.baton.v1 import router_pb2, worker_pb2
 
-__all__ = ["Waterfall"]
+__all__ = ["Observer", "Waterfall"]
+
+
+class Observer(Protocol):
+    """Told of what happens to a request when it happens."""
+
+    def on_first_token(self, timings: router_pb2.Timings) -> None:
+        """`ttft_s`, `queue_s` and `prefill_s` are final."""
+
+    def on_second_token(self, timings: router_pb2.Timings) -> None:
+        """The other stages are final, too."""
+
+    def on_gap(self, seconds: float) -> None:
+        """The time between two tokens; once for each token after the first."""
+
+
+class _Nobody:
+    def on_first_token(self, timings: router_pb2.Timings) -> None:
+        pass
+
+    def on_second_token(self, timings: router_pb2.Timings) -> None:
+        pass
+
+    def on_gap(self, seconds: float) -> None:
+        pass
+
+
+_NOBODY: Observer = _Nobody()
 
 
 @dataclass(slots=True, eq=False)
@@ -21,8 +48,7 @@ class Waterfall:
     """Marks of one request. Times are time.monotonic() of the router; the first mark of a kind stands."""
 
     arrival: float
-    on_gap: Callable[[float], None] = lambda _seconds: None
-    """Told of the time between two tokens, once for each token after the first."""
+    observer: Observer = _NOBODY
 
     submitted: float | None = None
     started: float | None = None
@@ -51,13 +77,16 @@ class Waterfall:
         self.arrived = self.arrived or at
 
     def tokens(self, count: int, at: float) -> None:
-        if self.first_token is None:
+        first = self.first_token is None
+        if first:
             self.first_token = at
+            self.observer.on_first_token(self.timings(at))
             count -= 1
-        elif self.second_token is None:
+        if count and self.second_token is None:
             self.second_token = at
+            self.observer.on_second_token(self.timings(at))
         for _ in range(count):
-            self.on_gap((at - self._last_token) / count if self._last_token else 0.0)
+            self.observer.on_gap(0.0 if first else (at - self._last_token) / count)
         self._last_token = at
 
     def hand_over(self, event: worker_pb2.HandedOver) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from rpc.baton.v1 import worker_pb2
@@ -10,15 +11,23 @@ from rpc.baton.v1 import worker_pb2
 if TYPE_CHECKING:
     from router.session import WorkerSession
 
-__all__ = ["Event", "Listener", "Message", "OutOfTime", "WorkerLost"]
+__all__ = ["Event", "Listener", "Loss", "Message", "OutOfTime", "WorkerLost"]
+
+
+class Loss(Enum):
+    BROKEN = "broken"
+    """The stream broke: the process ended, or the way to it."""
+    SILENT = "silent"
+    """It said nothing for too long, and may still live."""
+    PLANNED = "planned"
+    """It was ended in order, so that requests go on elsewhere: nobody's failure."""
 
 
 class WorkerLost(NamedTuple):
-    """The stream broke: nothing more will come from this worker."""
+    """Nothing more will come from this worker."""
 
     reason: str
-    planned: bool = False
-    """It was ended in order, so that requests go on elsewhere: nobody's failure."""
+    how: Loss = Loss.BROKEN
 
 
 class OutOfTime(NamedTuple):

@@ -89,7 +89,7 @@ class EngineLoop:
                 if self._inbox.run(patience):
                     self._settled = self._proved = False
                 self._turn()
-        except Exception as error:
+        except BaseException as error:  # also what libraries in other languages panic with, and SystemExit
             log.exception("the engine failed")
             death = EngineDied(f"the engine failed: {type(error).__name__}: {error}")
             self._turn_began = math.inf

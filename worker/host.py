@@ -106,7 +106,7 @@ class WorkerHost:
         return info
 
     async def stop(self) -> None:
-        """Ends every session and every thread. Requests still here are aborted; see Drain for manners."""
+        """Ends every session and every thread. Requests still here are aborted."""
         await self._server.stop()
         await asyncio.to_thread(self._running.close)
 

@@ -53,7 +53,6 @@ class Role:
         self.metrics = metrics
         self.clock = clock
         self.jobs = Jobs()
-        self.draining = False
 
     # ------------------------------------------------------------------------------ from the router
 
@@ -68,6 +67,7 @@ class Role:
 
     def handle(self, session: RouterSession, command: worker_pb2.Command) -> None:
         """Carry out one command. What is wrong with one request fails that request, never the worker."""
+        self.outbox.handled(session)
         match command.WhichOneof("kind"):
             case "submit":
                 self._begin(session, command.submit.work, self.submit)
@@ -135,11 +135,6 @@ class Role:
     def idle(self) -> bool:
         """Nothing is promised to anybody: no request here, and no pages lent to a handoff."""
         return not self.jobs
-
-    def drain(self) -> int:
-        """Take no new request from now on; how many are still here."""
-        self.draining = True
-        return len(self.jobs)
 
     def load(self) -> worker_pb2.Load:
         return load_to_proto(self.engine.stats())
@@ -217,8 +212,6 @@ class Role:
             self.jobs.add(job)
 
     def _check(self, job: Job) -> None:
-        if self.draining:
-            raise CommandRefused(worker_pb2.FAILURE_CODE_DRAINING, "this worker takes no new request")
         if job.id in self.jobs:
             raise CommandRefused(worker_pb2.FAILURE_CODE_INVALID, f"request id {job.id} is in use")
 

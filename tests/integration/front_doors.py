@@ -37,6 +37,8 @@ class Call:
     timeout_s: float
     deltas: int = 0
     """Asked for so far."""
+    stopped: bool = False
+    """The caller found the end of the text by itself."""
     given_up: asyncio.Event = field(default_factory=asyncio.Event)
     """It was closed before its last delta."""
 
@@ -66,7 +68,7 @@ class ScriptedDispatcher:
         *,
         priority: int = 0,
         timeout_s: float = 0.0,
-    ) -> AsyncGenerator[Delta, None]:
+    ) -> AsyncGenerator[Delta, bool | None]:
         call = Call(list(prompt), sampling, priority, timeout_s)
         self.calls.append(call)
         ended = False
@@ -79,7 +81,10 @@ class ScriptedDispatcher:
                 await asyncio.sleep(self.pause_s)
                 ended = delta.finish != 0
                 call.deltas += 1
-                yield delta
+                if (yield delta):
+                    call.stopped = True
+                    yield Delta(finish=STOP, timings=router_pb2.Timings(ttft_s=0.5, e2e_s=0.75))
+                    return
         finally:
             if not ended:
                 call.given_up.set()

@@ -139,11 +139,13 @@ async def test_a_stop_string_ends_the_answer_on_the_workers_too(
     doors: FrontDoors, client: openai.AsyncOpenAI
 ) -> None:
     answer = await client.completions.create(
-        model="small", prompt="hi", max_tokens=60, stop=["zzz", " and g"]
+        model="small", prompt="hi", max_tokens=60, stop=["zzz", " and g"], extra_body={"timings": True}
     )
     assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("Hello, wörld! 你好 👋🏽", "stop")
     assert answer.choices[0].to_dict()["stop_reason"] == " and g"
+    assert answer.to_dict()["timings"]["e2e_s"] == 0.75  # type: ignore[index]
     await doors.dispatcher.until_all_given_up()
+    assert [call.stopped for call in doors.dispatcher.calls] == [True]
 
 
 async def test_echo_repeats_the_prompt(client: openai.AsyncOpenAI) -> None:

@@ -101,3 +101,29 @@ def test_prompts_that_are_given_up_leave_without_counting_as_served() -> None:
         place.served()
     assert line.tokens == 20_000
     assert line.wait_s() > before
+
+
+def test_a_prompt_that_has_to_be_computed_again_is_not_refused_and_counts() -> None:
+    line, _ = backlog(max_tokens=100)
+    with line.enter(60) as place:
+        place.served()
+        line.enter(100)
+        place.again(65)
+        assert line.tokens == 165
+        place.again(65)  # it failed before its first token
+        assert line.tokens == 165
+        place.served()
+        assert line.tokens == 100
+        place.again(70)
+    assert line.tokens == 100
+
+
+def test_prompts_that_are_held_back_for_want_of_room_are_pressure_however_small() -> None:
+    line, clock = backlog(max_wait_s=math.inf)
+    line.held_back = 1
+    line.enter(1000)
+    for _ in range(10):
+        place = line.enter(10)
+        clock.now += 1.0
+        place.served()
+    assert line.wait_s() == pytest.approx(100.0)

@@ -7,7 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.waterfall import Waterfall
-from rpc.baton.v1 import worker_pb2
+from rpc.baton.v1 import router_pb2, worker_pb2
+
+
+class Observer:
+    def __init__(self) -> None:
+        self.first: list[router_pb2.Timings] = []
+        self.second: list[router_pb2.Timings] = []
+        self.gaps: list[float] = []
+        self.on_first_token = self.first.append
+        self.on_second_token = self.second.append
+        self.on_gap = self.gaps.append
 
 
 def started(queued_s: float) -> worker_pb2.Started:
@@ -67,11 +77,39 @@ def test_spans_are_told_from_the_arrival_at_the_router() -> None:
 
 
 def test_the_gap_between_tokens_is_shared_by_those_that_came_together() -> None:
-    gaps: list[float] = []
-    marks = Waterfall(arrival=0.0, on_gap=gaps.append)
+    observer = Observer()
+    marks = Waterfall(arrival=0.0, observer=observer)
     for at, count in ((1.0, 1), (1.5, 1), (2.5, 2)):
         marks.tokens(count, at)
-    assert gaps == [0.5, 0.5, 0.5]
+    assert observer.gaps == [0.5, 0.5, 0.5]
+
+
+def test_stages_are_told_when_they_are_final_and_once() -> None:
+    observer = Observer()
+    marks = Waterfall(arrival=100.0, observer=observer)
+    marks.attempt(100.0)
+    marks.start(started(1.0), at=101.0)
+    assert not observer.first
+    marks.tokens(1, 103.0)
+    (first,) = observer.first
+    assert (first.ttft_s, first.queue_s, first.prefill_s) == (3.0, 1.0, 2.0)
+    assert not observer.second
+    marks.reserve(104.0)
+    marks.arrive(106.0)
+    marks.tokens(1, 109.0)
+    marks.tokens(3, 110.0)
+    (second,) = observer.second
+    assert (second.reserve_s, second.transfer_s, second.first_decode_s) == (1.0, 2.0, 3.0)
+    assert len(observer.first) == 1
+
+
+def test_tokens_that_come_together_are_the_first_and_the_second() -> None:
+    observer = Observer()
+    marks = Waterfall(arrival=0.0, observer=observer)
+    marks.attempt(0.0)
+    marks.tokens(3, 2.0)
+    assert (len(observer.first), len(observer.second)) == (1, 1)
+    assert observer.gaps == [0.0, 0.0]
 
 
 @given(

@@ -54,3 +54,16 @@ def test_a_dead_reader_refuses_questions_and_drops_the_rest() -> None:
     with pytest.raises(RuntimeError, match="dead"):
         question.result(0)
     assert seen == []
+
+
+def test_a_question_that_ends_its_reader_is_answered_with_what_ended_it() -> None:
+    inbox = Inbox()
+
+    def leave() -> None:
+        raise SystemExit(3)
+
+    question = inbox.ask(leave)
+    with pytest.raises(SystemExit):
+        inbox.run(patience=0.0)
+    with pytest.raises(SystemExit):
+        question.result(0)

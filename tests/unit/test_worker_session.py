@@ -104,3 +104,33 @@ def test_events_for_a_session_that_has_ended_go_nowhere() -> None:
     outbox.report_load(worker_pb2.Load(running=5))
     outbox.flush(1)
     assert len(session.batches) == 1
+
+
+def test_a_report_says_how_many_of_the_sessions_commands_it_covers() -> None:
+    outbox, mine, other = Outbox(), Recorder(), Recorder()
+    for session in (mine, other):
+        outbox.open(cast(Any, session))
+    load = worker_pb2.Load(free_pages=5)
+    outbox.report_load(load)
+    outbox.flush(1)
+    for _ in range(2):
+        outbox.handled(cast(Any, mine))
+    outbox.flush(2)  # nothing to tell
+    outbox.failed(cast(Any, mine), 7, worker_pb2.FAILURE_CODE_INTERNAL, "no")
+    outbox.flush(3)  # goes along with the last report, which covers no command yet
+    outbox.report_load(load)  # unchanged, but it covers them now
+    outbox.flush(4)
+    outbox.report_load(load)
+    outbox.flush(5)
+    assert [(batch.step, batch.commands) for batch in mine.batches] == [(1, 0), (3, 0), (4, 2)]
+    assert [(batch.step, batch.commands) for batch in other.batches] == [(1, 0)]
+
+
+def test_commands_of_a_session_that_ended_are_not_counted() -> None:
+    outbox, session = Outbox(), Recorder()
+    outbox.open(cast(Any, session))
+    outbox.close(cast(Any, session))
+    outbox.handled(cast(Any, session))
+    outbox.report_load(worker_pb2.Load(free_pages=5))
+    outbox.flush(1)
+    assert not session.batches
