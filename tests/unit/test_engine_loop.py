@@ -121,6 +121,7 @@ class Panic(BaseException):
 @pytest.mark.parametrize("error", [Panic("at the disco"), SystemExit(1), RuntimeError("a bug")])
 def test_whatever_ends_the_engine_is_told_at_once(error: BaseException) -> None:
     parts, inbox = Mock(), Inbox()
+    parts.engine.config.device = "cpu"
     parts.engine.plan_at.return_value = -math.inf
     parts.engine.step.side_effect = error
     deaths: queue.SimpleQueue[EngineDied] = queue.SimpleQueue()
