@@ -36,10 +36,3 @@ def test_the_next_step_is_enqueued_while_its_predecessor_runs(looks: int, enqueu
     _, runner = decoding_engine(looks)
     assert runner.enqueuing is not None
     assert runner.enqueuing.enqueued is enqueued
-
-
-def test_pages_are_lent_only_when_the_step_in_flight_has_ended() -> None:
-    engine, runner = decoding_engine()
-    assert engine.reserve(make_request(9, [1, 2, 3])) is not None
-    assert runner.enqueuing is not None
-    assert runner.enqueuing.enqueued
