@@ -1,10 +1,10 @@
 """Whether the process of a peer still exists, as told by the kernels and not by anybody's patience.
 
 Each worker listens on a TCP port that carries nothing but its name. Its peers hold a connection to it. When
-the process ends, however it ends, its kernel closes them at once; a stopped, busy or unreachable process keeps
-them open. The end of a connection alone proves nothing: a firewall, a load balancer or a NAT on the way may
-reset a connection that was idle, or that it forgot. The peer is dialled again, and is gone only if its host
-says so:
+the process ends, however it ends, its kernel closes them at once; a stopped, busy or unreachable process
+keeps them open. The end of a connection alone proves nothing: a firewall, a load balancer or a NAT on the
+way may reset a connection that was idle, or that it forgot. The peer is dialled again, and is gone only if
+its host says so:
 
 | answer to the next dial | meaning |
 | --- | --- |
@@ -27,8 +27,8 @@ __all__ = ["Lifeline"]
 
 _REDIAL_S: Final = 0.05
 _LONGEST_REDIAL_S: Final = 1.0
-"""Least time between two dials; doubles while they bring nothing. A
-connection that lasted is replaced at once."""
+"""Least time between two dials; doubles while they bring nothing. A connection that lasted is
+replaced at once."""
 
 _OPTIONS: Final = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
