@@ -163,7 +163,7 @@ class Registry:
             if other.info.layout_hash != session.info.layout_hash:
                 return (
                     f"its KV layout {session.info.layout_hash} differs from that of {other.worker_id},"
-                    f" {other.info.layout_hash}; all workers must run one model, dtype and --page-size"
+                    f" {other.info.layout_hash}; all workers must run the same weights, dtype and --page-size"
                 )
         return None
 

@@ -13,7 +13,7 @@ from kv_transfer import KVLayout, KVReceiver, KVSender
 from tests.kv_network import Network, NetworkTransport
 from tests.kv_support import Pool
 
-LAYOUT = KVLayout(model="m", dtype="float32", num_layers=1, num_kv_heads=1, head_dim=2, page_size=2)
+LAYOUT = KVLayout(weights="m", dtype="float32", num_layers=1, num_kv_heads=1, head_dim=2, page_size=2)
 NUM_PAGES = 12
 
 

@@ -53,7 +53,7 @@ def open_endpoint(parts: Parts) -> KVEndpoint:
         from worker.kv_ranks import open_ranks
 
         return open_ranks(config, runner, parts.epoch)
-    memory, layout = memory_of(runner.kv), layout_of(config.model, runner)
+    memory, layout = memory_of(runner.kv), layout_of(runner)
     return KVEndpoint(
         transport=open_transport(config, worker_name(config, parts.epoch), memory),
         memory=memory,
@@ -75,11 +75,11 @@ def open_transport(config: WorkerConfig, name: str, memory: PoolMemory) -> Trans
     return opener(name, memory, config.host)
 
 
-def layout_of(model: str, runner: ModelRunner) -> KVLayout:
+def layout_of(runner: ModelRunner) -> KVLayout:
     """Of a worker of one rank."""
     spec, pool = runner.spec, runner.kv
     return KVLayout(
-        model=model,
+        weights=runner.weights,
         dtype=str(pool.tensor.dtype).removeprefix("torch."),
         num_layers=spec.num_layers,
         num_kv_heads=spec.num_kv_heads,

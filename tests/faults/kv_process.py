@@ -18,7 +18,7 @@ from tests.kv_support import Pool
 
 __all__ = ["LAYOUT", "NUM_PAGES", "Remote", "make_transport"]
 
-LAYOUT = KVLayout(model="big", dtype="float32", num_layers=8, num_kv_heads=4, head_dim=64, page_size=16)
+LAYOUT = KVLayout(weights="big", dtype="float32", num_layers=8, num_kv_heads=4, head_dim=64, page_size=16)
 NUM_PAGES = 512  # of 256 KiB: large enough for a write to be caught half way
 
 
