@@ -1,4 +1,4 @@
-"""Which weights a folder holds, as a short digest: equal for equal ones, wherever they lie and by any name."""
+"""Which weights a folder holds, as a short digest: equal for equal weights, under any name and path."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _tensors(file: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def _samples(opened: BinaryIO, begin: int, end: int) -> Iterator[bytes]:
-    """Pieces spread evenly over [begin, end), the first and last bytes among them; all of it if that is less."""
+    """Pieces spread evenly over [begin, end), first and last bytes included; all of it if that is less."""
     if end - begin <= _NUM_SAMPLES * _SAMPLE_BYTES:
         opened.seek(begin)
         yield opened.read(end - begin)
