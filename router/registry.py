@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
+from router.fencing import Fencing
 from router.member import Member, Standing, WorkerBroken, WorkerHandle, WorkerUnavailable
 from router.session import WorkerSession
 from rpc.baton.v1 import worker_pb2
@@ -35,16 +36,19 @@ class Registry:
         on_change: OnChange = lambda _handle, _up: None,
         *,
         silence_s: float = 1.0,
+        fencing: Fencing | None = None,
     ) -> None:
         """`on_change(handle, up)` is told of every worker that comes or goes.
 
-        A worker that says nothing for `silence_s`, not even that it lives, is lost.
+        A worker that says nothing for `silence_s`, not even that it lives, is lost. `fencing` hears of every
+        session, and tells workers of peers that are dead; None where all live on one node.
         """
         self._members = [Member(handle, asyncio.Event()) for handle in handles]
         for member in self._members:
             member.wanted.set()
         self._on_change = on_change
         self._silence_s = silence_s
+        self._fencing = fencing
         self._changed = asyncio.Condition()
 
     async def __aenter__(self) -> Registry:
@@ -131,6 +135,8 @@ class Registry:
                 reason = await session.lost()
             finally:
                 member.session = None
+                if self._fencing is not None:
+                    self._fencing.ended(session)
                 await session.close()
             if member.wanted.is_set():
                 _log.warning("lost %s: %s", member.handle.worker_id, reason)
@@ -170,6 +176,8 @@ class Registry:
     async def _admit(self, member: Member, session: WorkerSession) -> None:
         if member.epoch is not None and member.epoch != session.info.epoch:
             _log.warning("%s was restarted and is back (pid %d)", session.worker_id, session.info.pid)
+        if self._fencing is not None:
+            self._fencing.begun(session)
         member.session, member.epoch = session, session.info.epoch
         member.trouble, member.broken = "", None
         await self._announce(member, up=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 from typing import Final
 
 import torch
@@ -41,6 +42,8 @@ class KVEndpoint:
     layout: KVLayout
     digester: PageDigester
     epoch: int
+    reopen: Callable[[], Transport] | None = None
+    """Registers the pool anew under another name, once the transport was closed. None: cannot be done."""
 
 
 def open_endpoint(parts: Parts) -> KVEndpoint:
@@ -54,12 +57,15 @@ def open_endpoint(parts: Parts) -> KVEndpoint:
 
         return open_ranks(config, runner, parts.epoch)
     memory, layout = memory_of(runner.kv), layout_of(runner)
+    name = worker_name(config, parts.epoch)
+    times = count(1)
     return KVEndpoint(
-        transport=open_transport(config, worker_name(config, parts.epoch), memory),
+        transport=open_transport(config, name, memory),
         memory=memory,
         layout=layout,
         digester=digester_of(runner.kv, memory, layout),
         epoch=parts.epoch,
+        reopen=lambda: open_transport(config, f"{name}~{next(times)}", memory),
     )
 
 

@@ -63,6 +63,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     """Handoffs that were written, by id: shared by the two sides."""
     behaviour: Behaviour = field(default_factory=Behaviour)
     layout_hash: str = "L"
+    node: str = ""
     router_certificate: bytes | None = None
     """Only the holder of its key is served; None: everybody."""
     received: list[worker_pb2.Command] = field(default_factory=list)
@@ -127,6 +128,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             layout_hash=self.layout_hash,
             peer=peer,
             metrics_address="127.0.0.1:1",
+            node=self.node,
         )
 
     async def Drain(  # noqa: N802
