@@ -83,6 +83,9 @@ class DecodeRole(Role):
             )
         )
 
+    def fence(self, message: worker_pb2.Fence) -> None:
+        self._receiver.fence(message.epoch, message.reason)
+
     # ------------------------------------------------------------------------------ from the loop
 
     def tick(self, now: float) -> None:
@@ -105,10 +108,6 @@ class DecodeRole(Role):
     @property
     def num_unexpected(self) -> int:
         return self._receiver.num_unexpected
-
-    @property
-    def idle(self) -> bool:
-        return super().idle and not self._quarantined
 
     # ------------------------------------------------------------------------------ from the receiver
 

@@ -200,7 +200,7 @@ class Engine:
         self._check_new(request)
         if request.num_tokens >= self.max_tokens:
             raise InvalidRequest(f"{request.num_tokens} tokens do not fit: {self.max_tokens} at most")
-        active = len(self.scheduler.running) + len(self.kv.reservations)
+        active = len(self.scheduler.running) + self.kv.active_reservations
         if active >= self.config.max_running_requests or self.scheduler.waiting:
             return None  # whoever waits here was first: a preempted request must not starve behind newcomers
         reservation = self.kv.reserve(request, headroom=active)

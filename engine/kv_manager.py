@@ -45,6 +45,14 @@ class KVManager:
         self.pool = PagePool(num_pages)
         self.cache = RadixCache(page_size) if radix_cache else None
         self.reservations: dict[int, Reservation] = {}
+        """By handoff: those that may still become requests."""
+        self._quarantined: dict[int, Reservation] = {}
+        """Given up, but a remote write may still land in their pages."""
+
+    @property
+    def active_reservations(self) -> int:
+        """Handoffs that may still become running requests; those in quarantine never will."""
+        return len(self.reservations)
 
     @property
     def num_available(self) -> int:
@@ -152,12 +160,15 @@ class KVManager:
         self.pool.arrived(reservation.incoming, reservation.handoff_id, reservation.request.id)
 
     def quarantine(self, reservation: Reservation) -> None:
+        """The handoff was given up, but its peer may still write: only `free_reservation` ends that."""
+        self._quarantined[reservation.handoff_id] = self.reservations.pop(reservation.handoff_id)
         self.pool.quarantine(reservation.incoming, reservation.handoff_id)
         self._drop_cached_part(reservation.request)
 
     def free_reservation(self, reservation: Reservation) -> None:
         """No write can land any more."""
-        del self.reservations[reservation.handoff_id]
+        owner = self._quarantined if reservation.handoff_id in self._quarantined else self.reservations
+        del owner[reservation.handoff_id]
         if reservation.incoming:
             state = self.pool.state(reservation.incoming[0])
             self.pool.give_back(reservation.incoming, reservation.handoff_id, state)
@@ -171,7 +182,8 @@ class KVManager:
         counts = self.pool.recount()
         held = [page for r in owners for page in r.pages if self.pool.state(page) is PageState.HELD]
         cached = [page for node in self.cache.nodes() for page in node.pages] if self.cache else []
-        incoming = [page for r in self.reservations.values() for page in r.incoming]
+        lent = [*self.reservations.values(), *self._quarantined.values()]
+        incoming = [page for reservation in lent for page in reservation.incoming]
         accounts = {
             "counters": (self.pool.counts(), counts),
             "held": (len(set(held)), len(held), counts.held),

@@ -18,6 +18,7 @@ from engine.errors import EngineError
 from engine.forward import Eager, Forward
 from engine.kv_pool import KVPool
 from engine.largest_step import largest_step
+from engine.loader.identity import weights_identity
 from engine.loader.load import load_model
 from engine.logprobs import LogprobTensors
 from engine.mixed_graphs import MixedGraphs
@@ -124,6 +125,8 @@ class ModelRunner:
             )
         self.spec: ModelSpec = self._model.spec
         """Of the whole model."""
+        self.weights = weights_identity(config.model_path, config.load_format, config.seed)
+        """Identity of the whole model's weights, the same on all ranks."""
         self._sampler = Sampler(
             vocab_size=self.spec.vocab_size,
             eos_token_ids=self.spec.eos_token_ids,

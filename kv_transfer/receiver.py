@@ -5,21 +5,26 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Final as Constant
 
 from kv_transfer.digest import PageDigester, host_digester
-from kv_transfer.errors import BadMessage, PeerUnreachable
+from kv_transfer.errors import BadMessage, PeerUnreachable, RightsRemain
 from kv_transfer.events import Drained, Ready, ReceiveFailed, ReceiverEvent
 from kv_transfer.layout import KVLayout
 from kv_transfer.machine import Machine
 from kv_transfer.memory import PoolMemory
 from kv_transfer.messages import Body, Confirm, Drain, Finish, Message, Push, Revoke, decode, encode
+from kv_transfer.peer_book import PeerBook
 from kv_transfer.receiving import RECEIVING, ReceiveAction, ReceiveEvent, Receiving
 from kv_transfer.ticket import Final, Peer, Ticket
 from kv_transfer.transports.base import Arrival, PeerLost, Transport
 
 __all__ = ["KVReceiver"]
+
+_URGENT_S: Constant = 5.0
+"""A sender that was asked for so long to stop writing is slow, stopped or unreachable."""
 
 
 @dataclass(slots=True, eq=False)
@@ -34,6 +39,7 @@ class _Handoff:
     final: Final | None = None
     exposed_s: float = 0.0
     reason: str = ""
+    given_up_at: float | None = None
 
 
 class KVReceiver:
@@ -50,14 +56,21 @@ class KVReceiver:
         epoch: int,
         *,
         digester: PageDigester | None = None,
+        reopen: Callable[[], Transport] | None = None,
         revoke_interval_s: float = 0.25,
     ) -> None:
-        """`revoke_interval_s`: how often a sender is asked again to stop writing, until it answers."""
+        """`reopen`: registers the same memory anew, under another name; called when `transport` was closed.
+        None: that is not possible here. `revoke_interval_s`: how often a sender is asked again to stop
+        writing, until it answers.
+        """
         self.transport = transport
         self.peer = Peer.of(transport.name, epoch, transport.metadata, memory, layout)
         self.unexpected: Counter[str] = Counter()
         """Late, duplicate, foreign or damaged messages: ignored, but counted, by kind."""
+        self._memory = memory
         self._layout = layout
+        self._reopen = reopen
+        self._peers = PeerBook()
         self._digester = digester or host_digester(memory, layout)
         self._patience = {Receiving.DRAINING: revoke_interval_s}
         self._live: dict[int, _Handoff] = {}
@@ -67,6 +80,10 @@ class KVReceiver:
     def num_live(self) -> int:
         """Handoffs whose pages a peer may still write."""
         return len(self._live)
+
+    def is_busy(self, now: float) -> bool:
+        """Whether something is likely to come soon."""
+        return any(h.given_up_at is None or now < h.given_up_at + _URGENT_S for h in self._live.values())
 
     # ------------------------------------------------------------------------------- commands
 
@@ -103,7 +120,8 @@ class KVReceiver:
         )
         ticket.require(self._layout)
         sender.require(self._layout)
-        self.transport.connect(sender)
+        self._peers.require_unfenced(sender)
+        self._connect(sender)
         machine = Machine(RECEIVING, Receiving.RESERVED, now, timeout_s, self._patience)
         self._live[handoff_id] = _Handoff(machine, ticket, sender, request_digest, reserved_at=now)
         return ticket
@@ -114,6 +132,25 @@ class KVReceiver:
         if handoff is not None:
             self._fire(handoff, ReceiveEvent.ABORT, now, "aborted by the receiver")
 
+    def fence(self, epoch: int, reason: str, now: float) -> None:
+        """Another authority declared the peer of that epoch dead: it is refused from now on.
+
+        That is no proof that its writes have ended: a host that was only cut off may come back with writes
+        under way. If pages are lent to it, this worker closes its own side first, so that no write can land,
+        and then frees them. Handoffs from other peers fail by that, too, and are to be tried again. A peer
+        on this host is only refused: its end is known by itself.
+
+        Raises RightsRemain, and what `reopen` raises: then this process has to end.
+        """
+        for peer in self._peers.fence(epoch):
+            if self.transport.is_local(peer):
+                continue
+            if any(handoff.sender.epoch == epoch for handoff in self._live.values()):
+                self._cut_off(f"{peer.name} was declared dead: {reason}", now)
+                return
+            self._peers.disconnected(peer.name)
+            self.transport.forget(peer)
+
     # -------------------------------------------------------------------------------- driving
 
     def poll(self, now: float) -> list[ReceiverEvent]:
@@ -123,6 +160,7 @@ class KVReceiver:
                 case Arrival(data):
                     self._on_message(data, now)
                 case PeerLost(name, reason):
+                    self._peers.disconnected(name)
                     for handoff in list(self._live.values()):
                         if handoff.sender.name == name:
                             self._fire(handoff, ReceiveEvent.PEER_LOST, now, f"lost {name}: {reason}")
@@ -138,12 +176,32 @@ class KVReceiver:
         self.transport.close()
         self._live.clear()
 
+    def _cut_off(self, reason: str, now: float) -> None:
+        if self._reopen is None:
+            raise RightsRemain(f"{reason}, and may still write pages of this worker")
+        self.transport.close()
+        self._peers.disconnected_from_all()
+        self.transport = self._reopen()
+        self.peer = Peer.of(
+            self.transport.name, self.peer.epoch, self.transport.metadata, self._memory, self._layout
+        )
+        for handoff in list(self._live.values()):
+            # Between processes of one host, writes go through memory that no connection has to be open for.
+            local = self.transport.is_local(handoff.sender)
+            self._fire(handoff, ReceiveEvent.ABORT if local else ReceiveEvent.CUT_OFF, now, reason)
+
+    def _connect(self, peer: Peer) -> None:
+        self.transport.connect(peer)
+        self._peers.connected(peer)
+
     def _fire(self, handoff: _Handoff, event: ReceiveEvent, now: float, reason: str = "") -> None:
         actions = handoff.machine.on(event, now)
         if actions is None:
             self.unexpected[event.name.lower()] += 1
             return
         handoff.reason = handoff.reason or reason
+        if handoff.machine.state is Receiving.DRAINING and handoff.given_up_at is None:
+            handoff.given_up_at = now
         if handoff.machine.state in (Receiving.READY, Receiving.CLOSED):
             del self._live[handoff.ticket.handoff_id]
         for action in actions:
@@ -176,7 +234,7 @@ class KVReceiver:
         # A peer that is gone is reported by poll(); to one that is only slow, Revoke is repeated. The link
         # may have broken since the reservation though both live, so it is made sure of.
         with contextlib.suppress(PeerUnreachable):
-            self.transport.connect(handoff.sender)
+            self._connect(handoff.sender)
             self.transport.send(handoff.sender, encode(message))
 
     # --------------------------------------------------------------------------------- events
@@ -186,6 +244,9 @@ class KVReceiver:
             message = decode(data)
         except BadMessage:
             self.unexpected["damaged"] += 1
+            return
+        if self._peers.ignores(message.source):
+            self.unexpected["fenced"] += 1
             return
         handoff = self._live.get(message.handoff_id)
         if handoff is None:

@@ -1,7 +1,8 @@
 """The receiver's side of a handoff, as a table.
 
 Its one promise: the pages leave quarantine (FREE_PAGES) only when the sender said that it will never
-write them again, or when the sender's process is gone. No deadline does that; time alone proves nothing.
+write them again, when the sender's process is gone, or when nobody can reach this worker's memory any more.
+No deadline does that, and no third party's word; time alone proves nothing.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class ReceiveEvent(Enum):
     DRAIN = auto()  # the sender will never write again
     ABORT = auto()  # this worker gave up
     PEER_LOST = auto()  # the sender's process is gone, and every write with it
+    CUT_OFF = auto()  # this worker closed every connection and registration: no write of anyone's can land
     DEADLINE = auto()
 
 
@@ -49,6 +51,7 @@ RECEIVING: Final[Table[Receiving, ReceiveEvent, ReceiveAction]] = {
     (_S.RESERVED, _E.DRAIN): (_S.CLOSED, (_A.FAIL, _A.FREE_PAGES)),
     (_S.RESERVED, _E.ABORT): (_S.DRAINING, (_A.FAIL, _A.SEND_REVOKE)),
     (_S.RESERVED, _E.PEER_LOST): (_S.CLOSED, (_A.FAIL, _A.FREE_PAGES)),
+    (_S.RESERVED, _E.CUT_OFF): (_S.CLOSED, (_A.FAIL, _A.FREE_PAGES)),
     (_S.RESERVED, _E.DEADLINE): (_S.DRAINING, (_A.FAIL, _A.SEND_REVOKE)),
     #
     (_S.FILLING, _E.PUSH): (_S.FILLING, ()),
@@ -57,10 +60,12 @@ RECEIVING: Final[Table[Receiving, ReceiveEvent, ReceiveAction]] = {
     (_S.FILLING, _E.DRAIN): (_S.CLOSED, (_A.FAIL, _A.FREE_PAGES)),
     (_S.FILLING, _E.ABORT): (_S.DRAINING, (_A.FAIL, _A.SEND_REVOKE)),
     (_S.FILLING, _E.PEER_LOST): (_S.CLOSED, (_A.FAIL, _A.FREE_PAGES)),
+    (_S.FILLING, _E.CUT_OFF): (_S.CLOSED, (_A.FAIL, _A.FREE_PAGES)),
     (_S.FILLING, _E.DEADLINE): (_S.DRAINING, (_A.FAIL, _A.SEND_REVOKE)),
     #
     (_S.DRAINING, _E.DRAIN): (_S.CLOSED, (_A.FREE_PAGES,)),
     (_S.DRAINING, _E.ABORT): (_S.DRAINING, ()),
     (_S.DRAINING, _E.PEER_LOST): (_S.CLOSED, (_A.FREE_PAGES,)),
+    (_S.DRAINING, _E.CUT_OFF): (_S.CLOSED, (_A.FREE_PAGES,)),
     (_S.DRAINING, _E.DEADLINE): (_S.DRAINING, (_A.SEND_REVOKE,)),  # ask again, for as long as it takes
 }

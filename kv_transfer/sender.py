@@ -16,6 +16,7 @@ from kv_transfer.layout import KVLayout
 from kv_transfer.machine import Machine
 from kv_transfer.memory import PoolMemory
 from kv_transfer.messages import Body, Confirm, Drain, Finish, Message, Push, Revoke, decode, encode
+from kv_transfer.peer_book import PeerBook
 from kv_transfer.planner import coalesce, pages_due
 from kv_transfer.sending import SENDING, SendAction, SendEvent, Sending
 from kv_transfer.ticket import Final, Peer, Ticket
@@ -23,7 +24,7 @@ from kv_transfer.transports.base import Arrival, PeerLost, Transport, WriteDone,
 
 __all__ = ["KVSender"]
 
-_MAX_FENCED: Constant = 65_536
+_MAX_REFUSED: Constant = 65_536
 _AWAIT_IDLE: Constant = {Sending.FLUSHING, Sending.DRAINING, Sending.ABANDONED}
 
 
@@ -76,7 +77,8 @@ class KVSender:
         self._patience = {Sending.DRAINING: drain_timeout_s, Sending.ABANDONED: math.inf}
         self._live: dict[int, _Handoff] = {}
         self._writes: dict[int, _Handoff] = {}
-        self._fenced: dict[int, None] = {}
+        self._refused: dict[int, None] = {}
+        self._peers = PeerBook()
         self._events: list[SenderEvent] = []
 
     @property
@@ -84,11 +86,15 @@ class KVSender:
         """Handoffs that are not over."""
         return len(self._live)
 
+    def is_busy(self, now: float) -> bool:
+        """Whether something is likely to come soon."""
+        return any(handoff.machine.state is not Sending.ABANDONED for handoff in self._live.values())
+
     # ------------------------------------------------------------------------------ commands
 
     def open(self, handoff_id: int, now: float, timeout_s: float) -> None:
         """The request started computing. Its handoff fails when for `timeout_s` it makes no progress."""
-        if handoff_id in self._fenced or handoff_id in self._live:
+        if handoff_id in self._refused or handoff_id in self._live:
             self._events.append(SendFailed(handoff_id, "this handoff was given up before it began"))
             return
         machine = Machine(SENDING, Sending.OPEN, now, timeout_s, self._patience)
@@ -107,8 +113,9 @@ class KVSender:
             return
         try:
             ticket.require(self._layout)
+            self._peers.require_unfenced(ticket.receiver)
             self._require_same_length(handoff, ticket)
-            self.transport.connect(ticket.receiver)
+            self._connect(ticket.receiver)
         except TransferError as error:
             self._refuse(ticket.receiver, ticket.handoff_id, ticket.secret, str(error))
             self._fire(handoff, SendEvent.ABORT, now, str(error))
@@ -137,6 +144,15 @@ class KVSender:
         handoff = self._live.get(handoff_id)
         if handoff is not None:
             self._fire(handoff, SendEvent.ABORT, now, "aborted by the sender")
+
+    def fence(self, epoch: int, reason: str, now: float) -> None:
+        """Another authority declared the peer of that epoch dead: it is refused from now on, and nothing is
+        sent to it any more. A peer on this host is only refused: its end is known by itself."""
+        for peer in self._peers.fence(epoch):
+            if not self.transport.is_local(peer):
+                self._peers.disconnected(peer.name)
+                self.transport.forget(peer)
+                self._on_peer_lost(peer.name, f"it was declared dead: {reason}", now)
 
     # -------------------------------------------------------------------------------- driving
 
@@ -241,7 +257,7 @@ class KVSender:
             # A peer that is gone is reported by poll(), one that is slow runs into its deadline. The link
             # may have broken since the ticket came though both live, so it is made sure of.
             with contextlib.suppress(PeerUnreachable):
-                self.transport.connect(handoff.receiver)
+                self._connect(handoff.receiver)
                 self.transport.send(handoff.receiver, self._encode(handoff, body, handoff.receiver))
 
     def _encode(self, handoff: _Handoff, body: Body, receiver: Peer) -> bytes:
@@ -249,13 +265,19 @@ class KVSender:
 
     def _refuse(self, receiver: Peer, handoff_id: int, secret: int, reason: str) -> None:
         """Promises never to write for this handoff, which includes never to begin it."""
-        self._fenced[handoff_id] = None
-        if len(self._fenced) > _MAX_FENCED:
-            del self._fenced[next(iter(self._fenced))]
+        self._refused[handoff_id] = None
+        if len(self._refused) > _MAX_REFUSED:
+            del self._refused[next(iter(self._refused))]
         message = encode(Message(handoff_id, self.peer.epoch, receiver.epoch, secret, Drain(reason)))
         with contextlib.suppress(PeerUnreachable):
-            self.transport.connect(receiver)
+            self._connect(receiver)
             self.transport.send(receiver, message)
+
+    def _connect(self, peer: Peer) -> None:
+        if self._peers.ignores(peer.epoch):
+            self._peers.require_unfenced(peer)
+        self.transport.connect(peer)
+        self._peers.connected(peer)
 
     def _forget(self, handoff: _Handoff) -> None:
         del self._live[handoff.id]
@@ -287,6 +309,9 @@ class KVSender:
         except BadMessage:
             self.unexpected["damaged"] += 1
             return
+        if self._peers.ignores(message.source):
+            self.unexpected["fenced"] += 1
+            return
         handoff = self._live.get(message.handoff_id)
         ticket = None if handoff is None else handoff.ticket
         if message.target != self.peer.epoch or (ticket is not None and message.source != ticket.epoch):
@@ -302,7 +327,7 @@ class KVSender:
                 if handoff.ticket is None:
                     handoff.receiver, handoff.secret = receiver, message.secret
                 with contextlib.suppress(PeerUnreachable):
-                    self.transport.connect(receiver)
+                    self._connect(receiver)
                 self._fire(handoff, SendEvent.REVOKE, now, f"revoked by the receiver: {reason}")
             case Confirm() if handoff is not None:
                 self._fire(handoff, SendEvent.CONFIRM, now)
@@ -310,6 +335,7 @@ class KVSender:
                 self.unexpected[type(message.body).__name__.lower()] += 1
 
     def _on_peer_lost(self, name: str, reason: str, now: float) -> None:
+        self._peers.disconnected(name)
         for handoff in list(self._live.values()):
             if handoff.ticket is not None and handoff.ticket.receiver.name == name:
                 self._fire(handoff, SendEvent.PEER_LOST, now, f"lost {name}: {reason}")

@@ -29,7 +29,7 @@ class SendEvent(Enum):
     REVOKE = auto()  # the receiver gave up
     ABORT = auto()  # this worker gave up
     WRITE_FAILED = auto()
-    PEER_LOST = auto()  # the receiver's process is gone, and every write with it
+    PEER_LOST = auto()  # the receiver's process is gone, or was declared dead: nobody waits for these pages
     DEADLINE = auto()
 
 

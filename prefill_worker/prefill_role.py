@@ -64,6 +64,9 @@ class PrefillRole(Role):
         # Also for a request that is gone: the sender then tells the receiver that nobody will write.
         self._sender.attach(ticket_from_proto(ticket))
 
+    def fence(self, message: worker_pb2.Fence) -> None:
+        self._sender.fence(message.epoch, message.reason)
+
     # ------------------------------------------------------------------------------ from the loop
 
     def tick(self, now: float) -> None:

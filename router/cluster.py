@@ -140,6 +140,8 @@ class Cluster:
         """By it the workers know this router: they are told its certificate when they are made."""
         self._num_ranks = config.num_ranks
         self._thread = RayThread()
+        self._asking = RayThread()
+        """For questions that Ray may leave unanswered: nothing else waits behind them."""
         self._workers: list[RayWorker] = []
         self._group: PlacementGroup | None = None
         self._rank_cpus = config.worker_cpus or max(1, (os.cpu_count() or 1) // self._num_ranks)
@@ -207,6 +209,10 @@ class Cluster:
             for index, plan in enumerate(plans)
         ]
         return self._workers
+
+    async def dead_nodes(self) -> set[str]:
+        """Ids of the nodes that Ray has declared dead. Raises what Ray raises if it cannot say."""
+        return await self._asking.call(_dead_nodes)
 
     async def close(self) -> None:
         """Ends the workers, and Ray if it is ours. Safe to call at any point."""
@@ -296,6 +302,10 @@ def _bundle(plan: WorkerPlan) -> dict[str, float]:
 def _summed(bundles: Sequence[dict[str, float]]) -> str:
     kinds = sorted({kind for bundle in bundles for kind in bundle})
     return ", ".join(f"{sum(bundle.get(kind, 0) for bundle in bundles):g} {kind}" for kind in kinds)
+
+
+def _dead_nodes() -> set[str]:
+    return {node["NodeID"] for node in ray.nodes() if not node["Alive"]}  # type: ignore[no-untyped-call]
 
 
 def _gpu_memory() -> int:

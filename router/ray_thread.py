@@ -1,4 +1,4 @@
-"""The one thread that starts and stops Ray."""
+"""Threads that call Ray; one alone starts and stops it."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
+from router.fencing import Fencing
 from router.member import Member, Standing, WorkerBroken, WorkerHandle, WorkerUnavailable
 from router.session import WorkerSession
 from router.silence import Silence
@@ -37,11 +38,13 @@ class Registry:
         *,
         silence_s: float = 1.0,
         grace_s: float = 3.0,
+        fencing: Fencing | None = None,
     ) -> None:
         """`on_change(handle, up)` is told of every worker that comes or goes.
 
         A worker that says nothing for `silence_s`, not even that it lives, is late, and lost after `grace_s`
-        more.
+        more. `fencing` hears of every session, and tells workers of peers that are dead; None where all live
+        on one node.
         """
         self._members = [Member(handle, asyncio.Event()) for handle in handles]
         for member in self._members:
@@ -50,6 +53,7 @@ class Registry:
         self._silence_s = silence_s
         self._grace_s = grace_s
         self._on_news: Callable[[], None] = lambda: None
+        self._fencing = fencing
         self._changed = asyncio.Condition()
 
     async def __aenter__(self) -> Registry:
@@ -141,6 +145,8 @@ class Registry:
                 reason = await session.lost()
             finally:
                 member.session = None
+                if self._fencing is not None:
+                    self._fencing.ended(session)
                 await session.close()
             if member.wanted.is_set():
                 _log.warning("lost %s: %s", member.handle.worker_id, reason)
@@ -177,13 +183,15 @@ class Registry:
             if other.info.layout_hash != session.info.layout_hash:
                 return (
                     f"its KV layout {session.info.layout_hash} differs from that of {other.worker_id},"
-                    f" {other.info.layout_hash}; all workers must run one model, dtype and --page-size"
+                    f" {other.info.layout_hash}; all workers must run the same weights, dtype and --page-size"
                 )
         return None
 
     async def _admit(self, member: Member, session: WorkerSession) -> None:
         if member.epoch is not None and member.epoch != session.info.epoch:
             _log.warning("%s was restarted and is back (pid %d)", session.worker_id, session.info.pid)
+        if self._fencing is not None:
+            self._fencing.begun(session)
         member.session, member.epoch = session, session.info.epoch
         member.trouble, member.broken = "", None
         await self._announce(member, up=True)

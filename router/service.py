@@ -20,6 +20,7 @@ from router.canary import Canary
 from router.cluster import Cluster, ClusterError, RayWorker
 from router.config import Mode, RouterConfig
 from router.dispatch import ClusterDispatcher
+from router.fencing import Fencing
 from router.generation import Generation
 from router.grpc_server import GrpcConfig, GrpcServer
 from router.http_server import HttpConfig, HttpServer
@@ -172,12 +173,17 @@ class _Start:
 
         with self.display.stage("workers"):
             handles = await cluster.place(plans, on_wait=lambda what: self.display.show("workers", what))
+            # On a Ray of our own there is one node, whose end is ours.
+            fencing = Fencing(cluster.dead_nodes) if self.config.ray_address is not None else None
+            if fencing is not None:
+                await self.stack.enter_async_context(fencing)
             registry = await self.stack.enter_async_context(
                 Registry(
                     handles,
                     on_change,
                     silence_s=self.config.worker_timeout,
                     grace_s=self.config.worker_grace,
+                    fencing=fencing,
                 )
             )
             watch = asyncio.create_task(self._watch_loading(registry, handles))

@@ -60,7 +60,7 @@ class WorkerActor:
         from worker.ray_crew import crew_of
 
         log_to_stderr(log_level)
-        config = replace(config, host=_host(config))
+        config = replace(config, host=_host(config), node=ray.get_runtime_context().get_node_id())
         self._host = WorkerHost(
             config,
             assemble,

@@ -219,6 +219,7 @@ class WorkerHost:
             max_running_requests=config.engine.max_running_requests,
             pid=os.getpid(),
             metrics_address=f"{config.host}:{metrics_port}",
+            node=config.node,
         )
         if transfer is not None:
             info.peer.CopyFrom(peer_to_proto(transfer.peer))

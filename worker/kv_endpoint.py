@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 from typing import Final
 
 import torch
@@ -41,6 +42,8 @@ class KVEndpoint:
     layout: KVLayout
     digester: PageDigester
     epoch: int
+    reopen: Callable[[], Transport] | None = None
+    """Registers the pool anew under another name, once the transport was closed. None: cannot be done."""
 
 
 def open_endpoint(parts: Parts) -> KVEndpoint:
@@ -53,13 +56,16 @@ def open_endpoint(parts: Parts) -> KVEndpoint:
         from worker.kv_ranks import open_ranks
 
         return open_ranks(config, runner, parts.epoch)
-    memory, layout = memory_of(runner.kv), layout_of(config.model, runner)
+    memory, layout = memory_of(runner.kv), layout_of(runner)
+    name = worker_name(config, parts.epoch)
+    times = count(1)
     return KVEndpoint(
-        transport=open_transport(config, worker_name(config, parts.epoch), memory),
+        transport=open_transport(config, name, memory),
         memory=memory,
         layout=layout,
         digester=digester_of(runner.kv, memory, layout),
         epoch=parts.epoch,
+        reopen=lambda: open_transport(config, f"{name}~{next(times)}", memory),
     )
 
 
@@ -75,11 +81,11 @@ def open_transport(config: WorkerConfig, name: str, memory: PoolMemory) -> Trans
     return opener(name, memory, config.host)
 
 
-def layout_of(model: str, runner: ModelRunner) -> KVLayout:
+def layout_of(runner: ModelRunner) -> KVLayout:
     """Of a worker of one rank."""
     spec, pool = runner.spec, runner.kv
     return KVLayout(
-        model=model,
+        weights=runner.weights,
         dtype=str(pool.tensor.dtype).removeprefix("torch."),
         num_layers=spec.num_layers,
         num_kv_heads=spec.num_kv_heads,

@@ -39,7 +39,7 @@ def open_ranks(config: WorkerConfig, runner: ModelRunner, epoch: int) -> KVEndpo
         port: int = listener.getsockname()[1]
         runner.ranks.agree([port, epoch >> _HALF, epoch & ((1 << _HALF) - 1)])
         links = _accept(listener, config, epoch, shard.size)
-    layout = _layout(config, runner)
+    layout = _layout(runner)
     whole = replace(layout, tp_size=1, tp_rank=0)
     pool, writer, digester = _rank(config, runner, epoch)
     memory = memory_of(runner.kv)
@@ -79,7 +79,7 @@ def _accept(listener: socket.socket, config: WorkerConfig, epoch: int, size: int
 
 def _rank(config: WorkerConfig, runner: ModelRunner, epoch: int) -> tuple[Peer, RankWriter, PageDigester]:
     """One rank's own pool, on whatever rank this is."""
-    layout, memory = _layout(config, runner), memory_of(runner.kv)
+    layout, memory = _layout(runner), memory_of(runner.kv)
     transport = open_transport(config, _rank_name(config, epoch, layout.tp_rank), memory)
     pool = Peer.of(transport.name, epoch, transport.metadata, memory, layout)
     return pool, RankWriter(transport, layout), digester_of(runner.kv, memory, layout)
@@ -89,7 +89,7 @@ def _rank_name(config: WorkerConfig, epoch: int, rank: int) -> str:
     return f"{worker_name(config, epoch)}.{rank}"
 
 
-def _layout(config: WorkerConfig, runner: ModelRunner) -> KVLayout:
+def _layout(runner: ModelRunner) -> KVLayout:
     """Of one rank's pages. Their digests add up, whoever holds what."""
     shard = runner.ranks.shard
-    return replace(layout_of(config.model, runner), tp_size=shard.size, tp_rank=shard.rank, digest=SUM64)
+    return replace(layout_of(runner), tp_size=shard.size, tp_rank=shard.rank, digest=SUM64)

@@ -78,6 +78,8 @@ class Role:
                 self.abort(command.abort.request_id)
             case "attach":
                 self.attach(command.attach.ticket)
+            case "fence":
+                self.fence(command.fence)
             case None:
                 log.warning("a command of a kind unknown here: router and worker differ in version")
 
@@ -91,6 +93,9 @@ class Role:
     def attach(self, ticket: worker_pb2.Ticket) -> None:
         """A ticket for a request that is gone is nothing unusual: it ended while the ticket travelled."""
         log.debug("attach of %d: this worker sends no KV", ticket.handoff_id)
+
+    def fence(self, message: worker_pb2.Fence) -> None:
+        """A peer was declared dead. Without handoffs there are no peers."""
 
     def abort(self, request_id: RequestId) -> None:
         """Forget the request, wherever it is. One that has ended already is nothing unusual."""
@@ -133,7 +138,8 @@ class Role:
 
     @property
     def idle(self) -> bool:
-        """Nothing is promised to anybody: no request here, and no pages lent to a handoff."""
+        """Nothing is promised to anybody. Pages in quarantine do not count: nobody waits for them, and the
+        page check knows their owner."""
         return not self.jobs
 
     def load(self) -> worker_pb2.Load:

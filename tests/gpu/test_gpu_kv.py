@@ -15,7 +15,7 @@ from tests.kv_support import Pool
 from tests.sum64_cases import LAYOUTS, as_words, jobs_for, name_of, pool_of, reference, unsigned
 
 LLAMA_8B = KVLayout(
-    model="m", dtype="bfloat16", num_layers=32, num_kv_heads=8, head_dim=128, page_size=16, digest="sum64"
+    weights="m", dtype="bfloat16", num_layers=32, num_kv_heads=8, head_dim=128, page_size=16, digest="sum64"
 )
 
 

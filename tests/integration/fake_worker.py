@@ -68,6 +68,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     behaviour: Behaviour = field(default_factory=Behaviour)
     layout_hash: str = "L"
     chunk: int = 0
+    node: str = ""
     router_certificate: bytes | None = None
     """Only the holder of its key is served; None: everybody."""
     received: list[worker_pb2.Command] = field(default_factory=list)
@@ -145,6 +146,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             peer=peer,
             chunked_prefill_size=self.chunk,
             metrics_address="127.0.0.1:1",
+            node=self.node,
         )
 
     async def Session(  # noqa: N802

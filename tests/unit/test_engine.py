@@ -267,6 +267,20 @@ def test_a_quarantined_page_is_not_given_out() -> None:
     assert engine.check_pages().free == 8
 
 
+def test_pages_in_quarantine_take_no_place_of_a_running_request() -> None:
+    engine = make_engine(num_pages=16, max_running_requests=1)
+    given_up = engine.reserve(make_request(1, list(range(20))))
+    assert given_up is not None
+    assert engine.reserve(make_request(2, list(range(20)))) is None
+    engine.quarantine(given_up)
+    assert engine.kv.active_reservations == 0
+    assert engine.reserve(make_request(3, list(range(20)))) is not None
+    assert engine.check_pages().quarantined == 5
+    engine.free_reservation(given_up)
+    assert engine.kv.active_reservations == 1
+    assert engine.check_pages().quarantined == 0
+
+
 class EngineMachine(RuleBasedStateMachine):
     """Anything may happen to requests at any time; what they get is always the reference."""
 

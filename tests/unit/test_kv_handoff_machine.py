@@ -64,6 +64,7 @@ _STEPS = st.sampled_from(
         "start finish reserve attach",
     ]
 )
+FENCED = "the test says so"
 SELDOM = st.sampled_from([False] * 9 + [True])
 
 
@@ -76,6 +77,8 @@ class HandoffMachine(RuleBasedStateMachine):
         self.jobs: list[Job] = []
         self.tickets: list[Ticket] = []
         self.unnoticed: list[str] = []
+        self.fenced: list[int] = []
+        """Epochs; a worker that comes is told of them first of all."""
         self.prefill = Prefill(self.network, self.next_epoch())
         self.decode = Decode(self.network, self.next_epoch())
 
@@ -228,10 +231,10 @@ class HandoffMachine(RuleBasedStateMachine):
     def a_worker_restarts(self, really: bool, prefill: bool) -> None:
         if really and prefill:
             self.unnoticed.append(self.prefill.transport.name)
-            self.prefill = Prefill(self.network, self.next_epoch())
+            self.restart_prefill()
         elif really:
             self.unnoticed.append(self.decode.transport.name)
-            self.decode = Decode(self.network, self.next_epoch())
+            self.restart_decode()
 
     @rule(really=SELDOM)
     def every_link_breaks(self, really: bool) -> None:
@@ -244,6 +247,24 @@ class HandoffMachine(RuleBasedStateMachine):
     def a_crash_is_noticed(self) -> None:
         self.network.notice(self.unnoticed.pop(0))
         self.poll()
+
+    @rule(really=SELDOM, lives=st.booleans())
+    def the_prefill_worker_is_declared_dead(self, really: bool, lives: bool) -> None:
+        """And may live all the same: whoever declared it may only have lost sight of it."""
+        if really:
+            self.fence(self.prefill.sender.peer.epoch)
+            if not lives:
+                self.restart_prefill()
+            self.poll()
+
+    @rule(really=SELDOM)
+    def the_decode_worker_is_declared_dead(self, really: bool) -> None:
+        """And is; but no kernel is left to say so."""
+        if really:
+            epoch = self.decode.receiver.peer.epoch
+            self.restart_decode()
+            self.fence(epoch)
+            self.poll()
 
     # ------------------------------------------------------------------------------------ what holds
 
@@ -318,6 +339,21 @@ class HandoffMachine(RuleBasedStateMachine):
                 case Drained():
                     assert uses == {Use.QUARANTINED}
                     self.give_back(job)
+
+    def restart_prefill(self) -> None:
+        self.prefill = Prefill(self.network, self.next_epoch())
+        for epoch in self.fenced:
+            self.prefill.sender.fence(epoch, FENCED, self.now)
+
+    def restart_decode(self) -> None:
+        self.decode = Decode(self.network, self.next_epoch())
+        for epoch in self.fenced:
+            self.decode.receiver.fence(epoch, FENCED, self.now)
+
+    def fence(self, epoch: int) -> None:
+        self.fenced.append(epoch)
+        self.prefill.sender.fence(epoch, FENCED, self.now)
+        self.decode.receiver.fence(epoch, FENCED, self.now)
 
     def give_back(self, job: Job) -> None:
         for page in job.remote:

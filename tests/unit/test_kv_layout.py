@@ -9,7 +9,7 @@ import pytest
 from kv_transfer import KVLayout
 
 LLAMA_8B = KVLayout(
-    model="llama", dtype="bfloat16", num_layers=32, num_kv_heads=8, head_dim=128, page_size=16
+    weights="llama", dtype="bfloat16", num_layers=32, num_kv_heads=8, head_dim=128, page_size=16
 )
 
 
@@ -27,7 +27,7 @@ def test_pages_are_counted_with_the_last_one_perhaps_partly_filled(num_tokens: i
 @pytest.mark.parametrize(
     "change",
     [
-        {"model": "llama-2"},
+        {"weights": "llama-2"},
         {"dtype": "float16"},
         {"num_layers": 31},
         {"num_kv_heads": 4},

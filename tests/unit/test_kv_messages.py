@@ -77,6 +77,26 @@ def test_lengths_that_lie_are_refused_even_under_a_right_checksum(
         assert encode(decode(data)) == data
 
 
+def sealed(payload: bytes) -> bytes:
+    """With the checksum that belongs to it."""
+    return payload + xxhash.xxh3_64_intdigest(payload).to_bytes(8, "little")
+
+
+@given(MESSAGES, st.binary(min_size=4, max_size=4).filter(lambda magic: magic != b"BKV1"))
+def test_a_message_of_another_protocol_version_is_refused_under_a_right_checksum(
+    message: Message, magic: bytes
+) -> None:
+    with pytest.raises(BadMessage, match="protocol version"):
+        decode(sealed(magic + encode(message)[4:-8]))
+
+
+@given(st.integers(0, 36))
+def test_a_message_shorter_than_its_header_is_refused_under_a_right_checksum(length: int) -> None:
+    header = encode(Message(1, 2, 3, 4, Confirm()))[:37]
+    with pytest.raises(BadMessage, match="protocol version"):
+        decode(sealed(header[:length]))
+
+
 def test_a_long_reason_is_cut_to_fit() -> None:
     decoded = decode(encode(Message(1, 2, 3, 4, Drain("x" * 100_000))))
     assert isinstance(decoded.body, Drain)

@@ -66,10 +66,10 @@ def test_a_receiver_reports_either_ready_or_failed_and_then_free() -> None:
             assert reports == []
 
 
-def test_pages_are_freed_only_on_the_senders_word_or_its_death() -> None:
+def test_pages_are_freed_only_on_the_senders_word_its_death_or_behind_closed_connections() -> None:
     for (_, event), (_, actions) in RECEIVING.items():
         if ReceiveAction.FREE_PAGES in actions:
-            assert event in (ReceiveEvent.DRAIN, ReceiveEvent.PEER_LOST)
+            assert event in (ReceiveEvent.DRAIN, ReceiveEvent.PEER_LOST, ReceiveEvent.CUT_OFF)
 
 
 def test_what_was_given_up_can_never_become_ready() -> None:
