@@ -26,12 +26,12 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.bare_router import run_router
-from benchmarks.machine import describe_machine
-from benchmarks.metronome import Metronome
-from benchmarks.report import Spread
-from engine.checkpoint import Checkpoint, resolve
-from router.tokenizer import Tokenizer
+from benchmarks.lib.machine import describe_machine
+from benchmarks.lib.modelless_worker import Metronome
+from benchmarks.lib.rayless_router import run_router
+from benchmarks.lib.report import Spread
+from engine.loader.checkpoint import Checkpoint, resolve
+from router.processing.tokenizer import Tokenizer
 
 __all__ = ["Outcome", "Setting", "measure", "stage"]
 

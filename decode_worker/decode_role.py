@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from engine.core.kv_manager import Reservation
 from engine.engine import Engine
 from engine.errors import InvalidRequest
-from engine.kv_manager import Reservation
 from kv_transfer import Drained, Peer, Ready, ReceiveFailed, ReceiverEvent, ReceiverThread, Reserved
 from rpc.baton.v1 import worker_pb2
 from worker.convert import peer_from_proto, ticket_to_proto

@@ -13,17 +13,17 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from engine.config import EngineConfig
+from engine.core.events import EngineStats, StepOutput, TokenOut
+from engine.core.kv_manager import KVManager, Reservation
+from engine.core.plan import Chunk, StepPlan
+from engine.core.request import Request
+from engine.core.sampling_params import FinishReason, TokenLogprobs
 from engine.errors import InvalidRequest
-from engine.events import EngineStats, StepOutput, TokenOut
-from engine.kv_manager import KVManager, Reservation
-from engine.pacing import PromptCost
-from engine.pages import PageCounts
-from engine.plan import Chunk, StepPlan
-from engine.request import Request
-from engine.rhythm import Rhythm
-from engine.runner import ModelRunner, StepInFlight, StepResult
-from engine.sampling import FinishReason, TokenLogprobs
-from engine.scheduler import Limits, Scheduler
+from engine.executor.runner import ModelRunner, StepInFlight, StepResult
+from engine.kv_cache.pages import PageCounts
+from engine.sched.itl_controller import PromptCost
+from engine.sched.scheduler import Limits, Scheduler
+from engine.sched.step_timing import Rhythm
 
 __all__ = ["NO_HOOKS", "Engine", "Hooks"]
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from engine.config import EngineConfig
+from engine.core.request import Request
+from engine.core.sampling_params import Sampling
 from engine.engine import Engine
-from engine.request import Request
-from engine.runner import ModelRunner
-from engine.sampling import Sampling
+from engine.executor.runner import ModelRunner
 
 __all__ = ["Program", "program_for", "rehearse"]
 

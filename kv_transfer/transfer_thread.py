@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from kv_transfer.errors import TransferError
-from kv_transfer.events import Drained, ReceiveFailed, ReceiverEvent, Reserved, SenderEvent
-from kv_transfer.receiver import KVReceiver
-from kv_transfer.sender import KVSender
+from kv_transfer.handoff.events import Drained, ReceiveFailed, ReceiverEvent, Reserved, SenderEvent
+from kv_transfer.handoff.receiver import KVReceiver
+from kv_transfer.handoff.sender import KVSender
 from kv_transfer.ticket import Final, Peer, Ticket
 
 __all__ = ["ReceiverThread", "SenderThread", "TransferThread"]

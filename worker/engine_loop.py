@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from engine.device import enter_device
+from engine.device.current import enter_device
 from engine.engine import Engine
 from worker.inbox import Inbox
 from worker.metrics import WorkerMetrics

@@ -9,11 +9,11 @@ from typing import Final
 
 import torch
 
-from engine.kv_pool import KVPool
-from engine.runner import ModelRunner
+from engine.executor.runner import ModelRunner
+from engine.kv_cache.pool import KVPool
 from kv_transfer import KVLayout, PoolMemory
-from kv_transfer.device_digest import DeviceDigester
-from kv_transfer.digest import PageDigester, host_digester
+from kv_transfer.integrity.device_digest import DeviceDigester
+from kv_transfer.integrity.digest import PageDigester, host_digester
 from kv_transfer.layout import SUM64, XXH3
 from kv_transfer.transports import LoopbackTransport, Transport
 from worker.assembly import Parts
@@ -53,7 +53,7 @@ def open_endpoint(parts: Parts) -> KVEndpoint:
     """
     config, runner = parts.config, parts.engine.runner
     if config.kv_by_ranks:
-        from worker.kv_ranks import open_ranks
+        from worker.tensor_parallel.rank_kv import open_ranks
 
         return open_ranks(config, runner, parts.epoch)
     memory, layout = memory_of(runner.kv), layout_of(runner)

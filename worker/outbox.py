@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.request import RequestId, TokenId
+from engine.core.request import RequestId, TokenId
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from worker.jobs import Job
 from worker.session import RouterSession

@@ -11,11 +11,11 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 
+from engine.core.events import StepOutput, TokenOut
+from engine.core.request import Request, RequestId
+from engine.core.sampling_params import FinishReason
 from engine.engine import Engine
 from engine.errors import EngineError, InvalidRequest, QueueFull
-from engine.events import StepOutput, TokenOut
-from engine.request import Request, RequestId
-from engine.sampling import FinishReason
 from rpc.baton.v1 import worker_pb2
 from worker.convert import (
     FINISH_REASONS,

@@ -11,7 +11,7 @@ from typing import Any, Final
 import httpx
 import orjson
 
-from benchmarks.workload import Work
+from benchmarks.lib.workload import Work
 
 __all__ = ["Api", "Record", "Target", "open_client", "send"]
 

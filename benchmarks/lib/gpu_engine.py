@@ -8,12 +8,12 @@ from pathlib import Path
 
 import torch
 
+from common.garbage_collection import calm_collector
 from engine.config import EngineConfig
-from engine.device_defaults import defaults_for
+from engine.core.request import Request
+from engine.core.sampling_params import Sampling
+from engine.device.defaults import defaults_for
 from engine.engine import Engine
-from engine.garbage import calm_collector
-from engine.request import Request
-from engine.sampling import Sampling
 
 __all__ = ["build_engine", "engine_arguments", "random_prompts", "submit"]
 

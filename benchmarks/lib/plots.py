@@ -14,7 +14,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 if TYPE_CHECKING:
-    from benchmarks import contestants, long_prefill, modes
+    from benchmarks import long_prefill, modes
+    from benchmarks.lib import systems as contestants
 
 __all__ = ["plot_comparison", "plot_long_prefill", "plot_modes"]
 

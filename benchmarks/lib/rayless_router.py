@@ -1,4 +1,4 @@
-"""The router as `router.service` builds it, but for Ray, the canary and gRPC's front door: to measure it."""
+"""The router as `router.cli.service` builds it, but for Ray, the canary and gRPC's front door: to measure it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from engine.garbage import freeze_startup
-from router.config import RouterConfig
-from router.dispatch import ClusterDispatcher
-from router.generation import Generation
-from router.http_server import HttpConfig, HttpServer
-from router.metrics import RouterMetrics
-from router.registry import Registry
-from router.served_model import ServedModel
-from router.tokenizer import Tokenizer
+from common.garbage_collection import freeze_startup
+from router.config.settings import RouterConfig
+from router.dispatch.dispatcher import ClusterDispatcher
+from router.dispatch.metrics import RouterMetrics
+from router.frontend.http.server import HttpConfig, HttpServer
+from router.processing.generation import Generation
+from router.processing.served_model import ServedModel
+from router.processing.tokenizer import Tokenizer
+from router.workers.registry import Registry
 from rpc.baton.v1 import worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE
 from rpc.channel import Endpoint

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from rich.table import Table
 
-from benchmarks.client import Record
+from benchmarks.lib.client import Record
 
 __all__ = ["Objective", "Spread", "Summary", "summarize", "summary_table"]
 

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.client import Record, Target
+from benchmarks.lib.client import Record, Target
+from benchmarks.lib.memory import PeakMemory
+from benchmarks.lib.report import Summary, summarize
+from benchmarks.lib.server import BatonServer
+from benchmarks.lib.workload import Work
 from benchmarks.load import offer
-from benchmarks.memory import PeakMemory
-from benchmarks.report import Summary, summarize
-from benchmarks.server import BatonServer
-from benchmarks.workload import Work
-from engine.checkpoint import resolve
+from engine.loader.checkpoint import resolve
 
 __all__ = ["Contest", "Outcome", "baton", "transformers"]
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine.largest_step import Span
-from engine.page_lists import PageLists, starts_of
-from engine.request import PENDING
-from engine.staging import send
-from engine.step_inputs import Ints, StepInputs
+from engine.batch.block_tables import PageLists, starts_of
+from engine.batch.step_inputs import Ints, StepInputs
+from engine.core.request import PENDING
+from engine.device.staging import send
+from engine.sched.largest_step import Span
 
 __all__ = ["Batch", "BatchBuilder", "Ints", "scratch_batch"]
 

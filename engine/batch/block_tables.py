@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.step_inputs import Ints
+from engine.batch.step_inputs import Ints
 
 __all__ = ["PageLists", "starts_of"]
 

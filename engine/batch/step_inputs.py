@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from engine.plan import Chunk, StepPlan
+from engine.core.plan import Chunk, StepPlan
 
 __all__ = ["HEADER_INTS", "Ints", "StepInputs", "StepWriter"]
 

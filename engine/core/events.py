@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from engine.pages import PageCounts
-from engine.request import Request, TokenId
-from engine.sampling import FinishReason, TokenLogprobs
+from engine.core.request import Request, TokenId
+from engine.core.sampling_params import FinishReason, TokenLogprobs
+from engine.kv_cache.pages import PageCounts
 
 __all__ = ["EngineStats", "StepOutput", "TokenOut"]
 

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from engine.core.request import Request
 from engine.errors import PageLeak
-from engine.pages import PageCounts, PagePool, PageState
-from engine.radix import RadixCache, RadixNode
-from engine.request import Request
+from engine.kv_cache.pages import PageCounts, PagePool, PageState
+from engine.kv_cache.radix import RadixCache, RadixNode
 
 __all__ = ["KVManager", "Reservation"]
 

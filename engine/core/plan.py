@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from engine.request import Request
+from engine.core.request import Request
 
 __all__ = ["Chunk", "StepPlan"]
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from engine.radix import RadixNode
-from engine.sampling import FinishReason, Sampling
+from engine.core.sampling_params import FinishReason, Sampling
+from engine.kv_cache.radix import RadixNode
 
 __all__ = ["PENDING", "PageId", "Request", "RequestId", "TokenId"]
 

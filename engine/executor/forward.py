@@ -8,7 +8,7 @@ from typing import Protocol, TypeAlias
 import torch
 
 from engine.attention.base import AttentionBackend
-from engine.batch import Batch
+from engine.batch.batch import Batch
 from engine.models.base import CausalLM
 
 __all__ = ["Eager", "Enqueuing", "Forward"]

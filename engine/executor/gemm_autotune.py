@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from engine.layers.modules import Linear
 from engine.models.base import CausalLM
-from engine.models.layers import Linear
 
 __all__ = ["faster_library", "sample_weights"]
 

@@ -16,14 +16,14 @@ from typing import Any, Final
 
 import torch
 
+from common.progress import Progress
 from engine.attention.base import GraphableAttention
-from engine.batch import Batch
-from engine.blas import faster_library, sample_weights
-from engine.forward import Enqueuing
+from engine.batch.batch import Batch
+from engine.executor.forward import Enqueuing
+from engine.executor.gemm_autotune import faster_library, sample_weights
+from engine.layers.ops import Rotation
 from engine.models.base import CausalLM
-from engine.models.ops import Rotation
-from engine.parallel.ranks import Ranks
-from engine.progress import Progress
+from engine.parallel.communicator import Ranks
 
 __all__ = ["MixedGraphs", "token_sizes"]
 

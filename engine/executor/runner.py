@@ -8,28 +8,28 @@ from typing import Final
 
 import torch
 
+from common.progress import Progress, silent
 from engine.attention import AttentionBackend, GraphableAttention, attention_for
-from engine.batch import Batch, BatchBuilder, scratch_batch
+from engine.batch.batch import Batch, BatchBuilder, scratch_batch
+from engine.batch.step_inputs import StepInputs, StepWriter
 from engine.config import EngineConfig
-from engine.cuda_graphs import GRAPH_BYTES, DecodeGraphs
-from engine.device import enter_device
-from engine.device_memory import Probe, advising
+from engine.core.plan import Chunk, StepPlan
+from engine.core.sampling_params import TokenLogprobs
+from engine.device.current import enter_device
+from engine.device.memory import Probe, advising
+from engine.device.readback import Readback
 from engine.errors import EngineError
-from engine.forward import Eager, Forward
-from engine.kv_pool import KVPool
-from engine.largest_step import largest_step
-from engine.loader.identity import weights_identity
-from engine.loader.load import load_model
-from engine.logprobs import LogprobTensors
-from engine.mixed_graphs import MixedGraphs
-from engine.models.spec import ModelSpec
-from engine.parallel.ranks import ALONE, Ranks
-from engine.plan import Chunk, StepPlan
-from engine.progress import Progress, silent
-from engine.readback import Readback
-from engine.sampler import Sampler
-from engine.sampling import TokenLogprobs
-from engine.step_inputs import StepInputs, StepWriter
+from engine.executor.cuda_graphs import GRAPH_BYTES, DecodeGraphs
+from engine.executor.forward import Eager, Forward
+from engine.executor.piecewise_graphs import MixedGraphs
+from engine.kv_cache.pool import KVPool
+from engine.loader.model_loader import load_model
+from engine.loader.weights_identity import weights_identity
+from engine.parallel.communicator import ALONE, Ranks
+from engine.sampling.logprobs import LogprobTensors
+from engine.sampling.sampler import Sampler
+from engine.sched.largest_step import largest_step
+from engine.spec.model_spec import ModelSpec
 
 __all__ = ["ModelRunner", "PreparedStep", "StepInFlight", "StepResult"]
 

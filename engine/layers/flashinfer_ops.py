@@ -12,8 +12,8 @@ from torch import Tensor
 from engine.kernels.add_norm import add_norm
 from engine.kernels.matvec import gated_matvec, suits
 from engine.kernels.silu_mul import silu_mul
-from engine.models.layers import Linear
-from engine.models.ops import Ops, Rotation
+from engine.layers.modules import Linear
+from engine.layers.ops import Ops, Rotation
 
 __all__ = ["FlashInferOps", "Positions"]
 

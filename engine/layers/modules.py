@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from engine.models.blocks import row_blocks
-from engine.models.linear import linear, packed
-from engine.models.ops import Ops
+from engine.layers.linear import linear, packed
+from engine.layers.ops import Ops
+from engine.layers.row_blocks import row_blocks
 
 __all__ = ["Embedding", "LayerNorm", "Linear", "RMSNorm", "weight"]
 

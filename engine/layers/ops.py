@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 if TYPE_CHECKING:
-    from engine.models.layers import Linear
+    from engine.layers.modules import Linear
 
 __all__ = ["Ops", "Rotation", "ops_for"]
 
@@ -87,6 +87,6 @@ def ops_for(device: torch.device, dtype: torch.dtype) -> Ops:
             "flashinfer is not installed: the GPU runs plain torch operations, several times slower"
         )
         return Ops()
-    from engine.models.flashinfer_ops import FlashInferOps  # imports CUDA libraries
+    from engine.layers.flashinfer_ops import FlashInferOps  # imports CUDA libraries
 
     return FlashInferOps()

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from engine.models.rope_spec import RopeScaling, RopeSpec
+from engine.spec.rope_spec import RopeScaling, RopeSpec
 
 __all__ = ["rope_table"]
 

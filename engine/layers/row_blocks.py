@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.models.linear import linear, packed
+from engine.layers.linear import linear, packed
 
 __all__ = ["blocks_of", "row_blocks"]
 

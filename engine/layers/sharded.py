@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from engine.models.layers import Embedding, Linear
-from engine.parallel.ranks import Ranks
+from engine.layers.modules import Embedding, Linear
+from engine.parallel.communicator import Ranks
 
 __all__ = ["head_of", "sum_linear"]
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from engine.models.spec import ModelSpec
-from engine.progress import Progress, silent
+from common.progress import Progress, silent
+from engine.spec.model_spec import ModelSpec
 
 __all__ = ["Checkpoint", "CheckpointError", "local_copy", "resolve"]
 
@@ -157,7 +157,7 @@ def _converted(source: Path, cache: Path, progress: Progress) -> Path:
     with _locked(target.with_name(f"{target.name}.lock")):
         if target.is_dir():  # another process made it while this one waited
             return target
-        from engine.loader.gguf import convert
+        from engine.loader.gguf_converter import convert
 
         partial = target.with_name(f"{target.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)  # of a process that died: whoever lives holds the lock

@@ -16,9 +16,9 @@ import numpy.typing as npt
 from gguf import GGUFReader, ReaderTensor, dequantize
 from safetensors.numpy import save_file
 
-from engine.models.errors import UnsupportedModel
-from engine.models.spec import ModelSpec
-from engine.progress import Progress
+from common.progress import Progress
+from engine.spec.errors import UnsupportedModel
+from engine.spec.model_spec import ModelSpec
 
 __all__ = ["convert"]
 

@@ -11,16 +11,16 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from engine.loader.dummy import fill_randomly
-from engine.loader.safetensors import read_tensors, weight_files
+from common.progress import Progress, silent
+from engine.layers.ops import ops_for
+from engine.loader.dummy_weights import fill_randomly
+from engine.loader.safetensors_reader import read_tensors, weight_files
 from engine.models import registry
 from engine.models.base import CausalLM
-from engine.models.errors import WeightsError
-from engine.models.ops import ops_for
-from engine.models.shard import Cut
-from engine.models.spec import ModelSpec
-from engine.parallel.ranks import ALONE, Ranks
-from engine.progress import Progress, silent
+from engine.parallel.communicator import ALONE, Ranks
+from engine.spec.errors import WeightsError
+from engine.spec.model_spec import ModelSpec
+from engine.spec.shard import Cut
 
 __all__ = ["load_model"]
 

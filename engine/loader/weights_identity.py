@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from engine.loader.safetensors import weight_files
+from engine.loader.safetensors_reader import weight_files
 
 __all__ = ["weights_identity"]
 

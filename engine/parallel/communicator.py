@@ -7,8 +7,8 @@ from typing import Final, Protocol
 
 from torch import Tensor
 
-from engine.models.shard import Shard
-from engine.step_inputs import StepInputs
+from engine.batch.step_inputs import StepInputs
+from engine.spec.shard import Shard
 
 __all__ = ["ALONE", "Ranks"]
 

@@ -16,8 +16,8 @@ import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from engine.errors import RankLost
-from engine.models.shard import Shard
 from engine.parallel.group import RankGroup
+from engine.spec.shard import Shard
 
 __all__ = ["Meeting", "OpenMeeting", "attend"]
 

@@ -1,6 +1,6 @@
 """Drawing tokens from distributions, by the Gumbel-max trick.
 
-The caller brings a key of randomness a row (`engine.random`), so that a draw is a pure function. Each row
+The caller brings a key of randomness a row (`engine.sampling.noise`), so that a draw is a pure function. Each row
 depends on its own parameters alone, never on what else is in the batch.
 """
 
@@ -10,7 +10,7 @@ from typing import Final
 
 import torch
 
-from engine.random import gumbel
+from engine.sampling.noise import gumbel
 
 __all__ = ["all_finite", "draw", "draw_truncated", "likeliest"]
 
@@ -29,7 +29,7 @@ def all_finite(logits: torch.Tensor) -> torch.Tensor:
 def likeliest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The likeliest token of each row of `logits` [S, vocab], [S] int64, and `all_finite`."""
     if logits.is_cuda:
-        from engine.kernels.likeliest import likeliest as fused  # Triton comes with torch's CUDA builds alone
+        from engine.kernels.argmax import likeliest as fused  # Triton comes with torch's CUDA builds alone
 
         return fused(logits)
     return logits.argmax(dim=-1), all_finite(logits)

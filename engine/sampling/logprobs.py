@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.sampling import TokenLogprobs
+from engine.core.sampling_params import TokenLogprobs
 
 __all__ = ["LogprobTensors", "measure"]
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from engine.plan import Chunk
-from engine.staging import upload
+from engine.core.plan import Chunk
+from engine.device.staging import upload
 
 __all__ = ["Penalties"]
 

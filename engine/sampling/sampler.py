@@ -13,13 +13,13 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
-from engine.drawing import all_finite, draw, draw_truncated, likeliest
-from engine.logprobs import LogprobTensors, measure
-from engine.penalties import Penalties
-from engine.plan import Chunk
-from engine.random import keys
-from engine.sampling import Sampling
-from engine.staging import upload
+from engine.core.plan import Chunk
+from engine.core.sampling_params import Sampling
+from engine.device.staging import upload
+from engine.sampling.draw import all_finite, draw, draw_truncated, likeliest
+from engine.sampling.logprobs import LogprobTensors, measure
+from engine.sampling.noise import keys
+from engine.sampling.penalties import Penalties
 
 __all__ = ["Sampled", "Sampler"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.forecast import OutputLengths, peak_growth
-from engine.kv_manager import KVManager
-from engine.request import Request
+from engine.core.kv_manager import KVManager
+from engine.core.request import Request
+from engine.sched.page_forecast import OutputLengths, peak_growth
 
 __all__ = ["Outlook"]
 

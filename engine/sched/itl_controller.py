@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from engine.plan import StepPlan
+from engine.core.plan import StepPlan
 
 __all__ = ["ChunkPacer", "PromptCost", "whole_tiles"]
 

@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from engine.request import Request
+from engine.core.request import Request
 
 __all__ = ["OutputLengths", "peak_growth"]
 

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from engine.config import Policy
-from engine.radix import RadixCache, RadixNode
-from engine.request import Request
+from engine.core.request import Request
+from engine.kv_cache.radix import RadixCache, RadixNode
 
 __all__ = ["MAX_RANKED", "rank"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TypeAlias
 
-from engine.request import Request
+from engine.core.request import Request
 
 __all__ = ["Beginnings"]
 

@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from engine.beginnings import Beginnings
 from engine.config import Batching, Policy
+from engine.core.kv_manager import KVManager
+from engine.core.plan import Chunk, StepPlan
+from engine.core.request import PENDING, Request
+from engine.core.sampling_params import FinishReason
 from engine.errors import InvalidRequest, QueueFull
-from engine.forecast import OutputLengths
-from engine.kv_manager import KVManager
-from engine.outlook import Outlook
-from engine.pacing import ChunkPacer, PromptCost, whole_tiles
-from engine.plan import Chunk, StepPlan
-from engine.policy import rank
-from engine.request import PENDING, Request
-from engine.sampling import FinishReason
-from engine.shares import Progress, share_budget, unfilled, whole_prompts
+from engine.sched.headroom import Outlook
+from engine.sched.itl_controller import ChunkPacer, PromptCost, whole_tiles
+from engine.sched.page_forecast import OutputLengths
+from engine.sched.policy import rank
+from engine.sched.prefixes_in_flight import Beginnings
+from engine.sched.token_budget import Progress, share_budget, unfilled, whole_prompts
 
 __all__ = ["Limits", "Scheduler"]
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from engine.models.errors import UnsupportedModel
-from engine.models.rope_spec import RopeSpec
+from engine.spec.errors import UnsupportedModel
+from engine.spec.rope_spec import RopeSpec
 
 __all__ = ["ModelSpec"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
-from engine.models.errors import UnsupportedModel
+from engine.spec.errors import UnsupportedModel
 
 __all__ = ["RopeScaling", "RopeSpec"]
 

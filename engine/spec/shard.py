@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from engine.models.errors import UnsupportedModel
-from engine.models.spec import ModelSpec
+from engine.spec.errors import UnsupportedModel
+from engine.spec.model_spec import ModelSpec
 
 __all__ = ["Cut", "Shard", "sizes_for"]
 

@@ -15,8 +15,8 @@ import numpy as np
 import xxhash
 
 from kv_transfer import ticket
-from kv_transfer.binary import Reader, block
 from kv_transfer.errors import BadMessage
+from kv_transfer.handoff.binary import Reader, block
 from kv_transfer.ticket import Peer
 
 __all__ = ["Body", "Confirm", "Drain", "Finish", "Message", "Push", "Revoke", "decode", "encode"]

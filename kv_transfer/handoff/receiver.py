@@ -9,15 +9,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final as Constant
 
-from kv_transfer.digest import PageDigester, host_digester
 from kv_transfer.errors import BadMessage, PeerUnreachable, RightsRemain
-from kv_transfer.events import Drained, Ready, ReceiveFailed, ReceiverEvent
+from kv_transfer.handoff.events import Drained, Ready, ReceiveFailed, ReceiverEvent
+from kv_transfer.handoff.messages import Body, Confirm, Drain, Finish, Message, Push, Revoke, decode, encode
+from kv_transfer.handoff.receiver_states import RECEIVING, ReceiveAction, ReceiveEvent, Receiving
+from kv_transfer.handoff.state_machine import Machine
+from kv_transfer.integrity.digest import PageDigester, host_digester
 from kv_transfer.layout import KVLayout
-from kv_transfer.machine import Machine
 from kv_transfer.memory import PoolMemory
-from kv_transfer.messages import Body, Confirm, Drain, Finish, Message, Push, Revoke, decode, encode
 from kv_transfer.peer_book import PeerBook
-from kv_transfer.receiving import RECEIVING, ReceiveAction, ReceiveEvent, Receiving
 from kv_transfer.ticket import Final, Peer, Ticket
 from kv_transfer.transports.base import Arrival, PeerLost, Transport
 

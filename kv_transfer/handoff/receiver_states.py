@@ -10,7 +10,7 @@ from __future__ import annotations
 from enum import Enum, auto
 from typing import Final
 
-from kv_transfer.machine import Table
+from kv_transfer.handoff.state_machine import Table
 
 __all__ = ["RECEIVING", "ReceiveAction", "ReceiveEvent", "Receiving"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum, auto
 from typing import Final
 
-from kv_transfer.machine import Table
+from kv_transfer.handoff.state_machine import Table
 
 __all__ = ["SENDING", "SendAction", "SendEvent", "Sending"]
 

@@ -8,8 +8,8 @@ from typing import Final
 
 import torch
 
+from kv_transfer.integrity.sum64 import MASK, Words
 from kv_transfer.layout import KVLayout
-from kv_transfer.sum64 import MASK, Words
 
 __all__ = ["DeviceDigester"]
 
@@ -41,11 +41,11 @@ class DeviceDigester:
             )
         self._stream: torch.cuda.Stream | None = None
         if pool.is_cuda:
-            from kv_transfer.sum64_triton import page_sums
+            from kv_transfer.integrity.sum64_triton import page_sums
 
             self._stream = torch.cuda.Stream(pool.device, _FIRST)  # type: ignore[no-untyped-call]
         else:
-            from kv_transfer.sum64_torch import page_sums
+            from kv_transfer.integrity.sum64_torch import page_sums
         self._page_sums = page_sums
         pinned = self._stream is not None
         self._jobs = torch.empty((_BATCH, 2), dtype=torch.int32, pin_memory=pinned)

@@ -12,9 +12,9 @@ from typing import Final, Protocol
 import numpy as np
 import xxhash
 
+from kv_transfer.integrity.sum64 import HostSum64
 from kv_transfer.layout import SUM64, XXH3, KVLayout
 from kv_transfer.memory import PoolMemory
-from kv_transfer.sum64 import HostSum64
 
 __all__ = ["HostDigester", "PageDigester", "host_digester", "request_digest"]
 

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kv_transfer.sum64 import MIX_FACTOR, MIX_OFFSET, SPREAD, STIR_1, STIR_2, Words
+from kv_transfer.integrity.sum64 import MIX_FACTOR, MIX_OFFSET, SPREAD, STIR_1, STIR_2, Words
 
 __all__ = ["page_sums"]
 

@@ -7,7 +7,7 @@ import socket
 import time
 from typing import Final
 
-from kv_transfer.digest import PageDigester
+from kv_transfer.integrity.digest import PageDigester
 from kv_transfer.sharded.wire import Digest, Digests, Forget, Frames, Hello, Message, Write, pack
 from kv_transfer.sharded.writer import RankWriter
 from kv_transfer.ticket import Peer

@@ -9,8 +9,8 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from kv_transfer.binary import Reader, block
 from kv_transfer.errors import BadMessage
+from kv_transfer.handoff.binary import Reader, block
 from kv_transfer.sharded.peers import pack_rank, read_rank
 from kv_transfer.ticket import Peer
 

@@ -11,7 +11,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlencode
 from urllib.request import ProxyHandler, Request, build_opener
 
-from router.config import SETTINGS
+from router.config.settings import SETTINGS
 
 __all__ = ["COMMANDS", "run"]
 

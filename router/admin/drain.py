@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import time
 
-from router.member import Member
-from router.registry import Registry
+from router.workers.member import Member
+from router.workers.registry import Registry
 
 __all__ = ["Departures", "LastOfItsRole", "NoSuchWorker", "NotBackInTime"]
 

@@ -16,10 +16,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from router.departure import Departures, LastOfItsRole, NoSuchWorker, NotBackInTime
-from router.http_server import QuietServer, listen
-from router.member import Member
-from router.registry import Registry
+from router.admin.drain import Departures, LastOfItsRole, NoSuchWorker, NotBackInTime
+from router.frontend.http.server import QuietServer, listen
+from router.workers.member import Member
+from router.workers.registry import Registry
 from rpc.baton.v1 import worker_pb2
 
 __all__ = ["LOOPBACK", "AdminServer", "admin_app"]

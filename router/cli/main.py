@@ -8,10 +8,10 @@ import os
 import sys
 from collections.abc import Sequence
 
-from router.admin_client import COMMANDS, run
-from router.config import LogLevel
-from router.flags import ConfigError, parse
-from router.open_files import allow_many_connections
+from router.admin.client import COMMANDS, run
+from router.cli.open_files import allow_many_connections
+from router.config.flags import ConfigError, parse
+from router.config.settings import LogLevel
 
 __all__ = ["main"]
 
@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments and arguments[0] in COMMANDS:
         return run(arguments)
     if arguments and arguments[0] == "doctor":
-        from router import doctor  # it alone looks for torch and CUDA
+        from router.cli import doctor  # it alone looks for torch and CUDA
 
         return doctor.run(arguments)
     try:
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.environ.setdefault(name, value)
 
     # Not at the top: a wrong flag, or --help, should not wait a second for Ray and gRPC to be imported.
-    from router.service import CANNOT_START, serve
+    from router.cli.service import CANNOT_START, serve
 
     try:
         asyncio.run(serve(config))

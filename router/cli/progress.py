@@ -54,7 +54,7 @@ class StartupDisplay:
         self._update(name, note=note)
 
     def progress(self, name: str, done: int, total: int) -> None:
-        """Bytes of a known number; has the shape of `engine.progress.Progress`. From any thread."""
+        """Bytes of a known number; has the shape of `common.progress.Progress`. From any thread."""
         self._update(name, completed=done, total=total, note=f"{done / 1e6:,.0f} of {total / 1e6:,.0f} MB")
 
     def loading(self, worker: str, stage: str, done: int, total: int) -> None:

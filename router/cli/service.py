@@ -10,30 +10,30 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Final
 
-from engine.checkpoint import Checkpoint, CheckpointError, resolve
-from engine.garbage import freeze_startup
-from engine.models.errors import UnsupportedModel
-from router.access import Access
-from router.admin import LOOPBACK, AdminServer, admin_app
-from router.api_keys import BadKeyFile
-from router.canary import Canary
-from router.cluster import Cluster, ClusterError, RayWorker
-from router.config import Mode, RouterConfig
-from router.dispatch import ClusterDispatcher
-from router.fencing import Fencing
-from router.generation import Generation
-from router.grpc_server import GrpcConfig, GrpcServer
-from router.http_server import HttpConfig, HttpServer
+from common.garbage_collection import freeze_startup
+from engine.loader.checkpoint import Checkpoint, CheckpointError, resolve
+from engine.spec.errors import UnsupportedModel
+from router.admin.endpoint import LOOPBACK, AdminServer, admin_app
+from router.cli.ports import PortTaken, check_free, taking
+from router.cli.progress import StartupDisplay
+from router.cli.shutdown import Interrupted, Shutdown
+from router.cluster.ray_cluster import Cluster, ClusterError, RayWorker
+from router.cluster.worker_plan import PlanError, WorkerPlan, plan_workers
+from router.config.settings import Mode, RouterConfig
+from router.dispatch.dispatcher import ClusterDispatcher
+from router.dispatch.metrics import RouterMetrics
+from router.frontend.access import Access
+from router.frontend.api_keys import BadKeyFile
+from router.frontend.grpc.server import GrpcConfig, GrpcServer
+from router.frontend.http.server import HttpConfig, HttpServer
 from router.limits import Limits
-from router.metrics import RouterMetrics
-from router.ports import PortTaken, check_free, taking
-from router.progress import StartupDisplay
-from router.registry import Registry, WorkerBroken, WorkerHandle
-from router.rehearsal import LinkBroken, rehearse
-from router.served_model import ServedModel
-from router.shutdown import Interrupted, Shutdown
-from router.tokenizer import Tokenizer, TokenizerError
-from router.worker_plan import PlanError, WorkerPlan, plan_workers
+from router.probes.canary import Canary
+from router.probes.link_check import LinkBroken, rehearse
+from router.processing.generation import Generation
+from router.processing.served_model import ServedModel
+from router.processing.tokenizer import Tokenizer, TokenizerError
+from router.workers.fencing import Fencing
+from router.workers.registry import Registry, WorkerBroken, WorkerHandle
 from rpc.baton.v1 import worker_pb2
 from rpc.tls import BadCertificate
 

@@ -21,10 +21,10 @@ from ray.exceptions import ActorDiedError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from router.config import LogLevel, RouterConfig
-from router.ray_thread import RayThread
-from router.registry import WorkerBroken, WorkerUnavailable
-from router.worker_plan import Machine, WorkerPlan, device_for
+from router.cluster.ray_thread import RayThread
+from router.cluster.worker_plan import Machine, WorkerPlan, device_for
+from router.config.settings import LogLevel, RouterConfig
+from router.workers.registry import WorkerBroken, WorkerUnavailable
 from rpc.baton.v1 import worker_pb2
 from rpc.channel import Endpoint
 from rpc.tls import Identity

@@ -6,13 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from engine.checkpoint import Checkpoint
 from engine.config import EngineConfig
-from engine.device_defaults import GPU_TOKEN_TILE, defaults_for
-from engine.models.errors import UnsupportedModel
-from engine.models.shard import Shard
-from engine.models.spec import ModelSpec
-from router.config import Device, Dtype, Mode, RouterConfig, flag_name
+from engine.device.defaults import GPU_TOKEN_TILE, defaults_for
+from engine.loader.checkpoint import Checkpoint
+from engine.spec.errors import UnsupportedModel
+from engine.spec.model_spec import ModelSpec
+from engine.spec.shard import Shard
+from router.config.settings import Device, Dtype, Mode, RouterConfig, flag_name
 from worker.config import WorkerConfig, WorkerRole
 
 __all__ = [

@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 
 import yaml
 
-from router.config import SETTINGS, RouterConfig, Setting
-from router.validation import problems_of
+from router.config.settings import SETTINGS, RouterConfig, Setting
+from router.config.validation import problems_of
 
 __all__ = ["ConfigError", "parse"]
 

@@ -18,12 +18,12 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from router.dispatch_api import Delta
+from router.dispatch.failures import AttemptFailed, failure_of, loss_of, out_of_time, speaks_against
+from router.dispatch.interface import Delta
+from router.dispatch.sequence import Sequence
 from router.errors import RouterError
-from router.failures import AttemptFailed, failure_of, loss_of, out_of_time, speaks_against
-from router.sequence import Sequence
-from router.session import WorkerSession
-from router.worker_events import Event, OutOfTime, WorkerLost
+from router.workers.events import Event, OutOfTime, WorkerLost
+from router.workers.session import WorkerSession
 from rpc.baton.v1 import worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 

@@ -12,21 +12,21 @@ from collections.abc import Sequence as Tokens
 from contextlib import aclosing
 from typing import Final
 
-from router.admission import Admission, Turn, Want
-from router.attempt import Attempt, DisaggAttempt, MixedAttempt, Pick
-from router.backlog import Backlog, Place, overloaded
-from router.config import Mode, RouterConfig
-from router.culprits import Culprits
-from router.dispatch_api import Delta
+from router.config.settings import Mode, RouterConfig
+from router.dispatch.admission import Admission, Turn, Want
+from router.dispatch.attempt import Attempt, DisaggAttempt, MixedAttempt, Pick
+from router.dispatch.culprits import Culprits
+from router.dispatch.failures import AttemptFailed, out_of_time
+from router.dispatch.interface import Delta
+from router.dispatch.metrics import RouterMetrics
+from router.dispatch.prefill_queue import Backlog, Place, overloaded
+from router.dispatch.sequence import Sequence
+from router.dispatch.tries import Tries, ended_workers
+from router.dispatch.waterfall import Waterfall
+from router.dispatch.worker_choice import Placement, Promise
 from router.errors import Overloaded, RouterError, Unavailable
-from router.failures import AttemptFailed, out_of_time
-from router.metrics import RouterMetrics
-from router.placement import Placement, Promise
-from router.registry import Registry
-from router.sequence import Sequence
-from router.session import WorkerSession
-from router.tries import Tries, ended_workers
-from router.waterfall import Waterfall
+from router.workers.registry import Registry
+from router.workers.session import WorkerSession
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 

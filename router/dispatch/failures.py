@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from router.errors import DeadlineExceeded, Internal, InvalidRequest, Overloaded, RouterError, Unavailable
-from router.worker_events import Loss, WorkerLost
+from router.workers.events import Loss, WorkerLost
 from rpc.baton.v1 import worker_pb2
 
 __all__ = ["AttemptFailed", "failure_of", "loss_of", "out_of_time", "speaks_against"]

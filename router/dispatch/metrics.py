@@ -6,10 +6,10 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from router.admission import Admission
-from router.backlog import Backlog
-from router.failures import AttemptFailed
-from router.waterfall import Waterfall
+from router.dispatch.admission import Admission
+from router.dispatch.failures import AttemptFailed
+from router.dispatch.prefill_queue import Backlog
+from router.dispatch.waterfall import Waterfall
 from rpc.baton.v1 import router_pb2
 
 __all__ = ["RouterMetrics"]
@@ -23,7 +23,7 @@ _GAPS: Final = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0
 
 
 class RouterMetrics:
-    """`registry` is what GET /metrics renders. Observes sequences: see `router.waterfall.Observer`."""
+    """`registry` is what GET /metrics renders. Observes sequences: see `router.dispatch.waterfall.Observer`."""
 
     def __init__(self, mode: str) -> None:
         self.registry = CollectorRegistry()

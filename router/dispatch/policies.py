@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from router.capacity import Choose, least_loaded, round_robin
-from router.config import Routing
+from router.config.settings import Routing
+from router.workers.capacity import Choose, least_loaded, round_robin
 
 __all__ = ["POLICIES"]
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 
-from router.waterfall import Waterfall
+from router.dispatch.waterfall import Waterfall
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 
 __all__ = ["Sequence"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from router.dispatch.failures import AttemptFailed
 from router.errors import Internal, RouterError
-from router.failures import AttemptFailed
 
 __all__ = ["Tries", "ended_workers"]
 

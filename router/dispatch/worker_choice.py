@@ -1,18 +1,18 @@
-"""The pure decisions of router/capacity.py, applied to the workers that are there now."""
+"""The pure decisions of router/workers/capacity.py, applied to the workers that are there now."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Set
 
-from router.capacity import Rank, WorkerView, any_has_room, place
-from router.config import Routing
-from router.health import Trust
-from router.policies import POLICIES
-from router.registry import Registry
-from router.session import WorkerSession
-from router.silence import Hearing
-from router.worker_load import WorkerLoad
+from router.config.settings import Routing
+from router.dispatch.policies import POLICIES
+from router.workers.capacity import Rank, WorkerView, any_has_room, place
+from router.workers.circuit_breaker import Trust
+from router.workers.load import WorkerLoad
+from router.workers.registry import Registry
+from router.workers.session import WorkerSession
+from router.workers.silence import Hearing
 from rpc.baton.v1 import worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from router.clients import Client
 from router.errors import Unauthenticated
+from router.processing.clients import Client
 
 __all__ = ["ApiKeys", "BadKeyFile"]
 

@@ -15,15 +15,15 @@ from collections.abc import Callable
 from contextlib import aclosing
 from typing import Final, TypeAlias
 
-from router.attempt import Attempt, Pick
+from router.dispatch.attempt import Attempt, Pick
+from router.dispatch.failures import AttemptFailed
+from router.dispatch.sequence import Sequence
+from router.dispatch.waterfall import Waterfall
 from router.errors import RouterError
-from router.failures import AttemptFailed
-from router.health import Trust
-from router.member import Member, Standing
-from router.registry import Registry
-from router.sequence import Sequence
-from router.session import WorkerSession
-from router.waterfall import Waterfall
+from router.workers.circuit_breaker import Trust
+from router.workers.member import Member, Standing
+from router.workers.registry import Registry
+from router.workers.session import WorkerSession
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 
 __all__ = ["Canary"]

@@ -13,13 +13,13 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
 
-from router.canary import MakeAttempt
+from router.dispatch.failures import AttemptFailed
+from router.dispatch.sequence import Sequence
+from router.dispatch.waterfall import Waterfall
 from router.errors import RouterError
-from router.failures import AttemptFailed
-from router.registry import Registry
-from router.sequence import Sequence
-from router.session import WorkerSession
-from router.waterfall import Waterfall
+from router.probes.canary import MakeAttempt
+from router.workers.registry import Registry
+from router.workers.session import WorkerSession
 from rpc.baton.v1 import router_pb2, sampling_pb2, worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from router.detokenizer import Detokenizer
-from router.dispatch_api import Delta
-from router.stops import StopFinder
+from router.dispatch.interface import Delta
+from router.processing.detokenizer import Detokenizer
+from router.processing.stop_strings import StopFinder
 from rpc.baton.v1 import router_pb2, sampling_pb2
 
 __all__ = ["Chunk", "Completion"]

@@ -8,16 +8,16 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from router.clients import CURRENT_CLIENT
-from router.completion import Completion
-from router.dispatch_api import Dispatcher
+from router.dispatch.interface import Dispatcher
 from router.errors import InvalidRequest, NotFound, Unavailable
-from router.generation_request import Chat, GenerationRequest, Prompt
 from router.limits import Limits
-from router.run import Run, Running, SequencePlan
-from router.sampling_options import derive_seed
-from router.served_model import ServedModel
-from router.tokenizer import Tokenizer
+from router.processing.clients import CURRENT_CLIENT
+from router.processing.completion import Completion
+from router.processing.generation_request import Chat, GenerationRequest, Prompt
+from router.processing.run import Run, Running, SequencePlan
+from router.processing.sampling_options import derive_seed
+from router.processing.served_model import ServedModel
+from router.processing.tokenizer import Tokenizer
 
 __all__ = ["Generation"]
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from router.chat_template import Message
-from router.sampling_options import SamplingOptions
+from router.processing.chat_template import Message
+from router.processing.sampling_options import SamplingOptions
 
 __all__ = ["Chat", "GenerationRequest", "Prompt"]
 

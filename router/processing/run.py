@@ -7,13 +7,13 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from router.clients import CURRENT_CLIENT, Client
-from router.completion import Chunk, Completion
-from router.dispatch_api import Dispatcher
+from router.dispatch.interface import Dispatcher
 from router.errors import Internal, InvalidRequest, RouterError
-from router.generation_request import GenerationRequest
-from router.interrupt import Interrupt
-from router.merge import merge
+from router.processing.clients import CURRENT_CLIENT, Client
+from router.processing.completion import Chunk, Completion
+from router.processing.generation_request import GenerationRequest
+from router.processing.interrupt import Interrupt
+from router.processing.merge import merge
 from rpc.baton.v1 import sampling_pb2
 
 __all__ = ["Run", "Running", "SequencePlan", "Usage"]

@@ -10,11 +10,11 @@ from typing import Any, Final
 
 import tokenizers
 
-from router.chat_template import ChatTemplate, Message
-from router.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from router.errors import InvalidRequest
-from router.token_bound import TokenBound
-from router.vocabulary import byte_table
+from router.processing.chat_template import ChatTemplate, Message
+from router.processing.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from router.processing.token_bound import TokenBound
+from router.processing.vocabulary import byte_table
 
 __all__ = ["Tokenizer", "TokenizerError"]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from rpc.baton.v1 import worker_pb2
 
 if TYPE_CHECKING:
-    from router.session import WorkerSession
+    from router.workers.session import WorkerSession
 
 __all__ = ["Event", "Listener", "Loss", "Message", "OutOfTime", "WorkerLost"]
 

@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
-from router.capacity import Rank, WorkerView
+from router.workers.capacity import Rank, WorkerView
 from rpc.baton.v1 import worker_pb2
 
 __all__ = ["WorkerLoad"]

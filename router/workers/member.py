@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Protocol
 
-from router.health import Health, Trust
-from router.session import WorkerSession
-from router.silence import Hearing
+from router.workers.circuit_breaker import Health, Trust
+from router.workers.session import WorkerSession
+from router.workers.silence import Hearing
 from rpc.baton.v1 import worker_pb2
 from rpc.channel import Endpoint
 

@@ -12,10 +12,10 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
-from router.fencing import Fencing
-from router.member import Member, Standing, WorkerBroken, WorkerHandle, WorkerUnavailable
-from router.session import WorkerSession
-from router.silence import Silence
+from router.workers.fencing import Fencing
+from router.workers.member import Member, Standing, WorkerBroken, WorkerHandle, WorkerUnavailable
+from router.workers.session import WorkerSession
+from router.workers.silence import Silence
 from rpc.baton.v1 import worker_pb2
 from rpc.status import RpcError
 

@@ -18,10 +18,10 @@ from typing import Final, TypeAlias
 
 import grpc
 
-from router.health import Health
-from router.silence import Hearing, Silence
-from router.worker_events import Event, Listener, Loss, WorkerLost
-from router.worker_load import WorkerLoad
+from router.workers.circuit_breaker import Health
+from router.workers.events import Event, Listener, Loss, WorkerLost
+from router.workers.load import WorkerLoad
+from router.workers.silence import Hearing, Silence
 from rpc.baton.v1 import worker_pb2, worker_pb2_grpc
 from rpc.channel import Endpoint, connect
 from rpc.status import RpcUnreachable, translate

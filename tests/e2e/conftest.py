@@ -13,7 +13,7 @@ import transformers
 import xxhash
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from engine.checkpoint import resolve
+from engine.loader.checkpoint import resolve
 
 NUM_TOKENS = 64
 
@@ -46,7 +46,7 @@ class Expected:
 
 @pytest.fixture(autouse=True)
 def memory_back() -> Iterator[None]:
-    """A worker keeps the collector away from what is there when it starts (`engine.garbage`): right for a
+    """A worker keeps the collector away from what is there when it starts (`common.garbage_collection`): right for a
     process, but one worker after the other in this one would keep a pool each.
     """
     yield

@@ -21,9 +21,9 @@ from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from engine.checkpoint import resolve
-from router.http_protocol import BoundedProtocol
-from router.open_files import allow_many_connections
+from engine.loader.checkpoint import resolve
+from router.cli.open_files import allow_many_connections
+from router.frontend.http.protocol import BoundedProtocol
 from rpc.baton.v1 import router_pb2, router_pb2_grpc
 from tests.integration.front_doors import FrontDoors, front_doors
 
@@ -74,7 +74,7 @@ def test_bodies_and_answers_are_as_the_openapi_document_says(
     @given(case=operation.as_strategy(generation_mode=mode))
     @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
     def holds(case: schemathesis.Case) -> None:
-        # Prompt and answer must fit the context together, and the like: see router/openapi.py.
+        # Prompt and answer must fit the context together, and the like: see router/frontend/openai/openapi.py.
         case.call_and_validate(excluded_checks=[positive_data_acceptance], timeout=10)
 
     holds()

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.core.plan import Chunk, StepPlan
+from engine.core.request import Request
+from engine.core.sampling_params import Sampling
 from engine.engine import Engine
-from engine.plan import Chunk, StepPlan
-from engine.request import Request
-from engine.runner import ModelRunner
-from engine.sampling import Sampling
+from engine.executor.runner import ModelRunner
 from tests.gpu.driving import generate, gpu_config, random_tokens
 from tests.gpu.models import save
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from prometheus_client import generate_latest
 
-from router.config import Mode, RouterConfig
-from router.dispatch import ClusterDispatcher
-from router.dispatch_api import Delta
-from router.metrics import RouterMetrics
-from router.registry import Registry
+from router.config.settings import Mode, RouterConfig
+from router.dispatch.dispatcher import ClusterDispatcher
+from router.dispatch.interface import Delta
+from router.dispatch.metrics import RouterMetrics
+from router.workers.registry import Registry
 from rpc.baton.v1 import sampling_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE
 from tests.integration.fake_worker import FakeWorker, decode_worker, prefill_worker

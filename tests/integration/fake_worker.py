@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from router.member import WorkerUnavailable
+from router.workers.member import WorkerUnavailable
 from rpc.baton.v1 import sampling_pb2, worker_pb2, worker_pb2_grpc
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 from rpc.channel import Endpoint

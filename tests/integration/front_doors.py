@@ -11,15 +11,15 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter
 
-from router.api_keys import ApiKeys
-from router.dispatch_api import Delta
+from router.dispatch.interface import Delta
 from router.errors import RouterError
-from router.generation import Generation
-from router.grpc_server import GrpcConfig, GrpcServer
-from router.http_server import HttpConfig, HttpServer
+from router.frontend.api_keys import ApiKeys
+from router.frontend.grpc.server import GrpcConfig, GrpcServer
+from router.frontend.http.server import HttpConfig, HttpServer
 from router.limits import Limits
-from router.served_model import ServedModel
-from router.tokenizer import Tokenizer
+from router.processing.generation import Generation
+from router.processing.served_model import ServedModel
+from router.processing.tokenizer import Tokenizer
 from rpc.baton.v1 import router_pb2, sampling_pb2
 from rpc.tls import TlsFiles
 

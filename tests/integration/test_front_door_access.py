@@ -15,8 +15,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from engine.checkpoint import resolve
-from router.api_keys import ApiKeys
+from engine.loader.checkpoint import resolve
+from router.frontend.api_keys import ApiKeys
 from router.limits import Limits
 from rpc.baton.v1.router_pb2 import AbortRequest, GenerateRequest, GetModelInfoRequest
 from rpc.baton.v1.router_pb2_grpc import RouterStub

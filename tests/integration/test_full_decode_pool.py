@@ -6,10 +6,10 @@ import asyncio
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from router.config import Mode, RouterConfig
-from router.dispatch import ClusterDispatcher
-from router.metrics import RouterMetrics
-from router.registry import Registry
+from router.config.settings import Mode, RouterConfig
+from router.dispatch.dispatcher import ClusterDispatcher
+from router.dispatch.metrics import RouterMetrics
+from router.workers.registry import Registry
 from rpc.baton.v1 import sampling_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 from tests.faults.local_cluster import LocalWorker

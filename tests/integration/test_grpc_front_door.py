@@ -12,7 +12,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from engine.checkpoint import resolve
+from engine.loader.checkpoint import resolve
 from router.errors import DeadlineExceeded, Internal, Overloaded, Unavailable
 from rpc.baton.v1.router_pb2 import (
     AbortRequest,

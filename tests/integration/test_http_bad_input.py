@@ -12,7 +12,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from engine.checkpoint import resolve
+from engine.loader.checkpoint import resolve
 from tests.integration.front_doors import FrontDoors, front_doors
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

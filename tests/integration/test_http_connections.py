@@ -14,8 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.checkpoint import resolve
-from router.http_protocol import BoundedProtocol
+from engine.loader.checkpoint import resolve
+from router.frontend.http.protocol import BoundedProtocol
 from tests.certificates import Authority
 from tests.integration.front_doors import FrontDoors, front_doors
 

@@ -14,7 +14,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
-from engine.checkpoint import resolve
+from engine.loader.checkpoint import resolve
 from router.errors import DeadlineExceeded, Internal, Overloaded, Unavailable
 from tests.integration.front_doors import Call, FrontDoors, front_doors, say
 

@@ -6,8 +6,8 @@ import asyncio
 import time
 from contextlib import aclosing
 
-from router.config import Routing
-from router.member import Standing
+from router.config.settings import Routing
+from router.workers.member import Standing
 from tests.integration.fake_cluster import PROMPT, Service, sampling, service
 from tests.integration.fake_worker import answer, decode_worker
 from tests.integration.test_worker_trust import becomes, standing

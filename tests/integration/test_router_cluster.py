@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from engine.checkpoint import Checkpoint
-from router.cluster import Cluster
-from router.config import Device, RouterConfig
-from router.dispatch import ClusterDispatcher
-from router.metrics import RouterMetrics
-from router.registry import Registry, WorkerBroken
-from router.worker_plan import plan_workers
+from engine.loader.checkpoint import Checkpoint
+from router.cluster.ray_cluster import Cluster
+from router.cluster.worker_plan import plan_workers
+from router.config.settings import Device, RouterConfig
+from router.dispatch.dispatcher import ClusterDispatcher
+from router.dispatch.metrics import RouterMetrics
+from router.workers.registry import Registry, WorkerBroken
 from rpc.baton.v1 import sampling_pb2
 from tests.integration.fake_actor import broken_actor, fake_actor, stillborn_actor
 from tests.integration.fake_worker import answer
-from tests.unit.test_router_worker_plan import write_model
+from tests.unit.router.test_worker_plan import write_model
 
 PROMPT = [1, 2, 3]
 

@@ -7,9 +7,9 @@ from contextlib import aclosing
 
 import pytest
 
-from router.config import Routing
+from router.config.settings import Routing
 from router.errors import DeadlineExceeded, Internal, InvalidRequest, Overloaded, Unavailable
-from router.registry import WorkerBroken
+from router.workers.registry import WorkerBroken
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE
 from tests.integration.fake_cluster import PROMPT, pair, sampling, service

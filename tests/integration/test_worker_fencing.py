@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from router.fencing import Fencing, Incarnation, newly_dead
-from router.registry import Registry
+from router.workers.fencing import Fencing, Incarnation, newly_dead
+from router.workers.registry import Registry
 from rpc.baton.v1 import worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 from tests.integration.fake_worker import FakeWorker

@@ -12,10 +12,10 @@ from threading import Event
 import pytest
 
 from decode_worker.assemble import assemble
-from engine.runner import ModelRunner, PreparedStep, StepInFlight
-from router.health import Health
-from router.session import WorkerSession
-from router.silence import Silence
+from engine.executor.runner import ModelRunner, PreparedStep, StepInFlight
+from router.workers.circuit_breaker import Health
+from router.workers.session import WorkerSession
+from router.workers.silence import Silence
 from rpc.baton.v1 import worker_pb2
 from rpc.channel import Endpoint
 from tests.integration.tiny_cluster import before_each_step, work

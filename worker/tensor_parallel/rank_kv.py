@@ -7,9 +7,9 @@ import threading
 from dataclasses import replace
 from typing import Final
 
-from engine.runner import ModelRunner
+from engine.executor.runner import ModelRunner
 from kv_transfer import KVLayout, PoolMemory
-from kv_transfer.digest import PageDigester
+from kv_transfer.integrity.digest import PageDigester
 from kv_transfer.layout import SUM64
 from kv_transfer.sharded import RankLink, ShardedDigester, ShardedTransport, serve_rank
 from kv_transfer.sharded.writer import RankWriter

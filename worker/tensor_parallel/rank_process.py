@@ -6,12 +6,12 @@ import logging
 
 import torch
 
+from common.garbage_collection import calm_collector
 from engine.errors import RankLost
-from engine.garbage import calm_collector
+from engine.executor.runner import ModelRunner
 from engine.parallel import Meeting, attend
-from engine.runner import ModelRunner
 from worker.config import WorkerConfig
-from worker.kv_ranks import serve_kv
+from worker.tensor_parallel.rank_kv import serve_kv
 
 __all__ = ["follow"]
 

@@ -16,7 +16,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from engine.parallel import Meeting
 from worker.config import WorkerConfig
-from worker.crew import Crew
+from worker.tensor_parallel.rank_group import Crew
 
 __all__ = ["RankActor", "crew_of"]
 
@@ -30,7 +30,7 @@ class RankActor:
         log_to_stderr(log_level)
 
     def follow(self, config: WorkerConfig, meeting: Meeting, rank: int) -> None:
-        from worker.follower import follow
+        from worker.tensor_parallel.rank_process import follow
 
         follow(config, meeting, rank)
 

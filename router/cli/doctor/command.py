@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from enum import Enum
 from typing import Final
 
-from router.config import SETTINGS, Device, Dtype, RouterConfig
-from router.doctor import gpus, links, machine, model, software
-from router.doctor.report import Finding, Verdict, exit_status, lines_of
+from router.cli.doctor import gpus, links, machine, model, software
+from router.cli.doctor.report import Finding, Verdict, exit_status, lines_of
+from router.config.settings import SETTINGS, Device, Dtype, RouterConfig
 
 __all__ = ["run"]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from router.doctor.report import Finding, fail, ok, warn
+from router.cli.doctor.report import Finding, fail, ok, warn
 
 __all__ = ["Gpu", "Pair", "find", "judge_allocator", "judge_gpu", "judge_pair", "look", "pairs_of"]
 

@@ -1,4 +1,4 @@
-"""One end of a link, in a process of its own, as a worker would be: `python -m router.doctor.link_end`.
+"""One end of a link, in a process of its own, as a worker would be: `python -m router.cli.doctor.link_end`.
 
 Speaks JSON, one object a line: prints its peer, is told the other's, and the writer then prints what it
 measured. Both stay until their standard input ends.
@@ -19,7 +19,7 @@ from kv_transfer import KVLayout, Peer, PoolMemory
 from kv_transfer.planner import Copy
 from kv_transfer.transports.base import WriteDone, WriteFailed
 from kv_transfer.transports.nixl import NixlTransport
-from router.doctor import ucx_log
+from router.cli.doctor import ucx_log
 
 __all__: list[str] = []
 

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Any, Final
 
-from router.doctor.gpus import Gpu, Pair
-from router.doctor.report import Finding, fail, ok, warn
+from router.cli.doctor.gpus import Gpu, Pair
+from router.cli.doctor.report import Finding, fail, ok, warn
 
 __all__ = ["Link", "LinkFailed", "judge_gpu_link", "judge_host_link", "look", "measure"]
 
@@ -166,7 +166,7 @@ def _end(role: str, device: str, gpu: int | None) -> Iterator[_End]:
     if gpu is not None:
         environment["CUDA_VISIBLE_DEVICES"] = _visible(gpu)
     process = subprocess.Popen(
-        [sys.executable, "-m", "router.doctor.link_end", role, device],
+        [sys.executable, "-m", "router.cli.doctor.link_end", role, device],
         env=environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -8,8 +8,8 @@ import shutil
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from router.doctor.report import Finding, fail, ok, warn
-from router.ports import PortTaken, check_free
+from router.cli.doctor.report import Finding, fail, ok, warn
+from router.cli.ports import PortTaken, check_free
 
 __all__ = ["judge_files", "judge_memlock", "judge_shm", "look"]
 

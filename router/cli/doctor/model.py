@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 
-from engine.checkpoint import Checkpoint, CheckpointError, resolve
-from engine.models.errors import UnsupportedModel
-from router.config import RouterConfig
-from router.doctor.gpus import Gpu
-from router.doctor.report import Finding, fail, ok
-from router.worker_plan import Machine, PlanError, estimate_pool
+from engine.loader.checkpoint import Checkpoint, CheckpointError, resolve
+from engine.spec.errors import UnsupportedModel
+from router.cli.doctor.gpus import Gpu
+from router.cli.doctor.report import Finding, fail, ok
+from router.cluster.worker_plan import Machine, PlanError, estimate_pool
+from router.config.settings import RouterConfig
 
 __all__ = ["judge_pool", "look"]
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from importlib import metadata
 from typing import Final
 
-from router.doctor.report import Finding, fail, ok, warn
+from router.cli.doctor.report import Finding, fail, ok, warn
 
 __all__ = ["judge_packages", "judge_python", "look"]
 

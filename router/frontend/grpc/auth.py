@@ -7,9 +7,9 @@ from typing import Any, Final, NoReturn, TypeVar
 
 import grpc
 
-from router.api_keys import ApiKeys
-from router.clients import CURRENT_CLIENT
 from router.errors import Unauthenticated
+from router.frontend.api_keys import ApiKeys
+from router.processing.clients import CURRENT_CLIENT
 
 __all__ = ["RequireApiKey"]
 

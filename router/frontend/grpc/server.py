@@ -18,10 +18,10 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from router.api_keys import ApiKeys
-from router.generation import Generation
-from router.grpc_auth import RequireApiKey
-from router.grpc_service import RouterService
+from router.frontend.api_keys import ApiKeys
+from router.frontend.grpc.auth import RequireApiKey
+from router.frontend.grpc.service import RouterService
+from router.processing.generation import Generation
 from rpc.baton.v1 import router_pb2, router_pb2_grpc
 from rpc.tls import TlsFiles
 

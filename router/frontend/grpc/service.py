@@ -9,13 +9,13 @@ from typing import Final, NoReturn
 
 import grpc
 
-from router.completion import Chunk
-from router.disclosure import as_router_error, disclosed
 from router.errors import InvalidRequest, RouterError
-from router.generation import Generation
-from router.generation_request import Chat, GenerationRequest, Prompt
-from router.run import Run
-from router.sampling_options import SamplingOptions
+from router.frontend.disclosure import as_router_error, disclosed
+from router.processing.completion import Chunk
+from router.processing.generation import Generation
+from router.processing.generation_request import Chat, GenerationRequest, Prompt
+from router.processing.run import Run
+from router.processing.sampling_options import SamplingOptions
 from rpc.baton.v1 import router_pb2, router_pb2_grpc
 
 __all__ = ["RouterService"]

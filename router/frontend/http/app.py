@@ -17,10 +17,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from router.api_keys import ApiKeys
-from router.completion import Chunk
-from router.disclosure import as_router_error
-from router.disconnect import ClientGone, ends_with_client
 from router.errors import (
     InvalidRequest,
     MethodNotAllowed,
@@ -28,17 +24,21 @@ from router.errors import (
     RouterError,
     Unavailable,
 )
-from router.event_stream import EventStream
-from router.generation import Generation
-from router.http_auth import RequireApiKey
-from router.http_body import read_json_body
-from router.http_refusal import error_response, new_request_id
-from router.openai_answer import Answer, EventWriter
-from router.openai_api import ChatCompletionBody, CompletionBody, GenerationBody, parse
-from router.openai_errors import REQUEST_ID_HEADER, error_event
-from router.openai_shape import ChatShape, CompletionShape, Shape
-from router.openapi import openapi_document
-from router.run import Run
+from router.frontend.api_keys import ApiKeys
+from router.frontend.disclosure import as_router_error
+from router.frontend.http.auth import RequireApiKey
+from router.frontend.http.body import read_json_body
+from router.frontend.http.disconnect import ClientGone, ends_with_client
+from router.frontend.http.event_stream import EventStream
+from router.frontend.http.refusal import error_response, new_request_id
+from router.frontend.openai.errors import REQUEST_ID_HEADER, error_event
+from router.frontend.openai.openapi import openapi_document
+from router.frontend.openai.requests import ChatCompletionBody, CompletionBody, GenerationBody, parse
+from router.frontend.openai.response_format import ChatShape, CompletionShape, Shape
+from router.frontend.openai.responses import Answer, EventWriter
+from router.processing.completion import Chunk
+from router.processing.generation import Generation
+from router.processing.run import Run
 
 __all__ = ["build_app"]
 

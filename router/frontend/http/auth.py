@@ -7,10 +7,10 @@ from typing import Final
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from router.api_keys import ApiKeys
-from router.clients import ANYBODY, CURRENT_CLIENT, Client
 from router.errors import PermissionDenied, Unauthenticated
-from router.http_refusal import error_response
+from router.frontend.api_keys import ApiKeys
+from router.frontend.http.refusal import error_response
+from router.processing.clients import ANYBODY, CURRENT_CLIENT, Client
 
 __all__ = ["RequireApiKey"]
 

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from router.disconnect import ClientGone, ends_with_client
+from router.frontend.http.disconnect import ClientGone, ends_with_client
 
 __all__ = ["EventStream"]
 

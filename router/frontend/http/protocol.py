@@ -18,7 +18,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from router.errors import HeadersTooLarge, InvalidRequest, RouterError, TooSlow
-from router.http_refusal import error_response
+from router.frontend.http.refusal import error_response
 
 __all__ = ["BoundedProtocol", "ConnectionsState"]
 

@@ -7,7 +7,7 @@ import secrets
 from starlette.responses import Response
 
 from router.errors import RouterError
-from router.openai_errors import error_body, error_headers
+from router.frontend.openai.errors import error_body, error_headers
 
 __all__ = ["error_response", "new_request_id"]
 

@@ -23,10 +23,10 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 
-from router.api_keys import ApiKeys
-from router.generation import Generation
-from router.http_app import build_app
-from router.http_protocol import BoundedProtocol, ConnectionsState
+from router.frontend.api_keys import ApiKeys
+from router.frontend.http.app import build_app
+from router.frontend.http.protocol import BoundedProtocol, ConnectionsState
+from router.processing.generation import Generation
 from rpc.tls import TlsFiles
 
 __all__ = ["HttpConfig", "HttpServer", "QuietServer", "listen"]

@@ -7,8 +7,8 @@ from typing import Final
 
 import orjson
 
-from router.disclosure import disclosed
 from router.errors import RouterError
+from router.frontend.disclosure import disclosed
 
 __all__ = ["REQUEST_ID_HEADER", "error_body", "error_event", "error_headers"]
 

@@ -12,11 +12,22 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any, Final, TypeAlias
 
+from router.frontend.openai.openapi_responses import ANSWERS
+from router.frontend.openai.requests import (
+    NEUTRAL,
+    WITHOUT_EFFECT,
+    ChatCompletionBody,
+    CompletionBody,
+    GenerationBody,
+)
 from router.limits import Limits
-from router.openai_api import NEUTRAL, WITHOUT_EFFECT, ChatCompletionBody, CompletionBody, GenerationBody
-from router.openapi_answers import ANSWERS
-from router.sampling_options import BOUNDS, MAX_STOP_CHARACTERS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
-from router.served_model import ServedModel
+from router.processing.sampling_options import (
+    BOUNDS,
+    MAX_STOP_CHARACTERS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+)
+from router.processing.served_model import ServedModel
 
 __all__ = ["openapi_document"]
 

@@ -13,9 +13,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from router.errors import InvalidRequest
-from router.generation_request import Chat, GenerationRequest, Prompt
-from router.openai_messages import MessageBody, for_template
-from router.sampling_options import SamplingOptions
+from router.frontend.openai.messages import MessageBody, for_template
+from router.processing.generation_request import Chat, GenerationRequest, Prompt
+from router.processing.sampling_options import SamplingOptions
 
 __all__ = ["NEUTRAL", "WITHOUT_EFFECT", "ChatCompletionBody", "CompletionBody", "GenerationBody", "parse"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final, Protocol
 
-from router.detokenizer import Detokenizer
-from router.openai_logprobs import chat_logprobs, completion_logprobs
-from router.tokenizer import Tokenizer
+from router.frontend.openai.logprobs import chat_logprobs, completion_logprobs
+from router.processing.detokenizer import Detokenizer
+from router.processing.tokenizer import Tokenizer
 from rpc.baton.v1 import sampling_pb2
 
 __all__ = ["FINISH_REASONS", "ChatShape", "CompletionShape", "Shape"]

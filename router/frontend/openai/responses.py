@@ -13,9 +13,9 @@ from typing import Any, Final
 
 import orjson
 
-from router.completion import Chunk
-from router.openai_shape import FINISH_REASONS, Shape
-from router.run import Run, Usage
+from router.frontend.openai.response_format import FINISH_REASONS, Shape
+from router.processing.completion import Chunk
+from router.processing.run import Run, Usage
 from rpc.baton.v1 import router_pb2, sampling_pb2
 
 __all__ = ["Answer", "EventWriter"]

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.client import Record
+from benchmarks.lib.client import Record
+from benchmarks.lib.plots import plot_modes
+from benchmarks.lib.report import Objective, summarize
 from benchmarks.modes import Point, rates_table
-from benchmarks.plots import plot_modes
-from benchmarks.report import Objective, summarize
 
 
 def point(mode: str, rate: float, ttft: float) -> Point:

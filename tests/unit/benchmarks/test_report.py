@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.client import Record
-from benchmarks.report import Objective, Spread, summarize
+from benchmarks.lib.client import Record
+from benchmarks.lib.report import Objective, Spread, summarize
 
 
 def answered(sent: float, *arrivals: float, prompt_tokens: int = 10) -> Record:

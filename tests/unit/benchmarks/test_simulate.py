@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.report import summarize
+from benchmarks.lib.report import summarize
+from benchmarks.lib.workload import Fixed, LogNormal, Work, make_workload
 from benchmarks.simulate import Costs, simulate
-from benchmarks.workload import Fixed, LogNormal, Work, make_workload
 
 LOAD = make_workload(
     count=60,

@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.waterfall_chart import waterfall_chart
+from benchmarks.lib.waterfall_chart import waterfall_chart
 
 
 def timings(**stages: float) -> dict[str, Any]:

@@ -11,11 +11,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.batch import Batch, BatchBuilder
-from engine.plan import Chunk, StepPlan
-from engine.request import PENDING, Request
-from engine.sampling import Sampling
-from engine.step_inputs import StepInputs, StepWriter
+from engine.batch.batch import Batch, BatchBuilder
+from engine.batch.step_inputs import StepInputs, StepWriter
+from engine.core.plan import Chunk, StepPlan
+from engine.core.request import PENDING, Request
+from engine.core.sampling_params import Sampling
 
 PAGE_SIZE = 4
 SCRATCH = 999

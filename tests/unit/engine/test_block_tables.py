@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.page_lists import PageLists
+from engine.batch.block_tables import PageLists
 
 FILL = -1
 lists_of_pages = st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=6), min_size=1, max_size=6)

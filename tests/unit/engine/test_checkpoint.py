@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from engine import checkpoint
-from engine.checkpoint import CheckpointError, local_copy, resolve
-from engine.loader import gguf
-from engine.progress import Progress, silent
+from common.progress import Progress, silent
+from engine.loader import checkpoint
+from engine.loader import gguf_converter as gguf
+from engine.loader.checkpoint import CheckpointError, local_copy, resolve
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from engine.device import enter_device
-from engine.runner import ModelRunner
-from tests.unit.test_engine import make_engine
+from engine.device.current import enter_device
+from engine.executor.runner import ModelRunner
+from tests.unit.engine.test_engine import make_engine
 from worker.engine_loop import EngineLoop
 from worker.inbox import Inbox
 
@@ -56,6 +56,6 @@ def test_a_model_is_loaded_by_a_thread_on_its_gpu(
         assert entered == [("cuda:1", threading.current_thread().name)]
         raise Refused
 
-    monkeypatch.setattr("engine.runner.load_model", load)
+    monkeypatch.setattr("engine.executor.runner.load_model", load)
     with pytest.raises(Refused):
         ModelRunner(replace(make_engine().config, device="cuda:1"))

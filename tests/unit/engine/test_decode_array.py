@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from engine.attention.decode_array import Decodes, PlanFields
 from engine.attention.decode_plan import DecodePlanner
-from engine.page_lists import PageLists
+from engine.batch.block_tables import PageLists
 
 HEAD_DIM = 4
 SCRATCH = 0

@@ -6,10 +6,10 @@ from typing import Any
 from unittest.mock import Mock
 
 from decode_worker.decode_role import DecodeRole
-from engine.events import EngineStats
-from engine.kv_manager import Reservation
-from engine.pages import PageCounts
-from engine.request import Request
+from engine.core.events import EngineStats
+from engine.core.kv_manager import Reservation
+from engine.core.request import Request
+from engine.kv_cache.pages import PageCounts
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 
 PAGE = 16

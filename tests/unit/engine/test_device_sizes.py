@@ -13,11 +13,11 @@ from hypothesis import given
 
 from engine.attention import TorchAttention, UnsupportedBackend, attention_for
 from engine.attention.select import FLASHINFER
-from engine.cuda_graphs import graph_sizes
-from engine.device_defaults import DeviceDefaults, defaults_for
-from engine.kv_pool import KVPool
-from engine.mixed_graphs import token_sizes
-from engine.staging import send, upload
+from engine.device.defaults import DeviceDefaults, defaults_for
+from engine.device.staging import send, upload
+from engine.executor.cuda_graphs import graph_sizes
+from engine.executor.piecewise_graphs import token_sizes
+from engine.kv_cache.pool import KVPool
 
 CPU = torch.device("cpu")
 GIB = 1 << 30
@@ -82,7 +82,7 @@ def test_a_backend_that_cannot_serve_is_refused_with_its_reason(name: str, why: 
 
 
 def test_plans_are_written_for_the_flashinfer_that_is_required() -> None:
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())
     assert f"flashinfer-python=={FLASHINFER}" in project["project"]["optional-dependencies"]["gpu"]
 
 

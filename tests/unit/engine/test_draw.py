@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine import drawing
-from engine.drawing import draw, draw_truncated
-from engine.random import keys
+from engine.sampling import draw as drawing
+from engine.sampling.draw import draw, draw_truncated
+from engine.sampling.noise import keys
 
 DRAWS = 4000
 

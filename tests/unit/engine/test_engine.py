@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from engine.config import Batching, EngineConfig, Policy
+from engine.core.kv_manager import Reservation
+from engine.core.request import Request
+from engine.core.sampling_params import FinishReason, Sampling
 from engine.engine import NO_HOOKS, Engine
 from engine.errors import InvalidRequest, QueueFull
-from engine.kv_manager import Reservation
-from engine.request import Request
-from engine.sampling import FinishReason, Sampling
 from tests.unit.fake_runner import EOS, VOCAB, FakeRunner, extend, reference
 
 
@@ -122,7 +122,7 @@ def test_a_pool_too_small_for_all_preempts_and_still_gives_the_reference(
     overlap: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "engine.forecast.OutputLengths.remaining", lambda *_: 0
+        "engine.sched.page_forecast.OutputLengths.remaining", lambda *_: 0
     )  # answers get longer than thought
     engine = make_engine(num_pages=12, overlap=overlap, radix_cache=False)
     requests = [make_request(i, [i, 2, 3, 4, 5], max_tokens=30, ignore_eos=True) for i in range(4)]

@@ -10,11 +10,11 @@ from unittest.mock import Mock
 
 import pytest
 
+from engine.core.events import StepOutput
+from engine.core.request import Request
 from engine.engine import NO_HOOKS, Engine
-from engine.events import StepOutput
-from engine.request import Request
+from tests.unit.engine.test_engine import make_engine, make_request, run
 from tests.unit.fake_runner import reference
-from tests.unit.test_engine import make_engine, make_request, run
 from worker.engine_loop import EngineDied, EngineLoop
 from worker.inbox import Inbox
 

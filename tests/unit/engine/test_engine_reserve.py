@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from engine.core.request import Request
 from engine.engine import Engine
-from engine.request import Request
+from tests.unit.engine.test_engine import make_engine, make_request
 from tests.unit.fake_runner import EOS, VOCAB, reference
-from tests.unit.test_engine import make_engine, make_request
 
 
 def waits(engine: Engine) -> list[bool]:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from engine.engine import Engine
+from tests.unit.engine.test_engine import make_engine, make_request
 from tests.unit.fake_runner import FakeRunner
-from tests.unit.test_engine import make_engine, make_request
 
 
 def decoding_engine(looks: int = 0) -> tuple[Engine, FakeRunner]:

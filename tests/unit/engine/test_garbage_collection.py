@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.garbage import calm_collector, freeze_startup
+from common.garbage_collection import calm_collector, freeze_startup
 
 
 @pytest.fixture(autouse=True)

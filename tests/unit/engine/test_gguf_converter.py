@@ -23,11 +23,11 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from engine.loader import gguf
-from engine.loader.load import load_model
-from engine.loader.safetensors import read_tensors, weight_files
-from engine.models.errors import UnsupportedModel
-from engine.progress import silent
+from common.progress import silent
+from engine.loader import gguf_converter as gguf
+from engine.loader.model_loader import load_model
+from engine.loader.safetensors_reader import read_tensors, weight_files
+from engine.spec.errors import UnsupportedModel
 from tests.unit.dense_attention import DenseAttention
 
 TINY: dict[str, Any] = {

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given
 
 from engine.config import EngineConfig
+from engine.core.request import Request
 from engine.engine import NO_HOOKS, Engine
-from engine.pacing import ChunkPacer, PromptCost, whole_tiles
-from engine.request import Request
+from engine.sched.itl_controller import ChunkPacer, PromptCost, whole_tiles
+from tests.unit.engine.test_engine import deliver, make_request, run
+from tests.unit.engine.test_engine_loop import KeepPages
 from tests.unit.fake_runner import FakeRunner
-from tests.unit.test_engine import deliver, make_request, run
-from tests.unit.test_engine_loop import KeepPages
 
 
 @given(

@@ -10,7 +10,7 @@ import pytest
 
 from engine.attention.kernel_choice import splits_contexts
 
-MEASURED = Path(__file__).parents[2] / "benchmarks" / "results" / "gpu-chunks-h200.json"
+MEASURED = Path(__file__).parents[3] / "benchmarks" / "results" / "gpu-chunks-h200.json"
 
 
 def test_on_the_gpu_that_was_measured_the_choice_is_never_far_from_the_better_kernel() -> None:

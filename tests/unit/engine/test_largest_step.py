@@ -10,12 +10,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from engine.batch import scratch_batch
+from engine.batch.batch import scratch_batch
 from engine.config import EngineConfig
-from engine.largest_step import Span, largest_step
-from engine.runner import ModelRunner
-from engine.sampler import Sampler
-from tests.unit.test_engine import make_engine, make_request
+from engine.executor.runner import ModelRunner
+from engine.sampling.sampler import Sampler
+from engine.sched.largest_step import Span, largest_step
+from tests.unit.engine.test_engine import make_engine, make_request
 from tests.unit.tiny import VOCAB, make_config, save_tiny_llama
 
 CPU = torch.device("cpu")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from engine.models.linear import linear, packed
+from engine.layers.linear import linear, packed
 
 
 @given(

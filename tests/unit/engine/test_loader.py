@@ -11,9 +11,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from engine.loader.load import load_model
+from engine.loader.model_loader import load_model
 from engine.models.base import CausalLM
-from engine.models.errors import WeightsError
+from engine.spec.errors import WeightsError
 
 Tensors = dict[str, Tensor]
 

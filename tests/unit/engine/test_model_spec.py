@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from engine.models.errors import UnsupportedModel
-from engine.models.rope_spec import RopeScaling
-from engine.models.spec import ModelSpec
+from engine.spec.errors import UnsupportedModel
+from engine.spec.model_spec import ModelSpec
+from engine.spec.rope_spec import RopeScaling
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -139,5 +139,5 @@ def test_a_broken_config_is_refused_with_its_path(tmp_path: Path) -> None:
 
 
 def test_the_router_can_read_a_spec_without_loading_torch() -> None:
-    program = "import sys, engine.checkpoint; assert 'torch' not in sys.modules"
+    program = "import sys, engine.loader.checkpoint; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -22,10 +22,10 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from engine.loader.load import load_model
+from engine.loader.model_loader import load_model
 from engine.models import registry
 from engine.models.base import CausalLM
-from engine.models.spec import ARCHITECTURES
+from engine.spec.model_spec import ARCHITECTURES
 from tests.unit.dense_attention import DenseAttention
 
 TINY: dict[str, Any] = {

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine import random
-from engine.random import gumbel, keys
+from engine.sampling import noise as random
+from engine.sampling.noise import gumbel, keys
 
 UINT64 = st.integers(0, 2**64 - 1)
 POSITION = st.integers(0, 2**31)

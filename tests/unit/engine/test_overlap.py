@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.core.request import Request
+from engine.core.sampling_params import Sampling
 from engine.engine import Engine
-from engine.request import Request
-from engine.sampling import Sampling
 from tests.unit.tiny import VOCAB, make_config, save_tiny_llama
 
 PROMPTS = [
@@ -46,7 +46,7 @@ def test_overlap_changes_no_token(
     num_pages: int,
     chunk_budget: int | None,
 ) -> None:
-    monkeypatch.setattr("engine.forecast.OutputLengths.remaining", lambda *_: 0)
+    monkeypatch.setattr("engine.sched.page_forecast.OutputLengths.remaining", lambda *_: 0)
     save_tiny_llama(tmp_path)
     changes: dict[str, object] = {"num_pages": num_pages, "chunk_budget": chunk_budget}
     plain = answers(tmp_path, sampling, **changes)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hypothesis.strategies as st
 from hypothesis import given
 
-from engine.forecast import OutputLengths, peak_growth
-from engine.request import Request
-from engine.sampling import Sampling
+from engine.core.request import Request
+from engine.core.sampling_params import Sampling
+from engine.sched.page_forecast import OutputLengths, peak_growth
 
 
 def walk(requests: list[tuple[int, int]]) -> int:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.pages import OutOfPages, PageError, PagePool, PageState
+from engine.kv_cache.pages import OutOfPages, PageError, PagePool, PageState
 
 
 def test_a_fresh_pool_hands_out_ascending_runs() -> None:

@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from engine.radix import RadixCache, RadixNode
+from engine.kv_cache.radix import RadixCache, RadixNode
 
 PAGE = 2
 prompts = st.lists(st.integers(0, 2), max_size=14)

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from engine.models.ops import Ops
-from engine.models.rope import inverse_frequencies, rope_table
-from engine.models.rope_spec import RopeScaling, RopeSpec
+from engine.layers.ops import Ops
+from engine.layers.rope import inverse_frequencies, rope_table
+from engine.spec.rope_spec import RopeScaling, RopeSpec
 
 CPU = torch.device("cpu")
 head_dims = st.sampled_from([16, 64, 80, 128])

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from engine.models.blocks import blocks_of
-from engine.models.layers import Linear
-from engine.models.linear import linear, packed
+from engine.layers.linear import linear, packed
+from engine.layers.modules import Linear
+from engine.layers.row_blocks import blocks_of
 
 onednn = pytest.mark.skipif(
     not packed(torch.ones(64, 64)).is_mkldnn, reason="oneDNN packs nothing on this machine"

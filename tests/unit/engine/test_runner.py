@@ -8,10 +8,10 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from engine.device_memory import OutOfDeviceMemory
-from engine.plan import Chunk, StepPlan
-from engine.request import PENDING, Request
-from engine.runner import NOT_FINITE, ModelRunner
+from engine.core.plan import Chunk, StepPlan
+from engine.core.request import PENDING, Request
+from engine.device.memory import OutOfDeviceMemory
+from engine.executor.runner import NOT_FINITE, ModelRunner
 from tests.unit.tiny import VOCAB, chunk_of, make_config, make_request, save_tiny_llama, step
 
 
@@ -146,9 +146,9 @@ def test_steps_may_hold_the_same_slot_for_another_request(
 @pytest.mark.parametrize(
     ("where", "said"),
     [
-        ("engine.runner.load_model", "no room for the weights .*smaller model"),
-        ("engine.runner.KVPool", "no room for a KV pool of 256 tokens .*--kv-pool-tokens"),
-        ("engine.runner.Eager", "no room for CUDA graphs .*--cuda-graph-max-bs"),
+        ("engine.executor.runner.load_model", "no room for the weights .*smaller model"),
+        ("engine.executor.runner.KVPool", "no room for a KV pool of 256 tokens .*--kv-pool-tokens"),
+        ("engine.executor.runner.Eager", "no room for CUDA graphs .*--cuda-graph-max-bs"),
     ],
 )
 def test_a_device_without_room_is_an_error_that_names_the_flags(

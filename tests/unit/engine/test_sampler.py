@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from engine.plan import Chunk
-from engine.request import PENDING, Request
-from engine.sampler import Sampler
-from engine.sampling import Sampling
+from engine.core.plan import Chunk
+from engine.core.request import PENDING, Request
+from engine.core.sampling_params import Sampling
+from engine.sampling.sampler import Sampler
 
 VOCAB = 32
 EOS = 5

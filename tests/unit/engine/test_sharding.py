@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.loader.load import load_model
-from engine.models.errors import UnsupportedModel
-from engine.models.shard import Shard, sizes_for
-from engine.models.spec import ModelSpec
+from engine.loader.model_loader import load_model
 from engine.parallel import RankGroup
+from engine.spec.errors import UnsupportedModel
+from engine.spec.model_spec import ModelSpec
+from engine.spec.shard import Shard, sizes_for
 from kv_transfer import KVLayout
 from tests.ranks import together
 from tests.unit.dense_attention import DenseAttention
-from tests.unit.test_models import NAMES, reference
+from tests.unit.engine.test_models import NAMES, reference
 
 
 def spec(**shape: int) -> ModelSpec:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from engine.core.request import Request
 from engine.engine import Engine
-from engine.request import Request
-from tests.unit.test_engine import make_engine, make_request, run
+from tests.unit.engine.test_engine import make_engine, make_request, run
 
 PAGE = 4
 PREFIX = 62

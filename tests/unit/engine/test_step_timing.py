@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from engine.rhythm import Rhythm
+from engine.sched.step_timing import Rhythm
 
 HOST_S = 0.002
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.shares import Progress, share_budget, unfilled, whole_prompts
+from engine.sched.token_budget import Progress, share_budget, unfilled, whole_prompts
 
 PAGE = 16
 

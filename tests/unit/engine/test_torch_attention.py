@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.attention import TorchAttention, torch_backend
-from engine.batch import BatchBuilder
-from engine.kv_pool import KVPool
-from engine.plan import Chunk, StepPlan
-from engine.request import Request
-from engine.sampling import Sampling
-from engine.step_inputs import StepWriter
+from engine.batch.batch import BatchBuilder
+from engine.batch.step_inputs import StepWriter
+from engine.core.plan import Chunk, StepPlan
+from engine.core.request import Request
+from engine.core.sampling_params import Sampling
+from engine.kv_cache.pool import KVPool
 
 LAYERS, KV_HEADS, HEAD_DIM = 2, 2, 8
 MAX_LEN = 96

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from engine.core.request import Request
 from engine.engine import NO_HOOKS, Engine
-from engine.request import Request
+from tests.unit.engine.test_engine import make_engine, make_request, run
+from tests.unit.engine.test_engine_loop import KeepPages
 from tests.unit.fake_runner import reference
-from tests.unit.test_engine import make_engine, make_request, run
-from tests.unit.test_engine_loop import KeepPages
 
 PROMPT = list(range(12))
 

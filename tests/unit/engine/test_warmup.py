@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from engine.config import EngineConfig
+from engine.core.request import Request
+from engine.core.sampling_params import Sampling
 from engine.engine import Engine
-from engine.rehearsal import Program, program_for, rehearse
-from engine.request import Request
-from engine.runner import ModelRunner
-from engine.sampling import Sampling
+from engine.executor.runner import ModelRunner
+from engine.warmup import Program, program_for, rehearse
 from tests.unit.fake_runner import FakeRunner, reference
 from tests.unit.tiny import make_config, save_tiny_llama
 

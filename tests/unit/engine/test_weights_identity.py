@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.loader.identity import weights_identity
-from engine.runner import ModelRunner
+from engine.executor.runner import ModelRunner
+from engine.loader.weights_identity import weights_identity
 from kv_transfer import LayoutMismatch, Peer
 from tests.unit.tiny import make_config, save_tiny_llama
 from worker.kv_endpoint import layout_of, memory_of

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from kv_transfer import KVLayout
-from kv_transfer.device_digest import DeviceDigester
-from kv_transfer.digest import PageDigester
-from kv_transfer.sum64 import HostSum64
+from kv_transfer.integrity.device_digest import DeviceDigester
+from kv_transfer.integrity.digest import PageDigester
+from kv_transfer.integrity.sum64 import HostSum64
 from tests.sum64_cases import LAYOUTS, name_of, pool_of
 
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_transfer import KVLayout, PoolMemory, request_digest
-from kv_transfer.digest import HostDigester, PageDigester
-from kv_transfer.sum64 import HostSum64
+from kv_transfer.integrity.digest import HostDigester, PageDigester
+from kv_transfer.integrity.sum64 import HostSum64
 from tests.kv_support import LAYOUT, Pool
 
 ROWS, PAGE_SIZE, TOKEN_BYTES = LAYOUT.rows_per_page, LAYOUT.page_size, LAYOUT.token_bytes

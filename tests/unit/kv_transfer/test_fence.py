@@ -8,7 +8,7 @@ import pytest
 
 from kv_transfer import Drained, KVReceiver, Ready, ReceiveFailed, SendFailed, Ticket
 from kv_transfer.errors import PeerFenced, RightsRemain
-from kv_transfer.messages import Drain, Message, Revoke, encode
+from kv_transfer.handoff.messages import Drain, Message, Revoke, encode
 from tests.kv_network import InFlightMessage, Network, NetworkTransport
 from tests.kv_support import LAYOUT, REQUEST, Pool, final_for, receiver_on, sender_on
 

@@ -9,7 +9,7 @@ import pytest
 
 from kv_transfer import Drained, HandedOver, LayoutMismatch, Ready, ReceiveFailed, SendFailed, Ticket
 from kv_transfer.errors import BadTicket
-from kv_transfer.messages import Drain, Message, Revoke, encode
+from kv_transfer.handoff.messages import Drain, Message, Revoke, encode
 from tests.kv_network import InFlightMessage, Network, NetworkTransport
 from tests.kv_support import LAYOUT, REQUEST, Pool, expect_handed_over, final_for, receiver_on, sender_on
 

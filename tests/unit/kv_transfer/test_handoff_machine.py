@@ -29,9 +29,9 @@ from kv_transfer import (
     SendFailed,
     Ticket,
 )
-from kv_transfer.digest import HostDigester
 from kv_transfer.errors import PeerUnreachable
-from kv_transfer.messages import Body, Confirm, Drain, Finish, Message, Push, Revoke, encode
+from kv_transfer.handoff.messages import Body, Confirm, Drain, Finish, Message, Push, Revoke, encode
+from kv_transfer.integrity.digest import HostDigester
 from tests.kv_network import InFlightMessage, Network
 from tests.kv_workers import (
     LAYOUT,

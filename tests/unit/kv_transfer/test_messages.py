@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kv_transfer import Final, Peer
 from kv_transfer.errors import BadMessage
-from kv_transfer.messages import Confirm, Drain, Finish, Message, Push, Revoke, decode, encode
+from kv_transfer.handoff.messages import Confirm, Drain, Finish, Message, Push, Revoke, decode, encode
 
 U32 = st.integers(0, 2**32 - 1)
 U64 = st.integers(0, 2**64 - 1)

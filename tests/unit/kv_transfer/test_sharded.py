@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from kv_transfer import KVLayout, PoolMemory
-from kv_transfer.digest import host_digester
 from kv_transfer.errors import PeerUnreachable
+from kv_transfer.integrity.digest import host_digester
 from kv_transfer.layout import SUM64
 from kv_transfer.planner import coalesce
 from kv_transfer.sharded import RankLink, ShardedDigester, ShardedTransport, serve_rank

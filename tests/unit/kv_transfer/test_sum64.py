@@ -10,9 +10,19 @@ import numpy as np
 import pytest
 
 from kv_transfer import KVLayout, Ready
+from kv_transfer.integrity.sum64 import (
+    MASK,
+    MIX_FACTOR,
+    MIX_OFFSET,
+    SPREAD,
+    STIR_1,
+    STIR_2,
+    HostSum64,
+    Words,
+    weights,
+)
+from kv_transfer.integrity.sum64_torch import page_sums
 from kv_transfer.layout import SUM64
-from kv_transfer.sum64 import MASK, MIX_FACTOR, MIX_OFFSET, SPREAD, STIR_1, STIR_2, HostSum64, Words, weights
-from kv_transfer.sum64_torch import page_sums
 from kv_transfer.transports import LoopbackNetwork, LoopbackTransport
 from tests.kv_support import REQUEST, Pool, final_for, receiver_on, sender_on
 from tests.sum64_cases import LAYOUTS, as_words, jobs_for, name_of, pool_of, reference, unsigned
@@ -60,7 +70,7 @@ def test_torch_agrees_with_the_host_bit_for_bit(layout: KVLayout) -> None:
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="needs triton, and TRITON_INTERPRET=1")
 @every_layout
 def test_the_kernel_interpreted_agrees_with_the_host_bit_for_bit(layout: KVLayout) -> None:
-    from kv_transfer.sum64_triton import page_sums
+    from kv_transfer.integrity.sum64_triton import page_sums
 
     pool, jobs = pool_of(layout), jobs_for(layout)
     assert unsigned(page_sums(as_words(pool), jobs, Words.of(layout))) == reference(pool, jobs)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import Enum
 
-from kv_transfer.machine import Machine, Table
-from kv_transfer.receiving import RECEIVING, ReceiveAction, ReceiveEvent, Receiving
-from kv_transfer.sending import SENDING, SendAction, SendEvent, Sending
+from kv_transfer.handoff.receiver_states import RECEIVING, ReceiveAction, ReceiveEvent, Receiving
+from kv_transfer.handoff.sender_states import SENDING, SendAction, SendEvent, Sending
+from kv_transfer.handoff.state_machine import Machine, Table
 
 
 def paths(table: Table[Enum, Enum, Enum], state: Enum, length: int = 8) -> Iterator[tuple[Enum, list[Enum]]]:

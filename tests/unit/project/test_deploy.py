@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import yaml
 
-from router.metrics import RouterMetrics
+from router.dispatch.metrics import RouterMetrics
 from rpc.baton.v1 import worker_pb2
 from worker.metrics import WorkerMetrics
 
-DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
+DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
 
 
 def exported_metrics() -> set[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 PRODUCT = ("rpc", "kv_transfer", "worker", "prefill_worker", "decode_worker", "router", "engine")
 UNSAFE_MODULES = {
     "pickle",

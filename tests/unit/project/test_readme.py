@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from router.config import SETTINGS
+from router.config.settings import SETTINGS
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from router.access import Access
-from router.api_keys import BadKeyFile
-from router.config import RouterConfig
+from router.config.settings import RouterConfig
+from router.frontend.access import Access
+from router.frontend.api_keys import BadKeyFile
 from rpc.tls import BadCertificate
 from tests.certificates import Authority
 

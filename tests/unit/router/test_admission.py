@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from router.admission import Admission, Turn, Want
+from router.dispatch.admission import Admission, Turn, Want
 
 
 class Pool:

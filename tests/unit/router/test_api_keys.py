@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.api_keys import ApiKeys, BadKeyFile
-from router.clients import Client
 from router.errors import InvalidRequest, Overloaded, Unauthenticated
+from router.frontend.api_keys import ApiKeys, BadKeyFile
+from router.processing.clients import Client
 
 ALICE, BOB = "alice-0123456789", "bob-abcdefghijkl"
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.capacity import (
+from router.workers.capacity import (
     Choose,
     Rank,
     WorkerView,

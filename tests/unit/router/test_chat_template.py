@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from router.chat_template import ChatTemplate
 from router.errors import InvalidRequest
+from router.processing.chat_template import ChatTemplate
 
 TAKING_TURNS = """
 {%- for message in messages -%}

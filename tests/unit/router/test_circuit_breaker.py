@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.health import Health, Trust
+from router.workers.circuit_breaker import Health, Trust
 
 
 def failing(times: int) -> Health:

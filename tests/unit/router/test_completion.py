@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from router.completion import Chunk, Completion
-from router.detokenizer import ByteDetokenizer
-from router.dispatch_api import Delta
+from router.dispatch.interface import Delta
+from router.processing.completion import Chunk, Completion
+from router.processing.detokenizer import ByteDetokenizer
 from rpc.baton.v1.sampling_pb2 import (
     FINISH_REASON_ABORT,
     FINISH_REASON_LENGTH,

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from router.doctor import gpus, links, machine, software
-from router.doctor.gpus import Gpu, Pair
-from router.doctor.links import Link
-from router.doctor.report import Finding, Verdict, exit_status, fail, lines_of, ok, warn
+from router.cli.doctor import gpus, links, machine, software
+from router.cli.doctor.gpus import Gpu, Pair
+from router.cli.doctor.links import Link
+from router.cli.doctor.report import Finding, Verdict, exit_status, fail, lines_of, ok, warn
 
 H200 = Gpu(0, "NVIDIA H200", (9, 0), 140 << 30, 55e9)
 

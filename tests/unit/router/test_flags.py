@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.config import SETTINGS, Device, Mode, RouterConfig, Routing, Transport
-from router.flags import ConfigError, parse
+from router.config.flags import ConfigError, parse
+from router.config.settings import SETTINGS, Device, Mode, RouterConfig, Routing, Transport
 
 
 def problems(*argv: str) -> str:

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from router.interrupt import Interrupt
+from router.processing.interrupt import Interrupt
 
 
 class Stopped(Exception):

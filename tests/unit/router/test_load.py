@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from router.capacity import Rank
-from router.worker_load import WorkerLoad
+from router.workers.capacity import Rank
+from router.workers.load import WorkerLoad
 from rpc.baton.v1 import worker_pb2
 
 

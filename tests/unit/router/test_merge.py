@@ -6,7 +6,7 @@ from contextlib import aclosing
 
 import pytest
 
-from router.merge import merge
+from router.processing.merge import merge
 
 
 class Source:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from router.errors import InvalidRequest
-from router.generation_request import Chat
-from router.openai_api import ChatCompletionBody, parse
+from router.frontend.openai.requests import ChatCompletionBody, parse
+from router.processing.generation_request import Chat
 
 ASK: dict[str, Any] = {"role": "user", "content": "What is the weather in Bern?"}
 CALL: dict[str, Any] = {

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.http_origins import is_origin, origins_of
+from router.frontend.http.origins import is_origin, origins_of
 
 
 @pytest.mark.parametrize(

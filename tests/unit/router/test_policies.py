@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.capacity import WorkerView, least_loaded, round_robin
-from router.config import Routing
-from router.policies import POLICIES
+from router.config.settings import Routing
+from router.dispatch.policies import POLICIES
+from router.workers.capacity import WorkerView, least_loaded, round_robin
 
 
 def test_every_setting_has_its_policy() -> None:

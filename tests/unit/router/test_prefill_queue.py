@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from router.backlog import Backlog
+from router.dispatch.prefill_queue import Backlog
 from router.errors import Overloaded
 
 

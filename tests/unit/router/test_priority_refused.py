@@ -9,10 +9,10 @@ import grpc
 import pytest
 
 from router.errors import InvalidRequest
-from router.generation import Generation
-from router.generation_request import GenerationRequest
-from router.sampling_options import SamplingOptions
-from router.served_model import ServedModel
+from router.processing.generation import Generation
+from router.processing.generation_request import GenerationRequest
+from router.processing.sampling_options import SamplingOptions
+from router.processing.served_model import ServedModel
 
 MODEL = ServedModel(name="small", path=Path("none"), mode="mixed", max_model_len=64, vocab_size=100)
 

@@ -10,9 +10,9 @@ import pytest
 import ray
 from ray.exceptions import ActorDiedError
 
-from router.cluster import RayWorker
-from router.registry import WorkerBroken, WorkerUnavailable
-from router.worker_plan import WorkerPlan
+from router.cluster.ray_cluster import RayWorker
+from router.cluster.worker_plan import WorkerPlan
+from router.workers.registry import WorkerBroken, WorkerUnavailable
 from rpc.tls import Identity
 from worker.config import WorkerRole
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.errors import InvalidRequest
-from router.generation_request import Chat, GenerationRequest
-from router.openai_api import ChatCompletionBody, CompletionBody, parse
+from router.frontend.openai.requests import ChatCompletionBody, CompletionBody, parse
+from router.processing.generation_request import Chat, GenerationRequest
 
 
 def completion(**fields: Any) -> GenerationRequest:

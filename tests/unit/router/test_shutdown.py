@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from router.shutdown import Interrupted, Shutdown
+from router.cli.shutdown import Interrupted, Shutdown
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.silence import Hearing, Silence
+from router.workers.silence import Hearing, Silence
 
 
 def test_silence_makes_a_worker_late_and_then_lost() -> None:

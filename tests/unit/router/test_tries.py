@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from router.culprits import Culprits
+from router.dispatch.culprits import Culprits
+from router.dispatch.failures import AttemptFailed, loss_of
+from router.dispatch.tries import Tries
 from router.errors import Internal, Unavailable
-from router.failures import AttemptFailed, loss_of
-from router.tries import Tries
-from router.worker_events import Loss, WorkerLost
+from router.workers.events import Loss, WorkerLost
 from rpc.baton.v1 import sampling_pb2
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.waterfall import Waterfall
+from router.dispatch.waterfall import Waterfall
 from rpc.baton.v1 import router_pb2, worker_pb2
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.checkpoint import Checkpoint
-from router.config import Device, Dtype, Mode, RouterConfig, flag_name
-from router.worker_plan import Machine, PlanError, device_for, estimate_pool, plan_workers
+from engine.loader.checkpoint import Checkpoint
+from router.cluster.worker_plan import Machine, PlanError, device_for, estimate_pool, plan_workers
+from router.config.settings import Device, Dtype, Mode, RouterConfig, flag_name
 from worker.config import WorkerConfig, WorkerRole
 
 CPU = Machine(device="cpu", memory_bytes=8 << 30, cpus=2, host="127.0.0.1")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.sampling import TokenLogprobs
+from engine.core.sampling_params import TokenLogprobs
 from kv_transfer import Peer, Ticket
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from worker.convert import (

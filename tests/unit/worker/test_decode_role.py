@@ -7,7 +7,7 @@ from unittest.mock import Mock
 from decode_worker.decode_role import DecodeRole
 from engine.engine import Engine
 from rpc.baton.v1 import sampling_pb2, worker_pb2
-from tests.unit.test_engine import make_engine, make_request
+from tests.unit.engine.test_engine import make_engine, make_request
 from worker.outbox import Outbox
 
 SESSION = Mock()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from unittest.mock import Mock
 
 from decode_worker.decode_role import DecodeRole
-from engine.kv_manager import Reservation
+from engine.core.kv_manager import Reservation
 from kv_transfer import Drained, ReceiveFailed
 from prefill_worker.prefill_role import PrefillRole
 from rpc.baton.v1 import sampling_pb2, worker_pb2

@@ -8,8 +8,8 @@ from typing import Any, cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.request import Request
-from engine.sampling import Sampling
+from engine.core.request import Request
+from engine.core.sampling_params import Sampling
 from rpc.baton.v1 import sampling_pb2
 from worker.jobs import Job, Jobs
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from unittest.mock import Mock
 
-from engine.events import StepOutput, TokenOut
-from engine.request import Request
-from engine.sampling import Sampling
+from engine.core.events import StepOutput, TokenOut
+from engine.core.request import Request
+from engine.core.sampling_params import Sampling
 from rpc.baton.v1 import sampling_pb2, worker_pb2
-from tests.unit.test_engine import make_engine
+from tests.unit.engine.test_engine import make_engine
 from worker.jobs import Job
 from worker.outbox import Outbox
 from worker.role import Role

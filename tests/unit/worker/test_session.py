@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from engine.request import Request
-from engine.sampling import Sampling
+from engine.core.request import Request
+from engine.core.sampling_params import Sampling
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from worker.jobs import Job
 from worker.outbox import Outbox
