@@ -1,4 +1,4 @@
-"""The router as `router.cli.service` builds it, but for Ray, the canary and gRPC's front door: to measure it."""
+"""The router as `router.cli.service` builds it, without Ray, canary and gRPC front end: to measure it."""
 
 from __future__ import annotations
 

@@ -10,9 +10,9 @@ import torch
 
 from engine.batch.block_tables import PageLists, starts_of
 from engine.batch.step_inputs import Ints, StepInputs
+from engine.core.largest_step import Span
 from engine.core.request import PENDING
 from engine.device.staging import send
-from engine.sched.largest_step import Span
 
 __all__ = ["Batch", "BatchBuilder", "Ints", "scratch_batch"]
 

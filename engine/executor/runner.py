@@ -13,6 +13,7 @@ from engine.attention import AttentionBackend, GraphableAttention, attention_for
 from engine.batch.batch import Batch, BatchBuilder, scratch_batch
 from engine.batch.step_inputs import StepInputs, StepWriter
 from engine.config import EngineConfig
+from engine.core.largest_step import largest_step
 from engine.core.plan import Chunk, StepPlan
 from engine.core.sampling_params import TokenLogprobs
 from engine.device.current import enter_device
@@ -28,7 +29,6 @@ from engine.loader.weights_identity import weights_identity
 from engine.parallel.communicator import ALONE, Ranks
 from engine.sampling.logprobs import LogprobTensors
 from engine.sampling.sampler import Sampler
-from engine.sched.largest_step import largest_step
 from engine.spec.model_spec import ModelSpec
 
 __all__ = ["ModelRunner", "PreparedStep", "StepInFlight", "StepResult"]

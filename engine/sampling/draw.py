@@ -1,7 +1,7 @@
 """Drawing tokens from distributions, by the Gumbel-max trick.
 
-The caller brings a key of randomness a row (`engine.sampling.noise`), so that a draw is a pure function. Each row
-depends on its own parameters alone, never on what else is in the batch.
+The caller brings a key of randomness a row (`engine.sampling.noise`), so that a draw is a pure function. Each
+row depends on its own parameters alone, never on what else is in the batch.
 """
 
 from __future__ import annotations

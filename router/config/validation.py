@@ -11,8 +11,8 @@ from ipaddress import ip_network
 from itertools import combinations
 from typing import Final
 
+from router.config.origins import is_origin, origins_of
 from router.config.settings import Device, Dtype, Mode, RouterConfig, Transport, flag_name
-from router.frontend.http.origins import is_origin, origins_of
 from router.limits import LOGPROBS_LIMIT
 
 __all__ = ["problems_of"]

@@ -16,18 +16,22 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 from router.dispatch.failures import AttemptFailed, failure_of, loss_of, out_of_time, speaks_against
 from router.dispatch.interface import Delta
 from router.dispatch.sequence import Sequence
 from router.errors import RouterError
-from router.workers.events import Event, OutOfTime, WorkerLost
+from router.workers.events import Event, WorkerLost
 from router.workers.session import WorkerSession
 from rpc.baton.v1 import worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 
 __all__ = ["Attempt", "DisaggAttempt", "MixedAttempt", "Pick"]
+
+Take: TypeAlias = Callable[[Event, Delta], None]
+"""Takes one worker's event in, and adds to the delta. Raises what `Attempt.deltas` raises."""
 
 Pick: TypeAlias = Callable[[worker_pb2.Role], WorkerSession]
 """Chooses a ready worker of a role. Raises AttemptFailed when there is none."""
@@ -102,8 +106,7 @@ class Attempt(ABC):
         """
         deadline, reminder = self._sequence.deadline, None
         if deadline < math.inf:
-            late = Event(OutOfTime(), deadline)
-            reminder = asyncio.get_running_loop().call_at(deadline, self._on_event, late)
+            reminder = asyncio.get_running_loop().call_at(deadline, self._on_deadline)
         try:
             self._waterfall.attempt(time.monotonic())
             self._begin()
@@ -127,31 +130,33 @@ class Attempt(ABC):
     def _begin(self) -> None:
         """Send the first commands."""
 
-    @abstractmethod
-    def _apply(self, event: Event, delta: Delta) -> None:
-        """Take one event in. Raises what `deltas` raises."""
-
     @property
     @abstractmethod
     def awaited(self) -> WorkerSession:
         """The worker whose turn it is: if nothing happens, it is to blame."""
 
-    def _on_event(self, event: Event) -> None:
+    def _on_event(self, take: Take, event: Event) -> None:
         if self._trouble is not None:
             return  # it is lost; what still comes is of no use
         try:
-            self._apply(event, self._delta)
+            take(event, self._delta)
         except Exception as trouble:  # for the client of this request, not for the reader of the stream
             self._trouble = trouble
         if self._delta.token_ids or self._delta.finish or self._trouble:
             self._news.set()
 
-    def _enlist(self, role: worker_pb2.Role) -> _Part:
+    def _on_deadline(self) -> None:
+        if self._trouble is None:
+            self._trouble = out_of_time()
+        self._news.set()
+
+    def _enlist(self, role: worker_pb2.Role, take: Take) -> _Part:
+        """A worker for this role, whose events go to `take`."""
         session = self._pick(role)
         part = _Part(session, self._id, self._sequence.num_tokens)
         session.load.add(part.tokens)
         self._parts.append(part)
-        session.listen(self._id, self._on_event)
+        session.listen(self._id, partial(self._on_event, take))
         return part
 
     def _work(self) -> worker_pb2.Work:
@@ -173,14 +178,14 @@ class MixedAttempt(Attempt):
     """One worker does it all."""
 
     def _begin(self) -> None:
-        self._worker = self._enlist(ROLE_DECODE)
+        self._worker = self._enlist(ROLE_DECODE, self._from_worker)
         self._worker.ask(worker_pb2.Command(submit=worker_pb2.Submit(work=self._work())))
 
     @property
     def awaited(self) -> WorkerSession:
         return self._worker.session
 
-    def _apply(self, event: Event, delta: Delta) -> None:
+    def _from_worker(self, event: Event, delta: Delta) -> None:
         match event.message:
             case worker_pb2.Tokens() as tokens:
                 self._take_tokens(tokens, event.at, delta)
@@ -193,8 +198,8 @@ class MixedAttempt(Attempt):
                 raise self._worker.failed(failed)
             case WorkerLost() as loss:
                 raise self._worker.lost(loss)
-            case OutOfTime():
-                raise out_of_time()
+            case _:
+                pass
 
 
 class DisaggAttempt(Attempt):
@@ -216,7 +221,7 @@ class DisaggAttempt(Attempt):
         """Tokens of the decode worker that overtook the first one: two streams have no common order."""
 
     def _begin(self) -> None:
-        self._prefill = self._enlist(ROLE_PREFILL)
+        self._prefill = self._enlist(ROLE_PREFILL, self._from_prefill)
         self._prefill.ask(worker_pb2.Command(submit=worker_pb2.Submit(work=self._work())))
 
     @property
@@ -225,14 +230,6 @@ class DisaggAttempt(Attempt):
         if self._decode is None or (reserved and not self._has_first_token):
             return self._prefill.session
         return self._decode.session
-
-    def _apply(self, event: Event, delta: Delta) -> None:
-        if isinstance(event.message, OutOfTime):
-            raise out_of_time()
-        if event.source is self._prefill.session:
-            self._from_prefill(event, delta)
-        elif self._decode is not None:
-            self._from_decode(self._decode, event, delta)
 
     def _from_prefill(self, event: Event, delta: Delta) -> None:
         match event.message:
@@ -262,7 +259,9 @@ class DisaggAttempt(Attempt):
             case _:
                 pass
 
-    def _from_decode(self, decode: _Part, event: Event, delta: Delta) -> None:
+    def _from_decode(self, event: Event, delta: Delta) -> None:
+        decode = self._decode
+        assert decode is not None
         match event.message:
             case worker_pb2.Reserved() as reserved:
                 self._waterfall.reserve(event.at)
@@ -295,7 +294,7 @@ class DisaggAttempt(Attempt):
         return self._has_arrived and self._has_first_token
 
     def _reserve(self) -> None:
-        self._decode = self._enlist(ROLE_DECODE)
+        self._decode = self._enlist(ROLE_DECODE, self._from_decode)
         self._decode.ask(
             worker_pb2.Command(
                 reserve=worker_pb2.Reserve(

@@ -23,7 +23,7 @@ _GAPS: Final = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0
 
 
 class RouterMetrics:
-    """`registry` is what GET /metrics renders. Observes sequences: see `router.dispatch.waterfall.Observer`."""
+    """`registry` is what GET /metrics renders. Implements `router.dispatch.waterfall.Observer`."""
 
     def __init__(self, mode: str) -> None:
         self.registry = CollectorRegistry()

@@ -6,9 +6,9 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
+from router.config.origins import origins_of
 from router.config.settings import RouterConfig
 from router.frontend.api_keys import ApiKeys
-from router.frontend.http.origins import origins_of
 from rpc.tls import BadCertificate, TlsFiles
 from worker.network import is_loopback
 

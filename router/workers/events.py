@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from rpc.baton.v1 import worker_pb2
 
-if TYPE_CHECKING:
-    from router.workers.session import WorkerSession
-
-__all__ = ["Event", "Listener", "Loss", "Message", "OutOfTime", "WorkerLost"]
+__all__ = ["Event", "Listener", "Loss", "Message", "WorkerLost"]
 
 
 class Loss(Enum):
@@ -30,10 +27,6 @@ class WorkerLost(NamedTuple):
     how: Loss = Loss.BROKEN
 
 
-class OutOfTime(NamedTuple):
-    """The request's deadline has passed."""
-
-
 Message: TypeAlias = (
     worker_pb2.Tokens
     | worker_pb2.Started
@@ -42,7 +35,6 @@ Message: TypeAlias = (
     | worker_pb2.Arrived
     | worker_pb2.Failed
     | WorkerLost
-    | OutOfTime
 )
 
 
@@ -50,8 +42,6 @@ class Event(NamedTuple):
     message: Message
     at: float
     """time.monotonic() when the router had it."""
-    source: WorkerSession | None = None
-    """None for what the router tells itself."""
 
 
 Listener: TypeAlias = Callable[[Event], None]

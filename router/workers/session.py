@@ -120,7 +120,7 @@ class WorkerSession:
     def listen(self, request_id: int, listener: Listener) -> None:
         """From now on, events of this request go to `listener`. A lost session says so, after this call."""
         if self._lost.done():
-            loss = Event(self._lost.result(), time.monotonic(), self)
+            loss = Event(self._lost.result(), time.monotonic())
             asyncio.get_running_loop().call_soon(listener, loss)
         else:
             self._listeners[request_id] = listener
@@ -282,7 +282,7 @@ class WorkerSession:
             for message in events:
                 listener = listeners.get(message.request_id)
                 if listener is not None:
-                    listener(Event(message, now, self))
+                    listener(Event(message, now))
                     delivered += 1
                     if delivered % _AT_ONCE == 0:
                         await asyncio.sleep(0)
@@ -300,4 +300,4 @@ class WorkerSession:
         listeners = list(self._listeners.values())
         self._listeners.clear()
         for listener in listeners:
-            listener(Event(loss, now, self))
+            listener(Event(loss, now))

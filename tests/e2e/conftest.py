@@ -46,8 +46,8 @@ class Expected:
 
 @pytest.fixture(autouse=True)
 def memory_back() -> Iterator[None]:
-    """A worker keeps the collector away from what is there when it starts (`common.garbage_collection`): right for a
-    process, but one worker after the other in this one would keep a pool each.
+    """A worker freezes what exists when it starts (`common.garbage_collection`). That is right for a process of
+    its own; here, one worker after the other would keep a pool each.
     """
     yield
     gc.unfreeze()

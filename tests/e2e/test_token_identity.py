@@ -1,7 +1,8 @@
 """Greedy answers of the real model are transformers' answers, token for token, however they are computed.
 
 Real workers, real gRPC, KV through real UCX. Every size of chunk and page is seen in both modes; their full
-product runs on tiny models in tests/integration and on a readable KV cache in tests/unit/engine/test_engine.py.
+product runs on tiny models in tests/integration, and on a readable KV cache in
+tests/unit/engine/test_engine.py.
 """
 
 from __future__ import annotations

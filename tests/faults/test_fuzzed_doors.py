@@ -74,7 +74,7 @@ def test_bodies_and_answers_are_as_the_openapi_document_says(
     @given(case=operation.as_strategy(generation_mode=mode))
     @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
     def holds(case: schemathesis.Case) -> None:
-        # Prompt and answer must fit the context together, and the like: see router/frontend/openai/openapi.py.
+        # Prompt and answer must fit the context together: see router/frontend/openai/openapi.py.
         case.call_and_validate(excluded_checks=[positive_data_acceptance], timeout=10)
 
     holds()

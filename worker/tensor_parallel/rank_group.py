@@ -21,7 +21,7 @@ class Crew(ABC):
 
     @abstractmethod
     def start(self, config: WorkerConfig, meeting: Meeting) -> None:
-        """Start a process for each rank but the leader's, which runs `worker.tensor_parallel.rank_process.follow`."""
+        """Start a process for each rank but the leader's; it runs `rank_process.follow`."""
 
     @abstractmethod
     def end_all(self) -> None:

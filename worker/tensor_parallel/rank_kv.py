@@ -15,7 +15,7 @@ from kv_transfer.sharded import RankLink, ShardedDigester, ShardedTransport, ser
 from kv_transfer.sharded.writer import RankWriter
 from kv_transfer.ticket import Peer
 from worker.config import WorkerConfig
-from worker.kv_endpoint import (
+from worker.kv_pool_access import (
     KVEndpoint,
     digester_of,
     layout_of,

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 
 from engine.batch.batch import scratch_batch
 from engine.config import EngineConfig
+from engine.core.largest_step import Span, largest_step
 from engine.executor.runner import ModelRunner
 from engine.sampling.sampler import Sampler
-from engine.sched.largest_step import Span, largest_step
 from tests.unit.engine.test_engine import make_engine, make_request
 from tests.unit.tiny import VOCAB, make_config, save_tiny_llama
 

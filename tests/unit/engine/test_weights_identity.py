@@ -14,7 +14,7 @@ from engine.executor.runner import ModelRunner
 from engine.loader.weights_identity import weights_identity
 from kv_transfer import LayoutMismatch, Peer
 from tests.unit.tiny import make_config, save_tiny_llama
-from worker.kv_endpoint import layout_of, memory_of
+from worker.kv_pool_access import layout_of, memory_of
 
 Tensors = dict[str, torch.Tensor]
 EMBEDDINGS = "model.embed_tokens.weight"
