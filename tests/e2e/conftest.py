@@ -46,8 +46,8 @@ class Expected:
 
 @pytest.fixture(autouse=True)
 def memory_back() -> Iterator[None]:
-    """A worker freezes what exists when it starts (`common.garbage_collection`): right for a process of its own.
-    Here, one worker after the other would keep a pool each.
+    """A worker freezes what exists when it starts (`common.garbage_collection`): right for a process of its
+    own. Here, one worker after the other would keep a pool each.
     """
     yield
     gc.unfreeze()
