@@ -20,8 +20,8 @@ from openai import OpenAI, OpenAIError
 from openai.types.chat import ChatCompletionChunk
 from rich.console import Console
 
-from benchmarks.server import BatonServer, ServerFailed
-from benchmarks.waterfall_chart import waterfall_chart
+from benchmarks.lib.server import BatonServer, ServerFailed
+from benchmarks.lib.waterfall_chart import waterfall_chart
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKERS = ("--mode", "disagg", "--model", "smollm2", "--prefill-workers", "1", "--decode-workers", "1")

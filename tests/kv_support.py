@@ -12,7 +12,7 @@ from kv_transfer.transports import Transport
 
 __all__ = ["LAYOUT", "REQUEST", "Pool", "expect_handed_over", "final_for", "receiver_on", "sender_on"]
 
-LAYOUT = KVLayout(model="tiny", dtype="float32", num_layers=2, num_kv_heads=2, head_dim=4, page_size=4)
+LAYOUT = KVLayout(weights="tiny", dtype="float32", num_layers=2, num_kv_heads=2, head_dim=4, page_size=4)
 REQUEST = 0xFEED
 """A request digest."""
 

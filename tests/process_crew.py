@@ -12,8 +12,8 @@ from multiprocessing.process import BaseProcess
 from engine.parallel import Meeting
 from tests.processes import starting
 from worker.config import WorkerConfig
-from worker.crew import Crew
-from worker.follower import follow
+from worker.tensor_parallel.rank_group import Crew
+from worker.tensor_parallel.rank_process import follow
 
 __all__ = ["ProcessCrew"]
 

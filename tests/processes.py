@@ -7,9 +7,13 @@ from multiprocessing.context import BaseContext
 
 import torch
 
+import engine.executor.runner
+import tests.kv_support
+import worker.tensor_parallel.rank_process
+
 __all__ = ["starting"]
 
-_PRELOADED = ["torch", "worker.follower", "engine.runner", "tests.kv_support"]
+_PRELOADED = (torch, engine.executor.runner, worker.tensor_parallel.rank_process, tests.kv_support)
 """What most of them import. Nothing that starts threads or opens devices: neither survives a fork."""
 
 
@@ -22,5 +26,5 @@ def starting() -> BaseContext:
     if torch.cuda.is_available():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOADED)
+    context.set_forkserver_preload([module.__name__ for module in _PRELOADED])
     return context

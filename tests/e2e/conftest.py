@@ -14,7 +14,7 @@ import transformers
 import xxhash
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from engine.checkpoint import resolve
+from engine.loader.checkpoint import resolve
 
 NUM_TOKENS = 32
 
@@ -78,8 +78,8 @@ class Oracle:
 
 @pytest.fixture(autouse=True)
 def memory_back() -> Iterator[None]:
-    """A worker keeps the collector away from what is there when it starts (`engine.garbage`): right for a
-    process, but one worker after the other in this one would keep a pool each.
+    """A worker freezes what exists when it starts (`common.garbage_collection`): right for a process of its
+    own. Here, one worker after the other would keep a pool each.
     """
     yield
     gc.unfreeze()

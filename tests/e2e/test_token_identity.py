@@ -1,8 +1,8 @@
 """Greedy answers of the real model are transformers' answers, token for token, however they are computed.
 
 Real workers, real gRPC, KV through real UCX. Every size of chunk and page is seen in both modes; their full
-product runs on tiny models in tests/integration and on a readable KV cache in tests/unit/test_engine.py. The
-prompt of 4,000 tokens is for `make test-all`.
+product runs on tiny models in tests/integration, and on a readable KV cache in
+tests/unit/engine/test_engine.py. The prompt of 4,000 tokens is for `make test-all`.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ async def test_a_pool_too_small_for_all_preempts_and_loses_no_token(
     smollm2: Path, oracle: Oracle, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Told how long the answers get, the scheduler would admit no more than fit.
-    monkeypatch.setattr("engine.forecast.OutputLengths.remaining", lambda *_: 0)
+    monkeypatch.setattr("engine.sched.page_forecast.OutputLengths.remaining", lambda *_: 0)
     # The longest first: the others are to come while it decodes.
     names = ["300 tokens", "a question", "French", "Chinese and Russian", "code"]
     async with cluster(smollm2, mode, num_pages=33, max_model_len=512) as cluster_:

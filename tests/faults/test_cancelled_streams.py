@@ -9,7 +9,7 @@ import time
 import grpc
 import pytest
 
-from router.config import Mode
+from router.config.settings import Mode
 from rpc.baton.v1 import router_pb2, router_pb2_grpc
 from tests.faults.bounds import bounded
 from tests.faults.clients import Answered, GrpcClient, check

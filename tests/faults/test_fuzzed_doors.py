@@ -21,9 +21,9 @@ from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from engine.checkpoint import resolve
-from router.http_protocol import BoundedProtocol
-from router.open_files import allow_many_connections
+from engine.loader.checkpoint import resolve
+from router.cli.open_files import allow_many_connections
+from router.frontend.http.protocol import BoundedProtocol
 from rpc.baton.v1 import router_pb2, router_pb2_grpc
 from tests.faults.bounds import bounded
 from tests.integration.front_doors import FrontDoors, front_doors
@@ -71,7 +71,7 @@ def test_bodies_and_answers_are_as_the_openapi_document_says(
     @given(case=operation.as_strategy(generation_mode=mode))
     @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
     def holds(case: schemathesis.Case) -> None:
-        # Prompt and answer must fit the context together, and the like: see router/openapi.py.
+        # Prompt and answer must fit the context together: see router/frontend/openai/openapi.py.
         case.call_and_validate(excluded_checks=[positive_data_acceptance], timeout=10)
 
     holds()
@@ -126,7 +126,8 @@ def test_clients_that_trickle_their_requests_are_hung_up_on_and_others_do_not_no
 ) -> None:
     monkeypatch.setattr(BoundedProtocol, "arrival_s", 1.5)
     post = b"POST /v1/completions HTTP/1.1\r\n"
-    trickles = [(b"", b""), (post, b"x"), (post + b"content-length: 99\r\n\r\n{", b" ")]
+    json_body = b"content-type: application/json\r\ncontent-length: 99\r\n\r\n{"
+    trickles = [(b"G", b""), (post, b"x"), (post + json_body, b" ")]
     with ExitStack() as stack:
         http = stack.enter_context(httpx.Client(base_url=doors.url, timeout=30))
         slow = [
@@ -143,7 +144,7 @@ def test_clients_that_trickle_their_requests_are_hung_up_on_and_others_do_not_no
             time.sleep(0.1)
         for connection, _ in slow:
             with suppress(ConnectionResetError):
-                assert connection.recv(1024) == b""
+                assert connection.recv(1024).startswith(b"HTTP/1.1 408 ")
 
 
 def test_an_answer_may_take_longer_than_a_request_may_take_to_arrive(

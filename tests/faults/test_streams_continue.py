@@ -11,15 +11,15 @@ import pytest
 from prometheus_client import generate_latest
 
 from engine.config import EngineConfig
-from router.config import Mode, RouterConfig
-from router.departure import Departures
-from router.dispatch import ClusterDispatcher
-from router.generation import Generation
-from router.generation_request import GenerationRequest
-from router.metrics import RouterMetrics
-from router.registry import Registry
-from router.sampling_options import SamplingOptions
-from router.served_model import ServedModel
+from router.admin.drain import Departures
+from router.config.settings import Mode, RouterConfig
+from router.dispatch.dispatcher import ClusterDispatcher
+from router.dispatch.metrics import RouterMetrics
+from router.processing.generation import Generation
+from router.processing.generation_request import GenerationRequest
+from router.processing.sampling_options import SamplingOptions
+from router.processing.served_model import ServedModel
+from router.workers.registry import Registry
 from rpc.baton.v1 import sampling_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 from tests.faults.local_cluster import LocalWorker

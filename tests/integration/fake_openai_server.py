@@ -45,6 +45,8 @@ class FakeServer:
         return JSONResponse({"data": [{"id": "fake"}]})
 
     async def _complete(self, request: Request) -> Response:
+        if request.headers.get("content-type") != "application/json":
+            return JSONResponse({"error": {"message": "not JSON"}}, status_code=415)
         body = orjson.loads(await request.body())
         self.bodies.append(body)
         if body["model"] != "fake":

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.client import Api, Record, Target, open_client, send
+from benchmarks.lib.client import Api, Record, Target, open_client, send
+from benchmarks.lib.report import summarize
+from benchmarks.lib.workload import Fixed, Work, make_workload
 from benchmarks.load import offer
 from benchmarks.long_prefill import Outcome, interrupt
-from benchmarks.report import summarize
-from benchmarks.workload import Fixed, Work, make_workload
 from tests.integration.fake_openai_server import FakeServer, running
 
 

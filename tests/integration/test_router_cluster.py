@@ -13,17 +13,17 @@ from pathlib import Path
 import psutil
 import pytest
 
-from engine.checkpoint import Checkpoint
-from router.cluster import Cluster
-from router.config import Device, RouterConfig
-from router.dispatch import ClusterDispatcher
-from router.metrics import RouterMetrics
-from router.registry import Registry, WorkerBroken
-from router.worker_plan import Machine, plan_workers
+from engine.loader.checkpoint import Checkpoint
+from router.cluster.ray_cluster import Cluster
+from router.cluster.worker_plan import Machine, plan_workers
+from router.config.settings import Device, RouterConfig
+from router.dispatch.dispatcher import ClusterDispatcher
+from router.dispatch.metrics import RouterMetrics
+from router.workers.registry import Registry, WorkerBroken
 from rpc.baton.v1 import sampling_pb2
 from tests.integration.fake_actor import broken_actor, fake_actor, stillborn_actor
 from tests.integration.fake_worker import answer
-from tests.unit.test_router_worker_plan import write_model
+from tests.unit.router.test_worker_plan import write_model
 
 PROMPT = [1, 2, 3]
 TESTS = 4
@@ -86,7 +86,7 @@ async def test_a_killed_worker_is_restarted_and_its_request_goes_on(
 async def test_a_worker_that_is_stopped_is_given_up_and_replaced(
     local_ray: LocalRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("router.cluster._ANSWER_S", 1.0)
+    monkeypatch.setattr("router.cluster.ray_cluster._ANSWER_S", 1.0)
     async with one_worker(local_ray, tmp_path, fake_actor) as registry:
         assert await registry.wait_for_all(60.0)
         dispatcher = ClusterDispatcher(RouterConfig(model="m"), registry, RouterMetrics("mixed"))

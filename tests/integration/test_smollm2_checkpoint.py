@@ -13,8 +13,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from engine.checkpoint import Checkpoint, resolve
-from engine.loader.load import load_model
+from engine.loader.checkpoint import Checkpoint, resolve
+from engine.loader.model_loader import load_model
 from tests.unit.dense_attention import DenseAttention
 
 CHAT = [{"role": "user", "content": "Hé, 你好, привет: what is 2 + 2?\n\n\tExplain."}]

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from engine.errors import RankLost
-from engine.models.errors import UnsupportedModel
+from engine.executor.runner import ModelRunner
 from engine.parallel import OpenMeeting
-from engine.runner import ModelRunner
+from engine.spec.errors import UnsupportedModel
 from rpc.baton.v1 import worker_pb2
 from tests.integration import tiny_cluster
 from tests.integration.conftest import Oracle
@@ -64,7 +64,7 @@ async def test_chunks_batches_and_cached_prefixes_give_the_tokens_of_transformer
 async def test_preempted_requests_are_computed_again(
     folder: Path, oracle: Oracle, overlap: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.forecast.OutputLengths.remaining", lambda *_: 0)
+    monkeypatch.setattr("engine.sched.page_forecast.OutputLengths.remaining", lambda *_: 0)
     async with shared(folder, num_pages=24, overlap=overlap) as link:
         jobs = [work(prompt(length, seed=length), max_tokens=24) for length in (20, 25, 30, 35)]
         outputs = await asyncio.gather(*(run(link, job) for job in jobs))

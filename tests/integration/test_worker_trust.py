@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from router.canary import Canary
 from router.errors import Unavailable
-from router.member import Standing
+from router.probes.canary import Canary
+from router.workers.member import Standing
 from rpc.baton.v1 import worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE
 from tests.integration.fake_cluster import Service, pair, service
