@@ -56,6 +56,7 @@ class Routing(Enum):
 
     ROUND_ROBIN = "round-robin"
     LEAST_LOADED = "least-loaded"
+    POWER_OF_TWO = "power-of-two"
 
 
 class LogLevel(Enum):
