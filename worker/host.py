@@ -124,6 +124,7 @@ class WorkerHost:
         assembled = self._assemble(parts)
         engine.hooks = assembled.role
         # Not before: until the role is assembled, other ranks wait for KV endpoints, and not for steps.
+        self._progress("Rehearsing", 0, 0)
         rehearse(runner, config.engine, program_for(config.engine))
         return parts, assembled
 

@@ -233,7 +233,9 @@ class RouterConfig:
     dtype: Annotated[
         Dtype,
         Option(
-            _MEMORY, "dtype of weights and KV; auto: float32 on cpu, the checkpoint's 16-bit type on cuda"
+            _MEMORY,
+            "dtype of weights and KV; auto: the checkpoint's 16-bit type on cuda; on cpu bfloat16 if measured"
+            " to be faster, else float32",
         ),
     ] = Dtype.AUTO
     load_format: Annotated[

@@ -70,6 +70,7 @@ class RouterProcess:
 def router(log: Path, *flags: str, model: str = "smollm2") -> Iterator[RouterProcess]:
     """Ends the router however the test went; does not wait for it to be ready."""
     command = [Path(sys.executable).with_name("router"), "--model", model, "--device", "cpu"]
+    command += ["--dtype", "float32"]  # answers are compared with transformers' token by token
     ports = ["--http-port", "0", "--grpc-port", "0"]
     with log.open("wb") as output:
         process = subprocess.Popen(
