@@ -14,37 +14,23 @@ import argparse
 import asyncio
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.lib.client import Target
 from benchmarks.lib.machine import describe_machine
+from benchmarks.lib.offer import offer
+from benchmarks.lib.outcomes import Point
 from benchmarks.lib.plots import plot_modes
-from benchmarks.lib.report import Objective, Summary, summarize
+from benchmarks.lib.report import Objective, summarize
 from benchmarks.lib.server import BatonServer
 from benchmarks.lib.workload import Fixed, Work, make_workload, parse_lengths
-from benchmarks.load import offer
 
-__all__ = ["Point", "rates_table"]
+__all__ = ["rates_table"]
 
 _RESULTS = Path(__file__).parent / "results"
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One mode at one rate."""
-
-    mode: str
-    rate: float
-    """Requests a second that were sent."""
-    summary: Summary
-
-    def as_json(self) -> dict[str, Any]:
-        return {"mode": self.mode, "rate": self.rate, "summary": self.summary.as_json()}
 
 
 def main() -> None:

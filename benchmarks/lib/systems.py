@@ -15,10 +15,10 @@ from typing import Any
 
 from benchmarks.lib.client import Record, Target
 from benchmarks.lib.memory import PeakMemory
+from benchmarks.lib.offer import offer
 from benchmarks.lib.report import Summary, summarize
 from benchmarks.lib.server import BatonServer
 from benchmarks.lib.workload import Work
-from benchmarks.load import offer
 from engine.loader.checkpoint import resolve
 
 __all__ = ["Contest", "Outcome", "baton", "transformers", "vllm"]
