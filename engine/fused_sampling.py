@@ -11,9 +11,11 @@ import triton
 
 from engine.drawing import coldest, min_p_limit
 from engine.kernels import sampling_tiles as tiles
-from engine.kernels.sampling_cut import LIST, PASSES, PIVOTS, STATE, finish, gather, narrow
+from engine.kernels.sampling_cut import gather, judge, narrow, prepare, verify
+from engine.kernels.sampling_finish import finish
 from engine.kernels.sampling_report import LANE_TOKENS, RIVALS, rank, report, rivals
 from engine.kernels.sampling_scan import conclude, redraw, scan
+from engine.kernels.sampling_search import LIST, PASSES, PIVOTS, STATE
 from engine.logprobs import LogprobTensors
 from engine.plan import Chunk
 from engine.random import keys
@@ -25,6 +27,12 @@ from engine.token_marks import TokenMarks
 __all__ = ["FusedSampling"]
 
 _Launch: TypeAlias = dict[str, Any]
+
+# Sums and products are not contracted: a CPU rounds in the same places.
+_ONE_WARP: Final[_Launch] = {"num_warps": 1, "enable_fp_fusion": False}
+_FOUR_WARPS: Final[_Launch] = {"num_warps": 4, "enable_fp_fusion": False}
+_EIGHT_WARPS: Final[_Launch] = {"num_warps": 8, "enable_fp_fusion": False}
+_SIXTEEN_WARPS: Final[_Launch] = {"num_warps": 16, "enable_fp_fusion": False}
 _FLAGS: Final = {
     name: getattr(tiles, name).value
     for name in ("DRAWN", "EARLY", "EDITED", "MEASURED", "RECORDED", "TRUNCATED")
@@ -50,27 +58,28 @@ class FusedSampling:
         self._flags = np.zeros(max_requests, dtype=np.int32)
         """Of each slot, those that do not change from step to step."""
         splits = -(-vocab_size // tiles.SPLIT.value)
-        self._geometry: _Launch = {
-            "vocab": vocab_size,
-            "splits": splits,
-            "padded": triton.next_power_of_2(splits),
-        }
+        self._splits = splits
+        self._padded = triton.next_power_of_2(splits)
         self._capacity = max_requests
+        lanes = tiles.LANES.value
         self._stats = self._empty(torch.float32, max_requests, splits, tiles.STATS.value)
         self._picks = self._empty(torch.int32, max_requests, splits)
-        self._peaks = self._empty(torch.int64, max_requests, splits, tiles.LANES.value)
-        passes = PASSES.value
-        self._search = (
-            self._empty(torch.int64, passes, max_requests, STATE.value),
-            self._empty(torch.int64, passes, max_requests, splits, PIVOTS.value),
-            self._empty(torch.int32, max_requests, splits, LIST.value),
-            self._empty(torch.int32, max_requests, splits),
+        self._peaks = self._empty(torch.float32, max_requests, splits, lanes)
+        self._raw_peaks = self._empty(torch.int64, max_requests, splits, lanes)
+        self._highest = self._empty(torch.float32, max_requests)
+        self._state = self._empty(torch.int64, PASSES.value, max_requests, STATE.value)
+        self._sums = self._empty(torch.int64, PASSES.value, max_requests, splits, PIVOTS.value)
+        self._list = (
             self._empty(torch.int32, max_requests),
+            self._empty(torch.float32, max_requests, LIST.value),
+            self._empty(torch.int32, max_requests, LIST.value),
         )
-        """State and sums of the passes, lists and their lengths, cuts."""
+        """Of each row, the number of tokens that are listed, their edited logits, and their ids."""
+        self._cuts = self._empty(torch.int32, max_requests, 2)
         self._kept_scores = self._empty(torch.float32, max_requests, splits)
         self._kept_picks = self._empty(torch.int32, max_requests, splits)
-        self._floors = self._empty(torch.int64, max_requests)
+        self._floors = self._empty(torch.float32, max_requests, 2)
+        self._limits = self._empty(torch.int32, max_requests)
         self._found = self._empty(torch.int32, max_requests)
         self._rivals = self._empty(torch.int64, max_requests, RIVALS.value)
         self._ahead = self._empty(torch.int32, max_requests, splits)
@@ -78,110 +87,86 @@ class FusedSampling:
     def sample(self, logits: torch.Tensor, chunks: Sequence[Chunk]) -> Sampled:
         """Choose one token for each row of `logits` [S, vocab], of any float dtype and unit column stride."""
         rows, places, flags = self._rows(chunks)
-        tables = (
-            rows,
-            self._floats,
-            self._ints,
-            self._marks.marks,
-            self._marks.bitmap,
-            self._marks.biases,
-        )
         tokens = torch.empty(len(chunks), dtype=torch.int64, device=self._device)
         finite = torch.empty(len(chunks), dtype=torch.bool, device=self._device)
-        source = (logits, logits.stride(0), tables)
-        scanned = (self._stats, self._picks)
-        geometry = self._geometry
-        splits = geometry["splits"]
-        wide = (splits, len(chunks))
-        # Sums and products are not contracted: a CPU rounds in the same places.
-        exact: _Launch = {"enable_fp_fusion": False}
+        marks = (self._marks.marks, self._marks.bitmap, self._marks.biases)
+        vocab, splits, padded = self._vocab_size, self._splits, self._padded
+        each, wide = (len(chunks),), (splits, len(chunks))
         scan[wide](
-            *source, *scanned, self._peaks, vocab=self._vocab_size, splits=splits, num_warps=8, **exact
+            *(logits, logits.stride(0), rows, self._floats, *marks),
+            *(self._stats, self._picks, self._peaks, self._raw_peaks),
+            *(vocab, splits),
+            **_EIGHT_WARPS,
         )
         if flags & _FLAGS["TRUNCATED"]:
-            shared: _Launch = {**geometry, "capacity": self._capacity, **exact}
-            for number in range(PASSES.value):
-                narrow[wide](*source, scanned, self._search, number=number, num_warps=8, **shared)
-            gather[wide](*source, scanned, self._search, num_warps=8, **shared)
-            finish[(len(chunks),)](*source, scanned, self._search, num_warps=16, **shared)
-            kept = (self._kept_scores, self._kept_picks)
-            redraw[wide](*source, *scanned, self._search[-1], *kept, num_warps=8, **geometry, **exact)
-        conclude[(len(chunks),)](
-            *source,
-            *scanned,
-            self._search[-1],
-            self._kept_scores,
-            self._kept_picks,
-            tokens,
-            finite,
-            num_warps=1,
-            **geometry,
-            **exact,
+            self._cut(logits, rows, len(chunks))
+        conclude[each](
+            *(rows, *marks[:2], self._stats, self._picks),
+            *(self._cuts, self._kept_scores, self._kept_picks, tokens, finite),
+            *(vocab, splits, padded),
+            **_ONE_WARP,
         )
         if not flags & _FLAGS["MEASURED"]:
             return Sampled(tokens, finite, None)
-        asked = [chunk.request.sampling.logprobs for chunk in chunks]
-        return Sampled(tokens, finite, self._measured(logits, tables, places, tokens, asked))
+        most = max(chunk.request.sampling.logprobs or 0 for chunk in chunks)
+        return Sampled(tokens, finite, self._measured(logits, rows, places, tokens, most))
 
-    def forget(self) -> None:
-        """Forget the requests that were seen. Ids may begin anew."""
-        for slot in range(self._capacity):
-            self._known[slot] = None
-            self._marks.forget(slot)
+    def _cut(self, logits: torch.Tensor, rows: torch.Tensor, count: int) -> None:
+        """Find the cuts of rows, and draw within them."""
+        marks = (self._marks.marks, self._marks.bitmap, self._marks.biases)
+        shared = (logits, logits.stride(0), rows, self._floats, self._ints, *marks)
+        vocab, splits, padded, capacity = self._vocab_size, self._splits, self._padded, self._capacity
+        each, wide = (count,), (splits, count)
+        prepare[each](
+            *(*shared, self._stats, self._picks, self._peaks, self._highest, self._state),
+            *(self._list[0], self._cuts),
+            *(vocab, splits, padded),
+            **_EIGHT_WARPS,
+        )
+        search = (*shared, self._highest, self._state, self._sums)
+        verify[wide](*search, vocab, splits, **_EIGHT_WARPS)
+        judge[each](
+            *(rows, self._floats, self._ints, self._state, self._sums, self._cuts),
+            splits,
+            padded,
+            **_ONE_WARP,
+        )
+        for number in range(PASSES.value):
+            narrow[wide](*search, vocab, splits, padded, capacity, number, **_EIGHT_WARPS)
+        gather[wide](*search, *self._list, vocab, splits, padded, capacity, **_EIGHT_WARPS)
+        finish[each](*search, *self._list, self._cuts, vocab, splits, padded, capacity, **_SIXTEEN_WARPS)
+        redraw[wide](
+            *(logits, logits.stride(0), rows, self._floats, *marks),
+            *(self._highest, self._cuts, self._kept_scores, self._kept_picks),
+            *(vocab, splits),
+            **_EIGHT_WARPS,
+        )
 
     def _measured(
-        self,
-        logits: torch.Tensor,
-        tables: tuple[torch.Tensor, ...],
-        places: torch.Tensor,
-        tokens: torch.Tensor,
-        asked: Sequence[int | None],
+        self, logits: torch.Tensor, rows: torch.Tensor, places: torch.Tensor, tokens: torch.Tensor, most: int
     ) -> LogprobTensors:
-        most = max(k for k in asked if k is not None)
         number = len(places)
         chosen = self._empty(torch.float32, number)
         ranks = self._empty(torch.int64, number)
         top = self._empty(torch.float32, number, most)
         ids = self._empty(torch.int64, number, most)
-        geometry = self._geometry
-        splits = geometry["splits"]
-        found = (self._found, self._rivals, self._ahead)
+        vocab, splits, padded = self._vocab_size, self._splits, self._padded
         rivals[(number,)](
-            tables,
-            places,
-            self._peaks,
-            self._floors,
-            self._found,
-            splits=splits,
-            padded=geometry["padded"],
-            num_warps=8,
+            *(logits, logits.stride(0), rows, self._ints, places, tokens, self._raw_peaks),
+            *(self._floors, self._limits, self._found),
+            *(splits, padded),
+            **_EIGHT_WARPS,
         )
+        found = (self._floors, self._found, self._rivals, self._ahead)
         rank[(splits, number)](
-            logits,
-            logits.stride(0),
-            places,
-            tokens,
-            self._floors,
-            *found,
-            vocab=self._vocab_size,
-            splits=splits,
-            num_warps=8,
+            *(logits, logits.stride(0), places, found[0], self._limits, *found[1:]),
+            *(vocab, splits),
+            **_EIGHT_WARPS,
         )
         report[(number,)](
-            logits,
-            logits.stride(0),
-            tables,
-            places,
-            tokens,
-            self._stats,
-            *found,
-            chosen,
-            ranks,
-            top,
-            ids,
-            most,
-            num_warps=4,
-            **geometry,
+            *(rows, self._ints, places, self._stats, *found, chosen, ranks, top, ids, most),
+            *(vocab, splits, padded),
+            **_FOUR_WARPS,
         )
         return LogprobTensors(chosen=chosen, rank=ranks, top=top, top_ids=ids)
 
@@ -220,6 +205,7 @@ class FusedSampling:
             floats[i, : len(tiles.FLOATS)] = (
                 np.float32(1.0) / np.float32(coldest(sampling.temperature)),
                 sampling.top_p,
+                np.float32(1.0) / np.float32(sampling.repetition_penalty),
                 sampling.repetition_penalty,
                 sampling.presence_penalty,
                 sampling.frequency_penalty,

@@ -42,7 +42,7 @@ class Penalties:
         presence = self._column([s.presence_penalty for s in samplings])
         frequency = self._column([s.frequency_penalty for s in samplings])
         in_output = said > 0
-        repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
+        repeated = logits * torch.where(logits > 0, 1.0 / repetition, repetition)
         logits = torch.where(in_output | prompted, repeated, logits)
         return logits - frequency * said - presence * in_output
 

@@ -65,7 +65,7 @@ class TorchSampling:
         wishes = _Wishes.of(chunks)
         finite = all_finite(logits)
         logits = logits.float()
-        log_probs = logits[wishes.measured].log_softmax(dim=-1) if wishes.measured else None
+        measured = logits[wishes.measured] if wishes.measured else None
         self._bias(logits, chunks, wishes.biased)
         penalised = [chunks[row] for row in wishes.penalised]
         if penalised:
@@ -74,10 +74,10 @@ class TorchSampling:
         tokens = self._choose(logits, chunks, wishes)
         if penalised:
             self._penalties.record(penalised, tokens[wishes.penalised])
-        if log_probs is None:
+        if measured is None:
             return Sampled(tokens, finite, None)
         num_top = max(chunks[row].request.sampling.logprobs or 0 for row in wishes.measured)
-        return Sampled(tokens, finite, measure(log_probs, tokens[wishes.measured], num_top))
+        return Sampled(tokens, finite, measure(measured, tokens[wishes.measured], num_top))
 
     def _choose(self, logits: torch.Tensor, chunks: Sequence[Chunk], wishes: _Wishes) -> torch.Tensor:
         tokens = likeliest(logits)[0]

@@ -12,38 +12,57 @@ import triton
 import triton.language as tl
 
 from engine.kernels.sampling_scan import rival_key
-from engine.kernels.sampling_tiles import ITERATIONS, LANES, NUM_INTS, STATS, WIDE, columns_of
+from engine.kernels.sampling_tiles import (
+    LANES,
+    NUM_INTS,
+    STATS,
+    TILES,
+    WIDE,
+    columns_of,
+    lanes_sum,
+    listed_at,
+)
 
 __all__ = ["LANE_TOKENS", "RIVALS", "rank", "report", "rivals"]
 
-LANE_TOKENS: Final = WIDE.value * ITERATIONS.value
+LANE_TOKENS: Final = WIDE.value * TILES.value
 RIVALS: Final = tl.constexpr(1024)
 """Tokens that are listed of a row at most; the number of tokens asked for is at most a LANE_TOKENS-th."""
 _NONE: Final = tl.constexpr(-(1 << 63))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _asked(tables, row):  # type: ignore[no-untyped-def]
-    """How many of the likeliest tokens the row's request asks for."""
-    slot = tl.load(tables[0] + row * 4).to(tl.int64)
-    return tl.load(tables[2] + slot * NUM_INTS + 2)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
 def rivals(  # type: ignore[no-untyped-def]
-    tables, places_ptr, peaks_ptr, floors_ptr, found_ptr, splits: tl.constexpr, padded: tl.constexpr
+    logits_ptr,
+    stride,
+    rows_ptr,
+    ints_ptr,
+    places_ptr,
+    tokens_ptr,
+    raw_peaks_ptr,
+    floors_ptr,
+    limits_ptr,
+    found_ptr,
+    splits: tl.constexpr,
+    padded: tl.constexpr,
 ):
-    """Grid (measured rows,). The n-th best of a row's lanes, as a key, at `floors_ptr`."""
+    """Grid (measured rows,). Logits of the chosen token and of the n-th best lane, and that one's column."""
     row = tl.load(places_ptr + tl.program_id(0)).to(tl.int64)
+    asked = _asked(rows_ptr, ints_ptr, row)
     at = tl.arange(0, padded * LANES)
-    keys = tl.load(peaks_ptr + row * splits * LANES + at, mask=at < splits * LANES, other=_NONE)
+    keys = tl.load(raw_peaks_ptr + row * splits * LANES + at, mask=at < splits * LANES, other=_NONE)
     floor = tl.full((), (1 << 63) - 1, dtype=tl.int64)
-    asked = _asked(tables, row)
     while asked > 0:
         floor = tl.max(keys, axis=0)
         keys = tl.where(keys == floor, _NONE, keys)
         asked -= 1
-    tl.store(floors_ptr + row, floor)
+    # Without any to be listed, the floor is NaN; with fewer lanes than are asked for, -inf or less: NaN, too.
+    value, column = _opened(floor)
+    value = tl.where(floor == _NONE, -float("inf"), value)
+    chosen = tl.load(logits_ptr + row * stride + tl.load(tokens_ptr + row)).to(tl.float32)
+    tl.store(floors_ptr + row * 2, chosen)
+    tl.store(floors_ptr + row * 2 + 1, value)
+    tl.store(limits_ptr + row, column)
     tl.store(found_ptr + row, 0)
 
 
@@ -52,8 +71,8 @@ def rank(  # type: ignore[no-untyped-def]
     logits_ptr,
     stride,
     places_ptr,
-    tokens_ptr,
     floors_ptr,
+    limits_ptr,
     found_ptr,
     keys_ptr,
     ahead_ptr,
@@ -63,35 +82,32 @@ def rank(  # type: ignore[no-untyped-def]
     """Grid (splits, measured rows). Counts tokens likelier than the chosen one; lists those from the floor on."""
     split = tl.program_id(0)
     row = tl.load(places_ptr + tl.program_id(1)).to(tl.int64)
-    logits_ptr += row * stride
-    chosen = tl.load(logits_ptr + tl.load(tokens_ptr + row)).to(tl.float32)
-    floor = tl.load(floors_ptr + row)
-    ahead = tl.zeros((LANES,), dtype=tl.int32)
-    for i in tl.range(ITERATIONS):
-        column = columns_of(split, i)
-        inside = column < vocab
-        value = tl.load(logits_ptr + column, mask=inside, other=-float("inf")).to(tl.float32)
-        ahead += tl.sum((value > chosen).to(tl.int32), axis=1)
-        key = rival_key(value, column)
-        wanted = (inside & (key >= floor)).to(tl.int32)
-        each = tl.sum(wanted, axis=1)
-        found = tl.sum(each, axis=0)
-        if found > 0:
-            # In any order: they are sorted later, and no two keys are equal.
-            before = tl.atomic_add(found_ptr + row, found) + tl.cumsum(each, axis=0) - each
-            index = before[:, None] + tl.cumsum(wanted, axis=1) - wanted
-            tl.store(keys_ptr + row * RIVALS + index, key, mask=(wanted != 0) & (index < RIVALS))
+    chosen = tl.load(floors_ptr + row * 2)
+    floor = tl.load(floors_ptr + row * 2 + 1)
+    limit = tl.load(limits_ptr + row)
+    column = columns_of(split)
+    inside = column < vocab
+    value = tl.load(logits_ptr + row * stride + column, mask=inside, other=-float("inf")).to(tl.float32)
+    ahead = lanes_sum((value > chosen).to(tl.int32))
     tl.store(ahead_ptr + row * splits + split, tl.sum(ahead, axis=0))
+    wanted = inside & ((value > floor) | ((value == floor) & (column <= limit)))
+    each = lanes_sum(wanted.to(tl.int32))
+    found = tl.sum(each, axis=0)
+    if found > 0:
+        # In any order: they are sorted later, and no two keys are equal.
+        begin = tl.atomic_add(found_ptr + row, found)
+        place = listed_at(wanted, each, begin)
+        keys = keys_ptr + row * RIVALS + place
+        tl.store(keys, rival_key(value, column), mask=wanted & (place < RIVALS))
 
 
 @triton.jit(do_not_specialize=["most"])  # type: ignore[untyped-decorator]
 def report(  # type: ignore[no-untyped-def]
-    logits_ptr,
-    stride,
-    tables,
+    rows_ptr,
+    ints_ptr,
     places_ptr,
-    tokens_ptr,
     stats_ptr,
+    floors_ptr,
     found_ptr,
     keys_ptr,
     ahead_ptr,
@@ -114,20 +130,32 @@ def report(  # type: ignore[no-untyped-def]
     top = tl.max(highest, axis=0)
     shares = tl.load(at + 4, mask=exists, other=0.0)
     total = top + tl.log(tl.sum(tl.where(shares > 0, shares * tl.exp(highest - top), 0.0), axis=0))
-    value = tl.load(logits_ptr + row * stride + tl.load(tokens_ptr + row)).to(tl.float32)
-    tl.store(chosen_ptr + place, value - total)
+    tl.store(chosen_ptr + place, tl.load(floors_ptr + row * 2) - total)
     ahead = tl.load(ahead_ptr + row * splits + split, mask=exists, other=0)
     tl.store(rank_ptr + place, tl.sum(ahead, axis=0).to(tl.int64) + 1)
     index = tl.arange(0, RIVALS)
     keys = tl.load(keys_ptr + row * RIVALS + index, mask=index < tl.load(found_ptr + row), other=_NONE)
-    asked = _asked(tables, row)
+    asked = _asked(rows_ptr, ints_ptr, row)
     n = asked * 0
     while n < asked:
         key = tl.max(keys, axis=0)
         keys = tl.where(keys == key, _NONE, keys)
-        ordered = (key >> 32).to(tl.int32)
-        bits = tl.where(ordered < 0, ordered ^ 0x7FFFFFFF, ordered)
-        token = 0x7FFFFFFF - (key & 0x7FFFFFFF)
-        tl.store(top_ptr + place * most + n, bits.to(tl.float32, bitcast=True) - total)
-        tl.store(ids_ptr + place * most + n, tl.minimum(token, vocab - 1))
+        value, token = _opened(key)
+        tl.store(top_ptr + place * most + n, value - total)
+        tl.store(ids_ptr + place * most + n, tl.minimum(token, vocab - 1).to(tl.int64))
         n += 1
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _asked(rows_ptr, ints_ptr, row):  # type: ignore[no-untyped-def]
+    """How many of the likeliest tokens the row's request asks for."""
+    slot = tl.load(rows_ptr + row * 4).to(tl.int64)
+    return tl.load(ints_ptr + slot * NUM_INTS + 2)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _opened(key):  # type: ignore[no-untyped-def]
+    """The logit and the column of a key."""
+    ordered = (key >> 32).to(tl.int32)
+    bits = tl.where(ordered < 0, ordered ^ 0x7FFFFFFF, ordered)
+    return bits.to(tl.float32, bitcast=True), (0x7FFFFFFF - (key & 0x7FFFFFFF)).to(tl.int32)

@@ -7,97 +7,106 @@ import triton.language as tl
 
 from engine.kernels.sampling_tiles import (
     DRAWN,
-    EDITED,
-    ITERATIONS,
     LANES,
     MEASURED,
     ONE_COUNT,
     RECORDED,
-    SPLIT,
     STATS,
     TRUNCATED,
-    WIDE,
     columns_of,
     deficit,
-    edited,
-    flags_of,
+    edit_split,
     gumbel,
-    highest_of,
+    hashed,
     key_of,
+    lanes_max,
+    lanes_min,
+    lanes_sum,
     load_edited,
+    load_split,
+    most_noise,
     open_row,
     picked,
 )
 
-__all__ = ["conclude", "redraw", "scan"]
+__all__ = ["conclude", "redraw", "rival_key", "scan"]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def scan(  # type: ignore[no-untyped-def]
     logits_ptr,
     stride,
-    tables,
+    rows_ptr,
+    floats_ptr,
+    marks_ptr,
+    bitmap_ptr,
+    biases_ptr,
     stats_ptr,
     picks_ptr,
     peaks_ptr,
+    raw_peaks_ptr,
     vocab: tl.constexpr,
     splits: tl.constexpr,
 ):
     """Grid (splits, rows). Leaves STATS numbers and the best token of each split.
 
-    A token's score is its logit, or scaled logit and noise in rows that draw. For measured rows also leaves
-    the best logit of each lane as a key, [row, split, LANES] int64: see `engine.kernels.sampling_report`.
+    A token's score is its logit, or scaled logit and noise in rows that draw. Rows that are cut also leave the
+    highest edited logit of each lane, [row, split, LANES]; rows that are measured, that of the highest logit as
+    a key: see `engine.kernels.sampling_report`.
     """
     split = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
-    source = open_row(logits_ptr, stride, tables, row)
+    source = open_row(logits_ptr, stride, rows_ptr, floats_ptr, marks_ptr, bitmap_ptr, biases_ptr, row)
     flags = source[2]
-    inverse_temperature = source[3]
-    first, second = key_of(tables, row)
-    best = tl.full((LANES, WIDE), -float("inf"), dtype=tl.float32)
-    where = tl.zeros((LANES, WIDE), dtype=tl.int32)
-    highest = tl.full((LANES,), -float("inf"), dtype=tl.float32)
-    lowest = tl.full((LANES,), float("inf"), dtype=tl.float32)
-    raw_highest = tl.full((LANES,), -float("inf"), dtype=tl.float32)
-    raw_sum = tl.zeros((LANES,), dtype=tl.float32)
-    peak = tl.full((LANES,), -(1 << 63), dtype=tl.int64)
-    broken = tl.zeros((LANES, WIDE), dtype=tl.int32)
-    for i in tl.range(ITERATIONS):
-        column = columns_of(split, i)
-        inside = column < vocab
-        raw = tl.load(logits_ptr + row * stride + column, mask=inside, other=-float("inf")).to(tl.float32)
-        broken |= (inside & ~(tl.abs(raw) < float("inf"))).to(tl.int32)
-        if (flags & MEASURED) != 0:
-            higher = tl.maximum(raw_highest, tl.max(raw, axis=1))
-            base = tl.where(higher > -float("inf"), higher, 0.0)
-            raw_sum = raw_sum * tl.exp(raw_highest - base) + tl.sum(tl.exp(raw - base[:, None]), axis=1)
-            raw_highest = higher
-            peak = tl.maximum(peak, tl.max(tl.where(inside, rival_key(raw, column), -(1 << 63)), axis=1))
-        value = raw
-        if (flags & EDITED) != 0:
-            value = edited(value, column, inside, source, vocab)
-        score = value
-        if (flags & DRAWN) != 0:
-            score = value * inverse_temperature + gumbel(column, first, second)
-        highest = tl.maximum(highest, tl.max(value, axis=1))
-        lowest = tl.minimum(lowest, tl.min(tl.where(value > -float("inf"), value, float("inf")), axis=1))
-        better = inside & (score > best)
-        best = tl.where(better, score, best)
-        where = tl.where(better, column, where)
-    top = tl.max(tl.max(best, axis=1), axis=0)
-    ties = tl.where(best == top, where, vocab - 1)
+    column = columns_of(split)
+    lane = tl.arange(0, LANES)
     at = row * splits + split
-    tl.store(picks_ptr + at, tl.min(tl.min(ties, axis=1), axis=0))
-    tl.store(stats_ptr + at * STATS, top)
-    tl.store(stats_ptr + at * STATS + 1, tl.max(highest, axis=0))
-    tl.store(stats_ptr + at * STATS + 2, tl.min(lowest, axis=0))
-    tl.store(stats_ptr + at * STATS + 5, tl.max(tl.max(broken, axis=1), axis=0).to(tl.float32))
+    raw = load_split(source, split, vocab)
+    size = raw.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    largest = tl.max(lanes_max(tl.where(column < vocab, size, 0)), axis=0)
+    tl.store(stats_ptr + at * STATS + 5, (largest >= 0x7F800000).to(tl.float32))
     if (flags & MEASURED) != 0:
-        raw_top = tl.max(raw_highest, axis=0)
-        shares = tl.where(raw_sum > 0, raw_sum * tl.exp(raw_highest - raw_top), 0.0)
-        tl.store(stats_ptr + at * STATS + 3, raw_top)
-        tl.store(stats_ptr + at * STATS + 4, tl.sum(shares, axis=0))
-        tl.store(peaks_ptr + at * LANES + tl.arange(0, LANES), peak)
+        highest = lanes_max(raw)
+        first = lanes_min(tl.where(raw == highest[None, :, None], column, 2147483647))
+        tl.store(raw_peaks_ptr + at * LANES + lane, rival_key(highest, first))
+        top = tl.max(highest, axis=0)
+        tl.store(stats_ptr + at * STATS + 3, top)
+        tl.store(stats_ptr + at * STATS + 4, tl.sum(lanes_sum(tl.exp(raw - top)), axis=0))
+    value = edit_split(raw, split, source, vocab)
+    peak = lanes_max(value)
+    tl.store(stats_ptr + at * STATS + 1, tl.max(peak, axis=0))
+    if (flags & TRUNCATED) != 0:
+        tl.store(peaks_ptr + at * LANES + lane, peak)
+        lowest = lanes_min(tl.where(value > -float("inf"), value, float("inf")))
+        tl.store(stats_ptr + at * STATS + 2, tl.min(lowest, axis=0))
+    if (flags & DRAWN) != 0:
+        score, token = _drawn(value, column, column < vocab, source, key_of(rows_ptr, row), vocab)
+    else:
+        score = tl.max(peak, axis=0)
+        token = tl.min(lanes_min(tl.where(value == score, column, 2147483647)), axis=0)
+    tl.store(stats_ptr + at * STATS, score)
+    tl.store(picks_ptr + at, token)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _drawn(value, column, kept, source, key, vocab: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The best score of a split, and its token. Only where it may be the best is a token's noise computed."""
+    bits = hashed(column, key)
+    most = tl.where(kept, value * source[3] + most_noise(bits), -float("inf"))
+    best = lanes_max(most)
+    first = lanes_min(tl.where(most == best[None, :, None], column, 2147483647))
+    own = load_edited(source, first, vocab) * source[3] + gumbel(hashed(first, key))
+    own = tl.where(best > -float("inf"), own, -float("inf"))
+    score = tl.max(own, axis=0)
+    token = tl.min(tl.where(own == score, first, 2147483647), axis=0)
+    # A lane with two tokens that may be better: all are computed. `slack` is for rounding.
+    slack = 1e-3 + 1e-5 * tl.abs(score)
+    least = tl.where(score > -float("inf"), score - slack, float("inf"))
+    if tl.max(lanes_sum((most >= least).to(tl.int32)), axis=0) > 1:
+        every = tl.where(kept, value * source[3] + gumbel(bits), -float("inf"))
+        score = tl.max(lanes_max(every), axis=0)
+        token = tl.min(lanes_min(tl.where(every == score, column, 2147483647)), axis=0)
+    return score, token
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -112,52 +121,38 @@ def rival_key(value, column):  # type: ignore[no-untyped-def]
 def redraw(  # type: ignore[no-untyped-def]
     logits_ptr,
     stride,
-    tables,
-    stats_ptr,
-    picks_ptr,
+    rows_ptr,
+    floats_ptr,
+    marks_ptr,
+    bitmap_ptr,
+    biases_ptr,
+    highest_ptr,
     cuts_ptr,
     kept_scores_ptr,
     kept_picks_ptr,
     vocab: tl.constexpr,
     splits: tl.constexpr,
-    padded: tl.constexpr,
 ):
-    """Grid (splits, rows). Draws again, from tokens within the cut, in rows whose first draw is not."""
+    """Grid (splits, rows). Draws again, from tokens within the cut, in rows that ask for it (see `finish`)."""
     split = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
-    if (flags_of(tables, row) & TRUNCATED) == 0:
+    if tl.load(cuts_ptr + row * 2 + 1) != -1:
         return
-    source = open_row(logits_ptr, stride, tables, row)
-    inverse_temperature = source[3]
-    first, second = key_of(tables, row)
-    highest = highest_of(stats_ptr, row, splits, padded)
-    cut = tl.load(cuts_ptr + row)
-    token = picked(stats_ptr, picks_ptr, row, STATS, splits, padded)
-    own = load_edited(source, token, vocab)
-    if deficit(own, highest, inverse_temperature) <= cut:
-        return
-    best = tl.full((LANES, WIDE), -float("inf"), dtype=tl.float32)
-    where = tl.zeros((LANES, WIDE), dtype=tl.int32)
-    for i in tl.range(ITERATIONS):
-        column = columns_of(split, i)
-        value = load_edited(source, column, vocab)
-        kept = (deficit(value, highest, inverse_temperature) <= cut) & (column < vocab)
-        if tl.max(tl.max(kept.to(tl.int32), axis=1), axis=0) != 0:
-            score = value * inverse_temperature + gumbel(column, first, second)
-            better = kept & (score > best)
-            best = tl.where(better, score, best)
-            where = tl.where(better, column, where)
-    top = tl.max(tl.max(best, axis=1), axis=0)
-    ties = tl.where(best == top, where, vocab - 1)
-    tl.store(kept_scores_ptr + row * splits + split, top)
-    tl.store(kept_picks_ptr + row * splits + split, tl.min(tl.min(ties, axis=1), axis=0))
+    source = open_row(logits_ptr, stride, rows_ptr, floats_ptr, marks_ptr, bitmap_ptr, biases_ptr, row)
+    cut = tl.load(cuts_ptr + row * 2)
+    value = edit_split(load_split(source, split, vocab), split, source, vocab)
+    column = columns_of(split)
+    kept = (deficit(value, tl.load(highest_ptr + row), source[3]) <= cut) & (column < vocab)
+    score, token = _drawn(value, column, kept, source, key_of(rows_ptr, row), vocab)
+    tl.store(kept_scores_ptr + row * splits + split, score)
+    tl.store(kept_picks_ptr + row * splits + split, token)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def conclude(  # type: ignore[no-untyped-def]
-    logits_ptr,
-    stride,
-    tables,
+    rows_ptr,
+    marks_ptr,
+    bitmap_ptr,
     stats_ptr,
     picks_ptr,
     cuts_ptr,
@@ -171,22 +166,21 @@ def conclude(  # type: ignore[no-untyped-def]
 ):
     """Grid (rows,). The token of each row, whether its logits are finite; counts the token for penalties."""
     row = tl.program_id(0).to(tl.int64)
-    source = open_row(logits_ptr, stride, tables, row)
-    flags = source[2]
+    slot = tl.load(rows_ptr + row * 4).to(tl.int64)
+    flags = tl.load(rows_ptr + row * 4 + 3)
     split = tl.arange(0, padded)
     broken = tl.load(stats_ptr + (row * splits + split) * STATS + 5, mask=split < splits, other=0.0)
     tl.store(finite_ptr + row, tl.max(broken, axis=0) == 0)
     token = picked(stats_ptr, picks_ptr, row, STATS, splits, padded)
     if (flags & TRUNCATED) != 0:
-        highest = highest_of(stats_ptr, row, splits, padded)
-        own = load_edited(source, token, vocab)
-        if deficit(own, highest, source[3]) > tl.load(cuts_ptr + row):
+        token = tl.load(cuts_ptr + row * 2 + 1)
+        if token == -1:
             token = picked(kept_scores_ptr, kept_picks_ptr, row, 1, splits, padded)
-    # Scores that are NaN are never picked, so that a row of them has none.
+    # A row of NaN has no best token.
     token = tl.minimum(tl.maximum(token, 0), vocab - 1)
     tl.store(tokens_ptr + row, token.to(tl.int64))
     if (flags & RECORDED) != 0:
-        mark = tables[3] + source[1] * vocab + token
+        mark = marks_ptr + slot * vocab + token
         tl.store(mark, tl.load(mark) + ONE_COUNT)
-        word = tables[4] + source[1] * ((vocab + 31) // 32) + (token >> 5)
+        word = bitmap_ptr + slot * ((vocab + 31) // 32) + (token >> 5)
         tl.store(word, tl.load(word) | (1 << (token & 31)))

@@ -20,7 +20,6 @@ __all__ = [
     "EDITED",
     "FLOATS",
     "INTS",
-    "ITERATIONS",
     "LANES",
     "MARK_END",
     "MARK_PROMPT",
@@ -32,16 +31,16 @@ __all__ = [
     "RECORDED",
     "SPLIT",
     "STATS",
+    "TILES",
     "TRUNCATED",
     "WIDE",
 ]
 
+TILES: Final = tl.constexpr(4)
 LANES: Final = tl.constexpr(256)
-"""Groups of adjacent columns that a block loads at once; one thread has one."""
 WIDE: Final = tl.constexpr(8)
-"""Columns of a group: 16 bytes in bfloat16."""
-ITERATIONS: Final = tl.constexpr(4)
-SPLIT: Final = tl.constexpr(256 * 8 * 4)
+"""Columns of a split as [TILES, LANES, WIDE]: a thread has one lane, and loads 16 bytes (bfloat16) of each tile."""
+SPLIT: Final = tl.constexpr(4 * 256 * 8)
 
 # Flags of a row.
 DRAWN: Final = tl.constexpr(1)
@@ -58,7 +57,7 @@ MEASURED: Final = tl.constexpr(32)
 
 # Columns of a slot's parameters.
 NUM_FLOATS: Final = tl.constexpr(8)
-FLOATS: Final = ("inverse_temperature", "top_p", "repetition", "presence", "frequency")
+FLOATS: Final = ("inverse_temperature", "top_p", "inverse_repetition", "repetition", "presence", "frequency")
 NUM_INTS: Final = tl.constexpr(4)
 INTS: Final = ("top_k", "min_p_limit", "num_top")
 
@@ -79,28 +78,48 @@ exp(logit - highest), and whether any logit is not finite."""
 _STEPS: Final = tl.constexpr(float(1 << 20))
 _STEP: Final = tl.constexpr(1.0 / (1 << 20))
 _LARGEST: Final = tl.constexpr(32.0 - 1.0 / (1 << 18))
+_LOG2_E: Final = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def columns_of(split, i):  # type: ignore[no-untyped-def]
-    """[LANES, WIDE]: columns of a split's i-th tile."""
-    lane = tl.arange(0, LANES)[:, None] * WIDE
-    return split * SPLIT + i * (LANES * WIDE) + lane + tl.arange(0, WIDE)[None, :]
+def columns_of(split):  # type: ignore[no-untyped-def]
+    """[TILES, LANES, WIDE]: columns of a split."""
+    tile = tl.arange(0, TILES)[:, None, None] * (LANES * WIDE)
+    lane = tl.arange(0, LANES)[None, :, None] * WIDE
+    return split * SPLIT + tile + lane + tl.arange(0, WIDE)[None, None, :]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def open_row(logits_ptr, stride, tables, row):  # type: ignore[no-untyped-def]
-    """What the functions here take for a row: its logits, slot, flags and temperature, and the tables."""
-    rows_ptr, floats_ptr, ints_ptr, marks_ptr, bitmap_ptr, biases_ptr = tables
+def lanes_max(x):  # type: ignore[no-untyped-def]
+    """[TILES, LANES, WIDE] -> [LANES], in a thread."""
+    return tl.max(tl.max(x, axis=2), axis=0)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def lanes_min(x):  # type: ignore[no-untyped-def]
+    return tl.min(tl.min(x, axis=2), axis=0)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def lanes_sum(x):  # type: ignore[no-untyped-def]
+    return tl.sum(tl.sum(x, axis=2), axis=0)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def open_row(  # type: ignore[no-untyped-def]
+    logits_ptr, stride, rows_ptr, floats_ptr, marks_ptr, bitmap_ptr, biases_ptr, row
+):
+    """What the functions here take for a row: its logits, slot, flags, temperature and tables."""
     slot = tl.load(rows_ptr + row * 4).to(tl.int64)
     flags = tl.load(rows_ptr + row * 4 + 3)
-    inverse_temperature = tl.load(floats_ptr + slot * NUM_FLOATS)
+    floats_ptr += slot * NUM_FLOATS
+    inverse_temperature = tl.load(floats_ptr)
     return (
         logits_ptr + row * stride,
         slot,
         flags,
         inverse_temperature,
-        floats_ptr + slot * NUM_FLOATS,
+        floats_ptr,
         marks_ptr,
         bitmap_ptr,
         biases_ptr,
@@ -108,42 +127,21 @@ def open_row(logits_ptr, stride, tables, row):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def flags_of(tables, row):  # type: ignore[no-untyped-def]
-    return tl.load(tables[0] + row * 4 + 3)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def key_of(tables, row):  # type: ignore[no-untyped-def]
-    return tl.load(tables[0] + row * 4 + 1), tl.load(tables[0] + row * 4 + 2)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def cuts_of(tables, row):  # type: ignore[no-untyped-def]
-    """top_k, 0 if it is off; top_p; and the deficit at which min-p cuts."""
-    slot = tl.load(tables[0] + row * 4).to(tl.int64)
-    top_p = tl.load(tables[1] + slot * NUM_FLOATS + 1)
-    ints = tables[2] + slot * NUM_INTS
-    return tl.load(ints), top_p, tl.load(ints + 1)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def edited(raw, column, inside, source, vocab: tl.constexpr):  # type: ignore[no-untyped-def]
+def _edited(raw, column, inside, word, source, vocab: tl.constexpr):  # type: ignore[no-untyped-def]
     """Logits after biases, penalties and forbidden ends. Only marked tokens' marks are loaded."""
-    _, slot, flags, _, floats_ptr, marks_ptr, bitmap_ptr, biases_ptr = source
-    words: tl.constexpr = (vocab + 31) // 32
-    word = tl.load(bitmap_ptr + slot * words + (column >> 5), mask=inside, other=0)
+    _, slot, flags, _, floats_ptr, marks_ptr, _, biases_ptr = source
     marked = inside & (((word >> (column & 31)) & 1) != 0)
     mark = tl.load(marks_ptr + slot * vocab + column, mask=marked, other=0)
     index = (mark >> BIAS_SHIFT) & (MAX_BIASES - 1)
     bias = tl.load(biases_ptr + slot * MAX_BIASES + index, mask=index > 0, other=0.0)
     said = (mark >> COUNT_SHIFT).to(tl.float32)
-    repetition = tl.load(floats_ptr + 2)
-    presence = tl.load(floats_ptr + 3)
-    frequency = tl.load(floats_ptr + 4)
+    inverse = tl.load(floats_ptr + 2)
+    repetition = tl.load(floats_ptr + 3)
+    presence = tl.load(floats_ptr + 4)
+    frequency = tl.load(floats_ptr + 5)
     value = raw + bias
     seen = ((mark & MARK_PROMPT) != 0) | (said > 0)
-    repeated = tl.where(value > 0, tl.div_rn(value, tl.zeros_like(value) + repetition), value * repetition)
-    value = tl.where(seen, repeated, value)
+    value = tl.where(seen, value * tl.where(value > 0, inverse, repetition), value)
     value = value - frequency * said
     value = value - tl.where(said > 0, presence, 0.0)
     forbidden = ((mark & MARK_END) != 0) & ((flags & EARLY) != 0)
@@ -151,21 +149,35 @@ def edited(raw, column, inside, source, vocab: tl.constexpr):  # type: ignore[no
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def load_edited(source, column, vocab: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Edited logits; -inf outside the vocabulary."""
-    inside = column < vocab
-    value = tl.load(source[0] + column, mask=inside, other=-float("inf")).to(tl.float32)
+def edit_split(raw, split, source, vocab: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Edited logits of a split, from its logits."""
     if (source[2] & EDITED) != 0:
-        value = edited(value, column, inside, source, vocab)
-    return value
+        words: tl.constexpr = (vocab + 31) // 32
+        tile = tl.arange(0, TILES)[:, None] * (LANES * WIDE)
+        first = split * SPLIT + tile + tl.arange(0, LANES)[None, :] * WIDE
+        word = tl.load(source[6] + source[1] * words + (first >> 5), mask=first < vocab, other=0)
+        column = columns_of(split)
+        raw = _edited(raw, column, column < vocab, word[:, :, None], source, vocab)
+    return raw
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def highest_of(stats_ptr, row, splits: tl.constexpr, padded: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A row's highest edited logit."""
-    split = tl.arange(0, padded)
-    at = stats_ptr + (row * splits + split) * STATS
-    return tl.max(tl.load(at + 1, mask=split < splits, other=-float("inf")), axis=0)
+def load_split(source, split, vocab: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Logits of a split; -inf outside the vocabulary."""
+    column = columns_of(split)
+    return tl.load(source[0] + column, mask=column < vocab, other=-float("inf")).to(tl.float32)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def load_edited(source, column, vocab: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Edited logits of some columns; -inf outside the vocabulary."""
+    inside = column < vocab
+    value = tl.load(source[0] + column, mask=inside, other=-float("inf")).to(tl.float32)
+    if (source[2] & EDITED) != 0:
+        words: tl.constexpr = (vocab + 31) // 32
+        word = tl.load(source[6] + source[1] * words + (column >> 5), mask=inside, other=0)
+        value = _edited(value, column, inside, word, source, vocab)
+    return value
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -190,7 +202,7 @@ def deficit(value, highest, inverse_temperature):  # type: ignore[no-untyped-def
 @triton.jit  # type: ignore[untyped-decorator]
 def mass_of(deficits):  # type: ignore[no-untyped-def]
     """exp(-deficit): probability relative to the likeliest token's."""
-    return tl.exp(deficits.to(tl.float32) * -_STEP)
+    return tl.exp2(deficits.to(tl.float32) * (-_STEP * _LOG2_E))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -201,11 +213,15 @@ def _mix32(x):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def gumbel(column, first, second):  # type: ignore[no-untyped-def]
-    """`engine.random.gumbel`: noise of tokens under the key of two words."""
-    bits = _mix32(_mix32(column.to(tl.uint32) ^ first.to(tl.uint32)) + second.to(tl.uint32))
-    # With the top bit flipped they are u = (bits + 1/2) / 2^32. Near 1, where the noise is large and decides,
-    # float32 has too few numbers for u, but not for 1 - u.
+def hashed(column, key):  # type: ignore[no-untyped-def]
+    """`engine.random.hashed`: 32 random bits of tokens under a key of two words."""
+    return _mix32(_mix32(column.to(tl.uint32) ^ key[0].to(tl.uint32)) + key[1].to(tl.uint32))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def gumbel(bits):  # type: ignore[no-untyped-def]
+    """`engine.random.gumbel`: noise."""
+    # Near u = 1, where the noise is large and decides, float32 has too few numbers for u, but not for 1 - u.
     low = bits >= 0x80000000
     small = bits ^ tl.where(low, 0x80000000, 0x7FFFFFFF).to(tl.uint32)
     small = (small.to(tl.float32) + 0.5) * (1.0 / 4294967296.0)
@@ -214,3 +230,30 @@ def gumbel(column, first, second):  # type: ignore[no-untyped-def]
     gap = 1.0 - rest
     exact = tl.where(gap > 0, small * (logarithm / tl.where(gap > 0, gap, 1.0)), small)
     return -tl.log(tl.where(low, logarithm, exact))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def most_noise(bits):  # type: ignore[no-untyped-def]
+    """No less than `gumbel`, less than 4 more, and mostly less than 0.1; without a logarithm.
+
+    -log(u) >= 1 - u, and a float's exponent and mantissa, read as one number, are at most its logarithm.
+    """
+    least = (bits ^ 0x7FFFFFFF).to(tl.float32) + 0.5
+    as_number = least.to(tl.int32, bitcast=True).to(tl.float32)
+    return as_number * (-1.0 / (1 << 23) / _LOG2_E) + (127.0 + 32.0) / _LOG2_E
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def key_of(rows_ptr, row):  # type: ignore[no-untyped-def]
+    """A row's key for noise."""
+    return tl.load(rows_ptr + row * 4 + 1), tl.load(rows_ptr + row * 4 + 2)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def listed_at(wanted, each, begin):  # type: ignore[no-untyped-def]
+    """Places in a list for the `wanted` tokens of a split, `each` in a lane, from `begin` on."""
+    ones = wanted.to(tl.int32)
+    tiles = tl.sum(ones, axis=2)
+    lane = (begin + tl.cumsum(each, axis=0) - each)[None, :, None]
+    tile = (tl.cumsum(tiles, axis=0) - tiles)[:, :, None]
+    return lane + tile + tl.cumsum(ones, axis=2) - ones
