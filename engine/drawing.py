@@ -4,7 +4,7 @@ The caller brings a key of randomness a row (`engine.random`), so that a draw is
 depends on its own parameters alone, never on what else is in the batch.
 
 Cuts keep whole classes of equally likely tokens. Likelihoods are compared as deficits: how far a scaled logit
-lies below the row's highest, in steps of 2^-20 (about the rounding of a float32 logit), as integers. All
+lies below the row's highest, in steps of 2^-19 (about the rounding of a float32 logit), as integers. All
 deficits from 32 on, a probability of 1e-14 of the best one's, are one class.
 """
 
@@ -28,13 +28,13 @@ _Ints: TypeAlias = npt.NDArray[np.int32]
 
 MIN_TEMPERATURE: Final = 1e-5
 """Colder is the same as greedy, and dividing by less would overflow."""
-STEPS: Final = 1 << 20
+STEPS: Final = 1 << 19
 LARGEST: Final = 32.0 - 2.0**-18
 _LARGEST: Final = np.float32(LARGEST)
 _LAST: Final = int(LARGEST * STEPS)
 _BLOCK: Final = 1 << 16
 """Logits that are worked on at once, so that they stay in a core's cache: a row at least."""
-_COARSE_BITS: Final = 13
+_COARSE_BITS: Final = 12
 _SLACK: Final = 1.0 + 1e-5
 
 

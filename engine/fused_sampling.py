@@ -15,7 +15,7 @@ from engine.kernels.sampling_cut import gather, judge, narrow, prepare, verify
 from engine.kernels.sampling_finish import finish
 from engine.kernels.sampling_report import LANE_TOKENS, RIVALS, rank, report, rivals
 from engine.kernels.sampling_scan import conclude, redraw, scan
-from engine.kernels.sampling_search import LIST, PASSES, PIVOTS, STATE
+from engine.kernels.sampling_search import JOBS, LIST, PASSES, PIVOTS, STATE, TO_REDRAW
 from engine.logprobs import LogprobTensors
 from engine.plan import Chunk
 from engine.random import keys
@@ -31,12 +31,17 @@ _Launch: TypeAlias = dict[str, Any]
 # Sums and products are not contracted: a CPU rounds in the same places.
 _ONE_WARP: Final[_Launch] = {"num_warps": 1, "enable_fp_fusion": False}
 _FOUR_WARPS: Final[_Launch] = {"num_warps": 4, "enable_fp_fusion": False}
-_EIGHT_WARPS: Final[_Launch] = {"num_warps": 8, "enable_fp_fusion": False}
+_EIGHT_WARPS: Final[_Launch] = {"num_warps": 8, "maxnreg": 128, "enable_fp_fusion": False}
+"""With twice the registers a kernel waits for memory more than it gains."""
 _SIXTEEN_WARPS: Final[_Launch] = {"num_warps": 16, "enable_fp_fusion": False}
 _FLAGS: Final = {
     name: getattr(tiles, name).value
     for name in ("DRAWN", "EARLY", "EDITED", "MEASURED", "RECORDED", "TRUNCATED")
 }
+
+
+_ROWS_AT_ONCE: Final = 64
+"""Rows that have thread blocks of their own where rows may have nothing to do: they take some in turn."""
 
 
 class FusedSampling:
@@ -76,6 +81,7 @@ class FusedSampling:
         )
         """Of each row, the number of tokens that are listed, their edited logits, and their ids."""
         self._cuts = self._empty(torch.int32, max_requests, 2)
+        self._jobs = torch.zeros(JOBS.value, max_requests + 1, dtype=torch.int32, device=device)
         self._kept_scores = self._empty(torch.float32, max_requests, splits)
         self._kept_picks = self._empty(torch.int32, max_requests, splits)
         self._floors = self._empty(torch.float32, max_requests, 2)
@@ -102,8 +108,8 @@ class FusedSampling:
             self._cut(logits, rows, len(chunks))
         conclude[each](
             *(rows, *marks[:2], self._stats, self._picks),
-            *(self._cuts, self._kept_scores, self._kept_picks, tokens, finite),
-            *(vocab, splits, padded),
+            *(self._cuts, self._kept_scores, self._kept_picks, tokens, finite, self._jobs),
+            *(vocab, splits, padded, JOBS.value, self._capacity + 1),
             **_ONE_WARP,
         )
         if not flags & _FLAGS["MEASURED"]:
@@ -116,28 +122,28 @@ class FusedSampling:
         marks = (self._marks.marks, self._marks.bitmap, self._marks.biases)
         shared = (logits, logits.stride(0), rows, self._floats, self._ints, *marks)
         vocab, splits, padded, capacity = self._vocab_size, self._splits, self._padded, self._capacity
-        each, wide = (count,), (splits, count)
+        each, some = (count,), (splits, min(count, _ROWS_AT_ONCE))
         prepare[each](
             *(*shared, self._stats, self._picks, self._peaks, self._highest, self._state),
-            *(self._list[0], self._cuts),
-            *(vocab, splits, padded),
+            *(self._list[0], self._cuts, self._jobs),
+            *(vocab, splits, padded, capacity),
             **_EIGHT_WARPS,
         )
         search = (*shared, self._highest, self._state, self._sums)
-        verify[wide](*search, vocab, splits, **_EIGHT_WARPS)
+        verify[some](*search, self._jobs, vocab, splits, padded, capacity, **_EIGHT_WARPS)
         judge[each](
-            *(rows, self._floats, self._ints, self._state, self._sums, self._cuts),
-            splits,
-            padded,
+            *(rows, self._floats, self._ints, self._state, self._sums, self._cuts, self._jobs),
+            *(splits, padded, capacity),
             **_ONE_WARP,
         )
         for number in range(PASSES.value):
-            narrow[wide](*search, vocab, splits, padded, capacity, number, **_EIGHT_WARPS)
-        gather[wide](*search, *self._list, vocab, splits, padded, capacity, **_EIGHT_WARPS)
-        finish[each](*search, *self._list, self._cuts, vocab, splits, padded, capacity, **_SIXTEEN_WARPS)
-        redraw[wide](
+            narrow[some](*search, self._jobs, vocab, splits, padded, capacity, number, **_EIGHT_WARPS)
+        listed = (*search, *self._list)
+        gather[some](*listed, self._jobs, vocab, splits, padded, capacity, **_EIGHT_WARPS)
+        finish[each](*listed, self._cuts, self._jobs, vocab, splits, padded, capacity, **_SIXTEEN_WARPS)
+        redraw[some](
             *(logits, logits.stride(0), rows, self._floats, *marks),
-            *(self._highest, self._cuts, self._kept_scores, self._kept_picks),
+            *(self._highest, self._cuts, self._kept_scores, self._kept_picks, self._jobs[TO_REDRAW.value]),
             *(vocab, splits),
             **_EIGHT_WARPS,
         )

@@ -17,6 +17,12 @@ import triton
 import triton.language as tl
 
 from engine.kernels.sampling_search import (
+    FAR,
+    TO_GATHER,
+    TO_REDRAW,
+    TO_SEARCH,
+    TO_VERIFY,
+    add_job,
     DONE,
     LIST,
     MEASURE_STEPS,
@@ -46,6 +52,7 @@ from engine.kernels.sampling_tiles import (
     load_split,
     open_row,
     picked,
+    within,
 )
 
 __all__ = ["gather", "judge", "narrow", "prepare", "verify"]
@@ -68,9 +75,11 @@ def prepare(  # type: ignore[no-untyped-def]
     state_ptr,
     lengths_ptr,
     cuts_ptr,
+    jobs_ptr,
     vocab: tl.constexpr,
     splits: tl.constexpr,
     padded: tl.constexpr,
+    capacity: tl.constexpr,
 ):
     """Grid (rows,). The search's first bounds; for top-k, from the lanes' best tokens."""
     row = tl.program_id(0).to(tl.int64)
@@ -86,19 +95,19 @@ def prepare(  # type: ignore[no-untyped-def]
     lowest = tl.min(tl.load(stats + 2, mask=split < splits, other=float("inf")), axis=0)
     token = picked(stats_ptr, picks_ptr, row, STATS, splits, padded)
     token = tl.minimum(tl.maximum(token, 0), vocab - 1)
-    drawn = deficit(load_edited(source, token, vocab), highest, source[3])
-    high = deficit(lowest, highest, source[3])
+    drawn = deficit(load_edited(source, token, vocab), highest, source[3]).to(tl.int32)
+    high = deficit(lowest, highest, source[3]).to(tl.int32)
     todo = tl.full((), SEARCH, dtype=tl.int32)
     if top_k > 0:
         index = tl.arange(0, padded * LANES)
         exists = index < splits * LANES
         peak = tl.load(peaks_ptr + row * splits * LANES + index, mask=exists, other=-float("inf"))
-        peak = tl.where(exists, deficit(peak, highest, source[3]), 1 << 30)
-        if tl.sum((peak <= high).to(tl.int32), axis=0) >= top_k:
+        peak = tl.where(exists, deficit(peak, highest, source[3]), FAR)
+        if tl.sum(within(peak, high).to(tl.int32), axis=0) >= top_k:
             low = tl.full((), -1, dtype=tl.int32)
             while high - low > 1:
                 middle = low + (high - low) // 2
-                enough = tl.sum((peak <= middle).to(tl.int32), axis=0) >= top_k
+                enough = tl.sum(within(peak, middle).to(tl.int32), axis=0) >= top_k
                 high = tl.where(enough, middle, high)
                 low = tl.where(enough, low, middle)
             todo = tl.full((), WHOLE, dtype=tl.int32)
@@ -115,6 +124,12 @@ def prepare(  # type: ignore[no-untyped-def]
     tl.store(at + 2, high.to(tl.int64))
     tl.store(at + 3, 0)
     tl.store(at + 5, drawn.to(tl.int64))
+    if todo == SEARCH:
+        add_job(jobs_ptr, row, TO_VERIFY, capacity)
+    elif todo == WHOLE:
+        add_job(jobs_ptr, row, TO_GATHER, capacity)
+    elif drawn > limit:
+        add_job(jobs_ptr, row, TO_REDRAW, capacity)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -130,24 +145,30 @@ def verify(  # type: ignore[no-untyped-def]
     highest_ptr,
     state_ptr,
     sums_ptr,
+    jobs_ptr,
     vocab: tl.constexpr,
     splits: tl.constexpr,
+    padded: tl.constexpr,
+    capacity: tl.constexpr,
 ):
-    """Grid (splits, rows). Measures what is likelier than the drawn token, and all that the search is in."""
+    """Grid (splits, any). Measures what is likelier than the drawn token, and all that the search is in."""
     split = tl.program_id(0)
-    row = tl.program_id(1).to(tl.int64)
-    at = state_ptr + row * STATE
-    if tl.load(at) != SEARCH:
-        return
-    high = tl.load(at + 2).to(tl.int32)
-    drawn = tl.load(at + 5).to(tl.int32)
-    source = open_row(logits_ptr, stride, rows_ptr, floats_ptr, marks_ptr, bitmap_ptr, biases_ptr, row)
-    counted = tl.load(ints_ptr + source[1] * NUM_INTS) > 0
-    below = deficits_of(source, split, tl.load(highest_ptr + row), vocab)
-    weight = weight_of(below, high, counted)
-    sums = sums_ptr + (row * splits + split) * PIVOTS
-    tl.store(sums, in_steps(lanes_sum(weight)))
-    tl.store(sums + 1, in_steps(lanes_sum(tl.where(below < drawn, weight, 0.0))))
+    jobs_ptr += TO_VERIFY * (capacity + 1)
+    job = tl.program_id(1)
+    number = tl.load(jobs_ptr)
+    while job < number:
+        row = tl.load(jobs_ptr + 1 + job).to(tl.int64)
+        at = state_ptr + row * STATE
+        high = tl.load(at + 2).to(tl.int32)
+        drawn = tl.load(at + 5).to(tl.int32)
+        source = open_row(logits_ptr, stride, rows_ptr, floats_ptr, marks_ptr, bitmap_ptr, biases_ptr, row)
+        counted = tl.load(ints_ptr + source[1] * NUM_INTS) > 0
+        below = deficits_of(source, split, tl.load(highest_ptr + row), vocab)
+        weight = weight_of(below, high, counted)
+        sums = sums_ptr + (row * splits + split) * PIVOTS
+        tl.store(sums, in_steps(lanes_sum(weight)))
+        tl.store(sums + 1, in_steps(lanes_sum(tl.where(within(below, drawn - 1), weight, 0.0))))
+        job += tl.num_programs(1)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -158,8 +179,10 @@ def judge(  # type: ignore[no-untyped-def]
     state_ptr,
     sums_ptr,
     cuts_ptr,
+    jobs_ptr,
     splits: tl.constexpr,
     padded: tl.constexpr,
+    capacity: tl.constexpr,
 ):
     """Grid (rows,). Whether the drawn token lies within the cut, and bounds if it does not."""
     row = tl.program_id(0).to(tl.int64)
@@ -178,24 +201,18 @@ def judge(  # type: ignore[no-untyped-def]
     drawn = tl.load(at + 5).to(tl.int32)
     high = tl.load(at + 2).to(tl.int32)
     tl.store(at + 4, target.to(tl.int64, bitcast=True))
-    if likelier.to(tl.float64) >= target:
-        tl.store(at + 2, tl.minimum(high, drawn - 1).to(tl.int64))
-        tl.store(cuts_ptr + row * 2 + 1, -1)
-    elif (top_k == 0) | (top_p >= 1.0):
-        if drawn <= limit:
-            tl.store(at, DONE)
-        else:
-            _raise_low(at, drawn, high, likelier)
+    enough = likelier.to(tl.float64) >= target
+    settled = (top_k == 0) | (top_p >= 1.0)
+    if (enough == 0) & settled & (drawn <= limit):
+        tl.store(at, DONE)
     else:
-        _raise_low(at, drawn, high, likelier)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _raise_low(at, drawn, high, likelier):  # type: ignore[no-untyped-def]
-    """The token drawn stays: what is likelier is not enough."""
-    if drawn <= high:
-        tl.store(at + 1, (drawn - 1).to(tl.int64))
-        tl.store(at + 3, likelier)
+        if enough:
+            tl.store(at + 2, tl.minimum(high, drawn - 1).to(tl.int64))
+        elif drawn <= high:  # the token drawn stays: what is likelier is not enough
+            tl.store(at + 1, (drawn - 1).to(tl.int64))
+            tl.store(at + 3, likelier)
+        add_job(jobs_ptr, row, TO_SEARCH, capacity)
+        add_job(jobs_ptr, row, TO_GATHER, capacity)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -211,31 +228,35 @@ def narrow(  # type: ignore[no-untyped-def]
     highest_ptr,
     state_ptr,
     sums_ptr,
+    jobs_ptr,
     vocab: tl.constexpr,
     splits: tl.constexpr,
     padded: tl.constexpr,
     capacity: tl.constexpr,
     number: tl.constexpr,
 ):
-    """Grid (splits, rows); pass `number` of PASSES. Measures deficits between the bounds, as sums of each split."""
+    """Grid (splits, any); pass `number` of PASSES. Measures deficits between the bounds, as sums of each split."""
     split = tl.program_id(0)
-    row = tl.program_id(1).to(tl.int64)
-    if tl.load(state_ptr + row * STATE) != SEARCH:
-        return
-    low, high, base, target = state_of(state_ptr, sums_ptr, row, splits, padded, capacity, number)
-    if (split == 0) & (number > 0):
-        at = state_ptr + (number * capacity + row) * STATE
-        tl.store(at + 1, low.to(tl.int64))
-        tl.store(at + 2, high.to(tl.int64))
-        tl.store(at + 3, base)
-    source = open_row(logits_ptr, stride, rows_ptr, floats_ptr, marks_ptr, bitmap_ptr, biases_ptr, row)
-    counted = tl.load(ints_ptr + source[1] * NUM_INTS) > 0
-    below = deficits_of(source, split, tl.load(highest_ptr + row), vocab)
-    weight = weight_of(below, high, counted)
-    sums = sums_ptr + ((number * capacity + row) * splits + split) * PIVOTS
-    for j in tl.static_range(PIVOTS):
-        part = tl.where(below <= pivot_of(low, high, j), weight, 0.0)
-        tl.store(sums + j, in_steps(lanes_sum(part)))
+    jobs_ptr += TO_SEARCH * (capacity + 1)
+    job = tl.program_id(1)
+    jobs = tl.load(jobs_ptr)
+    while job < jobs:
+        row = tl.load(jobs_ptr + 1 + job).to(tl.int64)
+        low, high, base, _ = state_of(state_ptr, sums_ptr, row, splits, padded, capacity, number)
+        if (split == 0) & (number > 0):
+            at = state_ptr + (number * capacity + row) * STATE
+            tl.store(at + 1, low.to(tl.int64))
+            tl.store(at + 2, high.to(tl.int64))
+            tl.store(at + 3, base)
+        source = open_row(logits_ptr, stride, rows_ptr, floats_ptr, marks_ptr, bitmap_ptr, biases_ptr, row)
+        counted = tl.load(ints_ptr + source[1] * NUM_INTS) > 0
+        below = deficits_of(source, split, tl.load(highest_ptr + row), vocab)
+        weight = weight_of(below, high, counted)
+        sums = sums_ptr + ((number * capacity + row) * splits + split) * PIVOTS
+        for j in tl.static_range(PIVOTS):
+            part = tl.where(within(below, pivot_of(low, high, j)), weight, 0.0)
+            tl.store(sums + j, in_steps(lanes_sum(part)))
+        job += tl.num_programs(1)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -254,32 +275,35 @@ def gather(  # type: ignore[no-untyped-def]
     lengths_ptr,
     values_ptr,
     columns_ptr,
+    jobs_ptr,
     vocab: tl.constexpr,
     splits: tl.constexpr,
     padded: tl.constexpr,
     capacity: tl.constexpr,
 ):
-    """Grid (splits, rows). Lists tokens between the bounds, or all up to the upper one. In any order: what
+    """Grid (splits, any). Lists tokens between the bounds, or all up to the upper one. In any order: what
     follows does not depend on it.
     """
     split = tl.program_id(0)
-    row = tl.program_id(1).to(tl.int64)
-    todo = tl.load(state_ptr + row * STATE)
-    if todo == DONE:
-        return
-    low, high = bounds_of_list(
-        todo, state_ptr, sums_ptr, floats_ptr, ints_ptr, rows_ptr, row, splits, padded, capacity
-    )
-    source = open_row(logits_ptr, stride, rows_ptr, floats_ptr, marks_ptr, bitmap_ptr, biases_ptr, row)
-    column = columns_of(split)
-    value = edit_split(load_split(source, split, vocab), split, source, vocab)
-    below = deficit(value, tl.load(highest_ptr + row), source[3])
-    wanted = (below > low) & (below <= high) & (column < vocab)
-    each = lanes_sum(wanted.to(tl.int32))
-    found = tl.sum(each, axis=0)
-    if found > 0:
-        begin = tl.atomic_add(lengths_ptr + row, found)
-        if begin + found <= LIST:
-            place = listed_at(wanted, each, begin)
-            tl.store(values_ptr + row * LIST + place, value, mask=wanted)
-            tl.store(columns_ptr + row * LIST + place, column, mask=wanted)
+    jobs_ptr += TO_GATHER * (capacity + 1)
+    job = tl.program_id(1)
+    number = tl.load(jobs_ptr)
+    while job < number:
+        row = tl.load(jobs_ptr + 1 + job).to(tl.int64)
+        todo = tl.load(state_ptr + row * STATE)
+        low, high = bounds_of_list(
+            todo, state_ptr, sums_ptr, floats_ptr, ints_ptr, rows_ptr, row, splits, padded, capacity
+        )
+        source = open_row(logits_ptr, stride, rows_ptr, floats_ptr, marks_ptr, bitmap_ptr, biases_ptr, row)
+        column = columns_of(split)
+        value = edit_split(load_split(source, split, vocab), split, source, vocab)
+        below = deficit(value, tl.load(highest_ptr + row), source[3])
+        wanted = within(below, high) & (column < vocab) & (within(below, low) == 0)
+        each = lanes_sum(wanted.to(tl.int32))
+        if tl.max(each, axis=0) > 0:
+            begin = tl.atomic_add(lengths_ptr + row + each * 0, each, mask=each > 0)
+            place = listed_at(wanted, begin)
+            listed = wanted & (place < LIST)
+            tl.store(values_ptr + row * LIST + place, value, mask=listed)
+            tl.store(columns_ptr + row * LIST + place, column, mask=listed)
+        job += tl.num_programs(1)

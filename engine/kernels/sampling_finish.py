@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import triton
 import triton.language as tl
 
 from engine.kernels.sampling_search import (
+    FAR,
+    TO_REDRAW,
+    add_job,
     DONE,
     LIST,
     MEASURE_STEPS,
@@ -26,9 +31,13 @@ from engine.kernels.sampling_tiles import (
     key_of,
     lanes_sum,
     open_row,
+    within,
 )
 
 __all__ = ["finish"]
+
+_SHORT: Final = tl.constexpr(1024)
+"""A list that nearly always is long enough for top-k, and settled in less time."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -48,6 +57,7 @@ def finish(  # type: ignore[no-untyped-def]
     values_ptr,
     columns_ptr,
     cuts_ptr,
+    jobs_ptr,
     vocab: tl.constexpr,
     splits: tl.constexpr,
     padded: tl.constexpr,
@@ -81,23 +91,12 @@ def finish(  # type: ignore[no-untyped-def]
     by_mass = top_k < 0
     token = tl.full((), -1, dtype=tl.int32)
     first = tl.full((), -1, dtype=tl.int32)
-    if length <= LIST:
-        index = tl.arange(0, LIST)
-        exists = index < length
-        value = tl.load(values_ptr + row * LIST + index, mask=exists, other=-float("inf"))
-        column = tl.load(columns_ptr + row * LIST + index, mask=exists, other=2147483647)
-        below = tl.where(exists, deficit(value, highest, source[3]), 1 << 30)
-        cut = _cut_of_list(below, low, high, base, target, top_k > 0)
-        if both:
-            cut = tl.minimum(cut, limit)
-            total = in_steps(weight_of(below, cut, by_mass))
-            share = total.to(tl.float64) * top_p.to(tl.float64)
-            cut = _cut_of_list(below, first, cut, base * 0, share, by_mass)
-        cut = tl.minimum(cut, limit)
-        if whole:
-            noise = gumbel(hashed(column, key_of(rows_ptr, row)))
-            score = tl.where(below <= cut, value * source[3] + noise, -float("inf"))
-            token = tl.min(tl.where(score == tl.max(score, axis=0), column, 2147483647), axis=0)
+    listed = (length, values_ptr + row * LIST, columns_ptr + row * LIST)
+    asked = (low, high, base, target, top_k, top_p, limit)
+    if length <= _SHORT:
+        cut, token = _settled(source, highest, listed, asked, whole, key_of(rows_ptr, row), _SHORT)
+    elif length <= LIST:
+        cut, token = _settled(source, highest, listed, asked, whole, key_of(rows_ptr, row), LIST)
     else:
         cut = _cut_of_row(source, highest, low, high, target, top_k > 0, vocab, splits)
         if both:
@@ -108,6 +107,37 @@ def finish(  # type: ignore[no-untyped-def]
         cut = tl.minimum(cut, limit)
     tl.store(cuts_ptr + row * 2, cut)
     tl.store(cuts_ptr + row * 2 + 1, token)
+    if token == -1:
+        add_job(jobs_ptr, row, TO_REDRAW, capacity)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _settled(  # type: ignore[no-untyped-def]
+    source, highest, listed, asked, whole, key, size: tl.constexpr
+):
+    """The cut by what is listed, at most `size` tokens; and the token, if they are all that it may keep."""
+    length, values_ptr, columns_ptr = listed
+    low, high, base, target, top_k, top_p, limit = asked
+    index = tl.arange(0, size)
+    exists = index < length
+    value = tl.load(values_ptr + index, mask=exists, other=-float("inf"))
+    column = tl.load(columns_ptr + index, mask=exists, other=2147483647)
+    below = tl.where(exists, deficit(value, highest, source[3]), FAR)
+    cut = _cut_of_list(below, low, high, base, target, top_k > 0)
+    if (top_k > 0) & (top_p < 1.0):
+        cut = tl.minimum(cut, limit)
+        by_mass = top_k < 0
+        total = in_steps(weight_of(below, cut, by_mass))
+        share = total.to(tl.float64) * top_p.to(tl.float64)
+        first = tl.full((), -1, dtype=tl.int32)
+        cut = _cut_of_list(below, first, cut, base * 0, share, by_mass)
+    cut = tl.minimum(cut, limit)
+    token = tl.full((), -1, dtype=tl.int32)
+    if whole:
+        score = value * source[3] + gumbel(hashed(column, key))
+        score = tl.where(within(below, cut), score, -float("inf"))
+        token = tl.min(tl.where(score == tl.max(score, axis=0), column, 2147483647), axis=0)
+    return cut, token
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -119,7 +149,7 @@ def _cut_of_list(below, low, high, base, target, counted):  # type: ignore[no-un
     weight = (weight_of(below, high, counted) * MEASURE_STEPS).to(tl.int64)
     while high - low > 1:
         middle = low + (high - low) // 2
-        measure = base + tl.sum(tl.where(below <= middle, weight, 0), axis=0)
+        measure = base + tl.sum(tl.where(within(below, middle), weight, 0), axis=0)
         enough = measure.to(tl.float64) >= target
         high = tl.where(enough, middle, high)
         low = tl.where(enough, low, middle)

@@ -92,11 +92,10 @@ def rank(  # type: ignore[no-untyped-def]
     tl.store(ahead_ptr + row * splits + split, tl.sum(ahead, axis=0))
     wanted = inside & ((value > floor) | ((value == floor) & (column <= limit)))
     each = lanes_sum(wanted.to(tl.int32))
-    found = tl.sum(each, axis=0)
-    if found > 0:
+    if tl.max(each, axis=0) > 0:
         # In any order: they are sorted later, and no two keys are equal.
-        begin = tl.atomic_add(found_ptr + row, found)
-        place = listed_at(wanted, each, begin)
+        begin = tl.atomic_add(found_ptr + row + each * 0, each, mask=each > 0)
+        place = listed_at(wanted, begin)
         keys = keys_ptr + row * RIVALS + place
         tl.store(keys, rival_key(value, column), mask=wanted & (place < RIVALS))
 

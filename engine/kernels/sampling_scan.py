@@ -27,6 +27,7 @@ from engine.kernels.sampling_tiles import (
     most_noise,
     open_row,
     picked,
+    within,
 )
 
 __all__ = ["conclude", "redraw", "rival_key", "scan"]
@@ -130,22 +131,25 @@ def redraw(  # type: ignore[no-untyped-def]
     cuts_ptr,
     kept_scores_ptr,
     kept_picks_ptr,
+    jobs_ptr,
     vocab: tl.constexpr,
     splits: tl.constexpr,
 ):
-    """Grid (splits, rows). Draws again, from tokens within the cut, in rows that ask for it (see `finish`)."""
+    """Grid (splits, any). Draws again, from tokens within the cut, in rows on `jobs_ptr`: their number, then rows."""
     split = tl.program_id(0)
-    row = tl.program_id(1).to(tl.int64)
-    if tl.load(cuts_ptr + row * 2 + 1) != -1:
-        return
-    source = open_row(logits_ptr, stride, rows_ptr, floats_ptr, marks_ptr, bitmap_ptr, biases_ptr, row)
-    cut = tl.load(cuts_ptr + row * 2)
-    value = edit_split(load_split(source, split, vocab), split, source, vocab)
-    column = columns_of(split)
-    kept = (deficit(value, tl.load(highest_ptr + row), source[3]) <= cut) & (column < vocab)
-    score, token = _drawn(value, column, kept, source, key_of(rows_ptr, row), vocab)
-    tl.store(kept_scores_ptr + row * splits + split, score)
-    tl.store(kept_picks_ptr + row * splits + split, token)
+    job = tl.program_id(1)
+    number = tl.load(jobs_ptr)
+    while job < number:
+        row = tl.load(jobs_ptr + 1 + job).to(tl.int64)
+        source = open_row(logits_ptr, stride, rows_ptr, floats_ptr, marks_ptr, bitmap_ptr, biases_ptr, row)
+        cut = tl.load(cuts_ptr + row * 2)
+        value = edit_split(load_split(source, split, vocab), split, source, vocab)
+        column = columns_of(split)
+        kept = within(deficit(value, tl.load(highest_ptr + row), source[3]), cut) & (column < vocab)
+        score, token = _drawn(value, column, kept, source, key_of(rows_ptr, row), vocab)
+        tl.store(kept_scores_ptr + row * splits + split, score)
+        tl.store(kept_picks_ptr + row * splits + split, token)
+        job += tl.num_programs(1)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -160,12 +164,20 @@ def conclude(  # type: ignore[no-untyped-def]
     kept_picks_ptr,
     tokens_ptr,
     finite_ptr,
+    jobs_ptr,
     vocab: tl.constexpr,
     splits: tl.constexpr,
     padded: tl.constexpr,
+    lists: tl.constexpr,
+    list_stride: tl.constexpr,
 ):
-    """Grid (rows,). The token of each row, whether its logits are finite; counts the token for penalties."""
+    """Grid (rows,). The token of each row, whether its logits are finite; counts the token for penalties.
+
+    Leaves the lists of rows empty for the next step.
+    """
     row = tl.program_id(0).to(tl.int64)
+    if row == 0:
+        tl.store(jobs_ptr + tl.arange(0, lists) * list_stride, tl.zeros((lists,), dtype=tl.int32))
     slot = tl.load(rows_ptr + row * 4).to(tl.int64)
     flags = tl.load(rows_ptr + row * 4 + 3)
     split = tl.arange(0, padded)

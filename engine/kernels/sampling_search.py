@@ -15,10 +15,18 @@ from engine.kernels.sampling_tiles import (
     edit_split,
     load_split,
     mass_of,
+    within,
 )
 
 __all__ = [
     "DONE",
+    "FAR",
+    "JOBS",
+    "TO_GATHER",
+    "TO_REDRAW",
+    "TO_SEARCH",
+    "TO_VERIFY",
+    "add_job",
     "LIST",
     "MEASURE_STEPS",
     "PASSES",
@@ -35,7 +43,7 @@ __all__ = [
     "weight_of",
 ]
 
-PASSES: Final = tl.constexpr(3)
+PASSES: Final = tl.constexpr(2)
 PIVOTS: Final = tl.constexpr(8)
 LIST: Final = tl.constexpr(8192)
 """Tokens of a row that may be listed."""
@@ -50,7 +58,24 @@ SEARCH: Final = tl.constexpr(1)
 WHOLE: Final = tl.constexpr(2)
 """List all tokens up to the upper bound."""
 
+FAR: Final = tl.constexpr(float(1 << 30))
+"""A deficit beyond all bounds."""
 MEASURE_STEPS: Final = tl.constexpr(float(1 << 40))
+
+
+# Lists of the rows that a kernel has something to do for: their number, then the rows.
+JOBS: Final = tl.constexpr(4)
+TO_VERIFY: Final = tl.constexpr(0)
+TO_SEARCH: Final = tl.constexpr(1)
+TO_GATHER: Final = tl.constexpr(2)
+TO_REDRAW: Final = tl.constexpr(3)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def add_job(jobs_ptr, row, kind: tl.constexpr, capacity: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Put a row on a list. Their order is any, and nothing depends on it."""
+    jobs_ptr += kind * (capacity + 1)
+    tl.store(jobs_ptr + 1 + tl.atomic_add(jobs_ptr, 1), row.to(tl.int32))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -63,7 +88,7 @@ def cuts_of(floats_ptr, ints_ptr, slot):  # type: ignore[no-untyped-def]
 @triton.jit  # type: ignore[untyped-decorator]
 def weight_of(below, most, counted):  # type: ignore[no-untyped-def]
     """What tokens up to the deficit `most` count for: their number or their mass."""
-    return tl.where(below <= most, tl.where(counted, 1.0, mass_of(below)), 0.0)
+    return tl.where(within(below, most), tl.where(counted, 1.0, mass_of(below)), 0.0)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -75,7 +100,7 @@ def in_steps(lanes):  # type: ignore[no-untyped-def]
 def deficits_of(source, split, highest, vocab: tl.constexpr):  # type: ignore[no-untyped-def]
     """Of a split; more than any bound outside the vocabulary."""
     value = edit_split(load_split(source, split, vocab), split, source, vocab)
-    return tl.where(columns_of(split) < vocab, deficit(value, highest, source[3]), 1 << 30)
+    return tl.where(columns_of(split) < vocab, deficit(value, highest, source[3]), FAR)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

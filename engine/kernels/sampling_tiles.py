@@ -75,8 +75,8 @@ STATS: Final = tl.constexpr(8)
 """What a split leaves of each row: best score, highest and lowest edited logit, highest logit and the sum of
 exp(logit - highest), and whether any logit is not finite."""
 
-_STEPS: Final = tl.constexpr(float(1 << 20))
-_STEP: Final = tl.constexpr(1.0 / (1 << 20))
+_STEPS: Final = tl.constexpr(float(1 << 19))
+_STEP: Final = tl.constexpr(1.0 / (1 << 19))
 _LARGEST: Final = tl.constexpr(32.0 - 1.0 / (1 << 18))
 _LOG2_E: Final = tl.constexpr(1.4426950408889634)
 
@@ -127,10 +127,9 @@ def open_row(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _edited(raw, column, inside, word, source, vocab: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Logits after biases, penalties and forbidden ends. Only marked tokens' marks are loaded."""
+def _edited(raw, column, marked, source, vocab: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Logits after biases, penalties and forbidden ends; only those of marked tokens are others."""
     _, slot, flags, _, floats_ptr, marks_ptr, _, biases_ptr = source
-    marked = inside & (((word >> (column & 31)) & 1) != 0)
     mark = tl.load(marks_ptr + slot * vocab + column, mask=marked, other=0)
     index = (mark >> BIAS_SHIFT) & (MAX_BIASES - 1)
     bias = tl.load(biases_ptr + slot * MAX_BIASES + index, mask=index > 0, other=0.0)
@@ -150,14 +149,24 @@ def _edited(raw, column, inside, word, source, vocab: tl.constexpr):  # type: ig
 
 @triton.jit  # type: ignore[untyped-decorator]
 def edit_split(raw, split, source, vocab: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Edited logits of a split, from its logits."""
+    """Edited logits of a split, from its logits. Few tokens are marked: each lane takes its own one by one."""
     if (source[2] & EDITED) != 0:
         words: tl.constexpr = (vocab + 31) // 32
-        tile = tl.arange(0, TILES)[:, None] * (LANES * WIDE)
-        first = split * SPLIT + tile + tl.arange(0, LANES)[None, :] * WIDE
+        tile = tl.arange(0, TILES)[:, None]
+        first = split * SPLIT + tile * (LANES * WIDE) + tl.arange(0, LANES)[None, :] * WIDE
         word = tl.load(source[6] + source[1] * words + (first >> 5), mask=first < vocab, other=0)
+        left = tl.sum(((word >> (first & 31)) & 0xFF) << (tile * WIDE), axis=0)
         column = columns_of(split)
-        raw = _edited(raw, column, column < vocab, word[:, :, None], source, vocab)
+        lane = split * SPLIT + tl.arange(0, LANES) * WIDE
+        while tl.max((left != 0).to(tl.int32), axis=0) != 0:
+            lowest = left & -left
+            index = (lowest.to(tl.uint32, bitcast=True).to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127
+            own = lane + (index // WIDE) * (LANES * WIDE) + index % WIDE
+            marked = (left != 0) & (own < vocab)
+            value = tl.load(source[0] + own, mask=marked, other=0.0).to(tl.float32)
+            value = _edited(value, own, marked, source, vocab)
+            raw = tl.where((column == own[None, :, None]) & marked[None, :, None], value[None, :, None], raw)
+            left = left ^ lowest
     return raw
 
 
@@ -176,7 +185,7 @@ def load_edited(source, column, vocab: tl.constexpr):  # type: ignore[no-untyped
     if (source[2] & EDITED) != 0:
         words: tl.constexpr = (vocab + 31) // 32
         word = tl.load(source[6] + source[1] * words + (column >> 5), mask=inside, other=0)
-        value = _edited(value, column, inside, word, source, vocab)
+        value = _edited(value, column, inside & (((word >> (column & 31)) & 1) != 0), source, vocab)
     return value
 
 
@@ -194,15 +203,23 @@ def picked(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def deficit(value, highest, inverse_temperature):  # type: ignore[no-untyped-def]
-    """How far scaled logits lie below the highest, int32 in steps of 2^-20; all from 32 on is one class."""
-    below = (highest - value) * inverse_temperature
-    return (tl.minimum(below, _LARGEST) * _STEPS).to(tl.int32)
+    """How far scaled logits lie below the highest, in steps of 2^-19; all from 32 on is one class.
+
+    Cuts compare what is left without the fraction, which takes no conversion: see `within`.
+    """
+    return tl.minimum((highest - value) * inverse_temperature, _LARGEST) * _STEPS
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def within(deficits, bound):  # type: ignore[no-untyped-def]
+    """Whether deficits, as integers, are at most the integer `bound`. Both are exact in float32."""
+    return deficits < (bound + 1).to(tl.float32)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def mass_of(deficits):  # type: ignore[no-untyped-def]
     """exp(-deficit): probability relative to the likeliest token's."""
-    return tl.exp2(deficits.to(tl.float32) * (-_STEP * _LOG2_E))
+    return tl.exp2(deficits * (-_STEP * _LOG2_E))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -250,10 +267,9 @@ def key_of(rows_ptr, row):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def listed_at(wanted, each, begin):  # type: ignore[no-untyped-def]
-    """Places in a list for the `wanted` tokens of a split, `each` in a lane, from `begin` on."""
+def listed_at(wanted, begin):  # type: ignore[no-untyped-def]
+    """Places in a list for the `wanted` tokens of a split, of each lane from its `begin` on."""
     ones = wanted.to(tl.int32)
     tiles = tl.sum(ones, axis=2)
-    lane = (begin + tl.cumsum(each, axis=0) - each)[None, :, None]
-    tile = (tl.cumsum(tiles, axis=0) - tiles)[:, :, None]
-    return lane + tile + tl.cumsum(ones, axis=2) - ones
+    tile = tl.cumsum(tiles, axis=0) - tiles
+    return (begin[None, :] + tile)[:, :, None] + tl.cumsum(ones, axis=2) - ones
