@@ -7,6 +7,7 @@ queue it. On a CPU, wall time on one thread. Medians; logits are random, and of 
 from __future__ import annotations
 
 import argparse
+import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -66,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"{describe_machine()}; vocabulary {vocab}; ms a step{', device / host' if on_gpu else ''}\n")
     print(f"| {'asked for':24} |" + "".join(f" {n} × spread {s:g} |" for n in rows for s in options.spread))
     print("|---" * (1 + len(rows) * len(options.spread)) + "|")
-    cells = {name: [] for name in options.only}  # type: dict[str, list[str]]
+    cells: dict[str, list[str]] = {name: [] for name in options.only}
     for n in rows:
         for spread in options.spread:
             for name, cell in _column(n, vocab, spread, options.only, options.repeat, device).items():
@@ -87,7 +88,7 @@ def _column(
     sampler = Sampler(vocab_size=vocab, eos_token_ids=[0], max_requests=rows, device=device)
     cells = {}
     for name in names:
-        steps = _steps(SETS[name], rows, 2 * repeat + _WARM_UP)
+        steps = _steps(SETS[name], rows, vocab, 2 * repeat + _WARM_UP)
 
         def step(i: int, steps: Iterator[list[Chunk]] = steps) -> None:
             sampler.sample(logits[i % _LOGITS], next(steps))
@@ -98,9 +99,9 @@ def _column(
     return cells
 
 
-def _steps(sampling: Sampling, rows: int, count: int) -> Iterator[list[Chunk]]:
+def _steps(sampling: Sampling, rows: int, vocab: int, count: int) -> Iterator[list[Chunk]]:
     """Chunks of steps that follow each other: every step draws at the next position."""
-    prompt = list(range(1, _PROMPT))
+    prompt = random.Random(0).choices(range(vocab), k=_PROMPT)
     requests = [Request(id, prompt, replace(sampling, seed=id), slot=id) for id in range(rows)]
     for request in requests:
         request.output = [PENDING] * count

@@ -47,7 +47,9 @@ from engine.kernels.sampling_tiles import (
     deficit,
     edit_split,
     lanes_sum,
-    listed_at,
+    any_of,
+    bits_of,
+    taken,
     load_edited,
     load_split,
     open_row,
@@ -299,11 +301,15 @@ def gather(  # type: ignore[no-untyped-def]
         value = edit_split(load_split(source, split, vocab), split, source, vocab)
         below = deficit(value, tl.load(highest_ptr + row), source[3])
         wanted = within(below, high) & (column < vocab) & (within(below, low) == 0)
-        each = lanes_sum(wanted.to(tl.int32))
-        if tl.max(each, axis=0) > 0:
-            begin = tl.atomic_add(lengths_ptr + row + each * 0, each, mask=each > 0)
-            place = listed_at(wanted, begin)
-            listed = wanted & (place < LIST)
-            tl.store(values_ptr + row * LIST + place, value, mask=listed)
-            tl.store(columns_ptr + row * LIST + place, column, mask=listed)
+        left = bits_of(wanted)
+        if any_of(left):
+            each = lanes_sum(wanted.to(tl.int32))
+            place = tl.atomic_add(lengths_ptr + row + each * 0, each, mask=each > 0)
+            while any_of(left):
+                own, found, left = taken(split, left)
+                found = found & (place < LIST)
+                own_value = load_edited(source, own, vocab)
+                tl.store(values_ptr + row * LIST + place, own_value, mask=found)
+                tl.store(columns_ptr + row * LIST + place, own, mask=found)
+                place += 1
         job += tl.num_programs(1)

@@ -20,13 +20,15 @@ from engine.kernels.sampling_tiles import (
     WIDE,
     columns_of,
     lanes_sum,
-    listed_at,
+    any_of,
+    bits_of,
+    taken,
 )
 
 __all__ = ["LANE_TOKENS", "RIVALS", "rank", "report", "rivals"]
 
 LANE_TOKENS: Final = WIDE.value * TILES.value
-RIVALS: Final = tl.constexpr(1024)
+RIVALS: Final = tl.constexpr(512)
 """Tokens that are listed of a row at most; the number of tokens asked for is at most a LANE_TOKENS-th."""
 _NONE: Final = tl.constexpr(-(1 << 63))
 
@@ -91,13 +93,17 @@ def rank(  # type: ignore[no-untyped-def]
     ahead = lanes_sum((value > chosen).to(tl.int32))
     tl.store(ahead_ptr + row * splits + split, tl.sum(ahead, axis=0))
     wanted = inside & ((value > floor) | ((value == floor) & (column <= limit)))
-    each = lanes_sum(wanted.to(tl.int32))
-    if tl.max(each, axis=0) > 0:
+    left = bits_of(wanted)
+    if any_of(left):
         # In any order: they are sorted later, and no two keys are equal.
-        begin = tl.atomic_add(found_ptr + row + each * 0, each, mask=each > 0)
-        place = listed_at(wanted, begin)
-        keys = keys_ptr + row * RIVALS + place
-        tl.store(keys, rival_key(value, column), mask=wanted & (place < RIVALS))
+        each = lanes_sum(wanted.to(tl.int32))
+        place = tl.atomic_add(found_ptr + row + each * 0, each, mask=each > 0)
+        while any_of(left):
+            own, found, left = taken(split, left)
+            own_value = tl.load(logits_ptr + row * stride + own, mask=found, other=0.0).to(tl.float32)
+            found = found & (place < RIVALS)
+            tl.store(keys_ptr + row * RIVALS + place, rival_key(own_value, own), mask=found)
+            place += 1
 
 
 @triton.jit(do_not_specialize=["most"])  # type: ignore[untyped-decorator]

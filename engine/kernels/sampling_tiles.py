@@ -36,11 +36,11 @@ __all__ = [
     "WIDE",
 ]
 
-TILES: Final = tl.constexpr(4)
+TILES: Final = tl.constexpr(2)
 LANES: Final = tl.constexpr(256)
 WIDE: Final = tl.constexpr(8)
 """Columns of a split as [TILES, LANES, WIDE]: a thread has one lane, and loads 16 bytes (bfloat16) of each tile."""
-SPLIT: Final = tl.constexpr(4 * 256 * 8)
+SPLIT: Final = tl.constexpr(2 * 256 * 8)
 
 # Flags of a row.
 DRAWN: Final = tl.constexpr(1)
@@ -157,16 +157,12 @@ def edit_split(raw, split, source, vocab: tl.constexpr):  # type: ignore[no-unty
         word = tl.load(source[6] + source[1] * words + (first >> 5), mask=first < vocab, other=0)
         left = tl.sum(((word >> (first & 31)) & 0xFF) << (tile * WIDE), axis=0)
         column = columns_of(split)
-        lane = split * SPLIT + tl.arange(0, LANES) * WIDE
-        while tl.max((left != 0).to(tl.int32), axis=0) != 0:
-            lowest = left & -left
-            index = (lowest.to(tl.uint32, bitcast=True).to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127
-            own = lane + (index // WIDE) * (LANES * WIDE) + index % WIDE
-            marked = (left != 0) & (own < vocab)
+        while any_of(left):
+            own, marked, left = taken(split, left)
+            marked = marked & (own < vocab)
             value = tl.load(source[0] + own, mask=marked, other=0.0).to(tl.float32)
             value = _edited(value, own, marked, source, vocab)
             raw = tl.where((column == own[None, :, None]) & marked[None, :, None], value[None, :, None], raw)
-            left = left ^ lowest
     return raw
 
 
@@ -267,9 +263,21 @@ def key_of(rows_ptr, row):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def listed_at(wanted, begin):  # type: ignore[no-untyped-def]
-    """Places in a list for the `wanted` tokens of a split, of each lane from its `begin` on."""
-    ones = wanted.to(tl.int32)
-    tiles = tl.sum(ones, axis=2)
-    tile = tl.cumsum(tiles, axis=0) - tiles
-    return (begin[None, :] + tile)[:, :, None] + tl.cumsum(ones, axis=2) - ones
+def bits_of(mask):  # type: ignore[no-untyped-def]
+    """[TILES, LANES, WIDE] of bools as bits of an int32 a lane; for `taken`."""
+    tile = tl.arange(0, TILES)[:, None, None] * WIDE
+    return lanes_sum(mask.to(tl.int32) << (tile + tl.arange(0, WIDE)[None, None, :]))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def taken(split, left):  # type: ignore[no-untyped-def]
+    """Each lane's first column whose bit is in `left`, whether there is one, and the bits without it."""
+    lowest = left & -left
+    index = (lowest.to(tl.uint32, bitcast=True).to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127
+    lane = split * SPLIT + tl.arange(0, LANES) * WIDE
+    return lane + (index // WIDE) * (LANES * WIDE) + index % WIDE, left != 0, left ^ lowest
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def any_of(left):  # type: ignore[no-untyped-def]
+    return tl.max((left != 0).to(tl.int32), axis=0) != 0
