@@ -274,6 +274,7 @@ def taken(split, left):  # type: ignore[no-untyped-def]
     """Each lane's first column whose bit is in `left`, whether there is one, and the bits without it."""
     lowest = left & -left
     index = (lowest.to(tl.uint32, bitcast=True).to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127
+    index = tl.where(left != 0, index, 0)
     lane = split * SPLIT + tl.arange(0, LANES) * WIDE
     return lane + (index // WIDE) * (LANES * WIDE) + index % WIDE, left != 0, left ^ lowest
 

@@ -37,7 +37,9 @@ def random_logits(rows: int, vocab: int, seed: int = 0, spread: float = 2.0) -> 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("vocab", "spread"), [(61, 1.0), (8192, 3.0), (32001, 0.1), (128256, 1.0), (151936, 4.0)])
+@pytest.mark.parametrize(
+    ("vocab", "spread"), [(61, 1.0), (8192, 3.0), (32001, 0.1), (128256, 1.0), (151936, 4.0)]
+)
 def test_a_gpu_draws_what_a_cpu_draws(vocab: int, spread: float, dtype: torch.dtype) -> None:
     """Penalties count what either of them drew before: one difference would lead to others."""
     rng = random.Random(vocab)
@@ -84,7 +86,9 @@ def test_a_row_gets_the_same_token_in_any_company() -> None:
     logits = random_logits(40, vocab, 5).cuda()
     together = sampler(vocab, 40).sample(logits, chunks).tokens.tolist()
     fresh = sampler(vocab, 40)
-    assert [int(fresh.sample(logits[i : i + 1], [chunk]).tokens) for i, chunk in enumerate(chunks)] == together
+    assert [
+        int(fresh.sample(logits[i : i + 1], [chunk]).tokens) for i, chunk in enumerate(chunks)
+    ] == together
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
@@ -119,7 +123,9 @@ def test_equally_likely_tokens_stay_together() -> None:
 
 def test_a_small_share_of_a_flat_row_is_its_likeliest_tokens() -> None:
     vocab = 128_256
-    logits = torch.linspace(0.0, 0.01, vocab)[torch.randperm(vocab, generator=torch.Generator().manual_seed(0))]
+    logits = torch.linspace(0.0, 0.01, vocab)[
+        torch.randperm(vocab, generator=torch.Generator().manual_seed(0))
+    ]
     best = set(logits.topk(int(vocab * 0.01) + 20).indices.tolist())
     chunks = chunks_of([replace(DRAWN, seed=i, top_p=0.01) for i in range(128)], vocab)
     tokens = sampler(vocab, 128).sample(logits.cuda().expand(128, -1).contiguous(), chunks).tokens
