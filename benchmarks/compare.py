@@ -4,7 +4,8 @@
 
 Each contestant gets the machine to itself and answers the same requests: first all at once, then others one
 after the other. Prompts have one length, so that transformers' batch holds no padding; answers have one
-length too, and are greedy. Baton is measured from outside, over HTTP; transformers from inside its process.
+length too, and are greedy unless Baton is asked to sample. Baton is measured from outside, over HTTP;
+transformers from inside its process.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.asking import body_of, sampling_arguments
 from benchmarks.contestants import Contest, Outcome, baton, transformers
 from benchmarks.machine import describe_machine
 from benchmarks.plots import plot_comparison
@@ -40,6 +42,7 @@ def main() -> None:
         together=_workload(options, options.concurrency, seed=1),
         alone=_workload(options, options.alone, seed=2),
         warmup=_workload(options, 1, seed=3),
+        asked=body_of(options),
     )
     pool = 2 * options.concurrency * (options.input_length + options.output_length)
     contenders = {
@@ -110,6 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--cpu", action="store_true", help="without a GPU, and in float32 by default")
     parser.add_argument("--model", default="smollm2")
+    sampling_arguments(parser)
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"])
     parser.add_argument("--concurrency", type=int, default=16, metavar="N", help="requests at once")
     parser.add_argument("--alone", type=int, default=3, metavar="N", help="requests one by one")

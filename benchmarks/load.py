@@ -23,6 +23,7 @@ import httpx
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from benchmarks.asking import body_of, sampling_arguments
 from benchmarks.client import Api, Record, Target, open_client, send
 from benchmarks.report import Objective, summarize, summary_table
 from benchmarks.workload import Work, make_workload, parse_lengths
@@ -82,7 +83,7 @@ def main() -> None:
         model=options.model or _only_model(options.base_url, options.api_key),
         api=Api(options.api),
         api_key=options.api_key,
-        extra={"temperature": options.temperature, **({"ignore_eos": True} if options.ignore_eos else {})},
+        extra={**body_of(options), **({"ignore_eos": True} if options.ignore_eos else {})},
     )
     workload = make_workload(
         count=options.requests,
@@ -162,7 +163,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="TOKENS",
         help="tokens at the start that all prompts share",
     )
-    parser.add_argument("--temperature", type=float, default=0.0)
+    sampling_arguments(parser)
     parser.add_argument(
         "--no-ignore-eos",
         dest="ignore_eos",

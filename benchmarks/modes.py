@@ -21,6 +21,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.asking import body_of, sampling_arguments
 from benchmarks.client import Target
 from benchmarks.load import offer
 from benchmarks.machine import describe_machine
@@ -86,7 +87,7 @@ def _sweep(options: argparse.Namespace, mode: str, flags: Sequence[str], console
     command += ["--device", options.device, "--disable-radix-cache", *options.flags.split()]
     objective = Objective(ttft_s=options.ttft, tpot_s=options.tpot, pause_s=options.pause)
     with BatonServer(*command) as server:
-        target = Target(server.url, "model", extra={"ignore_eos": True, "temperature": 0})
+        target = Target(server.url, "model", extra={"ignore_eos": True, **body_of(options)})
         asyncio.run(offer(target, _warm_up()))
         for rate in options.rates:
             workload = make_workload(
@@ -134,6 +135,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--model", default="smollm2")
+    sampling_arguments(parser)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--workers", type=int, default=2, metavar="N", help="of both kinds together")
     parser.add_argument("--prefill-workers", type=int, default=1, metavar="N", help="with disaggregation")

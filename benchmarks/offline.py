@@ -16,6 +16,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from benchmarks.asking import sampling_arguments, sampling_of
 from benchmarks.client import Record
 from benchmarks.machine import describe_machine
 from benchmarks.report import summarize, summary_table
@@ -29,17 +30,23 @@ from engine.sampling import Sampling
 __all__ = ["run"]
 
 
-def run(engine: Engine, workload: Sequence[Work], on_tokens: Callable[[int], None]) -> list[Record]:
-    """Answer everything, greedily and to full length; one record a request, in the workload's order.
+def run(
+    engine: Engine,
+    workload: Sequence[Work],
+    on_tokens: Callable[[int], None],
+    sampling: Callable[[int, int], Sampling],
+) -> list[Record]:
+    """Answer everything, to full length; one record a request, in the workload's order.
 
+    `sampling` says how, for a length and a seed.
     `on_tokens` is told after each step how many tokens it brought.
     """
     now = time.monotonic()
     records = [Record(sent=now, prompt_tokens=len(work.prompt)) for work in workload]
     for index, work in enumerate(workload):
         assert not isinstance(work.prompt, str)
-        sampling = Sampling(max_tokens=work.max_tokens, ignore_eos=True)
-        engine.submit(Request(id=index, prompt=work.prompt, sampling=sampling))
+        asked = sampling(work.max_tokens, index)
+        engine.submit(Request(id=index, prompt=work.prompt, sampling=asked))
     while engine.has_work:
         output = engine.step()
         now = time.monotonic()
@@ -86,7 +93,9 @@ def main() -> None:
     try:
         with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
             bar = progress.add_task("tokens", total=sum(work.max_tokens for work in workload))
-            summary = summarize(run(engine, workload, partial(progress.advance, bar)))
+            summary = summarize(
+                run(engine, workload, partial(progress.advance, bar), partial(sampling_of, options))
+            )
         stats = engine.stats()
     finally:
         engine.close()
@@ -116,6 +125,7 @@ def _parser() -> argparse.ArgumentParser:
         "--kv-pool-tokens", type=int, metavar="TOKENS", help="default: room for every request at once"
     )
     parser.add_argument("--seed", type=int, default=0)
+    sampling_arguments(parser)
     parser.add_argument("--output", type=Path, metavar="FILE.json")
     return parser
 

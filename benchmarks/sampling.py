@@ -1,7 +1,7 @@
 """Time of choosing the tokens of one step, by what requests ask for; nothing of the model is run.
 
-On a GPU, what the device takes (events around calls that were queued behind a pause) and what the host takes to
-queue it. On a CPU, wall time on one thread. Medians; logits are random, and of several sets in turn.
+On a GPU, the time of the device (events around calls that were queued behind a pause) and of the host, which
+queues them. On a CPU, wall time on one thread. Medians; logits are random, and of several sets in turn.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ def _on_gpu(step: Callable[[int], None], repeat: int) -> str:
     host = _median(step, repeat)
     torch.cuda.synchronize()
     for i in range(repeat):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(_PAUSE_CYCLES)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        torch.cuda._sleep(_PAUSE_CYCLES)  # type: ignore[no-untyped-call]
         begin.record()
         step(i)
         end.record()

@@ -45,7 +45,7 @@ def all_finite(logits: torch.Tensor) -> torch.Tensor:
 
 
 def likeliest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The likeliest token of each row of `logits` [S, vocab], the first of equals, [S] int64; `all_finite`."""
+    """The likeliest token of each row of `logits` [S, vocab], the first of equals, [S]; `all_finite`."""
     if logits.is_cuda:
         from engine.kernels.likeliest import likeliest as fused  # Triton comes with torch's CUDA builds alone
 
@@ -70,7 +70,7 @@ def min_p_limit(min_p: float) -> int:
 def draw(logits: torch.Tensor, temperature: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     """Draw from softmax(logits / temperature).
 
-    `logits` is `[S, vocab]` float32, `temperature` `[S]`, `keys` `[S, 2]`, all on a CPU; returns `[S]` tokens.
+    `logits` is `[S, vocab]` float32, `temperature` `[S]`, `keys` `[S, 2]`, all on a CPU. Returns `[S]`.
     """
     return torch.from_numpy(np.concatenate([rows.drawn() for rows in _blocks(logits, temperature, keys)]))
 
@@ -87,7 +87,7 @@ def draw_truncated(
     """Draw from the likeliest tokens: `top_k`, none below `min_p` of the best, `top_p` of the rest.
 
     `top_p` is a share of the mass that the other two left. The best token always stays, and so do tokens as
-    likely as the last that stays. Parameters are `[S]`; `top_k` is at least 1, the vocabulary's size when off.
+    likely as the last that stays. Parameters are `[S]`; `top_k` is the vocabulary's size when off, not 0.
     Returns `[S]` token ids.
     """
     vocab = logits.shape[-1]
@@ -144,7 +144,7 @@ class _Cut:
 
 
 def _with_share(deficits: _Ints, mass: _Floats, share: float) -> int:
-    """The lowest deficit at or below which lies this share of the mass: by a histogram, and a sort of one bin."""
+    """The lowest deficit at or below which lies a share of the mass: by a histogram, and a sort of one bin."""
     coarse = deficits >> _COARSE_BITS
     sums = np.bincount(coarse, weights=mass, minlength=1).cumsum()
     target = share * sums[-1]
@@ -195,8 +195,8 @@ class _Rows:
     def columns(self) -> npt.NDArray[np.int64]:
         """The column of each row whose scaled logit and noise have the largest sum; of equals, the first.
 
-        That is the token with the least exponential(bits) / mass. As 1 - u <= -log(u), few tokens can have it:
-        only theirs are computed.
+        That is the token with the least exponential(bits) / mass. As 1 - u <= -log(u), few tokens can have
+        it: only theirs are computed.
         """
         bits = hashed(self.keys, self.tokens)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -209,8 +209,9 @@ class _Rows:
             scores = self.logits[rows, columns] * self.inverse[rows, 0]
             scores -= np.log(exponential(bits[rows, columns]))
         order = np.lexsort((columns, -scores, rows))[::-1]
-        first[rows[order]] = columns[order]  # what is assigned last stays: the best
-        return first
+        best: npt.NDArray[np.int64] = first
+        best[rows[order]] = columns[order]  # what is assigned last stays: the best
+        return best
 
     def drawn(self) -> npt.NDArray[np.int64]:
         return self.tokens[self.columns()].astype(np.int64)

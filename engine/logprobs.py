@@ -42,7 +42,7 @@ class LogprobTensors:
 
 
 def measure(logits: torch.Tensor, tokens: torch.Tensor, num_top: int) -> LogprobTensors:
-    """Log-probabilities of `tokens` [L] and of the `num_top` likeliest, from the model's `logits` [L, vocab]."""
+    """Log-probabilities of `tokens` [L] and of the `num_top` likeliest, from `logits` [L, vocab]."""
     total = logits.logsumexp(dim=-1, keepdim=True)
     chosen = logits.gather(1, tokens[:, None])
     top, top_ids = logits.topk(num_top, dim=-1)

@@ -5,8 +5,8 @@ trick). Unlike a draw by inverse distribution function, where one rounding error
 token behind it, a sum near another one is all that rounding can decide: a seeded answer survives a change of
 batch, chunk or worker as well as a greedy one does.
 
-All of it is 32-bit arithmetic, which the GPU kernels repeat (`engine.kernels.sampling_tiles`): the same noise up
-to the rounding of two logarithms.
+All of it is 32-bit arithmetic, which the GPU kernels repeat (`engine.kernels.sampling_tiles`): the same noise
+up to the rounding of two logarithms.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def hashed(keys: npt.NDArray[np.int32], tokens: npt.NDArray[Any]) -> _UInts:
 
 
 def least(bits: _UInts) -> _Floats:
-    """1 - u, up to rounding and in units of 2^-32: no more than `exponential`, and cheaper by two logarithms."""
+    """1 - u, up to rounding, in units of 2^-32: no more than `exponential`, and without a logarithm."""
     return np.bitwise_xor(bits, ~_HALF).astype(np.float32)
 
 
@@ -62,7 +62,8 @@ def exponential(bits: _UInts) -> _Floats:
     low = bits >= _HALF
     # Near 1, where the noise is large and decides, float32 has too few numbers for u, but not for 1 - u.
     small = ((bits ^ np.where(low, _HALF, ~_HALF)).astype(np.float32) + np.float32(0.5)) * _UNIT
-    return np.where(low, -np.log(small), -np.log1p(-small))
+    result: _Floats = np.where(low, -np.log(small), -np.log1p(-small))
+    return result
 
 
 def gumbel(bits: _UInts) -> _Floats:

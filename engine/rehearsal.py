@@ -70,8 +70,9 @@ def rehearse(runner: ModelRunner, config: EngineConfig, program: Program) -> Non
     freely = replace(config, radix_cache=False, itl_target_s=None, max_waiting_requests=everybody)
     engine = Engine(freely, runner=runner)
     for k in range(program.crowd):
-        # The prompts that come later are greedy: batches of both kinds and of one kind come in all sizes.
-        _submit(engine, id=k, length=_SHORT, max_tokens=2 + k // _ENDS, sampled=k % 2 == 1)
+        # Greedy ones end last: there are batches of both kinds, and of greedy rows alone.
+        sampled = k % 2 == 1
+        _submit(engine, id=k, length=_SHORT, max_tokens=2 + k // _ENDS + (not sampled), sampled=sampled)
     coming = list(enumerate(program.prompts, program.crowd))
     while engine.has_work or coming:
         engine.step()

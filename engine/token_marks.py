@@ -21,9 +21,9 @@ _MOST_COUNTED: Final = (1 << (31 - COUNT_SHIFT.value)) - 1
 class TokenMarks:
     """Marks of every slot's request: prompt tokens, forbidden ends, biases, and counts of output tokens.
 
-    A slot is written when another request comes, or when the request produced tokens elsewhere; after that the
-    kernels count on the device, where a token is known one step before the host knows it. Memory: 4 bytes *
-    vocabulary * requests.
+    A slot is written when another request comes, or when the request produced tokens elsewhere. After that
+    the kernels count on the device, where a token is known one step before the host knows it. Memory: 4 bytes
+    * vocabulary * requests.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class TokenMarks:
         self.biases = torch.zeros(max_requests, MAX_BIASES.value, dtype=torch.float32, device=device)
         """From index 1 on; marks refer to them."""
         self._written: list[tuple[int, int] | None] = [None] * max_requests
-        """For each slot, its request and how many output tokens are counted; the count is 0 without penalties."""
+        """For each slot, its request and how many output tokens are counted: 0 without penalties."""
 
     def update(self, chunk: Chunk, counts: bool) -> None:
         """Write the slot's marks unless they are as they should be. `counts`: the request has penalties.

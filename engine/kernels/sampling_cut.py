@@ -3,8 +3,8 @@
 A cut is the lowest deficit at which enough tokens, or enough of their mass, lie at or above it.
 
 - Top-k: at least k lanes have a token above the k-th best of the lanes' best ones. Tokens above that are few.
-- Top-p: the token drawn from the whole distribution is measured first. Where it lies within the cut, as most do,
-  nothing is left to be searched. In other rows eight deficits are measured at a time.
+- Top-p: the token drawn from the whole distribution is measured first. Where it lies within the cut, as most
+  do, nothing is left to be searched. In other rows eight deficits are measured at a time.
 
 The few tokens that are left are listed (`gather`), and one thread block a row settles the cut among them
 (`finish`), and draws from the list if that is all that the cut may keep. Measures are sums of float32 over a
@@ -17,43 +17,43 @@ import triton
 import triton.language as tl
 
 from engine.kernels.sampling_search import (
-    FAR,
-    TO_GATHER,
-    TO_REDRAW,
-    TO_SEARCH,
-    TO_VERIFY,
-    add_job,
     DONE,
+    FAR,
     LIST,
     MEASURE_STEPS,
     PIVOTS,
     SEARCH,
     STATE,
+    TO_GATHER,
+    TO_REDRAW,
+    TO_SEARCH,
+    TO_VERIFY,
     WHOLE,
+    add_job,
+    bounds_of_list,
     cuts_of,
-    weight_of,
-    in_steps,
     deficits_of,
+    in_steps,
     pivot_of,
     state_of,
-    bounds_of_list,
+    weight_of,
 )
 from engine.kernels.sampling_tiles import (
     LANES,
     NUM_INTS,
     STATS,
     TRUNCATED,
+    any_of,
+    bits_of,
     columns_of,
     deficit,
     edit_split,
     lanes_sum,
-    any_of,
-    bits_of,
-    taken,
     load_edited,
     load_split,
     open_row,
     picked,
+    taken,
     within,
 )
 
@@ -237,7 +237,7 @@ def narrow(  # type: ignore[no-untyped-def]
     capacity: tl.constexpr,
     number: tl.constexpr,
 ):
-    """Grid (splits, any); pass `number` of PASSES. Measures deficits between the bounds, as sums of each split."""
+    """Grid (splits, any); pass `number` of PASSES. Measures deficits between the bounds, sums of each split."""
     split = tl.program_id(0)
     jobs_ptr += TO_SEARCH * (capacity + 1)
     job = tl.program_id(1)

@@ -8,21 +8,21 @@ import triton
 import triton.language as tl
 
 from engine.kernels.sampling_search import (
-    FAR,
-    TO_REDRAW,
-    add_job,
     DONE,
+    FAR,
     LIST,
     MEASURE_STEPS,
     PASSES,
     SEARCH,
     STATE,
-    cuts_of,
-    weight_of,
-    in_steps,
-    deficits_of,
-    state_of,
+    TO_REDRAW,
+    add_job,
     bounds_of_list,
+    cuts_of,
+    deficits_of,
+    in_steps,
+    state_of,
+    weight_of,
 )
 from engine.kernels.sampling_tiles import (
     deficit,
@@ -140,7 +140,7 @@ def _settled(  # type: ignore[no-untyped-def]
     return cut, token
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _cut_of_list(below, low, high, base, target, counted):  # type: ignore[no-untyped-def]
     """The lowest deficit in (low, high] with enough at or above it; `high` if there is none.
 

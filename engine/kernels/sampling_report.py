@@ -1,7 +1,7 @@
 """Log-probabilities of chosen tokens and of the likeliest ones, from what the scan left.
 
-The scan leaves the best token of every lane, which has LANE_TOKENS. At most n - 1 lanes have one that is better
-than the n-th best of these, so the n likeliest are found among n * LANE_TOKENS tokens, listed in one more pass.
+The scan leaves the best token of every lane, which has LANE_TOKENS. At most n - 1 lanes have one that is
+better than the n-th best of these, so the n likeliest are among n * LANE_TOKENS tokens, listed in one more pass.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from engine.kernels.sampling_tiles import (
     STATS,
     TILES,
     WIDE,
-    columns_of,
-    lanes_sum,
     any_of,
     bits_of,
+    columns_of,
+    lanes_sum,
     taken,
 )
 
@@ -81,7 +81,7 @@ def rank(  # type: ignore[no-untyped-def]
     vocab: tl.constexpr,
     splits: tl.constexpr,
 ):
-    """Grid (splits, measured rows). Counts tokens likelier than the chosen one; lists those from the floor on."""
+    """Grid (splits, measured rows). Counts tokens likelier than the chosen one; lists those above the floor."""
     split = tl.program_id(0)
     row = tl.load(places_ptr + tl.program_id(1)).to(tl.int64)
     chosen = tl.load(floors_ptr + row * 2)
@@ -151,14 +151,14 @@ def report(  # type: ignore[no-untyped-def]
         n += 1
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _asked(rows_ptr, ints_ptr, row):  # type: ignore[no-untyped-def]
     """How many of the likeliest tokens the row's request asks for."""
     slot = tl.load(rows_ptr + row * 4).to(tl.int64)
     return tl.load(ints_ptr + slot * NUM_INTS + 2)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _opened(key):  # type: ignore[no-untyped-def]
     """The logit and the column of a key."""
     ordered = (key >> 32).to(tl.int32)

@@ -51,9 +51,9 @@ def scan(  # type: ignore[no-untyped-def]
 ):
     """Grid (splits, rows). Leaves STATS numbers and the best token of each split.
 
-    A token's score is its logit, or scaled logit and noise in rows that draw. Rows that are cut also leave the
-    highest edited logit of each lane, [row, split, LANES]; rows that are measured, that of the highest logit as
-    a key: see `engine.kernels.sampling_report`.
+    A token's score is its logit, or scaled logit and noise in rows that draw. Rows that are cut also leave
+    the highest edited logit of each lane, [row, split, LANES]; rows that are measured, the highest logit as a
+    key: see `engine.kernels.sampling_report`.
     """
     split = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
@@ -110,7 +110,7 @@ def _drawn(value, column, kept, source, key, vocab: tl.constexpr):  # type: igno
     return score, token
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def rival_key(value, column):  # type: ignore[no-untyped-def]
     """An int64 that orders logits, and equal ones by their column, the first highest."""
     bits = (value + 0.0).to(tl.int32, bitcast=True)  # -0.0 + 0.0 is 0.0: they are equal
@@ -135,7 +135,7 @@ def redraw(  # type: ignore[no-untyped-def]
     vocab: tl.constexpr,
     splits: tl.constexpr,
 ):
-    """Grid (splits, any). Draws again, from tokens within the cut, in rows on `jobs_ptr`: their number, then rows."""
+    """Grid (splits, any). Draws again, within the cut, in the rows at `jobs_ptr`: their number, then rows."""
     split = tl.program_id(0)
     job = tl.program_id(1)
     number = tl.load(jobs_ptr)

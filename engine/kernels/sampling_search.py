@@ -22,22 +22,22 @@ __all__ = [
     "DONE",
     "FAR",
     "JOBS",
-    "TO_GATHER",
-    "TO_REDRAW",
-    "TO_SEARCH",
-    "TO_VERIFY",
-    "add_job",
     "LIST",
     "MEASURE_STEPS",
     "PASSES",
     "PIVOTS",
     "SEARCH",
     "STATE",
+    "TO_GATHER",
+    "TO_REDRAW",
+    "TO_SEARCH",
+    "TO_VERIFY",
     "WHOLE",
+    "add_job",
+    "bounds_of_list",
     "cuts_of",
     "deficits_of",
     "in_steps",
-    "bounds_of_list",
     "pivot_of",
     "state_of",
     "weight_of",
@@ -78,20 +78,20 @@ def add_job(jobs_ptr, row, kind: tl.constexpr, capacity: tl.constexpr):  # type:
     tl.store(jobs_ptr + 1 + tl.atomic_add(jobs_ptr, 1), row.to(tl.int32))
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def cuts_of(floats_ptr, ints_ptr, slot):  # type: ignore[no-untyped-def]
     """top_k, 0 if it is off; top_p; and the deficit at which min-p cuts."""
     ints_ptr += slot * NUM_INTS
     return tl.load(ints_ptr), tl.load(floats_ptr + slot * NUM_FLOATS + 1), tl.load(ints_ptr + 1)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def weight_of(below, most, counted):  # type: ignore[no-untyped-def]
     """What tokens up to the deficit `most` count for: their number or their mass."""
     return tl.where(within(below, most), tl.where(counted, 1.0, mass_of(below)), 0.0)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def in_steps(lanes):  # type: ignore[no-untyped-def]
     return tl.sum((lanes * MEASURE_STEPS).to(tl.int64), axis=0)
 
@@ -103,7 +103,7 @@ def deficits_of(source, split, highest, vocab: tl.constexpr):  # type: ignore[no
     return tl.where(columns_of(split) < vocab, deficit(value, highest, source[3]), FAR)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def pivot_of(low, high, j):  # type: ignore[no-untyped-def]
     """The j-th deficit that is measured between the bounds."""
     return low + ((high - low).to(tl.int64) * (j + 1) // 9).to(tl.int32)

@@ -1,7 +1,7 @@
 """What the sampling kernels share: a row's parameters, its edited logits, noise, and fixed-point deficits.
 
-A row of logits is read by several thread blocks ("splits"), SPLIT columns each. How a row is divided depends on
-nothing but the vocabulary, and partial results are combined in a fixed order or as integers, so that a row's
+A row of logits is read by several thread blocks ("splits"), SPLIT columns each. How a row is divided depends
+on nothing but the vocabulary, and partial results are combined in a fixed order or as integers, so that a row's
 token does not depend on the batch. `engine.drawing` says the same in numpy, with the same rounding.
 """
 
@@ -39,7 +39,7 @@ __all__ = [
 TILES: Final = tl.constexpr(2)
 LANES: Final = tl.constexpr(256)
 WIDE: Final = tl.constexpr(8)
-"""Columns of a split as [TILES, LANES, WIDE]: a thread has one lane, and loads 16 bytes (bfloat16) of each tile."""
+"""A split is [TILES, LANES, WIDE]: a thread has one lane, and loads 16 bytes (bfloat16) of each tile."""
 SPLIT: Final = tl.constexpr(2 * 256 * 8)
 
 # Flags of a row.
@@ -81,7 +81,7 @@ _LARGEST: Final = tl.constexpr(32.0 - 1.0 / (1 << 18))
 _LOG2_E: Final = tl.constexpr(1.4426950408889634)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def columns_of(split):  # type: ignore[no-untyped-def]
     """[TILES, LANES, WIDE]: columns of a split."""
     tile = tl.arange(0, TILES)[:, None, None] * (LANES * WIDE)
@@ -89,23 +89,23 @@ def columns_of(split):  # type: ignore[no-untyped-def]
     return split * SPLIT + tile + lane + tl.arange(0, WIDE)[None, None, :]
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def lanes_max(x):  # type: ignore[no-untyped-def]
     """[TILES, LANES, WIDE] -> [LANES], in a thread."""
     return tl.max(tl.max(x, axis=2), axis=0)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def lanes_min(x):  # type: ignore[no-untyped-def]
     return tl.min(tl.min(x, axis=2), axis=0)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def lanes_sum(x):  # type: ignore[no-untyped-def]
     return tl.sum(tl.sum(x, axis=2), axis=0)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def open_row(  # type: ignore[no-untyped-def]
     logits_ptr, stride, rows_ptr, floats_ptr, marks_ptr, bitmap_ptr, biases_ptr, row
 ):
@@ -149,7 +149,7 @@ def _edited(raw, column, marked, source, vocab: tl.constexpr):  # type: ignore[n
 
 @triton.jit  # type: ignore[untyped-decorator]
 def edit_split(raw, split, source, vocab: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Edited logits of a split, from its logits. Few tokens are marked: each lane takes its own one by one."""
+    """Edited logits of a split, from its logits. Few tokens are marked: lanes take theirs one by one."""
     if (source[2] & EDITED) != 0:
         words: tl.constexpr = (vocab + 31) // 32
         tile = tl.arange(0, TILES)[:, None]
@@ -197,7 +197,7 @@ def picked(  # type: ignore[no-untyped-def]
     return tl.min(tl.where(score == tl.max(score, axis=0), token, 2147483647), axis=0)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def deficit(value, highest, inverse_temperature):  # type: ignore[no-untyped-def]
     """How far scaled logits lie below the highest, in steps of 2^-19; all from 32 on is one class.
 
@@ -206,32 +206,32 @@ def deficit(value, highest, inverse_temperature):  # type: ignore[no-untyped-def
     return tl.minimum((highest - value) * inverse_temperature, _LARGEST) * _STEPS
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def within(deficits, bound):  # type: ignore[no-untyped-def]
     """Whether deficits, as integers, are at most the integer `bound`. Both are exact in float32."""
     return deficits < (bound + 1).to(tl.float32)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def mass_of(deficits):  # type: ignore[no-untyped-def]
     """exp(-deficit): probability relative to the likeliest token's."""
     return tl.exp2(deficits * (-_STEP * _LOG2_E))
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _mix32(x):  # type: ignore[no-untyped-def]
     x = (x ^ (x >> 16)) * 0x7FEB352D
     x = (x ^ (x >> 15)) * 0x846CA68B
     return x ^ (x >> 16)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def hashed(column, key):  # type: ignore[no-untyped-def]
     """`engine.random.hashed`: 32 random bits of tokens under a key of two words."""
     return _mix32(_mix32(column.to(tl.uint32) ^ key[0].to(tl.uint32)) + key[1].to(tl.uint32))
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def gumbel(bits):  # type: ignore[no-untyped-def]
     """`engine.random.gumbel`: noise."""
     # Near u = 1, where the noise is large and decides, float32 has too few numbers for u, but not for 1 - u.
@@ -245,7 +245,7 @@ def gumbel(bits):  # type: ignore[no-untyped-def]
     return -tl.log(tl.where(low, logarithm, exact))
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def most_noise(bits):  # type: ignore[no-untyped-def]
     """No less than `gumbel`, less than 4 more, and mostly less than 0.1; without a logarithm.
 
@@ -256,20 +256,20 @@ def most_noise(bits):  # type: ignore[no-untyped-def]
     return as_number * (-1.0 / (1 << 23) / _LOG2_E) + (127.0 + 32.0) / _LOG2_E
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def key_of(rows_ptr, row):  # type: ignore[no-untyped-def]
     """A row's key for noise."""
     return tl.load(rows_ptr + row * 4 + 1), tl.load(rows_ptr + row * 4 + 2)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def bits_of(mask):  # type: ignore[no-untyped-def]
     """[TILES, LANES, WIDE] of bools as bits of an int32 a lane; for `taken`."""
     tile = tl.arange(0, TILES)[:, None, None] * WIDE
     return lanes_sum(mask.to(tl.int32) << (tile + tl.arange(0, WIDE)[None, None, :]))
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def taken(split, left):  # type: ignore[no-untyped-def]
     """Each lane's first column whose bit is in `left`, whether there is one, and the bits without it."""
     lowest = left & -left
@@ -279,6 +279,6 @@ def taken(split, left):  # type: ignore[no-untyped-def]
     return lane + (index // WIDE) * (LANES * WIDE) + index % WIDE, left != 0, left ^ lowest
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def any_of(left):  # type: ignore[no-untyped-def]
     return tl.max((left != 0).to(tl.int32), axis=0) != 0

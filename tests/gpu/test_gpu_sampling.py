@@ -51,7 +51,8 @@ def test_a_gpu_draws_what_a_cpu_draws(vocab: int, spread: float, dtype: torch.dt
         got, expected = on_gpu.sample(logits.cuda(), chunks), on_cpu.sample(logits.clone(), chunks)
         different += int((got.tokens.cpu() != expected.tokens).sum())
         assert bool(got.finite.all())
-        assert got.logprobs is not None and expected.logprobs is not None
+        assert got.logprobs is not None
+        assert expected.logprobs is not None
         asked = [c.request.sampling.logprobs for c in chunks if c.request.sampling.logprobs is not None]
         for mine, theirs, k in zip(
             got.logprobs.to_tokens(asked), expected.logprobs.to_tokens(asked), asked, strict=True
@@ -115,7 +116,8 @@ def test_equally_likely_tokens_stay_together() -> None:
     for cut in ({"top_k": 5}, {"top_p": 1e-6}, {"top_k": 5, "top_p": 0.5}, {"min_p": 0.5}):
         chunks = chunks_of([replace(DRAWN, seed=i, **cut) for i in range(64)], vocab)  # type: ignore[arg-type]
         tokens = sampler(vocab, 64).sample(logits, chunks).tokens
-        assert 10_000 <= int(tokens.min()) and int(tokens.max()) < 30_000
+        assert int(tokens.min()) >= 10_000
+        assert int(tokens.max()) < 30_000
         assert len(tokens.unique()) > 32
     greedy = chunks_of([replace(DRAWN, top_k=1)] * 3, vocab)
     assert sampler(vocab, 3).sample(logits[:3], greedy).tokens.tolist() == [10_000] * 3

@@ -10,8 +10,8 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.rehearsal import Program, program_for, rehearse
 from engine.plan import StepPlan
+from engine.rehearsal import Program, program_for, rehearse
 from engine.request import Request
 from engine.runner import ModelRunner
 from engine.sampling import Sampling
