@@ -144,7 +144,7 @@ class _Cut:
 
 
 def _with_share(deficits: _Ints, mass: _Floats, share: float) -> int:
-    """The lowest deficit at or below which lies a share of the mass: by a histogram, and a sort of one bin."""
+    """The lowest deficit at or below which lies a share of the mass: a histogram, and a sort of one bin."""
     coarse = deficits >> _COARSE_BITS
     sums = np.bincount(coarse, weights=mass, minlength=1).cumsum()
     target = share * sums[-1]

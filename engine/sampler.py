@@ -1,7 +1,7 @@
 """Choosing the next tokens of a batch, each row as its request asks.
 
 A greedy batch costs an argmax. All else is `engine.torch_sampling` on a CPU and `engine.fused_sampling` on a
-GPU, which draw the same tokens: only sums that are equal up to the rounding of float32 may be decided otherwise.
+GPU, which draw the same tokens: only sums that are equal up to the rounding of float32 may differ.
 """
 
 from __future__ import annotations

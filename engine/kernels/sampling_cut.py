@@ -237,7 +237,7 @@ def narrow(  # type: ignore[no-untyped-def]
     capacity: tl.constexpr,
     number: tl.constexpr,
 ):
-    """Grid (splits, any); pass `number` of PASSES. Measures deficits between the bounds, sums of each split."""
+    """Grid (splits, any); pass `number` of PASSES. Measures deficits between the bounds, by split."""
     split = tl.program_id(0)
     jobs_ptr += TO_SEARCH * (capacity + 1)
     job = tl.program_id(1)

@@ -1,7 +1,7 @@
 """Log-probabilities of chosen tokens and of the likeliest ones, from what the scan left.
 
 The scan leaves the best token of every lane, which has LANE_TOKENS. At most n - 1 lanes have one that is
-better than the n-th best of these, so the n likeliest are among n * LANE_TOKENS tokens, listed in one more pass.
+better than the n-th best of these, so the n likeliest are among n * LANE_TOKENS, listed in one more pass.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def rank(  # type: ignore[no-untyped-def]
     vocab: tl.constexpr,
     splits: tl.constexpr,
 ):
-    """Grid (splits, measured rows). Counts tokens likelier than the chosen one; lists those above the floor."""
+    """Grid (splits, measured rows). Counts what is likelier than the chosen token; lists what is above the floor."""
     split = tl.program_id(0)
     row = tl.load(places_ptr + tl.program_id(1)).to(tl.int64)
     chosen = tl.load(floors_ptr + row * 2)

@@ -1,7 +1,7 @@
 """What the sampling kernels share: a row's parameters, its edited logits, noise, and fixed-point deficits.
 
 A row of logits is read by several thread blocks ("splits"), SPLIT columns each. How a row is divided depends
-on nothing but the vocabulary, and partial results are combined in a fixed order or as integers, so that a row's
+on nothing but the vocabulary, and partial results are combined in a fixed order or as integers: a row's
 token does not depend on the batch. `engine.drawing` says the same in numpy, with the same rounding.
 """
 
