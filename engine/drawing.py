@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -122,15 +123,12 @@ class _Cut:
     def accepts(self, deficits: _Ints, mass: _Floats, column: int) -> bool:
         """Whether a token is known to be kept, for less than it costs to find the cut."""
         own = deficits[column]
-        if own > self.limit or (self.top_k and self.top_p < 1.0):
+        if self.top_k or own > self.limit:
             return False
-        if not self.top_k and self.top_p >= 1.0:
+        if self.top_p >= 1.0:
             return True
-        likelier = deficits < own
-        if self.top_k:
-            return int(np.count_nonzero(likelier)) < self.top_k
         kept = mass if self.limit >= _LAST else mass * (deficits <= self.limit)
-        return bool((mass * likelier).sum() < self.top_p * np.float64(kept.sum()))
+        return bool((mass * (deficits < own)).sum() < self.top_p * np.float64(kept.sum()))
 
     def deficit(self, deficits: _Ints, mass: _Floats) -> int:
         """The highest deficit that is kept."""
@@ -138,13 +136,17 @@ class _Cut:
         if self.top_k:
             cut = min(cut, int(np.partition(deficits, self.top_k - 1)[self.top_k - 1]))
         if self.top_p < 1.0:
-            mass = mass if cut >= _LAST else mass * (deficits <= cut)
+            if cut < _LAST:
+                kept = _where(deficits <= cut)
+                deficits, mass = deficits[kept], mass[kept]
             cut = min(cut, _with_share(deficits, mass, self.top_p))
         return cut
 
 
 def _with_share(deficits: _Ints, mass: _Floats, share: float) -> int:
     """The lowest deficit at or below which lies a share of the mass: a histogram, and a sort of one bin."""
+    if not len(deficits):
+        return 0  # of a row that is not finite
     coarse = deficits >> _COARSE_BITS
     sums = np.bincount(coarse, weights=mass, minlength=1).cumsum()
     target = share * sums[-1]
@@ -217,21 +219,25 @@ class _Rows:
         return self.tokens[self.columns()].astype(np.int64)
 
     def drawn_within(self, cuts: Iterator[_Cut]) -> Iterator[int]:
-        """Tokens drawn within the next cuts. Most that are drawn without a cut lie within it."""
-        for i, column in enumerate(self.columns().tolist()):
-            cut, mass = next(cuts), self.mass[i]
+        """Tokens drawn within the next cuts.
+
+        Most that are drawn without a cut lie within it, and nothing is left to be done. The cut of top-k
+        costs less than noise for all tokens, and is made first.
+        """
+        own_cuts = list(islice(cuts, len(self.logits)))
+        columns = None if all(cut.top_k for cut in own_cuts) else self.columns()
+        for i, cut in enumerate(own_cuts):
+            mass = self.mass[i]
             with np.errstate(invalid="ignore"):
                 deficits = (np.fmin(self.below[i], _LARGEST) * np.float32(STEPS)).astype(np.int32)
-            if cut.accepts(deficits, mass, column):
-                yield int(self.tokens[column])
-                continue
-            kept = np.flatnonzero(deficits <= cut.deficit(deficits, mass))
-            if len(kept):  # else the row is not finite
-                few = _Rows.of(
-                    self.logits[i : i + 1, kept],
-                    self.inverse[i : i + 1],
-                    self.keys[i : i + 1],
-                    self.tokens[kept],
-                )
-                column = int(kept[few.columns()[0]])
+            column = 0 if columns is None else int(columns[i])
+            if not cut.accepts(deficits, mass, column):
+                kept = _where(deficits <= cut.deficit(deficits, mass))
+                if len(kept):  # else the row is not finite
+                    column = int(kept[self._few(i, kept).columns()[0]])
             yield int(self.tokens[column])
+
+    def _few(self, i: int, kept: npt.NDArray[np.int64]) -> _Rows:
+        """Some columns of a row."""
+        row = slice(i, i + 1)
+        return _Rows.of(self.logits[row, kept], self.inverse[row], self.keys[row], self.tokens[kept])

@@ -70,9 +70,10 @@ def rehearse(runner: ModelRunner, config: EngineConfig, program: Program) -> Non
     freely = replace(config, radix_cache=False, itl_target_s=None, max_waiting_requests=everybody)
     engine = Engine(freely, runner=runner)
     for k in range(program.crowd):
-        # Greedy ones end last: there are batches of both kinds, and of greedy rows alone.
         sampled = k % 2 == 1
-        _submit(engine, id=k, length=_SHORT, max_tokens=2 + k // _ENDS + (not sampled), sampled=sampled)
+        # Greedy ones end last: there are batches of both kinds, and of greedy rows alone.
+        last = k // _ENDS == (program.crowd - 1) // _ENDS and not sampled
+        _submit(engine, id=k, length=_SHORT, max_tokens=2 + k // _ENDS + last, sampled=sampled)
     coming = list(enumerate(program.prompts, program.crowd))
     while engine.has_work or coming:
         engine.step()

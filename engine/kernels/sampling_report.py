@@ -81,7 +81,7 @@ def rank(  # type: ignore[no-untyped-def]
     vocab: tl.constexpr,
     splits: tl.constexpr,
 ):
-    """Grid (splits, measured rows). Counts what is likelier than the chosen token; lists what is above the floor."""
+    """Grid (splits, measured rows). Counts what is likelier than the chosen token; lists the likeliest."""
     split = tl.program_id(0)
     row = tl.load(places_ptr + tl.program_id(1)).to(tl.int64)
     chosen = tl.load(floors_ptr + row * 2)

@@ -170,6 +170,19 @@ def test_an_almost_frozen_distribution_is_greedy() -> None:
         assert int(draw(logits, torch.tensor([temperature]), fresh_keys(1))) == 1
 
 
+def test_a_row_full_of_nan_is_cut_by_all_parameters_without_an_error() -> None:
+    one = torch.ones(1)
+    drawn = draw_truncated(
+        torch.full((1, 7), torch.nan),
+        one,
+        fresh_keys(1),
+        top_k=torch.tensor([3]),
+        top_p=one / 2,
+        min_p=one / 2,
+    )
+    assert 0 <= int(drawn) < 7
+
+
 def test_rows_full_of_nan_still_give_an_index_inside_the_vocabulary() -> None:
     logits = torch.full((1, 7), torch.nan)
     one = torch.ones(1)
