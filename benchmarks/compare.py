@@ -20,12 +20,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.asking import body_of, sampling_arguments
-from benchmarks.contestants import Contest, Outcome, baton, transformers
-from benchmarks.machine import describe_machine
-from benchmarks.plots import plot_comparison
-from benchmarks.report import Summary
-from benchmarks.workload import Fixed, Work, make_workload
+from benchmarks.lib.machine import describe_machine
+from benchmarks.lib.plots import plot_comparison
+from benchmarks.lib.report import Summary
+from benchmarks.lib.sampling_flags import body_of, sampling_arguments
+from benchmarks.lib.systems import Contest, Outcome, baton, transformers
+from benchmarks.lib.workload import Fixed, Work, make_workload
 
 __all__ = ["comparison_table"]
 

@@ -23,9 +23,9 @@ from engine.attention import flashinfer_chunks
 from engine.attention.flashinfer_chunks import ChunkAttention
 from engine.attention.flashinfer_kernels import Heads
 from engine.attention.kernel_choice import splits_contexts
-from engine.batch import Ints
-from engine.kv_pool import KVPool
-from engine.page_lists import PageLists, starts_of
+from engine.batch.batch import Ints
+from engine.batch.block_tables import PageLists, starts_of
+from engine.kv_cache.pool import KVPool
 
 __all__ = ["measure"]
 

@@ -21,12 +21,12 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.asking import body_of, sampling_arguments
-from benchmarks.client import Target, open_client, send
-from benchmarks.machine import describe_machine
-from benchmarks.server import BatonServer
-from benchmarks.workload import Fixed, Work, make_workload
-from router.rehearsal import busy_seconds
+from benchmarks.lib.client import Target, open_client, send
+from benchmarks.lib.machine import describe_machine
+from benchmarks.lib.sampling_flags import body_of, sampling_arguments
+from benchmarks.lib.server import BatonServer
+from benchmarks.lib.workload import Fixed, Work, make_workload
+from router.probes.link_check import busy_seconds
 
 __all__ = ["Handoff"]
 

@@ -19,15 +19,15 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.machine import describe_machine
-from benchmarks.report import Spread
-from engine.batch import BatchBuilder
-from engine.kv_manager import KVManager
-from engine.plan import StepPlan
-from engine.request import Request
-from engine.sampling import Sampling
-from engine.scheduler import Limits, Scheduler
-from engine.step_inputs import StepWriter
+from benchmarks.lib.machine import describe_machine
+from benchmarks.lib.report import Spread
+from engine.batch.batch import BatchBuilder
+from engine.batch.step_inputs import StepWriter
+from engine.core.kv_manager import KVManager
+from engine.core.plan import StepPlan
+from engine.core.request import Request
+from engine.core.sampling_params import Sampling
+from engine.sched.scheduler import Limits, Scheduler
 
 __all__ = ["HostCost", "measure"]
 

@@ -23,11 +23,11 @@ import httpx
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks.asking import body_of, sampling_arguments
-from benchmarks.client import Api, Record, Target, open_client, send
-from benchmarks.report import Objective, summarize, summary_table
-from benchmarks.workload import Work, make_workload, parse_lengths
-from engine.garbage import freeze_startup
+from benchmarks.lib.client import Api, Record, Target, open_client, send
+from benchmarks.lib.report import Objective, summarize, summary_table
+from benchmarks.lib.sampling_flags import body_of, sampling_arguments
+from benchmarks.lib.workload import Work, make_workload, parse_lengths
+from common.garbage_collection import freeze_startup
 
 __all__ = ["offer"]
 

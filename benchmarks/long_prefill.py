@@ -22,13 +22,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.asking import body_of, sampling_arguments
-from benchmarks.client import Record, Target, open_client, send
-from benchmarks.machine import describe_machine
-from benchmarks.plots import plot_long_prefill
-from benchmarks.report import Spread
-from benchmarks.server import BatonServer
-from benchmarks.workload import Fixed, Work, make_workload
+from benchmarks.lib.client import Record, Target, open_client, send
+from benchmarks.lib.machine import describe_machine
+from benchmarks.lib.plots import plot_long_prefill
+from benchmarks.lib.report import Spread
+from benchmarks.lib.sampling_flags import body_of, sampling_arguments
+from benchmarks.lib.server import BatonServer
+from benchmarks.lib.workload import Fixed, Work, make_workload
 
 __all__ = ["Outcome", "interrupt"]
 

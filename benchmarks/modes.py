@@ -21,14 +21,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.asking import body_of, sampling_arguments
-from benchmarks.client import Target
+from benchmarks.lib.client import Target
+from benchmarks.lib.machine import describe_machine
+from benchmarks.lib.plots import plot_modes
+from benchmarks.lib.report import Objective, Summary, summarize
+from benchmarks.lib.sampling_flags import body_of, sampling_arguments
+from benchmarks.lib.server import BatonServer
+from benchmarks.lib.workload import Fixed, Work, make_workload, parse_lengths
 from benchmarks.load import offer
-from benchmarks.machine import describe_machine
-from benchmarks.plots import plot_modes
-from benchmarks.report import Objective, Summary, summarize
-from benchmarks.server import BatonServer
-from benchmarks.workload import Fixed, Work, make_workload, parse_lengths
 
 __all__ = ["Point", "rates_table"]
 

@@ -16,16 +16,16 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks.asking import sampling_arguments, sampling_of
-from benchmarks.client import Record
-from benchmarks.machine import describe_machine
-from benchmarks.report import summarize, summary_table
-from benchmarks.workload import Work, make_workload, parse_lengths
-from engine.checkpoint import resolve
+from benchmarks.lib.client import Record
+from benchmarks.lib.machine import describe_machine
+from benchmarks.lib.report import summarize, summary_table
+from benchmarks.lib.sampling_flags import sampling_arguments, sampling_of
+from benchmarks.lib.workload import Work, make_workload, parse_lengths
 from engine.config import EngineConfig
+from engine.core.request import Request
+from engine.core.sampling_params import Sampling
 from engine.engine import Engine
-from engine.request import Request
-from engine.sampling import Sampling
+from engine.loader.checkpoint import resolve
 
 __all__ = ["run"]
 

@@ -26,12 +26,12 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.bare_router import run_router
-from benchmarks.machine import describe_machine
-from benchmarks.metronome import Metronome
-from benchmarks.report import Spread
-from engine.checkpoint import Checkpoint, resolve
-from router.tokenizer import Tokenizer
+from benchmarks.lib.machine import describe_machine
+from benchmarks.lib.modelless_worker import Metronome
+from benchmarks.lib.rayless_router import run_router
+from benchmarks.lib.report import Spread
+from engine.loader.checkpoint import Checkpoint, resolve
+from router.processing.tokenizer import Tokenizer
 
 __all__ = ["Outcome", "Setting", "measure", "stage"]
 
@@ -166,7 +166,8 @@ async def _listen(port: int, k: int, num_tokens: int) -> _Listener:
     transport, _ = await loop.create_connection(lambda: listener, "127.0.0.1", port)
     body = {"model": "m", "prompt": [_first_token(k)], "max_tokens": num_tokens, "stream": True}
     content = json.dumps(body | {"ignore_eos": True}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: router\r\nContent-Length: {len(content)}\r\n\r\n"
+    head = "POST /v1/completions HTTP/1.1\r\nHost: router\r\nContent-Type: application/json\r\n"
+    head += f"Content-Length: {len(content)}\r\n\r\n"
     transport.write(head.encode() + content)
     try:
         await listener.done

@@ -16,11 +16,11 @@ from typing import Final
 
 import torch
 
-from benchmarks.machine import describe_machine
-from engine.plan import Chunk
-from engine.request import PENDING, Request
-from engine.sampler import Sampler
-from engine.sampling import Sampling
+from benchmarks.lib.machine import describe_machine
+from engine.core.plan import Chunk
+from engine.core.request import PENDING, Request
+from engine.core.sampling_params import Sampling
+from engine.sampling.sampler import Sampler
 
 __all__ = ["main"]
 

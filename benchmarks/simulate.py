@@ -20,16 +20,16 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.client import Record
-from benchmarks.report import Summary, summarize
-from benchmarks.workload import Uniform, Work, make_workload, parse_lengths
+from benchmarks.lib.client import Record
+from benchmarks.lib.report import Summary, summarize
+from benchmarks.lib.workload import Uniform, Work, make_workload, parse_lengths
 from engine.config import EngineConfig
-from engine.device_defaults import GPU_TOKEN_TILE
+from engine.core.plan import StepPlan
+from engine.core.request import Request
+from engine.core.sampling_params import Sampling
+from engine.device.defaults import GPU_TOKEN_TILE
 from engine.engine import Engine
-from engine.plan import StepPlan
-from engine.request import Request
-from engine.runner import StepResult
-from engine.sampling import Sampling
+from engine.executor.runner import StepResult
 
 __all__ = ["Costs", "simulate"]
 
@@ -156,7 +156,7 @@ class _Device:
 def simulate(
     load: Sequence[Work], itl_target_s: float | None, costs: Costs, *, late: bool = True
 ) -> list[Record]:
-    """One record a request, as a client would have it. `late`: plan when `engine.rhythm` says."""
+    """One record a request, as a client would have it. `late`: plan when `engine.sched.step_timing` says."""
     clock = _Clock()
     device: Any = _Device(clock, costs)
     engine = Engine(_config(itl_target_s), runner=device, clock=lambda: clock.now)

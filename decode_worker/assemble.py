@@ -22,6 +22,7 @@ def assemble(parts: Parts) -> Assembled:
             endpoint.layout,
             endpoint.epoch,
             digester=endpoint.digester,
+            reopen=endpoint.reopen,
         ),
         on_event=lambda event: parts.inbox.post(deliver, event),
         on_fatal=parts.inbox.fail,

@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from engine.core.kv_manager import Reservation
 from engine.engine import Engine
 from engine.errors import InvalidRequest
-from engine.kv_manager import Reservation
 from kv_transfer import Drained, Peer, Ready, ReceiveFailed, ReceiverEvent, ReceiverThread, Reserved
 from rpc.baton.v1 import worker_pb2
 from worker.convert import peer_from_proto, ticket_to_proto
@@ -83,6 +83,9 @@ class DecodeRole(Role):
             )
         )
 
+    def fence(self, message: worker_pb2.Fence) -> None:
+        self._receiver.fence(message.epoch, message.reason)
+
     # ------------------------------------------------------------------------------ from the loop
 
     def tick(self, now: float) -> None:
@@ -94,13 +97,17 @@ class DecodeRole(Role):
         waiting = (w.deadline for w in self._waiting if w.job.id in self.jobs)
         return min(super().next_wakeup(), min(waiting, default=math.inf))
 
+    def load(self) -> worker_pb2.Load:
+        load = super().load()
+        waiting = [w.job.request for w in self._waiting if w.job.id in self.jobs]
+        load.incoming = len(self._incoming)
+        load.queued_handoffs = len(waiting)
+        load.queued_pages = sum(-(-request.num_tokens // self.engine.config.page_size) for request in waiting)
+        return load
+
     @property
     def num_unexpected(self) -> int:
         return self._receiver.num_unexpected
-
-    @property
-    def idle(self) -> bool:
-        return super().idle and not self._quarantined
 
     # ------------------------------------------------------------------------------ from the receiver
 

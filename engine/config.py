@@ -45,7 +45,7 @@ class EngineConfig:
     num_pages: int = 1024
     """0: as many as `kv_memory_fraction` leaves room for (GPUs only)."""
     kv_memory_fraction: float = 0.9
-    """Part of the GPU's memory that weights, activations and the KV pool may take together."""
+    """Share of the GPU's total memory that weights, activations and KV pool may take together."""
     max_model_len: int = 8192
     max_running_requests: int = 256
     chunk_budget: int | None = 512

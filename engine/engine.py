@@ -9,21 +9,21 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from engine.config import EngineConfig
+from engine.core.events import EngineStats, StepOutput, TokenOut
+from engine.core.kv_manager import KVManager, Reservation
+from engine.core.plan import Chunk, StepPlan
+from engine.core.request import Request
+from engine.core.sampling_params import FinishReason, TokenLogprobs
 from engine.errors import InvalidRequest
-from engine.events import EngineStats, StepOutput, TokenOut
-from engine.kv_manager import KVManager, Reservation
-from engine.pacing import PromptCost
-from engine.pages import PageCounts
-from engine.plan import Chunk, StepPlan
-from engine.request import Request
-from engine.rhythm import Rhythm
-from engine.runner import ModelRunner, StepInFlight, StepResult
-from engine.sampling import FinishReason, TokenLogprobs
-from engine.scheduler import Limits, Scheduler
+from engine.executor.runner import ModelRunner, StepInFlight, StepResult
+from engine.kv_cache.pages import PageCounts
+from engine.sched.itl_controller import PromptCost
+from engine.sched.scheduler import Limits, Scheduler
+from engine.sched.step_timing import Rhythm
 
 __all__ = ["NO_HOOKS", "Engine", "Hooks"]
 
@@ -59,6 +59,8 @@ NO_HOOKS: Hooks = _NoHooks()
 class _Launched:
     plan: StepPlan
     step: StepInFlight
+    freed: set[int] = field(default_factory=set)
+    """Pages given back since the launch that this step may still write."""
 
 
 class Engine:
@@ -119,7 +121,7 @@ class Engine:
         self._check_new(request)
         request.arrival = self._clock()
         self.scheduler.submit(request)
-        self._requests[request.id] = request
+        self._take_in(request)
 
     def abort(self, request_id: int) -> bool:
         """End a request now; False if there is none of that id."""
@@ -198,22 +200,24 @@ class Engine:
         self._check_new(request)
         if request.num_tokens >= self.max_tokens:
             raise InvalidRequest(f"{request.num_tokens} tokens do not fit: {self.max_tokens} at most")
-        active = len(self.scheduler.running) + len(self.kv.reservations)
+        active = len(self.scheduler.running) + self.kv.active_reservations
         if active >= self.config.max_running_requests or self.scheduler.waiting:
             return None  # whoever waits here was first: a preempted request must not starve behind newcomers
-        if self._launched is not None:
-            # A page freed just now may still be written by the step in flight; a peer's write is not
-            # ordered after that by the device's queue.
+        reservation = self.kv.reserve(request, headroom=active)
+        if reservation is not None and self._may_be_written(reservation.incoming):
+            # The device's queue does not order a peer's write after the step in flight. To wait for that step
+            # leaves the device idle afterwards: only for a page that it may still write.
+            assert self._launched is not None
             self._launched.step.result()
-        return self.kv.reserve(request, headroom=active)
+        return reservation
 
     def admit_remote(self, request: Request, reservation: Reservation) -> None:
         """The KV of all tokens but the last has arrived: decode it."""
         self.kv.arrived(reservation)
         request.num_computed = request.num_tokens - 1
         request.arrival = self._clock()
-        self._requests[request.id] = request
         self.scheduler.adopt(request)
+        self._take_in(request)
 
     def quarantine(self, reservation: Reservation) -> None:
         """The handoff was given up, but its peer may still write."""
@@ -250,6 +254,11 @@ class Engine:
     def close(self) -> None:
         self.runner.close()
 
+    def _take_in(self, request: Request) -> None:
+        if not self.has_work:
+            self._completed_at = -math.inf  # nobody waited while the engine was idle
+        self._requests[request.id] = request
+
     def _check_new(self, request: Request) -> None:
         if request.id in self._requests or request.id in self._kept:
             raise InvalidRequest(f"request {request.id} is here already")
@@ -270,13 +279,14 @@ class Engine:
     def _complete(self, plan: StepPlan, result: StepResult, output: StepOutput) -> None:
         self._observe_pace(plan)
         self._steps += 1
+        output.completed = True
         sampled = -1
         for chunk in plan.chunks:
             request = chunk.request
             sampled += chunk.samples
             if chunk.length > 1:
                 self._prompt_tokens += chunk.length
-            if chunk.samples and request.finish is None and sampled in result.errors:
+            if chunk.samples and sampled in result.errors:
                 self._fail(request, result.errors[sampled], output)
             self.scheduler.complete(chunk)
             if request.finish is None:
@@ -309,9 +319,14 @@ class Engine:
         return not sampling.ignore_eos and token in self.runner.spec.eos_token_ids
 
     def _fail(self, request: Request, error: str, output: StepOutput) -> None:
-        output.failed.append((request, error))
+        """Nobody may use what it computed, even if the request has ended meanwhile."""
+        if request.finish is not None and request.id not in self._kept:
+            self.kv.forget(request)
+            return
         self._distrusted.add(request.id)
-        self._end(request, FinishReason.ABORT)
+        if request.finish is None:
+            output.failed.append((request, error))
+            self._end(request, FinishReason.ABORT)
 
     def _end(self, request: Request, reason: FinishReason) -> None:
         del self._requests[request.id]
@@ -322,6 +337,21 @@ class Engine:
             self._release(request)
 
     def _release(self, request: Request) -> None:
+        self._note_late_writes(request)
         trusted = request.id not in self._distrusted
         self._distrusted.discard(request.id)
         self.kv.release(request, keep=trusted)
+
+    def _may_be_written(self, pages: list[int]) -> bool:
+        """Whether one of them, free until now, is written by the step in flight."""
+        return self._launched is not None and not self._launched.freed.isdisjoint(pages)
+
+    def _note_late_writes(self, request: Request) -> None:
+        """Remember which of its pages, about to be free, the step in flight may still write. O(chunks)."""
+        launched = self._launched
+        if launched is None:
+            return
+        size = self.config.page_size
+        for chunk in launched.plan.chunks:
+            if chunk.request is request:
+                launched.freed.update(request.pages[chunk.start // size : -(-chunk.end // size)])

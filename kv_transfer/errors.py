@@ -6,8 +6,10 @@ __all__ = [
     "BadMessage",
     "BadTicket",
     "LayoutMismatch",
+    "PeerFenced",
     "PeerUnreachable",
     "RankGone",
+    "RightsRemain",
     "TransferError",
     "TransportMissing",
 ]
@@ -33,8 +35,16 @@ class PeerUnreachable(TransferError):
     """The transport cannot reach a peer, or lost it."""
 
 
+class PeerFenced(PeerUnreachable):
+    """The peer was declared dead, and is refused from then on even if it is not."""
+
+
 class TransportMissing(TransferError):
     """The libraries of a transport are not installed here; the message says how to install them."""
+
+
+class RightsRemain(Exception):
+    """A peer may still write this worker's pages, and only the end of this process can prevent that."""
 
 
 class RankGone(Exception):

@@ -23,8 +23,8 @@ _FORMAT = "baton-kv-1:page,layer,kv,head,token,dim"
 class KVLayout:
     """A page is `[layer, 2, kv_head, page_size, head_dim]`, contiguous: keys first, then values."""
 
-    model: str
-    """Identity of the weights: KV of one model is noise to another."""
+    weights: str
+    """Identity of the weights, not their name: KV of one revision of a model is noise to another."""
     dtype: str
     num_layers: int
     num_kv_heads: int
@@ -89,7 +89,7 @@ class KVLayout:
         """Equal for two workers exactly when their pages are interchangeable, rank by rank."""
         fields = (
             _FORMAT,
-            self.model,
+            self.weights,
             self.dtype,
             self.num_layers,
             self.num_kv_heads,

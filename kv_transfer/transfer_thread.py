@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from kv_transfer.errors import TransferError
-from kv_transfer.events import Drained, ReceiveFailed, ReceiverEvent, Reserved, SenderEvent
-from kv_transfer.receiver import KVReceiver
-from kv_transfer.sender import KVSender
+from kv_transfer.handoff.events import Drained, ReceiveFailed, ReceiverEvent, Reserved, SenderEvent
+from kv_transfer.handoff.receiver import KVReceiver
+from kv_transfer.handoff.sender import KVSender
 from kv_transfer.ticket import Final, Peer, Ticket
 
 __all__ = ["ReceiverThread", "SenderThread", "TransferThread"]
@@ -23,8 +23,7 @@ Event_co = TypeVar("Event_co", covariant=True)
 class Endpoint(Protocol[Event_co]):
     """What a KVSender and a KVReceiver have in common."""
 
-    @property
-    def num_live(self) -> int: ...
+    def is_busy(self, now: float) -> bool: ...
 
     def poll(self, now: float) -> Sequence[Event_co]: ...
 
@@ -32,8 +31,8 @@ class Endpoint(Protocol[Event_co]):
 
 
 class TransferThread(Generic[Event]):
-    """Runs one endpoint. It polls briskly while handoffs live and for a moment after, slowly otherwise:
-    a transport without a thread of its own answers nobody unless it is polled.
+    """Runs one endpoint. It polls briskly while that is busy and for a moment after, slowly otherwise: a
+    transport without a thread of its own answers nobody unless it is polled.
 
     `on_event` is called on this thread, in order, and must not block. `on_fatal` is called once if the
     endpoint itself breaks, which no peer can cause; the thread is over then, and the worker should be.
@@ -97,7 +96,7 @@ class TransferThread(Generic[Event]):
             now = time.monotonic()
             for event in self._endpoint.poll(now):
                 self._on_event(event)
-            if self._endpoint.num_live:
+            if self._endpoint.is_busy(now):
                 busy_until = now + self._linger_s
 
     def _next(self, timeout_s: float) -> Callable[[float], None] | None:
@@ -148,6 +147,9 @@ class SenderThread:
 
     def abort(self, handoff_id: int) -> None:
         self._thread.post(lambda now: self._sender.abort(handoff_id, now))
+
+    def fence(self, epoch: int, reason: str) -> None:
+        self._thread.post(lambda now: self._sender.fence(epoch, reason, now))
 
 
 class ReceiverThread:
@@ -209,3 +211,6 @@ class ReceiverThread:
 
     def abort(self, handoff_id: int) -> None:
         self._thread.post(lambda now: self._receiver.abort(handoff_id, now))
+
+    def fence(self, epoch: int, reason: str) -> None:
+        self._thread.post(lambda now: self._receiver.fence(epoch, reason, now))

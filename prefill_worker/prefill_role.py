@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from engine.core.events import TokenOut
+from engine.core.request import Request
+from engine.core.sampling_params import FinishReason
 from engine.engine import Engine
-from engine.events import TokenOut
-from engine.request import Request
-from engine.sampling import FinishReason
 from kv_transfer import Final as FinalState
 from kv_transfer import HandedOver, PushSpan, SenderEvent, SenderThread, SendFailed
 from rpc.baton.v1 import worker_pb2
@@ -63,6 +63,9 @@ class PrefillRole(Role):
     def attach(self, ticket: worker_pb2.Ticket) -> None:
         # Also for a request that is gone: the sender then tells the receiver that nobody will write.
         self._sender.attach(ticket_from_proto(ticket))
+
+    def fence(self, message: worker_pb2.Fence) -> None:
+        self._sender.fence(message.epoch, message.reason)
 
     # ------------------------------------------------------------------------------ from the loop
 

@@ -8,28 +8,36 @@ from grpc import StatusCode
 
 __all__ = [
     "DeadlineExceeded",
+    "HeadersTooLarge",
     "Internal",
     "InvalidRequest",
     "MethodNotAllowed",
     "NotFound",
     "Overloaded",
+    "PermissionDenied",
     "RouterError",
     "TooLarge",
+    "TooSlow",
     "Unauthenticated",
     "Unavailable",
+    "UnsupportedMediaType",
 ]
 
 
 class RouterError(Exception):
-    """A request that was refused or that failed; the message is meant for the client.
+    """A request that was refused or that failed.
 
-    `param` names the parameter at fault. `code` is for programs, such as "context_length_exceeded".
+    The message is for the client, unless the fault is the server's (Unavailable, Internal): then it is for
+    the log, and the client reads `public_message`. `param` names the parameter at fault. `code` is for
+    programs, such as "context_length_exceeded".
     """
 
     http_status: ClassVar[int]
     grpc_status: ClassVar[StatusCode]
     openai_type: ClassVar[str]
     default_code: ClassVar[str | None] = None
+    plain: ClassVar[str | None] = None
+    """What clients read instead of a message about the server's inside."""
 
     def __init__(
         self,
@@ -38,13 +46,17 @@ class RouterError(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after_s: float | None = None,
+        public: bool = False,
     ) -> None:
+        """`public`: the message shows nothing of the server's inside, and is for the client in any case."""
         super().__init__(message)
         self.message = message
         self.param = param
         self.code = code or self.default_code
         self.retry_after_s = retry_after_s
         """When to try again; None where trying again is no use or there is nothing to say about it."""
+        self.public_message = None if public else self.plain
+        """What the client reads instead of the message; None: the message itself."""
 
 
 class InvalidRequest(RouterError):
@@ -63,6 +75,14 @@ class Unauthenticated(InvalidRequest):
     default_code = "invalid_api_key"
 
 
+class PermissionDenied(InvalidRequest):
+    """The caller is known, but may not do this."""
+
+    http_status = 403
+    grpc_status = StatusCode.PERMISSION_DENIED
+    default_code = "permission_denied"
+
+
 class NotFound(InvalidRequest):
     """There is no such model, request or path."""
 
@@ -77,11 +97,32 @@ class MethodNotAllowed(InvalidRequest):
     grpc_status = StatusCode.UNIMPLEMENTED
 
 
+class TooSlow(InvalidRequest):
+    """The request did not arrive within its time."""
+
+    http_status = 408
+    default_code = "request_timeout"
+
+
 class TooLarge(InvalidRequest):
     """The body exceeds the limit."""
 
     http_status = 413
     default_code = "request_too_large"
+
+
+class UnsupportedMediaType(InvalidRequest):
+    """The body is not of a type that is read here."""
+
+    http_status = 415
+    default_code = "unsupported_media_type"
+
+
+class HeadersTooLarge(InvalidRequest):
+    """The request line and the headers exceed the limit."""
+
+    http_status = 431
+    default_code = "headers_too_large"
 
 
 class Overloaded(RouterError):
@@ -105,6 +146,7 @@ class Unavailable(RouterError):
     grpc_status = StatusCode.UNAVAILABLE
     openai_type = "server_error"
     default_code = "unavailable"
+    plain = "The server cannot process this request now; try again later."
 
 
 class DeadlineExceeded(RouterError):
@@ -117,9 +159,10 @@ class DeadlineExceeded(RouterError):
 
 
 class Internal(RouterError):
-    """A bug of ours. The log has the details; the client gets none of them."""
+    """A bug of ours."""
 
     http_status = 500
     grpc_status = StatusCode.INTERNAL
     openai_type = "server_error"
     default_code = "internal_error"
+    plain = "The server failed to process this request."

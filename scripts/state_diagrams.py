@@ -9,9 +9,9 @@ from collections import defaultdict
 from enum import Enum
 from pathlib import Path
 
-from kv_transfer.machine import Table
-from kv_transfer.receiving import RECEIVING
-from kv_transfer.sending import SENDING
+from kv_transfer.handoff.receiver_states import RECEIVING
+from kv_transfer.handoff.sender_states import SENDING
+from kv_transfer.handoff.state_machine import Table
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "reliability.md"
 END = "<!-- end of diagram -->"

@@ -38,11 +38,14 @@ class Network:
     """Everybody who ever joined; the dead ones too."""
     gone: set[str] = field(default_factory=set)
     """The dead whose death is known."""
+    closed: set[str] = field(default_factory=set)
+    """Transports that living workers have closed: nothing lands through them any more."""
     writes: list[InFlightWrite] = field(default_factory=list)
     messages: list[InFlightMessage] = field(default_factory=list)
 
     def land(self, write: InFlightWrite, flip_bit: bool = False) -> None:
         """The next piece of a write reaches the target, read from the source's memory as it is now."""
+        assert write.target not in self.closed, "a write landed through a transport that was closed"
         copy = write.copies.pop(0)
         data = write.source.memory[copy.local : copy.local + copy.length].copy()
         if flip_bit:
@@ -71,6 +74,14 @@ class Network:
         for member in self.members.values():
             member.connected.clear()
 
+    def close(self, name: str) -> None:
+        """Writes to and from it will never end well; who wrote to it learns of that like of a crash."""
+        self.closed.add(name)
+        for write in [w for w in self.writes if w.target == name]:
+            self.fail(write)
+        self.writes = [w for w in self.writes if w.source.name != name]
+        self.notice(name)
+
     def notice(self, name: str) -> None:
         """The survivors learn of a crash, when nothing between them and the dead is in flight any more."""
         self.gone.add(name)
@@ -83,8 +94,12 @@ class Network:
 
 
 class NetworkTransport:
-    def __init__(self, name: str, pool: Pool, network: Network) -> None:
+    def __init__(
+        self, name: str, pool: Pool, network: Network, neighbours: frozenset[str] = frozenset()
+    ) -> None:
+        """`neighbours`: names of peers on the same host."""
         self._name = name
+        self._neighbours = neighbours
         self._network = network
         self._next_write = 0
         self.memory: np.ndarray = pool.bytes.reshape(-1)
@@ -120,12 +135,21 @@ class NetworkTransport:
         self._require_connected(peer)
         self._network.messages.append(InFlightMessage(peer.name, message))
 
+    def is_local(self, peer: Peer) -> bool:
+        return peer.name in self._neighbours
+
+    def forget(self, peer: Peer) -> None:
+        """Its writes stay under way: whether they land is for the other side to prevent."""
+        self.connected.discard(peer.name)
+        self.watched.discard(peer.name)
+
     def poll(self) -> list[TransportEvent]:
         events, self.inbox = self.inbox, []
         return events
 
     def close(self) -> None:
         self.inbox.clear()
+        self._network.close(self._name)
 
     def _require_connected(self, peer: Peer) -> None:
         if peer.name not in self.connected:

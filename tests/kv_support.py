@@ -12,7 +12,7 @@ from kv_transfer.transports import Transport
 
 __all__ = ["LAYOUT", "REQUEST", "Pool", "expect_handed_over", "final_for", "receiver_on", "sender_on"]
 
-LAYOUT = KVLayout(model="tiny", dtype="float32", num_layers=2, num_kv_heads=2, head_dim=4, page_size=4)
+LAYOUT = KVLayout(weights="tiny", dtype="float32", num_layers=2, num_kv_heads=2, head_dim=4, page_size=4)
 REQUEST = 0xFEED
 """A request digest."""
 
@@ -36,8 +36,8 @@ class Pool:
     def fill(self, pages: Sequence[int], seed: int = 0) -> None:
         """Random bytes, different for each page and seed."""
         for page in pages:
-            generator = np.random.default_rng((seed, page))
-            self.bytes[page] = generator.integers(0, 256, self.layout.page_bytes, dtype=np.uint8)
+            drawn = np.random.default_rng((seed, page)).bytes(self.layout.page_bytes)
+            self.bytes[page] = np.frombuffer(drawn, dtype=np.uint8)
 
 
 def sender_on(transport: Transport, pool: Pool, epoch: int = 1, **options: float) -> KVSender:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from itertools import count
 from typing import TypeVar
 
 import numpy as np
@@ -13,7 +14,7 @@ from kv_transfer import KVLayout, KVReceiver, KVSender
 from tests.kv_network import Network, NetworkTransport
 from tests.kv_support import Pool
 
-LAYOUT = KVLayout(model="m", dtype="float32", num_layers=1, num_kv_heads=1, head_dim=2, page_size=2)
+LAYOUT = KVLayout(weights="m", dtype="float32", num_layers=1, num_kv_heads=1, head_dim=2, page_size=2)
 NUM_PAGES = 12
 
 
@@ -66,8 +67,20 @@ class Decode:
         self.pool = Pool(NUM_PAGES, LAYOUT)
         self.free = set(range(NUM_PAGES))
         self.used: dict[int, tuple[Job, Use]] = {}
-        self.transport = NetworkTransport(f"d-{epoch}", self.pool, network)
-        self.receiver = KVReceiver(self.transport, self.pool.memory, LAYOUT, epoch)
+        times = count(1)
+        self.receiver = KVReceiver(
+            NetworkTransport(f"d-{epoch}", self.pool, network),
+            self.pool.memory,
+            LAYOUT,
+            epoch,
+            reopen=lambda: NetworkTransport(f"d-{epoch}~{next(times)}", self.pool, network),
+        )
+
+    @property
+    def transport(self) -> NetworkTransport:
+        """Another one after each fence that cut it off."""
+        assert isinstance(self.receiver.transport, NetworkTransport)
+        return self.receiver.transport
 
 
 def token_kv(job: Job, token: int) -> np.ndarray:

@@ -13,9 +13,9 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from engine.plan import Chunk
-from engine.request import PENDING, Request
-from engine.sampling import Sampling
+from engine.core.plan import Chunk
+from engine.core.request import PENDING, Request
+from engine.core.sampling_params import Sampling
 
 __all__ = ["any_sampling", "assert_follows", "chunks_of", "say_pending", "warped"]
 

@@ -57,10 +57,10 @@ class WorkerActor:
     ) -> None:
         """`bundle`: of the actor's placement group, where there is room for its other ranks too."""
         from worker.host import WorkerHost
-        from worker.ray_crew import crew_of
+        from worker.tensor_parallel.ray_rank_group import crew_of
 
         log_to_stderr(log_level)
-        config = replace(config, host=_host(config))
+        config = replace(config, host=_host(config), node=ray.get_runtime_context().get_node_id())
         self._host = WorkerHost(
             config,
             assemble,

@@ -34,6 +34,8 @@ class WorkerConfig:
     Ray knows the worker's node by, which only the worker can tell."""
     network: str | None = None
     """Such as "10.1.0.0/16": the worker listens on its own address there, instead of on `host`."""
+    node: str = ""
+    """Ray's id of the node that it runs on, which only the worker can tell; empty where there is no Ray."""
     router_certificate: bytes | None = None
     """PEM. Only the holder of its key is served. None: whoever comes is, and that is on loopback only."""
     handoff_timeout_s: float = 60.0

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Final
 
-from engine.events import EngineStats
-from engine.request import Request
-from engine.sampling import FinishReason, Sampling, TokenLogprobs
+from engine.core.events import EngineStats
+from engine.core.request import Request
+from engine.core.sampling_params import FinishReason, Sampling, TokenLogprobs
 from kv_transfer import Peer, Ticket
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
+from engine.device.current import enter_device
 from engine.engine import Engine
 from worker.inbox import Inbox
 from worker.metrics import WorkerMetrics
@@ -61,7 +62,8 @@ class EngineLoop:
         self._turn_began = math.inf
         """math.inf while it sleeps."""
         self._settled = False
-        """The last turn computed nothing: until a message comes, or a deadline, the next would not either."""
+        """The last turn neither computed nor completed anything: nor will the next before a message comes, or
+        a deadline."""
         self._proved = True
         """The pages were counted since the worker last did anything."""
 
@@ -80,13 +82,14 @@ class EngineLoop:
 
     def _run(self) -> None:
         try:
+            enter_device(self._engine.config.device)
             while not self._stopping:
                 patience = self._patience()
                 self._turn_began = self._clock() if patience == 0.0 else math.inf
                 if self._inbox.run(patience):
                     self._settled = self._proved = False
                 self._turn()
-        except Exception as error:
+        except BaseException as error:  # also what libraries in other languages panic with, and SystemExit
             log.exception("the engine failed")
             death = EngineDied(f"the engine failed: {type(error).__name__}: {error}")
             self._turn_began = math.inf
@@ -124,7 +127,7 @@ class EngineLoop:
     def _step(self, began: float) -> None:
         output = self._engine.step()
         self._steps += 1
-        self._settled = not (output.num_tokens or output.tokens or output.failed)
+        self._settled = not (output.num_tokens or output.completed)
         self._proved = False
         self._role.on_step(output)
         self._metrics.step_seconds.observe(self._clock() - began)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.request import Request
+from engine.core.request import Request
 from kv_transfer import request_digest
 from rpc.baton.v1 import sampling_pb2
 

@@ -20,24 +20,24 @@ import grpc
 import torch
 from prometheus_client import start_http_server
 
-from engine.checkpoint import local_copy
+from common.garbage_collection import calm_collector
+from common.progress import Progress, silent
 from engine.engine import Engine
-from engine.garbage import calm_collector
+from engine.executor.runner import ModelRunner
+from engine.loader.checkpoint import local_copy
 from engine.parallel import ALONE, OpenMeeting, Ranks
-from engine.progress import Progress, silent
-from engine.rehearsal import program_for, rehearse
-from engine.runner import ModelRunner
+from engine.warmup import program_for, rehearse
 from rpc.baton.v1 import worker_pb2, worker_pb2_grpc
 from rpc.server import GrpcServer
 from rpc.tls import Identity
 from worker.assembly import Assemble, Assembled, Parts
 from worker.config import WorkerConfig, WorkerRole
 from worker.convert import peer_to_proto
-from worker.crew import Crew
 from worker.engine_loop import EngineDied, EngineLoop
 from worker.metrics import WorkerMetrics
 from worker.network import is_loopback
 from worker.service import WorkerService
+from worker.tensor_parallel.rank_group import Crew
 from worker.watchdog import Watchdog
 
 __all__ = ["WorkerHost"]
@@ -106,7 +106,7 @@ class WorkerHost:
         return info
 
     async def stop(self) -> None:
-        """Ends every session and every thread. Requests still here are aborted; see Drain for manners."""
+        """Ends every session and every thread. Requests still here are aborted."""
         await self._server.stop()
         await asyncio.to_thread(self._running.close)
 
@@ -219,6 +219,7 @@ class WorkerHost:
             max_running_requests=config.engine.max_running_requests,
             pid=os.getpid(),
             metrics_address=f"{config.host}:{metrics_port}",
+            node=config.node,
         )
         if transfer is not None:
             info.peer.CopyFrom(peer_to_proto(transfer.peer))

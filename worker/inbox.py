@@ -68,8 +68,10 @@ def _run(posted: _Posted) -> None:
     elif posted.answer.set_running_or_notify_cancel():
         try:
             posted.answer.set_result(posted.function())
-        except Exception as error:
+        except BaseException as error:
             posted.answer.set_exception(error)
+            if not isinstance(error, Exception):
+                raise  # no answer to a question: it is meant for the thread
 
 
 def _throw(error: BaseException) -> None:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from engine.request import Request, RequestId
+from engine.core.request import Request, RequestId
 from rpc.baton.v1 import sampling_pb2
 from worker.session import RouterSession
 

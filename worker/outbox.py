@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.request import RequestId, TokenId
+from engine.core.request import RequestId, TokenId
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from worker.jobs import Job
 from worker.session import RouterSession
@@ -16,32 +16,44 @@ class Outbox:
     """Collects events by session until `flush`. Belongs to the engine thread."""
 
     def __init__(self) -> None:
-        self._sessions: set[RouterSession] = set()
+        self._handled: dict[RouterSession, int] = {}
+        """Commands of each session, carried out so far."""
+        self._counted: dict[RouterSession, int] = {}
+        """Those that `_load` covers."""
         self._batches: dict[RouterSession, worker_pb2.EventBatch] = {}
         self._load = worker_pb2.Load()
         self._step = 0
 
     def open(self, session: RouterSession) -> None:
         """From now on `session` hears of this worker's load; at once for the first time."""
-        self._sessions.add(session)
+        self._handled[session] = self._counted[session] = 0
         self._batch(session)
 
     def close(self, session: RouterSession) -> None:
-        self._sessions.discard(session)
-        self._batches.pop(session, None)
+        for known in (self._handled, self._counted, self._batches):
+            known.pop(session, None)
+
+    def handled(self, session: RouterSession) -> None:
+        """A command of this session is being carried out."""
+        if session in self._handled:
+            self._handled[session] += 1
 
     def fail(self, reason: str) -> None:
         """End every session: the worker cannot go on."""
-        for session in self._sessions:
+        for session in self._handled:
             session.fail(reason)
-        self._sessions.clear()
-        self._batches.clear()
+        for known in (self._handled, self._counted, self._batches):
+            known.clear()
 
     def report_load(self, load: worker_pb2.Load) -> None:
-        """Goes along with every batch; a session without events is told when it has changed."""
-        if load != self._load:
-            self._load = load
-            for session in self._sessions:
+        """Goes along with every batch; a session without events is told when it has changed, or when it
+        covers more of the session's commands.
+        """
+        changed = load != self._load
+        self._load = load
+        for session, handled in self._handled.items():
+            if changed or handled != self._counted[session]:
+                self._counted[session] = handled
                 self._batch(session)
 
     def flush(self, step: int) -> None:
@@ -54,6 +66,7 @@ class Outbox:
         for session, batch in self._batches.items():
             batch.step = self._step
             batch.load.CopyFrom(self._load)
+            batch.commands = self._counted[session]
             session.send(batch)
         self._batches.clear()
 
@@ -104,6 +117,6 @@ class Outbox:
         batch = self._batches.get(session)
         if batch is None:
             batch = worker_pb2.EventBatch()
-            if session in self._sessions:
+            if session in self._handled:
                 self._batches[session] = batch
         return batch

@@ -11,11 +11,11 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 
+from engine.core.events import StepOutput, TokenOut
+from engine.core.request import Request, RequestId
+from engine.core.sampling_params import FinishReason
 from engine.engine import Engine
 from engine.errors import EngineError, InvalidRequest, QueueFull
-from engine.events import StepOutput, TokenOut
-from engine.request import Request, RequestId
-from engine.sampling import FinishReason
 from rpc.baton.v1 import worker_pb2
 from worker.convert import (
     FINISH_REASONS,
@@ -53,7 +53,6 @@ class Role:
         self.metrics = metrics
         self.clock = clock
         self.jobs = Jobs()
-        self.draining = False
 
     # ------------------------------------------------------------------------------ from the router
 
@@ -68,6 +67,7 @@ class Role:
 
     def handle(self, session: RouterSession, command: worker_pb2.Command) -> None:
         """Carry out one command. What is wrong with one request fails that request, never the worker."""
+        self.outbox.handled(session)
         match command.WhichOneof("kind"):
             case "submit":
                 self._begin(session, command.submit.work, self.submit)
@@ -78,6 +78,8 @@ class Role:
                 self.abort(command.abort.request_id)
             case "attach":
                 self.attach(command.attach.ticket)
+            case "fence":
+                self.fence(command.fence)
             case None:
                 log.warning("a command of a kind unknown here: router and worker differ in version")
 
@@ -91,6 +93,9 @@ class Role:
     def attach(self, ticket: worker_pb2.Ticket) -> None:
         """A ticket for a request that is gone is nothing unusual: it ended while the ticket travelled."""
         log.debug("attach of %d: this worker sends no KV", ticket.handoff_id)
+
+    def fence(self, message: worker_pb2.Fence) -> None:
+        """A peer was declared dead. Without handoffs there are no peers."""
 
     def abort(self, request_id: RequestId) -> None:
         """Forget the request, wherever it is. One that has ended already is nothing unusual."""
@@ -133,13 +138,9 @@ class Role:
 
     @property
     def idle(self) -> bool:
-        """Nothing is promised to anybody: no request here, and no pages lent to a handoff."""
+        """Nothing is promised to anybody. Pages in quarantine do not count: nobody waits for them, and the
+        page check knows their owner."""
         return not self.jobs
-
-    def drain(self) -> int:
-        """Take no new request from now on; how many are still here."""
-        self.draining = True
-        return len(self.jobs)
 
     def load(self) -> worker_pb2.Load:
         return load_to_proto(self.engine.stats())
@@ -217,8 +218,6 @@ class Role:
             self.jobs.add(job)
 
     def _check(self, job: Job) -> None:
-        if self.draining:
-            raise CommandRefused(worker_pb2.FAILURE_CODE_DRAINING, "this worker takes no new request")
         if job.id in self.jobs:
             raise CommandRefused(worker_pb2.FAILURE_CODE_INVALID, f"request id {job.id} is in use")
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import grpc
 
@@ -20,12 +18,8 @@ from worker.session import RouterSession, SessionBroken
 
 __all__ = ["WorkerService"]
 
-log = logging.getLogger(__name__)
-
 T = TypeVar("T")
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
-
-_DRAIN_POLL_S: Final = 0.05
 
 
 class WorkerService(worker_pb2_grpc.WorkerServicer):
@@ -68,18 +62,6 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     ) -> worker_pb2.WorkerStats:
         """Answered between two steps, after every command that was sent before."""
         return await self._ask_engine(self._role.stats, context)
-
-    async def Drain(  # noqa: N802
-        self, request: worker_pb2.DrainRequest, context: Context
-    ) -> worker_pb2.DrainResponse:
-        """Answers when nothing is left to do, or after the timeout with the number of requests left."""
-        log.info("draining for up to %.0f s", request.timeout_s)
-        give_up = time.monotonic() + request.timeout_s
-        while left := await self._ask_engine(self._role.drain, context):
-            if time.monotonic() >= give_up:
-                break
-            await asyncio.sleep(_DRAIN_POLL_S)
-        return worker_pb2.DrainResponse(unfinished=left)
 
     async def _read(self, commands: AsyncIterator[worker_pb2.Command], session: RouterSession) -> None:
         try:

@@ -56,9 +56,16 @@ ROWS = {
                 (f"sum(rate(baton_prompt_tokens_total{WINDOW}))", "prompt"),
                 (f"sum(rate(baton_output_tokens_total{WINDOW}))", "output"),
             ),
-            help="A second, counted when a request ends.",
+            help="A second, counted when they come and go.",
         ),
-        Panel("Requests in work", "short", (("sum(baton_router_running_requests)", "running"),)),
+        Panel(
+            "Requests in work",
+            "short",
+            (
+                ("sum(baton_router_running_requests)", "running"),
+                ("sum(baton_router_held_back_requests)", "of those, held back for want of room"),
+            ),
+        ),
     ),
     "Where the time to the first tokens goes": (
         Panel(

@@ -6,8 +6,8 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from engine.batch import Batch
-from engine.models.ops import Rotation
+from engine.batch.batch import Batch
+from engine.layers.ops import Rotation
 
 __all__ = ["AttentionBackend", "GraphableAttention"]
 

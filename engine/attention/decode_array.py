@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.attention.decode_plan import DecodePlan
-from engine.page_lists import PageLists
-from engine.step_inputs import Ints
+from engine.batch.block_tables import PageLists
+from engine.batch.step_inputs import Ints
 
 __all__ = ["Decodes", "PlanFields"]
 

@@ -13,8 +13,8 @@ from typing import Final
 
 import numpy as np
 
-from engine.page_lists import starts_of
-from engine.step_inputs import Ints
+from engine.batch.block_tables import starts_of
+from engine.batch.step_inputs import Ints
 
 __all__ = ["DecodePlan", "DecodePlanner"]
 

@@ -13,12 +13,12 @@ from engine.attention.decode_array import Decodes
 from engine.attention.flashinfer_chunks import ChunkAttention
 from engine.attention.flashinfer_kernels import Heads
 from engine.attention.paged_decodes import DecodeAttention
-from engine.batch import Batch
+from engine.batch.batch import Batch
+from engine.batch.block_tables import PageLists
 from engine.kernels.rotate_store import rotate_store
-from engine.kv_pool import KVPool
-from engine.models.flashinfer_ops import Positions
-from engine.models.ops import Rotation
-from engine.page_lists import PageLists
+from engine.kv_cache.pool import KVPool
+from engine.layers.flashinfer_ops import Positions
+from engine.layers.ops import Rotation
 
 __all__ = ["FlashInferAttention"]
 

@@ -11,11 +11,11 @@ import torch
 
 from engine.attention.flashinfer_kernels import Heads, Kernel, PagedKernel, Ragged, RaggedKernel, Tables
 from engine.attention.kernel_choice import splits_contexts
-from engine.batch import Ints
+from engine.batch.batch import Ints
+from engine.batch.block_tables import PageLists, starts_of
+from engine.device.staging import send
 from engine.kernels.gather import gather_kv
-from engine.kv_pool import KVPool
-from engine.page_lists import PageLists, starts_of
-from engine.staging import send
+from engine.kv_cache.pool import KVPool
 
 __all__ = ["ChunkAttention"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from engine.batch import Ints
+from engine.batch.batch import Ints
 
 __all__ = ["splits_contexts"]
 

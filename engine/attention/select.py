@@ -12,7 +12,7 @@ import torch
 from engine.attention.base import AttentionBackend
 from engine.attention.torch_backend import TorchAttention
 from engine.errors import EngineError
-from engine.kv_pool import KVPool
+from engine.kv_cache.pool import KVPool
 
 __all__ = ["UnsupportedBackend", "attention_for"]
 

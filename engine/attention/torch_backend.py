@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from engine.batch import Batch, Ints
-from engine.kv_pool import KVPool
-from engine.models.ops import Rotation
+from engine.batch.batch import Batch, Ints
+from engine.kv_cache.pool import KVPool
+from engine.layers.ops import Rotation
 
 __all__ = ["TorchAttention"]
 

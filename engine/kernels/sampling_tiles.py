@@ -2,7 +2,7 @@
 
 A row of logits is read by several thread blocks ("splits"), SPLIT columns each. How a row is divided depends
 on nothing but the vocabulary, and partial results are combined in a fixed order or as integers: a row's
-token does not depend on the batch. `engine.drawing` says the same in numpy, with the same rounding.
+token does not depend on the batch. `engine.sampling.draw` says the same in numpy, with the same rounding.
 """
 
 from __future__ import annotations
@@ -227,13 +227,13 @@ def _mix32(x):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def hashed(column, key):  # type: ignore[no-untyped-def]
-    """`engine.random.hashed`: 32 random bits of tokens under a key of two words."""
+    """`engine.sampling.noise.hashed`: 32 random bits of tokens under a key of two words."""
     return _mix32(_mix32(column.to(tl.uint32) ^ key[0].to(tl.uint32)) + key[1].to(tl.uint32))
 
 
 @triton.jit
 def gumbel(bits):  # type: ignore[no-untyped-def]
-    """`engine.random.gumbel`: noise."""
+    """`engine.sampling.noise.gumbel`: noise."""
     # Near u = 1, where the noise is large and decides, float32 has too few numbers for u, but not for 1 - u.
     low = bits >= 0x80000000
     small = bits ^ tl.where(low, 0x80000000, 0x7FFFFFFF).to(tl.uint32)

@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.early import await_inputs, starts_early
+from engine.kernels.pdl import await_inputs, starts_early
 
 __all__ = ["silu_mul"]
 

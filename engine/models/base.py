@@ -7,13 +7,13 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
-from engine.models.layers import Embedding, Linear
-from engine.models.ops import Rotation
-from engine.models.shard import Cut
-from engine.models.sharded_layers import head_of
-from engine.models.spec import ModelSpec
+from engine.layers.modules import Embedding, Linear
+from engine.layers.ops import Rotation
+from engine.layers.sharded import head_of
 from engine.models.weights import Slot, WeightTable
-from engine.parallel.ranks import Ranks
+from engine.parallel.communicator import Ranks
+from engine.spec.model_spec import ModelSpec
+from engine.spec.shard import Cut
 
 __all__ = ["Attention", "CausalLM"]
 

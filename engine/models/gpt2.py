@@ -7,13 +7,13 @@ from typing import Final
 
 from torch import Tensor, nn
 
+from engine.layers.modules import Embedding, LayerNorm, Linear
+from engine.layers.ops import Ops
+from engine.layers.sharded import sum_linear
 from engine.models.base import Attention, CausalLM
-from engine.models.layers import Embedding, LayerNorm, Linear
-from engine.models.ops import Ops
-from engine.models.sharded_layers import sum_linear
-from engine.models.spec import ModelSpec
 from engine.models.weights import Slot, WeightTable, per_layer
-from engine.parallel.ranks import Ranks
+from engine.parallel.communicator import Ranks
+from engine.spec.model_spec import ModelSpec
 
 __all__ = ["GPT2Model"]
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from engine.layers.modules import Linear, RMSNorm
+from engine.layers.ops import Ops, Rotation
+from engine.layers.rope import rope_table
+from engine.layers.sharded import sum_linear
 from engine.models.base import Attention, CausalLM
-from engine.models.layers import Linear, RMSNorm
-from engine.models.ops import Ops, Rotation
-from engine.models.rope import rope_table
-from engine.models.sharded_layers import sum_linear
-from engine.models.spec import ModelSpec
 from engine.models.weights import Slot, WeightTable, per_layer
-from engine.parallel.ranks import Ranks
+from engine.parallel.communicator import Ranks
+from engine.spec.model_spec import ModelSpec
 
 __all__ = ["LlamaModel"]
 

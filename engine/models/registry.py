@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from engine.layers.ops import Ops
 from engine.models.base import CausalLM
 from engine.models.gpt2 import GPT2Model
 from engine.models.llama import LlamaModel
-from engine.models.ops import Ops
-from engine.models.spec import ModelSpec
-from engine.parallel.ranks import Ranks
+from engine.parallel.communicator import Ranks
+from engine.spec.model_spec import ModelSpec
 
 __all__ = ["build"]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from engine.models.shard import Cut
+from engine.spec.shard import Cut
 
 __all__ = ["Slot", "WeightTable", "per_layer"]
 

@@ -17,9 +17,9 @@ from torch import distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.nn import functional
 
+from engine.batch.step_inputs import HEADER_INTS, StepInputs
 from engine.errors import RankLost
-from engine.models.shard import Shard
-from engine.step_inputs import HEADER_INTS, StepInputs
+from engine.spec.shard import Shard
 
 __all__ = ["RankGroup"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from kv_transfer.digest import PageDigester
+from kv_transfer.integrity.digest import PageDigester
+from kv_transfer.integrity.sum64 import MASK
 from kv_transfer.layout import KVLayout
 from kv_transfer.sharded.link import RankLink
-from kv_transfer.sum64 import MASK
 
 __all__ = ["ShardedDigester"]
 

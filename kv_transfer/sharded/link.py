@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from kv_transfer.errors import RankGone
-from kv_transfer.sharded.wire import Digest, Digests, Ended, Frames, Hello, Message, Write, pack
+from kv_transfer.sharded.wire import Digest, Digests, Ended, Forget, Frames, Hello, Message, Write, pack
 from kv_transfer.ticket import Peer
 
 __all__ = ["RankLink"]
@@ -29,6 +29,9 @@ class RankLink:
 
     def write(self, number: int, peer: Peer, local: Sequence[int], remote: Sequence[int]) -> None:
         self._send(Write(number, peer, tuple(local), tuple(remote)))
+
+    def forget(self, peer: Peer) -> None:
+        self._send(Forget(peer))
 
     def poll(self) -> list[Ended]:
         """What has ended since the last call. Does not wait."""

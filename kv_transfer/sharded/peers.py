@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from kv_transfer.binary import Reader, block
 from kv_transfer.errors import BadMessage, PeerUnreachable
+from kv_transfer.handoff.binary import Reader, block
 from kv_transfer.ticket import Peer
 
 __all__ = ["pack_rank", "pack_ranks", "ranks_of", "read_rank"]

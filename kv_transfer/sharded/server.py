@@ -7,8 +7,8 @@ import socket
 import time
 from typing import Final
 
-from kv_transfer.digest import PageDigester
-from kv_transfer.sharded.wire import Digest, Digests, Frames, Hello, Message, Write, pack
+from kv_transfer.integrity.digest import PageDigester
+from kv_transfer.sharded.wire import Digest, Digests, Forget, Frames, Hello, Message, Write, pack
 from kv_transfer.sharded.writer import RankWriter
 from kv_transfer.ticket import Peer
 
@@ -54,5 +54,7 @@ def _obey(message: Message, connection: socket.socket, writer: RankWriter, diges
     match message:
         case Write(number, peer, local, remote):
             writer.write(number, peer, local, remote)
+        case Forget(peer):
+            writer.forget(peer)
         case Digest(pages, tail_tokens):
             connection.sendall(pack(Digests(tuple(digester.digest(pages, tail_tokens)))))

@@ -91,6 +91,14 @@ class ShardedTransport:
         self._require(peer)
         self._writer.transport.send(ranks_of(peer)[0], message)
 
+    def is_local(self, peer: Peer) -> bool:
+        return self._writer.is_local(peer)
+
+    def forget(self, peer: Peer) -> None:
+        for link in self._links:
+            link.forget(peer)
+        self._writer.forget(peer)
+
     def poll(self) -> list[TransportEvent]:
         ended, others = self._writer.poll()
         for link in self._links:

@@ -9,12 +9,12 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from kv_transfer.binary import Reader, block
 from kv_transfer.errors import BadMessage
+from kv_transfer.handoff.binary import Reader, block
 from kv_transfer.sharded.peers import pack_rank, read_rank
 from kv_transfer.ticket import Peer
 
-__all__ = ["Digest", "Digests", "Ended", "Frames", "Hello", "Message", "Write", "pack"]
+__all__ = ["Digest", "Digests", "Ended", "Forget", "Frames", "Hello", "Message", "Write", "pack"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,13 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
+class Forget:
+    """Leader: that peer was declared dead; give up every write to its ranks."""
+
+    peer: Peer
+
+
+@dataclass(frozen=True, slots=True)
 class Digest:
     """Leader: digest your part of these pages."""
 
@@ -57,7 +64,7 @@ class Digests:
     digests: tuple[int, ...]
 
 
-Message: TypeAlias = Hello | Write | Ended | Digest | Digests
+Message: TypeAlias = Hello | Write | Ended | Digest | Digests | Forget
 
 _NUMBER: Final = struct.Struct("<Q")
 _KIND: Final = struct.Struct("<B")
@@ -109,15 +116,30 @@ def _read_hello(reader: Reader) -> Hello:
 
 
 def _pack_write(message: Write) -> bytes:
-    peer = message.peer
-    ids = _NUMBER.pack(message.number) + _NUMBER.pack(peer.epoch) + block(peer.layout_hash.encode())
-    return ids + pack_rank(peer) + _pack_numbers(message.local) + _pack_numbers(message.remote)
+    numbers = _pack_numbers(message.local) + _pack_numbers(message.remote)
+    return _NUMBER.pack(message.number) + _pack_peer(message.peer) + numbers
 
 
 def _read_write(reader: Reader) -> Write:
-    (number,), (epoch,) = reader.fields(_NUMBER), reader.fields(_NUMBER)
-    worker = Peer("", epoch, b"", 0, 0, 0, 0, reader.text())
-    return Write(number, read_rank(reader, worker), _read_numbers(reader), _read_numbers(reader))
+    (number,) = reader.fields(_NUMBER)
+    return Write(number, _read_peer(reader), _read_numbers(reader), _read_numbers(reader))
+
+
+def _pack_forget(message: Forget) -> bytes:
+    return _pack_peer(message.peer)
+
+
+def _read_forget(reader: Reader) -> Forget:
+    return Forget(_read_peer(reader))
+
+
+def _pack_peer(peer: Peer) -> bytes:
+    return _NUMBER.pack(peer.epoch) + block(peer.layout_hash.encode()) + pack_rank(peer)
+
+
+def _read_peer(reader: Reader) -> Peer:
+    (epoch,) = reader.fields(_NUMBER)
+    return read_rank(reader, Peer("", epoch, b"", 0, 0, 0, 0, reader.text()))
 
 
 def _pack_ended(message: Ended) -> bytes:
@@ -163,4 +185,5 @@ _KINDS: Final[list[tuple[type[Message], Callable[[Any], bytes], Callable[[Reader
     (Ended, _pack_ended, _read_ended),
     (Digest, _pack_digest, _read_digest),
     (Digests, _pack_digests, _read_digests),
+    (Forget, _pack_forget, _read_forget),
 ]

@@ -54,6 +54,13 @@ class RankWriter:
         except PeerUnreachable as error:
             part.reason = str(error)
 
+    def is_local(self, peer: Peer) -> bool:
+        return all(self.transport.is_local(rank) for rank in ranks_of(peer))
+
+    def forget(self, peer: Peer) -> None:
+        for rank in ranks_of(peer):
+            self.transport.forget(rank)
+
     def poll(self) -> tuple[list[Ended], list[TransportEvent]]:
         """Writes that have ended in all their parts; and whatever else happened on the transport."""
         others: list[TransportEvent] = []

@@ -74,8 +74,20 @@ class Transport(Protocol):
     def send(self, peer: Peer, message: bytes) -> None:
         """Sends a message on its own; unordered against writes in flight. Raises PeerUnreachable."""
 
+    def is_local(self, peer: Peer) -> bool:
+        """Whether the peer runs on this host. One kernel has both processes then, and PeerLost comes as soon
+        as the peer's ends, whatever happens to networks and other hosts."""
+
+    def forget(self, peer: Peer) -> None:
+        """Gives up every write to a peer, and watches it no more. It is not to be connected again.
+
+        The writes end as if the peer were gone. What the peer itself can write here is another matter: only
+        `close` ends that.
+        """
+
     def poll(self) -> list[TransportEvent]:
         """Makes progress, and returns what happened since the last call."""
 
     def close(self) -> None:
-        """Ends everything; no memory is touched afterwards."""
+        """Ends every connection and registration: no memory of ours is read or written afterwards, by this
+        process or by a peer on another host, whatever the peer still has under way."""

@@ -1,8 +1,17 @@
 """Whether the process of a peer still exists, as told by the kernels and not by anybody's patience.
 
-Each worker listens on a TCP port that carries nothing. Its peers hold a connection to it. When the process
-ends, however it ends, its kernel closes them at once; a stopped, busy or unreachable process keeps them
-open. So a closed lifeline means that the peer is gone, and silence means nothing.
+Each worker listens on a TCP port that carries nothing but its name. Its peers hold a connection to it. When
+the process ends, however it ends, its kernel closes them at once; a stopped, busy or unreachable process
+keeps them open. The end of a connection alone proves nothing: a firewall, a load balancer or a NAT on the
+way may reset a connection that was idle, or that it forgot. The peer is dialled again, and is gone only if
+its host says so:
+
+| answer to the next dial | meaning |
+| --- | --- |
+| connection refused | nobody listens there any more: the process is gone |
+| another name | its port belongs to another process: the process is gone |
+| the same name | it lives; something on the way cut the connection |
+| nothing, timeout, no route | unknown: it is dialled again until something is known, or `unwatch` |
 """
 
 from __future__ import annotations
@@ -16,9 +25,22 @@ from typing import Final
 
 __all__ = ["Lifeline"]
 
-_REDIAL_S: Final = 1.0
-_GONE: Final = {errno.ECONNREFUSED, errno.ECONNRESET, errno.EPIPE}
-"""What only a kernel answers whose process is gone. Other errors (timeout, no route) say nothing of it."""
+_REDIAL_S: Final = 0.05
+_LONGEST_REDIAL_S: Final = 1.0
+"""Least time between two dials; doubles while they bring nothing. A connection that lasted is
+replaced at once."""
+
+_OPTIONS: Final = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000),
+)
+"""A probe every 10 s keeps middleboxes from forgetting the connection. It is given up, which says nothing of
+the peer, after 30 s without an answer: with the kernel's defaults that would take two hours."""
+_SYN_RETRIES: Final = 3
+"""About 15 s for a dial that nobody answers."""
 
 
 @dataclass(slots=True, eq=False)
@@ -28,6 +50,9 @@ class _Watch:
     socket: socket.socket | None = None
     unread: bytes = b""
     """What the peer has still to say of its name."""
+    dialled_at: float = 0.0
+    redial_s: float = _REDIAL_S
+    """Least time from one dial to the next."""
     redial_at: float = 0.0
 
 
@@ -53,8 +78,14 @@ class Lifeline:
     def watch(self, name: str, address: tuple[str, int]) -> None:
         """From now on `poll` reports the end of this peer, once."""
         if name not in self._watched:
-            self._watched[name] = _Watch(name, address, unread=name.encode() + b"\n")
+            self._watched[name] = _Watch(name, address)
             self._dial_again.add(name)
+
+    def unwatch(self, name: str) -> None:
+        """Its end is known from elsewhere: `poll` says no more about it."""
+        watch = self._watched.pop(name, None)
+        if watch is not None:
+            self._hang_up(watch)
 
     def poll(self, now: float) -> list[str]:
         """Names of watched peers whose process is gone since the last call. `now`: seconds, monotonic."""
@@ -79,10 +110,10 @@ class Lifeline:
         for watch in self._watched.values():
             self._hang_up(watch)
         self._watched.clear()
+        self._listener.close()  # first: whoever sees its connection end dials again, and has to be refused
         for accepted in self._accepted.values():
             accepted.close()
         self._accepted.clear()
-        self._listener.close()
         self._poller.close()
 
     def _accept(self) -> None:
@@ -90,6 +121,7 @@ class Lifeline:
             while True:
                 accepted, _ = self._listener.accept()
                 accepted.setblocking(False)
+                _keep_alive(accepted)
                 accepted.send(self._name)  # fits any fresh socket's buffer
                 self._accepted[accepted.fileno()] = accepted
                 self._poller.register(accepted, select.EPOLLIN | select.EPOLLRDHUP)
@@ -110,10 +142,11 @@ class Lifeline:
         family = socket.AF_INET6 if ":" in watch.address[0] else socket.AF_INET
         watch.socket = socket.socket(family, socket.SOCK_STREAM)
         watch.socket.setblocking(False)
-        watch.socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        watch.unread = watch.name.encode() + b"\n"
+        _keep_alive(watch.socket)
+        watch.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_SYNCNT, _SYN_RETRIES)
+        watch.unread, watch.dialled_at = watch.name.encode() + b"\n", now
         code = watch.socket.connect_ex(watch.address)
-        if code in _GONE:
+        if code == errno.ECONNREFUSED:
             return False
         if code not in (0, errno.EINPROGRESS):
             self._redial(watch, now)
@@ -123,24 +156,30 @@ class Lifeline:
         return True
 
     def _has_ended(self, watch: _Watch, now: float) -> bool:
+        """Whether the peer is known to be gone, by what its connection has to say."""
         assert watch.socket is not None
         try:
             said = watch.socket.recv(4096)
         except BlockingIOError:
             return False
-        except OSError as error:
-            if error.errno in _GONE:
-                return True
-            self._redial(watch, now)
+        except ConnectionRefusedError:
+            return True  # of the dial: only a host without that listener says so
+        except OSError:
+            said = b""
+        if not said:
+            self._redial(watch, now)  # closed or reset, by its host or by something on the way
             return False
-        if not said or not watch.unread.startswith(said):
-            return True  # closed, or its port belongs to somebody else now
+        if not watch.unread.startswith(said):
+            return True  # its port belongs to somebody else now
         watch.unread = watch.unread[len(said) :]
+        if not watch.unread:
+            watch.redial_s = _REDIAL_S
         return False
 
     def _redial(self, watch: _Watch, now: float) -> None:
         self._hang_up(watch)
-        watch.redial_at = now + _REDIAL_S
+        watch.redial_at = max(now, watch.dialled_at + watch.redial_s)
+        watch.redial_s = min(2 * watch.redial_s, _LONGEST_REDIAL_S)
         self._dial_again.add(watch.name)
 
     def _hang_up(self, watch: _Watch) -> None:
@@ -150,3 +189,8 @@ class Lifeline:
                 self._poller.unregister(watch.socket)
             watch.socket.close()
             watch.socket = None
+
+
+def _keep_alive(connection: socket.socket) -> None:
+    for level, option, value in _OPTIONS:
+        connection.setsockopt(level, option, value)

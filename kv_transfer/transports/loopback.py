@@ -69,6 +69,12 @@ class LoopbackTransport:
     def send(self, peer: Peer, message: bytes) -> None:
         self._member(peer.name)._inbox.append(message)
 
+    def is_local(self, peer: Peer) -> bool:
+        return True
+
+    def forget(self, peer: Peer) -> None:
+        self._connected.discard(peer.name)
+
     def poll(self) -> list[TransportEvent]:
         events: list[TransportEvent] = []
         while self._in_flight:

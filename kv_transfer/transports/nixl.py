@@ -33,7 +33,7 @@ from kv_transfer.planner import Copy
 from kv_transfer.ticket import Peer
 from kv_transfer.transports.base import Arrival, PeerLost, TransportEvent, WriteDone, WriteFailed
 from kv_transfer.transports.lifeline import Lifeline
-from kv_transfer.transports.ucx import Link, configure, pack_metadata, unpack_metadata
+from kv_transfer.transports.ucx import Link, configure, lifeline_of, pack_metadata, unpack_metadata
 
 __all__ = ["NixlTransport"]
 
@@ -115,6 +115,15 @@ class NixlTransport:
         with self._breaking(link):
             self._agent.send_notif(peer.name, message)
         link.require_whole()
+
+    def is_local(self, peer: Peer) -> bool:
+        return lifeline_of(peer)[0] == self._lifeline.address[0]
+
+    def forget(self, peer: Peer) -> None:
+        self._lifeline.unwatch(peer.name)
+        link = self._links.get(peer.name)
+        if link is not None:
+            link.bereave(time.monotonic())
 
     def poll(self) -> list[TransportEvent]:
         self._caller.enter()

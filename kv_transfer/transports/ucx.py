@@ -9,7 +9,7 @@ from typing import Final
 from kv_transfer.errors import PeerUnreachable
 from kv_transfer.ticket import Peer
 
-__all__ = ["SETTLE_S", "Link", "configure", "pack_metadata", "unpack_metadata"]
+__all__ = ["SETTLE_S", "Link", "configure", "lifeline_of", "pack_metadata", "unpack_metadata"]
 
 SETTLE_S: Final = 1.0
 """How long a broken link is polled before its end is reported: bytes that the kernels hold for it are
@@ -56,6 +56,11 @@ def configure(host: str) -> None:
 def pack_metadata(lifeline: tuple[str, int], address: bytes) -> bytes:
     host, port = lifeline
     return f"{host} {port}\n".encode() + address
+
+
+def lifeline_of(peer: Peer) -> tuple[str, int]:
+    """Host and port of the peer's lifeline. Raises PeerUnreachable."""
+    return unpack_metadata(peer)[0]
 
 
 def unpack_metadata(peer: Peer) -> tuple[tuple[str, int], bytes]:

@@ -29,7 +29,7 @@ from kv_transfer.planner import Copy
 from kv_transfer.ticket import Peer
 from kv_transfer.transports.base import Arrival, PeerLost, TransportEvent, WriteDone, WriteFailed
 from kv_transfer.transports.lifeline import Lifeline
-from kv_transfer.transports.ucx import Link, configure, pack_metadata, unpack_metadata
+from kv_transfer.transports.ucx import Link, configure, lifeline_of, pack_metadata, unpack_metadata
 
 __all__ = ["UcxxTransport"]
 
@@ -148,6 +148,15 @@ class UcxxTransport:
 
     def send(self, peer: Peer, message: bytes) -> None:
         self._control(self._link(peer.name), _Kind.MESSAGE, message)
+
+    def is_local(self, peer: Peer) -> bool:
+        return lifeline_of(peer)[0] == self._lifeline.address[0]
+
+    def forget(self, peer: Peer) -> None:
+        self._lifeline.unwatch(peer.name)
+        link = self._links.get(peer.name)
+        if link is not None:
+            link.bereave(time.monotonic())
 
     def poll(self) -> list[TransportEvent]:
         self._caller.enter()

@@ -14,6 +14,8 @@ from tests.certificates import Authority
 from tests.e2e.router_process import RouterProcess, router
 
 KEY = "0123456789abcdef-alice"
+METRICS_KEY = "0123456789abcdef-prometheus"
+PAGE = "https://chat.example.com"
 ASK = {"model": "smollm2", "prompt": "The capital of France is", "max_tokens": 4, "temperature": 0}
 
 
@@ -24,8 +26,13 @@ def test_a_router_with_keys_and_tls_serves_who_has_one_and_its_workers_serve_nob
     files = authority.issue(tmp_path)
     keys = tmp_path / "keys"
     keys.write_text(KEY)
+    metrics_keys = tmp_path / "metrics-keys"
+    metrics_keys.write_text(METRICS_KEY)
     flags = {
         "api-key-file": keys,
+        "metrics-key-file": metrics_keys,
+        "cors-origins": PAGE,
+        "http-keep-alive": 90,
         "tls-cert": files.certificate,
         "tls-key": files.key,
         "worker-network": "127.0.0.0/8",
@@ -38,6 +45,11 @@ def test_a_router_with_keys_and_tls_serves_who_has_one_and_its_workers_serve_nob
             assert http.post("/v1/completions", json=ASK).status_code == 401
             answer = http.post("/v1/completions", json=ASK, headers={"authorization": f"Bearer {KEY}"})
             assert answer.json()["choices"][0]["text"].startswith(" Paris")
+            assert answer.headers["keep-alive"] == "timeout=90"
+            metrics = {"authorization": f"Bearer {METRICS_KEY}", "origin": PAGE}
+            assert http.get("/metrics").status_code == 401
+            assert http.get("/metrics", headers=metrics).headers["access-control-allow-origin"] == PAGE
+            assert "baton_" in http.get("/metrics", headers=metrics).text
         assert KEY not in service.text()
         ports = listening(service)
         assert len(ports) > 1

@@ -12,7 +12,8 @@ from kv_transfer.planner import Copy
 from kv_transfer.transports import Transport
 from kv_transfer.transports.base import Arrival, TransportEvent
 from worker.assembly import Assemble, Assembled, Parts
-from worker.kv_endpoint import KVEndpoint, open_endpoint
+from worker.kv_endpoint import open_endpoint
+from worker.kv_pool_access import KVEndpoint
 
 __all__ = ["Corruption"]
 

@@ -2,43 +2,56 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import threading
 import time
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import Any
 
+import xxhash
+
 from kv_transfer import KVLayout, KVReceiver, KVSender, Peer, ReceiverThread, SenderThread
 from kv_transfer.transports import Transport
+from tests.faults.two_hosts import enter
 from tests.kv_support import Pool
+from tests.processes import starting
 
-__all__ = ["LAYOUT", "NUM_PAGES", "Remote", "make_transport"]
+__all__ = ["LAYOUT", "NUM_PAGES", "Host", "Remote", "make_transport"]
 
-LAYOUT = KVLayout(model="big", dtype="float32", num_layers=8, num_kv_heads=4, head_dim=64, page_size=16)
+LAYOUT = KVLayout(weights="big", dtype="float32", num_layers=8, num_kv_heads=4, head_dim=64, page_size=16)
 NUM_PAGES = 512  # of 256 KiB: large enough for a write to be caught half way
 
 
-def make_transport(kind: str, name: str, pool: Pool) -> Transport:
+def make_transport(kind: str, name: str, pool: Pool, host: str = "127.0.0.1") -> Transport:
     if kind == "nixl":
         from kv_transfer.transports.nixl import NixlTransport
 
-        return NixlTransport(name, pool.memory)
+        return NixlTransport(name, pool.memory, host=host)
     from kv_transfer.transports.ucxx import UcxxTransport
 
-    return UcxxTransport(name, pool.memory)
+    return UcxxTransport(name, pool.memory, host=host)
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    address: str = "127.0.0.1"
+    namespace: str = ""
+    """Empty: this machine itself."""
 
 
 def _serve(
-    role: str, kind: str, name: str, epoch: int, environment: dict[str, str], pipe: Connection
+    role: str, kind: str, name: str, epoch: int, host: Host, environment: dict[str, str], pipe: Connection
 ) -> None:
+    if host.namespace:
+        enter(host.namespace)
     # When UCX ends a process, standard error shows where.
     os.environ.update({"UCX_HANDLE_ERRORS": "bt"} | environment)
     pool = Pool(NUM_PAGES, LAYOUT)
-    transport = make_transport(kind, name, pool)
+    transport = make_transport(kind, name, pool, host.address)
     lock = threading.Lock()
 
     def send(kind: str, value: Any) -> None:
@@ -54,7 +67,14 @@ def _serve(
             KVSender(transport, pool.memory, LAYOUT, epoch, drain_timeout_s=1.0), emit, emit
         )
     else:
-        endpoint = ReceiverThread(KVReceiver(transport, pool.memory, LAYOUT, epoch), emit, emit)
+        receiver = KVReceiver(
+            transport,
+            pool.memory,
+            LAYOUT,
+            epoch,
+            reopen=lambda: make_transport(kind, f"{name}~", pool, host.address),
+        )
+        endpoint = ReceiverThread(receiver, emit, emit)
     endpoint.start()
     send("peer", endpoint.peer)
     while True:
@@ -62,20 +82,25 @@ def _serve(
         if command == "fill":
             pool.fill(*args)
         elif command == "read":
-            send("bytes", pool.bytes[list(args[0])].copy())
+            send("digests", [xxhash.xxh3_128_digest(pool.bytes[page]) for page in args[0]])
         else:
             getattr(endpoint, command)(*args, **kwargs)
+
+
+HERE = Host()
 
 
 class Remote:
     """A handle on that process: `call` a command of its endpoint, wait for an event of it."""
 
-    def __init__(self, role: str, kind: str, name: str, epoch: int, **environment: str) -> None:
+    def __init__(
+        self, role: str, kind: str, name: str, epoch: int, host: Host = HERE, **environment: str
+    ) -> None:
         self.name = name
-        context = multiprocessing.get_context("spawn")
+        context = starting()
         self._pipe, far_end = context.Pipe()
         self.process: BaseProcess = context.Process(
-            target=_serve, args=(role, kind, name, epoch, environment, far_end), daemon=True
+            target=_serve, args=(role, kind, name, epoch, host, environment, far_end), daemon=True
         )
         self.process.start()
         far_end.close()
@@ -97,9 +122,11 @@ class Remote:
         """The next event. Raises TimeoutError; RuntimeError if the process ended by itself."""
         return self._take("event", timeout_s)
 
-    def read(self, pages: list[int]) -> Any:
+    def digests(self, pages: list[int]) -> list[bytes]:
+        """Of what each of these pages holds now."""
         self.call("read", pages)
-        return self._take("bytes", 10)
+        found: list[bytes] = self._take("digests", 10)
+        return found
 
     def kill(self) -> None:
         self.process.kill()

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from decode_worker.assemble import assemble as assemble_decode
 from engine.config import EngineConfig
 from prefill_worker.assemble import assemble as assemble_prefill
-from router.config import Mode, RouterConfig
-from router.dispatch import ClusterDispatcher
-from router.generation import Generation
-from router.grpc_server import GrpcConfig, GrpcServer
-from router.http_server import HttpConfig, HttpServer
-from router.metrics import RouterMetrics
-from router.registry import Registry
-from router.served_model import ServedModel
+from router.config.settings import Mode, RouterConfig
+from router.dispatch.dispatcher import ClusterDispatcher
+from router.dispatch.metrics import RouterMetrics
+from router.frontend.grpc.server import GrpcConfig, GrpcServer
+from router.frontend.http.server import HttpConfig, HttpServer
+from router.processing.generation import Generation
+from router.processing.served_model import ServedModel
+from router.workers.registry import Registry
 from rpc.baton.v1 import worker_pb2
 from rpc.channel import Endpoint
 from tests.faults.small_model import MAX_LEN, SmallModel
@@ -35,7 +35,7 @@ _PATIENCE_S = 20.0
 
 @dataclass
 class LocalWorker:
-    """Implements `router.registry.WorkerHandle`."""
+    """Implements `router.workers.registry.WorkerHandle`."""
 
     worker_id: str
     role: worker_pb2.Role

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from router.tokenizer import Tokenizer
+from router.processing.tokenizer import Tokenizer
 from tests.unit.router_tokenizers import byte_level
 
 __all__ = ["Question", "SmallModel", "save_small_model"]
@@ -62,6 +62,14 @@ class SmallModel:
         )
         ids: list[int] = output[0, len(question.prompt) :].tolist()
         return ids
+
+    @torch.inference_mode()
+    def says(self, question: Question, answer: Sequence[int]) -> bool:
+        """Whether `answer` is what it says greedily: in one pass, where `answer` takes one a token."""
+        assert question.seed is None
+        logits = self.model(torch.tensor([[*question.prompt, *answer]])).logits[0]
+        likeliest = logits.argmax(-1)[len(question.prompt) - 1 : -1].tolist()
+        return len(answer) == question.max_tokens and likeliest == list(answer)
 
     def text(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode(ids)

@@ -12,7 +12,7 @@ import pytest
 
 from decode_worker.assemble import assemble as assemble_decode
 from prefill_worker.assemble import assemble as assemble_prefill
-from router.config import Mode
+from router.config.settings import Mode
 from tests.faults.clients import Answered, GrpcClient, HttpClient, check
 from tests.faults.corruption import Corruption
 from tests.faults.local_cluster import LocalCluster, local_cluster

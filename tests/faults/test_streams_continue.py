@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
+from itertools import product
 
 import pytest
 from prometheus_client import generate_latest
 
 from engine.config import EngineConfig
-from router.config import Mode, RouterConfig
-from router.departure import Departures
-from router.dispatch import ClusterDispatcher
-from router.generation import Generation
-from router.generation_request import GenerationRequest
-from router.metrics import RouterMetrics
-from router.registry import Registry
-from router.sampling_options import SamplingOptions
-from router.served_model import ServedModel
+from router.admin.drain import Departures
+from router.config.settings import Mode, RouterConfig
+from router.dispatch.dispatcher import ClusterDispatcher
+from router.dispatch.metrics import RouterMetrics
+from router.processing.generation import Generation
+from router.processing.generation_request import GenerationRequest
+from router.processing.sampling_options import SamplingOptions
+from router.processing.served_model import ServedModel
+from router.workers.registry import Registry
 from rpc.baton.v1 import sampling_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 from tests.faults.local_cluster import LocalWorker
@@ -138,9 +139,15 @@ async def ask(
     return answer
 
 
-@pytest.mark.parametrize("mode", Mode)
-@pytest.mark.parametrize("how", [Cluster.kill_decoder, Cluster.drain_decoder])
-@pytest.mark.parametrize("sampling", SAMPLINGS)
+def combinations() -> Iterator[object]:
+    """All of them; half, with every pair of a mode, a way to end and a sampling, are for every change."""
+    ways = [Cluster.kill_decoder, Cluster.drain_decoder]
+    for (i, mode), (j, how), (k, sampling) in product(*map(enumerate, (Mode, ways, SAMPLINGS))):
+        marks = pytest.mark.thorough if (i + j + k) % 2 else ()
+        yield pytest.param(mode, how, sampling, marks=marks)
+
+
+@pytest.mark.parametrize(("mode", "how", "sampling"), combinations())
 async def test_the_answer_is_the_same_token_for_token(
     small: SmallModel, mode: Mode, how: Callable[[Cluster], object], sampling: str
 ) -> None:

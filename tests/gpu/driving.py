@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 
 from engine.config import EngineConfig
+from engine.core.plan import Chunk, StepPlan
+from engine.core.request import Request
+from engine.core.sampling_params import Sampling
 from engine.engine import Engine
-from engine.plan import Chunk, StepPlan
-from engine.request import Request
-from engine.runner import ModelRunner
-from engine.sampling import Sampling
+from engine.executor.runner import ModelRunner
 from tests.gpu.models import VOCAB
 
 

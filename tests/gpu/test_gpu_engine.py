@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
+from engine.core.plan import Chunk, StepPlan
+from engine.core.request import Request
+from engine.core.sampling_params import Sampling
 from engine.engine import Engine
-from engine.plan import Chunk, StepPlan
-from engine.request import Request
-from engine.runner import ModelRunner
-from engine.sampling import Sampling
+from engine.executor.runner import ModelRunner
 from tests.gpu.driving import generate, gpu_config, random_tokens
 from tests.gpu.models import save
 
@@ -45,6 +46,15 @@ def test_overlap_changes_no_token_in_bfloat16(graphs: int, tokens: int, tmp_path
     config = {"chunk_budget": 64, "cuda_graph_max_batch": graphs, "cuda_graph_max_tokens": tokens}
     plain = generate(gpu_config(tmp_path, **config), PROMPTS, GREEDY)
     assert generate(gpu_config(tmp_path, **config, overlap=True), PROMPTS, GREEDY) == plain
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_an_engine_on_the_second_gpu_gives_the_same_tokens(tmp_path: Path) -> None:
+    save("llama-128", tmp_path)
+    first, second = (gpu_config(tmp_path, device=f"cuda:{n}", chunk_budget=64, overlap=True) for n in (0, 1))
+    with ThreadPoolExecutor(1) as thread:  # its current GPU changes
+        on_second = thread.submit(generate, second, PROMPTS, GREEDY).result()
+    assert on_second == generate(first, PROMPTS, GREEDY)
 
 
 def test_a_seeded_draw_is_the_same_on_gpu_and_cpu(tmp_path: Path) -> None:

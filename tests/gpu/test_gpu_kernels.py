@@ -10,10 +10,10 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from engine.attention.decode_array import Decodes
-from engine.models.ops import Ops
-from engine.models.rope import rope_table
-from engine.models.rope_spec import RopeSpec
-from engine.page_lists import PageLists
+from engine.batch.block_tables import PageLists
+from engine.layers.ops import Ops
+from engine.layers.rope import rope_table
+from engine.spec.rope_spec import RopeSpec
 
 
 @pytest.fixture(autouse=True)
@@ -215,7 +215,7 @@ def test_kernels_that_begin_early_wait_for_what_they_read(tokens: int) -> None:
 
 @pytest.mark.parametrize("vocab", [500, 128256])
 def test_likeliest_is_argmax_and_knows_rows_that_are_not_finite(vocab: int) -> None:
-    from engine.kernels.likeliest import likeliest
+    from engine.kernels.argmax import likeliest
 
     logits = torch.randn(9, vocab, device="cuda", dtype=torch.bfloat16)
     logits[1, vocab - 1] = 40

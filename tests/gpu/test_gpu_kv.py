@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from kv_transfer import KVLayout, Peer, PoolMemory
-from kv_transfer.device_digest import DeviceDigester
+from kv_transfer.integrity.device_digest import DeviceDigester
+from kv_transfer.integrity.sum64 import Words
 from kv_transfer.planner import Copy
-from kv_transfer.sum64 import Words
 from tests.kv_support import Pool
 from tests.sum64_cases import LAYOUTS, as_words, jobs_for, name_of, pool_of, reference, unsigned
 
 LLAMA_8B = KVLayout(
-    model="m", dtype="bfloat16", num_layers=32, num_kv_heads=8, head_dim=128, page_size=16, digest="sum64"
+    weights="m", dtype="bfloat16", num_layers=32, num_kv_heads=8, head_dim=128, page_size=16, digest="sum64"
 )
 
 
@@ -25,7 +25,7 @@ def on_gpu(pool: Pool) -> torch.Tensor:
 
 @pytest.mark.parametrize("layout", [*LAYOUTS, LLAMA_8B], ids=name_of)
 def test_the_kernel_agrees_with_torch_and_with_the_host_bit_for_bit(layout: KVLayout) -> None:
-    from kv_transfer import sum64_torch, sum64_triton
+    from kv_transfer.integrity import sum64_torch, sum64_triton
 
     pool, jobs, words = pool_of(layout), jobs_for(layout), Words.of(layout)
     expected = reference(pool, jobs)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from engine.runner import ModelRunner
+from engine.executor.runner import ModelRunner
 from tests.gpu.driving import Forced, gpu_config, random_tokens, step
 from tests.gpu.models import save
 

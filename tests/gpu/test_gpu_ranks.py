@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
+from engine.core.request import Request
+from engine.core.sampling_params import Sampling
 from engine.engine import Engine
+from engine.executor.runner import ModelRunner
 from engine.parallel import OpenMeeting
-from engine.request import Request
-from engine.runner import ModelRunner
-from engine.sampling import Sampling
 from tests.gpu.driving import gpu_config
 from tests.gpu.models import save
 from tests.gpu.test_gpu_engine import GREEDY, PROMPTS, expected

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from engine.sampler import Sampler
-from engine.sampling import Sampling
+from engine.core.sampling_params import Sampling
+from engine.sampling.sampler import Sampler
 from tests.sampling_cases import any_sampling, assert_follows, chunks_of, say_pending, warped
 
 CUDA = torch.device("cuda")

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from prometheus_client import generate_latest
 
-from router.config import Mode, RouterConfig
-from router.dispatch import ClusterDispatcher
-from router.dispatch_api import Delta
-from router.metrics import RouterMetrics
-from router.registry import Registry
+from router.config.settings import Mode, RouterConfig
+from router.dispatch.dispatcher import ClusterDispatcher
+from router.dispatch.interface import Delta
+from router.dispatch.metrics import RouterMetrics
+from router.workers.registry import Registry
 from rpc.baton.v1 import sampling_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE
 from tests.integration.fake_worker import FakeWorker, decode_worker, prefill_worker
@@ -48,6 +48,12 @@ class Service:
     def exported(self) -> str:
         return generate_latest(self.metrics.registry).decode()
 
+    def metric(self, name: str, **labels: str) -> float:
+        """0 before anything was observed. `role`, `mode` and `worker` are the router's own."""
+        mode = self.dispatcher._config.mode.value
+        own = {"role": "router", "mode": mode, "worker": "router", **labels}
+        return self.metrics.registry.get_sample_value(name, own) or 0.0
+
 
 def sampling(max_tokens: int) -> sampling_pb2.Sampling:
     return sampling_pb2.Sampling(max_tokens=max_tokens, seed=1)
@@ -63,7 +69,9 @@ async def service(*workers: FakeWorker, wait: bool = True, **settings: object) -
         for worker in workers:
             await worker.start()
             stack.push_async_callback(worker.stop)
-        registry = await stack.enter_async_context(Registry(workers))
+        registry = await stack.enter_async_context(
+            Registry(workers, silence_s=config.worker_timeout, grace_s=config.worker_grace)
+        )
         if wait:
             assert await registry.wait_for_all(5.0), registry.complaints()
         yield Service(ClusterDispatcher(config, registry, metrics), registry, metrics, list(workers))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from router.member import WorkerUnavailable
+from router.workers.member import WorkerUnavailable
 from rpc.baton.v1 import sampling_pb2, worker_pb2, worker_pb2_grpc
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 from rpc.channel import Endpoint
@@ -42,6 +42,10 @@ class Behaviour:
     """Takes commands, answers nothing."""
     dumb: bool = False
     """As a process that was stopped: the connection stands, and nothing comes."""
+    stalled: bool = False
+    """What it has to say, and its answers to calls, come when this is over."""
+    mute: bool = False
+    """What it has to say comes when this is over; it answers calls meanwhile."""
     stop_at_first: bool = False
     """The first token ends the sequence."""
     late_first_token: bool = False
@@ -63,6 +67,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     """Handoffs that were written, by id: shared by the two sides."""
     behaviour: Behaviour = field(default_factory=Behaviour)
     layout_hash: str = "L"
+    chunk: int = 0
+    node: str = ""
     router_certificate: bytes | None = None
     """Only the holder of its key is served; None: everybody."""
     received: list[worker_pb2.Command] = field(default_factory=list)
@@ -76,6 +82,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self._server: grpc.aio.Server | None = None
         self._address = ""
         self._attached: dict[int, asyncio.Event] = {}
+        self._outboxes: list[asyncio.Queue[worker_pb2.EventBatch | None]] = []
+        """Of open sessions."""
 
     async def start(self) -> FakeWorker:
         self._server = grpc.aio.server()
@@ -114,11 +122,21 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     def commands(self, kind: str) -> list[worker_pb2.Command]:
         return [command for command in self.received if command.WhichOneof("kind") == kind]
 
+    def report(self, **load: int) -> None:
+        """Tells the router of its load, as of all commands so far. One session at a time."""
+        batch = worker_pb2.EventBatch(load=worker_pb2.Load(**load), commands=len(self.received))
+        for outbox in self._outboxes:
+            outbox.put_nowait(batch)
+
     # ---------------------------------------------------------------------------------- protocol
 
     async def Describe(  # noqa: N802
         self, request: worker_pb2.DescribeRequest, context: grpc.aio.ServicerContext
     ) -> worker_pb2.WorkerInfo:
+        if self.behaviour.dumb:
+            await asyncio.Event().wait()
+        while self.behaviour.stalled:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
         peer = worker_pb2.Peer(name=f"{self.worker_id}@{self.epoch}", epoch=self.epoch)
         return worker_pb2.WorkerInfo(
             worker_id=self.worker_id,
@@ -126,19 +144,17 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             epoch=self.epoch,
             layout_hash=self.layout_hash,
             peer=peer,
+            chunked_prefill_size=self.chunk,
             metrics_address="127.0.0.1:1",
+            node=self.node,
         )
-
-    async def Drain(  # noqa: N802
-        self, request: worker_pb2.DrainRequest, context: grpc.aio.ServicerContext
-    ) -> worker_pb2.DrainResponse:
-        return worker_pb2.DrainResponse(unfinished=len(self.live))
 
     async def Session(  # noqa: N802
         self, commands: AsyncIterator[worker_pb2.Command], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[worker_pb2.EventBatch]:
         outbox: asyncio.Queue[worker_pb2.EventBatch | None] = asyncio.Queue()
         outbox.put_nowait(worker_pb2.EventBatch())
+        self._outboxes.append(outbox)
         reader = asyncio.create_task(self._read(commands, outbox))
         try:
             while True:
@@ -148,10 +164,13 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
                     batch = worker_pb2.EventBatch()  # a heartbeat
                 if batch is None:
                     break
+                while self.behaviour.stalled or self.behaviour.mute:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
                 if not self.behaviour.dumb:
                     yield batch
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the worker broke down")
         finally:
+            self._outboxes.remove(outbox)
             reader.cancel()
             for task in self.live.values():
                 task.cancel()

@@ -11,15 +11,15 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter
 
-from router.api_keys import ApiKeys
-from router.dispatch_api import Delta
+from router.dispatch.interface import Delta
 from router.errors import RouterError
-from router.generation import Generation
-from router.grpc_server import GrpcConfig, GrpcServer
-from router.http_server import HttpConfig, HttpServer
+from router.frontend.api_keys import ApiKeys
+from router.frontend.grpc.server import GrpcConfig, GrpcServer
+from router.frontend.http.server import HttpConfig, HttpServer
 from router.limits import Limits
-from router.served_model import ServedModel
-from router.tokenizer import Tokenizer
+from router.processing.generation import Generation
+from router.processing.served_model import ServedModel
+from router.processing.tokenizer import Tokenizer
 from rpc.baton.v1 import router_pb2, sampling_pb2
 from rpc.tls import TlsFiles
 
@@ -37,6 +37,8 @@ class Call:
     timeout_s: float
     deltas: int = 0
     """Asked for so far."""
+    stopped: bool = False
+    """The caller found the end of the text by itself."""
     given_up: asyncio.Event = field(default_factory=asyncio.Event)
     """It was closed before its last delta."""
 
@@ -66,7 +68,7 @@ class ScriptedDispatcher:
         *,
         priority: int = 0,
         timeout_s: float = 0.0,
-    ) -> AsyncGenerator[Delta, None]:
+    ) -> AsyncGenerator[Delta, bool | None]:
         call = Call(list(prompt), sampling, priority, timeout_s)
         self.calls.append(call)
         ended = False
@@ -79,7 +81,10 @@ class ScriptedDispatcher:
                 await asyncio.sleep(self.pause_s)
                 ended = delta.finish != 0
                 call.deltas += 1
-                yield delta
+                if (yield delta):
+                    call.stopped = True
+                    yield Delta(finish=STOP, timings=router_pb2.Timings(ttft_s=0.5, e2e_s=0.75))
+                    return
         finally:
             if not ended:
                 call.given_up.set()
@@ -157,6 +162,9 @@ async def front_doors(
     limits: Limits = Limits(),  # noqa: B008
     keys: ApiKeys | None = None,
     tls: TlsFiles | None = None,
+    metrics_keys: ApiKeys | None = None,
+    cors_origins: Sequence[str] = (),
+    keep_alive_s: float = 120.0,
 ) -> AsyncIterator[FrontDoors]:
     """Serve the tokenizer in `folder` as model "small"."""
     tokenizer = load_tokenizer(folder)
@@ -174,7 +182,14 @@ async def front_doors(
     Counter("baton_example", "An example", registry=registry)
     http = HttpServer(
         generation,
-        HttpConfig(port=0, tls=tls, keys=keys),
+        HttpConfig(
+            port=0,
+            tls=tls,
+            keys=keys,
+            metrics_keys=metrics_keys,
+            cors_origins=cors_origins,
+            keep_alive_s=keep_alive_s,
+        ),
         metrics=registry,
         worker_targets=lambda: ["10.0.0.1:9000", "10.0.0.2:9000"],
     )

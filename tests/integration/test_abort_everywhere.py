@@ -99,7 +99,7 @@ async def test_aborts_at_random_moments_under_load(folder: Path, oracle: Oracle)
 async def test_aborts_at_random_moments_in_mixed_mode_with_preemption(
     folder: Path, oracle: Oracle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.forecast.OutputLengths.remaining", lambda *_: 0)
+    monkeypatch.setattr("engine.sched.page_forecast.OutputLengths.remaining", lambda *_: 0)
     rng = random.Random(6)
     async with worker(folder, WorkerRole.DECODE, None, num_pages=40) as link:
 

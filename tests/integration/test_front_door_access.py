@@ -6,7 +6,7 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import grpc
 import httpx
@@ -15,8 +15,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from engine.checkpoint import resolve
-from router.api_keys import ApiKeys
+from engine.loader.checkpoint import resolve
+from router.frontend.api_keys import ApiKeys
 from router.limits import Limits
 from rpc.baton.v1.router_pb2 import AbortRequest, GenerateRequest, GetModelInfoRequest
 from rpc.baton.v1.router_pb2_grpc import RouterStub
@@ -25,6 +25,8 @@ from tests.certificates import Authority
 from tests.integration.front_doors import FrontDoors, front_doors
 
 ALICE, BOB = "alice-0123456789", "bob-abcdefghijkl"
+PROMETHEUS = "prometheus-01234"
+MONITORING = ["/metrics", "/sd/workers"]
 COMPLETIONS = "/v1/completions"
 HELLO = {"prompt": "hi"}
 
@@ -93,7 +95,7 @@ class TestHttp:
             return  # it hung up on the rest
         assert response.status_code == 401
 
-    @pytest.mark.parametrize("path", ["/live", "/ready"])
+    @pytest.mark.parametrize("path", ["/live", "/ready", "/health"])
     async def test_orchestrators_need_no_key(self, http: httpx.AsyncClient, path: str) -> None:
         assert (await http.get(path)).status_code == 200
 
@@ -130,6 +132,110 @@ class TestHttp:
             bad = await http.post(COMPLETIONS, json={"prompt": ""}, headers=bearer(ALICE))
             assert bad.status_code == 400
         assert (await http.post(COMPLETIONS, json=HELLO, headers=bearer(ALICE))).status_code == 200
+
+    @pytest.mark.parametrize("fields", [{"n": 3}, {"prompt": ["a", "b", "c"]}, {"prompt": ["a"], "n": 4}])
+    async def test_a_key_s_limit_counts_completions(self, folder: Path, fields: dict[str, Any]) -> None:
+        keys = ApiKeys({ALICE: "alice"}, max_requests=3)
+        async with front_doors(folder, keys=keys) as doors, httpx.AsyncClient(base_url=doors.url) as http:
+            doors.dispatcher.hang_after = 0
+            running = asyncio.create_task(http.post(COMPLETIONS, json=HELLO, headers=bearer(ALICE)))
+            while not doors.dispatcher.calls:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            doors.dispatcher.hang_after = None
+            refused = await http.post(COMPLETIONS, json=HELLO | fields, headers=bearer(ALICE))
+            fits_when_idle = fields.get("n") != 4
+            assert refused.status_code == (429 if fits_when_idle else 400)
+            if not fits_when_idle:
+                assert refused.json()["error"]["param"] == "n"
+            answered = await http.post(COMPLETIONS, json=HELLO | {"n": 2}, headers=bearer(ALICE))
+            assert answered.status_code == 200
+            running.cancel()
+            await doors.dispatcher.calls[0].given_up.wait()
+
+
+class TestMonitoring:
+    """/metrics and /sd/workers tell of all clients and of the workers' network."""
+
+    @pytest.mark.parametrize("path", MONITORING)
+    @pytest.mark.parametrize(
+        ("with_keys", "with_metrics_keys", "headers", "status"),
+        [
+            (False, False, {}, 200),
+            (False, True, {}, 401),
+            (False, True, bearer(PROMETHEUS), 200),
+            (True, False, {}, 401),
+            (True, False, bearer(ALICE), 403),
+            (True, True, {}, 401),
+            (True, True, bearer("wrong-0123456789"), 401),
+            (True, True, bearer(ALICE), 403),
+            (True, True, bearer(PROMETHEUS), 200),
+        ],
+    )
+    async def test_takes_a_key_of_its_own_where_there_are_keys(
+        self,
+        folder: Path,
+        path: str,
+        with_keys: bool,
+        with_metrics_keys: bool,
+        headers: dict[str, str],
+        status: int,
+    ) -> None:
+        keys = ApiKeys({ALICE: "alice"}) if with_keys else None
+        metrics_keys = ApiKeys({PROMETHEUS: "prometheus"}) if with_metrics_keys else None
+        async with (
+            front_doors(folder, keys=keys, metrics_keys=metrics_keys) as doors,
+            httpx.AsyncClient(base_url=doors.url) as http,
+        ):
+            answer = await http.get(path, headers=headers)
+            assert answer.status_code == status
+            assert ("www-authenticate" in answer.headers) == (status == 401)
+
+    async def test_its_key_opens_nothing_else(self, folder: Path) -> None:
+        keys, metrics_keys = ApiKeys({ALICE: "alice"}), ApiKeys({PROMETHEUS: "prometheus"})
+        async with (
+            front_doors(folder, keys=keys, metrics_keys=metrics_keys) as doors,
+            httpx.AsyncClient(base_url=doors.url) as http,
+        ):
+            refused = await http.post(COMPLETIONS, json=HELLO, headers=bearer(PROMETHEUS))
+            assert (refused.status_code, refused.json()["error"]["code"]) == (403, "permission_denied")
+            assert (await http.post(COMPLETIONS, json=HELLO, headers=bearer(ALICE))).status_code == 200
+
+
+class TestWebPages:
+    PAGE = "https://chat.example.com"
+    PREFLIGHT: ClassVar = {
+        "origin": PAGE,
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "authorization, content-type, x-stainless-lang",
+    }
+
+    @pytest.mark.parametrize("origins", [(PAGE,), ("http://localhost:3000", PAGE), ("*",)])
+    async def test_a_page_of_the_list_may_ask_and_read(self, folder: Path, origins: tuple[str, ...]) -> None:
+        keys = ApiKeys({ALICE: "alice"})
+        async with (
+            front_doors(folder, keys=keys, cors_origins=origins) as doors,
+            httpx.AsyncClient(base_url=doors.url) as http,
+        ):
+            leave = await http.options(COMPLETIONS, headers=self.PREFLIGHT)
+            assert leave.status_code == 200
+            assert "x-stainless-lang" in leave.headers["access-control-allow-headers"]
+            for key in (ALICE, "wrong-0123456789"):  # scripts may read why they are refused, too
+                page = {"origin": self.PAGE} | bearer(key)
+                answer = await http.post(COMPLETIONS, json=HELLO, headers=page)
+                assert answer.headers["access-control-allow-origin"] in (self.PAGE, "*")
+                assert "x-request-id" in answer.headers["access-control-expose-headers"]
+
+    @pytest.mark.parametrize("origins", [(), ("https://other.example.com",), ("http://chat.example.com",)])
+    async def test_another_page_gets_no_leave(self, folder: Path, origins: tuple[str, ...]) -> None:
+        async with (
+            front_doors(folder, cors_origins=origins) as doors,
+            httpx.AsyncClient(base_url=doors.url) as http,
+        ):
+            refused = await http.options(COMPLETIONS, headers=self.PREFLIGHT)
+            assert refused.is_client_error
+            answer = await http.get("/v1/models", headers={"origin": self.PAGE})
+            for response in (refused, answer):
+                assert "access-control-allow-origin" not in response.headers
 
 
 class TestGrpc:
@@ -173,6 +279,11 @@ class TestGrpc:
         assert await code_of(second) is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert (await http.post(COMPLETIONS, json=HELLO, headers=bearer(ALICE))).status_code == 429
         running.cancel()
+
+    async def test_a_key_s_limit_counts_completions(self, router: Any) -> None:
+        metadata = [("authorization", f"Bearer {ALICE}")]
+        call = router.Generate(GenerateRequest(text="hi", n=2), metadata=metadata)
+        assert await code_of(call.read()) is grpc.StatusCode.INVALID_ARGUMENT
 
     async def test_a_request_s_id_is_its_client_s_own(self, router: Any, doors: FrontDoors) -> None:
         doors.dispatcher.hang_after = 1

@@ -13,9 +13,9 @@ import openai
 import pytest
 from prometheus_client import CollectorRegistry
 
-from engine.checkpoint import resolve
-from router.grpc_server import GrpcConfig, GrpcServer
-from router.http_server import HttpConfig, HttpServer
+from engine.loader.checkpoint import resolve
+from router.frontend.grpc.server import GrpcConfig, GrpcServer
+from router.frontend.http.server import HttpConfig, HttpServer
 from rpc.baton.v1.router_pb2 import GenerateRequest
 from rpc.baton.v1.router_pb2_grpc import RouterStub
 from tests.integration.front_doors import FrontDoors, front_doors

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,14 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from engine.checkpoint import resolve
+from engine.loader.checkpoint import resolve
 from tests.integration.front_doors import FrontDoors, front_doors
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
+JSON = {"content-type": "application/json"}
 LONG = "word " * 400
 
 
@@ -83,7 +85,8 @@ async def assert_still_serves(doors: FrontDoors, http: httpx.AsyncClient) -> Non
         (COMPLETIONS, {"n": -1}, 400, "n", None),
         (COMPLETIONS, {"n": 10**9}, 400, "n", None),
         (COMPLETIONS, {"prompt": ["a"] * 200, "n": 2}, 400, "n", None),
-        (COMPLETIONS, {"priority": 10**12}, 400, "priority", None),
+        (COMPLETIONS, {"priority": 1}, 400, "priority", "unsupported_parameter"),
+        (CHAT, {"priority": -1}, 400, "priority", "unsupported_parameter"),
         (COMPLETIONS, {"prompt": [49152]}, 400, "prompt", None),
         (COMPLETIONS, {"prompt": [-1]}, 400, "prompt", None),
         (COMPLETIONS, {"prompt": [10**30]}, 400, "prompt", None),
@@ -97,6 +100,14 @@ async def assert_still_serves(doors: FrontDoors, http: httpx.AsyncClient) -> Non
         (COMPLETIONS, {"prompt": None}, 400, "prompt", "invalid_value"),
         (COMPLETIONS, {"stream": 1}, 400, "stream", "invalid_value"),
         (CHAT, {"messages": [{"role": "user", "content": 5}]}, 400, "messages.0.content", "invalid_value"),
+        (CHAT, {"messages": [{"role": "user"}]}, 400, "messages.0.content", "missing_required_parameter"),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": "hi", "name": "Ada"}]},
+            400,
+            "messages.0.name",
+            "unsupported_parameter",
+        ),
         (COMPLETIONS, {"nonsense": 1}, 400, "nonsense", "unknown_parameter"),
         (CHAT, {"tools": [{"type": "function"}]}, 400, "tools", "unsupported_parameter"),
     ],
@@ -133,7 +144,7 @@ async def test_a_bad_value_is_refused_by_name(
 )
 async def test_a_malformed_body_is_refused(doors: FrontDoors, http: httpx.AsyncClient, body: bytes) -> None:
     for path in (COMPLETIONS, CHAT):
-        assert_refused(await http.post(path, content=body), 400)
+        assert_refused(await http.post(path, content=body, headers=JSON), 400)
     await assert_still_serves(doors, http)
 
 
@@ -144,24 +155,66 @@ async def test_a_body_of_ten_megabytes_is_refused(doors: FrontDoors, http: httpx
         for begin in range(0, len(big), 1 << 16):
             yield big[begin : begin + (1 << 16)]
 
-    assert_refused(await http.post(COMPLETIONS, content=big), 413, code="request_too_large")
-    assert_refused(await http.post(CHAT, content=in_pieces()), 413, code="request_too_large")
+    assert_refused(await http.post(COMPLETIONS, content=big, headers=JSON), 413, code="request_too_large")
+    assert_refused(await http.post(CHAT, content=in_pieces(), headers=JSON), 413, code="request_too_large")
     await assert_still_serves(doors, http)
 
 
 async def test_a_long_text_does_not_stop_the_others_while_it_is_tokenized(
-    doors: FrontDoors, http: httpx.AsyncClient
+    doors: FrontDoors, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refused = asyncio.create_task(http.post(COMPLETIONS, json={"prompt": "word " * 700_000}))
-    await asyncio.sleep(0.05)
-    slowest = 0.0
-    clock = asyncio.get_running_loop().time
-    while not refused.done():
-        before = clock()
-        await http.get("/live")
-        slowest = max(slowest, clock() - before)
+    tokenizer = doors.generation.tokenizer
+    encode, others_served = tokenizer._encode_now, threading.Event()
+
+    def encode_slowly(text: str, add_special_tokens: bool) -> list[int]:
+        assert others_served.wait(10)
+        return encode(text, add_special_tokens)
+
+    monkeypatch.setattr(tokenizer, "_encode_now", encode_slowly)
+    text = "word " * 3_000
+    assert tokenizer.fewest_tokens(text) < 256, "it would be refused before"
+    refused = asyncio.create_task(http.post(COMPLETIONS, json={"prompt": text}))
+    assert (await http.get("/live")).status_code == 200
+    assert (await http.get("/live")).status_code == 200
+    assert not refused.done()
+    others_served.set()
     assert_refused(await refused, 400, "prompt", "context_length_exceeded")
-    assert slowest < 1.0
+
+
+@pytest.mark.parametrize(
+    "fields", [{"prompt": "word " * 400_000}, {"messages": [{"role": "user", "content": "word " * 400_000}]}]
+)
+async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(
+    doors: FrontDoors, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
+) -> None:
+    def tokenize(text: str, add_special_tokens: bool) -> list[int]:
+        raise AssertionError("it was tokenized")
+
+    monkeypatch.setattr(doors.generation.tokenizer, "_encode_now", tokenize)
+    path, param = (COMPLETIONS, "prompt") if "prompt" in fields else (CHAT, "messages")
+    refused = await http.post(path, json=fields)
+    assert_refused(refused, 400, param, "context_length_exceeded")
+    assert "at least" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "media_type", [None, "text/plain", "application/x-www-form-urlencoded", "application/jsonx", "json"]
+)
+async def test_what_a_web_page_may_send_without_asking_is_refused(
+    doors: FrontDoors, http: httpx.AsyncClient, media_type: str | None
+) -> None:
+    for path in (COMPLETIONS, CHAT):
+        headers = {} if media_type is None else {"content-type": media_type}
+        refused = await http.post(path, content=b'{"prompt": "hi"}', headers=headers)
+        assert_refused(refused, 415, code="unsupported_media_type")
+    await assert_still_serves(doors, http)
+
+
+async def test_a_media_type_may_have_a_charset(doors: FrontDoors, http: httpx.AsyncClient) -> None:
+    headers = {"content-type": "Application/JSON; charset=utf-8"}
+    answered = await http.post(COMPLETIONS, content=b'{"prompt": "hi"}', headers=headers)
+    assert answered.status_code == 200
+    doors.dispatcher.calls.clear()
 
 
 @pytest.mark.parametrize(
@@ -189,6 +242,7 @@ async def test_bytes_that_are_not_http_are_refused_and_others_go_on(
         reader, writer = await asyncio.open_connection("127.0.0.1", doors.http.port)
         writer.write(noise)
         answer = await asyncio.wait_for(reader.read(), 5)
-        assert not answer or answer.startswith(b"HTTP/1.1 400")
+        assert answer.startswith(b"HTTP/1.1 400")
+        assert b'"type":"invalid_request_error"' in answer
         writer.close()
     await assert_still_serves(doors, http)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,8 +14,8 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
-from engine.checkpoint import resolve
-from router.errors import DeadlineExceeded, Overloaded, Unavailable
+from engine.loader.checkpoint import resolve
+from router.errors import DeadlineExceeded, Internal, Overloaded, Unavailable
 from tests.integration.front_doors import Call, FrontDoors, front_doors, say
 
 TEXT = "Hello, wörld! 你好 👋🏽 and goodbye."
@@ -138,11 +139,13 @@ async def test_a_stop_string_ends_the_answer_on_the_workers_too(
     doors: FrontDoors, client: openai.AsyncOpenAI
 ) -> None:
     answer = await client.completions.create(
-        model="small", prompt="hi", max_tokens=60, stop=["zzz", " and g"]
+        model="small", prompt="hi", max_tokens=60, stop=["zzz", " and g"], extra_body={"timings": True}
     )
     assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("Hello, wörld! 你好 👋🏽", "stop")
     assert answer.choices[0].to_dict()["stop_reason"] == " and g"
+    assert answer.to_dict()["timings"]["e2e_s"] == 0.75  # type: ignore[index]
     await doors.dispatcher.until_all_given_up()
+    assert [call.stopped for call in doors.dispatcher.calls] == [True]
 
 
 async def test_echo_repeats_the_prompt(client: openai.AsyncOpenAI) -> None:
@@ -211,7 +214,7 @@ async def test_the_extensions_reach_the_dispatcher(doors: FrontDoors, client: op
             "min_p": 0.25,
             "repetition_penalty": 1.5,
             "stop_token_ids": [9],
-            "priority": -2,
+            "priority": 0,
             "timeout": 12.5,
         },
     )
@@ -220,7 +223,7 @@ async def test_the_extensions_reach_the_dispatcher(doors: FrontDoors, client: op
     assert (sampling.ignore_eos, sampling.min_tokens, sampling.top_k) == (True, 3, 7)
     assert (sampling.min_p, sampling.repetition_penalty) == (0.25, 1.5)
     assert list(sampling.stop_token_ids) == [9]
-    assert (call.priority, call.timeout_s) == (-2, 12.5)
+    assert (call.priority, call.timeout_s) == (0, 12.5)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -251,20 +254,55 @@ async def test_a_failure_after_the_first_token_is_told_in_the_stream(
     stream = await client.completions.create(model="small", prompt="hi", stream=True)
     for _ in range(3):
         await anext(stream)
-    with pytest.raises(openai.APIError, match="a worker died"):
+    with pytest.raises(openai.APIError, match=r"cannot process.*Request id: cmpl-"):
         await anext(stream)
 
 
-async def test_a_bug_is_a_500_that_tells_nothing_of_its_inside(
-    doors: FrontDoors, client: openai.AsyncOpenAI
+@pytest.mark.parametrize("fail_after", [0, 3])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "failure",
+    [
+        Unavailable("decode-1 at 10.0.0.7:4711 is lost"),
+        Internal("10.0.0.7 ran into a NaN"),
+        RuntimeError("10.0.0.7"),
+    ],
+)
+async def test_a_fault_of_the_server_is_told_in_a_plain_sentence_and_logged_under_its_id(
+    doors: FrontDoors,
+    client: openai.AsyncOpenAI,
+    caplog: pytest.LogCaptureFixture,
+    failure: Any,
+    fail_after: int,
+    stream: bool,
 ) -> None:
-    def broken(call: Any) -> Any:
-        raise RuntimeError("secret")
+    doors.dispatcher.failure, doors.dispatcher.fail_after = failure, fail_after
 
-    doors.dispatcher.script = broken
-    with pytest.raises(openai.InternalServerError) as error:
-        await client.completions.create(model="small", prompt="hi")
-    assert "secret" not in str(error.value)
+    async def ask() -> None:
+        answer = await client.completions.create(model="small", prompt="hi", stream=stream)
+        if stream:
+            [event async for event in answer]
+
+    with pytest.raises(openai.APIError) as error:
+        await ask()
+    assert "10.0.0.7" not in str(error.value)
+    (request_id,) = re.findall(r"Request id: (cmpl-\w+)", error.value.message)
+    if isinstance(error.value, openai.APIStatusError):
+        assert error.value.request_id == request_id
+    [line] = [message for message in caplog.messages if request_id in message]
+    assert str(failure) in line
+
+
+async def test_every_answer_names_its_request(doors: FrontDoors) -> None:
+    async with httpx.AsyncClient(base_url=doors.url) as http:
+        answers = [
+            await http.get("/live"),
+            await http.get("/nothing"),
+            await http.post("/v1/completions", json={"prompt": ""}),
+            await http.post("/v1/completions", json={"prompt": "hi"}),
+        ]
+        assert len({answer.headers["x-request-id"] for answer in answers}) == len(answers)
+        assert answers[-1].json()["id"] == answers[-1].headers["x-request-id"]
 
 
 async def read_all(url: str, body: dict[str, Any], timeout_s: float) -> bytes:
@@ -308,7 +346,8 @@ async def test_a_client_that_does_not_read_makes_only_its_own_tokens_wait(folder
         unread.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         unread.connect(("127.0.0.1", doors.http.port))
         body = b'{"prompt":"hi","stream":true,"max_tokens":%d}' % count
-        head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body)
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+        head += b"content-length: %d\r\n\r\n" % len(body)
         unread.sendall(head + body)
         await asyncio.sleep(0.1)
         async with httpx.AsyncClient() as client:
@@ -330,11 +369,13 @@ async def test_the_served_model_is_listed(client: openai.AsyncOpenAI) -> None:
 async def test_operators_find_what_they_need(doors: FrontDoors) -> None:
     async with httpx.AsyncClient(base_url=doors.url) as client:
         assert (await client.get("/live")).status_code == 200
-        assert (await client.get("/ready")).status_code == 200
+        for path in ("/ready", "/health"):
+            assert (await client.get(path)).json() == {"status": "ready"}
         assert (await client.get("/version")).json().keys() == {"version"}
         assert "baton_example_total 0.0" in (await client.get("/metrics")).text
         [group] = (await client.get("/sd/workers")).json()
         assert group["targets"] == ["10.0.0.1:9000", "10.0.0.2:9000"]
         doors.dispatcher.is_ready = False
-        assert (await client.get("/ready")).status_code == 503
+        for path in ("/ready", "/health"):
+            assert (await client.get(path)).status_code == 503
         assert (await client.get("/live")).status_code == 200

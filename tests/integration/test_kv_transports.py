@@ -6,6 +6,7 @@ import itertools
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -198,6 +199,34 @@ def test_every_started_write_ends_even_if_the_peer_leaves_under_it(opened: Open)
     there.transport.close()
     pump(here, until=lambda: bool(here.of(PeerLost)))
     assert {event.write for event in here.events if isinstance(event, WriteDone | WriteFailed)} == writes
+
+
+def test_a_pool_registered_again_under_another_name_is_written_through_that(opened: Open) -> None:
+    here, there = Side(opened), Side(opened)
+    here.pool.fill(range(8))
+    here.transport.connect(there.peer)
+    here.transport.write(there.peer, [page_copy(0, 0)], b"")
+    pump(here, there, until=lambda: bool(here.of(WriteDone)))
+    there.transport.close()
+    there.transport = opened(there.pool.memory)
+    again = replace(there.peer, name=there.transport.name, metadata=there.transport.metadata)
+    here.transport.connect(again)
+    here.transport.write(again, [page_copy(0, 8, 8)], b"again")
+    pump(here, there, until=lambda: Arrival(b"again") in there.events and bool(here.of(PeerLost)))
+    expect_handed_over(here.pool, range(8), there.pool, range(8, 16))
+
+
+def test_writes_to_a_forgotten_peer_end_and_others_go_on(opened: Open) -> None:
+    here, there, third = Side(opened), Side(opened), Side(opened)
+    for side in (there, third):
+        here.transport.connect(side.peer)
+        assert here.transport.is_local(side.peer)
+    write = here.transport.write(there.peer, [page_copy(0, 0, 64)], b"")
+    here.transport.forget(there.peer)
+    other = here.transport.write(third.peer, [page_copy(0, 0)], b"")
+    pump(here, third, until=lambda: len(here.of(WriteDone) + here.of(WriteFailed)) == 2)
+    assert WriteDone(other) in here.events
+    assert {event.write for event in here.of(WriteDone) + here.of(WriteFailed)} == {write, other}
 
 
 # ------------------------------------------------------------------------------ whole handoffs

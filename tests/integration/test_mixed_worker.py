@@ -169,20 +169,6 @@ async def test_a_session_that_breaks_takes_its_requests_with_it_and_no_others(fo
         assert stats.load.running == stats.load.waiting == 0
 
 
-async def test_draining_finishes_what_runs_and_refuses_what_comes(folder: Path) -> None:
-    async with mixed(folder) as link:
-        job = work(prompt(20), max_tokens=60)
-        await link.submit(job)
-        await link.next(job.request_id, "started")
-        drain = link.stub.Drain(worker_pb2.DrainRequest(timeout_s=10))
-        ids, _ = await link.tokens(job.request_id)
-        assert (await drain).unfinished == 0
-        assert len(ids) == 60
-        late = work(prompt(5))
-        await link.submit(late)
-        assert (await link.next(late.request_id, "failed")).code == worker_pb2.FAILURE_CODE_DRAINING
-
-
 async def test_the_worker_describes_itself(folder: Path) -> None:
     async with mixed(folder) as link:
         info = await link.stub.Describe(worker_pb2.DescribeRequest())

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from router.http_server import listen
-from router.ports import PortTaken, check_free, taking
+from router.cli.ports import PortTaken, check_free, taking
+from router.frontend.http.server import listen
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.rehearsal import Link, LinkBroken, busy_seconds, rehearse
+from router.probes.link_check import Link, LinkBroken, busy_seconds, rehearse
 from tests.integration.fake_cluster import pair, service
 from tests.integration.fake_worker import decode_worker, prefill_worker
 

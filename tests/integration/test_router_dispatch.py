@@ -7,9 +7,9 @@ from contextlib import aclosing
 
 import pytest
 
-from router.config import Routing
+from router.config.settings import Routing
 from router.errors import DeadlineExceeded, Internal, InvalidRequest, Overloaded, Unavailable
-from router.registry import WorkerBroken
+from router.workers.registry import WorkerBroken
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE
 from tests.integration.fake_cluster import PROMPT, pair, sampling, service
@@ -148,7 +148,6 @@ async def test_attempts_are_bounded_and_the_last_failure_is_told() -> None:
         (worker_pb2.FAILURE_CODE_DEADLINE, DeadlineExceeded, 1),
         (worker_pb2.FAILURE_CODE_INTERNAL, Internal, 1),
         (worker_pb2.FAILURE_CODE_OVERLOADED, Overloaded, 2),
-        (worker_pb2.FAILURE_CODE_DRAINING, Unavailable, 2),
     ],
 )
 async def test_what_a_worker_complains_of_reaches_the_client_as_its_own_error(
@@ -265,6 +264,47 @@ async def test_a_burst_spreads_over_workers_before_any_of_them_reports() -> None
         answers = await asyncio.gather(*(served.tokens(3) for _ in range(40)))
         assert answers == [answer(PROMPT, 3)] * 40
         assert [len(worker.commands("submit")) for worker in workers] == [10, 10, 10, 10]
+
+
+async def test_a_caller_who_finds_a_stop_string_gets_timings_and_the_sequence_counts_as_stopped() -> None:
+    async with service(decode_worker("decode-0", token_s=0.005)) as served:
+        async with aclosing(served.dispatcher.generate(PROMPT, sampling(1000))) as deltas:
+            await anext(deltas)
+            last = await deltas.asend(True)
+            assert (last.finish, last.token_ids) == (sampling_pb2.FINISH_REASON_STOP, [])
+            assert last.timings is not None
+            assert 0 < last.timings.ttft_s <= last.timings.e2e_s
+            with pytest.raises(StopAsyncIteration):
+                await anext(deltas)
+        await served.settled()
+        assert served.metric("baton_requests_total", outcome="stop") == 1
+        assert served.metric("baton_requests_total", outcome="abort") == 0
+
+
+async def test_first_tokens_and_token_counts_are_observed_when_they_happen() -> None:
+    async with service(decode_worker("decode-0", token_s=0.005)) as served:
+        async with aclosing(served.dispatcher.generate(PROMPT, sampling(1000))) as deltas:
+            seen = 0
+            while seen < 3:
+                seen += len((await anext(deltas)).token_ids)
+            assert served.metric("baton_ttft_seconds_count") == 1
+            assert served.metric("baton_prompt_tokens_total") == len(PROMPT)
+            assert served.metric("baton_output_tokens_total") == seen
+            assert served.metric("baton_stage_seconds_count", stage="prefill") == 1
+            assert served.metric("baton_stage_seconds_count", stage="first_decode") == 1
+            assert served.metric("baton_e2e_seconds_count") == 0
+        assert served.metric("baton_e2e_seconds_count") == 1
+
+
+async def test_a_request_that_dies_before_its_first_token_is_counted() -> None:
+    async with service(decode_worker("decode-0", silent=True)) as served:
+        with pytest.raises(DeadlineExceeded):
+            await served.tokens(timeout_s=0.2)
+        name = "baton_no_first_token_seconds"
+        assert served.metric(f"{name}_count", outcome="deadline_exceeded") == 1
+        assert 0.2 <= served.metric(f"{name}_sum", outcome="deadline_exceeded") < 5.0
+        assert served.metric("baton_prompt_tokens_total") == len(PROMPT)
+        assert served.metric("baton_ttft_seconds_count") == served.metric("baton_e2e_seconds_count") == 0
 
 
 async def test_metrics_count_requests_tokens_and_times() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from router.doctor.links import LinkFailed, measure
+from router.cli.doctor.links import LinkFailed, measure
 from tests.unit.tiny import save_tiny_llama
 
 
@@ -19,7 +19,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "router.main", "doctor", "--device", "cpu", *arguments]
+    command = [sys.executable, "-m", "router.cli.main", "doctor", "--device", "cpu", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
 
 

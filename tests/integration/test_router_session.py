@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from router.worker_events import Event
+from router.workers.events import Event
 from rpc.baton.v1 import worker_pb2
 from tests.integration.fake_cluster import service
 from tests.integration.fake_worker import decode_worker

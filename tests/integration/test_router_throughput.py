@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from benchmarks.router_throughput import measure, stage
-from engine.checkpoint import resolve
+from engine.loader.checkpoint import resolve
 
 
 async def test_every_token_of_every_stream_arrives_after_it_was_said() -> None:

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import time
-from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -16,15 +15,16 @@ import pytest
 import torch
 
 from engine.errors import RankLost
-from engine.models.errors import UnsupportedModel
+from engine.executor.runner import ModelRunner
 from engine.parallel import OpenMeeting
-from engine.runner import ModelRunner
+from engine.spec.errors import UnsupportedModel
 from rpc.baton.v1 import worker_pb2
 from tests.integration import tiny_cluster
 from tests.integration.conftest import Oracle
 from tests.integration.test_mixed_worker import prompt, run
 from tests.integration.tiny_cluster import Link, status_of, work, worker
 from tests.process_crew import ProcessCrew
+from tests.processes import starting
 from tests.unit.tiny import make_config
 from worker.config import WorkerConfig, WorkerRole
 
@@ -64,7 +64,7 @@ async def test_chunks_batches_and_cached_prefixes_give_the_tokens_of_transformer
 async def test_preempted_requests_are_computed_again(
     folder: Path, oracle: Oracle, overlap: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.forecast.OutputLengths.remaining", lambda *_: 0)
+    monkeypatch.setattr("engine.sched.page_forecast.OutputLengths.remaining", lambda *_: 0)
     async with shared(folder, num_pages=24, overlap=overlap) as link:
         jobs = [work(prompt(length, seed=length), max_tokens=24) for length in (20, 25, 30, 35)]
         outputs = await asyncio.gather(*(run(link, job) for job in jobs))
@@ -113,9 +113,9 @@ def lead_and_wait(config: WorkerConfig, place: Connection) -> None:
 def test_ranks_end_with_a_leader_that_is_killed(folder: Path) -> None:
     engine = make_config(folder, tensor_parallel_size=4)
     config = WorkerConfig(worker_id="decode-0", role=WorkerRole.DECODE, model="tiny", engine=engine)
-    spawn = get_context("spawn")
-    ours, theirs = spawn.Pipe()
-    leader = spawn.Process(target=lead_and_wait, args=(config, theirs), daemon=True)
+    context = starting()
+    ours, theirs = context.Pipe()
+    leader = context.Process(target=lead_and_wait, args=(config, theirs), daemon=True)
     leader.start()
     crew = ProcessCrew()
     crew.start(config, ours.recv())

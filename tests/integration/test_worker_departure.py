@@ -11,9 +11,9 @@ from contextlib import asynccontextmanager
 import httpx
 import pytest
 
-from router.admin import AdminServer, admin_app
-from router.departure import Departures, LastOfItsRole, NoSuchWorker
-from router.member import Standing
+from router.admin.drain import Departures, LastOfItsRole, NoSuchWorker
+from router.admin.endpoint import AdminServer, admin_app
+from router.workers.member import Standing
 from tests.integration.fake_cluster import PROMPT, Service, service
 from tests.integration.fake_worker import FakeWorker, answer, decode_worker, prefill_worker
 
@@ -118,7 +118,7 @@ async def command(server: AdminServer, *words: str) -> tuple[int | None, str]:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "router.main",
+        "router.cli.main",
         *words,
         "--admin-port",
         str(server.port),

@@ -12,9 +12,10 @@ from threading import Event
 import pytest
 
 from decode_worker.assemble import assemble
-from engine.runner import ModelRunner, PreparedStep, StepInFlight
-from router.health import Health
-from router.session import WorkerSession
+from engine.executor.runner import ModelRunner, PreparedStep, StepInFlight
+from router.workers.circuit_breaker import Health
+from router.workers.session import WorkerSession
+from router.workers.silence import Silence
 from rpc.baton.v1 import worker_pb2
 from rpc.channel import Endpoint
 from tests.integration.tiny_cluster import before_each_step, work
@@ -44,7 +45,7 @@ async def host(
 
 
 async def open_session(host: WorkerHost) -> WorkerSession:
-    return await WorkerSession.open("decode-0", Endpoint(host.address), Health(), silence_s=1.0)
+    return await WorkerSession.open("decode-0", Endpoint(host.address), Health(), silence=Silence(1.0, 1.0))
 
 
 def submit(session: WorkerSession) -> None:

@@ -16,7 +16,7 @@ import grpc
 
 import decode_worker.assemble
 import prefill_worker.assemble
-from engine.runner import PreparedStep, StepInFlight
+from engine.executor.runner import PreparedStep, StepInFlight
 from rpc.baton.v1 import sampling_pb2, worker_pb2, worker_pb2_grpc
 from rpc.channel import connect
 from tests.process_crew import ProcessCrew

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional
 
-from engine.models.ops import Rotation
+from engine.layers.ops import Rotation
 
 
 class DenseAttention:

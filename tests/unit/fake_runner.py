@@ -12,9 +12,9 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from engine.plan import StepPlan
-from engine.request import PENDING
-from engine.runner import StepResult
+from engine.core.plan import StepPlan
+from engine.core.request import PENDING
+from engine.executor.runner import StepResult
 
 VOCAB = 97
 EOS = 96

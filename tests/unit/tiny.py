@@ -9,10 +9,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine.config import EngineConfig
-from engine.plan import Chunk, StepPlan
-from engine.request import Request
-from engine.runner import ModelRunner
-from engine.sampling import Sampling
+from engine.core.plan import Chunk, StepPlan
+from engine.core.request import Request
+from engine.core.sampling_params import Sampling
+from engine.executor.runner import ModelRunner
 
 VOCAB = 97
 

@@ -54,11 +54,6 @@ class WorkerStub:
                 request_serializer=baton_dot_v1_dot_worker__pb2.GetStatsRequest.SerializeToString,
                 response_deserializer=baton_dot_v1_dot_worker__pb2.WorkerStats.FromString,
                 _registered_method=True)
-        self.Drain = channel.unary_unary(
-                '/baton.v1.Worker/Drain',
-                request_serializer=baton_dot_v1_dot_worker__pb2.DrainRequest.SerializeToString,
-                response_deserializer=baton_dot_v1_dot_worker__pb2.DrainResponse.FromString,
-                _registered_method=True)
 
 
 class WorkerServicer:
@@ -87,13 +82,6 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Drain(self, request, context):
-        """Accept no new request, finish those that run, then answer.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -111,11 +99,6 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.GetStats,
                     request_deserializer=baton_dot_v1_dot_worker__pb2.GetStatsRequest.FromString,
                     response_serializer=baton_dot_v1_dot_worker__pb2.WorkerStats.SerializeToString,
-            ),
-            'Drain': grpc.unary_unary_rpc_method_handler(
-                    servicer.Drain,
-                    request_deserializer=baton_dot_v1_dot_worker__pb2.DrainRequest.FromString,
-                    response_serializer=baton_dot_v1_dot_worker__pb2.DrainResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -204,33 +187,6 @@ class Worker:
             '/baton.v1.Worker/GetStats',
             baton_dot_v1_dot_worker__pb2.GetStatsRequest.SerializeToString,
             baton_dot_v1_dot_worker__pb2.WorkerStats.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Drain(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/baton.v1.Worker/Drain',
-            baton_dot_v1_dot_worker__pb2.DrainRequest.SerializeToString,
-            baton_dot_v1_dot_worker__pb2.DrainResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,94 @@
+"""Pictures of results, for README and documentation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+if TYPE_CHECKING:
+    from benchmarks import long_prefill, modes
+    from benchmarks.lib import systems as contestants
+
+__all__ = ["plot_comparison", "plot_long_prefill", "plot_modes"]
+
+_COLORS: Final = ("#2563eb", "#0d9488", "#94a3b8", "#d97706")
+_DPI: Final = 150
+
+
+def plot_comparison(outcomes: Sequence[contestants.Outcome], title: str, path: Path) -> None:
+    """Four panels of bars, one bar a contestant."""
+    names = [outcome.name for outcome in outcomes]
+    panels = {
+        "tokens/s, all at once": [outcome.together.total_rate for outcome in outcomes],
+        "tokens/s, one alone": [outcome.alone.total_rate for outcome in outcomes],
+        "TTFT p50, all at once (s)": [outcome.together.ttft.p50 for outcome in outcomes],
+        "peak memory (GiB)": [outcome.peak_bytes / 2**30 for outcome in outcomes],
+    }
+    figure, axes = plt.subplots(1, len(panels), figsize=(14, 3.6), layout="constrained")
+    for ax, (name, values) in zip(axes, panels.items(), strict=True):
+        bars = ax.bar(names, values, color=_COLORS, width=0.65)
+        ax.bar_label(bars, fmt="{:,.3g}", padding=2)
+        ax.set_title(name, fontsize=10)
+        ax.margins(y=0.15)
+        ax.tick_params(axis="x", labelrotation=20)
+        _plain(ax)
+    _save(figure, title, path)
+
+
+def plot_long_prefill(outcomes: Sequence[long_prefill.Outcome], title: str, path: Path) -> None:
+    """One panel a setting: every token of every running answer as a dot, over the time of its arrival."""
+    figure, axes = plt.subplots(
+        len(outcomes), 1, figsize=(11, 1.9 * len(outcomes)), layout="constrained", sharex=True
+    )
+    for ax, outcome, color in zip(axes, outcomes, _COLORS, strict=False):
+        origin = outcome.long.sent
+        ax.axvspan(0, outcome.long.ttft, color="#fde68a", alpha=0.5, lw=0)
+        for row, record in enumerate(outcome.decodes):
+            arrivals = [arrival - origin for arrival in record.arrivals]
+            ax.scatter(arrivals, [row] * len(arrivals), s=5, color=color)
+        ax.set_title(
+            f"{outcome.name}: longest wait for a token {outcome.itl.max:.2f} s", fontsize=10, loc="left"
+        )
+        ax.set_ylabel("answer")
+        ax.set_yticks([])
+        _plain(ax)
+    axes[-1].set_xlabel("seconds since the long prompt arrived; shaded until its first token")
+    _save(figure, title, path)
+
+
+def plot_modes(points: Sequence[modes.Point], title: str, path: Path) -> None:
+    """Goodput, TTFT and ITL over the rate of requests, one line a mode."""
+    panels = {
+        "goodput, requests/s": [point.summary.goodput for point in points],
+        "TTFT p99, s": [point.summary.ttft.p99 for point in points],
+        "ITL p99, s": [point.summary.itl.p99 for point in points],
+    }
+    figure, axes = plt.subplots(1, len(panels), figsize=(12, 3.4), layout="constrained")
+    for ax, (name, values) in zip(axes, panels.items(), strict=True):
+        for mode, color in zip(dict.fromkeys(point.mode for point in points), _COLORS, strict=False):
+            line = [(p.rate, value) for p, value in zip(points, values, strict=True) if p.mode == mode]
+            ax.plot(*zip(*line, strict=True), marker="o", color=color, label=mode)
+        ax.set_title(name, fontsize=10)
+        ax.set_xlabel("requests/s sent")
+        ax.set_ylim(bottom=0)
+        _plain(ax)
+    axes[0].legend(frameon=False)
+    _save(figure, title, path)
+
+
+def _plain(ax: Axes) -> None:
+    ax.spines[["top", "right"]].set_visible(False)
+
+
+def _save(figure: Figure, title: str, path: Path) -> None:
+    figure.suptitle(title, fontsize=11)
+    figure.savefig(path, dpi=_DPI)
+    plt.close(figure)

@@ -1,0 +1,70 @@
+"""The router as `router.cli.service` builds it, without Ray, canary and gRPC front end: to measure it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from common.garbage_collection import freeze_startup
+from router.config.settings import RouterConfig
+from router.dispatch.dispatcher import ClusterDispatcher
+from router.dispatch.metrics import RouterMetrics
+from router.frontend.http.server import HttpConfig, HttpServer
+from router.processing.generation import Generation
+from router.processing.served_model import ServedModel
+from router.processing.tokenizer import Tokenizer
+from router.workers.registry import Registry
+from rpc.baton.v1 import worker_pb2
+from rpc.baton.v1.worker_pb2 import ROLE_DECODE
+from rpc.channel import Endpoint
+
+__all__ = ["run_router"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Handle:
+    """A worker that nobody stops or restarts."""
+
+    address: str
+    worker_id: str = "decode-0"
+    role: worker_pb2.Role = ROLE_DECODE
+
+    async def endpoint(self) -> Endpoint:
+        return Endpoint(self.address)
+
+    async def stop(self) -> None:
+        raise AssertionError("the benchmark has no operator")
+
+    async def revive(self) -> None:
+        raise AssertionError("the benchmark has no operator")
+
+
+def run_router(folder: Path, vocab_size: int, worker: str, core: int, pipe: Connection) -> None:
+    """Serve on one core until ended; the port of HTTP comes through `pipe`. `worker`: its host:port."""
+    os.sched_setaffinity(0, [core])
+    asyncio.run(_route(folder, vocab_size, worker, pipe))
+
+
+async def _route(folder: Path, vocab_size: int, worker: str, pipe: Connection) -> None:
+    config = RouterConfig(model=str(folder))
+    metrics = RouterMetrics(config.mode.value)
+    async with Registry([_Handle(worker)]) as registry:
+        await registry.wait_for_all(10.0)
+        model = ServedModel(
+            name="m", path=folder, mode=config.mode.value, max_model_len=8192, vocab_size=vocab_size
+        )
+        generation = Generation(
+            model,
+            Tokenizer.load(folder, vocab_size=vocab_size),
+            ClusterDispatcher(config, registry, metrics),
+        )
+        http = HttpServer(generation, HttpConfig(port=0), metrics=CollectorRegistry())
+        await http.start()
+        freeze_startup()
+        pipe.send(http.port)
+        await asyncio.Event().wait()

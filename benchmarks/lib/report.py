@@ -1,0 +1,133 @@
+"""From the records of a run to the numbers that people compare."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import numpy as np
+from rich.table import Table
+
+from benchmarks.lib.client import Record
+
+__all__ = ["Objective", "Spread", "Summary", "summarize", "summary_table"]
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A distribution in five numbers; all 0 where nothing was measured."""
+
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+    max: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Spread:
+        array = np.fromiter(values, dtype=np.float64)
+        if not array.size:
+            return cls(0.0, 0.0, 0.0, 0.0, 0.0)
+        p50, p90, p99 = (float(p) for p in np.percentile(array, [50, 90, 99]))
+        return cls(float(array.mean()), p50, p90, p99, float(array.max()))
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """What an answer must keep to count as good; None: any."""
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    pause_s: float | None = None
+    """The longest that a token after the first may be waited for."""
+
+    def is_met_by(self, record: Record) -> bool:
+        return (
+            (self.ttft_s is None or record.ttft <= self.ttft_s)
+            and (self.tpot_s is None or record.tpot <= self.tpot_s)
+            and (self.pause_s is None or max(record.itls, default=0.0) <= self.pause_s)
+        )
+
+
+ANYTHING: Final = Objective()
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """One run. Times in seconds, rates a second."""
+
+    succeeded: int
+    failed: int
+    duration_s: float
+    prompt_tokens: int
+    output_tokens: int
+    ttft: Spread
+    itl: Spread
+    tpot: Spread
+    e2e: Spread
+    good: int
+    """Answers that met the objective."""
+
+    @property
+    def request_rate(self) -> float:
+        return self._a_second(self.succeeded)
+
+    @property
+    def output_rate(self) -> float:
+        """Generated tokens a second."""
+        return self._a_second(self.output_tokens)
+
+    @property
+    def total_rate(self) -> float:
+        """Prompt and generated tokens a second."""
+        return self._a_second(self.prompt_tokens + self.output_tokens)
+
+    @property
+    def goodput(self) -> float:
+        """Answers that met the objective, a second."""
+        return self._a_second(self.good)
+
+    def as_json(self) -> dict[str, Any]:
+        rates = ("request_rate", "output_rate", "total_rate", "goodput")
+        return asdict(self) | {rate: getattr(self, rate) for rate in rates}
+
+    def _a_second(self, count: int) -> float:
+        return count / self.duration_s if self.duration_s else 0.0
+
+
+def summarize(records: Sequence[Record], objective: Objective = ANYTHING) -> Summary:
+    """Answers that failed count in no latency; the run lasts from the first send to the last end."""
+    answered = [record for record in records if record.error is None]
+    duration = max(r.ended for r in records) - min(r.sent for r in records) if records else 0.0
+    return Summary(
+        succeeded=len(answered),
+        failed=len(records) - len(answered),
+        duration_s=duration,
+        prompt_tokens=sum(record.prompt_tokens for record in answered),
+        output_tokens=sum(record.output_tokens for record in answered),
+        ttft=Spread.of(record.ttft for record in answered),
+        itl=Spread.of(itl for record in answered for itl in record.itls),
+        tpot=Spread.of(record.tpot for record in answered if record.output_tokens > 1),
+        e2e=Spread.of(record.e2e for record in answered),
+        good=sum(objective.is_met_by(record) for record in answered),
+    )
+
+
+def summary_table(summary: Summary, title: str) -> Table:
+    """Rates above, latencies in milliseconds below."""
+    table = Table(title=title, title_justify="left", show_edge=False)
+    table.add_column("")
+    for name in ("mean", "p50", "p90", "p99", "max"):
+        table.add_column(name, justify="right")
+    latencies = {"TTFT": summary.ttft, "ITL": summary.itl, "TPOT": summary.tpot, "E2E": summary.e2e}
+    for name, spread in latencies.items():
+        values = (spread.mean, spread.p50, spread.p90, spread.p99, spread.max)
+        table.add_row(f"{name} (ms)", *(f"{value * 1e3:,.1f}" for value in values))
+    table.caption_justify = "left"
+    table.caption = (
+        f"{summary.succeeded} answered, {summary.failed} failed in {summary.duration_s:.1f} s: "
+        f"{summary.request_rate:.2f} requests/s, {summary.output_rate:,.1f} output tokens/s, "
+        f"{summary.total_rate:,.1f} total tokens/s, goodput {summary.goodput:.2f} requests/s"
+    )
+    return table

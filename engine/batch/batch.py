@@ -1,0 +1,147 @@
+"""From what a step is to the flat arrays that a forward pass reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from engine.batch.block_tables import PageLists, starts_of
+from engine.batch.step_inputs import Ints, StepInputs
+from engine.core.largest_step import Span
+from engine.core.request import PENDING
+from engine.device.staging import send
+
+__all__ = ["Batch", "BatchBuilder", "Ints", "scratch_batch"]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One forward pass: T tokens of R requests, in the plan's order, of which S rows sample.
+
+    Requests with several tokens come first, then those with one. Tensors are on the device; arrays stay
+    on the host, where backends plan with them.
+    """
+
+    input_ids: torch.Tensor
+    """[T] int64. Rows in `pending_rows` are still to be filled from `pending_slots`."""
+    positions: torch.Tensor
+    """[T] int64, counted from the start of the request."""
+    slot_mapping: torch.Tensor
+    """[T] int64: page * page_size + offset, where each token's key and value go."""
+
+    num_chunks: int
+    """Requests with more than one token; the other R - num_chunks decode."""
+    query_indptr: Ints
+    """[R + 1]: request r owns rows query_indptr[r] to query_indptr[r + 1]."""
+    context_lens: Ints
+    """[R]: tokens that the last row of a request attends to, itself included."""
+    page_lists: PageLists
+    """The pages of each request that hold its context."""
+
+    sample_rows: torch.Tensor
+    """[S] int64: rows whose hidden state predicts a token."""
+    sample_slots: torch.Tensor
+    """[S] int64: the requests' slots."""
+    pending_rows: torch.Tensor
+    """Rows whose input token was sampled by the step before and is known to the device alone."""
+    pending_slots: torch.Tensor
+
+    @property
+    def num_requests(self) -> int:
+        return len(self.context_lens)
+
+
+class BatchBuilder:
+    """Builds batches, of steps in the order in which they were written. O(tokens), in numpy.
+
+    Block tables live in one array with a row a slot. A row is rewritten only when a step says that the
+    slot's pages are others than before; a batch gets of each what its context takes.
+    """
+
+    def __init__(
+        self,
+        *,
+        page_size: int,
+        max_requests: int,
+        max_model_len: int,
+        scratch_page: int,
+        device: torch.device,
+    ) -> None:
+        self._page_size = page_size
+        self._scratch = scratch_page
+        self._device = device
+        self._tables = np.full((max_requests, -(-max_model_len // page_size)), scratch_page, dtype=np.int64)
+
+    def build(self, inputs: StepInputs) -> Batch:
+        page_size = self._page_size
+        slots, starts, lengths = inputs.slots, inputs.starts, inputs.lengths
+        context_lens = starts + lengths
+        indptr = starts_of(lengths)
+
+        self._refresh_tables(inputs)
+        page_lists = self._page_lists(slots, -(-context_lens // page_size))
+
+        owner = np.repeat(np.arange(len(slots)), lengths)
+        positions = np.arange(indptr[-1]) + (starts - indptr[:-1])[owner]
+        page, offset = np.divmod(positions, page_size)
+        slot_mapping = page_lists.pages[page_lists.indptr[owner] + page] * page_size + offset
+
+        sampling = inputs.samples.astype(np.bool_)
+        pending = np.flatnonzero(inputs.input_ids == PENDING)
+        input_ids = inputs.input_ids
+        input_ids[pending] = 0
+        tokens = [input_ids, positions, slot_mapping]
+        rows = [indptr[1:][sampling] - 1, slots[sampling], pending, slots[owner[pending]]]
+        sent = send([*tokens, *rows], self._device)
+        return Batch(
+            input_ids=sent[0],
+            positions=sent[1],
+            slot_mapping=sent[2],
+            num_chunks=int(np.count_nonzero(lengths > 1)),
+            query_indptr=indptr,
+            context_lens=context_lens,
+            page_lists=page_lists,
+            sample_rows=sent[3],
+            sample_slots=sent[4],
+            pending_rows=sent[5],
+            pending_slots=sent[6],
+        )
+
+    def _page_lists(self, slots: Ints, counts: Ints) -> PageLists:
+        tables = self._tables
+        lists = [tables[slot, :count] for slot, count in zip(slots.tolist(), counts.tolist(), strict=True)]
+        return PageLists(np.concatenate(lists), starts_of(counts))
+
+    def _refresh_tables(self, inputs: StepInputs) -> None:
+        end = 0
+        for slot, count in zip(inputs.moved.tolist(), inputs.page_counts.tolist(), strict=True):
+            begin, end = end, end + count
+            row = self._tables[slot]
+            row[:count] = inputs.pages[begin:end]
+            row[count:] = self._scratch
+
+
+def scratch_batch(spans: Sequence[Span], scratch_page: int, page_size: int, device: torch.device) -> Batch:
+    """Chunks of requests all of whose pages are the scratch page: a rehearsal. Single tokens come last."""
+    lengths = np.array([span.length for span in spans], dtype=np.int64)
+    context_lens = np.array([span.start + span.length for span in spans], dtype=np.int64)
+    positions = np.concatenate([np.arange(start, start + length) for start, length in spans])
+    slots = scratch_page * page_size + positions % page_size
+    sent = send([np.zeros_like(positions), positions, slots, positions[:0]], device)
+    counts = -(-context_lens // page_size)
+    return Batch(
+        input_ids=sent[0],
+        positions=sent[1],
+        slot_mapping=sent[2],
+        num_chunks=int(np.count_nonzero(lengths > 1)),
+        query_indptr=starts_of(lengths),
+        context_lens=context_lens,
+        page_lists=PageLists(np.full(counts.sum(), scratch_page, dtype=np.int64), starts_of(counts)),
+        sample_rows=sent[3],
+        sample_slots=sent[3],
+        pending_rows=sent[3],
+        pending_slots=sent[3],
+    )

@@ -1,0 +1,105 @@
+"""All that a rank must be told of a step, as flat arrays: what leaves the plan, and what travels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.core.plan import Chunk, StepPlan
+
+__all__ = ["HEADER_INTS", "Ints", "StepInputs", "StepWriter"]
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+HEADER_INTS: Final = 4
+"""How many numbers say how long a packed step is."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """R chunks with T tokens together. Pages are told where they changed, U times, P pages together."""
+
+    slots: Ints
+    """[R]"""
+    starts: Ints
+    """[R]: absolute position of a chunk's first token."""
+    lengths: Ints
+    """[R]"""
+    samples: Ints
+    """[R]: 1 where a token is sampled, otherwise 0."""
+    input_ids: Ints
+    """[T], some of them PENDING."""
+    moved: Ints
+    """[U]: slots whose block table is another than in the step before."""
+    page_counts: Ints
+    """[U]: pages of each of those."""
+    pages: Ints
+    """[P]: the pages themselves, one table after the other."""
+
+    def header(self) -> Ints:
+        """R, T, U and P. R is never 0."""
+        counts = (len(self.slots), len(self.input_ids), len(self.moved), len(self.pages))
+        return np.array(counts, dtype=np.int64)
+
+    def payload(self) -> Ints:
+        return np.concatenate([getattr(self, field.name) for field in fields(self)])
+
+    @staticmethod
+    def payload_ints(header: Ints) -> int:
+        """Numbers in the payload behind `header`."""
+        return sum(_lengths(header))
+
+    @classmethod
+    def unpack(cls, header: Ints, payload: Ints) -> StepInputs:
+        """The arrays are views of `payload`."""
+        return cls(*np.split(payload, np.cumsum(_lengths(header))[:-1]))
+
+
+def _lengths(header: Ints) -> list[int]:
+    chunks, tokens, moved, pages = header.tolist()
+    return [chunks] * 4 + [tokens] + [moved] * 2 + [pages]
+
+
+class StepWriter:
+    """Puts plans into arrays. Work per step is O(requests) in Python, and a list comparison a decode."""
+
+    def __init__(self, max_requests: int) -> None:
+        self._pages: list[list[int]] = [[] for _ in range(max_requests)]
+        """The pages of each slot that were told last."""
+
+    def write(self, plan: StepPlan) -> StepInputs:
+        requests, slots, starts, lengths, outputs = zip(*plan.chunks, strict=True)
+        moved = [
+            (slot, request.pages.copy())
+            for request, slot in zip(requests, slots, strict=True)
+            if request.pages != self._pages[slot]
+        ]
+        for slot, pages in moved:
+            self._pages[slot] = pages
+        return StepInputs(
+            slots=_ints(slots),
+            starts=_ints(starts),
+            lengths=_ints(lengths),
+            samples=_ints([output is not None for output in outputs]),
+            input_ids=_input_ids(plan.chunks),
+            moved=_ints([slot for slot, _ in moved]),
+            page_counts=_ints([len(pages) for _, pages in moved]),
+            pages=_joined([_ints(pages) for _, pages in moved]),
+        )
+
+
+def _ints(values: Sequence[int]) -> Ints:
+    return np.array(values, dtype=np.int64)
+
+
+def _joined(arrays: list[Ints]) -> Ints:
+    return np.concatenate(arrays) if arrays else _ints([])
+
+
+def _input_ids(chunks: list[Chunk]) -> Ints:
+    """Token ids of all chunks, [T]."""
+    return _ints([token for chunk in chunks for token in chunk.request.tokens(chunk.start, chunk.end)])

@@ -1,0 +1,52 @@
+"""What a step brings forth."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from engine.core.request import Request, TokenId
+from engine.core.sampling_params import FinishReason, TokenLogprobs
+from engine.kv_cache.pages import PageCounts
+
+__all__ = ["EngineStats", "StepOutput", "TokenOut"]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOut:
+    """A new token of one request."""
+
+    request: Request
+    token: TokenId
+    logprobs: TokenLogprobs | None
+    finish: FinishReason | None
+    is_stop: bool = False
+    """The token itself ended the request: end of sequence, or one of its stop tokens."""
+
+
+@dataclass(slots=True)
+class StepOutput:
+    tokens: list[TokenOut] = field(default_factory=list)
+    started: list[Request] = field(default_factory=list)
+    """Requests whose first chunk is being computed."""
+    failed: list[tuple[Request, str]] = field(default_factory=list)
+    """Requests that ended with an error of their own; the others are not affected."""
+    num_tokens: int = 0
+    """Tokens that the step computed; 0: there was nothing to compute."""
+    completed: bool = False
+    """A step has completed, perhaps without tokens: requests that waited for its pages may go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    waiting: int
+    running: int
+    waiting_tokens: int
+    """Prompt tokens not yet computed."""
+    available_pages: int
+    """Free, or cached and unlocked."""
+    pages: PageCounts
+    steps: int
+    preemptions: int
+    prompt_tokens: int
+    generated_tokens: int
+    cache_hit_tokens: int

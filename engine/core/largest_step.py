@@ -1,0 +1,31 @@
+"""The largest step that a scheduler plans, for measuring what a step needs. Plain Python."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from engine.config import EngineConfig
+
+__all__ = ["Span", "largest_step"]
+
+
+class Span(NamedTuple):
+    """Tokens [start, start + length) of one request."""
+
+    start: int
+    length: int
+
+
+def largest_step(config: EngineConfig) -> list[Span]:
+    """Chunks of a step with as many tokens as any has; prompts first, then decodes.
+
+    Prompts are at the end of the longest context, where attention reads most. A budget beyond that context
+    takes several prompts, and the result may then have a few requests more than run at once.
+    """
+    longest, decodes = config.max_model_len, config.max_running_requests - 1
+    # With chunking off, one whole prompt, or several that are no longer together.
+    budget = longest + decodes if config.chunk_budget is None else config.chunk_budget
+    tokens = max(budget - decodes, config.page_size)
+    whole, rest = divmod(tokens, longest)
+    lengths = [longest] * whole + [rest] * bool(rest) + [1] * decodes
+    return [Span(longest - length if length > 1 else 0, length) for length in lengths]

@@ -1,0 +1,55 @@
+"""What one step computes: the scheduler's output, the batch builder's input."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from engine.core.request import Request
+
+__all__ = ["Chunk", "StepPlan"]
+
+
+class Chunk(NamedTuple):
+    """Tokens [start, start + length) of one request. A decode is a chunk of one token.
+
+    A tuple, since hundreds are made for every step: a frozen dataclass takes more than twice as long.
+    """
+
+    request: Request
+    slot: int
+    """The request's at planning. It may have ended, and lost it, when the last of this step is enqueued."""
+    start: int
+    length: int
+    output_index: int | None
+    """Where in `request.output` the sampled token goes; None for an inner chunk, which samples none."""
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
+    @property
+    def samples(self) -> bool:
+        return self.output_index is not None
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """Chunks of more than one token come first, then those of exactly one."""
+
+    chunks: list[Chunk] = field(default_factory=list)
+    preempted: list[Request] = field(default_factory=list)
+    started: list[Request] = field(default_factory=list)
+    """Requests that were waiting and are computed for the first time."""
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(chunk.length for chunk in self.chunks)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of chunks that are no decodes."""
+        return sum(chunk.length for chunk in self.chunks if chunk.length > 1)
+
+    def __bool__(self) -> bool:
+        return bool(self.chunks)

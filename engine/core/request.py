@@ -1,0 +1,70 @@
+"""A sequence on its way through the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+from engine.core.sampling_params import FinishReason, Sampling
+from engine.kv_cache.radix import RadixNode
+
+__all__ = ["PENDING", "PageId", "Request", "RequestId", "TokenId"]
+
+RequestId: TypeAlias = int
+TokenId: TypeAlias = int
+PageId: TypeAlias = int
+
+PENDING: Final = -1
+"""Stands in `Request.output` for a token that a step in flight is still computing.
+
+The scheduler plans step N+1 while step N runs: it needs to know that there will be a token, not which.
+The model runner finds the token itself on the device.
+"""
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One sequence. Every step lets `num_computed` catch up with `num_tokens`."""
+
+    id: RequestId
+    prompt: Sequence[TokenId]
+    sampling: Sampling
+    output: list[TokenId] = field(default_factory=list)
+    priority: int = 0
+    arrival: float = 0.0
+
+    num_computed: int = 0
+    """Tokens whose KV is in the pool, counting those of the step in flight."""
+    pages: list[PageId] = field(default_factory=list)
+    """The block table: page i holds tokens [i * page_size, (i + 1) * page_size)."""
+    slot: int = -1
+    """Row in the runner's per-request device buffers while running; -1 otherwise."""
+    locked: RadixNode | None = None
+    """The deepest cache node whose pages this request uses; locked against eviction."""
+    num_cached: int | None = None
+    """Tokens found in the prefix cache at first admission; None before that."""
+    finish: FinishReason | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt) + len(self.output)
+
+    @property
+    def num_pending(self) -> int:
+        """1 while decoding; more while a prompt is being read."""
+        return self.num_tokens - self.num_computed
+
+    @property
+    def awaits_token(self) -> bool:
+        """Whether its last token is still being computed by the step in flight."""
+        return bool(self.output) and self.output[-1] == PENDING
+
+    def tokens(self, start: int, end: int) -> Sequence[TokenId]:
+        """Token ids at absolute positions [start, end)."""
+        n = len(self.prompt)
+        if end <= n:
+            return self.prompt[start:end]
+        if start >= n:
+            return self.output[start - n : end - n]
+        return [*self.prompt[start:], *self.output[: end - n]]

@@ -1,0 +1,104 @@
+"""Decode steps as CUDA graphs: one launch instead of some four hundred.
+
+A graph is captured for each of a few batch sizes; a batch is padded to the next. Padding rows belong to no
+request: they read and write the pool's scratch page, and nobody looks at what they compute.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from typing import Any, Final
+
+import torch
+
+from common.progress import Progress
+from engine.attention.base import GraphableAttention
+from engine.batch.batch import Batch
+from engine.executor.forward import Enqueuing
+from engine.executor.gemm_autotune import faster_library, sample_weights
+from engine.models.base import CausalLM
+
+__all__ = ["GRAPH_BYTES", "DecodeGraphs", "graph_sizes"]
+
+GRAPH_BYTES: Final = 1 << 30
+"""What all graphs of a model take at most: the activations of the largest step, and their own nodes."""
+
+
+def graph_sizes(largest: int) -> list[int]:
+    """Batch sizes worth a graph: closer together where a padding row costs a larger part of the step."""
+    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, largest, 32), largest]
+    return sorted({size for size in sizes if size <= largest})
+
+
+class DecodeGraphs:
+    """Captured forward passes of decode batches, all in one memory pool. A `Forward`."""
+
+    def __init__(
+        self,
+        model: CausalLM,
+        attention: GraphableAttention,
+        *,
+        largest: int,
+        max_model_len: int,
+        device: torch.device,
+        progress: Progress,
+    ) -> None:
+        """Capture a graph for every size. Takes about a quarter of a second each."""
+        self._model = model
+        self._attention = attention
+        self._sizes = graph_sizes(largest)
+        self._input_ids = torch.zeros(largest, dtype=torch.int64, device=device)
+        self._positions = torch.zeros(largest, dtype=torch.int64, device=device)
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._hidden: dict[int, torch.Tensor] = {}
+        attention.init_graphs(largest, max_model_len)
+        self._capture(reversed(self._sizes), device, progress)
+
+    def fits(self, batch: Batch) -> bool:
+        return not batch.num_chunks and batch.num_requests <= self._sizes[-1]
+
+    def prepare(self, batch: Batch) -> None:
+        n = batch.num_requests
+        self._attention.prepare_replay(batch, self._size_for(n))
+        # Rows past n keep ids and positions of an earlier step: valid ones, and nobody reads the result.
+        self._input_ids[:n].copy_(batch.input_ids)
+        self._positions[:n].copy_(batch.positions)
+
+    def run(self, batch: Batch) -> Enqueuing:
+        """Hidden states [B, hidden] of a batch of decodes, padding rows last; valid until the next run."""
+        size = self._size_for(batch.num_requests)
+        self._graphs[size].replay()
+        yield
+        return self._hidden[size]
+
+    def _size_for(self, num_requests: int) -> int:
+        return self._sizes[bisect_left(self._sizes, num_requests)]
+
+    def _capture(self, sizes: Iterable[int], device: torch.device, progress: Progress) -> None:
+        """Largest first: the smaller ones then find their memory in the pool that it left."""
+        pool = torch.cuda.graph_pool_handle()
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        weights = sample_weights(self._model)
+        for done, size in enumerate(sizes):
+            progress("Capturing CUDA graphs", done, len(self._sizes))
+            with faster_library(weights, rows=size):
+                self._graphs[size] = self._captured(size, pool, stream)
+            self._graphs[size].replay()  # the first replay moves it to the device, which takes its time
+        progress("Capturing CUDA graphs", len(self._sizes), len(self._sizes))
+
+    def _captured(self, size: int, pool: Any, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
+        self._attention.prepare_capture(size)
+        stream.wait_stream(torch.cuda.current_stream(stream.device))
+        with torch.cuda.stream(stream):
+            self._forward(size)  # a kernel is loaded at its first call, which a capture forbids
+        torch.cuda.current_stream(stream.device).wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        # Other threads may talk to the device meanwhile: a transfer engine registers memory, say.
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            self._hidden[size] = self._forward(size)
+        return graph
+
+    def _forward(self, size: int) -> torch.Tensor:
+        hidden: torch.Tensor = self._model(self._input_ids[:size], self._positions[:size], self._attention)
+        return hidden

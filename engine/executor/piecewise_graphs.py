@@ -1,0 +1,215 @@
+"""Small steps with prompts in them as chains of CUDA graphs: one for what lies between two attentions.
+
+Launched kernel by kernel, a mixed step keeps the host busy for ten milliseconds, and a few hundred tokens
+keep a large GPU busy for less. Attention itself is launched as ever, since what it does depends on the step's
+requests; all else depends on the number of tokens alone, and is captured for some of them, to which steps are
+padded. (vLLM's piecewise graphs; there a compiler cuts the model, here its one call to attention does.)
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from common.progress import Progress
+from engine.attention.base import GraphableAttention
+from engine.batch.batch import Batch
+from engine.executor.forward import Enqueuing
+from engine.executor.gemm_autotune import faster_library, sample_weights
+from engine.layers.ops import Rotation
+from engine.models.base import CausalLM
+from engine.parallel.communicator import Ranks
+
+__all__ = ["MixedGraphs", "token_sizes"]
+
+_GAIN: Final = 0.985
+"""Of two sizes, the smaller is worth having if it takes less than this part of the larger one's time."""
+_LEAD: Final = 8
+"""Layers that keep the device busy for two or three milliseconds, while the host does something else."""
+_REPLAYS: Final = 2
+"""For each size, to time it."""
+
+
+def token_sizes(largest: int) -> list[int]:
+    """Numbers of tokens worth a chain: closer together where a padding row is a larger part of the step."""
+    sizes = [*range(16, 256, 16), *range(256, 512, 32), *range(512, 1024, 64), *range(1024, largest, 128)]
+    return sorted({size for size in sizes if size < largest} | {largest})
+
+
+@dataclass(frozen=True, slots=True)
+class _Buffers:
+    """What the graphs of all sizes read and write, at addresses that never change. T is the largest size."""
+
+    input_ids: torch.Tensor
+    """[T]"""
+    positions: torch.Tensor
+    """[T]"""
+    slots: torch.Tensor
+    """[T]: where keys and values go; rows of padding have the pool's scratch page."""
+    queries: torch.Tensor
+    """[T, heads, head_dim]: from a graph to the attention behind it."""
+    attended: torch.Tensor
+    """Likewise, from the attention to the graph behind it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Chain:
+    """The graphs of one size: one more than there are layers."""
+
+    graphs: list[torch.cuda.CUDAGraph]
+    hidden: torch.Tensor
+
+    def replay(self) -> None:
+        for graph in self.graphs:
+            graph.replay()
+
+
+class MixedGraphs:
+    """Captured forward passes without their attention, all in one memory pool. A `Forward`.
+
+    More tokens may take less time, since cuBLAS chooses its kernels by rules of thumb. A size that is no
+    faster than the next larger one is forgotten, and its steps are padded to that.
+    """
+
+    def __init__(
+        self,
+        model: CausalLM,
+        attention: GraphableAttention,
+        *,
+        largest: int,
+        scratch_slot: int,
+        ranks: Ranks,
+        progress: Progress,
+    ) -> None:
+        """`largest`: tokens of the largest step."""
+        self._model = model
+        self._attention = attention
+        self._ranks = ranks
+        self._scratch_slot = scratch_slot
+        weight, part = model.embed.weight, model.part
+        ids = torch.zeros(largest, dtype=torch.int64, device=weight.device)
+        heads = torch.zeros(largest, part.num_heads, part.head_dim, dtype=weight.dtype, device=weight.device)
+        self._buffers = _Buffers(
+            ids, ids.clone(), torch.full_like(ids, scratch_slot), heads, torch.zeros_like(heads)
+        )
+        self._chains: dict[int, _Chain] = {}
+        self._capture(token_sizes(largest)[::-1], progress)
+        self._sizes = sorted(self._chains)
+
+    def fits(self, batch: Batch) -> bool:
+        return len(batch.input_ids) <= self._sizes[-1]
+
+    def prepare(self, batch: Batch) -> None:
+        self._attention.prepare(batch)
+        n, buffers = len(batch.input_ids), self._buffers
+        # Rows past n keep ids and positions of an earlier step: valid ones, and nobody reads the result.
+        buffers.input_ids[:n].copy_(batch.input_ids)
+        buffers.positions[:n].copy_(batch.positions)
+        buffers.slots[:n].copy_(batch.slot_mapping)
+        buffers.slots[n : self._size_for(n)].fill_(self._scratch_slot)
+
+    def run(self, batch: Batch) -> Enqueuing:
+        """Hidden states of the batch's tokens, padding rows last; valid until the next run."""
+        n = len(batch.input_ids)
+        chain = self._chains[self._size_for(n)]
+        queries, attended = self._buffers.queries[:n], self._buffers.attended[:n]
+        *graphs, last = chain.graphs
+        for layer, graph in enumerate(graphs):
+            graph.replay()
+            self._attention.attend(layer, queries, attended)
+            if layer >= _LEAD:
+                yield
+        last.replay()
+        return chain.hidden
+
+    def _size_for(self, num_tokens: int) -> int:
+        return self._sizes[bisect_left(self._sizes, num_tokens)]
+
+    def _capture(self, sizes: Sequence[int], progress: Progress) -> None:
+        """Largest first: the smaller ones then find their memory in the pool that it left."""
+        device = self._buffers.slots.device
+        pool = torch.cuda.graph_pool_handle()
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(device))
+        weights = sample_weights(self._model)
+        fastest = math.inf
+        with torch.cuda.stream(stream):
+            for done, size in enumerate(sizes):
+                progress("Capturing CUDA graphs of mixed steps", done, len(sizes))
+                with faster_library(weights, rows=size):
+                    chain = self._captured(size, pool)
+                took = self._ranks.least(_microseconds(chain))  # the same sizes on all ranks
+                if took < _GAIN * fastest:
+                    fastest = took
+                    self._chains[size] = chain
+        torch.cuda.current_stream(device).wait_stream(stream)
+        progress("Capturing CUDA graphs of mixed steps", len(sizes), len(sizes))
+
+    def _captured(self, size: int, pool: Any) -> _Chain:
+        self._forward(size, _Storing(self._attention, self._buffers))  # loads every kernel
+        torch.cuda.synchronize(self._buffers.slots.device)
+        cutter = _Cutter(self._attention, self._buffers, pool)
+        cutter.begin()
+        hidden = self._forward(size, cutter)
+        cutter.end()
+        return _Chain(cutter.graphs, hidden)
+
+    def _forward(self, size: int, attention: _Storing) -> torch.Tensor:
+        buffers = self._buffers
+        hidden: torch.Tensor = self._model(buffers.input_ids[:size], buffers.positions[:size], attention)
+        return hidden
+
+
+def _microseconds(chain: _Chain) -> int:
+    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    chain.replay()  # the first replay moves it to the device, which takes its time
+    times: list[float] = []
+    for _ in range(_REPLAYS):
+        began.record()
+        chain.replay()
+        ended.record()
+        ended.synchronize()
+        times.append(began.elapsed_time(ended))
+    return round(1000 * min(times))
+
+
+class _Storing:
+    """In place of attention: keys and values go where they belong, queries to where attention finds them."""
+
+    def __init__(self, attention: GraphableAttention, buffers: _Buffers) -> None:
+        self._attention = attention
+        self._buffers = buffers
+
+    def forward(self, layer: int, qkv: torch.Tensor, rotation: Rotation | None) -> torch.Tensor:
+        n, buffers = len(qkv), self._buffers
+        self._attention.store(layer, qkv, rotation, buffers.slots[:n], buffers.queries[:n])
+        return buffers.attended[:n]
+
+
+class _Cutter(_Storing):
+    """The same while capturing: here a graph ends, and the next one begins."""
+
+    def __init__(self, attention: GraphableAttention, buffers: _Buffers, pool: Any) -> None:
+        super().__init__(attention, buffers)
+        self._pool = pool
+        self.graphs: list[torch.cuda.CUDAGraph] = []
+
+    def begin(self) -> None:
+        self.graphs.append(torch.cuda.CUDAGraph())
+        # Other threads may talk to the device meanwhile: a transfer engine registers memory, say. Not by way
+        # of `torch.cuda.graph`, which collects garbage every time, and there are a thousand of these.
+        self.graphs[-1].capture_begin(pool=self._pool, capture_error_mode="thread_local")
+
+    def end(self) -> None:
+        self.graphs[-1].capture_end()
+
+    def forward(self, layer: int, qkv: torch.Tensor, rotation: Rotation | None) -> torch.Tensor:
+        attended = super().forward(layer, qkv, rotation)
+        self.end()
+        self.begin()
+        return attended

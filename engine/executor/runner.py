@@ -1,0 +1,272 @@
+"""Runs steps on the device: plan in, tokens out."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from typing import Final
+
+import torch
+
+from common.progress import Progress, silent
+from engine.attention import AttentionBackend, GraphableAttention, attention_for
+from engine.batch.batch import Batch, BatchBuilder, scratch_batch
+from engine.batch.step_inputs import StepInputs, StepWriter
+from engine.config import EngineConfig
+from engine.core.largest_step import largest_step
+from engine.core.plan import Chunk, StepPlan
+from engine.core.sampling_params import TokenLogprobs
+from engine.device.current import enter_device
+from engine.device.memory import Probe, advising
+from engine.device.readback import Readback
+from engine.errors import EngineError
+from engine.executor.cuda_graphs import GRAPH_BYTES, DecodeGraphs
+from engine.executor.forward import Eager, Forward
+from engine.executor.piecewise_graphs import MixedGraphs
+from engine.kv_cache.pool import KVPool
+from engine.loader.model_loader import load_model
+from engine.loader.weights_identity import weights_identity
+from engine.parallel.communicator import ALONE, Ranks
+from engine.sampling.logprobs import LogprobTensors
+from engine.sampling.sampler import Sampler
+from engine.spec.model_spec import ModelSpec
+
+__all__ = ["ModelRunner", "PreparedStep", "StepInFlight", "StepResult"]
+
+NOT_FINITE: Final = "the model computed logits that are not finite (NaN or infinity)"
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """One entry for each sampling chunk of the plan, in its order."""
+
+    tokens: list[int]
+    logprobs: list[TokenLogprobs | None]
+    errors: dict[int, str] = field(default_factory=dict)
+    """Index among the sampling chunks to what went wrong; that entry's token means nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedStep:
+    """A step of which the device knows all it has to, and has not been told to begin."""
+
+    forward: Forward
+    batch: Batch
+    sampling: list[Chunk]
+    """The chunks that sample."""
+
+
+class StepInFlight:
+    """A step that was handed to the device and may still be running there."""
+
+    def __init__(self, enqueuing: Generator[None, None, Readback], chunks: list[Chunk]) -> None:
+        """`chunks` are those that sample. Enqueues as much as the device needs to begin."""
+        self._enqueuing = enqueuing
+        self._chunks = chunks
+        self._readback: Readback | None = None
+        self.proceed()
+
+    def proceed(self) -> bool:
+        """Enqueue some more of it; whether there was more. All of it is enqueued before the next step is."""
+        if self._readback is not None:
+            return False
+        try:
+            next(self._enqueuing)
+        except StopIteration as end:
+            self._readback = end.value
+        return True
+
+    def done(self) -> bool:
+        """Whether the device has done the step, so that `result` returns at once."""
+        return self._readback is not None and self._readback.done()
+
+    def result(self) -> StepResult:
+        """Wait until the device has done the step, and read what it sampled."""
+        while self.proceed():
+            pass
+        assert self._readback is not None
+        read = self._readback.wait()  # even if nothing is to be read: the KV must be in the pool now
+        if not self._chunks:
+            return StepResult([], [])
+        tokens, finite, *logprobs = read
+        return StepResult(
+            tokens=tokens.tolist(),
+            logprobs=self._logprobs(logprobs),
+            errors={index: NOT_FINITE for index, good in enumerate(finite.tolist()) if not good},
+        )
+
+    def _logprobs(self, tensors: list[torch.Tensor]) -> list[TokenLogprobs | None]:
+        wanted = [chunk.request.sampling.logprobs for chunk in self._chunks]
+        if not tensors:
+            return [None] * len(wanted)
+        measured = iter(LogprobTensors(*tensors).to_tokens([k for k in wanted if k is not None]))
+        return [None if k is None else next(measured) for k in wanted]
+
+
+class ModelRunner:
+    """Owns the weights, the KV pool and every other tensor of a worker; of one rank of it, if it has more."""
+
+    def __init__(self, config: EngineConfig, progress: Progress = silent, ranks: Ranks = ALONE) -> None:
+        """With `ranks`, every rank builds its runner at the same time: they size and rehearse together.
+
+        Makes the device the calling thread's current one; another thread that takes over does so itself.
+        """
+        self._device = enter_device(config.device)
+        self.ranks = ranks
+        with advising("the weights", "use a smaller model, or more ranks (--tensor-parallel-size)"):
+            self._model = load_model(
+                config.model_path,
+                device=config.device,
+                dtype=config.dtype,
+                load_format=config.load_format,
+                seed=config.seed,
+                progress=progress,
+                ranks=ranks,
+            )
+        self.spec: ModelSpec = self._model.spec
+        """Of the whole model."""
+        self.weights = weights_identity(config.model_path, config.load_format, config.seed)
+        """Identity of the whole model's weights, the same on all ranks."""
+        self._sampler = Sampler(
+            vocab_size=self.spec.vocab_size,
+            eos_token_ids=self.spec.eos_token_ids,
+            max_requests=config.max_running_requests,
+            device=self._device,
+        )
+        # Page ids are the same on all ranks, so the smallest room decides.
+        self.kv = self._pool(config, ranks.least(config.num_pages or self._pages_that_fit(config)))
+        self._steps = StepWriter(config.max_running_requests)
+        self._batches = BatchBuilder(
+            page_size=config.page_size,
+            max_requests=config.max_running_requests,
+            max_model_len=config.max_model_len,
+            scratch_page=self.kv.scratch_page,
+            device=self._device,
+        )
+        self._forwards = self._ways(self._attention_over(self.kv, config), config, progress)
+        """The first that fits is taken."""
+        # The token last sampled for each slot. The next step reads it here, so that it can be enqueued
+        # before the host knows what was sampled.
+        self._last_tokens = torch.zeros(config.max_running_requests, dtype=torch.int64, device=self._device)
+
+    @torch.inference_mode()
+    def prepare(self, plan: StepPlan) -> PreparedStep:
+        """Do what comes before the device's first work. A step is launched before the next is prepared."""
+        inputs = self._steps.write(plan)
+        self.ranks.announce(inputs)
+        sampling = [chunk for chunk in plan.chunks if chunk.samples]
+        return PreparedStep(*self._prepared(inputs), sampling)
+
+    def launch(self, step: PreparedStep) -> StepInFlight:
+        """Let the device begin with a step; `StepInFlight.proceed` enqueues the rest. Waits for no GPU."""
+        return StepInFlight(self._enqueue(step), step.sampling)
+
+    def follow(self, inputs: StepInputs) -> None:
+        """What `prepare` and `launch` are on the leader, for a rank that follows: all of it but to sample."""
+        for _ in self._enqueue_part(inputs):
+            pass
+
+    @torch.inference_mode()
+    def _enqueue(self, step: PreparedStep) -> Generator[None, None, Readback]:
+        batch = step.batch
+        hidden = yield from step.forward.run(batch)
+        if not step.sampling:
+            return Readback([], self._device)
+        sampled = self._sampler.sample(self._model.logits(hidden[batch.sample_rows]), step.sampling)
+        self.ranks.share(sampled.tokens)
+        self._last_tokens[batch.sample_slots] = sampled.tokens
+        return Readback(sampled.tensors(), self._device)
+
+    @torch.inference_mode()
+    def _enqueue_part(self, inputs: StepInputs) -> Generator[None, None, None]:
+        forward, batch = self._prepared(inputs)
+        hidden = yield from forward.run(batch)
+        if not len(batch.sample_rows):
+            return
+        self._model.logits(hidden[batch.sample_rows])
+        tokens = torch.empty_like(batch.sample_slots)
+        self.ranks.share(tokens)
+        self._last_tokens[batch.sample_slots] = tokens
+
+    def _prepared(self, inputs: StepInputs) -> tuple[Forward, Batch]:
+        batch = self._batches.build(inputs)
+        batch.input_ids[batch.pending_rows] = self._last_tokens[batch.pending_slots]
+        forward = next(way for way in self._forwards if way.fits(batch))
+        forward.prepare(batch)
+        return forward, batch
+
+    def close(self) -> None:
+        """Give the device's memory back. The runner is of no use afterwards, nor are those of other ranks."""
+        # Before the ranks part: NCCL does not let go of them while there are graphs in which they meet.
+        del self._forwards, self._model, self.kv
+        self.ranks.close()
+
+    # -------------------------------------------------------------------------------------- set-up
+
+    def _pool(self, config: EngineConfig, num_pages: int) -> KVPool:
+        tokens = num_pages * config.page_size
+        with advising(f"a KV pool of {tokens} tokens", "lower --kv-pool-tokens or --kv-memory-fraction"):
+            return KVPool(
+                num_pages=num_pages,
+                num_layers=self.spec.num_layers,
+                num_kv_heads=self._model.part.num_kv_heads,
+                head_dim=self.spec.head_dim,
+                page_size=config.page_size,
+                dtype=self._model.embed.weight.dtype,
+                device=self._device,
+            )
+
+    def _attention_over(self, pool: KVPool, config: EngineConfig) -> AttentionBackend:
+        heads = self._model.part.num_heads
+        return attention_for(config.attention_backend, pool, heads, max_requests=config.max_running_requests)
+
+    @torch.inference_mode()
+    def _pages_that_fit(self, config: EngineConfig) -> int:
+        """Run the largest step on a pool without pages and see what it leaves."""
+        if self._device.type != "cuda":
+            raise EngineError("num_pages must be given: the pool sizes itself on a GPU only")
+        pool = self._pool(config, 0)
+        attention = self._attention_over(pool, config)
+        batch = scratch_batch(largest_step(config), pool.scratch_page, config.page_size, self._device)
+        advice = "lower --chunked-prefill-size or --max-running-requests"
+        with advising(f"a step of {len(batch.input_ids)} tokens", advice), Probe(self._device) as probe:
+            self._rehearse(batch, attention, rows=config.max_running_requests)
+        reserve = GRAPH_BYTES if config.cuda_graph_max_batch or config.cuda_graph_max_tokens else 0
+        return probe.pages_that_fit(pool.page_bytes, fraction=config.kv_memory_fraction, reserve=reserve)
+
+    @torch.inference_mode()
+    def _rehearse(self, batch: Batch, attention: AttentionBackend, *, rows: int) -> None:
+        """Compute a step and sample `rows` of it, in whatever way takes the most memory."""
+        attention.prepare(batch)
+        hidden = self._model(batch.input_ids, batch.positions, attention)
+        self._sampler.rehearse(self._model.logits(hidden[:rows]))
+
+    @advising("CUDA graphs", "lower --kv-memory-fraction, --cuda-graph-max-bs or --cuda-graph-max-tokens")
+    @torch.inference_mode()
+    def _ways(self, attention: AttentionBackend, config: EngineConfig, progress: Progress) -> list[Forward]:
+        ways: list[Forward] = []
+        if isinstance(attention, GraphableAttention):
+            largest_batch = min(config.cuda_graph_max_batch, config.max_running_requests)
+            if largest_batch:
+                ways.append(
+                    DecodeGraphs(
+                        self._model,
+                        attention,
+                        largest=largest_batch,
+                        max_model_len=config.max_model_len,
+                        device=self._device,
+                        progress=progress,
+                    )
+                )
+            if config.cuda_graph_max_tokens:
+                ways.append(
+                    MixedGraphs(
+                        self._model,
+                        attention,
+                        largest=config.cuda_graph_max_tokens,
+                        scratch_slot=self.kv.scratch_page * config.page_size,
+                        ranks=self.ranks,
+                        progress=progress,
+                    )
+                )
+        return [*ways, Eager(self._model, attention)]

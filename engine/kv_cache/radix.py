@@ -1,0 +1,235 @@
+"""Which KV is already in the pool: a radix tree over whole pages of tokens.
+
+After SGLang's RadixAttention, with pages instead of tokens as the alphabet: an edge holds one or more whole
+pages, and a node's children are told apart by the tokens of their first page. The tree owns its pages. A
+request that reads some locks the deepest node it uses, which keeps all nodes above it as well.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import TypeAlias
+
+__all__ = ["Insertion", "Match", "RadixCache", "RadixNode"]
+
+PageKey: TypeAlias = tuple[int, ...]
+
+
+class RadixNode:
+    """An edge and the node it leads to."""
+
+    __slots__ = ("children", "depth", "last_used", "locks", "pages", "parent", "queued", "tokens")
+
+    def __init__(
+        self, parent: RadixNode | None, tokens: tuple[int, ...], pages: list[int], depth: int
+    ) -> None:
+        self.parent = parent
+        self.tokens = tokens
+        self.pages = pages
+        self.depth = depth
+        """Pages from the root to the end of this edge."""
+        self.children: dict[PageKey, RadixNode] = {}
+        self.locks = 0
+        self.last_used = 0
+        self.queued = False
+        """Whether eviction has an entry for it; it never has two."""
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    node: RadixNode
+    """The deepest node of the match; its depth is the number of pages matched."""
+    pages: list[int]
+    """The pages matched below the node that the search began at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Insertion:
+    node: RadixNode
+    adopted: list[int]
+    """Pages that the tree owns from now on; the others it has already, and the caller keeps its copies."""
+
+
+class RadixCache:
+    """Pure bookkeeping: page numbers in, page numbers out.
+
+    `match` and `insert` cost O(tokens named); `lock` and `unlock` O(nodes above); `evict` O(log n) a node.
+    """
+
+    def __init__(self, page_size: int) -> None:
+        self.page_size = page_size
+        self.root = RadixNode(None, (), [], 0)
+        self.root.locks = 1  # never evicted
+        self.num_pages = 0
+        self.num_evictable = 0
+        self._clock = 0
+        self._serial = count()
+        self._unused: list[tuple[int, int, RadixNode]] = []
+        """Heap of leaves by last use. An entry goes stale when its leaf is used again; `evict` notices."""
+
+    def match(self, tokens: Sequence[int], after: RadixNode | None = None, *, touch: bool = True) -> Match:
+        """The longest cached run of whole pages that `tokens` begins with, below node `after`.
+
+        Splits an edge that matches in part, so that the result can be locked exactly; with touch=False
+        (a mere question) the tree stays as it is, and `node` may reach deeper than `pages`.
+        """
+        node = after or self.root
+        pages: list[int] = []
+        size, start = self.page_size, 0
+        while (child := node.children.get(tuple(tokens[start : start + size]))) is not None:
+            shared = self._shared_pages(child, tokens, start)
+            pages += child.pages[:shared]
+            if shared < len(child.pages):
+                node = self._split(child, shared) if touch else child
+                break
+            node = child
+            start += shared * size
+        if touch:
+            self._touch(node)
+        return Match(node, pages)
+
+    def insert(
+        self, tokens: Sequence[int], pages: Sequence[int], after: RadixNode | None = None
+    ) -> Insertion:
+        """Let the tree know that `pages` hold the KV of `tokens`, which follow node `after`.
+
+        `tokens` fill `pages` exactly. Pages for tokens that the tree has already are not adopted.
+        """
+        found = self.match(tokens, after)
+        known = len(found.pages)
+        adopted = list(pages[known:])
+        if not adopted:
+            return Insertion(found.node, adopted)
+        rest = tuple(tokens[known * self.page_size :])
+        leaf = RadixNode(found.node, rest, adopted, found.node.depth + len(adopted))
+        found.node.children[rest[: self.page_size]] = leaf
+        self.num_pages += len(adopted)
+        self.num_evictable += len(adopted)
+        self._touch(leaf)
+        self._offer(leaf)
+        return Insertion(leaf, list(adopted))
+
+    def lock(self, node: RadixNode) -> None:
+        above: RadixNode | None = node
+        while above is not None:
+            if above.locks == 0:
+                self.num_evictable -= len(above.pages)
+            above.locks += 1
+            above = above.parent
+
+    def unlock(self, node: RadixNode) -> None:
+        self._touch(node)
+        above: RadixNode | None = node
+        while above is not None:
+            above.locks -= 1
+            if above.locks == 0:
+                self.num_evictable += len(above.pages)
+                self._offer(above)
+            above = above.parent
+
+    def evict(self, wanted: int) -> list[int]:
+        """Forget up to `wanted` pages that nobody has locked, least recently used first, tails first."""
+        evicted: list[int] = []
+        while len(evicted) < wanted and self._unused:
+            last_used, _, leaf = heapq.heappop(self._unused)
+            leaf.queued = False
+            if leaf.locks or leaf.children or leaf.parent is None:
+                continue
+            if leaf.last_used != last_used:
+                self._offer(leaf)
+                continue
+            keep = max(0, len(leaf.pages) - (wanted - len(evicted)))
+            evicted += leaf.pages[keep:]
+            self._trim(leaf, keep)
+        self.num_pages -= len(evicted)
+        self.num_evictable -= len(evicted)
+        return evicted
+
+    def forget(self, node: RadixNode) -> list[int]:
+        """Drop what ends at `node`, whose content is not to be trusted; returns the pages.
+
+        With it goes all that was computed behind it, and what is before it as far up as nobody else uses it.
+        Nothing is dropped while somebody reads it. O(nodes dropped).
+        """
+        dropped: list[int] = []
+        if node.parent is not None and not node.locks:
+            for below in self._below(node):
+                dropped += below.pages
+                below.parent = None  # eviction passes over it
+            node.children.clear()
+        while node.parent is not None and not node.locks and not node.children:
+            parent = node.parent
+            dropped += node.pages
+            self._trim(node, keep=0)
+            node = parent
+        self.num_pages -= len(dropped)
+        self.num_evictable -= len(dropped)
+        return dropped
+
+    def nodes(self) -> Iterator[RadixNode]:
+        return self._below(self.root)
+
+    def _below(self, node: RadixNode) -> Iterator[RadixNode]:
+        stack = list(node.children.values())
+        while stack:
+            below = stack.pop()
+            yield below
+            stack += below.children.values()
+
+    def _trim(self, leaf: RadixNode, keep: int) -> None:
+        parent = leaf.parent
+        assert parent is not None
+        if keep:
+            leaf.depth -= len(leaf.pages) - keep
+            leaf.tokens = leaf.tokens[: keep * self.page_size]
+            del leaf.pages[keep:]
+            self._offer(leaf)
+            return
+        del parent.children[leaf.tokens[: self.page_size]]
+        leaf.parent = None
+        self._offer(parent)
+
+    def _offer(self, node: RadixNode) -> None:
+        """Let eviction know of a node that has just become, or may have become, an unused leaf."""
+        if not node.queued and not node.locks and not node.children and node.parent is not None:
+            node.queued = True
+            heapq.heappush(self._unused, (node.last_used, next(self._serial), node))
+
+    def _touch(self, node: RadixNode) -> None:
+        """Mark the path to `node` as used now; a parent is never older than its children."""
+        self._clock += 1
+        above: RadixNode | None = node
+        while above is not None:
+            above.last_used = self._clock
+            above = above.parent
+
+    def _shared_pages(self, child: RadixNode, tokens: Sequence[int], start: int) -> int:
+        """Whole pages that `child` has in common with tokens[start:]; the first is known to be."""
+        edge, size = child.tokens, self.page_size
+        if tuple(tokens[start : start + len(edge)]) == edge:
+            return len(child.pages)
+        shared = 1
+        page = slice(size, 2 * size)
+        while tuple(tokens[start + page.start : start + page.stop]) == edge[page]:
+            shared += 1
+            page = slice(page.stop, page.stop + size)
+        return shared
+
+    def _split(self, node: RadixNode, keep: int) -> RadixNode:
+        """Cut an edge after `keep` pages and return the new upper node.
+
+        The old object stays the lower end, since requests hold on to it as the deepest node they use.
+        """
+        size, parent = self.page_size, node.parent
+        assert parent is not None
+        upper = RadixNode(
+            parent, node.tokens[: keep * size], node.pages[:keep], node.depth - len(node.pages) + keep
+        )
+        upper.locks, upper.last_used = node.locks, node.last_used
+        upper.children[node.tokens[keep * size : (keep + 1) * size]] = node
+        parent.children[upper.tokens[:size]] = upper
+        node.parent, node.tokens, node.pages = upper, node.tokens[keep * size :], node.pages[keep:]
+        return upper

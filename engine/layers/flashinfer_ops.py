@@ -1,0 +1,60 @@
+"""The small operations on NVIDIA GPUs: each is one fused kernel, flashinfer's or ours, on 16-bit tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from flashinfer.norm import rmsnorm
+from flashinfer.rope import apply_rope_with_cos_sin_cache_inplace
+from torch import Tensor
+
+from engine.kernels.add_norm import add_norm
+from engine.kernels.matvec import gated_matvec, suits
+from engine.kernels.silu_mul import silu_mul
+from engine.layers.modules import Linear
+from engine.layers.ops import Ops, Rotation
+
+__all__ = ["FlashInferOps", "Positions"]
+
+
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """Where a kernel looks a step's angles up by itself. A `Rotation`."""
+
+    table: Tensor
+    """As of `rope_table`."""
+    positions: Tensor
+    """[T]"""
+
+    def turn(self, heads: Tensor) -> Tensor:
+        # The kernel takes queries and keys apart, but turns both alike: any split will do.
+        first, last = heads[:, :-1].flatten(1), heads[:, -1]
+        apply_rope_with_cos_sin_cache_inplace(
+            self.positions, first, last, heads.shape[-1], self.table, is_neox=True
+        )
+        return heads
+
+
+class FlashInferOps(Ops):
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        normed: Tensor = rmsnorm(x, weight, eps)
+        return normed
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        add_norm(x, residual, weight, eps)
+        return x, residual
+
+    def gated(self, x: Tensor, gate_up: Linear) -> Tensor:
+        if gate_up.bias is None and suits(x, gate_up.weight):
+            return gated_matvec(x, gate_up.weight)
+        return super().gated(x, gate_up)
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        return silu_mul(gate_up)
+
+    def norm_heads(self, heads: Tensor, weight: Tensor, eps: float) -> None:
+        rmsnorm(heads, weight, eps, out=heads)
+
+    def rotation(self, table: Tensor, positions: Tensor, dtype: torch.dtype) -> Rotation:
+        return Positions(table, positions)

@@ -1,0 +1,80 @@
+"""The layers that models are made of: parameters and one call each, no initialisation, no training."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from engine.layers.linear import linear, packed
+from engine.layers.ops import Ops
+from engine.layers.row_blocks import row_blocks
+
+__all__ = ["Embedding", "LayerNorm", "Linear", "RMSNorm", "weight"]
+
+
+def weight(*shape: int) -> nn.Parameter:
+    """An uninitialised parameter, in torch's current default dtype and device; the loader fills it."""
+    return nn.Parameter(torch.empty(shape), requires_grad=False)
+
+
+class Linear(nn.Module):
+    """x [T, in] -> [T, out]. `weight` is [out, in], as checkpoints store it."""
+
+    def __init__(self, in_features: int, out_features: int, *, bias: bool) -> None:
+        super().__init__()
+        self.weight = weight(out_features, in_features)
+        self.bias = weight(out_features) if bias else None
+        self._blocks: Tensor | None = None
+        """A view of the packed weight, for single rows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.product(x, self.bias)
+
+    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        return linear(x, self.weight, bias, self._blocks)
+
+    def pack(self) -> None:
+        """Once the weight is final: lay it out as the device multiplies it fastest."""
+        plain = self.weight.detach()
+        self.weight = nn.Parameter(packed(plain), requires_grad=False)
+        self._blocks = row_blocks(self.weight, plain)
+
+
+class Embedding(nn.Module):
+    """ids [T] -> [T, d]. `weight` is [rows, d]."""
+
+    def __init__(self, rows: int, features: int) -> None:
+        super().__init__()
+        self.weight = weight(rows, features)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return functional.embedding(ids, self.weight)
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, features: int, eps: float, ops: Ops) -> None:
+        super().__init__()
+        self.weight = weight(features)
+        self.eps = eps
+        self.ops = ops
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., features] -> the same shape."""
+        return self.ops.rms_norm(x, self.weight, self.eps)
+
+    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """(norm of x + residual, x + residual); both arguments are consumed."""
+        return self.ops.add_rms_norm(x, residual, self.weight, self.eps)
+
+
+class LayerNorm(nn.Module):
+    def __init__(self, features: int, eps: float) -> None:
+        super().__init__()
+        self.weight = weight(features)
+        self.bias = weight(features)
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [T, features] -> the same shape."""
+        return functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)

@@ -1,0 +1,92 @@
+"""The small operations between a model's matrix products, each one call, so that a device may fuse it.
+
+`Ops` is plain torch: it runs everywhere and is the oracle for whatever replaces it. A GPU backend subclasses
+it and overrides what it has a kernel for. Results may be written into the arguments: a caller gives its
+tensors away.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+if TYPE_CHECKING:
+    from engine.layers.modules import Linear
+
+__all__ = ["Ops", "Rotation", "ops_for"]
+
+logger = logging.getLogger(__name__)
+
+
+class Rotation(Protocol):
+    """What a step's positions do to queries and keys: made once for all layers."""
+
+    def turn(self, heads: Tensor) -> Tensor:
+        """Turn each pair (feature i, feature i + D/2) of `heads` [T, H, D] by its token's angle."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Angles:
+    cos: Tensor
+    """[T, 1, head_dim], the model's dtype: the cosine of each feature's angle."""
+    sin: Tensor
+    """[T, 1, head_dim]: the sine, negated in the first half, where the rotation subtracts."""
+
+    def turn(self, heads: Tensor) -> Tensor:
+        swapped = heads.roll(heads.shape[-1] // 2, dims=-1)
+        return torch.addcmul(heads * self.cos, swapped, self.sin)
+
+
+class Ops:
+    """T is the number of tokens in the step, d the hidden size, I the MLP's, D the size of a head."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """`x` [..., n] scaled to unit mean square over its last dimension, times `weight` [n]."""
+        return functional.rms_norm(x, weight.shape, weight, eps)
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """(rms_norm(x + residual), x + residual), both [T, d]."""
+        residual = residual.add_(x)
+        return self.rms_norm(residual, weight, eps), residual
+
+    def gated(self, x: Tensor, gate_up: Linear) -> Tensor:
+        """The first half of an MLP whose `gate_up` has the gate's rows first: x [T, d] -> [T, I]."""
+        return self.silu_mul(gate_up(x))
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """silu(gate) * up for `gate_up` [T, 2I], gate first: [T, I]."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        return functional.silu(gate).mul_(up)
+
+    def gelu(self, x: Tensor) -> Tensor:
+        """The tanh approximation, in which GPT-2 was trained."""
+        return functional.gelu(x, approximate="tanh")
+
+    def norm_heads(self, heads: Tensor, weight: Tensor, eps: float) -> None:
+        """Normalise each of `heads` [T, H, D], a part of a larger tensor, where it lies."""
+        heads.copy_(self.rms_norm(heads, weight, eps))
+
+    def rotation(self, table: Tensor, positions: Tensor, dtype: torch.dtype) -> Rotation:
+        """Look up the angles of `positions` [T] in a `rope_table`."""
+        cos, sin = table[positions].unsqueeze(1).to(dtype).chunk(2, dim=-1)
+        return _Angles(cos=torch.cat((cos, cos), dim=-1), sin=torch.cat((-sin, sin), dim=-1))
+
+
+def ops_for(device: torch.device, dtype: torch.dtype) -> Ops:
+    """The operations for tensors of `dtype` on `device`."""
+    if device.type != "cuda" or dtype == torch.float32:
+        return Ops()
+    if find_spec("flashinfer") is None:
+        logger.warning(
+            "flashinfer is not installed: the GPU runs plain torch operations, several times slower"
+        )
+        return Ops()
+    from engine.layers.flashinfer_ops import FlashInferOps  # imports CUDA libraries
+
+    return FlashInferOps()

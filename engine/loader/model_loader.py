@@ -1,0 +1,152 @@
+"""From a model folder to a model that computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from common.progress import Progress, silent
+from engine.layers.ops import ops_for
+from engine.loader.dummy_weights import fill_randomly
+from engine.loader.safetensors_reader import read_tensors, weight_files
+from engine.models import registry
+from engine.models.base import CausalLM
+from engine.parallel.communicator import ALONE, Ranks
+from engine.spec.errors import WeightsError
+from engine.spec.model_spec import ModelSpec
+from engine.spec.shard import Cut
+
+__all__ = ["load_model"]
+
+_DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_STAGE: Final = "Loading weights"
+_NAMES_SHOWN: Final = 5
+
+
+def load_model(
+    folder: Path,
+    *,
+    device: str = "cpu",
+    dtype: str = "float32",
+    load_format: str = "auto",
+    seed: int = 0,
+    progress: Progress = silent,
+    ranks: Ranks = ALONE,
+) -> CausalLM:
+    """Build the model of `folder` and fill its weights, from safetensors or, for "dummy", from `seed`.
+
+    Of a model that several ranks share, the part of this one. One tensor at a time passes through host
+    memory, so the peak is the model and its largest tensor.
+
+    Raises:
+        UnsupportedModel: config.json describes a model that Baton does not compute, or cannot share out.
+        WeightsError: the files are missing, or their tensors are not those of the model.
+    """
+    spec = ModelSpec.from_folder(folder)
+    target = torch.device(device)
+    with _defaults(target, _DTYPES[dtype]):
+        model = registry.build(spec, ops_for(target, _DTYPES[dtype]), ranks)
+    match load_format:
+        case "auto":
+            _fill(model, weight_files(folder), progress)
+        case "dummy":
+            fill_randomly(model, seed)
+        case _:
+            raise ValueError(f"load_format {load_format!r} is unknown; use auto or dummy")
+    model.pack()
+    return model.eval()
+
+
+@contextmanager
+def _defaults(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
+    """Where, and in which precision, modules built inside put their parameters."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with device:
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """The rows of a parameter that one tensor of the checkpoint fills, with all of it or a cut."""
+
+    rows: Tensor
+    transposed: bool
+    cut: Cut | None
+
+    @property
+    def source_shape(self) -> list[int]:
+        """Of the whole tensor, once transposed."""
+        shape = list(self.rows.shape)
+        if self.cut is not None:
+            shape[self.cut.axis] = self.cut.extent
+        return shape
+
+
+@torch.no_grad()
+def _fill(model: CausalLM, files: list[Path], progress: Progress) -> None:
+    places = _places(model)
+    unexpected: list[str] = []
+    done, total = 0, sum(file.stat().st_size for file in files)
+    progress(_STAGE, 0, total)
+    for name, tensor in read_tensors(files):
+        source = model.source_name(name)
+        place = places.pop(source, None)
+        if place is not None:
+            _copy(tensor, place, name)
+        elif not model.ignores(source):
+            unexpected.append(name)
+        done += tensor.nbytes
+        progress(_STAGE, done, total)
+    progress(_STAGE, total, total)
+    if places or unexpected:
+        problems = filter(None, (_listing("missing", list(places)), _listing("unexpected", unexpected)))
+        raise WeightsError(
+            f"the weights in {files[0].parent} are not those of its config.json: {'; '.join(problems)}"
+        )
+
+
+def _places(model: CausalLM) -> dict[str, _Place]:
+    """Every tensor that the checkpoint must hold, with the place it fills."""
+    places = {}
+    for source, slot in model.weight_table().items():
+        module: nn.Module = model.get_submodule(slot.module)
+        for kind, parameter in module.named_parameters(recurse=False):
+            count = parameter.shape[0] if slot.rows is None else slot.rows
+            rows = parameter.narrow(0, slot.start, count)
+            # A bias belongs to the output features: it is cut with the rows, and whole where columns are.
+            cut = slot.cut if slot.cut is not None and slot.cut.axis < parameter.dim() else None
+            places[f"{source}.{kind}"] = _Place(rows, slot.transposed and parameter.dim() == 2, cut)
+    return places
+
+
+def _copy(tensor: Tensor, place: _Place, name: str) -> None:
+    value = tensor.t() if place.transposed else tensor
+    if list(value.shape) != place.source_shape:
+        raise WeightsError(
+            f"{name} has shape {list(value.shape)}, but config.json asks for {place.source_shape}"
+        )
+    if place.cut is None:
+        place.rows.copy_(value)
+        return
+    filled = 0
+    for stretch in place.cut.stretches:
+        axis, length = place.cut.axis, len(stretch)
+        place.rows.narrow(axis, filled, length).copy_(value.narrow(axis, stretch.start, length))
+        filled += length
+
+
+def _listing(what: str, names: list[str]) -> str:
+    if not names:
+        return ""
+    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+    return f"{what} {', '.join(names[:_NAMES_SHOWN])}{more}"

@@ -1,0 +1,46 @@
+"""Reading the tensors of a safetensors folder, one at a time, from one file or many."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from safetensors import safe_open
+from torch import Tensor
+
+from engine.spec.errors import WeightsError
+
+__all__ = ["read_tensors", "weight_files"]
+
+_INDEX: Final = "model.safetensors.index.json"
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that hold the weights: those that the index names, or the only one there is.
+
+    Raises:
+        WeightsError: there are none, or the index names files that are not there.
+    """
+    index = folder / _INDEX
+    if index.exists():
+        names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+        files = [folder / name for name in sorted(set(names))]
+    else:
+        files = [folder / "model.safetensors"]
+    missing = [file.name for file in files if not file.exists()]
+    if missing:
+        raise WeightsError(
+            f"{folder} lacks {', '.join(missing)}; "
+            f"Baton reads model.safetensors, or the files that {_INDEX} lists"
+        )
+    return files
+
+
+def read_tensors(files: list[Path]) -> Iterator[tuple[str, Tensor]]:
+    """Name and value of every tensor, in CPU memory. The files are mapped: only what is used is read."""
+    for file in files:
+        with safe_open(file, framework="pt", device="cpu") as opened:
+            for name in opened.keys():  # noqa: SIM118  (safe_open is no mapping)
+                yield name, opened.get_tensor(name)

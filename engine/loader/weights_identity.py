@@ -1,0 +1,76 @@
+"""Which weights a folder holds, as a short digest: equal for equal weights, under any name and path."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+from engine.loader.safetensors_reader import weight_files
+
+__all__ = ["weights_identity"]
+
+_SAMPLE_BYTES: Final = 4096
+_NUM_SAMPLES: Final = 3
+_HEADER_LENGTH: Final = struct.Struct("<Q")
+_SAYS_NOTHING: Final = {"_name_or_path", "transformers_version"}
+"""Fields of config.json that differ between copies of one model."""
+
+
+def weights_identity(folder: Path, load_format: str = "auto", seed: int = 0) -> str:
+    """Hex digest of config.json and of the weights: of dummy ones, their seed.
+
+    Of every tensor it takes name, dtype, shape, and 4 KiB of its begin, middle and end: training moves almost
+    every weight, and new tokens add rows at the end. How tensors are spread over files does not count. Reads
+    12 KiB a tensor. Raises WeightsError if files are missing.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    _add(digest, _config(folder))
+    if load_format == "dummy":
+        _add(digest, f"dummy {seed}".encode())
+    else:
+        tensors = {name: piece for file in weight_files(folder) for name, piece in _tensors(file)}
+        for name in sorted(tensors):
+            _add(digest, name.encode())
+            _add(digest, tensors[name])
+    return digest.hexdigest()
+
+
+def _config(folder: Path) -> bytes:
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return json.dumps({k: v for k, v in config.items() if k not in _SAYS_NOTHING}, sort_keys=True).encode()
+
+
+def _tensors(file: Path) -> Iterator[tuple[str, bytes]]:
+    """Name and digest of each tensor of a safetensors file: an 8-byte length, a JSON header, the data."""
+    with file.open("rb") as opened:
+        (length,) = _HEADER_LENGTH.unpack(opened.read(_HEADER_LENGTH.size))
+        header: dict[str, dict[str, Any]] = json.loads(opened.read(length))
+        data = _HEADER_LENGTH.size + length
+        for name, tensor in header.items():
+            if name != "__metadata__":
+                digest = hashlib.blake2b(digest_size=16)
+                _add(digest, json.dumps([tensor["dtype"], tensor["shape"]]).encode())
+                begin, end = tensor["data_offsets"]
+                for sample in _samples(opened, data + begin, data + end):
+                    _add(digest, sample)
+                yield name, digest.digest()
+
+
+def _samples(opened: BinaryIO, begin: int, end: int) -> Iterator[bytes]:
+    """Pieces spread evenly over [begin, end), first and last bytes included; all of it if that is less."""
+    if end - begin <= _NUM_SAMPLES * _SAMPLE_BYTES:
+        opened.seek(begin)
+        yield opened.read(end - begin)
+        return
+    for index in range(_NUM_SAMPLES):
+        opened.seek(begin + (end - begin - _SAMPLE_BYTES) * index // (_NUM_SAMPLES - 1))
+        yield opened.read(_SAMPLE_BYTES)
+
+
+def _add(digest: Any, piece: bytes) -> None:
+    """With its length, so that no two sequences of pieces are one sequence of bytes."""
+    digest.update(_HEADER_LENGTH.pack(len(piece)) + piece)

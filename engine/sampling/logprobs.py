@@ -1,0 +1,54 @@
+"""Log-probabilities of chosen tokens and of their rivals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from engine.core.sampling_params import TokenLogprobs
+
+__all__ = ["LogprobTensors", "measure"]
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobTensors:
+    """For each of L rows that asked; k is the largest number of rivals that any asked for."""
+
+    chosen: torch.Tensor
+    """[L] float32."""
+    rank: torch.Tensor
+    """[L] int64, from 1."""
+    top: torch.Tensor
+    """[L, k] float32, likeliest first."""
+    top_ids: torch.Tensor
+    """[L, k] int64."""
+
+    def to_tokens(self, wanted: Sequence[int]) -> list[TokenLogprobs]:
+        """Once on the host: row i with its first `wanted[i]` rivals."""
+        rows = zip(
+            self.chosen.tolist(),
+            self.rank.tolist(),
+            self.top_ids.tolist(),
+            self.top.tolist(),
+            wanted,
+            strict=True,
+        )
+        return [
+            TokenLogprobs(chosen, rank, tuple(zip(ids[:k], values[:k], strict=True)))
+            for chosen, rank, ids, values, k in rows
+        ]
+
+
+def measure(logits: torch.Tensor, tokens: torch.Tensor, num_top: int) -> LogprobTensors:
+    """Log-probabilities of `tokens` [L] and of the `num_top` likeliest, from `logits` [L, vocab]."""
+    total = logits.logsumexp(dim=-1, keepdim=True)
+    chosen = logits.gather(1, tokens[:, None])
+    top, top_ids = logits.topk(num_top, dim=-1)
+    return LogprobTensors(
+        chosen=(chosen - total).squeeze(1),
+        rank=(logits > chosen).sum(dim=-1) + 1,
+        top=top - total,
+        top_ids=top_ids,
+    )

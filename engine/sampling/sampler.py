@@ -1,0 +1,78 @@
+"""Choosing the next tokens of a batch, each row as its request asks.
+
+A greedy batch costs an argmax. All else is `engine.sampling.cpu` on a CPU and `engine.sampling.fused` on a
+GPU, which draw the same tokens: only sums that are equal up to the rounding of float32 may differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final, Protocol
+
+import torch
+
+from engine.core.plan import Chunk
+from engine.core.request import Request
+from engine.core.sampling_params import MAX_LOGPROBS, Sampling
+from engine.sampling.cpu import TorchSampling
+from engine.sampling.draw import likeliest
+from engine.sampling.sampled import Sampled
+
+__all__ = ["Sampled", "Sampler"]
+
+_EVERYTHING: Final = Sampling(
+    max_tokens=2,
+    min_tokens=1,
+    temperature=1.0,
+    top_p=0.5,
+    top_k=100,
+    min_p=0.01,
+    repetition_penalty=1.1,
+    presence_penalty=0.1,
+    frequency_penalty=0.1,
+    logprobs=MAX_LOGPROBS,
+    logit_bias=((0, 1.0),),
+)
+
+
+class _Way(Protocol):
+    def sample(self, logits: torch.Tensor, chunks: Sequence[Chunk]) -> Sampled: ...
+
+
+class Sampler:
+    def __init__(
+        self, *, vocab_size: int, eos_token_ids: Sequence[int], max_requests: int, device: torch.device
+    ) -> None:
+        self._vocab_size = vocab_size
+        self._way: _Way
+        if device.type == "cuda":
+            from engine.sampling.fused import FusedSampling  # Triton comes with torch's CUDA builds alone
+
+            self._way = FusedSampling(
+                vocab_size=vocab_size, eos_token_ids=eos_token_ids, max_requests=max_requests, device=device
+            )
+        else:
+            self._way = TorchSampling(
+                vocab_size=vocab_size, eos_token_ids=eos_token_ids, max_requests=max_requests
+            )
+
+    def sample(self, logits: torch.Tensor, chunks: Sequence[Chunk]) -> Sampled:
+        """Choose one token for each row of `logits` [S, vocab], any float dtype, which belong to `chunks`.
+
+        Log-probabilities are of the model's own distribution; logit_bias, penalties, min_tokens, temperature
+        and truncation then apply in this order. `logits` is consumed.
+        """
+        if all(chunk.request.sampling.only_likeliest for chunk in chunks):
+            return Sampled(*likeliest(logits), None)
+        return self._way.sample(logits, chunks)
+
+    def rehearse(self, logits: torch.Tensor) -> None:
+        """Do all that rows like `logits` may ask for: compiles every kernel, and allocates what they need.
+
+        `logits` are consumed and have at most as many rows as there are requests.
+        """
+        everything = replace(_EVERYTHING, top_k=min(_EVERYTHING.top_k, self._vocab_size - 1))
+        for sampling in (Sampling(max_tokens=2), everything):
+            requests = [Request(-1 - slot, [0], sampling, slot=slot) for slot in range(len(logits))]
+            self.sample(logits, [Chunk(request, request.slot, 0, 1, 0) for request in requests])

@@ -1,0 +1,68 @@
+"""Pages that are being computed right now, by what is in them: nobody else needs to compute them as well."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TypeAlias
+
+from engine.core.request import Request
+
+__all__ = ["Beginnings"]
+
+_Beginning: TypeAlias = tuple[int, tuple[int, ...]]
+"""Offset of a chunk and the tokens of its first page."""
+
+
+class Beginnings:
+    """Chunks, found by their first page. Calls cost O(tokens of a page), `shared` also what it compares."""
+
+    def __init__(self, page_size: int) -> None:
+        self._page_size = page_size
+        self._requests: defaultdict[_Beginning, list[Request]] = defaultdict(list)
+        """Nearly always one of each: two differ in what comes before the page."""
+
+    def __bool__(self) -> bool:
+        return bool(self._requests)
+
+    def add(self, request: Request, start: int) -> None:
+        """`request` has a chunk at `start`. One that ends within its first page is no use to others."""
+        if (beginning := self._beginning(request, start)) is not None:
+            self._requests[beginning].append(request)
+
+    def discard(self, request: Request, start: int) -> None:
+        beginning = self._beginning(request, start)
+        if beginning is None or (requests := self._requests.get(beginning)) is None:
+            return
+        if request in requests:
+            requests.remove(request)
+        if not requests:
+            del self._requests[beginning]
+
+    def shared(self, request: Request, start: int) -> bool:
+        """Whether another request's chunk computes the page at `start` that `request` needs."""
+        beginning = self._beginning(request, start)
+        if beginning is None:
+            return False
+        return any(self._same_prefix(r, request, start) for r in self._requests.get(beginning, ()))
+
+    def _beginning(self, request: Request, start: int) -> _Beginning | None:
+        if start + self._page_size > request.num_tokens:
+            return None
+        return start, tuple(request.tokens(start, start + self._page_size))
+
+    def _same_prefix(self, first: Request, second: Request, start: int) -> bool:
+        """Whether both have the same tokens before `start`.
+
+        Up to their nodes in the prefix cache the nodes tell; only what is computed behind them is compared.
+        A request without a node has ended or was preempted: what it computed is in the cache, or not to be
+        had.
+        """
+        upper, lower = first.locked, second.locked
+        if upper is None or lower is None:
+            return False
+        if upper.depth > lower.depth:
+            upper, lower = lower, upper
+        while lower.depth > upper.depth and lower.parent is not None:
+            lower = lower.parent
+        known = upper.depth * self._page_size
+        return lower is upper and tuple(first.tokens(known, start)) == tuple(second.tokens(known, start))

@@ -1,0 +1,68 @@
+"""Which rotary embedding a model uses, read from config.json in its old and new spellings. Free of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final
+
+from engine.spec.errors import UnsupportedModel
+
+__all__ = ["RopeScaling", "RopeSpec"]
+
+_DEFAULT_THETA: Final = 10000.0
+
+
+class RopeScaling(Enum):
+    """How angles are changed so that a model reaches past the context it was first trained on."""
+
+    NONE = "default"
+    LINEAR = "linear"
+    LLAMA3 = "llama3"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeSpec:
+    theta: float = _DEFAULT_THETA
+    scaling: RopeScaling = RopeScaling.NONE
+    factor: float = 1.0
+    """How many times longer the context becomes."""
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position: int = 0
+    """Context before scaling, in tokens. This and the two above are llama3's."""
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> RopeSpec:
+        """Read `rope_parameters` (transformers 5) or `rope_scaling` and `rope_theta` (before).
+
+        Raises:
+            UnsupportedModel: the scaling or a partial rotation is none that Baton computes.
+        """
+        fields: dict[str, Any] = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+        theta = fields.get("rope_theta", config.get("rope_theta", _DEFAULT_THETA))
+        kind = fields.get("rope_type", fields.get("type", "default"))
+        rotated = fields.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+        if rotated != 1.0:
+            raise UnsupportedModel(f"partial_rotary_factor={rotated} is not supported; it must be 1")
+        try:
+            scaling = RopeScaling(kind)
+        except ValueError:
+            supported = ", ".join(member.value for member in RopeScaling)
+            message = f"rope scaling {kind!r} is not supported; Baton computes {supported}"
+            raise UnsupportedModel(message) from None
+        match scaling:
+            case RopeScaling.NONE:
+                return cls(theta=theta)
+            case RopeScaling.LINEAR:
+                return cls(theta=theta, scaling=scaling, factor=fields["factor"])
+            case RopeScaling.LLAMA3:
+                return cls(
+                    theta=theta,
+                    scaling=scaling,
+                    factor=fields["factor"],
+                    low_freq_factor=fields["low_freq_factor"],
+                    high_freq_factor=fields["high_freq_factor"],
+                    original_max_position=fields["original_max_position_embeddings"],
+                )

@@ -1,0 +1,90 @@
+"""Which part of a model a rank holds: pure arithmetic. Free of torch.
+
+Query heads, the MLP's features and the vocabulary are shared out; so are the key heads, and where there are
+more ranks than key heads, neighbouring ranks hold the same one, as `kv_transfer.layout` has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from engine.spec.errors import UnsupportedModel
+from engine.spec.model_spec import ModelSpec
+
+__all__ = ["Cut", "Shard", "sizes_for"]
+
+_USUAL_SIZES: Final = range(1, 9)
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What a rank takes of a checkpoint's tensor: stretches along one axis, side by side."""
+
+    axis: int
+    extent: int
+    """Of the whole tensor, along that axis."""
+    stretches: tuple[range, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One of `size` equal parts."""
+
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def leads(self) -> bool:
+        """Rank 0 decides what all compute, and is the only one to sample."""
+        return self.rank == 0
+
+    def of(self, spec: ModelSpec) -> ModelSpec:
+        """The shape of this rank's part. Raises UnsupportedModel if there is no such part."""
+        if reason := _misfit(spec, self.size):
+            usual = ", ".join(str(size) for size in sizes_for(spec))
+            raise UnsupportedModel(f"{reason}; the number of ranks can be {usual}")
+        return replace(
+            spec,
+            num_heads=spec.num_heads // self.size,
+            num_kv_heads=max(1, spec.num_kv_heads // self.size),
+            intermediate_size=spec.intermediate_size // self.size,
+        )
+
+    def rows(self, whole: int, part: int, *, blocks: int = 1) -> Cut:
+        """`part` of `whole` output features. With fewer parts than ranks, neighbours take the same one.
+
+        `blocks`: so many projections lie one below the other in the tensor, and each is cut.
+        """
+        start = (self.rank * (whole // part) // self.size) * part
+        stretches = (range(block * whole + start, block * whole + start + part) for block in range(blocks))
+        return Cut(0, blocks * whole, tuple(stretches))
+
+    def columns(self, whole: int) -> Cut:
+        """An equal part of `whole` input features."""
+        part = whole // self.size
+        return Cut(1, whole, (range(self.rank * part, (self.rank + 1) * part),))
+
+    def vocabulary(self, whole: int) -> range:
+        """Token ids whose logits this rank computes: equal parts, of which the last may be shorter."""
+        part = -(-whole // self.size)
+        return range(min(whole, self.rank * part), min(whole, (self.rank + 1) * part))
+
+
+def sizes_for(spec: ModelSpec, sizes: Iterable[int] = _USUAL_SIZES) -> list[int]:
+    """Those of `sizes` that this model can be shared out to."""
+    return [size for size in sizes if not _misfit(spec, size)]
+
+
+def _misfit(spec: ModelSpec, size: int) -> str:
+    """Why the model cannot be shared by so many ranks; empty if it can."""
+    for what, count in (
+        ("attention heads", spec.num_heads),
+        ("features of the MLP", spec.intermediate_size),
+    ):
+        if count % size:
+            return f"{count} {what} cannot be shared equally by {size} ranks"
+    if spec.num_kv_heads % size and size % spec.num_kv_heads:
+        return f"{spec.num_kv_heads} key heads and {size} ranks: neither number divides the other"
+    return ""

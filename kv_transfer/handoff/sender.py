@@ -1,0 +1,377 @@
+"""The sending half of handoffs: pushes KV pages into a receiver's pool while the prompt is computed."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final as Constant
+
+from kv_transfer.errors import BadMessage, BadTicket, PeerUnreachable, TransferError
+from kv_transfer.handoff.events import HandedOver, PushSpan, SenderEvent, SendFailed
+from kv_transfer.handoff.messages import Body, Confirm, Drain, Finish, Message, Push, Revoke, decode, encode
+from kv_transfer.handoff.sender_states import SENDING, SendAction, SendEvent, Sending
+from kv_transfer.handoff.state_machine import Machine
+from kv_transfer.integrity.digest import PageDigester, host_digester
+from kv_transfer.layout import KVLayout
+from kv_transfer.memory import PoolMemory
+from kv_transfer.peer_book import PeerBook
+from kv_transfer.planner import coalesce, pages_due
+from kv_transfer.ticket import Final, Peer, Ticket
+from kv_transfer.transports.base import Arrival, PeerLost, Transport, WriteDone, WriteFailed
+
+__all__ = ["KVSender"]
+
+_MAX_REFUSED: Constant = 65_536
+_AWAIT_IDLE: Constant = {Sending.FLUSHING, Sending.DRAINING, Sending.ABANDONED}
+
+
+@dataclass(slots=True, eq=False)
+class _Handoff:
+    id: int
+    machine: Machine[Sending, SendEvent, SendAction]
+    receiver: Peer | None = None
+    ticket: Ticket | None = None
+    secret: int = 0
+    """The ticket's; or that of a Revoke which came before the ticket."""
+    pages: tuple[int, ...] = ()
+    num_tokens: int = 0
+    final: Final | None = None
+    computed_at: float = 0.0
+    """When the last token was computed."""
+    pushed: int = 0
+    """Index of the first page that has not left."""
+    digests: list[int] = field(default_factory=list)
+    in_flight: dict[int, PushSpan] = field(default_factory=dict)
+    """By write number; `end` is filled in when the write is done."""
+    pushes: list[PushSpan] = field(default_factory=list)
+    reason: str = ""
+
+
+class KVSender:
+    """Drives `sending.SENDING` over a transport. Owns no thread and no clock.
+
+    From the first `computed` until HandedOver or SendFailed the pages of a handoff are read: they must
+    not move, change or be given back. Nothing here raises for what a peer or the network did.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        memory: PoolMemory,
+        layout: KVLayout,
+        epoch: int,
+        *,
+        digester: PageDigester | None = None,
+        drain_timeout_s: float = 5.0,
+    ) -> None:
+        """`drain_timeout_s`: how long the pages of a failed handoff wait for its last writes to end."""
+        self.transport = transport
+        self.peer = Peer.of(transport.name, epoch, transport.metadata, memory, layout)
+        self.unexpected: Counter[str] = Counter()
+        """Late, duplicate, foreign or damaged messages: ignored, but counted, by kind."""
+        self._layout = layout
+        self._digester = digester or host_digester(memory, layout)
+        self._patience = {Sending.DRAINING: drain_timeout_s, Sending.ABANDONED: math.inf}
+        self._live: dict[int, _Handoff] = {}
+        self._writes: dict[int, _Handoff] = {}
+        self._refused: dict[int, None] = {}
+        self._peers = PeerBook()
+        self._events: list[SenderEvent] = []
+
+    @property
+    def num_live(self) -> int:
+        """Handoffs that are not over."""
+        return len(self._live)
+
+    def is_busy(self, now: float) -> bool:
+        """Whether something is likely to come soon."""
+        return any(handoff.machine.state is not Sending.ABANDONED for handoff in self._live.values())
+
+    # ------------------------------------------------------------------------------ commands
+
+    def open(self, handoff_id: int, now: float, timeout_s: float) -> None:
+        """The request started computing. Its handoff fails when for `timeout_s` it makes no progress."""
+        if handoff_id in self._refused or handoff_id in self._live:
+            self._events.append(SendFailed(handoff_id, "this handoff was given up before it began"))
+            return
+        machine = Machine(SENDING, Sending.OPEN, now, timeout_s, self._patience)
+        self._live[handoff_id] = _Handoff(handoff_id, machine)
+
+    def attach(self, ticket: Ticket, now: float) -> None:
+        """The receiver's pages are known: what is computed leaves at once, the rest as it comes."""
+        handoff = self._live.get(ticket.handoff_id)
+        if handoff is None:
+            self.unexpected["ticket"] += 1
+            reason = "the sender does not know this handoff, or has given it up"
+            self._refuse(ticket.receiver, ticket.handoff_id, ticket.secret, reason)
+            return
+        if handoff.ticket is not None:
+            self.unexpected["ticket"] += 1
+            return
+        try:
+            ticket.require(self._layout)
+            self._peers.require_unfenced(ticket.receiver)
+            self._require_same_length(handoff, ticket)
+            self._connect(ticket.receiver)
+        except TransferError as error:
+            self._refuse(ticket.receiver, ticket.handoff_id, ticket.secret, str(error))
+            self._fire(handoff, SendEvent.ABORT, now, str(error))
+            return
+        handoff.ticket, handoff.receiver, handoff.secret = ticket, ticket.receiver, ticket.secret
+        handoff.pushed = ticket.first_token // self._layout.page_size
+        handoff.machine.progress(now, ticket.timeout_s)
+        self._fire(handoff, SendEvent.ATTACH, now)
+
+    def computed(self, handoff_id: int, pages: Sequence[int], num_tokens: int, now: float) -> None:
+        """Tokens [0, num_tokens) are final in `pages`; page i holds tokens from i * page_size on."""
+        handoff = self._extend(handoff_id, pages, num_tokens, None, now)
+        if handoff is not None and handoff.machine.state is Sending.PUSHING:
+            self._push(handoff, now)
+
+    def finish(
+        self, handoff_id: int, pages: Sequence[int], num_tokens: int, final: Final, now: float
+    ) -> None:
+        """The whole prompt is computed and `final.first_token` sampled."""
+        handoff = self._extend(handoff_id, pages, num_tokens, final, now)
+        if handoff is not None:
+            self._fire(handoff, SendEvent.FINISH, now)
+
+    def abort(self, handoff_id: int, now: float) -> None:
+        """Stops pushing; SendFailed follows when the writes in flight have ended."""
+        handoff = self._live.get(handoff_id)
+        if handoff is not None:
+            self._fire(handoff, SendEvent.ABORT, now, "aborted by the sender")
+
+    def fence(self, epoch: int, reason: str, now: float) -> None:
+        """Another authority declared the peer of that epoch dead: it is refused from now on, and nothing is
+        sent to it any more. A peer on this host is only refused: its end is known by itself."""
+        for peer in self._peers.fence(epoch):
+            if not self.transport.is_local(peer):
+                self._peers.disconnected(peer.name)
+                self.transport.forget(peer)
+                self._on_peer_lost(peer.name, f"it was declared dead: {reason}", now)
+
+    # -------------------------------------------------------------------------------- driving
+
+    def poll(self, now: float) -> list[SenderEvent]:
+        """Makes progress; O(live handoffs)."""
+        for event in self.transport.poll():
+            match event:
+                case WriteDone(write):
+                    self._on_write_done(write, now)
+                case WriteFailed(write, reason):
+                    self._on_write_failed(write, reason, now)
+                case Arrival(data):
+                    self._on_message(data, now)
+                case PeerLost(name, reason):
+                    self._on_peer_lost(name, reason, now)
+        for handoff in [h for h in self._live.values() if now >= h.machine.deadline]:
+            if handoff.id in self._live:
+                reason = f"deadline passed while {handoff.machine.state.name.lower()}"
+                self._fire(handoff, SendEvent.DEADLINE, now, reason)
+        events, self._events = self._events, []
+        return events
+
+    def close(self) -> None:
+        self.transport.close()
+        self._live.clear()
+        self._writes.clear()
+
+    def _fire(self, handoff: _Handoff, event: SendEvent, now: float, reason: str = "") -> None:
+        actions = handoff.machine.on(event, now)
+        if actions is None:
+            self.unexpected[event.name.lower()] += 1
+            return
+        handoff.reason = handoff.reason or reason
+        if handoff.machine.state is Sending.CLOSED:
+            self._forget(handoff)
+        for action in actions:
+            match action:
+                case SendAction.PUSH:
+                    self._push(handoff, now)
+                case SendAction.SEND_FINISH:
+                    self._send_finish(handoff, now)
+                case SendAction.SEND_DRAIN:
+                    self._send(handoff, Drain(handoff.reason))
+                case SendAction.HAND_OVER:
+                    num_bytes = sum(push.bytes for push in handoff.pushes)
+                    self._events.append(HandedOver(handoff.id, num_bytes, tuple(handoff.pushes)))
+                case SendAction.FAIL:
+                    self._events.append(SendFailed(handoff.id, handoff.reason))
+        self._settle(handoff, now)
+
+    def _settle(self, handoff: _Handoff, now: float) -> None:
+        if not handoff.in_flight and handoff.machine.state in _AWAIT_IDLE:
+            self._fire(handoff, SendEvent.IDLE, now)
+
+    # -------------------------------------------------------------------------------- actions
+
+    def _push(self, handoff: _Handoff, now: float) -> None:
+        """Writes the pages that are computed and have not left, as one write."""
+        ticket = handoff.ticket
+        assert ticket is not None
+        page_size = self._layout.page_size
+        complete = handoff.final is not None
+        due = pages_due(self._layout, done=handoff.pushed, num_tokens=handoff.num_tokens, complete=complete)
+        if not due:
+            return
+        first = ticket.first_token // page_size
+        local = handoff.pages[due.start : due.stop]
+        remote = ticket.pages[due.start - first : due.stop - first]
+        message = Push(due.start - first, len(due))
+        try:
+            write = self.transport.write(
+                ticket.receiver,
+                coalesce(local, remote, self._layout.page_bytes),
+                self._encode(handoff, message, ticket.receiver),
+            )
+        except PeerUnreachable as error:
+            self._fire(handoff, SendEvent.WRITE_FAILED, now, str(error))
+            return
+        handoff.pushed = due.stop
+        end_token = min(due.stop * page_size, handoff.num_tokens)
+        handoff.in_flight[write] = PushSpan(
+            begin=now,
+            end=now,
+            first_token=due.start * page_size,
+            num_tokens=end_token - due.start * page_size,
+            bytes=len(due) * self._layout.page_bytes,
+        )
+        self._writes[write] = handoff
+        # Digested while the write is under way: both only read.
+        tail_tokens = end_token - (due.stop - 1) * page_size
+        handoff.digests += self._digester.digest(local, tail_tokens)
+
+    def _send_finish(self, handoff: _Handoff, now: float) -> None:
+        # Sent only after every write is known to be complete: a transport may order a message against
+        # its own write, but none promises anything across writes.
+        assert handoff.final is not None
+        exposed_s = max(0.0, now - handoff.computed_at)
+        self._send(handoff, Finish(handoff.final, exposed_s, tuple(handoff.digests)))
+
+    def _send(self, handoff: _Handoff, body: Body) -> None:
+        if handoff.receiver is not None:
+            # A peer that is gone is reported by poll(), one that is slow runs into its deadline. The link
+            # may have broken since the ticket came though both live, so it is made sure of.
+            with contextlib.suppress(PeerUnreachable):
+                self._connect(handoff.receiver)
+                self.transport.send(handoff.receiver, self._encode(handoff, body, handoff.receiver))
+
+    def _encode(self, handoff: _Handoff, body: Body, receiver: Peer) -> bytes:
+        return encode(Message(handoff.id, self.peer.epoch, receiver.epoch, handoff.secret, body))
+
+    def _refuse(self, receiver: Peer, handoff_id: int, secret: int, reason: str) -> None:
+        """Promises never to write for this handoff, which includes never to begin it."""
+        self._refused[handoff_id] = None
+        if len(self._refused) > _MAX_REFUSED:
+            del self._refused[next(iter(self._refused))]
+        message = encode(Message(handoff_id, self.peer.epoch, receiver.epoch, secret, Drain(reason)))
+        with contextlib.suppress(PeerUnreachable):
+            self._connect(receiver)
+            self.transport.send(receiver, message)
+
+    def _connect(self, peer: Peer) -> None:
+        if self._peers.ignores(peer.epoch):
+            self._peers.require_unfenced(peer)
+        self.transport.connect(peer)
+        self._peers.connected(peer)
+
+    def _forget(self, handoff: _Handoff) -> None:
+        del self._live[handoff.id]
+        for write in handoff.in_flight:
+            del self._writes[write]
+        handoff.in_flight.clear()
+
+    # --------------------------------------------------------------------------------- events
+
+    def _on_write_done(self, write: int, now: float) -> None:
+        handoff = self._writes.pop(write, None)
+        if handoff is None:
+            return  # its handoff ended with the peer
+        span = handoff.in_flight.pop(write)
+        handoff.pushes.append(PushSpan(span.begin, now, span.first_token, span.num_tokens, span.bytes))
+        handoff.machine.progress(now)
+        self._settle(handoff, now)
+
+    def _on_write_failed(self, write: int, reason: str, now: float) -> None:
+        handoff = self._writes.pop(write, None)
+        if handoff is None:
+            return
+        del handoff.in_flight[write]
+        self._fire(handoff, SendEvent.WRITE_FAILED, now, reason)
+
+    def _on_message(self, data: bytes, now: float) -> None:
+        try:
+            message = decode(data)
+        except BadMessage:
+            self.unexpected["damaged"] += 1
+            return
+        if self._peers.ignores(message.source):
+            self.unexpected["fenced"] += 1
+            return
+        handoff = self._live.get(message.handoff_id)
+        ticket = None if handoff is None else handoff.ticket
+        if message.target != self.peer.epoch or (ticket is not None and message.source != ticket.epoch):
+            self.unexpected["foreign"] += 1
+            return
+        if ticket is not None and message.secret != ticket.secret:
+            self.unexpected["forged"] += 1
+            return
+        match message.body:
+            case Revoke(receiver, reason) if handoff is None:
+                self._refuse(receiver, message.handoff_id, message.secret, reason)
+            case Revoke(receiver, reason) if handoff is not None:
+                if handoff.ticket is None:
+                    handoff.receiver, handoff.secret = receiver, message.secret
+                with contextlib.suppress(PeerUnreachable):
+                    self._connect(receiver)
+                self._fire(handoff, SendEvent.REVOKE, now, f"revoked by the receiver: {reason}")
+            case Confirm() if handoff is not None:
+                self._fire(handoff, SendEvent.CONFIRM, now)
+            case _:
+                self.unexpected[type(message.body).__name__.lower()] += 1
+
+    def _on_peer_lost(self, name: str, reason: str, now: float) -> None:
+        self._peers.disconnected(name)
+        for handoff in list(self._live.values()):
+            if handoff.ticket is not None and handoff.ticket.receiver.name == name:
+                self._fire(handoff, SendEvent.PEER_LOST, now, f"lost {name}: {reason}")
+
+    # --------------------------------------------------------------------------------- checks
+
+    def _extend(
+        self, handoff_id: int, pages: Sequence[int], num_tokens: int, final: Final | None, now: float
+    ) -> _Handoff | None:
+        """Takes over what was computed. Gives the handoff up if that contradicts what was said before;
+        None then, and if it was given up already and the engine has not heard of it yet."""
+        handoff = self._live.get(handoff_id)
+        if handoff is None or handoff.final is not None:
+            return None
+        known, pages = handoff.pages, tuple(pages)
+        needed = self._layout.num_pages(num_tokens)
+        if pages[: len(known)] != known or num_tokens < handoff.num_tokens or len(pages) < needed:
+            reason = "the request's pages moved while they were being handed over (was it preempted?)"
+            self._fire(handoff, SendEvent.ABORT, now, reason)
+            return None
+        if num_tokens > handoff.num_tokens:
+            handoff.machine.progress(now)
+        handoff.pages, handoff.num_tokens = pages, num_tokens
+        if final is not None:
+            handoff.final, handoff.computed_at = final, now
+        try:
+            self._require_same_length(handoff, handoff.ticket)
+        except TransferError as error:
+            self._fire(handoff, SendEvent.ABORT, now, str(error))
+            return None
+        return handoff
+
+    def _require_same_length(self, handoff: _Handoff, ticket: Ticket | None) -> None:
+        """Raises BadTicket if what is computed cannot become, or is not, what `ticket` asks for."""
+        if ticket is None:
+            return
+        computed, asked = handoff.num_tokens, ticket.num_tokens
+        if computed > asked or (handoff.final is not None and computed != asked):
+            raise BadTicket(f"{computed} tokens are computed, the ticket asks for {asked}")

@@ -1,0 +1,94 @@
+"""The sender's side of a handoff, as a table."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from typing import Final
+
+from kv_transfer.handoff.state_machine import Table
+
+__all__ = ["SENDING", "SendAction", "SendEvent", "Sending"]
+
+
+class Sending(Enum):
+    OPEN = auto()  # the prompt is being computed; nobody has asked for its pages yet
+    COMPUTED = auto()  # the prompt is computed; still nobody has asked
+    PUSHING = auto()  # pages leave as they are computed
+    FLUSHING = auto()  # every page is on its way
+    CONFIRMING = auto()  # every page was written; the receiver verifies
+    DRAINING = auto()  # given up, but writes are in flight: the pages are still being read
+    ABANDONED = auto()  # likewise, for so long that the pages are given back under the writes
+    CLOSED = auto()
+
+
+class SendEvent(Enum):
+    ATTACH = auto()  # the ticket is here
+    FINISH = auto()  # the prompt is computed
+    IDLE = auto()  # no write of this handoff is in flight
+    CONFIRM = auto()  # the receiver verified every page
+    REVOKE = auto()  # the receiver gave up
+    ABORT = auto()  # this worker gave up
+    WRITE_FAILED = auto()
+    PEER_LOST = auto()  # the receiver's process is gone, or was declared dead: nobody waits for these pages
+    DEADLINE = auto()
+
+
+class SendAction(Enum):
+    PUSH = auto()  # write what is computed and not yet written
+    SEND_FINISH = auto()
+    SEND_DRAIN = auto()
+    HAND_OVER = auto()
+    FAIL = auto()
+
+
+_S, _E, _A = Sending, SendEvent, SendAction
+
+SENDING: Final[Table[Sending, SendEvent, SendAction]] = {
+    (_S.OPEN, _E.ATTACH): (_S.PUSHING, (_A.PUSH,)),
+    (_S.OPEN, _E.FINISH): (_S.COMPUTED, ()),
+    (_S.OPEN, _E.REVOKE): (_S.CLOSED, (_A.SEND_DRAIN, _A.FAIL)),
+    (_S.OPEN, _E.ABORT): (_S.CLOSED, (_A.FAIL,)),
+    (_S.OPEN, _E.DEADLINE): (_S.CLOSED, (_A.FAIL,)),
+    #
+    (_S.COMPUTED, _E.ATTACH): (_S.FLUSHING, (_A.PUSH,)),
+    (_S.COMPUTED, _E.REVOKE): (_S.CLOSED, (_A.SEND_DRAIN, _A.FAIL)),
+    (_S.COMPUTED, _E.ABORT): (_S.CLOSED, (_A.FAIL,)),
+    (_S.COMPUTED, _E.DEADLINE): (_S.CLOSED, (_A.FAIL,)),
+    #
+    (_S.PUSHING, _E.FINISH): (_S.FLUSHING, (_A.PUSH,)),
+    (_S.PUSHING, _E.REVOKE): (_S.DRAINING, ()),
+    (_S.PUSHING, _E.ABORT): (_S.DRAINING, ()),
+    (_S.PUSHING, _E.WRITE_FAILED): (_S.DRAINING, ()),
+    (_S.PUSHING, _E.DEADLINE): (_S.DRAINING, ()),
+    (_S.PUSHING, _E.PEER_LOST): (_S.CLOSED, (_A.FAIL,)),
+    #
+    (_S.FLUSHING, _E.IDLE): (_S.CONFIRMING, (_A.SEND_FINISH,)),
+    (_S.FLUSHING, _E.REVOKE): (_S.DRAINING, ()),
+    (_S.FLUSHING, _E.ABORT): (_S.DRAINING, ()),
+    (_S.FLUSHING, _E.WRITE_FAILED): (_S.DRAINING, ()),
+    (_S.FLUSHING, _E.DEADLINE): (_S.DRAINING, ()),
+    (_S.FLUSHING, _E.PEER_LOST): (_S.CLOSED, (_A.FAIL,)),
+    #
+    (_S.CONFIRMING, _E.CONFIRM): (_S.CLOSED, (_A.HAND_OVER,)),
+    (_S.CONFIRMING, _E.REVOKE): (_S.CLOSED, (_A.SEND_DRAIN, _A.FAIL)),
+    (_S.CONFIRMING, _E.ABORT): (_S.CLOSED, (_A.SEND_DRAIN, _A.FAIL)),
+    (_S.CONFIRMING, _E.DEADLINE): (_S.CLOSED, (_A.SEND_DRAIN, _A.FAIL)),
+    (_S.CONFIRMING, _E.PEER_LOST): (_S.CLOSED, (_A.FAIL,)),
+    #
+    (_S.DRAINING, _E.IDLE): (_S.CLOSED, (_A.SEND_DRAIN, _A.FAIL)),
+    (_S.DRAINING, _E.REVOKE): (_S.DRAINING, ()),
+    (_S.DRAINING, _E.ABORT): (_S.DRAINING, ()),
+    (_S.DRAINING, _E.FINISH): (_S.DRAINING, ()),  # the engine has not heard yet that it is over
+    (_S.DRAINING, _E.WRITE_FAILED): (_S.DRAINING, ()),
+    (_S.DRAINING, _E.DEADLINE): (_S.ABANDONED, (_A.FAIL,)),
+    (_S.DRAINING, _E.PEER_LOST): (_S.CLOSED, (_A.FAIL,)),
+    # The receiver hangs. What the writes carry by the time it goes on is anybody's KV, but it lands in
+    # pages that stay in quarantine until the drain is sent, and nothing will ever be decoded from them.
+    (_S.ABANDONED, _E.IDLE): (_S.CLOSED, (_A.SEND_DRAIN,)),
+    (_S.ABANDONED, _E.REVOKE): (_S.ABANDONED, ()),
+    (_S.ABANDONED, _E.ABORT): (_S.ABANDONED, ()),
+    (_S.ABANDONED, _E.FINISH): (_S.ABANDONED, ()),
+    (_S.ABANDONED, _E.WRITE_FAILED): (_S.ABANDONED, ()),
+    (_S.ABANDONED, _E.DEADLINE): (_S.ABANDONED, ()),
+    (_S.ABANDONED, _E.PEER_LOST): (_S.CLOSED, ()),
+}

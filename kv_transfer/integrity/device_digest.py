@@ -1,0 +1,77 @@
+"""Page digests of a pool on a GPU, computed there: only 8 bytes a page come to the host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Final
+
+import torch
+
+from kv_transfer.integrity.sum64 import MASK, Words
+from kv_transfer.layout import KVLayout
+
+__all__ = ["DeviceDigester"]
+
+_WORD_TYPES: Final = {4: torch.int32, 2: torch.int16, 1: torch.uint8}
+_BATCH: Final = 1024
+"""Pages a launch. What they need of pinned memory is taken once: taking it stalls the device."""
+_FIRST: Final = -1
+"""A stream's priority: its blocks are given out before those that wait of a step's kernels."""
+
+
+class DeviceDigester:
+    """sum64 on a CUDA stream of its own, so that it does not queue behind the step in flight.
+
+    `digest` waits for its own result and for nothing else; the host's other threads go on meanwhile. It
+    needs no event of the engine's stream, for it is only asked about pages that nobody writes any more. The
+    sender's were `computed`, which the engine says after the step's event has come; the receiver's were
+    written before the notification that it acts upon, which orders them before kernels launched after it.
+
+    On a CPU the same sums come from torch operations, slowly.
+    """
+
+    def __init__(self, pool: torch.Tensor, layout: KVLayout) -> None:
+        """`pool`: contiguous, pages along its first axis. Compiles the kernel, so that no handoff has to."""
+        self._words = Words.of(layout)
+        self._pool = pool.flatten(1).view(_WORD_TYPES[self._words.word_bytes])
+        if self._pool.shape[1] != self._words.page:
+            raise ValueError(
+                f"the pool has {self._pool[0].nbytes} bytes a page, its layout {layout.page_bytes}"
+            )
+        self._stream: torch.cuda.Stream | None = None
+        if pool.is_cuda:
+            from kv_transfer.integrity.sum64_triton import page_sums
+
+            self._stream = torch.cuda.Stream(pool.device, _FIRST)  # type: ignore[no-untyped-call]
+        else:
+            from kv_transfer.integrity.sum64_torch import page_sums
+        self._page_sums = page_sums
+        pinned = self._stream is not None
+        self._jobs = torch.empty((_BATCH, 2), dtype=torch.int32, pin_memory=pinned)
+        self._sums = torch.empty(_BATCH, dtype=torch.int64, pin_memory=pinned)
+        self.digest([0], layout.page_size)
+
+    def digest(self, pages: Sequence[int], tail_tokens: int) -> list[int]:
+        """See `digest.PageDigester`. One launch for up to 1024 pages. For one thread at a time."""
+        digests: list[int] = []
+        for begin in range(0, len(pages), _BATCH):
+            batch = pages[begin : begin + _BATCH]
+            is_last = begin + len(batch) == len(pages)
+            digests += self._digest(batch, tail_tokens if is_last else self._words.tokens)
+        return digests
+
+    def _digest(self, pages: Sequence[int], tail_tokens: int) -> list[int]:
+        jobs, sums = self._jobs[: len(pages)], self._sums[: len(pages)]
+        jobs[:, 0] = torch.tensor(pages, dtype=torch.int32)
+        jobs[:, 1] = self._words.tokens
+        jobs[-1, 1] = tail_tokens
+        with self._on_stream():
+            there = jobs.to(self._pool.device, non_blocking=True)
+            sums.copy_(self._page_sums(self._pool, there, self._words), non_blocking=True)
+        if self._stream is not None:
+            self._stream.record_event().synchronize()
+        return [value & MASK for value in sums.tolist()]
+
+    def _on_stream(self) -> AbstractContextManager[object]:
+        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)

@@ -1,0 +1,69 @@
+"""Digests that tie what was sent to what arrived.
+
+Pages are digested where they live. A page digest covers only the page's valid tokens: what lies behind
+them in the last page is nobody's data, and may change at any time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, Protocol
+
+import numpy as np
+import xxhash
+
+from kv_transfer.integrity.sum64 import HostSum64
+from kv_transfer.layout import SUM64, XXH3, KVLayout
+from kv_transfer.memory import PoolMemory
+
+__all__ = ["HostDigester", "PageDigester", "host_digester", "request_digest"]
+
+
+class PageDigester(Protocol):
+    def digest(self, pages: Sequence[int], tail_tokens: int) -> list[int]:
+        """64-bit digests of pool pages; of the last one, only of its first `tail_tokens` tokens."""
+
+
+class HostDigester:
+    """xxh3-64 over pages in host memory; about the speed of reading them. Releases the GIL."""
+
+    def __init__(self, memory: PoolMemory, layout: KVLayout) -> None:
+        memory.require_page_bytes(layout.page_bytes)
+        self._page_size = layout.page_size
+        flat = np.frombuffer(memory.host_bytes(), dtype=np.uint8)
+        self._pages = flat.reshape(
+            memory.num_pages, layout.rows_per_page, layout.page_size, layout.token_bytes
+        )
+
+    def digest(self, pages: Sequence[int], tail_tokens: int) -> list[int]:
+        digests = [xxhash.xxh3_64_intdigest(self._pages[page].data) for page in pages]
+        if digests and tail_tokens != self._page_size:
+            valid = np.ascontiguousarray(self._pages[pages[-1], :, :tail_tokens])
+            digests[-1] = xxhash.xxh3_64_intdigest(valid.data)
+        return digests
+
+
+_HOST: Final[dict[str, Callable[[PoolMemory, KVLayout], PageDigester]]] = {
+    XXH3: HostDigester,
+    SUM64: HostSum64,
+}
+
+
+def host_digester(memory: PoolMemory, layout: KVLayout) -> PageDigester:
+    """Computes the digests that `layout` names, over memory that the host can read."""
+    digester = _HOST.get(layout.digest)
+    if digester is None:
+        raise ValueError(f"page digest {layout.digest!r} is not one of {', '.join(_HOST)}")
+    return digester(memory, layout)
+
+
+def request_digest(tokens: Sequence[int], state: Iterable[bytes] = ()) -> int:
+    """What both workers must have been told about a request for the handoff to make sense.
+
+    `tokens` are those whose KV is handed over, `state` anything else that decides the next token, such
+    as the encoded sampling parameters.
+    """
+    digest = xxhash.xxh3_64(np.asarray(tokens, dtype="<u4").tobytes(), seed=len(tokens))
+    for piece in state:
+        digest.update(len(piece).to_bytes(8, "little") + piece)
+    return digest.intdigest()

@@ -1,0 +1,39 @@
+"""Which peers a worker is connected to, and which it must never deal with again."""
+
+from __future__ import annotations
+
+from kv_transfer.errors import PeerFenced
+from kv_transfer.ticket import Peer
+
+__all__ = ["PeerBook"]
+
+
+class PeerBook:
+    """A fence is for ever: the epoch that it names is never drawn again, and costs eight bytes."""
+
+    def __init__(self) -> None:
+        self._connected: dict[str, Peer] = {}
+        self._fenced: set[int] = set()
+
+    def require_unfenced(self, peer: Peer) -> None:
+        """Raises PeerFenced."""
+        if peer.epoch in self._fenced:
+            raise PeerFenced(f"{peer.name} was declared dead; only its successor is accepted")
+
+    def connected(self, peer: Peer) -> None:
+        self._connected[peer.name] = peer
+
+    def disconnected(self, name: str) -> None:
+        self._connected.pop(name, None)
+
+    def disconnected_from_all(self) -> None:
+        self._connected.clear()
+
+    def fence(self, epoch: int) -> list[Peer]:
+        """Refuses that incarnation from now on; returns its connections: one for each of its names."""
+        self._fenced.add(epoch)
+        return [peer for peer in self._connected.values() if peer.epoch == epoch]
+
+    def ignores(self, epoch: int) -> bool:
+        """Whether messages of that incarnation are to be dropped: it is fenced, and no connection is left."""
+        return epoch in self._fenced and all(peer.epoch != epoch for peer in self._connected.values())

@@ -1,0 +1,113 @@
+"""`router workers`, `router drain` and `router restart`: what an operator says to a running router."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+from urllib.error import HTTPError, URLError
+from urllib.parse import quote, urlencode
+from urllib.request import ProxyHandler, Request, build_opener
+
+from router.config.settings import SETTINGS
+
+__all__ = ["COMMANDS", "run"]
+
+_DEFAULT_PORT: Final = SETTINGS["http_port"].default + 1
+
+Ask = Callable[[str, str], Any]
+"""Method and path; returns the answer's JSON."""
+
+
+class _Refused(Exception):
+    """The router says no, or does not answer."""
+
+
+def run(argv: Sequence[str]) -> int:
+    """Exit status: 0 when done, 1 when the router refused or does not answer."""
+    arguments = _parser().parse_args(argv)
+    try:
+        COMMANDS[arguments.command](arguments, _asker(arguments.admin_port))
+    except _Refused as refused:
+        print(f"router {arguments.command}: {refused}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _workers(arguments: argparse.Namespace, ask: Ask) -> None:
+    for worker in ask("GET", "/workers"):
+        standing = worker["standing"] + (f" ({worker['trouble']})" if worker["trouble"] else "")
+        print(
+            f"{worker['worker']:<12} {worker['requests']:>4} requests  pid {worker['pid'] or '-'}  {standing}"
+        )
+
+
+def _drain(arguments: argparse.Namespace, ask: Ask) -> None:
+    for worker in arguments.worker:
+        moved = ask("POST", _path(worker, "drain", arguments))["moved"]
+        print(f"{worker} has left; {moved} of its requests moved to others")
+
+
+def _restart(arguments: argparse.Namespace, ask: Ask) -> None:
+    """One after the other, so that there is always somebody to take over."""
+    everybody = arguments.worker == ["all"]
+    workers = [w["worker"] for w in ask("GET", "/workers")] if everybody else arguments.worker
+    for worker in workers:
+        moved = ask("POST", _path(worker, "restart", arguments))["moved"]
+        print(f"{worker} is back; {moved} of its requests moved to others", flush=True)
+
+
+COMMANDS: Final[dict[str, Callable[[argparse.Namespace, Ask], None]]] = {
+    "workers": _workers,
+    "drain": _drain,
+    "restart": _restart,
+}
+
+
+def _parser() -> argparse.ArgumentParser:
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument(
+        "--admin-port", type=int, default=_DEFAULT_PORT, help="the router's (default: %(default)s)"
+    )
+    leaving = argparse.ArgumentParser(add_help=False)
+    leaving.add_argument(
+        "--timeout",
+        type=float,
+        metavar="SECONDS",
+        help="for its requests to finish; then they go on elsewhere (default: the router's --drain-timeout)",
+    )
+    leaving.add_argument(
+        "--force", action="store_true", help="even if no other worker of its role is ready: requests may fail"
+    )
+    parser = argparse.ArgumentParser(prog="router", description="Look after a running router's workers.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("workers", parents=[common], help="list them")
+    drain = commands.add_parser("drain", parents=[common, leaving], help="let workers leave in order")
+    drain.add_argument("worker", nargs="+", help="such as decode-0")
+    restart = commands.add_parser(
+        "restart", parents=[common, leaving], help="restart workers, or start those that left, one by one"
+    )
+    restart.add_argument("worker", nargs="+", help="such as decode-0; `all` for every one")
+    return parser
+
+
+def _path(worker: str, verb: str, arguments: argparse.Namespace) -> str:
+    timeout = {} if arguments.timeout is None else {"timeout": arguments.timeout}
+    return f"/workers/{quote(worker, safe='')}/{verb}?{urlencode({**timeout, 'force': int(arguments.force)})}"
+
+
+def _asker(port: int) -> Ask:
+    direct = build_opener(ProxyHandler({}))
+
+    def ask(method: str, path: str) -> Any:
+        try:
+            with direct.open(Request(f"http://127.0.0.1:{port}{path}", method=method)) as answer:
+                return json.load(answer)
+        except HTTPError as error:
+            raise _Refused(json.load(error)["error"]) from None
+        except (URLError, OSError) as error:
+            raise _Refused(f"no router answers on 127.0.0.1:{port} ({error}); see --admin-port") from None
+
+    return ask

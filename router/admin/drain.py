@@ -1,0 +1,89 @@
+"""One worker leaves in order, or is restarted, and no request fails of it."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from router.workers.member import Member
+from router.workers.registry import Registry
+
+__all__ = ["Departures", "LastOfItsRole", "NoSuchWorker", "NotBackInTime"]
+
+_log = logging.getLogger(__name__)
+
+
+class NoSuchWorker(Exception):
+    """No worker has this name."""
+
+
+class LastOfItsRole(Exception):
+    """Without this worker the cluster could not serve."""
+
+
+class NotBackInTime(Exception):
+    """The worker was restarted and is not ready; it is still sought."""
+
+
+class Departures:
+    """What an operator may ask for. Each call returns when it is done; they may overlap."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
+    async def drain(self, worker_id: str, timeout_s: float, *, force: bool = False) -> int:
+        """Ends the worker, which gets no new request from now on. Its place stays reserved.
+
+        Requests that it has not finished after `timeout_s` go on elsewhere: prompt and answer so far are
+        computed again there, and the client's stream continues. Returns how many. Raises NoSuchWorker, and
+        LastOfItsRole unless `force`.
+        """
+        member = self._member(worker_id)
+        if not force:
+            self._require_others(member)
+        member.wanted.clear()
+        await self._registry.reconsider()
+        moved = 0
+        if (session := member.session) is not None:
+            _log.info(
+                "%s leaves: %d requests have %g s to finish", worker_id, session.load.requests, timeout_s
+            )
+            if not await session.idle(timeout_s):
+                moved = session.load.requests
+            session.dismiss(f"{worker_id} was asked to leave")
+        await member.handle.stop()
+        _log.info("%s has left; %d of its requests moved", worker_id, moved)
+        return moved
+
+    async def restart(
+        self, worker_id: str, timeout_s: float, startup_s: float, *, force: bool = False
+    ) -> int:
+        """Drains the worker, if it is here, and starts it anew; returns when it is ready again.
+
+        Returns how many requests moved. Raises what `drain` raises, and NotBackInTime after `startup_s`.
+        """
+        moved = await self.drain(worker_id, timeout_s, force=force)
+        member = self._member(worker_id)
+        await member.handle.revive()
+        began = time.monotonic()
+        member.wanted.set()
+        if not await self._registry.wait_until(lambda: member.usable, startup_s):
+            raise NotBackInTime(f"{worker_id} is not ready after {startup_s:g} s: {member.trouble}")
+        _log.info("%s is back after %.1f s", worker_id, time.monotonic() - began)
+        return moved
+
+    def _member(self, worker_id: str) -> Member:
+        for member in self._registry.members():
+            if member.handle.worker_id == worker_id:
+                return member
+        names = ", ".join(member.handle.worker_id for member in self._registry.members())
+        raise NoSuchWorker(f"there is no worker {worker_id}; there are {names}")
+
+    def _require_others(self, member: Member) -> None:
+        others = [
+            m for m in self._registry.members() if m is not member and m.handle.role == member.handle.role
+        ]
+        if not any(other.usable for other in others):
+            raise LastOfItsRole(
+                f"no other worker can take over from {member.handle.worker_id}: requests would fail meanwhile"
+            )

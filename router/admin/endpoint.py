@@ -1,0 +1,139 @@
+"""The operators' door: which workers there are, and how one leaves or is restarted. On loopback only.
+
+Whoever has an account on this machine may use it; `router workers`, `router drain` and `router restart` do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import orjson
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from router.admin.drain import Departures, LastOfItsRole, NoSuchWorker, NotBackInTime
+from router.frontend.http.server import QuietServer, listen
+from router.workers.member import Member
+from router.workers.registry import Registry
+from rpc.baton.v1 import worker_pb2
+
+__all__ = ["LOOPBACK", "AdminServer", "admin_app"]
+
+LOOPBACK: Final = "127.0.0.1"
+_STATUS: Final = {NoSuchWorker: 404, LastOfItsRole: 409, NotBackInTime: 504}
+
+
+def admin_app(registry: Registry, *, drain_timeout_s: float, startup_timeout_s: float) -> Starlette:
+    """GET /workers; POST /workers/{name}/drain and /workers/{name}/restart, which answer when it is done.
+
+    Both take `timeout` in seconds (default: `drain_timeout_s`) and `force=1` as query parameters.
+    """
+    departures = Departures(registry)
+
+    async def workers(request: Request) -> Response:
+        return _json([_described(member) for member in registry.members()])
+
+    async def drain(request: Request) -> Response:
+        moved = await departures.drain(
+            request.path_params["name"], _timeout(request, drain_timeout_s), force=_forced(request)
+        )
+        return _json({"moved": moved})
+
+    async def restart(request: Request) -> Response:
+        moved = await departures.restart(
+            request.path_params["name"],
+            _timeout(request, drain_timeout_s),
+            startup_timeout_s,
+            force=_forced(request),
+        )
+        return _json({"moved": moved})
+
+    return Starlette(
+        routes=[
+            Route("/workers", workers, methods=["GET"]),
+            Route("/workers/{name}/drain", _finishing(drain), methods=["POST"]),
+            Route("/workers/{name}/restart", _finishing(restart), methods=["POST"]),
+        ],
+        exception_handlers={HTTPException: _refused},
+    )
+
+
+class AdminServer:
+    """Serves `app` on this machine alone."""
+
+    def __init__(self, app: Starlette, port: int) -> None:
+        self._server = QuietServer(app)
+        self._wanted_port = port
+        self._serving: asyncio.Task[None] | None = None
+        self.port = 0
+        """The port it listens on, once started."""
+
+    async def start(self) -> None:
+        """Raises OSError when the port cannot be bound."""
+        listener = listen(LOOPBACK, self._wanted_port)
+        self.port = listener.getsockname()[1]
+        self._serving = asyncio.create_task(self._server.serve(sockets=[listener]), name="admin-server")
+
+    async def stop(self) -> None:
+        """Whoever still waits for an answer gets none."""
+        if self._serving is not None:
+            self._server.should_exit = self._server.force_exit = True
+            self._server.drop_connections()
+            await self._serving
+
+
+def _finishing(
+    endpoint: Callable[[Request], Awaitable[Response]],
+) -> Callable[[Request], Awaitable[Response]]:
+    """What was begun is finished, also when the operator's client does not wait; errors become answers."""
+
+    async def answer(request: Request) -> Response:
+        if "origin" in request.headers:  # a web page in a browser on this machine is no operator
+            raise HTTPException(403, "not for browsers")
+        try:
+            return await asyncio.shield(asyncio.ensure_future(endpoint(request)))
+        except tuple(_STATUS) as error:
+            raise HTTPException(_STATUS[type(error)], str(error)) from None
+
+    return answer
+
+
+def _described(member: Member) -> dict[str, object]:
+    session = member.session
+    return {
+        "worker": member.handle.worker_id,
+        "role": worker_pb2.Role.Name(member.handle.role).removeprefix("ROLE_").lower(),
+        "standing": member.standing.value,
+        "requests": session.load.requests if session else 0,
+        "pid": session.info.pid if session else None,
+        "trouble": member.trouble,
+    }
+
+
+def _timeout(request: Request, default: float) -> float:
+    text = request.query_params.get("timeout")
+    try:
+        seconds = default if text is None else float(text)
+    except ValueError:
+        seconds = -1.0
+    if not seconds >= 0:
+        raise HTTPException(400, f"timeout={text}: use a number of seconds")
+    return seconds
+
+
+def _forced(request: Request) -> bool:
+    return request.query_params.get("force") == "1"
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return _json({"error": error.detail}, error.status_code)
+
+
+def _json(value: object, status: int = 200) -> Response:
+    return Response(orjson.dumps(value), status_code=status, media_type="application/json")

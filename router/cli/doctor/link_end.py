@@ -1,0 +1,98 @@
+"""One end of a link, in a process of its own, as a worker would be: `python -m router.cli.doctor.link_end`.
+
+Speaks JSON, one object a line: prints its peer, is told the other's, and the writer then prints what it
+measured. Both stay until their standard input ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+import select
+import sys
+import time
+from dataclasses import asdict
+from typing import Any, Final
+
+from kv_transfer import KVLayout, Peer, PoolMemory
+from kv_transfer.planner import Copy
+from kv_transfer.transports.base import WriteDone, WriteFailed
+from kv_transfer.transports.nixl import NixlTransport
+from router.cli.doctor import ucx_log
+
+__all__: list[str] = []
+
+_BLOCK: Final = 64 << 20
+_ROUNDS: Final = 5
+_LAYOUT: Final = KVLayout("doctor", "float8_e4m3fn", 1, 1, _BLOCK // 2, 1)
+"""A page is one block."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("role", choices=("writer", "reader"))
+    parser.add_argument("device", help="cpu or cuda:0")
+    arguments = parser.parse_args()
+    ucx_log.keep()
+    try:
+        _take_part(arguments.role, arguments.device)
+    finally:
+        ucx_log.discard()
+
+
+def _take_part(role: str, device: str) -> None:
+    owner, memory = _memory(device)
+    transport = NixlTransport(f"doctor-{role}", memory)
+    _say(peer=_packed(Peer.of(transport.name, 0, transport.metadata, memory, _LAYOUT)))
+    peer = _unpacked(json.loads(sys.stdin.readline()))
+    transport.connect(peer)
+    if role == "writer":
+        _timed(transport, peer)  # pays for what UCX sets up at first use
+        fastest = max(_timed(transport, peer) for _ in range(_ROUNDS))
+        _say(path=ucx_log.write_path(), bytes_per_s=fastest)
+    while not select.select([sys.stdin], [], [], 0)[0]:
+        transport.poll()
+    transport.close()
+    del owner
+
+
+def _timed(transport: NixlTransport, peer: Peer) -> float:
+    began = time.perf_counter()
+    write = transport.write(peer, [Copy(0, 0, _BLOCK)], b"")
+    while True:
+        for event in transport.poll():
+            match event:
+                case WriteDone(number) if number == write:
+                    return _BLOCK / (time.perf_counter() - began)
+                case WriteFailed(_, reason):
+                    raise SystemExit(reason)
+
+
+def _memory(device: str) -> tuple[Any, PoolMemory]:
+    """One block; and who owns it."""
+    if device == "cpu":
+        import numpy as np
+
+        array = np.ones(_BLOCK, dtype=np.uint8)
+        return array, PoolMemory(array.ctypes.data, _BLOCK, 1, view=array.data)
+    import torch
+
+    tensor = torch.ones(_BLOCK, dtype=torch.uint8, device=device)
+    return tensor, PoolMemory(tensor.data_ptr(), _BLOCK, 1, device=device)
+
+
+def _packed(peer: Peer) -> dict[str, Any]:
+    return {**asdict(peer), "metadata": base64.b64encode(peer.metadata).decode()}
+
+
+def _unpacked(fields: dict[str, Any]) -> Peer:
+    return Peer(**{**fields, "metadata": base64.b64decode(fields["metadata"])})
+
+
+def _say(**what: object) -> None:
+    print(json.dumps(what), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""What the operating system allows: shared memory, limits, ports."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from router.cli.doctor.report import Finding, fail, ok, warn
+from router.cli.ports import PortTaken, check_free
+
+__all__ = ["judge_files", "judge_memlock", "judge_shm", "look"]
+
+_GIB: Final = 1 << 30
+_SHM_LEAST: Final = 256 << 20
+"""Ray's object store, which holds next to nothing here, and UCX's queues."""
+_FILES_LEAST: Final = 4096
+
+
+def look(host: str, ports: Mapping[str, int]) -> Iterator[Finding]:
+    """`ports`: by the flag that sets them."""
+    yield judge_shm(shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else 0)
+    yield judge_files(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    yield judge_memlock(resource.getrlimit(resource.RLIMIT_MEMLOCK)[1], os.path.isdir("/dev/infiniband"))
+    yield from _ports(host, ports)
+
+
+def judge_shm(free: int) -> Finding:
+    text = f"{free / _GIB:.1f} GiB free"
+    if free < _SHM_LEAST:
+        return fail("/dev/shm", text, "Ray keeps its object store there; in Docker: --shm-size=1g")
+    return ok("/dev/shm", text)
+
+
+def judge_files(hard: int) -> Finding:
+    """The hard limit: the router raises its own to it."""
+    if hard != resource.RLIM_INFINITY and hard < _FILES_LEAST:
+        return warn(
+            "open files",
+            f"at most {hard}: so many clients and workers at once",
+            "raise the hard limit: ulimit -Hn 65536, or LimitNOFILE= in systemd",
+        )
+    return ok("open files", "no limit" if hard == resource.RLIM_INFINITY else f"up to {hard}")
+
+
+def judge_memlock(hard: int, has_infiniband: bool) -> Finding:
+    """InfiniBand locks the KV pool in memory; TCP and shared memory lock nothing."""
+    if hard == resource.RLIM_INFINITY:
+        return ok("locked memory", "no limit")
+    text = f"at most {hard / _GIB:.2f} GiB"
+    if has_infiniband:
+        return fail(
+            "locked memory",
+            f"{text}, and InfiniBand must lock the whole KV pool",
+            "ulimit -l unlimited, or LimitMEMLOCK=infinity in systemd; in Docker: --ulimit memlock=-1",
+        )
+    return ok("locked memory", f"{text}; there is no InfiniBand to need more")
+
+
+def _ports(host: str, ports: Mapping[str, int]) -> Iterator[Finding]:
+    free = []
+    for flag, port in ports.items():
+        try:
+            check_free(flag, host, port)
+        except PortTaken as error:
+            yield fail("ports", str(error), f"use another {flag}")
+        else:
+            free.append(f"{flag} {port}")
+    if free:
+        yield ok("ports", "free: " + ", ".join(free))

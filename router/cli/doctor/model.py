@@ -1,0 +1,48 @@
+"""Whether a model's weights can be reached, and how much KV this machine would hold for it: arithmetic."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+
+from engine.loader.checkpoint import Checkpoint, CheckpointError, resolve
+from engine.spec.errors import UnsupportedModel
+from router.cli.doctor.gpus import Gpu
+from router.cli.doctor.report import Finding, fail, ok
+from router.cluster.worker_plan import Machine, PlanError, estimate_pool
+from router.config.settings import RouterConfig
+
+__all__ = ["judge_pool", "look"]
+
+_CHOICES = "use an alias (smollm2), a Hugging Face folder, a .gguf file or a hub id"
+
+
+def look(config: RouterConfig, gpus: Sequence[Gpu], *, on_gpu: bool) -> Iterator[Finding]:
+    try:
+        checkpoint = resolve(config.model)
+        spec = checkpoint.spec()
+    except (CheckpointError, UnsupportedModel) as error:
+        yield fail("weights", f"--model {config.model}: {error}", _CHOICES)
+        return
+    yield ok("weights", f"{checkpoint.path}: {spec.architecture}, {spec.num_layers} layers, {spec.dtype}")
+    memory = min(gpu.memory_bytes for gpu in gpus) if on_gpu else _free_main_memory()
+    device = "cuda" if on_gpu else "cpu"
+    yield judge_pool(config, checkpoint, Machine(device, memory, cpus=1, host="127.0.0.1"))
+
+
+def judge_pool(config: RouterConfig, checkpoint: Checkpoint, machine: Machine) -> Finding:
+    try:
+        pool = estimate_pool(config, checkpoint, machine)
+    except PlanError as error:
+        return fail("kv pool", str(error), "or give the worker a machine with more memory")
+    page = config.page_size * pool.token_bytes
+    return ok(
+        "kv pool",
+        f"{pool.token_bytes:,} bytes a token in {pool.dtype}, {page / 2**20:.2f} MiB a page of"
+        f" {config.page_size}; one worker holds about {pool.tokens:,} tokens, requests of up to"
+        f" {min(pool.limit, pool.tokens):,}",
+    )
+
+
+def _free_main_memory() -> int:
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,64 @@
+"""The `router` command."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+from router.admin.client import COMMANDS, run
+from router.cli.open_files import allow_many_connections
+from router.config.flags import ConfigError, parse
+from router.config.settings import LogLevel
+
+__all__ = ["main"]
+
+_USAGE_ERROR = 2
+_QUIET = {"GRPC_VERBOSITY": "ERROR", "RAY_USAGE_STATS_ENABLED": "0"}
+"""Read by the libraries when they are imported; what the user has set stands."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status: 0 after an orderly end, 1 when the start failed, 2 for a wrong command line."""
+    arguments = sys.argv[1:] if argv is None else argv
+    if arguments and arguments[0] in COMMANDS:
+        return run(arguments)
+    if arguments and arguments[0] == "doctor":
+        from router.cli import doctor  # it alone looks for torch and CUDA
+
+        return doctor.run(arguments)
+    try:
+        config = parse(arguments)
+    except ConfigError as error:
+        for problem in error.problems:
+            print(f"router: {problem}", file=sys.stderr)
+        return _USAGE_ERROR
+    allow_many_connections()
+    _configure_logging(config.log_level)
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+
+    # Not at the top: a wrong flag, or --help, should not wait a second for Ray and gRPC to be imported.
+    from router.cli.service import CANNOT_START, serve
+
+    try:
+        asyncio.run(serve(config))
+    except CANNOT_START as error:
+        print(f"router: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _configure_logging(level: LogLevel) -> None:
+    logging.basicConfig(
+        level=level.value.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+    )
+    for library in ("grpc", "asyncio", "uvicorn", "rich"):
+        # They report every poll at debug, and their own start and end at info.
+        logging.getLogger(library).setLevel(logging.WARNING)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

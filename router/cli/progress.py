@@ -1,0 +1,83 @@
+"""What the user sees while the cluster comes up: bars on a terminal, a line a stage in a log file."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+__all__ = ["StartupDisplay"]
+
+
+class StartupDisplay:
+    """A context manager; writes to standard error, which is not for programs to read."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True)
+        self._bars = Progress(
+            SpinnerColumn(finished_text="[green]✓"),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=28),
+            TextColumn("{task.fields[note]}"),
+            TimeElapsedColumn(),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> StartupDisplay:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._bars.stop()
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """One step of the start, with the time that it took."""
+        began = time.monotonic()
+        self.show(name)
+        yield
+        self.done(name, f"{time.monotonic() - began:.1f} s")
+
+    def show(self, name: str, note: str = "") -> None:
+        """`name` is under way."""
+        self._update(name, note=note)
+
+    def progress(self, name: str, done: int, total: int) -> None:
+        """Bytes of a known number; has the shape of `common.progress.Progress`. From any thread."""
+        self._update(name, completed=done, total=total, note=f"{done / 1e6:,.0f} of {total / 1e6:,.0f} MB")
+
+    def loading(self, worker: str, stage: str, done: int, total: int) -> None:
+        """A worker says how far it is; `total` is 0 where that is not known."""
+        if total:
+            self._update(worker, completed=done, total=total, note=stage)
+        else:
+            self.show(worker, stage)
+
+    def done(self, name: str, note: str = "") -> None:
+        task = self._update(name, note=note)
+        total = self._bars.tasks[task].total or 1
+        self._bars.update(task, completed=total, total=total)
+        if not self._console.is_terminal:
+            self.say(f"{name}: {note}")
+
+    def say(self, message: str) -> None:
+        """A line that stays."""
+        self._console.print(message, highlight=False, soft_wrap=True)
+
+    def _update(self, name: str, **changes: object) -> TaskID:
+        task = self._tasks.get(name)
+        if task is None:
+            task = self._tasks[name] = self._bars.add_task(name, total=None, note="")
+        self._bars.update(task, **changes)  # type: ignore[arg-type]
+        return task

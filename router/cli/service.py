@@ -1,0 +1,281 @@
+"""The router's life: find the model, raise the cluster, serve, drain, leave nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Final
+
+from common.garbage_collection import freeze_startup
+from engine.loader.checkpoint import Checkpoint, CheckpointError, resolve
+from engine.spec.errors import UnsupportedModel
+from router.admin.endpoint import LOOPBACK, AdminServer, admin_app
+from router.cli.ports import PortTaken, check_free, taking
+from router.cli.progress import StartupDisplay
+from router.cli.shutdown import Interrupted, Shutdown
+from router.cluster.ray_cluster import Cluster, ClusterError, RayWorker
+from router.cluster.worker_plan import PlanError, WorkerPlan, plan_workers
+from router.config.settings import Mode, RouterConfig
+from router.dispatch.dispatcher import ClusterDispatcher
+from router.dispatch.metrics import RouterMetrics
+from router.frontend.access import Access
+from router.frontend.api_keys import BadKeyFile
+from router.frontend.grpc.server import GrpcConfig, GrpcServer
+from router.frontend.http.server import HttpConfig, HttpServer
+from router.limits import Limits
+from router.probes.canary import Canary
+from router.probes.link_check import LinkBroken, rehearse
+from router.processing.generation import Generation
+from router.processing.served_model import ServedModel
+from router.processing.tokenizer import Tokenizer, TokenizerError
+from router.workers.fencing import Fencing
+from router.workers.registry import Registry, WorkerBroken, WorkerHandle
+from rpc.baton.v1 import worker_pb2
+from rpc.tls import BadCertificate
+
+__all__ = ["CANNOT_START", "StartupFailed", "serve"]
+
+_log = logging.getLogger(__name__)
+
+_WATCH_S: Final = 0.3
+
+
+class StartupFailed(Exception):
+    """The cluster did not come up; the message says why."""
+
+
+CANNOT_START: Final = (
+    BadCertificate,
+    BadKeyFile,
+    CheckpointError,
+    ClusterError,
+    LinkBroken,
+    PlanError,
+    PortTaken,
+    StartupFailed,
+    TokenizerError,
+    UnsupportedModel,
+    WorkerBroken,
+)
+"""What the user can do something about: told in one line, for a traceback would hide it."""
+
+
+async def serve(config: RouterConfig) -> None:
+    """Runs until SIGTERM or SIGINT, then drains. Raises what makes a start impossible."""
+    shutdown = Shutdown()
+    shutdown.install()
+    async with AsyncExitStack() as stack:
+        try:
+            with StartupDisplay() as display:
+                service = await shutdown.unless_requested(_Start(config, display, stack).run())
+                shutdown.install()
+        except Interrupted:
+            _log.info("interrupted while starting")
+            return
+        await shutdown.requested()
+        await service.drain(config.drain_timeout)
+
+
+@dataclass(frozen=True, slots=True)
+class _Service:
+    dispatcher: ClusterDispatcher
+    http: HttpServer
+    grpc: GrpcServer
+    admin: AdminServer
+
+    async def drain(self, timeout_s: float) -> None:
+        """New requests are refused from here on; running ones get the time to finish."""
+        began = time.monotonic()
+        _log.info("draining: new requests are refused, running ones have %g s to finish", timeout_s)
+        self.http.wind_down()
+        left = await self.dispatcher.drain(timeout_s)
+        if left:
+            _log.warning("%d requests did not finish within --drain-timeout %g s", left, timeout_s)
+        # Streams whose last token is out still have to be written.
+        rest = max(timeout_s - (time.monotonic() - began), 0.0)
+        await asyncio.gather(self.http.stop(rest), self.grpc.stop(rest))
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """The steps of a start, in order; each leaves on `stack` what undoes it."""
+
+    config: RouterConfig
+    display: StartupDisplay
+    stack: AsyncExitStack
+
+    async def run(self) -> _Service:
+        config = self.config
+        began = time.monotonic()
+        check_free("--http-port", config.host, config.http_port)
+        check_free("--grpc-port", config.host, config.grpc_port)
+        check_free("--admin-port", LOOPBACK, config.effective_admin_port)
+        access = Access.load(config)
+        with self.display.stage(f"model {config.model}"):
+            checkpoint = await asyncio.to_thread(resolve, config.model, self.display.progress)
+        spec = checkpoint.spec()
+        cluster, plans = await self._cluster(checkpoint)
+        metrics = RouterMetrics(config.mode.value)
+        registry = await self._workers(cluster, plans, metrics)
+
+        model = ServedModel(
+            name=config.served_model_name or checkpoint.name,
+            path=checkpoint.path,
+            mode=config.mode.value,
+            max_model_len=min(session.info.max_model_len for session in registry.sessions()),
+            vocab_size=spec.vocab_size,
+            eos_token_ids=spec.eos_token_ids,
+            prefill_workers=config.num_prefill_workers,
+            decode_workers=config.decode_workers,
+        )
+        tokenizer = await asyncio.to_thread(Tokenizer.load, model.path, vocab_size=model.vocab_size)
+        dispatcher = ClusterDispatcher(config, registry, metrics)
+        if config.mode is Mode.DISAGG:
+            await self._rehearse(registry, dispatcher)
+        await self.stack.enter_async_context(
+            Canary(
+                registry,
+                dispatcher.attempt,
+                interval_s=config.canary_interval,
+                timeout_s=config.canary_timeout,
+            )
+        )
+        limits = Limits(
+            max_prompt_tokens=config.max_prompt_tokens,
+            max_completions=config.max_completions,
+            max_logprobs=config.max_logprobs,
+        )
+        generation = Generation(model, tokenizer, dispatcher, limits)
+        service = await self._doors(generation, access, dispatcher, registry, metrics)
+        freeze_startup()
+        self._summarize(model, plans, service, time.monotonic() - began)
+        return service
+
+    async def _cluster(self, checkpoint: Checkpoint) -> tuple[Cluster, list[WorkerPlan]]:
+        cluster = Cluster(self.config)
+        self.stack.push_async_callback(cluster.close)
+        with self.display.stage(f"Ray ({self.config.ray_address or 'local'})"):
+            machine = await cluster.connect()
+        return cluster, plan_workers(self.config, checkpoint, machine)
+
+    async def _workers(self, cluster: Cluster, plans: list[WorkerPlan], metrics: RouterMetrics) -> Registry:
+        """All of them, ready. Raises StartupFailed, WorkerBroken."""
+
+        def on_change(handle: WorkerHandle, up: bool) -> None:
+            role = worker_pb2.Role.Name(handle.role).removeprefix("ROLE_").lower()
+            metrics.worker_changed(handle.worker_id, role, up=up)
+            if up:
+                self.display.done(handle.worker_id, "ready")
+
+        with self.display.stage("workers"):
+            handles = await cluster.place(plans, on_wait=lambda what: self.display.show("workers", what))
+            # On a Ray of our own there is one node, whose end is ours.
+            fencing = Fencing(cluster.dead_nodes) if self.config.ray_address is not None else None
+            if fencing is not None:
+                await self.stack.enter_async_context(fencing)
+            registry = await self.stack.enter_async_context(
+                Registry(
+                    handles,
+                    on_change,
+                    silence_s=self.config.worker_timeout,
+                    grace_s=self.config.worker_grace,
+                    fencing=fencing,
+                )
+            )
+            watch = asyncio.create_task(self._watch_loading(registry, handles))
+            try:
+                all_ready = await registry.wait_for_all(self.config.startup_timeout)
+            finally:
+                watch.cancel()
+            if not all_ready:
+                raise StartupFailed(
+                    f"not all workers were ready within --startup-timeout {self.config.startup_timeout:g} s: "
+                    + "; ".join(registry.complaints())
+                )
+        return registry
+
+    async def _rehearse(self, registry: Registry, dispatcher: ClusterDispatcher) -> None:
+        """Raises LinkBroken."""
+        with self.display.stage("links"):
+            links = await rehearse(registry, dispatcher.attempt, timeout_s=self.config.startup_timeout)
+        for link in links:
+            self.display.say(str(link))
+
+    async def _watch_loading(self, registry: Registry, workers: Sequence[RayWorker]) -> None:
+        """Draws how far each worker is, until it is ready."""
+        while True:
+            ready = {session.worker_id for session in registry.sessions()}
+            for worker in workers:
+                state = None if worker.worker_id in ready else await worker.progress()
+                if state is not None:
+                    self.display.loading(worker.worker_id, *state)
+            await asyncio.sleep(_WATCH_S)
+
+    async def _doors(
+        self,
+        generation: Generation,
+        access: Access,
+        dispatcher: ClusterDispatcher,
+        registry: Registry,
+        metrics: RouterMetrics,
+    ) -> _Service:
+        config = self.config
+        http = HttpServer(
+            generation,
+            HttpConfig(
+                host=config.host,
+                port=config.http_port,
+                max_body_bytes=config.max_body_bytes,
+                tls=access.tls,
+                keys=access.keys,
+                metrics_keys=access.metrics_keys,
+                cors_origins=access.cors_origins,
+                keep_alive_s=config.http_keep_alive,
+            ),
+            metrics=metrics.registry,
+            worker_targets=registry.metrics_targets,
+        )
+        grpc = GrpcServer(
+            generation,
+            GrpcConfig(
+                host=config.host,
+                port=config.grpc_port,
+                max_message_bytes=config.max_body_bytes,
+                tls=access.tls,
+                keys=access.keys,
+            ),
+        )
+        for flag, server in (("--http-port", http), ("--grpc-port", grpc)):
+            with taking(flag):
+                await server.start()
+            self.stack.push_async_callback(server.stop, 0.0)
+        admin = AdminServer(
+            admin_app(
+                registry,
+                drain_timeout_s=self.config.drain_timeout,
+                startup_timeout_s=self.config.startup_timeout,
+            ),
+            self.config.effective_admin_port,
+        )
+        with taking("--admin-port"):
+            await admin.start()
+        self.stack.push_async_callback(admin.stop)
+        return _Service(dispatcher, http, grpc, admin)
+
+    def _summarize(
+        self, model: ServedModel, plans: list[WorkerPlan], service: _Service, seconds: float
+    ) -> None:
+        config, engine = self.config, plans[0].config.engine
+        workers = f"{config.decode_workers} decode"
+        if config.mode is Mode.DISAGG:
+            workers = f"{config.num_prefill_workers} prefill + {workers}"
+        scheme = "http" if config.tls_cert is None else "https"
+        self.display.say(
+            f"{model.name} is ready after {seconds:.0f} s: {config.mode.value}, {workers} on {engine.device}"
+            f" in {engine.dtype}; {scheme}://{config.host}:{service.http.port}/v1"
+            f" and gRPC {config.host}:{service.grpc.port}; --admin-port {service.admin.port}"
+        )

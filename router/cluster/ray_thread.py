@@ -1,0 +1,43 @@
+"""Threads that call Ray; one alone starts and stops it."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+__all__ = ["RayThread"]
+
+T = TypeVar("T")
+
+
+class RayThread:
+    """Runs blocking calls, one after the other, for as long as the process lives.
+
+    The kernel ends Ray's processes when the thread that started them ends: that is how nothing is left of a
+    router that was killed, and why a pool's thread would not do. It is a daemon because Ray may wait for
+    minutes for a cluster that does not answer, and a router that is told to stop must not.
+    """
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="ray", daemon=True).start()
+
+    async def call(self, function: Callable[[], T]) -> T:
+        """Cancelling the caller does not stop the call, only the wait for it."""
+        future: Future[T] = Future()
+        self._calls.put((future, function))
+        return await asyncio.wrap_future(future)
+
+    def _run(self) -> None:
+        while True:
+            future, function = self._calls.get()
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(function())
+            except BaseException as error:
+                future.set_exception(error)

@@ -1,0 +1,285 @@
+"""From what the user asked for, the model and the machine, to what each worker is told: pure arithmetic."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from engine.config import EngineConfig
+from engine.device.defaults import GPU_TOKEN_TILE, defaults_for
+from engine.loader.checkpoint import Checkpoint
+from engine.spec.errors import UnsupportedModel
+from engine.spec.model_spec import ModelSpec
+from engine.spec.shard import Shard
+from router.config.settings import Device, Dtype, Mode, RouterConfig, flag_name
+from worker.config import WorkerConfig, WorkerRole
+
+__all__ = [
+    "Machine",
+    "PlanError",
+    "PoolEstimate",
+    "WorkerPlan",
+    "device_for",
+    "estimate_pool",
+    "plan_workers",
+]
+
+_BYTES_PER_VALUE: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+_CPU_POOL_TOKENS: Final = 16_384
+_CPU_CHUNK_TOKENS: Final = 256
+"""About a third of a second on two cores for a model of 135M: what a running answer may have to wait."""
+_ATTENTION_RATE: Final = 0.75
+"""What attention reaches of the arithmetic a second that matrices do: 516 of 690 TFLOP/s on an H200."""
+_GPU_MEMORY_FRACTION: Final = 0.9
+_GPU_ITL_TARGET_MS: Final = 20.0
+
+
+class PlanError(Exception):
+    """What was asked for does not fit the model or the machine; the message says which flag to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Where a worker is going to live."""
+
+    device: str
+    """"cpu" or "cuda"."""
+    memory_bytes: int
+    """Of the GPU; on a CPU a rank's share of what is free in main memory."""
+    cpus: int
+    """CPU cores for each rank of a worker."""
+    host: str
+    """The address that its workers listen on."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPlan:
+    config: WorkerConfig
+    cpus: int
+    """For each of its ranks."""
+    gpus: int
+    """For each of its ranks."""
+
+    @property
+    def ranks(self) -> int:
+        return self.config.engine.tensor_parallel_size
+
+
+def plan_workers(config: RouterConfig, checkpoint: Checkpoint, machine: Machine) -> list[WorkerPlan]:
+    """One plan a worker, prefill workers first. Raises PlanError, UnsupportedModel."""
+    roles = [WorkerRole.PREFILL] * config.num_prefill_workers + [WorkerRole.DECODE] * config.decode_workers
+    engines = {role: _engine(config, checkpoint, machine, role) for role in set(roles)}
+    counts = dict.fromkeys(WorkerRole, 0)
+    plans = []
+    for role in roles:
+        worker = WorkerConfig(
+            worker_id=f"{role.value}-{counts[role]}",
+            role=role,
+            model=checkpoint.name,
+            source=config.model,
+            engine=engines[role],
+            transport=config.kv_transport.value if config.mode is Mode.DISAGG else None,
+            kv_by_ranks=config.mode is Mode.DISAGG and config.num_ranks > len(roles),
+            host=machine.host,
+            network=config.worker_network,
+            handoff_timeout_s=config.handoff_timeout,
+            step_timeout_s=config.step_timeout,
+        )
+        counts[role] += 1
+        plans.append(WorkerPlan(worker, cpus=machine.cpus, gpus=1 if machine.device == "cuda" else 0))
+    return plans
+
+
+@dataclass(frozen=True, slots=True)
+class PoolEstimate:
+    """The KV of one worker, before anything is loaded. A GPU worker measures what is really left."""
+
+    dtype: str
+    token_bytes: int
+    tokens: int
+    limit: int
+    """Of the model, or --max-model-len."""
+
+
+def estimate_pool(config: RouterConfig, checkpoint: Checkpoint, machine: Machine) -> PoolEstimate:
+    """Raises PlanError, UnsupportedModel."""
+    spec = checkpoint.spec()
+    dtype, limit = _dtype(config, spec, machine), _model_limit(config, checkpoint, spec)
+    weight_bytes = _weight_bytes(checkpoint, spec, dtype)
+    taken = weight_bytes + _step_bytes(config, spec, machine, dtype, limit, ranks=1)
+    tokens = _pool_tokens(config, checkpoint, spec, machine, dtype, limit, taken)
+    return PoolEstimate(dtype, _token_bytes(spec, dtype), tokens, limit)
+
+
+def _engine(config: RouterConfig, checkpoint: Checkpoint, machine: Machine, role: WorkerRole) -> EngineConfig:
+    spec = checkpoint.spec()
+    ranks = config.ranks(prefill=role is WorkerRole.PREFILL)
+    part = _part(config, checkpoint, spec, role)
+    dtype = _dtype(config, spec, machine)
+    limit = _model_limit(config, checkpoint, spec)
+    taken = _weight_bytes(checkpoint, spec, dtype) // ranks
+    taken += _step_bytes(config, part, machine, dtype, limit, ranks)
+    pool_tokens = _pool_tokens(config, checkpoint, part, machine, dtype, limit, taken)
+    if config.max_model_len is not None and pool_tokens < limit:
+        raise PlanError(
+            f"--max-model-len {limit} needs a KV pool of as many tokens, but there is room for {pool_tokens};"
+            " lower it, or raise --kv-pool-tokens or --kv-memory-fraction"
+        )
+    on_gpu = machine.device == "cuda"
+    graphs = _graphs(config, machine, role, ranks)
+    # A GPU worker measures what its largest step leaves; `pool_tokens` was an estimate, to refuse early.
+    rehearsed = on_gpu and config.kv_pool_tokens is None
+    return EngineConfig(
+        model_path=checkpoint.path,
+        device=machine.device,
+        dtype=dtype,
+        load_format=config.load_format,
+        page_size=config.page_size,
+        num_pages=0 if rehearsed else pool_tokens // config.page_size,
+        kv_memory_fraction=config.kv_memory_fraction or _GPU_MEMORY_FRACTION,
+        max_model_len=min(limit, pool_tokens),
+        max_running_requests=config.max_running_requests,
+        chunk_budget=_chunk_budget(config, machine, ranks),
+        radix_cache=not config.disable_radix_cache,
+        max_waiting_requests=config.max_queued_requests,
+        overlap=on_gpu,
+        cuda_graph_max_batch=graphs.batch,
+        cuda_graph_max_tokens=graphs.tokens,
+        tensor_parallel_size=ranks,
+        itl_target_s=_itl_target_s(config, on_gpu=on_gpu),
+        token_tile=GPU_TOKEN_TILE if on_gpu else 1,
+        costly_context=_ATTENTION_RATE * part.balanced_context,
+    )
+
+
+def _part(config: RouterConfig, checkpoint: Checkpoint, spec: ModelSpec, role: WorkerRole) -> ModelSpec:
+    """What a rank computes of the model."""
+    name = config.ranks_setting(prefill=role is WorkerRole.PREFILL)
+    ranks = getattr(config, name)
+    try:
+        return Shard(0, ranks).of(spec)
+    except UnsupportedModel as error:
+        raise PlanError(f"{flag_name(name)} {ranks} does not suit {checkpoint.name}: {error}") from None
+
+
+def _dtype(config: RouterConfig, spec: ModelSpec, machine: Machine) -> str:
+    if config.dtype is not Dtype.AUTO:
+        return str(config.dtype.value)
+    if machine.device == "cpu":
+        return "float32"
+    return spec.dtype if spec.dtype in ("bfloat16", "float16") else "bfloat16"
+
+
+def _model_limit(config: RouterConfig, checkpoint: Checkpoint, spec: ModelSpec) -> int:
+    if config.max_model_len is None:
+        return spec.max_position
+    if config.max_model_len > spec.max_position:
+        raise PlanError(
+            f"--max-model-len {config.max_model_len} is more than {checkpoint.name} can do;"
+            f" use {spec.max_position} or less"
+        )
+    return config.max_model_len
+
+
+def _pool_tokens(
+    config: RouterConfig,
+    checkpoint: Checkpoint,
+    part: ModelSpec,
+    machine: Machine,
+    dtype: str,
+    limit: int,
+    taken: int,
+) -> int:
+    """A multiple of the page size. `part`, and `taken` by weights and activations, are of one rank.
+
+    The memory fraction means the same on every device: what all three may take together.
+    """
+    page = config.page_size
+    if config.kv_pool_tokens is not None:
+        return config.kv_pool_tokens // page * page
+    if config.kv_memory_fraction is None and machine.device == "cpu":
+        return math.ceil(max(_CPU_POOL_TOKENS, limit) / page) * page
+    fraction = config.kv_memory_fraction or _GPU_MEMORY_FRACTION
+    left = int(machine.memory_bytes * fraction) - taken
+    tokens = left // _token_bytes(part, dtype) // page * page
+    if tokens < page:
+        raise PlanError(
+            f"{checkpoint.name} leaves no room for KV within {fraction:.0%} of"
+            f" {machine.memory_bytes / 2**30:.1f} GiB of memory; raise --kv-memory-fraction, or use"
+            " --dtype bfloat16, a smaller model, or more ranks (--tensor-parallel-size)"
+        )
+    return tokens
+
+
+def _token_bytes(spec: ModelSpec, dtype: str) -> int:
+    return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * _BYTES_PER_VALUE[dtype]
+
+
+def _weight_bytes(checkpoint: Checkpoint, spec: ModelSpec, dtype: str) -> int:
+    """In memory, from their size on disk."""
+    stored = sum(file.stat().st_size for file in checkpoint.path.glob("*.safetensors"))
+    return stored * _BYTES_PER_VALUE[dtype] // _BYTES_PER_VALUE.get(spec.dtype, 2)
+
+
+def _step_bytes(
+    config: RouterConfig, part: ModelSpec, machine: Machine, dtype: str, limit: int, ranks: int
+) -> int:
+    """Activations and logits of the largest step, estimated. A GPU worker measures them."""
+    budget = _chunk_budget(config, machine, ranks)
+    tokens = (limit if budget is None else budget) + config.max_running_requests
+    features = 2 * part.hidden_size + 2 * part.intermediate_size + 2 * part.q_size + 2 * part.kv_size
+    logits = 2 * config.max_running_requests * part.vocab_size  # and a copy to sample from, in float32
+    return tokens * features * _BYTES_PER_VALUE[dtype] + logits * _BYTES_PER_VALUE["float32"]
+
+
+def _itl_target_s(config: RouterConfig, *, on_gpu: bool) -> float | None:
+    target = config.itl_target_ms
+    if target is None and on_gpu:
+        target = _GPU_ITL_TARGET_MS
+    return target / 1000 if target else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Graphs:
+    """Sizes of the largest CUDA graphs; 0: none."""
+
+    batch: int = 0
+    tokens: int = 0
+
+
+def _graphs(config: RouterConfig, machine: Machine, role: WorkerRole, ranks: int) -> _Graphs:
+    batch, tokens = config.cuda_graph_max_bs, config.cuda_graph_max_tokens
+    if machine.device == "cpu":
+        for name in ("cuda_graph_max_bs", "cuda_graph_max_tokens"):
+            if size := getattr(config, name):
+                raise PlanError(f"{flag_name(name)} {size} needs a GPU; leave it out, or use --device cuda")
+        return _Graphs()
+    suited = defaults_for(machine.memory_bytes, ranks)
+    if role is WorkerRole.PREFILL:
+        batch = 0  # its steps have prompts in them
+    return _Graphs(
+        batch=suited.graph_batch if batch is None else batch,
+        tokens=suited.graph_tokens if tokens is None else tokens,
+    )
+
+
+def _chunk_budget(config: RouterConfig, machine: Machine, ranks: int) -> int | None:
+    asked = config.chunked_prefill_size
+    if asked == -1:
+        return None
+    if asked is not None:
+        return asked
+    on_cpu = machine.device == "cpu"
+    tokens = _CPU_CHUNK_TOKENS if on_cpu else defaults_for(machine.memory_bytes, ranks).chunk_budget
+    return max(tokens // config.page_size, 1) * config.page_size
+
+
+def device_for(asked: Device, num_gpus: float) -> str:
+    """Raises PlanError when a GPU is asked for and there is none."""
+    if asked is Device.CUDA and num_gpus < 1:
+        raise PlanError("--device cuda, but Ray sees no GPU; check nvidia-smi, or use --device cpu")
+    if asked is Device.AUTO:
+        return "cuda" if num_gpus >= 1 else "cpu"
+    return str(asked.value)

@@ -1,0 +1,460 @@
+"""Settings of the `router` command: each stated once, with its flag, help text and default.
+
+The command line, the YAML file and `--help` are all derived from the fields of `RouterConfig`, so a new
+setting is one line here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from enum import Enum
+from types import NoneType
+from typing import Annotated, Any, Final, get_args, get_type_hints
+
+__all__ = [
+    "SETTINGS",
+    "Device",
+    "Dtype",
+    "LogLevel",
+    "Mode",
+    "RouterConfig",
+    "Routing",
+    "Setting",
+    "Transport",
+    "flag_name",
+]
+
+
+class Mode(Enum):
+    MIXED = "mixed"
+    """Every worker prefills in chunks and decodes."""
+    DISAGG = "disagg"
+    """Prefill workers read prompts and hand their KV to decode workers."""
+
+
+class Device(Enum):
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class Dtype(Enum):
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
+class Transport(Enum):
+    NIXL = "nixl"
+    UCXX = "ucxx"
+    LOOPBACK = "loopback"
+
+
+class Routing(Enum):
+    """How the router picks among workers of one role."""
+
+    ROUND_ROBIN = "round-robin"
+    LEAST_LOADED = "least-loaded"
+
+
+class LogLevel(Enum):
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """How a setting is explained to the user."""
+
+    group: str
+    help: str
+    metavar: str | None = None
+
+
+_MODEL = "model and mode"
+_WORKERS = "workers"
+_APIS = "HTTP and gRPC APIs"
+_SECURITY = "access and limits"
+_MEMORY = "device and memory"
+_BATCHING = "batching"
+_HANDOFF = "KV handoff (--mode disagg)"
+_ROUTING = "routing and failover"
+_PRESSURE = "backpressure (429, RESOURCE_EXHAUSTED)"
+_OPERATION = "operation"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterConfig:
+    model: Annotated[
+        str,
+        Option(
+            _MODEL,
+            "model to serve: an alias (smollm2), a Hugging Face folder, a .gguf file, or a hub id",
+            "MODEL",
+        ),
+    ] = ""
+    served_model_name: Annotated[
+        str | None,
+        Option(_MODEL, "model name in API requests and responses (default: the model's own)", "NAME"),
+    ] = None
+    mode: Annotated[
+        Mode,
+        Option(
+            _MODEL, "mixed: every worker prefills and decodes; disagg: separate prefill and decode workers"
+        ),
+    ] = Mode.MIXED
+
+    prefill_workers: Annotated[
+        int | None,
+        Option(_WORKERS, "number of prefill workers; only with --mode disagg (default there: 1)", "N"),
+    ] = None
+    decode_workers: Annotated[
+        int, Option(_WORKERS, "number of decode workers; in mixed mode they prefill too", "N")
+    ] = 1
+    tensor_parallel_size: Annotated[
+        int,
+        Option(
+            _WORKERS, "tensor-parallel ranks of each worker: processes on one node, one GPU each on cuda", "N"
+        ),
+    ] = 1
+    prefill_tensor_parallel_size: Annotated[
+        int | None,
+        Option(_WORKERS, "tensor-parallel ranks of prefill workers (default: --tensor-parallel-size)", "N"),
+    ] = None
+    decode_tensor_parallel_size: Annotated[
+        int | None,
+        Option(_WORKERS, "tensor-parallel ranks of decode workers (default: --tensor-parallel-size)", "N"),
+    ] = None
+    ray_address: Annotated[
+        str | None,
+        Option(
+            _WORKERS, "Ray cluster to join, as host:port or 'auto' (default: start a local one)", "ADDRESS"
+        ),
+    ] = None
+    worker_cpus: Annotated[
+        int | None,
+        Option(
+            _WORKERS,
+            "CPU cores per rank (default: on --device cpu the machine's cores divided by the ranks)",
+            "N",
+        ),
+    ] = None
+    worker_network: Annotated[
+        str | None,
+        Option(
+            _WORKERS,
+            "network on which workers listen (default: 127.0.0.1; on a Ray cluster, the address of the"
+            " worker's node)",
+            "CIDR",
+        ),
+    ] = None
+    startup_timeout: Annotated[
+        float, Option(_WORKERS, "give up when not all workers are ready after this time", "SECONDS")
+    ] = 900.0
+
+    host: Annotated[str, Option(_APIS, "address to listen on; 0.0.0.0 for every interface", "HOST")] = (
+        "127.0.0.1"
+    )
+    http_port: Annotated[
+        int, Option(_APIS, "port of the OpenAI-compatible HTTP API; 0 picks a free one", "PORT")
+    ] = 30000
+    grpc_port: Annotated[
+        int, Option(_APIS, "port of the gRPC API (baton.v1.Router); 0 picks a free one", "PORT")
+    ] = 50051
+
+    http_keep_alive: Annotated[
+        float,
+        Option(
+            _APIS,
+            "close HTTP connections idle for this long; set it above the idle timeout of a proxy in front",
+            "SECONDS",
+        ),
+    ] = 120.0
+
+    api_key_file: Annotated[
+        str | None,
+        Option(
+            _SECURITY,
+            "file of API keys, one per line; requests without a valid key are refused (default: no keys)",
+            "FILE",
+        ),
+    ] = None
+    metrics_key_file: Annotated[
+        str | None,
+        Option(
+            _SECURITY,
+            "file of keys for /metrics and /sd/workers, one per line (default: closed with --api-key-file,"
+            " else open)",
+            "FILE",
+        ),
+    ] = None
+    max_requests_per_key: Annotated[
+        int | None,
+        Option(
+            _SECURITY,
+            "concurrent completions (prompts × n) per API key (default: no limit)",
+            "N",
+        ),
+    ] = None
+    cors_origins: Annotated[
+        str | None,
+        Option(
+            _SECURITY,
+            "comma-separated origins allowed to call the HTTP API from a browser, such as"
+            " https://chat.example.com; * allows any (default: none)",
+            "ORIGINS",
+        ),
+    ] = None
+    tls_cert: Annotated[
+        str | None,
+        Option(_SECURITY, "TLS certificate chain (PEM) of the HTTP and gRPC APIs (default: no TLS)", "FILE"),
+    ] = None
+    tls_key: Annotated[
+        str | None, Option(_SECURITY, "private key (PEM, no passphrase) of --tls-cert", "FILE")
+    ] = None
+    max_body_bytes: Annotated[int, Option(_SECURITY, "largest request body", "BYTES")] = 4 << 20
+    max_prompt_tokens: Annotated[
+        int | None, Option(_SECURITY, "longest prompt (default: --max-model-len)", "TOKENS")
+    ] = None
+    max_completions: Annotated[
+        int, Option(_SECURITY, "largest number of completions (prompts × n) per request", "N")
+    ] = 256
+    max_logprobs: Annotated[
+        int, Option(_SECURITY, "largest number of alternatives per token in logprobs", "N")
+    ] = 20
+
+    device: Annotated[
+        Device, Option(_MEMORY, "device of the workers; auto: cuda if Ray sees GPUs, else cpu")
+    ] = Device.AUTO
+    dtype: Annotated[
+        Dtype,
+        Option(
+            _MEMORY, "dtype of weights and KV; auto: float32 on cpu, the checkpoint's 16-bit type on cuda"
+        ),
+    ] = Dtype.AUTO
+    load_format: Annotated[
+        str, Option(_MEMORY, "auto, or dummy for random weights (for benchmarks)", "FORMAT")
+    ] = "auto"
+    max_model_len: Annotated[
+        int | None,
+        Option(
+            _MEMORY,
+            "context length: prompt plus output (default: what the model and the KV pool allow)",
+            "TOKENS",
+        ),
+    ] = None
+    page_size: Annotated[int, Option(_MEMORY, "tokens per KV page", "TOKENS")] = 16
+    kv_pool_tokens: Annotated[
+        int | None,
+        Option(_MEMORY, "KV pool size of each worker (default: see --kv-memory-fraction)", "TOKENS"),
+    ] = None
+    kv_memory_fraction: Annotated[
+        float | None,
+        Option(
+            _MEMORY,
+            "share of a worker's memory (the GPU's total; on CPUs what is free at the start) that weights,"
+            " activations and KV pool may take together (default: 0.9 on GPUs; on CPUs a pool of 16384"
+            " tokens, or of one context if that is longer)",
+            "0..1",
+        ),
+    ] = None
+    disable_radix_cache: Annotated[bool, Option(_MEMORY, "disable prefix caching")] = False
+
+    chunked_prefill_size: Annotated[
+        int | None,
+        Option(
+            _BATCHING,
+            "token budget of a step; longer prompts are split into chunks; -1 disables chunking"
+            " (default: by device)",
+            "TOKENS",
+        ),
+    ] = None
+    itl_target_ms: Annotated[
+        float | None,
+        Option(
+            _BATCHING,
+            "target step time while requests decode; prefill chunks are sized to meet it; 0 disables it"
+            " (default: 20 on cuda, 0 on cpu)",
+            "MS",
+        ),
+    ] = None
+    max_running_requests: Annotated[
+        int, Option(_BATCHING, "largest number of running requests per worker", "N")
+    ] = 256
+    cuda_graph_max_bs: Annotated[
+        int | None,
+        Option(
+            _BATCHING,
+            "largest decode batch captured as a CUDA graph; 0 disables them (default: by GPU memory)",
+            "N",
+        ),
+    ] = None
+    cuda_graph_max_tokens: Annotated[
+        int | None,
+        Option(
+            _BATCHING,
+            "largest step with prefill captured as piecewise CUDA graphs, attention excluded; 0 disables them"
+            " (default: by GPU memory)",
+            "TOKENS",
+        ),
+    ] = None
+    max_queued_requests: Annotated[
+        int, Option(_BATCHING, "largest number of waiting requests per worker; more are refused", "N")
+    ] = 4096
+
+    kv_transport: Annotated[
+        Transport,
+        Option(
+            _HANDOFF, "nixl: one-sided writes over UCX; ucxx: two-sided UCX; loopback: one process, for tests"
+        ),
+    ] = Transport.NIXL
+    handoff_timeout: Annotated[
+        float,
+        Option(
+            _HANDOFF,
+            "fail a handoff that makes no progress for this long; the prompt is computed again",
+            "SECONDS",
+        ),
+    ] = 60.0
+
+    routing: Annotated[Routing, Option(_ROUTING, "worker selection policy")] = Routing.LEAST_LOADED
+    max_attempts: Annotated[
+        int, Option(_ROUTING, "largest number of attempts at a request whose worker fails", "N")
+    ] = 3
+    failover_timeout: Annotated[
+        float, Option(_ROUTING, "how long such a request waits for a ready worker", "SECONDS")
+    ] = 60.0
+
+    worker_timeout: Annotated[
+        float,
+        Option(
+            _ROUTING,
+            "silence after which a worker is late: it is probed and gets no new requests (heartbeat: 0.2 s)",
+            "SECONDS",
+        ),
+    ] = 1.0
+    worker_grace: Annotated[
+        float,
+        Option(
+            _ROUTING,
+            "time after --worker-timeout in which a late worker can answer the probe and keep its streams;"
+            " after it the worker is lost",
+            "SECONDS",
+        ),
+    ] = 3.0
+    step_timeout: Annotated[
+        float,
+        Option(_ROUTING, "restart a worker whose engine step takes longer than this", "SECONDS"),
+    ] = 300.0
+    canary_interval: Annotated[
+        float,
+        Option(
+            _ROUTING,
+            "probe a worker that has been unused for this long with a request of two tokens",
+            "SECONDS",
+        ),
+    ] = 15.0
+    canary_timeout: Annotated[
+        float,
+        Option(
+            _ROUTING,
+            "probe timeout; after two consecutive timeouts the worker is taken out of rotation",
+            "SECONDS",
+        ),
+    ] = 30.0
+
+    max_queued_tokens: Annotated[
+        int,
+        Option(
+            _PRESSURE,
+            "largest number of prompt tokens waiting for their first token; more are refused",
+            "TOKENS",
+        ),
+    ] = 4_000_000
+    max_queue_wait: Annotated[
+        float,
+        Option(
+            _PRESSURE,
+            "reject (429) when the estimated queue time exceeds this or the request's own timeout",
+            "SECONDS",
+        ),
+    ] = 300.0
+
+    drain_timeout: Annotated[
+        float, Option(_OPERATION, "how long running requests may take to finish after SIGTERM", "SECONDS")
+    ] = 30.0
+    admin_port: Annotated[
+        int | None,
+        Option(
+            _OPERATION,
+            "loopback port for `router workers`, `drain` and `restart`; 0 picks a free one"
+            " (default: --http-port + 1)",
+            "PORT",
+        ),
+    ] = None
+    log_level: Annotated[LogLevel, Option(_OPERATION, "log level; debug includes the workers' output")] = (
+        LogLevel.INFO
+    )
+
+    @property
+    def effective_admin_port(self) -> int:
+        if self.admin_port is None:
+            return self.http_port + 1 if self.http_port else 0
+        return self.admin_port
+
+    @property
+    def num_prefill_workers(self) -> int:
+        if self.mode is Mode.MIXED:
+            return 0
+        return 1 if self.prefill_workers is None else self.prefill_workers
+
+    def ranks_setting(self, *, prefill: bool) -> str:
+        """Name of the setting that says how many ranks a worker that prefills, or one that decodes, has."""
+        own = "prefill_tensor_parallel_size" if prefill else "decode_tensor_parallel_size"
+        return "tensor_parallel_size" if getattr(self, own) is None else own
+
+    def ranks(self, *, prefill: bool) -> int:
+        count: int = getattr(self, self.ranks_setting(prefill=prefill))
+        return count
+
+    @property
+    def num_ranks(self) -> int:
+        """Of all workers together: as many processes, and on cuda as many GPUs."""
+        prefill, decode = self.ranks(prefill=True), self.ranks(prefill=False)
+        return self.num_prefill_workers * prefill + self.decode_workers * decode
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A field of RouterConfig, as flags and files see it."""
+
+    name: str
+    type: type
+    """The plain type: int for `int | None`."""
+    default: Any
+    option: Option
+
+    @property
+    def flag(self) -> str:
+        return flag_name(self.name)
+
+
+def flag_name(field_name: str) -> str:
+    """`--page-size` for `page_size`: how messages name a setting."""
+    return "--" + field_name.replace("_", "-")
+
+
+def _settings() -> dict[str, Setting]:
+    hints = get_type_hints(RouterConfig, include_extras=True)
+    settings = {}
+    for field in fields(RouterConfig):
+        hint, option = get_args(hints[field.name])
+        (plain,) = [kind for kind in get_args(hint) if kind is not NoneType] or [hint]
+        settings[field.name] = Setting(field.name, plain, field.default, option)
+    return settings
+
+
+SETTINGS: Final = _settings()

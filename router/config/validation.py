@@ -1,0 +1,208 @@
+"""What makes a configuration wrong before anything is started: pure checks, one message each.
+
+A message names the flag, the value, and what to do about it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from ipaddress import ip_network
+from itertools import combinations
+from typing import Final
+
+from router.config.origins import is_origin, origins_of
+from router.config.settings import Device, Dtype, Mode, RouterConfig, Transport, flag_name
+from router.limits import LOGPROBS_LIMIT
+
+__all__ = ["problems_of"]
+
+_MAX_PAGE_SIZE: Final = 1024
+_PORTS: Final = range(65536)
+_DURATIONS: Final = (
+    "startup_timeout",
+    "handoff_timeout",
+    "failover_timeout",
+    "worker_timeout",
+    "step_timeout",
+    "canary_interval",
+    "canary_timeout",
+    "max_queue_wait",
+    "http_keep_alive",
+)
+_RANKS: Final = ("tensor_parallel_size", "prefill_tensor_parallel_size", "decode_tensor_parallel_size")
+_HEARTBEAT_S: Final = 0.2
+
+
+def problems_of(config: RouterConfig) -> list[str]:
+    return [problem for check in _CHECKS for problem in check(config)]
+
+
+def _model(config: RouterConfig) -> Iterator[str]:
+    if not config.model:
+        yield "--model is missing; try `--model smollm2`, a Hugging Face folder, a .gguf file or a hub id"
+    if config.load_format not in ("auto", "dummy"):
+        yield f"--load-format {config.load_format} is unknown; use auto or dummy"
+    if config.device is Device.CPU and config.dtype is Dtype.FLOAT16:
+        yield "--dtype float16 is slow and inexact with --device cpu; use float32 or bfloat16"
+    if config.max_model_len is not None and config.max_model_len < 2:
+        yield f"--max-model-len {config.max_model_len} leaves no room for an answer; use 2 or more"
+
+
+def _workers(config: RouterConfig) -> Iterator[str]:
+    if config.decode_workers < 1:
+        yield f"--decode-workers {config.decode_workers}: somebody must decode; use 1 or more"
+    if config.mode is Mode.MIXED and config.prefill_workers:
+        yield (
+            f"--prefill-workers {config.prefill_workers} means nothing in --mode mixed, where decode workers"
+            " prefill; leave it out, or use --mode disagg"
+        )
+    if config.mode is Mode.DISAGG and config.num_prefill_workers < 1:
+        yield (
+            f"--prefill-workers {config.prefill_workers} leaves nobody to prefill in --mode disagg;"
+            " use 1 or more, or --mode mixed"
+        )
+    if config.worker_cpus is not None and config.worker_cpus < 1:
+        yield f"--worker-cpus {config.worker_cpus}: use 1 or more, or leave it out"
+    if config.worker_network is not None:
+        yield from _network(config.worker_network)
+
+
+def _ranks(config: RouterConfig) -> Iterator[str]:
+    for name in _RANKS:
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            yield f"{flag_name(name)} {value}: use 1 (a worker is one process), or 2 or 4 to share a model"
+    if config.mode is Mode.MIXED and config.prefill_tensor_parallel_size is not None:
+        yield (
+            f"--prefill-tensor-parallel-size {config.prefill_tensor_parallel_size} means nothing in --mode"
+            " mixed, where decode workers prefill; use --tensor-parallel-size"
+        )
+
+
+def _network(network: str) -> Iterator[str]:
+    try:
+        ip_network(network)
+    except ValueError as error:
+        yield f"--worker-network {network}: {error}; use a network such as 10.1.0.0/16"
+
+
+def _doors(config: RouterConfig) -> Iterator[str]:
+    ports = {
+        "http_port": config.http_port,
+        "grpc_port": config.grpc_port,
+        "admin_port": config.effective_admin_port,
+    }
+    for name, port in ports.items():
+        if port not in _PORTS:
+            yield f"{flag_name(name)} {port} is not a port; use 1 to 65535, or 0 for any free one"
+    for one, other in combinations(ports, 2):
+        if ports[one] == ports[other] != 0:
+            yield f"{flag_name(one)} and {flag_name(other)} are both {ports[one]}; they need a port each"
+
+
+def _security(config: RouterConfig) -> Iterator[str]:
+    if (config.tls_cert is None) != (config.tls_key is None):
+        yield "--tls-cert and --tls-key go together; give both, or neither"
+    if config.max_requests_per_key is not None and config.api_key_file is None:
+        yield f"--max-requests-per-key {config.max_requests_per_key} means nothing without --api-key-file"
+    for origin in origins_of(config.cors_origins):
+        if not is_origin(origin):
+            yield (
+                f"--cors-origins {origin} is not an origin; use scheme, host and port as the browser's"
+                " Origin header has them, such as https://chat.example.com, or *"
+            )
+    for name in ("max_requests_per_key", "max_body_bytes", "max_prompt_tokens", "max_completions"):
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            yield f"{flag_name(name)} {value} leaves nothing to ask for; use 1 or more"
+    if not 0 <= config.max_logprobs <= LOGPROBS_LIMIT:
+        yield f"--max-logprobs {config.max_logprobs} is out of range; use 0 to {LOGPROBS_LIMIT}"
+
+
+def _memory(config: RouterConfig) -> Iterator[str]:
+    if not 1 <= config.page_size <= _MAX_PAGE_SIZE:
+        yield f"--page-size {config.page_size} is out of range; use 1 to {_MAX_PAGE_SIZE}, such as 16"
+        return
+    if config.kv_pool_tokens is not None and config.kv_memory_fraction is not None:
+        yield (
+            f"--kv-pool-tokens {config.kv_pool_tokens} and --kv-memory-fraction {config.kv_memory_fraction}"
+            " both size the KV pool; give one of them"
+        )
+    if config.kv_memory_fraction is not None and not 0 < config.kv_memory_fraction < 1:
+        yield f"--kv-memory-fraction {config.kv_memory_fraction} is not between 0 and 1; try 0.9"
+    if config.kv_pool_tokens is not None:
+        need = max(config.page_size, config.max_model_len or 0)
+        if config.kv_pool_tokens < need:
+            yield (
+                f"--kv-pool-tokens {config.kv_pool_tokens} cannot hold one request of --max-model-len"
+                f" {config.max_model_len or config.page_size} tokens; raise the one or lower the other"
+            )
+
+
+def _batching(config: RouterConfig) -> Iterator[str]:
+    target = config.itl_target_ms
+    if target is not None and not 0 <= target < math.inf:
+        yield f"--itl-target-ms {target}: use milliseconds, or 0 to let prompts take what a step holds"
+    chunk = config.chunked_prefill_size
+    if chunk is not None and chunk != -1:
+        if chunk < 1:
+            yield f"--chunked-prefill-size {chunk}: use a number of tokens, or -1 to turn chunking off"
+        elif config.page_size >= 1 and chunk % config.page_size:
+            yield (
+                f"--page-size {config.page_size} does not divide --chunked-prefill-size {chunk};"
+                f" use {_page_sizes_for(chunk)}"
+            )
+    for name in ("cuda_graph_max_bs", "cuda_graph_max_tokens"):
+        if (size := getattr(config, name)) is not None and size < 0:
+            yield f"{flag_name(name)} {size}: use 0 or more"
+    if config.max_running_requests < 1:
+        yield f"--max-running-requests {config.max_running_requests}: use 1 or more"
+    if config.max_queued_requests < 1:
+        yield f"--max-queued-requests {config.max_queued_requests}: use 1 or more"
+
+
+def _handoff(config: RouterConfig) -> Iterator[str]:
+    if config.mode is Mode.DISAGG and config.kv_transport is Transport.LOOPBACK:
+        yield (
+            "--kv-transport loopback stays within one process, and workers are processes of their own;"
+            " use nixl or ucxx"
+        )
+
+
+def _positive(config: RouterConfig) -> Iterator[str]:
+    for name in _DURATIONS:
+        value = getattr(config, name)
+        if not 0 < value < float("inf"):
+            yield f"{flag_name(name)} {value:g}: use a number of seconds above 0"
+    if not 0 <= config.drain_timeout < float("inf"):
+        yield f"--drain-timeout {config.drain_timeout:g}: use a number of seconds, 0 to stop at once"
+    if not 0 <= config.worker_grace < float("inf"):
+        yield f"--worker-grace {config.worker_grace:g}: use a number of seconds, 0 for none"
+    if 0 < config.worker_timeout < 2 * _HEARTBEAT_S:
+        yield (
+            f"--worker-timeout {config.worker_timeout:g} is less than two heartbeats of a healthy worker;"
+            f" use {2 * _HEARTBEAT_S:g} or more"
+        )
+    if config.max_queued_tokens < 1:
+        yield f"--max-queued-tokens {config.max_queued_tokens}: use 1 or more"
+    if config.max_attempts < 1:
+        yield f"--max-attempts {config.max_attempts}: use 1 (no retries) or more"
+
+
+def _page_sizes_for(chunk: int) -> str:
+    fitting = [str(size) for size in (1, 8, 16, 32, 64, 128) if chunk % size == 0]
+    return f"{', '.join(fitting[:-1])} or {fitting[-1]}" if len(fitting) > 1 else fitting[0]
+
+
+_CHECKS: Final[tuple[Callable[[RouterConfig], Iterator[str]], ...]] = (
+    _model,
+    _workers,
+    _ranks,
+    _doors,
+    _security,
+    _memory,
+    _batching,
+    _handoff,
+    _positive,
+)

@@ -1,0 +1,149 @@
+"""When a sequence goes to the workers: at once, or after others, when there is room to decode it.
+
+A prompt whose KV finds no room on a decode worker is better not computed yet: its client would get one token
+and then nothing, and after a while the prompt would be computed again. It waits here, where it holds nothing.
+Sequences that lost their worker go first, a few at a time: all at once they would hold up each other, and
+everybody's prompts behind them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Callable, Set
+from dataclasses import dataclass
+from typing import Protocol
+
+__all__ = ["Admission", "Claim", "Turn", "Want"]
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """What waits for its turn."""
+
+    tokens: int
+    avoid: Set[str] = frozenset()
+    """Workers that it should not go to."""
+    is_retry: bool = False
+
+
+class Claim(Protocol):
+    """Room on a decode worker that is kept for a sequence until it is sent there."""
+
+    def release(self) -> None: ...
+
+
+class Turn:
+    """A sequence's permission to go to the workers; to be closed when its attempt is over."""
+
+    __slots__ = ("_admission", "_claim", "_retry_tokens")
+
+    def __init__(self, admission: Admission, claim: Claim | None, retry_tokens: int) -> None:
+        self._admission = admission
+        self._claim = claim
+        self._retry_tokens = retry_tokens
+
+    def __enter__(self) -> Turn:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def release_claim(self) -> None:
+        """The decode worker is being chosen: what is sent there counts from now on."""
+        claim, self._claim = self._claim, None
+        if claim is not None:
+            claim.release()
+
+    def computed(self) -> None:
+        """The prompt is computed. Costs nothing when called again."""
+        if self._retry_tokens:
+            tokens, self._retry_tokens = self._retry_tokens, 0
+            self._admission.retry_computed(tokens)
+
+    def close(self) -> None:
+        had_claim = self._claim is not None
+        self.release_claim()
+        self.computed()
+        if had_claim:
+            self._admission.look()
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    want: Want
+    turn: asyncio.Future[Turn]
+
+
+class Admission:
+    """Two lines, each first come, first served: a large request at the head is not passed by small ones."""
+
+    def __init__(
+        self,
+        has_room: Callable[[Want], bool],
+        claim: Callable[[Want], Claim | None],
+        retry_window: Callable[[], int],
+    ) -> None:
+        """`has_room(want)`: whether a sequence could be decoded now; `claim(want)` then keeps that room,
+        None where nothing is kept. `retry_window()`: tokens of retries that may be computed at a time.
+        """
+        self._has_room = has_room
+        self._claim = claim
+        self._retry_window = retry_window
+        self._retries: deque[_Waiting] = deque()
+        self._new: deque[_Waiting] = deque()
+        self._retrying = 0
+        """Tokens of retries that are being computed."""
+
+    def __len__(self) -> int:
+        """Sequences that wait."""
+        return len(self._retries) + len(self._new)
+
+    def at_once(self, want: Want) -> Turn | None:
+        """A turn for a sequence that need not wait; None for one that must. O(workers)."""
+        if self._retries or (self._new and not want.is_retry):
+            return None
+        return self._grant(want)
+
+    async def wait(self, want: Want, patience_s: float) -> Turn:
+        """A turn when it comes. Raises TimeoutError after `patience_s`."""
+        waiting = _Waiting(want, asyncio.get_running_loop().create_future())
+        line = self._retries if want.is_retry else self._new
+        line.append(waiting)
+        try:
+            async with asyncio.timeout(None if patience_s == math.inf else patience_s):
+                return await waiting.turn
+        except BaseException:
+            if waiting.turn.done() and not waiting.turn.cancelled():
+                waiting.turn.result().close()  # granted in the moment of giving up
+            else:
+                if waiting in line:
+                    line.remove(waiting)
+                self.look()  # those behind it may fit
+            raise
+
+    def look(self) -> None:
+        """Room may have been made: lets in those whose turn it is. Costs nothing while nobody waits."""
+        for line in (self._retries, self._new):
+            while line:
+                if not line[0].turn.done():  # else it is about to leave by itself
+                    turn = self._grant(line[0].want)
+                    if turn is None:
+                        return
+                    line[0].turn.set_result(turn)
+                line.popleft()
+
+    def retry_computed(self, tokens: int) -> None:
+        """For `Turn`."""
+        self._retrying -= tokens
+        self.look()
+
+    def _grant(self, want: Want) -> Turn | None:
+        retry_tokens = want.tokens if want.is_retry else 0
+        if retry_tokens and self._retrying and self._retrying + retry_tokens > self._retry_window():
+            return None
+        if not self._has_room(want):
+            return None
+        self._retrying += retry_tokens
+        return Turn(self, self._claim(want), retry_tokens)

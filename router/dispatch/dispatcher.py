@@ -1,0 +1,261 @@
+"""Runs sequences on the cluster: attempts, retries, deadlines, and the metrics of it all."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import random
+import time
+from collections.abc import AsyncGenerator
+from collections.abc import Sequence as Tokens
+from contextlib import aclosing
+from typing import Final
+
+from router.config.settings import Mode, RouterConfig
+from router.dispatch.admission import Admission, Turn, Want
+from router.dispatch.attempt import Attempt, DisaggAttempt, MixedAttempt, Pick
+from router.dispatch.culprits import Culprits
+from router.dispatch.failures import AttemptFailed, out_of_time
+from router.dispatch.interface import Delta
+from router.dispatch.metrics import RouterMetrics
+from router.dispatch.prefill_queue import Backlog, Place, overloaded
+from router.dispatch.sequence import Sequence
+from router.dispatch.tries import Tries, ended_workers
+from router.dispatch.waterfall import Waterfall
+from router.dispatch.worker_choice import Placement, Promise
+from router.errors import Overloaded, RouterError, Unavailable
+from router.workers.registry import Registry
+from router.workers.session import WorkerSession
+from rpc.baton.v1 import sampling_pb2, worker_pb2
+from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
+
+__all__ = ["ClusterDispatcher"]
+
+_log = logging.getLogger(__name__)
+
+_FIRST_PAUSE_S: Final = 0.05
+_LONGEST_PAUSE_S: Final = 2.0
+_RETRY_STEPS: Final = 2
+_RETRY_TOKENS: Final = 8192
+"""Of a step of a worker without chunking."""
+_RETRY_AFTER_S: Final = 5.0
+"""What clients are told when no worker is there: a restarted one is back after about so long."""
+
+
+class ClusterDispatcher:
+    """Implements `dispatch_api.Dispatcher` for both modes."""
+
+    def __init__(self, config: RouterConfig, registry: Registry, metrics: RouterMetrics) -> None:
+        self._config = config
+        self._registry = registry
+        self._metrics = metrics
+        self._roles = (ROLE_DECODE,) if config.mode is Mode.MIXED else (ROLE_PREFILL, ROLE_DECODE)
+        self._placement = Placement(registry, config.routing)
+        self._backlog = Backlog(config.max_queued_tokens, config.max_queue_wait)
+        self._culprits = Culprits()
+        self._admission = Admission(self._has_room, self._claim, self._retry_window)
+        registry.watch(self._admission.look)
+        metrics.watch_backlog(self._backlog)
+        metrics.watch_admission(self._admission)
+        self._running = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._draining = False
+
+    def ready(self) -> bool:
+        return not self._draining and all(self._registry.ready(role) for role in self._roles)
+
+    async def drain(self, timeout_s: float) -> int:
+        """Refuses new sequences and lets the running ones finish; returns how many are left."""
+        self._draining = True
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            pass
+        return self._running
+
+    async def generate(
+        self,
+        prompt: Tokens[int],
+        sampling: sampling_pb2.Sampling,
+        *,
+        priority: int = 0,
+        timeout_s: float = 0.0,
+    ) -> AsyncGenerator[Delta, bool | None]:
+        """See `Dispatcher.generate`."""
+        if self._draining:
+            raise Unavailable("this router is shutting down")
+        now = time.monotonic()
+        waterfall = Waterfall(now, self._metrics)
+        deadline = now + timeout_s if timeout_s > 0 else math.inf
+        sequence = Sequence(prompt, sampling, waterfall, priority, deadline)
+        self._refuse_culprits(sequence)
+        place = self._admit(sequence)
+        self._enter()
+        outcome, is_stopped = "abort", False
+        try:
+            with place:
+                async with aclosing(self._with_retries(sequence, place)) as deltas:
+                    async for delta in deltas:
+                        self._metrics.sent(len(delta.token_ids))
+                        if delta.finish:
+                            outcome = _OUTCOMES.get(delta.finish, "unknown")
+                            delta.timings = waterfall.timings(time.monotonic())
+                        if is_stopped := bool((yield delta)):
+                            break
+            if is_stopped:  # the workers know by now
+                outcome = "stop"
+                yield Delta(
+                    finish=sampling_pb2.FINISH_REASON_STOP, timings=waterfall.timings(time.monotonic())
+                )
+        except RouterError as error:
+            outcome = error.code or "error"
+            raise
+        finally:
+            self._leave()
+            self._metrics.finished(waterfall, outcome, time.monotonic())
+
+    def _admit(self, sequence: Sequence) -> Place:
+        """Raises Overloaded."""
+        try:
+            place = self._backlog.enter(len(sequence.prompt), sequence.seconds_left())
+        except Overloaded as error:
+            self._metrics.counted(error.code or "error")
+            raise
+        self._metrics.admitted(len(sequence.prompt))
+        return place
+
+    def attempt(self, sequence: Sequence, pick: Pick) -> Attempt:
+        """One try at a sequence, on the workers that `pick` names."""
+        if self._config.mode is Mode.MIXED:
+            return MixedAttempt(sequence, pick)
+        return DisaggAttempt(sequence, pick, self._config.handoff_timeout)
+
+    async def _with_retries(self, sequence: Sequence, place: Place) -> AsyncGenerator[Delta, None]:
+        """Deltas of as many attempts as it takes; the client sees one sequence."""
+        if not self.ready():
+            raise self._nobody_is_ready()
+        tries = Tries(sequence.id, self._config.max_attempts)
+        pause, want = _FIRST_PAUSE_S, Want(sequence.num_tokens)
+        while True:
+            turn = self._admission.at_once(want) or await self._turn(sequence, want)
+            attempt = self.attempt(sequence, self._picker(sequence, tries.avoid, turn))
+            try:
+                with turn:
+                    async with aclosing(attempt.deltas()) as deltas:
+                        async for delta in deltas:
+                            place.served()
+                            turn.computed()
+                            delta.cached_tokens = None if sequence.output else delta.cached_tokens
+                            sequence.output.extend(delta.token_ids)
+                            yield delta
+            except AttemptFailed as failed:
+                self._take_in(failed, tries, sequence)
+            else:
+                return
+            await asyncio.sleep(min(pause * random.uniform(0.5, 1.5), sequence.seconds_left()))
+            pause, want = min(pause * 4, _LONGEST_PAUSE_S), Want(sequence.num_tokens, tries.avoid, True)
+            place.again(want.tokens)
+            await self._wait_for_workers(sequence)
+
+    def _take_in(self, failed: AttemptFailed, tries: Tries, sequence: Sequence) -> None:
+        """Raises RouterError if there is no other try."""
+        self._metrics.retried(failed)
+        verdict = tries.failed(failed, len(sequence.output))
+        if verdict is None:
+            _log.info("trying request %s again (%d attempts left): %s", sequence.id, tries.left, failed)
+            return
+        if tries.is_culprit:
+            self._culprits.add(sequence.id, sequence.prompt, sequence.sampling)
+            _log.error(
+                "request %s (%d prompt tokens, %d of the answer) ended %s: giving it up",
+                sequence.id,
+                len(sequence.prompt),
+                len(sequence.output),
+                " and ".join(tries.ended),
+            )
+        else:
+            _log.warning("giving request %s up: %s", sequence.id, failed)
+        raise verdict from failed
+
+    def _refuse_culprits(self, sequence: Sequence) -> None:
+        """Raises Internal."""
+        known = self._culprits.find(sequence.prompt, sequence.sampling)
+        if known is not None:
+            _log.warning("request %s is the same as %s, which ended workers: refused", sequence.id, known)
+            error = ended_workers(known)
+            self._metrics.counted(error.code or "error")
+            raise error
+
+    async def _turn(self, sequence: Sequence, want: Want) -> Turn:
+        """Waits until the sequence may go to the workers. Raises Overloaded, DeadlineExceeded."""
+        patience = min(self._config.max_queue_wait, sequence.seconds_left())
+        self._backlog.held_back += 1
+        try:
+            return await self._admission.wait(want, patience)
+        except TimeoutError:
+            if not sequence.seconds_left():
+                raise out_of_time() from None
+            raise overloaded("no decode worker had room in time", self._backlog.wait_s()) from None
+        finally:
+            self._backlog.held_back -= 1
+
+    def _has_room(self, want: Want) -> bool:
+        """In mixed mode requests queue at the workers, where they are admitted without a word to and fro."""
+        return self._config.mode is Mode.MIXED or self._placement.can_decode(want.tokens, want.avoid)
+
+    def _claim(self, want: Want) -> Promise | None:
+        if self._config.mode is Mode.MIXED:
+            return None
+        return self._placement.promise(want.tokens, want.avoid)
+
+    def _retry_window(self) -> int:
+        """Enough for two steps of every worker: one that is computed, and one that waits for it."""
+        ready = self._registry.ready(self._roles[0])
+        return sum(_RETRY_STEPS * (s.info.chunked_prefill_size or _RETRY_TOKENS) for s in ready)
+
+    def _picker(self, sequence: Sequence, avoid: set[str], turn: Turn) -> Pick:
+        def pick(role: worker_pb2.Role) -> WorkerSession:
+            if role == ROLE_DECODE:
+                turn.release_claim()
+            session = self._placement.pick(role, sequence.num_tokens, avoid)
+            if session is None:
+                raise AttemptFailed("no worker is ready", None, self._nobody_is_ready())
+            return session
+
+        return pick
+
+    async def _wait_for_workers(self, sequence: Sequence) -> None:
+        """A worker that died is restarted: a request that it had waits for that, within its time."""
+        patience = time.monotonic() + self._config.failover_timeout
+        for role in self._roles:
+            left = min(patience - time.monotonic(), sequence.seconds_left())
+            if not await self._registry.wait_for(role, left):
+                if not sequence.seconds_left():
+                    raise out_of_time()
+                raise self._nobody_is_ready()
+
+    def _nobody_is_ready(self) -> Unavailable:
+        troubles = "; ".join(self._registry.complaints())
+        message = f"no worker can take the request now ({troubles})" if troubles else "no worker is ready"
+        return Unavailable(message, retry_after_s=_RETRY_AFTER_S)
+
+    def _enter(self) -> None:
+        self._running += 1
+        self._idle.clear()
+        self._metrics.running.set(self._running)
+
+    def _leave(self) -> None:
+        self._running -= 1
+        self._metrics.running.set(self._running)
+        if not self._running:
+            self._idle.set()
+
+
+_OUTCOMES: Final = {
+    int(sampling_pb2.FINISH_REASON_STOP): "stop",
+    int(sampling_pb2.FINISH_REASON_LENGTH): "length",
+    int(sampling_pb2.FINISH_REASON_ABORT): "abort",
+}

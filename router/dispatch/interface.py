@@ -1,0 +1,55 @@
+"""What the front doors ask of the dispatcher: token ids in, token ids out."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from rpc.baton.v1 import router_pb2, sampling_pb2
+
+__all__ = ["Delta", "Dispatcher"]
+
+
+@dataclass(slots=True)
+class Delta:
+    """What is new of one sequence. Several steps may be merged into one delta."""
+
+    token_ids: list[int] = field(default_factory=list)
+    """Includes the stop token, which counts as generated but is never shown."""
+    logprobs: list[sampling_pb2.TokenLogprobs] = field(default_factory=list)
+    """One a token, or none at all."""
+    finish: int = sampling_pb2.FINISH_REASON_UNSPECIFIED
+    """A sampling_pb2.FinishReason; unspecified (0) until the last delta."""
+    stop_token: int | None = None
+    """With the last delta: the EOS or stop token that ended the sequence, if one did."""
+    cached_tokens: int | None = None
+    """Prompt tokens found in a prefix cache; with the first delta."""
+    timings: router_pb2.Timings | None = None
+    """With the last delta."""
+
+
+class Dispatcher(Protocol):
+    """Runs one sequence on the cluster, whatever the mode."""
+
+    def generate(
+        self,
+        prompt: Sequence[int],
+        sampling: sampling_pb2.Sampling,
+        *,
+        priority: int = 0,
+        timeout_s: float = 0.0,
+    ) -> AsyncGenerator[Delta, bool | None]:
+        """Yield new tokens until a delta with a finish reason.
+
+        A caller that finds the end of the text by itself, at a stop string, says so with `asend(True)`. The
+        sequence then counts as stopped, not as aborted, and the answer is a delta without tokens: finish
+        reason STOP, and the timings.
+        Closing or cancelling the generator aborts the request on every worker that knows of it.
+        `timeout_s` counts from the call; 0 means no deadline. Raises RouterError.
+        """
+        ...
+
+    def ready(self) -> bool:
+        """Whether a request sent now would find workers."""
+        ...

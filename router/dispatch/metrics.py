@@ -1,0 +1,138 @@
+"""The router's Prometheus metrics: what clients get, and where their time goes. Seconds and tokens."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from router.dispatch.admission import Admission
+from router.dispatch.failures import AttemptFailed
+from router.dispatch.prefill_queue import Backlog
+from router.dispatch.waterfall import Waterfall
+from rpc.baton.v1 import router_pb2
+
+__all__ = ["RouterMetrics"]
+
+_LABELS: Final = ("role", "mode", "worker")
+_STAGES_TO_FIRST: Final = ("queue", "prefill")
+_STAGES_TO_SECOND: Final = ("reserve", "transfer", "first_decode")
+_STAGES: Final = (*_STAGES_TO_FIRST, *_STAGES_TO_SECOND)
+_WAITS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 300.0)
+_GAPS: Final = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+
+class RouterMetrics:
+    """`registry` is what GET /metrics renders. Implements `router.dispatch.waterfall.Observer`."""
+
+    def __init__(self, mode: str) -> None:
+        self.registry = CollectorRegistry()
+        self._own = ("router", mode, "router")
+        self._mode = mode
+
+        self.running = self._gauge("baton_router_running_requests", "Sequences that the router has in work")
+        self._queued_tokens = self._gauge(
+            "baton_router_queued_tokens", "Prompt tokens of sequences that wait for their first token"
+        )
+        self._held_back = self._gauge(
+            "baton_router_held_back_requests", "Sequences that wait in the router for room on a decode worker"
+        )
+        self._predicted_wait = self._gauge(
+            "baton_router_predicted_wait_seconds", "How long a prompt that came now would wait"
+        )
+        self._requests = self._labelled_counter("baton_requests", "Sequences, by how they ended", "outcome")
+        self._retries = self._labelled_counter(
+            "baton_request_retries", "Attempts that failed, by the worker that failed them", "failed_worker"
+        )
+        self._prompt_tokens = self._counter("baton_prompt_tokens", "Tokens in prompts that were admitted")
+        self._output_tokens = self._counter("baton_output_tokens", "Tokens sent to clients")
+
+        self._first_token = self._histogram("baton_ttft_seconds", "Arrival to first token", _WAITS)
+        self._no_first_token = Histogram(
+            "baton_no_first_token_seconds",
+            "Arrival to end, of admitted sequences that ended without a token, by how they ended",
+            (*_LABELS, "outcome"),
+            buckets=_WAITS,
+            registry=self.registry,
+        )
+        self._inter_token = self._histogram("baton_itl_seconds", "Between two tokens of a sequence", _GAPS)
+        self._end_to_end = self._histogram("baton_e2e_seconds", "Arrival to last token", _WAITS)
+        stages = Histogram(
+            "baton_stage_seconds",
+            "Stages from arrival to second token; reserve and transfer as far as prefill did not hide them",
+            (*_LABELS, "stage"),
+            buckets=_WAITS,
+            registry=self.registry,
+        )
+        self._stages = {stage: stages.labels(*self._own, stage) for stage in _STAGES}
+
+        self._worker_up = Gauge(
+            "baton_worker_up", "1 while the router can use the worker", _LABELS, registry=self.registry
+        )
+        self._incarnations = Counter(
+            "baton_worker_connects", "Times the worker was taken in", _LABELS, registry=self.registry
+        )
+
+    def watch_backlog(self, backlog: Backlog) -> None:
+        """From now on, every scrape asks it."""
+        self._queued_tokens.set_function(lambda: backlog.tokens)
+        self._predicted_wait.set_function(backlog.wait_s)
+
+    def watch_admission(self, admission: Admission) -> None:
+        """From now on, every scrape asks it."""
+        self._held_back.set_function(lambda: len(admission))
+
+    def admitted(self, prompt_tokens: int) -> None:
+        self._prompt_tokens.inc(prompt_tokens)
+
+    def sent(self, tokens: int) -> None:
+        """Tokens that the client has now."""
+        self._output_tokens.inc(tokens)
+
+    def finished(self, waterfall: Waterfall, outcome: str, at: float) -> None:
+        """Once an admitted sequence, however it ended. `at` is on the waterfall's clock."""
+        self.counted(outcome)
+        passed = at - waterfall.arrival
+        if waterfall.first_token is None:
+            self._no_first_token.labels(*self._own, outcome).observe(passed)
+        else:
+            self._end_to_end.observe(passed)
+
+    def counted(self, outcome: str) -> None:
+        """A sequence that was refused at once; for others see `finished`."""
+        self._requests.labels(*self._own, outcome).inc()
+
+    def on_first_token(self, timings: router_pb2.Timings) -> None:
+        self._first_token.observe(timings.ttft_s)
+        self._observe(timings, _STAGES_TO_FIRST)
+
+    def on_second_token(self, timings: router_pb2.Timings) -> None:
+        self._observe(timings, _STAGES_TO_SECOND)
+
+    def on_gap(self, seconds: float) -> None:
+        self._inter_token.observe(seconds)
+
+    def retried(self, failed: AttemptFailed) -> None:
+        self._retries.labels(*self._own, failed.worker_id or "none").inc()
+
+    def worker_changed(self, worker_id: str, role: str, *, up: bool) -> None:
+        labels = (role, self._mode, worker_id)
+        self._worker_up.labels(*labels).set(up)
+        if up:
+            self._incarnations.labels(*labels).inc()
+
+    def _observe(self, timings: router_pb2.Timings, stages: tuple[str, ...]) -> None:
+        for stage in stages:
+            self._stages[stage].observe(getattr(timings, f"{stage}_s"))
+
+    def _labelled_counter(self, name: str, text: str, label: str) -> Counter:
+        return Counter(name, text, (*_LABELS, label), registry=self.registry)
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(name, text, _LABELS, registry=self.registry).labels(*self._own)
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(name, text, _LABELS, registry=self.registry).labels(*self._own)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(name, text, _LABELS, buckets=buckets, registry=self.registry).labels(*self._own)

@@ -1,0 +1,15 @@
+"""Which worker gets a request, by the setting --routing."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from router.config.settings import Routing
+from router.workers.capacity import Choose, least_loaded, round_robin
+
+__all__ = ["POLICIES"]
+
+POLICIES: Final[dict[Routing, Choose]] = {
+    Routing.ROUND_ROBIN: round_robin,
+    Routing.LEAST_LOADED: least_loaded,
+}

@@ -1,0 +1,120 @@
+"""Prompts that wait for their first token, and whether one more may join them.
+
+A request that would wait for minutes is better refused at once: its client can go elsewhere, or come back
+when it is told to, and those that wait already are not held up by work that nobody will wait for.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Final
+
+from router.errors import Overloaded
+
+__all__ = ["Backlog", "Place", "overloaded"]
+
+_PRESSURE_TOKENS: Final = 8192
+"""Only while so many wait, or any is held back for want of room, does the rate say what the cluster can do,
+and not what clients happen to ask."""
+_EVIDENCE_S: Final = 2.0
+_MEMORY_S: Final = 30.0
+"""Seconds under pressure after which what was measured counts for a third."""
+_RETRY_S: Final = (1.0, 60.0)
+"""The least and the most that a client is told to wait."""
+
+
+class Backlog:
+    """Every operation costs O(1)."""
+
+    def __init__(
+        self, max_tokens: int, max_wait_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.tokens = 0
+        """Prompt tokens of all sequences whose first token is not out."""
+        self.held_back = 0
+        """Sequences among them that wait in the router for room on a decode worker."""
+        self._max_tokens = max_tokens
+        self._max_wait_s = max_wait_s
+        self._clock = clock
+        self._at = clock()
+        self._served = self._seconds = 0.0
+        """Prompt tokens served under pressure, and the time it took, both fading."""
+
+    def enter(self, tokens: int, patience_s: float = math.inf) -> Place:
+        """A place for a prompt, whose client waits `patience_s` at most. Raises Overloaded."""
+        self._advance()
+        wait_s, limit_s = self.wait_s(), min(self._max_wait_s, patience_s)
+        if self.tokens and self.tokens + tokens > self._max_tokens:
+            raise overloaded(f"{self.tokens} prompt tokens wait already", wait_s)
+        if wait_s > limit_s:
+            raise overloaded(f"the wait would be about {wait_s:.0f} s", wait_s - limit_s)
+        self.tokens += tokens
+        return Place(self, tokens)
+
+    def wait_s(self) -> float:
+        """How long a prompt that comes now waits until its turn, by the latest rate; 0 without evidence."""
+        if self._seconds < _EVIDENCE_S or not self._served:
+            return 0.0
+        return self.tokens * self._seconds / self._served
+
+    def rejoin(self, tokens: int) -> None:
+        """For `Place`."""
+        self._advance()
+        self.tokens += tokens
+
+    def leave(self, tokens: int, *, served: bool) -> None:
+        """For `Place`."""
+        if self._advance() and served:
+            self._served += tokens
+        self.tokens -= tokens
+
+    def _advance(self) -> bool:
+        """Lets the time pass; whether there is pressure."""
+        now = self._clock()
+        passed, self._at = now - self._at, now
+        if self.tokens < _PRESSURE_TOKENS and not self.held_back:
+            return False
+        fading = math.exp(-passed / _MEMORY_S)
+        self._served *= fading
+        self._seconds = self._seconds * fading + passed
+        return True
+
+
+class Place:
+    """One prompt in the backlog, until it is served or given up."""
+
+    __slots__ = ("_backlog", "_is_inside", "_tokens")
+
+    def __init__(self, backlog: Backlog, tokens: int) -> None:
+        self._backlog = backlog
+        self._tokens = tokens
+        self._is_inside = True
+
+    def __enter__(self) -> Place:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._leave(served=False)
+
+    def served(self) -> None:
+        """Its first token is out; later calls change nothing."""
+        self._leave(served=True)
+
+    def again(self, tokens: int) -> None:
+        """It has to be computed again, so many tokens now. It was admitted before, and is not refused."""
+        self._leave(served=False)
+        self._backlog.rejoin(tokens)
+        self._tokens, self._is_inside = tokens, True
+
+    def _leave(self, *, served: bool) -> None:
+        if self._is_inside:
+            self._is_inside = False
+            self._backlog.leave(self._tokens, served=served)
+
+
+def overloaded(why: str, retry_s: float) -> Overloaded:
+    """For a client that is to come back after about `retry_s`."""
+    least, most = _RETRY_S
+    return Overloaded(f"too busy: {why}; try again later", retry_after_s=min(max(retry_s, least), most))

@@ -1,0 +1,48 @@
+"""One sequence on its way through the cluster, over all attempts at it."""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from collections.abc import Sequence as Tokens
+from dataclasses import dataclass, field
+
+from router.dispatch.waterfall import Waterfall
+from rpc.baton.v1 import sampling_pb2, worker_pb2
+
+__all__ = ["Sequence"]
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    prompt: Tokens[int]
+    sampling: sampling_pb2.Sampling
+    waterfall: Waterfall
+    priority: int = 0
+    deadline: float = math.inf
+    """time.monotonic() at which its time is up."""
+    id: str = field(default_factory=lambda: secrets.token_hex(8))
+    """For the log, and for the client of one that has to be looked up there."""
+    output: list[int] = field(default_factory=list)
+    """What the client has; an attempt after a failure goes on from here."""
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt) + len(self.output)
+
+    def seconds_left(self) -> float:
+        """math.inf without a deadline; never negative."""
+        return max(self.deadline - time.monotonic(), 0.0)
+
+    def work(self, request_id: int) -> worker_pb2.Work:
+        """The sequence as it stands, for a worker that knows nothing of it."""
+        left = self.seconds_left()
+        return worker_pb2.Work(
+            request_id=request_id,
+            prompt=self.prompt,
+            output=self.output,
+            sampling=self.sampling,
+            priority=self.priority,
+            timeout_s=0.0 if left == math.inf else max(left, 1e-3),
+        )

@@ -1,0 +1,63 @@
+"""The tries at one sequence: how many are left, whom they avoid, and whether the sequence ends workers."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from router.dispatch.failures import AttemptFailed
+from router.errors import Internal, RouterError
+
+__all__ = ["Tries", "ended_workers"]
+
+_ENDED: Final = 2
+"""Workers in a row that ended while they computed a sequence: it is not tried a third time."""
+_ACQUITTED: Final = 8
+"""New tokens since the last such end that clear a sequence: it got past the point at which that worker ended.
+
+More than one: the first comes from the prefill of the retry, and perhaps not from the step that failed."""
+
+
+class Tries:
+    def __init__(self, sequence_id: str, max_attempts: int) -> None:
+        self.avoid: set[str] = set()
+        """Workers on which it failed."""
+        self.ended: list[str] = []
+        """Workers that ended, one after the other, while they computed it."""
+        self._sequence_id = sequence_id
+        self._left = max_attempts
+        self._output_at_end = 0
+
+    def failed(self, failure: AttemptFailed, num_output: int) -> RouterError | None:
+        """Takes in a failed attempt after `num_output` tokens of the answer.
+
+        Returns what the client is told when there is no other try, else None.
+        """
+        if failure.worker_id is not None:
+            self.avoid.add(failure.worker_id)
+            if failure.is_suspect:
+                if num_output - self._output_at_end >= _ACQUITTED:
+                    self.ended.clear()
+                self.ended.append(failure.worker_id)
+                self._output_at_end = num_output
+        if self.is_culprit:
+            return ended_workers(self._sequence_id)
+        self._left -= not failure.planned
+        return None if self._left else failure.verdict
+
+    @property
+    def left(self) -> int:
+        return self._left
+
+    @property
+    def is_culprit(self) -> bool:
+        """Worker after worker ended on it: most likely it is the sequence that ends them."""
+        return len(self.ended) >= _ENDED
+
+
+def ended_workers(sequence_id: str) -> Internal:
+    """For the client: no worker's name, and the id under which the log has the rest."""
+    return Internal(
+        f"The workers that computed this request ended, one after the other; it is not tried again "
+        f"(request {sequence_id}).",
+        code="request_ended_workers",
+    )

@@ -1,0 +1,124 @@
+"""Where the time to the first tokens of a request went.
+
+The five stages follow each other without gaps, from the request's arrival to its second token. A handoff
+mostly runs beside the prefill: `reserve` and `transfer` are only what is left of it after the first token,
+that is, what the client waits for. The spans show the rest: when each chunk was computed, and when its pages
+travelled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from rpc.baton.v1 import router_pb2, worker_pb2
+
+__all__ = ["Observer", "Waterfall"]
+
+
+class Observer(Protocol):
+    """Told of what happens to a request when it happens."""
+
+    def on_first_token(self, timings: router_pb2.Timings) -> None:
+        """`ttft_s`, `queue_s` and `prefill_s` are final."""
+
+    def on_second_token(self, timings: router_pb2.Timings) -> None:
+        """The other stages are final, too."""
+
+    def on_gap(self, seconds: float) -> None:
+        """The time between two tokens; once for each token after the first."""
+
+
+class _Nobody:
+    def on_first_token(self, timings: router_pb2.Timings) -> None:
+        pass
+
+    def on_second_token(self, timings: router_pb2.Timings) -> None:
+        pass
+
+    def on_gap(self, seconds: float) -> None:
+        pass
+
+
+_NOBODY: Observer = _Nobody()
+
+
+@dataclass(slots=True, eq=False)
+class Waterfall:
+    """Marks of one request. Times are time.monotonic() of the router; the first mark of a kind stands."""
+
+    arrival: float
+    observer: Observer = _NOBODY
+
+    submitted: float | None = None
+    started: float | None = None
+    reserved: float | None = None
+    first_token: float | None = None
+    arrived: float | None = None
+    second_token: float | None = None
+    _last_token: float = 0.0
+    _chunks: list[router_pb2.TimingSpan] = field(default_factory=list)
+    _pushes: list[router_pb2.TimingSpan] = field(default_factory=list)
+
+    def attempt(self, at: float) -> None:
+        """The request goes to a worker. What an attempt that gave no token did counts as queueing."""
+        if self.first_token is None:
+            self.submitted, self.started, self.reserved = at, None, None
+
+    def start(self, event: worker_pb2.Started, at: float) -> None:
+        """The event may be a step old; the wait that it reports is exact."""
+        if self.started is None and self.first_token is None and self.submitted is not None:
+            self.started = min(self.submitted + event.queued_s, at)
+
+    def reserve(self, at: float) -> None:
+        self.reserved = self.reserved or at
+
+    def arrive(self, at: float) -> None:
+        self.arrived = self.arrived or at
+
+    def tokens(self, count: int, at: float) -> None:
+        first = self.first_token is None
+        if first:
+            self.first_token = at
+            self.observer.on_first_token(self.timings(at))
+            count -= 1
+        if count and self.second_token is None:
+            self.second_token = at
+            self.observer.on_second_token(self.timings(at))
+        for _ in range(count):
+            self.observer.on_gap(0.0 if first else (at - self._last_token) / count)
+        self._last_token = at
+
+    def hand_over(self, event: worker_pb2.HandedOver) -> None:
+        """Spans come in the worker's seconds since it was sent the request."""
+        offset = (self.submitted or self.arrival) - self.arrival
+        self._chunks = [_shifted(span, offset) for span in event.chunks]
+        self._pushes = [_shifted(span, offset) for span in event.pushes]
+
+    def timings(self, at: float) -> router_pb2.Timings:
+        """As of now; stages that were not reached are 0."""
+        started = self.started or self.submitted or at
+        first = self.first_token or at
+        reserved = max(self.reserved or first, first)
+        arrived = max(self.arrived or reserved, reserved)
+        return router_pb2.Timings(
+            queue_s=started - self.arrival,
+            prefill_s=max(first - started, 0.0),
+            reserve_s=reserved - first,
+            transfer_s=arrived - reserved,
+            first_decode_s=max((self.second_token or arrived) - arrived, 0.0),
+            ttft_s=first - self.arrival,
+            e2e_s=at - self.arrival,
+            chunks=self._chunks,
+            pushes=self._pushes,
+        )
+
+
+def _shifted(span: worker_pb2.Span, offset: float) -> router_pb2.TimingSpan:
+    return router_pb2.TimingSpan(
+        begin_s=span.begin_s + offset,
+        end_s=span.end_s + offset,
+        first_token=span.first_token,
+        num_tokens=span.num_tokens,
+        bytes=span.bytes,
+    )

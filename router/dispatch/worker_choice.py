@@ -1,0 +1,76 @@
+"""The pure decisions of router/workers/capacity.py, applied to the workers that are there now."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Set
+
+from router.config.settings import Routing
+from router.dispatch.policies import POLICIES
+from router.workers.capacity import Rank, WorkerView, any_has_room, place
+from router.workers.circuit_breaker import Trust
+from router.workers.load import WorkerLoad
+from router.workers.registry import Registry
+from router.workers.session import WorkerSession
+from router.workers.silence import Hearing
+from rpc.baton.v1 import worker_pb2
+from rpc.baton.v1.worker_pb2 import ROLE_DECODE
+
+__all__ = ["Placement", "Promise"]
+
+_NOBODY: frozenset[str] = frozenset()
+
+
+class Promise:
+    """Room on one worker for a request that will be sent there, or to a better one. See `admission.Claim`."""
+
+    __slots__ = ("_load", "_pages")
+
+    def __init__(self, load: WorkerLoad, tokens: int) -> None:
+        self._load = load
+        self._pages = load.promise(tokens)
+
+    def release(self) -> None:
+        """To be called once."""
+        self._load.withdraw(self._pages)
+
+
+class Placement:
+    def __init__(self, registry: Registry, routing: Routing) -> None:
+        self._registry = registry
+        self._choose = POLICIES[routing]
+        self._turns = {role: itertools.count() for role in worker_pb2.Role.values()}
+        """Roles do not share a turn, or two of each would always be paired in the same way."""
+
+    def pick(self, role: worker_pb2.Role, tokens: int, avoid: Set[str] = _NOBODY) -> WorkerSession | None:
+        """The worker that gets a request of so many tokens; None if none is ready. O(workers)."""
+        ready = self._registry.ready(role)
+        if not ready:
+            return None
+        return ready[place(_views(ready, avoid), tokens, self._choose, next(self._turns[role]))]
+
+    def can_decode(self, tokens: int, avoid: Set[str] = _NOBODY) -> bool:
+        """Whether a decode worker has room now. True if none is there: then there is nothing to wait for."""
+        return any_has_room(_views(self._registry.ready(ROLE_DECODE), avoid), tokens)
+
+    def promise(self, tokens: int, avoid: Set[str] = _NOBODY) -> Promise | None:
+        """Keeps room on a decode worker; None if none is there."""
+        ready = self._registry.ready(ROLE_DECODE)
+        if not ready:
+            return None
+        # Always by load, and not in turn: a promise is about room, and takes nobody's turn.
+        views = _views(ready, avoid)
+        session = ready[place(views, tokens, POLICIES[Routing.LEAST_LOADED], 0)]
+        return Promise(session.load, tokens)
+
+
+def _views(sessions: list[WorkerSession], avoid: Set[str]) -> list[WorkerView]:
+    return [session.load.view(_rank(session, avoid)) for session in sessions]
+
+
+def _rank(session: WorkerSession, avoid: Set[str]) -> Rank:
+    if session.hearing is not Hearing.GOOD:
+        return Rank.LATE
+    if session.worker_id in avoid:
+        return Rank.AVOIDED
+    return Rank.GOOD if session.health.trust is Trust.GOOD else Rank.DOUBTED

@@ -1,5 +1,0 @@
-"""`router doctor`: is this machine fit for a cluster? Asked before one is started."""
-
-from router.doctor.command import run
-
-__all__ = ["run"]

@@ -1,0 +1,52 @@
+"""Who may use the front doors, and whether others can listen in: what the flags say, loaded and checked."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from router.config.origins import origins_of
+from router.config.settings import RouterConfig
+from router.frontend.api_keys import ApiKeys
+from rpc.tls import BadCertificate, TlsFiles
+from worker.network import is_loopback
+
+__all__ = ["Access"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    keys: ApiKeys | None
+    """None: everybody is let in."""
+    tls: TlsFiles | None
+    """None: nothing is encrypted."""
+    metrics_keys: ApiKeys | None = None
+    """None: without `keys` everybody reads the metrics, with `keys` nobody does."""
+    cors_origins: tuple[str, ...] = ()
+    """Web pages whose scripts may call the HTTP API; "*" for all."""
+
+    @classmethod
+    def load(cls, config: RouterConfig) -> Access:
+        """Raises BadKeyFile, BadCertificate."""
+        keys = metrics_keys = tls = None
+        if config.api_key_file is not None:
+            keys = ApiKeys.load(Path(config.api_key_file), config.max_requests_per_key)
+        if config.metrics_key_file is not None:
+            metrics_keys = ApiKeys.load(Path(config.metrics_key_file), flag="--metrics-key-file")
+        if config.tls_cert is not None and config.tls_key is not None:
+            tls = TlsFiles(Path(config.tls_cert), Path(config.tls_key))
+            try:
+                tls.check()
+            except BadCertificate as error:
+                raise BadCertificate(f"--tls-cert, --tls-key: {error}") from None
+        if keys is not None and metrics_keys is None:
+            _log.info("/metrics and /sd/workers are closed; --metrics-key-file opens them to its keys")
+        if not is_loopback(config.host):
+            if keys is None:
+                _log.warning("whoever reaches --host %s is served; see --api-key-file", config.host)
+            if tls is None:
+                _log.warning("--host %s is served without encryption; see --tls-cert", config.host)
+        return cls(keys, tls, metrics_keys, origins_of(config.cors_origins))

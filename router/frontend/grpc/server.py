@@ -1,0 +1,117 @@
+"""Runs the gRPC front door inside the caller's event loop.
+
+```
+server = GrpcServer(generation, GrpcConfig(host="0.0.0.0", port=50051))
+await server.start()            # OSError: the port is taken
+...
+await server.stop(grace_s=30)
+```
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Final
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from router.frontend.api_keys import ApiKeys
+from router.frontend.grpc.auth import RequireApiKey
+from router.frontend.grpc.service import RouterService
+from router.processing.generation import Generation
+from rpc.baton.v1 import router_pb2, router_pb2_grpc
+from rpc.tls import TlsFiles
+
+__all__ = ["GrpcConfig", "GrpcServer"]
+
+_SERVICE: Final = router_pb2.DESCRIPTOR.services_by_name["Router"].full_name
+_READINESS_POLL_S: Final = 0.5
+_UNWIND_S: Final = 5.0
+"""For calls to send their error once they were told to end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrpcConfig:
+    host: str = "127.0.0.1"
+    port: int = 50051
+    """0: one that is free; see GrpcServer.port."""
+    max_message_bytes: int = 4 << 20
+    """Larger requests get RESOURCE_EXHAUSTED."""
+    tls: TlsFiles | None = None
+    """None: plaintext."""
+    keys: ApiKeys | None = None
+    """Whom to let in; None: everybody."""
+
+
+class GrpcServer:
+    """`baton.v1.Router`, the standard health service that follows readiness, and reflection."""
+
+    def __init__(self, generation: Generation, config: GrpcConfig) -> None:
+        self._generation = generation
+        self._config = config
+        self._health = health.aio.HealthServicer()
+        self._server: grpc.aio.Server | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self.port = 0
+        """The port it listens on, once started."""
+
+    async def start(self) -> None:
+        """Return when calls are accepted. Raises OSError when the address cannot be bound."""
+        config = self._config
+        server = grpc.aio.server(
+            interceptors=() if config.keys is None else (RequireApiKey(config.keys),),
+            options=(
+                ("grpc.max_receive_message_length", config.max_message_bytes),
+                ("grpc.so_reuseport", 0),
+            ),
+        )
+        router_pb2_grpc.add_RouterServicer_to_server(  # type: ignore[no-untyped-call]
+            RouterService(self._generation), server
+        )
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        reflection.enable_server_reflection((_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+        address = f"{_bracketed(config.host)}:{config.port}"
+        try:
+            if config.tls is None:
+                self.port = server.add_insecure_port(address)
+            else:
+                self.port = server.add_secure_port(address, config.tls.credentials())
+        except RuntimeError as error:
+            raise OSError(f"cannot listen on {address}: {error}") from error
+        await self._publish_health()
+        await server.start()
+        self._server = server
+        self._watch = asyncio.create_task(self._watch_readiness(), name="grpc-health")
+
+    async def stop(self, grace_s: float) -> None:
+        """Refuse new calls, give running ones `grace_s`, then end them with UNAVAILABLE."""
+        if self._server is None or self._watch is None:
+            return
+        self._watch.cancel()
+        await self._health.enter_graceful_shutdown()
+        stopping = asyncio.create_task(self._server.stop(grace_s + _UNWIND_S))
+        try:
+            await asyncio.wait_for(asyncio.shield(stopping), grace_s)
+        except TimeoutError:
+            self._generation.fail_all()
+            await stopping
+
+    async def _watch_readiness(self) -> None:
+        while True:
+            await asyncio.sleep(_READINESS_POLL_S)
+            await self._publish_health()
+
+    async def _publish_health(self) -> None:
+        ready = self._generation.ready()
+        status = (
+            health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
+        )
+        for service in ("", _SERVICE):
+            await self._health.set(service, status)
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

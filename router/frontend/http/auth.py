@@ -1,0 +1,72 @@
+"""Lets HTTP requests in that bring the key for what they ask."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from router.errors import PermissionDenied, Unauthenticated
+from router.frontend.api_keys import ApiKeys
+from router.frontend.http.refusal import error_response
+from router.processing.clients import ANYBODY, CURRENT_CLIENT, Client
+
+__all__ = ["RequireApiKey"]
+
+_OPEN: Final = frozenset({"/live", "/ready", "/health"})
+"""Orchestrators ask these, without a key, and learn nothing else."""
+_MONITORING: Final = frozenset({"/metrics", "/sd/workers"})
+"""They tell of all clients, and of the workers' network."""
+
+
+class RequireApiKey:
+    """ASGI middleware. What it refuses, it refuses before a byte of the body is read."""
+
+    def __init__(self, app: ASGIApp, keys: ApiKeys | None, metrics_keys: ApiKeys | None) -> None:
+        """`keys` open everything but monitoring, `metrics_keys` open monitoring and nothing else.
+
+        None for `keys` lets everybody in. None for `metrics_keys` leaves monitoring to everybody too, but
+        closes it where clients are told apart by keys.
+        """
+        self._app = app
+        self._keys = keys
+        self._metrics_keys = metrics_keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in _OPEN:
+            authorization = Headers(scope=scope).get("authorization")
+            try:
+                if scope["path"] in _MONITORING:
+                    self._admit_monitoring(authorization)
+                else:
+                    CURRENT_CLIENT.set(self._client(authorization))
+            except Unauthenticated as error:
+                refusal = error_response(error)
+                refusal.headers["www-authenticate"] = "Bearer"
+                await refusal(scope, receive, send)
+                return
+            except PermissionDenied as error:
+                await error_response(error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _client(self, authorization: str | None) -> Client:
+        if self._keys is None:
+            return ANYBODY
+        if self._known(self._metrics_keys, authorization) and not self._known(self._keys, authorization):
+            raise PermissionDenied("This key is for /metrics and /sd/workers only.")
+        return self._keys.identify(authorization)
+
+    def _admit_monitoring(self, authorization: str | None) -> None:
+        if self._keys is None and self._metrics_keys is None:
+            return
+        if self._known(self._metrics_keys, authorization):
+            return
+        if self._known(self._keys, authorization):
+            raise PermissionDenied("/metrics and /sd/workers take a key of --metrics-key-file.")
+        raise Unauthenticated("/metrics and /sd/workers take a key of --metrics-key-file.")
+
+    @staticmethod
+    def _known(keys: ApiKeys | None, authorization: str | None) -> bool:
+        return keys is not None and keys.find(authorization) is not None

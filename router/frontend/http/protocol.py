@@ -1,0 +1,201 @@
+"""HTTP/1.1 with bounds on what a client may take before it has asked for anything: time, and memory.
+
+uvicorn bounds the pause between two requests, but neither the time for which a request may trickle in nor
+the length of its headers; a few thousand slow clients would be enough to hold every socket of the process.
+
+Closing an idle connection races with the client's next request, which is then lost. So responses announce the
+time (`Keep-Alive: timeout=`), connections stay open a little longer than announced, and where a response can
+still say `Connection: close`, it does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from enum import Enum, auto
+from typing import Any, Final
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from router.errors import HeadersTooLarge, InvalidRequest, RouterError, TooSlow
+from router.frontend.http.refusal import error_response
+
+__all__ = ["BoundedProtocol", "ConnectionsState"]
+
+_HEAD_BYTES: Final = 64 << 10
+_ARRIVAL_S: Final = 30.0
+_ANNOUNCED_EARLIER_S: Final = 5.0
+"""A client that honours the announced time is on the safe side, with the network's delay and its own."""
+_LINGER_S: Final = 2.0
+"""For a refused client to read why: closing on bytes that it still sends would reset the connection."""
+_LINGER_BYTES: Final = 1 << 20
+
+
+class ConnectionsState(ServerState):
+    """uvicorn's, shared by all connections of a server."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.winding_down = False
+        """Every response from now on is the last one of its connection."""
+
+
+class _Reading(Enum):
+    NOTHING = auto()
+    HEAD = auto()
+    BODY = auto()
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """Refuses a request that has not arrived, body and all, within `arrival_s` of its first byte."""
+
+    arrival_s = _ARRIVAL_S
+    announced_earlier_s = _ANNOUNCED_EARLIER_S
+    server_state: ConnectionsState
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._keep_alive_header: Final = (b"keep-alive", b"timeout=%d" % self.timeout_keep_alive)
+        self.timeout_keep_alive += self.announced_earlier_s  # type: ignore[assignment]  # any number will do
+        self._reading = _Reading.NOTHING
+        self._head_bytes = 0
+        """Of a request whose headers are not complete yet."""
+        self._deadline: asyncio.TimerHandle | None = None
+        self._refusal: RouterError | None = None
+        """Why the parser is stopped, where it is not the bytes themselves."""
+        self._hung_up = False
+        self._dropped_bytes = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._await_next_request()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        super().connection_lost(exc)
+        self._unset_keepalive_if_required()
+
+    def data_received(self, data: bytes) -> None:
+        if self._hung_up:
+            self._drop(data)
+            return
+        self._head_bytes += len(data)
+        super().data_received(data)
+        self._after_parsing()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._reading = _Reading.HEAD
+        self._await_arrival()
+
+    def on_headers_complete(self) -> None:
+        if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > _HEAD_BYTES:
+            self._refusal = _head_too_large()
+            raise self._refusal  # stops the parser, which then reports to send_400_response
+        self._head_bytes = 0
+        super().on_headers_complete()
+        self._reading = _Reading.BODY
+        if self.server_state.winding_down:
+            self.cycle.keep_alive = False
+        if self.cycle.keep_alive:
+            self.cycle.default_headers = [*self.cycle.default_headers, self._keep_alive_header]
+
+    def on_body(self, body: bytes) -> None:
+        self._head_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._head_bytes = 0
+        self._reading = _Reading.NOTHING
+        self._disarm()
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """uvicorn's answer to what it cannot parse."""
+        self._refuse(self._refusal or InvalidRequest(msg))
+
+    def wind_down(self) -> None:
+        """The response in progress, if there is one, is the last of this connection."""
+        if self._is_answering():
+            self.cycle.keep_alive = False
+
+    def _after_parsing(self) -> None:
+        if self._hung_up:
+            return
+        if self._head_bytes > _HEAD_BYTES:
+            self._refuse(_head_too_large())
+        elif self._reading is _Reading.NOTHING and not self._is_answering():
+            self._await_next_request()  # what came was an empty line
+
+    def _await_next_request(self) -> None:
+        self._unset_keepalive_if_required()
+        self.timeout_keep_alive_task = self.loop.call_later(
+            self.timeout_keep_alive, self.timeout_keep_alive_handler
+        )
+
+    def _await_arrival(self) -> None:
+        self._disarm()
+        self._deadline = self.loop.call_later(self.arrival_s, self._give_up)
+
+    def _give_up(self) -> None:
+        if self.pipeline:
+            # It waits behind the answer to the one before, and is not read meanwhile.
+            self._await_arrival()
+        else:
+            self._refuse(TooSlow(f"The request did not arrive within {self.arrival_s:g} s."))
+
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _refuse(self, error: RouterError) -> None:
+        """Answer the request that is being read with `error`, read no further, and close the connection."""
+        cycle = self.cycle
+        if self._reading is _Reading.BODY:
+            if self.pipeline or (cycle.response_started and not cycle.response_complete):
+                self.transport.abort()  # other answers are under way on this connection
+                return
+            answered = cycle.response_complete
+            cycle.disconnected = True
+            cycle.message_event.set()
+        elif self._is_answering():
+            # A refusal would get into the answer to an earlier request: the connection ends after that one.
+            cycle.keep_alive = False
+            self._disarm()
+            self._hung_up = True
+            self.flow.pause_reading()
+            return
+        else:
+            answered = False
+        if not answered:
+            self.transport.write(self._rendered(error))
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        """Close once the client has read the answer, which its closing shows, or after a while."""
+        self._hung_up = True
+        self._disarm()
+        self._unset_keepalive_if_required()
+        self.flow.resume_reading()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._deadline = self.loop.call_later(_LINGER_S, self.transport.abort)
+
+    def _drop(self, data: bytes) -> None:
+        self._dropped_bytes += len(data)
+        if self._dropped_bytes > _LINGER_BYTES:
+            self.transport.abort()
+
+    def _rendered(self, error: RouterError) -> bytes:
+        response = error_response(error)
+        headers = [*self.server_state.default_headers, *response.raw_headers, (b"connection", b"close")]
+        lines = b"".join(b"%b: %b\r\n" % header for header in headers)
+        return STATUS_LINE[response.status_code] + lines + b"\r\n" + bytes(response.body)
+
+    def _disarm(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+
+def _head_too_large() -> HeadersTooLarge:
+    return HeadersTooLarge(f"The request line and the headers may have at most {_HEAD_BYTES} bytes.")

@@ -1,0 +1,183 @@
+"""Runs the HTTP front door inside the caller's event loop.
+
+```
+tokenizer = Tokenizer.load(model.path, vocab_size=model.vocab_size)      # blocking; 0.1 to 1 s
+generation = Generation(model, tokenizer, dispatcher)
+http = HttpServer(generation, HttpConfig(host="0.0.0.0", port=30000), metrics=registry)
+await http.start()              # OSError: the port is taken
+...
+await http.stop(grace_s=30)     # refuses new connections, lets running requests finish
+```
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import uvicorn
+from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
+
+from router.frontend.api_keys import ApiKeys
+from router.frontend.http.app import build_app
+from router.frontend.http.protocol import BoundedProtocol, ConnectionsState
+from router.processing.generation import Generation
+from rpc.tls import TlsFiles
+
+__all__ = ["HttpConfig", "HttpServer", "QuietServer", "listen"]
+
+_BACKLOG: Final = 2048
+_KEEP_ALIVE_S: Final = 120.0
+"""Above the idle timeouts of common proxies (AWS ALB 60 s, nginx 75 s): they close first."""
+_UNWIND_S: Final = 2.0
+"""For requests to tell their clients that they were ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpConfig:
+    host: str = "127.0.0.1"
+    port: int = 30000
+    """0: one that is free; see HttpServer.port."""
+    max_body_bytes: int = 4 << 20
+    """Larger requests get 413 without being read into memory."""
+    tls: TlsFiles | None = None
+    """None: plaintext."""
+    keys: ApiKeys | None = None
+    """Whom to let in; None: everybody."""
+    metrics_keys: ApiKeys | None = None
+    """Who reads the metrics; see RequireApiKey."""
+    cors_origins: Sequence[str] = ()
+    """Web pages whose scripts may call; "*" for all."""
+    keep_alive_s: float = _KEEP_ALIVE_S
+    """For which an idle connection is kept open."""
+
+
+class HttpServer:
+    """OpenAI's API over `generation`. Signals are the caller's business: none is caught here."""
+
+    def __init__(
+        self,
+        generation: Generation,
+        config: HttpConfig,
+        *,
+        metrics: CollectorRegistry,
+        worker_targets: Callable[[], Sequence[str]] = tuple,
+    ) -> None:
+        """`metrics` is served at /metrics; `worker_targets()`, the workers' own endpoints, at /sd/workers.
+
+        `worker_targets()` returns host:port of each.
+        """
+        self._config = config
+        self._generation = generation
+        app = build_app(
+            generation,
+            metrics=metrics,
+            worker_targets=worker_targets,
+            max_body_bytes=config.max_body_bytes,
+            keys=config.keys,
+            metrics_keys=config.metrics_keys,
+            cors_origins=config.cors_origins,
+        )
+        self._server = QuietServer(app, config.tls, keep_alive_s=config.keep_alive_s)
+        self._serving: asyncio.Task[None] | None = None
+        self.port = 0
+        """The port it listens on, once started."""
+
+    async def start(self) -> None:
+        """Return when connections are accepted. Raises OSError when the address cannot be bound."""
+        listener = listen(self._config.host, self._config.port)
+        self.port = listener.getsockname()[1]
+        self._serving = asyncio.create_task(self._server.serve(sockets=[listener]), name="http-server")
+        started = asyncio.create_task(self._server.accepting.wait())
+        await asyncio.wait({self._serving, started}, return_when=asyncio.FIRST_COMPLETED)
+        if self._serving.done():
+            started.cancel()
+            await self._serving
+
+    def wind_down(self) -> None:
+        """Serve on, but let every response be the last of its connection: a stop comes."""
+        self._server.wind_down()
+
+    async def stop(self, grace_s: float) -> None:
+        """Refuse new connections, give running requests `grace_s`, then end them with an error."""
+        if self._serving is None:
+            return
+        self.wind_down()
+        self._server.should_exit = True
+        if not await _done_within(self._serving, grace_s):
+            self._generation.fail_all()
+            if not await _done_within(self._serving, _UNWIND_S):
+                self._server.drop_connections()
+        await self._serving
+
+
+class QuietServer(uvicorn.Server):
+    """uvicorn, minus its signal handlers, plus an event that says when it accepts connections."""
+
+    def __init__(
+        self, app: Starlette, tls: TlsFiles | None = None, *, keep_alive_s: float = _KEEP_ALIVE_S
+    ) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=BoundedProtocol,
+                loop="none",
+                lifespan="off",
+                ws="none",
+                access_log=False,
+                log_config=None,
+                server_header=False,
+                proxy_headers=False,
+                backlog=_BACKLOG,
+                timeout_keep_alive=keep_alive_s,  # type: ignore[arg-type]  # asyncio takes fractions
+                ssl_context_factory=None if tls is None else lambda _config, _default: tls.context(),
+            )
+        )
+        self.server_state: ConnectionsState = ConnectionsState()
+        self.accepting = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.accepting.set()
+
+    def wind_down(self) -> None:
+        """Tell clients, with the response that they get next, to use other connections from then on."""
+        self.server_state.winding_down = True
+        for connection in self.server_state.connections:
+            assert isinstance(connection, BoundedProtocol)
+            connection.wind_down()
+
+    def drop_connections(self) -> None:
+        """Unblock what waits for clients that do not read."""
+        for connection in self.server_state.connections:
+            if connection.transport is not None:
+                connection.transport.abort()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+async def _done_within(task: asyncio.Task[None], seconds: float) -> bool:
+    done, _ = await asyncio.wait({task}, timeout=seconds)
+    return bool(done)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A bound socket; before uvicorn sees it, for uvicorn exits the process when binding fails."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # asyncio turns Nagle's algorithm off only where the protocol is named. With it, the first token on a
+    # connection that was used before waits 40 ms for the client to acknowledge the headers.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except OSError:
+        listener.close()
+        raise
+    return listener

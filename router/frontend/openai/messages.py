@@ -1,0 +1,206 @@
+"""The messages of a chat: one model a role, after OpenAI's reference, and the rules between them.
+
+A field that Baton does not have may be null, as in an answer that a client sends back; any other value is
+refused. Fields that only some chat templates use (`name`, `tool_calls`) are judged where the template is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from router.errors import InvalidRequest
+
+__all__ = ["MessageBody", "for_template"]
+
+_STRICT: Final = ConfigDict(strict=True, allow_inf_nan=False, extra="forbid", use_attribute_docstrings=True)
+
+
+class TextPart(BaseModel):
+    """A part of a message's content; parts of other types are refused."""
+
+    model_config = _STRICT
+
+    type: Literal["text"]
+    text: str
+    prompt_cache_breakpoint: dict[str, Any] | None = None
+    """No effect: prefixes are cached without marks."""
+
+
+_PART_FIELDS: Final = frozenset(TextPart.model_fields)
+_Parts: TypeAlias = Annotated[list[TextPart], Field(min_length=1)]
+
+
+def _content(value: Any) -> Any:
+    """Text; several parts, each of which may be a paragraph, become lines."""
+    if value is None or isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not value:
+        raise PydanticCustomError("content", "Input should be a string or a list of content parts")
+    return "\n".join(_text_of(part, number) for number, part in enumerate(value))
+
+
+def _text_of(part: Any, number: int) -> str:
+    if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+        raise PydanticCustomError(
+            "content",
+            "Only content parts of type 'text' are supported; part {number} is none",
+            {"number": number},
+        )
+    unknown = part.keys() - _PART_FIELDS
+    if unknown or not isinstance(part.get("prompt_cache_breakpoint"), dict | None):
+        raise PydanticCustomError(
+            "content",
+            "Part {number} has a field that is not supported: {field}",
+            {"number": number, "field": min(unknown, default="prompt_cache_breakpoint")[:100]},
+        )
+    text: str = part["text"]
+    return text
+
+
+_Content: TypeAlias = Annotated[str, BeforeValidator(_content, json_schema_input_type=str | _Parts)]
+_NoContent: TypeAlias = Annotated[
+    str | None, BeforeValidator(_content, json_schema_input_type=str | _Parts | None)
+]
+
+
+class SystemMessage(BaseModel):
+    model_config = _STRICT
+
+    role: Literal["system", "developer"]
+    content: _Content
+    name: str | None = None
+
+
+class UserMessage(BaseModel):
+    model_config = _STRICT
+
+    role: Literal["user"]
+    content: _Content
+    name: str | None = None
+
+
+class FunctionCall(BaseModel):
+    model_config = _STRICT
+
+    name: str
+    arguments: str
+    """A JSON object."""
+
+
+class ToolCall(BaseModel):
+    model_config = _STRICT
+
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
+_WITH_CONTENT: Final[dict[str, Any]] = {
+    "properties": {"content": {"type": ["string", "array"]}},
+    "required": ["content"],
+}
+_WITH_CALLS: Final[dict[str, Any]] = {
+    "properties": {"tool_calls": {"type": "array", "minItems": 1}},
+    "required": ["tool_calls"],
+}
+
+
+class AssistantMessage(BaseModel):
+    """`content` may be absent or null only beside `tool_calls`."""
+
+    model_config = _STRICT | ConfigDict(json_schema_extra={"anyOf": [_WITH_CONTENT, _WITH_CALLS]})
+
+    role: Literal["assistant"]
+    content: _NoContent = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    refusal: None = None
+    audio: None = None
+    function_call: None = None
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> AssistantMessage:
+        if self.content is None and not self.tool_calls:
+            raise PydanticCustomError(
+                "missing_content", "An assistant's message needs content, unless it has tool_calls"
+            )
+        return self
+
+
+class ToolMessage(BaseModel):
+    model_config = _STRICT
+
+    role: Literal["tool"]
+    content: _Content
+    tool_call_id: str
+    """Of a call in the assistant's message before."""
+
+
+MessageBody: TypeAlias = Annotated[
+    SystemMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")
+]
+
+
+def for_template(messages: Sequence[MessageBody]) -> list[dict[str, Any]]:
+    """The conversation as chat templates expect it. Raises InvalidRequest.
+
+    Only what was said is in it; the arguments of a call are an object, not the JSON text that OpenAI sends.
+    """
+    _check_tool_answers(messages)
+    return [_for_template(message, number) for number, message in enumerate(messages)]
+
+
+def _for_template(message: MessageBody, number: int) -> dict[str, Any]:
+    fields = message.model_dump(exclude_none=True) | {"content": message.content or ""}
+    fields.pop("annotations", None)
+    if not fields.get("tool_calls"):
+        fields.pop("tool_calls", None)
+    for index, call in enumerate(fields.get("tool_calls", ())):
+        function = call["function"]
+        param = f"messages.{number}.tool_calls.{index}.function.arguments"
+        function["arguments"] = _object(function["arguments"], param)
+    return fields
+
+
+def _object(text: str, param: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise InvalidRequest("The arguments of a call must be a JSON object.", param=param)
+    return value
+
+
+def _check_tool_answers(messages: Sequence[MessageBody]) -> None:
+    """Every call is answered by one tool message before anybody else speaks."""
+    open_calls: set[str] = set()
+    for number, message in enumerate(messages):
+        if isinstance(message, ToolMessage):
+            if message.tool_call_id not in open_calls:
+                raise InvalidRequest(
+                    "A tool message must answer a call of the assistant's message before, once.",
+                    param=f"messages.{number}.tool_call_id",
+                )
+            open_calls.remove(message.tool_call_id)
+            continue
+        _require_none_open(open_calls, number)
+        if isinstance(message, AssistantMessage) and message.tool_calls:
+            open_calls = {call.id for call in message.tool_calls}
+            if len(open_calls) < len(message.tool_calls):
+                raise InvalidRequest("Two calls have the same id.", param=f"messages.{number}.tool_calls")
+    _require_none_open(open_calls, len(messages) - 1)
+
+
+def _require_none_open(open_calls: set[str], number: int) -> None:
+    if open_calls:
+        raise InvalidRequest(
+            f"{len(open_calls)} of the assistant's tool_calls have no tool message that answers them.",
+            param=f"messages.{number}",
+        )

@@ -1,0 +1,107 @@
+"""Where the answers of OpenAI's two endpoints differ: names, nesting, and the shape of logprobs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Final, Protocol
+
+from router.frontend.openai.logprobs import chat_logprobs, completion_logprobs
+from router.processing.detokenizer import Detokenizer
+from router.processing.tokenizer import Tokenizer
+from rpc.baton.v1 import sampling_pb2
+
+__all__ = ["FINISH_REASONS", "ChatShape", "CompletionShape", "Shape"]
+
+Logprobs = Sequence[sampling_pb2.TokenLogprobs]
+
+FINISH_REASONS: Final[Mapping[int, str | None]] = {
+    sampling_pb2.FINISH_REASON_UNSPECIFIED: None,
+    sampling_pb2.FINISH_REASON_STOP: "stop",
+    sampling_pb2.FINISH_REASON_LENGTH: "length",
+    sampling_pb2.FINISH_REASON_ABORT: "abort",
+}
+
+
+class Shape(Protocol):
+    """One answer's."""
+
+    whole_object: ClassVar[str]
+    """The `object` of an answer in one piece."""
+    event_object: ClassVar[str]
+    """The `object` of a streamed piece."""
+    before_text: ClassVar[bytes]
+    """JSON between a streamed choice's index and its text."""
+    after_text: ClassVar[bytes]
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        """What a streamed choice says before its first token; None for nothing."""
+        ...
+
+    def content(self, index: int, text: str) -> dict[str, Any]:
+        """What a whole choice says."""
+        ...
+
+    def logprobs(self, index: int, token_ids: Sequence[int], logprobs: Logprobs) -> dict[str, Any]:
+        """Of tokens that follow those of the calls before."""
+        ...
+
+
+class CompletionShape:
+    """POST /v1/completions."""
+
+    whole_object: ClassVar[str] = "text_completion"
+    event_object: ClassVar[str] = "text_completion"
+    before_text: ClassVar[bytes] = b'"text":'
+    after_text: ClassVar[bytes] = b""
+
+    def __init__(self, tokenizer: Tokenizer, echo: Sequence[str] = ()) -> None:
+        """`echo`: for every choice, the prompt that its text begins with; empty for none."""
+        self._tokenizer: Final = tokenizer
+        self._echo: Final = echo
+        self._rulers: Final[dict[int, _Ruler]] = {}
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        return {"text": self._echo[index]} if self._echo else None
+
+    def content(self, index: int, text: str) -> dict[str, Any]:
+        return {"text": self._echo[index] + text if self._echo else text}
+
+    def logprobs(self, index: int, token_ids: Sequence[int], logprobs: Logprobs) -> dict[str, Any]:
+        ruler = self._rulers.setdefault(index, _Ruler(self._tokenizer.detokenizer(())))
+        offsets = [ruler.advance(token_id) for token_id in token_ids]
+        return completion_logprobs(self._tokenizer, token_ids, logprobs, offsets)
+
+
+class _Ruler:
+    """Where in a text its tokens begin, in characters."""
+
+    def __init__(self, detokenizer: Detokenizer) -> None:
+        self._detokenizer: Final = detokenizer
+        self._offset = 0
+
+    def advance(self, token_id: int) -> int:
+        """The beginning of this token, the next one. Tokens that share a character begin where it does."""
+        begin = self._offset
+        self._offset += len(self._detokenizer.feed((token_id,)))
+        return begin
+
+
+class ChatShape:
+    """POST /v1/chat/completions."""
+
+    whole_object: ClassVar[str] = "chat.completion"
+    event_object: ClassVar[str] = "chat.completion.chunk"
+    before_text: ClassVar[bytes] = b'"delta":{"content":'
+    after_text: ClassVar[bytes] = b"}"
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer: Final = tokenizer
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        return {"delta": {"role": "assistant", "content": ""}}
+
+    def content(self, index: int, text: str) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+
+    def logprobs(self, index: int, token_ids: Sequence[int], logprobs: Logprobs) -> dict[str, Any]:
+        return chat_logprobs(self._tokenizer, token_ids, logprobs)

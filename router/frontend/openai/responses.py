@@ -1,0 +1,180 @@
+"""Answers of OpenAI's API: in one piece as JSON, or streamed as server-sent events.
+
+Events are the hot path, one a token: what does not change from one to the next is rendered once, and
+only the new text goes through the JSON encoder.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import orjson
+
+from router.frontend.openai.response_format import FINISH_REASONS, Shape
+from router.processing.completion import Chunk
+from router.processing.run import Run, Usage
+from rpc.baton.v1 import router_pb2, sampling_pb2
+
+__all__ = ["Answer", "EventWriter"]
+
+_DONE: Final = b"data: [DONE]\n\n"
+_STAGES: Final = (
+    "queue_s",
+    "prefill_s",
+    "reserve_s",
+    "transfer_s",
+    "first_decode_s",
+    "ttft_s",
+    "e2e_s",
+)
+
+
+class EventWriter:
+    """Renders one run, chunk by chunk. Events of the same moment may share a bytes object."""
+
+    def __init__(self, run: Run, shape: Shape, *, include_usage: bool) -> None:
+        """`include_usage`: an event with the usage comes last."""
+        self._run: Final = run
+        self._shape: Final = shape
+        self._include_usage: Final = include_usage
+        self._head: Final = _head(run, shape.event_object)
+        head = orjson.dumps(self._head)[:-1]
+        self._before: Final = [
+            b'data: %b,"choices":[{"index":%d,%b' % (head, index, shape.before_text)
+            for index in range(run.num_completions)
+        ]
+        self._usage_null: Final = b',"usage":null' if include_usage else b""
+        self._after: Final = (
+            shape.after_text + b',"logprobs":null,"finish_reason":null}]' + self._usage_null + b"}\n\n"
+        )
+
+    def opening(self) -> bytes:
+        """What comes before the first token."""
+        events = []
+        for index in range(self._run.num_completions):
+            said = self._shape.opening(index)
+            if said is not None:
+                choice = {"index": index} | said | {"logprobs": None, "finish_reason": None}
+                events.append(self._rare([choice], {"usage": None} if self._include_usage else {}))
+        return b"".join(events)
+
+    def event(self, chunk: Chunk) -> bytes:
+        """Empty when there is nothing to say: text is held back, or half a character."""
+        if not chunk.finish and not chunk.logprobs:
+            if not chunk.text:
+                return b""
+            return self._before[chunk.index] + orjson.dumps(chunk.text) + self._after
+        shape = self._shape
+        ending: dict[str, Any] = {
+            "logprobs": shape.logprobs(chunk.index, chunk.token_ids, chunk.logprobs)
+            if chunk.logprobs
+            else None,
+            "finish_reason": FINISH_REASONS[chunk.finish],
+        }
+        if chunk.finish:
+            ending["stop_reason"] = chunk.stop
+        timings = b"" if chunk.timings is None else b',"timings":' + orjson.dumps(_timings(chunk.timings))
+        return b"%b%b%b,%b]%b%b}\n\n" % (
+            self._before[chunk.index],
+            orjson.dumps(chunk.text),
+            shape.after_text,
+            orjson.dumps(ending)[1:],
+            self._usage_null,
+            timings,
+        )
+
+    def closing(self) -> bytes:
+        """What comes after the last token."""
+        if not self._include_usage:
+            return _DONE
+        return self._rare([], {"usage": _usage(self._run.usage)}) + _DONE
+
+    def _rare(self, choices: list[dict[str, Any]], more: dict[str, Any]) -> bytes:
+        return b"data: %b\n\n" % orjson.dumps(self._head | {"choices": choices} | more)
+
+
+@dataclass(slots=True)
+class _Gathered:
+    """One completion's chunks."""
+
+    texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[sampling_pb2.TokenLogprobs] = field(default_factory=list)
+
+
+class Answer:
+    """Gathers a run's chunks into one answer."""
+
+    def __init__(self, run: Run, shape: Shape) -> None:
+        self._run: Final = run
+        self._shape: Final = shape
+        self._gathered: Final = [_Gathered() for _ in range(run.num_completions)]
+        self._last: Final[dict[int, Chunk]] = {}
+
+    def add(self, chunk: Chunk) -> None:
+        gathered = self._gathered[chunk.index]
+        gathered.texts.append(chunk.text)
+        gathered.token_ids += chunk.token_ids
+        gathered.logprobs += chunk.logprobs
+        if chunk.finish:
+            self._last[chunk.index] = chunk
+
+    def body(self) -> bytes:
+        """The JSON, once every completion has its last chunk."""
+        run = self._run
+        answer = _head(run, self._shape.whole_object)
+        answer["choices"] = [self._choice(index) for index in range(run.num_completions)]
+        answer["usage"] = _usage(run.usage)
+        if (timings := self._last[0].timings) is not None:
+            answer["timings"] = _timings(timings)
+        return orjson.dumps(answer)
+
+    def _choice(self, index: int) -> dict[str, Any]:
+        gathered, last, shape = self._gathered[index], self._last[index], self._shape
+        wants_logprobs = self._run.request.options.logprobs is not None
+        return {
+            "index": index,
+            **shape.content(index, "".join(gathered.texts)),
+            "logprobs": shape.logprobs(index, gathered.token_ids, gathered.logprobs)
+            if wants_logprobs
+            else None,
+            "finish_reason": FINISH_REASONS[last.finish],
+            "stop_reason": last.stop,
+        }
+
+
+def _head(run: Run, kind: str) -> dict[str, Any]:
+    return {"id": run.request.id, "object": kind, "created": int(time.time()), "model": run.model}
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+def _timings(timings: router_pb2.Timings) -> dict[str, Any]:
+    """The waterfall; spans are [{begin_s, end_s, first_token, num_tokens, bytes}]."""
+    return {stage: getattr(timings, stage) for stage in _STAGES} | {
+        "chunks": _spans(timings.chunks),
+        "pushes": _spans(timings.pushes),
+    }
+
+
+def _spans(spans: Sequence[router_pb2.TimingSpan]) -> list[dict[str, float]]:
+    return [
+        {
+            "begin_s": span.begin_s,
+            "end_s": span.end_s,
+            "first_token": span.first_token,
+            "num_tokens": span.num_tokens,
+            "bytes": span.bytes,
+        }
+        for span in spans
+    ]

@@ -1,0 +1,133 @@
+"""Asks workers for two tokens now and then, on the way that clients' requests take.
+
+A stream may live while nothing comes of it: an engine that hangs, a prefill worker that cannot reach a decode
+worker's memory. A worker that has just served a client needs no canary, so a busy cluster sees few. One that
+is doubted gets a canary at once, and again until one comes back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from contextlib import aclosing
+from typing import Final, TypeAlias
+
+from router.dispatch.attempt import Attempt, Pick
+from router.dispatch.failures import AttemptFailed
+from router.dispatch.sequence import Sequence
+from router.dispatch.waterfall import Waterfall
+from router.errors import RouterError
+from router.workers.circuit_breaker import Trust
+from router.workers.member import Member, Standing
+from router.workers.registry import Registry
+from router.workers.session import WorkerSession
+from rpc.baton.v1 import sampling_pb2, worker_pb2
+
+__all__ = ["Canary"]
+
+_log = logging.getLogger(__name__)
+
+_LOOK_S: Final = 0.25
+_AGAIN_S: Final = 1.0
+_PROMPT: Final = tuple(range(8))
+"""Any tokens do, and every vocabulary has these."""
+_SAMPLING: Final = sampling_pb2.Sampling(
+    max_tokens=2, top_p=1.0, repetition_penalty=1.0, ignore_eos=True, seed=1
+)
+"""Two, so that the decode worker has to make one from the KV that it was handed."""
+
+MakeAttempt: TypeAlias = Callable[[Sequence, Pick], Attempt]
+
+
+class Canary:
+    """Runs from `__aenter__` to `__aexit__`."""
+
+    def __init__(
+        self, registry: Registry, make_attempt: MakeAttempt, *, interval_s: float, timeout_s: float
+    ) -> None:
+        """A worker that nobody used for `interval_s` is asked; it has `timeout_s` to answer."""
+        self._registry = registry
+        self._make_attempt = make_attempt
+        self._interval_s = interval_s
+        self._timeout_s = timeout_s
+        self._flying: dict[str, asyncio.Task[None]] = {}
+        """By the worker that is being asked."""
+
+    async def __aenter__(self) -> Canary:
+        self._task = asyncio.create_task(self._run(), name="canary")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        tasks = [self._task, *self._flying.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            for member in self._registry.members():
+                name = member.handle.worker_id
+                if name not in self._flying and self._is_due(member):
+                    self._flying[name] = asyncio.create_task(self._ask(member), name=f"canary {name}")
+
+    def _is_due(self, member: Member) -> bool:
+        match member.standing:
+            case Standing.DOUBTED | Standing.BAD:
+                return True
+            case Standing.READY:
+                return time.monotonic() - member.health.proved_at > self._interval_s
+            case _:
+                return False
+
+    async def _ask(self, member: Member) -> None:
+        name, before = member.handle.worker_id, member.health.trust
+        try:
+            with contextlib.suppress(_NobodyToAskWith):
+                await self._fly(member)
+            if member.health.trust is not before:
+                _log.warning("%s is %s now", name, member.standing.value)
+                await self._registry.reconsider()
+            if member.health.trust is not Trust.GOOD:
+                await asyncio.sleep(_AGAIN_S)
+        finally:
+            del self._flying[name]
+
+    async def _fly(self, member: Member) -> None:
+        session = member.session
+        assert session is not None, "only workers that are here are asked"
+
+        def pick(role: worker_pb2.Role) -> WorkerSession:
+            return session if role == session.info.role else self._companion(role)
+
+        sequence = Sequence(_PROMPT, _SAMPLING, Waterfall(time.monotonic()))
+        attempt = self._make_attempt(sequence, pick)
+        step, failures = session.step, member.health.failures
+        try:
+            async with asyncio.timeout(self._timeout_s), aclosing(attempt.deltas()) as deltas:
+                async for _ in deltas:
+                    pass
+        except TimeoutError:
+            # Its engine may only be busy. That of a companion is for the companion's own canary to judge.
+            if attempt.awaited is session and session.step == step:
+                member.health.canary_failed()
+        except (AttemptFailed, RouterError) as error:
+            _log.debug("%s: a canary failed: %s", session.worker_id, error)
+            if member.health.failures > failures:  # it was this worker's fault, and not a companion's
+                member.health.canary_failed()
+        else:
+            member.health.canary_came_back()
+
+    def _companion(self, role: worker_pb2.Role) -> WorkerSession:
+        """The most trusted worker of the other role, if need be one that gets no requests."""
+        here = [s for s in self._registry.sessions() if s.info.role == role and s.alive]
+        if not here:
+            raise _NobodyToAskWith
+        return min(here, key=lambda session: (session.health.trust, session.load.tokens))
+
+
+class _NobodyToAskWith(Exception):
+    """No worker of the other role is here."""

@@ -1,0 +1,147 @@
+"""Before the doors open, each prefill worker hands the KV of a prompt to a decode worker.
+
+A cluster whose workers cannot reach each other's memory says so at the start and not to its first user; who
+starts one reads how fast KV really travels; and the first user does not wait for connections to be made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Final
+
+from router.dispatch.failures import AttemptFailed
+from router.dispatch.sequence import Sequence
+from router.dispatch.waterfall import Waterfall
+from router.errors import RouterError
+from router.probes.canary import MakeAttempt
+from router.workers.registry import Registry
+from router.workers.session import WorkerSession
+from rpc.baton.v1 import router_pb2, sampling_pb2, worker_pb2
+from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
+
+__all__ = ["Link", "LinkBroken", "busy_seconds", "rehearse"]
+
+_SHORT: Final = 8
+"""Tokens of the first prompt, which makes the connection."""
+_LONGEST: Final = 2048
+"""Tokens of the second at most, which is measured: some hundred megabytes of a large model's KV."""
+_SAMPLING: Final = sampling_pb2.Sampling(
+    max_tokens=3, top_p=1.0, repetition_penalty=1.0, ignore_eos=True, seed=1
+)
+"""A few, so that the prefill worker has reported by the time the last one comes."""
+_TELLING: Final = 64_000_000
+"""Bytes below which a rate says more about messages than about the link."""
+_PCIE_LEAST: Final = 20e9
+"""Bytes a second: between GPUs of one machine, less means that they went by way of the host's memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """How KV got from one worker to another."""
+
+    prefill: str
+    decode: str
+    transport: str
+    num_bytes: int
+    seconds: float
+    """In which something was under way; 0 if the prefill worker's report came after the last token."""
+    between_gpus: bool = False
+    """Of one machine."""
+
+    @property
+    def is_detour(self) -> bool:
+        """Whether KV must have gone by way of the host, though it had no need to."""
+        return (
+            self.between_gpus and self.num_bytes >= _TELLING and self.num_bytes < _PCIE_LEAST * self.seconds
+        )
+
+    def __str__(self) -> str:
+        way = f"{self.prefill} → {self.decode}"
+        if not self.seconds:
+            return f"{way}: KV arrives over {self.transport}; how fast was not measured"
+        return (
+            f"{way}: {self.num_bytes / 1e6:.1f} MB of KV over {self.transport} in "
+            f"{self.seconds * 1e3:.1f} ms, {self.num_bytes / self.seconds / 1e9:.1f} GB/s"
+            + ("; that is by way of the host's memory: see `router doctor`" if self.is_detour else "")
+        )
+
+
+class LinkBroken(Exception):
+    """KV does not get from one worker to another; the message says which, and why."""
+
+
+async def rehearse(registry: Registry, make_attempt: MakeAttempt, *, timeout_s: float) -> list[Link]:
+    """One link for each prefill worker, all at once. Raises LinkBroken.
+
+    `timeout_s` is for each prompt.
+    """
+    prefills, decodes = registry.ready(ROLE_PREFILL), registry.ready(ROLE_DECODE)
+    pairs = [(prefill, decodes[i % len(decodes)]) for i, prefill in enumerate(prefills)]
+    return await asyncio.gather(*(_measure(make_attempt, *pair, timeout_s) for pair in pairs))
+
+
+async def _measure(
+    make_attempt: MakeAttempt, prefill: WorkerSession, decode: WorkerSession, timeout_s: float
+) -> Link:
+    def pick(role: worker_pb2.Role) -> WorkerSession:
+        return prefill if role == ROLE_PREFILL else decode
+
+    async def hand_over(prompt: list[int]) -> list[router_pb2.TimingSpan]:
+        sequence = Sequence(prompt, _SAMPLING, Waterfall(time.monotonic()))
+        attempt = make_attempt(sequence, pick)
+        async with asyncio.timeout(timeout_s), aclosing(attempt.deltas()) as deltas:
+            async for _ in deltas:
+                pass
+        return list(sequence.waterfall.timings(time.monotonic()).pushes)
+
+    try:
+        # Unlike each other from the first token on, so that nothing of the second is cached.
+        await hand_over([1] * _SHORT)
+        pushes = await hand_over([2] * _longest_prompt(prefill.info, decode.info))
+    except TimeoutError:
+        reason = f"nothing came within {timeout_s:g} s"
+    except (AttemptFailed, RouterError) as error:
+        reason = str(error)
+    else:
+        num_bytes = sum(push.bytes for push in pushes)
+        transport = prefill.info.transport
+        seconds = busy_seconds((push.begin_s, push.end_s) for push in pushes)
+        return Link(
+            prefill.worker_id,
+            decode.worker_id,
+            transport,
+            num_bytes,
+            seconds,
+            between_gpus=_are_gpus_of_one_machine(prefill.info, decode.info),
+        )
+    raise LinkBroken(
+        f"KV does not get from {prefill.worker_id} to {decode.worker_id}: {reason}; "
+        "`router doctor` looks into it"
+    )
+
+
+def _longest_prompt(*workers: worker_pb2.WorkerInfo) -> int:
+    """Tokens that every worker has room for, in one chunk."""
+    longest = _LONGEST
+    for info in workers:
+        longest = min(longest, info.chunked_prefill_size or longest, info.num_pages * info.page_size // 2)
+        longest = min(longest, info.max_model_len - _SAMPLING.max_tokens - 1)
+    return max(longest, 1)
+
+
+def _are_gpus_of_one_machine(*workers: worker_pb2.WorkerInfo) -> bool:
+    hosts = {info.metrics_address.rpartition(":")[0] for info in workers}
+    return len(hosts) == 1 and all(info.device.startswith("cuda") for info in workers)
+
+
+def busy_seconds(spans: Iterable[tuple[float, float]]) -> float:
+    """Seconds in which at least one of the spans, each (begin, end), was under way."""
+    total = latest = 0.0
+    for begin, end in sorted(spans):
+        total += max(end - max(begin, latest), 0.0)
+        latest = max(latest, end)
+    return total

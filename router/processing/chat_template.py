@@ -1,0 +1,137 @@
+"""Turns a conversation into a prompt, with the template that comes with the model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from router.errors import InvalidRequest
+
+__all__ = ["ChatTemplate", "Message"]
+
+Message = Mapping[str, Any]
+"""{"role": ..., "content": ...} and whatever else the template knows."""
+
+_OPTIONAL: Final = ("name", "tool_calls")
+"""Fields of messages that some templates have no use for."""
+_RESERVED: Final = frozenset({"add_generation_prompt", "messages"})
+"""What every template gets from the request itself."""
+_SPECIAL_TOKENS: Final = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+
+class ChatTemplate:
+    """A Jinja template, run in a sandbox: it comes from whoever published the model."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        """Raises ValueError when `source` is not a template."""
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _refuse
+        environment.globals["strftime_now"] = _now
+        try:
+            self._template: Final = environment.from_string(source)
+        except TemplateError as error:
+            raise ValueError(f"cannot parse the template: {error}") from error
+        self._special_tokens: Final = dict(special_tokens)
+
+    @classmethod
+    def load(cls, folder: Path) -> ChatTemplate | None:
+        """chat_template.jinja in `folder`, or the one in its tokenizer_config.json; None where neither is."""
+        config_path = folder / "tokenizer_config.json"
+        config = json.loads(config_path.read_text("utf-8")) if config_path.exists() else {}
+        file = folder / "chat_template.jinja"
+        source = file.read_text("utf-8") if file.exists() else _default_of(config.get("chat_template"))
+        if source is None:
+            return None
+        return cls(source, {name: text for name in _SPECIAL_TOKENS if (text := _text_of(config.get(name)))})
+
+    def render(self, messages: Sequence[Message], options: Mapping[str, Any]) -> str:
+        """The prompt that asks for the assistant's next message.
+
+        `options` are the template's own, such as Qwen3's enable_thinking. Raises InvalidRequest when
+        the template refuses the conversation, for instance because roles do not take turns, or does not use
+        a field of it. Costs a rendering, and another for each of `_OPTIONAL` that is there.
+        """
+        if reserved := sorted(_RESERVED & options.keys()):
+            raise InvalidRequest(
+                f"chat_template_kwargs cannot set {reserved[0]}.", param="chat_template_kwargs"
+            )
+        try:
+            prompt = self._render(messages, options)
+        except Exception as error:  # a template may fail in any way; the conversation is what made it fail
+            raise InvalidRequest(
+                f"The model's chat template refuses these messages: {error}", param="messages"
+            ) from error
+        for field in _OPTIONAL:
+            users = [number for number, message in enumerate(messages) if field in message]
+            if users and not self._uses(field, messages, options, prompt):
+                raise InvalidRequest(
+                    f"The model's chat template does not use {field}: it would be ignored.",
+                    param=f"messages.{users[0]}.{field}",
+                    code="unsupported_parameter",
+                )
+        return prompt
+
+    def _uses(self, field: str, messages: Sequence[Message], options: Mapping[str, Any], prompt: str) -> bool:
+        """Whether `prompt` would be another one without `field`."""
+        without = [{key: message[key] for key in message if key != field} for message in messages]
+        try:
+            return self._render(without, options) != prompt
+        except Exception:  # it insists on the field
+            return True
+
+    def _render(self, messages: Sequence[Message], options: Mapping[str, Any]) -> str:
+        context = self._special_tokens | {"tools": None, "documents": None} | dict(options)
+        return self._template.render(
+            context, messages=[_known_role(message) for message in messages], add_generation_prompt=True
+        )
+
+
+def _known_role(message: Message) -> Message:
+    """Templates know no developers: OpenAI's newer word for the system."""
+    return {**message, "role": "system"} if message["role"] == "developer" else message
+
+
+def _default_of(source: str | list[dict[str, str]] | None) -> str | None:
+    """A model may bring several named templates; chat uses the one called "default"."""
+    if isinstance(source, list):
+        return next((entry["template"] for entry in source if entry["name"] == "default"), None)
+    return source
+
+
+def _text_of(token: str | dict[str, Any] | None) -> str | None:
+    return token["content"] if isinstance(token, dict) else token
+
+
+def _to_json(value: Any, indent: int | None = None, **_: Any) -> str:
+    """Jinja's own filter escapes HTML, which a prompt is not."""
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _refuse(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks the assistant's words for training; here it has no effect."""
+
+    tags: ClassVar[set[str]] = {"generation"}  # type: ignore[misc]
+
+    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)

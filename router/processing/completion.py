@@ -1,0 +1,103 @@
+"""One output on its way to the client: tokens become text, and stop strings end it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from router.dispatch.interface import Delta
+from router.processing.detokenizer import Detokenizer
+from router.processing.stop_strings import StopFinder
+from rpc.baton.v1 import router_pb2, sampling_pb2
+
+__all__ = ["Chunk", "Completion"]
+
+_STOP: Final = sampling_pb2.FINISH_REASON_STOP
+_ABORT: Final = sampling_pb2.FINISH_REASON_ABORT
+
+
+@dataclass(slots=True)
+class Chunk:
+    """What is new of one completion."""
+
+    index: int
+    """Which completion: all those of the first prompt, then those of the second."""
+    text: str
+    token_ids: list[int]
+    logprobs: list[sampling_pb2.TokenLogprobs]
+    """One a token, or none at all."""
+    finish: int
+    """A sampling_pb2.FinishReason; 0 until the last chunk."""
+    stop: str | int | None = None
+    """With the last chunk: the stop string, or the EOS or stop token, that ended the completion."""
+    timings: router_pb2.Timings | None = None
+    """With the last chunk."""
+
+
+class Completion:
+    """Turns the deltas of one sequence into chunks, each in constant time a token."""
+
+    __slots__ = ("_detokenizer", "_finder", "_min_tokens", "cached_tokens", "finished", "index", "num_tokens")
+
+    def __init__(
+        self, index: int, detokenizer: Detokenizer, *, stops: tuple[str, ...] = (), min_tokens: int = 0
+    ) -> None:
+        self.index: Final = index
+        self.num_tokens = 0
+        """Generated so far. Tokens that came after a stop string do not count."""
+        self.cached_tokens = 0
+        self.finished = False
+        self._detokenizer: Final = detokenizer
+        self._finder: Final = StopFinder(stops) if stops else None
+        self._min_tokens: Final = min_tokens
+
+    def feed(self, delta: Delta) -> Chunk:
+        """The next chunk. Once one has a finish reason, nothing more may be fed."""
+        if delta.cached_tokens is not None:
+            self.cached_tokens = delta.cached_tokens
+        visible = delta.token_ids
+        if delta.stop_token is not None and visible and visible[-1] == delta.stop_token:
+            visible = visible[:-1]
+        if self._finder is not None:
+            chunk = self._search(self._finder, delta, visible)
+        else:
+            text = self._detokenizer.feed(visible)
+            if delta.finish:
+                text += self._detokenizer.flush()
+            chunk = self._chunk(delta, text)
+        self.num_tokens += len(chunk.token_ids)
+        self.finished = chunk.finish != 0
+        return chunk
+
+    def abort(self) -> Chunk:
+        """The last chunk of a completion that the client gave up; text held back is lost."""
+        self.finished = True
+        return Chunk(self.index, "", [], [], _ABORT)
+
+    def _search(self, finder: StopFinder, delta: Delta, visible: list[int]) -> Chunk:
+        """Token by token, so that the tokens after a stop string can be told from those before it."""
+        text = ""
+        for count, token_id in enumerate(visible, start=1):
+            piece = self._detokenizer.feed((token_id,))
+            if self.num_tokens + count < self._min_tokens:
+                text += piece  # too early to stop
+                continue
+            text += finder.feed(piece)
+            if finder.matched is not None:
+                return Chunk(
+                    self.index,
+                    text,
+                    delta.token_ids[:count],
+                    delta.logprobs[:count],
+                    _STOP,
+                    stop=finder.matched,
+                    timings=delta.timings,
+                )
+        if delta.finish:
+            text += finder.feed(self._detokenizer.flush()) + finder.flush()
+        return self._chunk(delta, text)
+
+    def _chunk(self, delta: Delta, text: str) -> Chunk:
+        return Chunk(
+            self.index, text, delta.token_ids, delta.logprobs, delta.finish, delta.stop_token, delta.timings
+        )

@@ -1,0 +1,42 @@
+"""A request for text, whichever front door it came through."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from router.processing.chat_template import Message
+from router.processing.sampling_options import SamplingOptions
+
+__all__ = ["Chat", "GenerationRequest", "Prompt"]
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A conversation that the assistant is to continue."""
+
+    messages: Sequence[Message]
+    template_options: Mapping[str, Any] = field(default_factory=dict)
+
+
+Prompt: TypeAlias = str | Sequence[int] | Chat
+"""Text, token ids, or a conversation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    id: str
+    """Unique among running requests."""
+    prompts: Sequence[Prompt]
+    options: SamplingOptions
+    model: str = ""
+    """Empty: the served one."""
+    n: int = 1
+    """Completions of every prompt."""
+    priority: int = 0
+    """Only 0: requests of other priorities are refused."""
+    timeout_s: float = 0.0
+    """0: no deadline."""
+    timings: bool = False
+    """Whether the last chunk of every completion brings the TTFT waterfall."""

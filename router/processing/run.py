@@ -1,0 +1,148 @@
+"""One request on its way: its completions, while they are made."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from router.dispatch.interface import Dispatcher
+from router.errors import Internal, InvalidRequest, RouterError
+from router.processing.clients import CURRENT_CLIENT, Client
+from router.processing.completion import Chunk, Completion
+from router.processing.generation_request import GenerationRequest
+from router.processing.interrupt import Interrupt
+from router.processing.merge import merge
+from rpc.baton.v1 import sampling_pb2
+
+__all__ = ["Run", "Running", "SequencePlan", "Usage"]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class SequencePlan:
+    """One completion to be made: what goes to the dispatcher, and what becomes of its tokens."""
+
+    prompt: Sequence[int]
+    sampling: sampling_pb2.Sampling
+    completion: Completion
+
+
+class Run:
+    """One request's completions, while they are made."""
+
+    def __init__(
+        self,
+        model: str,
+        request: GenerationRequest,
+        sequences: Sequence[SequencePlan],
+        dispatcher: Dispatcher,
+        running: Running,
+    ) -> None:
+        """`running` has this run in it while it runs. It belongs to the current client."""
+        self.model: Final = model
+        """The served model's name."""
+        self.request: Final = request
+        self._sequences: Final = sequences
+        self._dispatcher: Final = dispatcher
+        self._running: Final = running
+        self._client: Final = CURRENT_CLIENT.get()
+        self._interrupt: Final = Interrupt()
+
+    @property
+    def num_completions(self) -> int:
+        return len(self._sequences)
+
+    def prompt(self, index: int) -> Sequence[int]:
+        """Token ids of the prompt that completion `index` continues."""
+        return self._sequences[index].prompt
+
+    @property
+    def usage(self) -> Usage:
+        """So far. A prompt counts once, however many completions it has."""
+        firsts = self._sequences[:: self.request.n]
+        return Usage(
+            prompt_tokens=sum(len(sequence.prompt) for sequence in firsts),
+            completion_tokens=sum(sequence.completion.num_tokens for sequence in self._sequences),
+            cached_tokens=sum(sequence.completion.cached_tokens for sequence in firsts),
+        )
+
+    def usage_of(self, index: int) -> Usage:
+        """Of one completion, with its prompt."""
+        sequence = self._sequences[index]
+        completion = sequence.completion
+        return Usage(len(sequence.prompt), completion.num_tokens, completion.cached_tokens)
+
+    async def chunks(self) -> AsyncGenerator[Chunk, None]:
+        """New text until every completion has its finish reason; to be iterated once.
+
+        Closing the generator, or cancelling the task that iterates it, aborts the request on the
+        workers. Raises RouterError when a completion fails; then no completion goes on.
+        """
+        with self._client.request(self.num_completions), self._listed():
+            streams = [self._stream(sequence) for sequence in self._sequences]
+            source = streams[0] if len(streams) == 1 else merge(streams)
+            try:
+                async with aclosing(source):
+                    while True:
+                        yield await self._interrupt.wait(anext(source))
+            except StopAsyncIteration:
+                pass
+            except _Aborted:
+                for sequence in self._sequences:
+                    if not sequence.completion.finished:
+                        yield sequence.completion.abort()
+
+    def abort(self) -> None:
+        """Finish all completions now, with FINISH_REASON_ABORT."""
+        self._interrupt.trigger(_Aborted())
+
+    def fail(self, error: RouterError) -> None:
+        """Raise `error` where the chunks are awaited."""
+        self._interrupt.trigger(error)
+
+    @contextmanager
+    def _listed(self) -> Iterator[None]:
+        """Others find it by its client and id while it runs."""
+        key = (self._client, self.request.id)
+        if key in self._running:
+            raise InvalidRequest(
+                f"A request with the id {self.request.id!r} is running already.", param="request_id"
+            )
+        self._running[key] = self
+        try:
+            yield
+        finally:
+            del self._running[key]
+
+    async def _stream(self, sequence: SequencePlan) -> AsyncGenerator[Chunk, None]:
+        request, completion = self.request, sequence.completion
+        deltas = self._dispatcher.generate(
+            sequence.prompt, sequence.sampling, priority=request.priority, timeout_s=request.timeout_s
+        )
+        async with aclosing(deltas):
+            async for delta in deltas:
+                chunk = completion.feed(delta)
+                if chunk.finish and not delta.finish:
+                    chunk.timings = (await deltas.asend(True)).timings
+                if not request.timings:
+                    chunk.timings = None
+                yield chunk
+                if chunk.finish:
+                    return
+        raise Internal("The completion ended without a finish reason.")
+
+
+Running: TypeAlias = dict[tuple[Client, str], Run]
+"""By client and request id: what one client chooses for an id is no other's business."""
+
+
+class _Aborted(Exception):
+    """The client asked for the end of this request."""

@@ -1,0 +1,112 @@
+"""The model's tokenizer: text to ids, conversations to ids, and ids back to text as they come."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import tokenizers
+
+from router.errors import InvalidRequest
+from router.processing.chat_template import ChatTemplate, Message
+from router.processing.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from router.processing.token_bound import TokenBound
+from router.processing.vocabulary import byte_table
+
+__all__ = ["Tokenizer", "TokenizerError"]
+
+_INLINE_CHARACTERS: Final = 8192
+"""Up to here encoding takes 2 ms at most; longer text is encoded in a thread, beside the event loop."""
+
+
+class TokenizerError(Exception):
+    """The model's folder has no tokenizer that can be used; the message says which file is at fault."""
+
+
+class Tokenizer:
+    """Safe to use from one event loop; the library releases the interpreter lock while it encodes."""
+
+    def __init__(
+        self, backend: tokenizers.Tokenizer, *, vocab_size: int, chat_template: ChatTemplate | None = None
+    ) -> None:
+        """`vocab_size` is the model's, which may exceed the tokenizer's: rows are padded for speed."""
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend: Final = backend
+        self._chat_template: Final = chat_template
+        spec = json.loads(backend.to_str())
+        self._table: Final = byte_table(spec, max(vocab_size, backend.get_vocab_size(with_added_tokens=True)))
+        self._bound: Final = TokenBound.of(spec)
+
+    @classmethod
+    def load(cls, folder: Path, *, vocab_size: int) -> Tokenizer:
+        """Read tokenizer.json and the chat template. Blocking; 0.1 to 1 s. Raises TokenizerError."""
+        path = folder / "tokenizer.json"
+        if not path.exists():
+            raise TokenizerError(
+                f"{folder} has no tokenizer.json; write one there with transformers' save_pretrained."
+            )
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library has no error class of its own
+            raise TokenizerError(f"{path} cannot be read: {error}") from error
+        try:
+            chat_template = ChatTemplate.load(folder)
+        except ValueError as error:
+            raise TokenizerError(f"{folder} has a chat template that cannot be used: {error}") from error
+        return cls(backend, vocab_size=vocab_size, chat_template=chat_template)
+
+    def fewest_tokens(self, text: str) -> int:
+        """A lower bound on the tokens of `text`, without encoding it; 0 where the vocabulary gives none."""
+        return 0 if self._bound is None else self._bound.fewest(text)
+
+    async def encode(self, text: str) -> list[int]:
+        """Ids of a plain prompt, with whatever the model wants at its start."""
+        return await self._encode(text, add_special_tokens=True)
+
+    async def encode_rendered(self, text: str) -> list[int]:
+        """Ids of a conversation that `render` wrote, with its special tokens and no others."""
+        return await self._encode(text, add_special_tokens=False)
+
+    def render(self, messages: Sequence[Message], options: Mapping[str, Any]) -> str:
+        """A conversation as text, up to where the assistant's answer begins. Raises InvalidRequest."""
+        if self._chat_template is None:
+            raise InvalidRequest(
+                "This model has no chat template; use /v1/completions.",
+                param="messages",
+                code="no_chat_template",
+            )
+        return self._chat_template.render(messages, options)
+
+    def detokenizer(self, prompt: Sequence[int]) -> Detokenizer:
+        """For one output that continues `prompt`."""
+        if self._table is not None:
+            return ByteDetokenizer(self._table)
+        return WindowDetokenizer(self._backend.decode, prompt)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of a whole sequence."""
+        if self._table is not None:
+            detokenizer = ByteDetokenizer(self._table)
+            return detokenizer.feed(token_ids) + detokenizer.flush()
+        return self._backend.decode(token_ids)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token stands for. A special token, invisible in text, is named here."""
+        if self._table is not None and (value := self._table[token_id]):
+            return value
+        token = self._backend.id_to_token(token_id)
+        return b"" if token is None else token.encode()
+
+    async def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        if len(text) <= _INLINE_CHARACTERS:
+            return self._encode_now(text, add_special_tokens)
+        return await asyncio.to_thread(self._encode_now, text, add_special_tokens)
+
+    def _encode_now(self, text: str, add_special_tokens: bool) -> list[int]:
+        # Not encode(): it holds the interpreter lock and computes offsets that nobody needs.
+        [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return encoding.ids

@@ -1,0 +1,121 @@
+"""Which workers have room for a request, and which of them gets it: numbers in, an index out.
+
+No clock, no sockets, no state: the dispatcher takes a view of every worker, asks, and acts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TypeAlias
+
+__all__ = ["Choose", "Rank", "WorkerView", "any_has_room", "least_loaded", "place", "round_robin"]
+
+
+class Rank(IntEnum):
+    """How willingly a worker is given a request; the smaller the better. See `preferred`."""
+
+    GOOD = 0
+    DOUBTED = 1
+    """Requests failed on it, several in a row."""
+    AVOIDED = 2
+    """This very request failed on it."""
+    LATE = 3
+    """Silent for longer than it should be; it may be gone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerView:
+    """One worker: its last report, and what this router sent it that the report does not cover."""
+
+    rank: Rank = Rank.GOOD
+    requests: int = 0
+    """That this router sent, and that have not ended."""
+    tokens: int = 0
+    """Of those requests, when they were sent."""
+    page_size: int = 1
+    max_running: int = 0
+    """Requests that it computes at a time; 0: unknown."""
+    total_pages: int = 0
+    """0: it has not reported yet."""
+    free_pages: int = 0
+    """Free or evictable."""
+    running: int = 0
+    """Requests that it computes."""
+    waiting: int = 0
+    """Requests that its engine could not admit yet, or preempted."""
+    incoming: int = 0
+    """Handoffs that have their pages."""
+    queued_handoffs: int = 0
+    queued_pages: int = 0
+    """That those wait for."""
+    promised: int = 0
+    """Requests that were sent, or are about to be, and that the report does not cover."""
+    promised_pages: int = 0
+    fresh_share: float = 1.0
+    """Of a prompt's pages, how many it has not cached: as its last reservations went, in (0, 1]."""
+
+    def pages_for(self, tokens: int) -> int:
+        """That a request of so many tokens takes: those that are not cached, and one to grow into.
+
+        At most the whole pool: a request that fills it alone must not wait for more.
+        """
+        pages = math.ceil(-(-tokens // self.page_size) * self.fresh_share) + 1
+        return min(pages, self.total_pages)
+
+    def has_room(self, tokens: int) -> bool:
+        """Whether the worker could compute a request of so many tokens now; True before its first report."""
+        if not self.total_pages:
+            return True
+        if self.waiting:
+            return False  # those were first; its engine admits nobody before them
+        active = self.running + self.incoming + self.queued_handoffs + self.promised
+        if self.max_running and active >= self.max_running:
+            return False
+        # As in Engine.reserve, every request keeps a page to grow into; what was promised has it counted in.
+        growth = self.running + self.incoming + self.queued_handoffs
+        taken = self.queued_pages + self.promised_pages + growth
+        return self.pages_for(tokens) + taken <= self.free_pages
+
+
+Choose: TypeAlias = Callable[[Sequence[WorkerView], int], int]
+"""(workers, turn) -> index: one of `workers`, at least one. `turn` grows by one with every choice."""
+
+
+def round_robin(workers: Sequence[WorkerView], turn: int) -> int:
+    """Each in turn, whatever they are doing."""
+    return turn % len(workers)
+
+
+def least_loaded(workers: Sequence[WorkerView], turn: int) -> int:
+    """The one with the fewest tokens on its hands; equals take turns."""
+    first = turn % len(workers)
+    in_turn: list[int] = [*range(first, len(workers)), *range(first)]
+    return min(in_turn, key=lambda i: (workers[i].tokens, workers[i].requests))
+
+
+def preferred(workers: Sequence[WorkerView]) -> list[int]:
+    """Indices of the workers of the best rank that there is.
+
+    A worker that failed this request gets it again only if there is no other, and one that is late only if
+    all are: what it is sent then waits until it speaks again, or goes elsewhere when it is given up.
+    """
+    best = min((worker.rank for worker in workers), default=Rank.GOOD)
+    return [i for i, worker in enumerate(workers) if worker.rank is best]
+
+
+def any_has_room(workers: Sequence[WorkerView], tokens: int) -> bool:
+    """Whether `place` would find a worker with room. True without workers: there is none to wait for."""
+    return not workers or any(workers[i].has_room(tokens) for i in preferred(workers))
+
+
+def place(workers: Sequence[WorkerView], tokens: int, choose: Choose, turn: int) -> int:
+    """Index of the worker that gets a request: of the preferred, one with room if there is one.
+
+    O(workers). `workers` are at least one.
+    """
+    best = preferred(workers)
+    among = [i for i in best if workers[i].has_room(tokens)] or best
+    return among[choose([workers[i] for i in among], turn)]

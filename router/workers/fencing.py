@@ -1,0 +1,119 @@
+"""Tells every worker which incarnations of others cannot be running any more.
+
+When a process ends on a living node, that node's kernel tells its peers. A node that loses its power, or is
+cut off, tells nobody, and pages that were lent to its workers would stay in quarantine for ever. Ray
+declares such a node dead; here that becomes a `Fence` to every other worker.
+
+A worker that is only silent is not fenced, however long: it may be stopped, and go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
+from typing import Final, Protocol, TypeAlias
+
+from rpc.baton.v1 import worker_pb2
+
+__all__ = ["DeadNodes", "Fencing", "Incarnation", "newly_dead"]
+
+_log = logging.getLogger(__name__)
+
+_ASK_S: Final = 2.0
+"""Between two questions about nodes, while a worker is lost. Ray takes about 15 s to declare one dead."""
+
+DeadNodes: TypeAlias = Callable[[], Awaitable[Collection[str]]]
+"""Ids of the nodes that Ray has declared dead. They never come back under the same id."""
+
+
+class Session(Protocol):
+    """What is needed of a `WorkerSession`."""
+
+    @property
+    def info(self) -> worker_pb2.WorkerInfo: ...
+
+    def send(self, command: worker_pb2.Command) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Incarnation:
+    """One process of one worker."""
+
+    worker_id: str
+    epoch: int
+    node: str
+    """Empty: unknown."""
+
+    @classmethod
+    def of(cls, info: worker_pb2.WorkerInfo) -> Incarnation:
+        return cls(info.worker_id, info.epoch, info.node)
+
+
+def newly_dead(lost: Collection[Incarnation], dead_nodes: Collection[str]) -> list[Incarnation]:
+    """Those of `lost` whose node is known to be dead. To be silent, or unreachable, proves nothing."""
+    return [incarnation for incarnation in lost if incarnation.node and incarnation.node in dead_nodes]
+
+
+class Fencing:
+    """Told by the registry of sessions that begin and end. Use as a context manager, for its task."""
+
+    def __init__(self, dead_nodes: DeadNodes, *, ask_s: float = _ASK_S) -> None:
+        self._dead_nodes = dead_nodes
+        self._ask_s = ask_s
+        self._sessions: dict[int, Session] = {}
+        """By epoch."""
+        self._lost: dict[int, Incarnation] = {}
+        self._fences: list[worker_pb2.Command] = []
+        """All there ever were: a worker that comes late may hold pages for a peer that is long dead."""
+        self._some_lost = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Fencing:
+        self._task = asyncio.create_task(self._run(), name="fencing")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    def begun(self, session: Session) -> None:
+        """Before anything else is sent over it."""
+        self._sessions[session.info.epoch] = session
+        self._lost.pop(session.info.epoch, None)  # it was only out of reach
+        for fence in self._fences:
+            session.send(fence)
+
+    def ended(self, session: Session) -> None:
+        self._sessions.pop(session.info.epoch, None)
+        self._lost[session.info.epoch] = Incarnation.of(session.info)
+        self._some_lost.set()
+
+    async def _run(self) -> None:
+        while True:
+            await self._some_lost.wait()
+            try:
+                dead = await self._dead_nodes()
+            except Exception as error:  # Ray's errors share no base class; it is asked again
+                _log.warning("Ray does not say which nodes are dead: %s", error)
+            else:
+                for incarnation in newly_dead(list(self._lost.values()), dead):
+                    self._fence(incarnation)
+            await asyncio.sleep(self._ask_s)
+
+    def _fence(self, incarnation: Incarnation) -> None:
+        _log.warning("%s is fenced: its node %s is dead", incarnation.worker_id, incarnation.node)
+        del self._lost[incarnation.epoch]
+        if not self._lost:
+            self._some_lost.clear()
+        fence = worker_pb2.Fence(
+            worker_id=incarnation.worker_id,
+            epoch=incarnation.epoch,
+            reason=f"Ray declared its node {incarnation.node} dead",
+        )
+        command = worker_pb2.Command(fence=fence)
+        self._fences.append(command)
+        for session in self._sessions.values():
+            session.send(command)

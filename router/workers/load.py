@@ -1,0 +1,101 @@
+"""How busy a worker is, as the router knows it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final
+
+from router.workers.capacity import Rank, WorkerView
+from rpc.baton.v1 import worker_pb2
+
+__all__ = ["WorkerLoad"]
+
+_WEIGHT: Final = 0.1
+"""Of the newest reservation in the share of pages that are not cached."""
+
+
+@dataclass(slots=True)
+class WorkerLoad:
+    """What this router has sent to a worker and not seen the end of, and the worker's own last report.
+
+    The router's own count is exact and immediate: a burst of requests spreads before the first report
+    about it is back. The report is the worker's view, up to a tenth of a second old; it says how many
+    commands it covers, and what was sent after those is counted here until a report covers it.
+    """
+
+    page_size: int = 1
+    max_running: int = 0
+    requests: int = 0
+    tokens: int = 0
+    """Tokens of those requests when they were sent."""
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set while there is no request."""
+    _reported: worker_pb2.Load = field(default_factory=worker_pb2.Load)
+    _promised: int = 0
+    _promised_pages: int = 0
+    _unseen: deque[tuple[int, int]] = field(default_factory=deque)
+    """Number of the command and pages, of requests that no report covers."""
+    _fresh_share: float = 1.0
+
+    def __post_init__(self) -> None:
+        self.idle.set()
+
+    def add(self, tokens: int) -> None:
+        self.idle.clear()
+        self.requests += 1
+        self.tokens += tokens
+
+    def remove(self, tokens: int) -> None:
+        self.requests -= 1
+        self.tokens -= tokens
+        if not self.requests:
+            self.idle.set()
+
+    def promise(self, tokens: int) -> int:
+        """Counts a request that is about to be sent; returns its pages, for `withdraw`."""
+        pages = -(-tokens // self.page_size)
+        self._promised += 1
+        self._promised_pages += pages
+        return pages
+
+    def withdraw(self, pages: int) -> None:
+        """Takes a promise back: the request was sent, or will not be."""
+        self._promised -= 1
+        self._promised_pages -= pages
+
+    def sent(self, command: int, tokens: int) -> None:
+        """The session's command of this number asks for a request of so many tokens."""
+        self._unseen.append((command, self.promise(tokens)))
+
+    def report(self, load: worker_pb2.Load, commands: int) -> None:
+        """The worker's own count, after so many commands of this session."""
+        self._reported = load
+        while self._unseen and self._unseen[0][0] <= commands:
+            self.withdraw(self._unseen.popleft()[1])
+
+    def reserved(self, pages: int, tokens: int) -> None:
+        """The worker set so many pages aside for a request of so many tokens; the others it had cached."""
+        share = pages / max(-(-tokens // self.page_size), 1)
+        self._fresh_share += _WEIGHT * (min(share, 1.0) - self._fresh_share)
+
+    def view(self, rank: Rank = Rank.GOOD) -> WorkerView:
+        reported = self._reported
+        return WorkerView(
+            rank=rank,
+            requests=self.requests,
+            tokens=self.tokens,
+            page_size=self.page_size,
+            max_running=self.max_running,
+            total_pages=reported.total_pages,
+            free_pages=reported.free_pages,
+            running=reported.running,
+            waiting=reported.waiting,
+            incoming=reported.incoming,
+            queued_handoffs=reported.queued_handoffs,
+            queued_pages=reported.queued_pages,
+            promised=self._promised,
+            promised_pages=round(self._promised_pages * self._fresh_share) + self._promised,
+            fresh_share=self._fresh_share,
+        )

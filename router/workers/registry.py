@@ -1,0 +1,201 @@
+"""Which workers there are, which of them can be used now, and under which incarnation.
+
+Each worker has a keeper: a task that finds the worker's current address, opens a session, waits until it is
+lost, and starts over. A worker that Ray restarted is so taken in again, as the new peer that it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final, TypeAlias
+
+from router.workers.fencing import Fencing
+from router.workers.member import Member, Standing, WorkerBroken, WorkerHandle, WorkerUnavailable
+from router.workers.session import WorkerSession
+from router.workers.silence import Silence
+from rpc.baton.v1 import worker_pb2
+from rpc.status import RpcError
+
+__all__ = ["Registry", "WorkerBroken", "WorkerHandle", "WorkerUnavailable"]
+
+_log = logging.getLogger(__name__)
+
+_FIRST_RETRY_S: Final = 0.1
+_LONGEST_RETRY_S: Final = 5.0
+
+
+OnChange: TypeAlias = Callable[[WorkerHandle, bool], None]
+
+
+class Registry:
+    def __init__(
+        self,
+        handles: Sequence[WorkerHandle],
+        on_change: OnChange = lambda _handle, _up: None,
+        *,
+        silence_s: float = 1.0,
+        grace_s: float = 3.0,
+        fencing: Fencing | None = None,
+    ) -> None:
+        """`on_change(handle, up)` is told of every worker that comes or goes.
+
+        A worker that says nothing for `silence_s`, not even that it lives, is late, and lost after `grace_s`
+        more. `fencing` hears of every session, and tells workers of peers that are dead; None where all live
+        on one node.
+        """
+        self._members = [Member(handle, asyncio.Event()) for handle in handles]
+        for member in self._members:
+            member.wanted.set()
+        self._on_change = on_change
+        self._silence_s = silence_s
+        self._grace_s = grace_s
+        self._on_news: Callable[[], None] = lambda: None
+        self._fencing = fencing
+        self._changed = asyncio.Condition()
+
+    async def __aenter__(self) -> Registry:
+        for member in self._members:
+            member.keeper = asyncio.create_task(self._keep(member), name=f"keeper {member.handle.worker_id}")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        keepers = [member.keeper for member in self._members if member.keeper is not None]
+        for keeper in keepers:
+            keeper.cancel()
+        if keepers:
+            await asyncio.wait(keepers)
+
+    def ready(self, role: worker_pb2.Role) -> list[WorkerSession]:
+        """Sessions to the workers of a role that can be used now."""
+        return [m.session for m in self._members if m.handle.role == role and m.session and m.usable]
+
+    def members(self) -> Sequence[Member]:
+        """All, in the order of their handles."""
+        return self._members
+
+    def sessions(self) -> list[WorkerSession]:
+        return [member.session for member in self._members if member.session is not None]
+
+    def all_ready(self) -> bool:
+        return all(member.usable for member in self._members)
+
+    def complaints(self) -> list[str]:
+        """For each worker that is not ready, what was last heard of it."""
+        return [
+            f"{m.handle.worker_id}: {m.trouble if m.standing is Standing.AWAY else m.standing.value}"
+            for m in self._members
+            if not m.usable
+        ]
+
+    async def wait_for(self, role: worker_pb2.Role, timeout_s: float) -> bool:
+        """Whether a worker of the role is ready within the time."""
+        return await self.wait_until(lambda: bool(self.ready(role)), timeout_s)
+
+    async def wait_for_all(self, timeout_s: float) -> bool:
+        """Whether all are ready within the time. Raises WorkerBroken as soon as that is out of reach."""
+        await self.wait_until(lambda: self.all_ready() or self._first_broken() is not None, timeout_s)
+        broken = self._first_broken()
+        if broken is not None:
+            raise broken
+        return self.all_ready()
+
+    def _first_broken(self) -> WorkerBroken | None:
+        return next((member.broken for member in self._members if member.broken is not None), None)
+
+    def metrics_targets(self) -> list[str]:
+        """host:port of the metrics of every worker that is up."""
+        return [s.info.metrics_address for s in self.sessions() if s.info.metrics_address]
+
+    def watch(self, on_news: Callable[[], None]) -> None:
+        """`on_news` is called when a worker's load or standing has changed; it must not wait."""
+        self._on_news = on_news
+
+    async def reconsider(self) -> None:
+        """A worker's standing has changed: whoever waits for one looks again."""
+        self._on_news()
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def wait_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        """Whether `condition`, about standings, becomes true within the time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s), self._changed:
+                await self._changed.wait_for(condition)
+        return condition()
+
+    async def _keep(self, member: Member) -> None:
+        delay = _FIRST_RETRY_S
+        while True:
+            await member.wanted.wait()
+            try:
+                session = await self._open(member)
+            except Exception as error:  # whatever it is, it must not lose a worker for good
+                await self._note_trouble(member, error)
+                await asyncio.sleep(delay)
+                delay = min(delay * 2, _LONGEST_RETRY_S)
+                continue
+            delay = _FIRST_RETRY_S
+            try:
+                if not member.wanted.is_set():
+                    continue  # it was asked to leave while it came
+                await self._admit(member, session)
+                reason = await session.lost()
+            finally:
+                member.session = None
+                if self._fencing is not None:
+                    self._fencing.ended(session)
+                await session.close()
+            if member.wanted.is_set():
+                _log.warning("lost %s: %s", member.handle.worker_id, reason)
+            member.trouble = reason
+            await self._announce(member, up=False)
+
+    async def _note_trouble(self, member: Member, error: Exception) -> None:
+        expected = isinstance(error, WorkerUnavailable | RpcError)
+        level = logging.DEBUG if expected else logging.ERROR
+        _log.log(level, "%s is not ready: %s", member.handle.worker_id, error, exc_info=not expected)
+        member.trouble = str(error)
+        if isinstance(error, WorkerBroken):
+            member.broken = WorkerBroken(f"{member.handle.worker_id} could not start: {error}")
+            await self.reconsider()
+
+    async def _open(self, member: Member) -> WorkerSession:
+        worker_id = member.handle.worker_id
+        session = await WorkerSession.open(
+            worker_id,
+            await member.handle.endpoint(),
+            member.health,
+            silence=Silence(self._silence_s, self._grace_s),
+            on_news=lambda: self._on_news(),
+        )
+        odd = self._incompatible(session)
+        if odd:
+            await session.close()
+            raise WorkerBroken(odd)
+        return session
+
+    def _incompatible(self, session: WorkerSession) -> str | None:
+        """KV travels only between pools of one layout: refuse a worker rather than each of its requests."""
+        for other in self.sessions():
+            if other.info.layout_hash != session.info.layout_hash:
+                return (
+                    f"its KV layout {session.info.layout_hash} differs from that of {other.worker_id},"
+                    f" {other.info.layout_hash}; all workers must run the same weights, dtype and --page-size"
+                )
+        return None
+
+    async def _admit(self, member: Member, session: WorkerSession) -> None:
+        if member.epoch is not None and member.epoch != session.info.epoch:
+            _log.warning("%s was restarted and is back (pid %d)", session.worker_id, session.info.pid)
+        if self._fencing is not None:
+            self._fencing.begun(session)
+        member.session, member.epoch = session, session.info.epoch
+        member.trouble, member.broken = "", None
+        await self._announce(member, up=True)
+
+    async def _announce(self, member: Member, *, up: bool) -> None:
+        self._on_change(member.handle, up)
+        await self.reconsider()

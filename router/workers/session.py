@@ -1,0 +1,303 @@
+"""The router's end of the stream to one incarnation of one worker.
+
+All requests share one bidirectional stream. Commands go out in the order in which they were given; every
+EventBatch that comes back is taken apart and each event is given to the attempt that it is about.
+A session never reconnects: once the stream breaks, the worker aborts everything that came over it, so what
+follows is a new session to, perhaps, a new process (see registry.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+import grpc
+
+from router.workers.circuit_breaker import Health
+from router.workers.events import Event, Listener, Loss, WorkerLost
+from router.workers.load import WorkerLoad
+from router.workers.silence import Hearing, Silence
+from rpc.baton.v1 import worker_pb2, worker_pb2_grpc
+from rpc.channel import Endpoint, connect
+from rpc.status import RpcUnreachable, translate
+
+__all__ = ["WorkerSession"]
+
+_log = logging.getLogger(__name__)
+
+_Call: TypeAlias = "grpc.aio.StreamStreamCall[worker_pb2.Command, worker_pb2.EventBatch]"
+
+_TURN_S: Final = 0.05
+_LONGEST_TURN_S: Final = 0.15
+_PROBE_S: Final = 5.0
+_AT_ONCE: Final = 32
+"""Events, after which others get a turn: the first answer of a step need not wait for its last."""
+
+
+class WorkerSession:
+    """Use `open`; then `listen`, `send`, and `forget` when the request is over."""
+
+    def __init__(
+        self,
+        worker_id: str,
+        channel: grpc.aio.Channel,
+        stub: worker_pb2_grpc.WorkerStub,
+        info: worker_pb2.WorkerInfo,
+        health: Health,
+        silence: Silence,
+        on_news: Callable[[], None],
+    ) -> None:
+        self.worker_id = worker_id
+        self.info = info
+        self.health = health
+        self.load = WorkerLoad(max(info.page_size, 1), info.max_running_requests)
+        self.num_sent = 0
+        """Commands so far."""
+        self.step = 0
+        """Of the worker's engine, as last heard: while it grows, the engine works."""
+        self._silence = silence
+        self._on_news = on_news
+        self._channel = channel
+        self._stub = stub
+        self._listeners: dict[int, Listener] = {}
+        self._outgoing: deque[worker_pb2.Command] = deque()
+        self._wake_writer = asyncio.Event()
+        self._heard = True
+        loop = asyncio.get_running_loop()
+        self._speaks: asyncio.Future[None] = loop.create_future()
+        """Done with the first batch; an RpcError if none comes."""
+        self._lost: asyncio.Future[WorkerLost] = loop.create_future()
+        self._pump = asyncio.create_task(self._run(), name=f"session {worker_id}")
+
+    @classmethod
+    async def open(
+        cls,
+        worker_id: str,
+        endpoint: Endpoint,
+        health: Health,
+        *,
+        silence: Silence,
+        on_news: Callable[[], None] = lambda: None,
+        timeout_s: float = 10.0,
+    ) -> WorkerSession:
+        """Connects, asks the worker who it is, and waits until it speaks. Raises RpcError.
+
+        `silence` says when a worker that then says nothing, not even that it lives, is late and when it is
+        lost. `on_news` is called when the worker reports its load, falls silent or speaks again.
+        """
+        channel = connect(endpoint.address, endpoint.credentials)
+        stub = worker_pb2_grpc.WorkerStub(channel)  # type: ignore[no-untyped-call]
+        try:
+            info = await stub.Describe(worker_pb2.DescribeRequest(), timeout=timeout_s, wait_for_ready=True)
+        except grpc.aio.AioRpcError as error:
+            await channel.close()
+            raise translate(error, f"{worker_id} at {endpoint.address}") from None
+        except BaseException:
+            await channel.close()
+            raise
+        session = cls(worker_id, channel, stub, info, health, silence, on_news)
+        try:
+            await session._speaks
+        except BaseException:
+            await session.close()
+            raise
+        return session
+
+    @property
+    def alive(self) -> bool:
+        return not self._lost.done()
+
+    @property
+    def hearing(self) -> Hearing:
+        """Whether the worker speaks as often as it should."""
+        return self._silence.hearing
+
+    def listen(self, request_id: int, listener: Listener) -> None:
+        """From now on, events of this request go to `listener`. A lost session says so, after this call."""
+        if self._lost.done():
+            loss = Event(self._lost.result(), time.monotonic())
+            asyncio.get_running_loop().call_soon(listener, loss)
+        else:
+            self._listeners[request_id] = listener
+
+    def forget(self, request_id: int) -> None:
+        self._listeners.pop(request_id, None)
+
+    def send(self, command: worker_pb2.Command) -> None:
+        """Queues a command. On a lost session this does nothing: its listeners know already."""
+        if self._lost.done():
+            return
+        self.num_sent += 1
+        self._outgoing.append(command)
+        self._wake_writer.set()
+
+    def abort(self, request_id: int) -> None:
+        self.send(worker_pb2.Command(abort=worker_pb2.Abort(request_id=request_id)))
+
+    async def lost(self) -> str:
+        """Waits until the stream is broken or closed; says why."""
+        return (await asyncio.shield(self._lost)).reason
+
+    async def stats(self, timeout_s: float = 5.0) -> worker_pb2.WorkerStats:
+        """Raises RpcError."""
+        try:
+            stats: worker_pb2.WorkerStats = await self._stub.GetStats(
+                worker_pb2.GetStatsRequest(), timeout=timeout_s
+            )
+        except grpc.aio.AioRpcError as error:
+            raise translate(error, self.worker_id) from None
+        return stats
+
+    async def idle(self, timeout_s: float) -> bool:
+        """Whether all its requests come to an end within the time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self.load.idle.wait()
+        return self.load.idle.is_set()
+
+    def dismiss(self, reason: str) -> None:
+        """Ends the session in order: what still runs over it goes on elsewhere."""
+        self._end(WorkerLost(reason, Loss.PLANNED))
+
+    async def close(self) -> None:
+        """Ends the stream; the worker aborts what is left of its requests."""
+        self._pump.cancel()
+        await asyncio.wait([self._pump])
+        await self._channel.close()
+
+    async def _run(self) -> None:
+        call = self._stub.Session()
+        writer = asyncio.create_task(self._write(call), name=f"commands {self.worker_id}")
+        watch = asyncio.create_task(self._watch_silence(call), name=f"silence {self.worker_id}")
+        loss = WorkerLost("the session was closed")
+        try:
+            while (batch := await call.read()) is not grpc.aio.EOF:
+                self._heard = True
+                if not self._speaks.done():
+                    self._speaks.set_result(None)
+                await self._deliver(batch)
+            loss = WorkerLost(f"{self.worker_id} ended the session")
+        except grpc.aio.AioRpcError as error:
+            loss = WorkerLost(str(translate(error, self.worker_id)))
+        except asyncio.CancelledError:
+            if not watch.done():
+                raise
+            loss = watch.result()
+        finally:
+            writer.cancel()
+            watch.cancel()
+            call.cancel()
+            self._end(loss)
+
+    async def _watch_silence(self, call: _Call) -> WorkerLost:
+        """Ends the call when nothing came for too long: a process that is stopped keeps its sockets open.
+
+        A worker that is late is asked over another call whether it lives. If its process is gone, or another
+        one answers, that is the end at once; if it answers, it is given the time anew.
+
+        A turn of this loop counts for little, however long it took: a router that was stopped itself
+        must not take its own absence for that of its workers.
+        """
+        silence, silent_s = self._silence, 0.0
+        probe: asyncio.Task[WorkerLost | None] | None = None
+        try:
+            while True:
+                began, before = time.monotonic(), silence.hearing
+                await asyncio.sleep(_TURN_S)
+                passed = min(time.monotonic() - began, _LONGEST_TURN_S)
+                silent_s = 0.0 if self._heard else silent_s + passed
+                if self._heard:
+                    self._heard = False
+                    silence.heard()
+                elif silence.passed(passed) is Hearing.LOST:
+                    loss = WorkerLost(f"{self.worker_id} was silent for {silent_s:.1f} s", Loss.SILENT)
+                    break
+                elif silence.hearing is Hearing.LATE and probe is None and not silence.has_answered:
+                    probe = asyncio.create_task(self._probe(), name=f"probe {self.worker_id}")
+                if probe is not None and probe.done():
+                    if (found := probe.result()) is not None:
+                        loss = found
+                        break
+                    probe = None
+                    silence.answered()
+                if silence.hearing is not before:
+                    self._on_hearing(silent_s)
+        finally:
+            if probe is not None:
+                probe.cancel()
+        call.cancel()
+        return loss
+
+    def _on_hearing(self, silent_s: float) -> None:
+        if self.hearing is Hearing.LATE:
+            _log.warning("%s is late: silent for %.1f s; it gets no new request", self.worker_id, silent_s)
+        else:
+            _log.info("%s is not late any more", self.worker_id)
+        self._on_news()
+
+    async def _probe(self) -> WorkerLost | None:
+        """None if the worker answers that it lives; else what became of it."""
+        while True:
+            try:
+                info = await self._stub.Describe(worker_pb2.DescribeRequest(), timeout=_PROBE_S)
+            except grpc.aio.AioRpcError as error:
+                if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                    continue  # until the grace period is over
+                return WorkerLost(f"silent, and then {translate(error, self.worker_id)}")
+            if info.epoch != self.info.epoch:
+                return WorkerLost(f"{self.worker_id} was replaced by another process")
+            return None
+
+    async def _write(self, call: _Call) -> None:
+        try:
+            while True:
+                await self._wake_writer.wait()
+                self._wake_writer.clear()
+                while self._outgoing:
+                    await call.write(self._outgoing.popleft())
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            return  # the reader learns of it too, and has the reason
+
+    async def _deliver(self, batch: worker_pb2.EventBatch) -> None:
+        """One dictionary look-up an event. What comes for a request that was forgotten is dropped."""
+        now = time.monotonic()
+        self.step = max(self.step, batch.step)
+        if batch.HasField("load"):
+            self.load.report(batch.load, batch.commands)
+            self._on_news()
+        listeners, delivered = self._listeners, 0
+        for events in (
+            batch.started,
+            batch.reserved,
+            batch.arrived,
+            batch.tokens,
+            batch.handed_over,
+            batch.failed,
+        ):
+            for message in events:
+                listener = listeners.get(message.request_id)
+                if listener is not None:
+                    listener(Event(message, now))
+                    delivered += 1
+                    if delivered % _AT_ONCE == 0:
+                        await asyncio.sleep(0)
+
+    def _end(self, loss: WorkerLost) -> None:
+        if self._lost.done():
+            return
+        self._lost.set_result(loss)
+        if not self._speaks.done():
+            self._speaks.set_exception(
+                RpcUnreachable(self.worker_id, grpc.StatusCode.UNAVAILABLE, loss.reason)
+            )
+        self._outgoing.clear()
+        now = time.monotonic()
+        listeners = list(self._listeners.values())
+        self._listeners.clear()
+        for listener in listeners:
+            listener(Event(loss, now))

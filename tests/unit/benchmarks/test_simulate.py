@@ -1,0 +1,45 @@
+"""A simulated load: the engine's own decisions, and a clock that jumps."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.lib.report import summarize
+from benchmarks.lib.workload import Fixed, LogNormal, Work, make_workload
+from benchmarks.simulate import Costs, simulate
+
+LOAD = make_workload(
+    count=60,
+    rate=20.0,
+    input_lengths=LogNormal(400, 0.8, 4096),
+    output_lengths=Fixed(40),
+    seed=1,
+)
+
+
+def test_everything_is_answered_and_the_same_each_time() -> None:
+    records = simulate(LOAD, 0.02, Costs())
+    assert [record.output_tokens for record in records] == [40] * 60
+    assert [record.arrivals for record in simulate(LOAD, 0.02, Costs())] == [r.arrivals for r in records]
+
+
+def test_a_request_alone_takes_what_its_steps_cost() -> None:
+    costs = Costs()
+    (record,) = simulate([Work(0.0, [1] * 1000, 11)], None, costs)
+    prompt = costs.front + 1000 * costs.row + 1000 * 1000 * costs.pair + costs.step + costs.prompts
+    assert record.ttft == pytest.approx(prompt + costs.host + costs.host_prompts, rel=0.1)
+    assert record.tpot == pytest.approx(costs.weights + costs.step, rel=0.1)
+
+
+def test_a_lower_target_makes_for_smaller_gaps() -> None:
+    tight, loose = (summarize(simulate(LOAD, target, Costs())) for target in (0.012, 0.040))
+    assert tight.itl.p99 < loose.itl.p99
+    assert tight.ttft.p99 > loose.ttft.p99
+
+
+def test_a_long_prompt_gets_on_though_short_ones_end_with_every_step() -> None:
+    short = [Work(k / 150, [k % 1000 + 1] * 100, 4) for k in range(900)]
+    long = Work(1.001, [7] * 16_000, 4)
+    load = sorted([*short, long], key=lambda work: work.arrival_s)
+    record = simulate(load, 0.02, Costs())[load.index(long)]
+    assert record.arrivals[0] < 4.5  # starved, it would wait until nobody comes any more, at 6 s

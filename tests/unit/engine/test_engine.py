@@ -1,0 +1,415 @@
+"""The engine on a runner whose memory can be read: whatever is scheduled, the tokens are the reference's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from engine.config import Batching, EngineConfig, Policy
+from engine.core.kv_manager import Reservation
+from engine.core.request import Request
+from engine.core.sampling_params import FinishReason, Sampling
+from engine.engine import NO_HOOKS, Engine
+from engine.errors import InvalidRequest, QueueFull
+from tests.unit.fake_runner import EOS, VOCAB, FakeRunner, extend, reference
+
+
+def make_engine(hooks: Any = NO_HOOKS, **settings: Any) -> Engine:
+    settings = {"page_size": 4, "num_pages": 64, "chunk_budget": 16, "max_running_requests": 8} | settings
+    config = EngineConfig(model_path=Path("none"), **settings)
+    runner: Any = FakeRunner(config.page_size, config.num_pages)
+    return Engine(config, hooks=hooks, runner=runner)
+
+
+def make_request(id: int, prompt: list[int], max_tokens: int = 8, **sampling: Any) -> Request:
+    return Request(id, prompt, Sampling(max_tokens=max_tokens, **sampling))
+
+
+def run(engine: Engine, *requests: Request) -> None:
+    for request in requests:
+        engine.submit(request)
+    for _ in range(10_000):
+        if not engine.has_work:
+            break
+        engine.step()
+        engine.check_pages()
+    assert not engine.has_work
+    counts = engine.check_pages()
+    assert counts.free + counts.cached == counts.total
+
+
+def steps_of(engine: Engine) -> list[list[tuple[int, int, int]]]:
+    runner: Any = engine.runner
+    return runner.steps  # type: ignore[no-any-return]
+
+
+PROMPTS = [list(range(1, n + 1)) for n in (1, 3, 4, 5, 15, 16, 17, 40)]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("chunk", [4, 16, None])
+@pytest.mark.parametrize("page", [1, 4])
+@pytest.mark.parametrize("batching", list(Batching))
+def test_every_batch_gives_the_reference(
+    overlap: bool, chunk: int | None, page: int, batching: Batching
+) -> None:
+    engine = make_engine(
+        overlap=overlap, chunk_budget=chunk, page_size=page, num_pages=400 // page, batching=batching
+    )
+    requests = [make_request(i, prompt) for i, prompt in enumerate(PROMPTS)]
+    run(engine, *requests)
+    assert [r.output for r in requests] == [reference(p, 8) for p in PROMPTS]
+
+
+def test_a_long_prompt_never_keeps_a_running_decode_from_its_token() -> None:
+    engine = make_engine(num_pages=200)
+    short = make_request(1, [1, 2, 3], max_tokens=40, ignore_eos=True)
+    engine.submit(short)
+    engine.step()
+    engine.submit(make_request(2, list(range(90)) * 4))
+    for expected in range(2, 30):
+        engine.step()
+        assert len(short.output) == expected
+
+
+def test_a_long_prompt_does_not_shut_out_a_short_one() -> None:
+    engine = make_engine(num_pages=200)
+    engine.submit(make_request(1, list(range(90)) * 4))
+    engine.step()
+    short = make_request(2, [5, 6, 7])
+    engine.submit(short)
+    engine.step()
+    assert short.output
+
+
+def test_chunks_end_at_page_boundaries() -> None:
+    engine = make_engine(chunk_budget=18)
+    run(engine, make_request(1, list(range(50)), max_tokens=1), make_request(2, list(range(50, 90))))
+    for step in steps_of(engine):
+        for request_id, start, length in step:
+            if length > 1 and start + length < {1: 50, 2: 40}[request_id]:
+                assert (start + length) % 4 == 0
+
+
+def test_a_repeated_prompt_is_computed_once() -> None:
+    engine = make_engine()
+    prompt = list(range(30))
+    run(engine, make_request(1, prompt))
+    again = make_request(2, prompt)
+    run(engine, again)
+    assert again.num_cached == 28
+    assert again.output == reference(prompt, 8)
+
+
+@pytest.mark.parametrize("batching", list(Batching))
+@pytest.mark.parametrize("chunk", [16, 32])
+def test_a_step_without_computation_means_that_nothing_is_left(chunk: int, batching: Batching) -> None:
+    """Equal prompts find each other's pages up to the last token. A loop that sleeps after an idle step must
+    not leave them waiting.
+    """
+    engine = make_engine(batching=batching, chunk_budget=chunk)
+    for id in range(3):
+        engine.submit(make_request(id, list(range(17)), max_tokens=1))
+    while engine.has_work:
+        assert engine.step().num_tokens > 0
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_prefix_is_shared_while_it_is_still_being_computed(overlap: bool) -> None:
+    engine = make_engine(overlap=overlap)
+    prefix = list(range(64))
+    requests = [make_request(i, [*prefix, i], max_tokens=2, ignore_eos=True) for i in range(4)]
+    run(engine, *requests)
+    computed = sum(length for step in steps_of(engine) for _, _, length in step)
+    assert computed <= 64 + 4 * 2 + 4 * 4
+    assert [r.output for r in requests] == [reference(r.prompt, 2, ignore_eos=True) for r in requests]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_pool_too_small_for_all_preempts_and_still_gives_the_reference(
+    overlap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "engine.sched.page_forecast.OutputLengths.remaining", lambda *_: 0
+    )  # answers get longer than thought
+    engine = make_engine(num_pages=12, overlap=overlap, radix_cache=False)
+    requests = [make_request(i, [i, 2, 3, 4, 5], max_tokens=30, ignore_eos=True) for i in range(4)]
+    run(engine, *requests)
+    assert engine.stats().preemptions > 0
+    assert [r.output for r in requests] == [reference(r.prompt, 30, ignore_eos=True) for r in requests]
+
+
+def test_a_request_that_fills_the_pool_alone_ends_with_length() -> None:
+    engine = make_engine(num_pages=4)
+    request = make_request(1, [1, 2, 3], max_tokens=100, ignore_eos=True)
+    run(engine, request)
+    assert request.finish is FinishReason.LENGTH
+    assert request.num_tokens == 16
+
+
+def test_end_of_sequence_stops_unless_ignored_or_too_early() -> None:
+    prompt = next([a, b] for a in range(VOCAB) for b in range(VOCAB) if reference([a, b], 9)[-1] == EOS)
+    length = len(reference(prompt, 9))
+    stopped, ignored = make_request(1, prompt, 20), make_request(2, prompt, 20, ignore_eos=True)
+    later = make_request(3, prompt, 20, min_tokens=length + 1)
+    run(make_engine(), stopped, ignored, later)
+    assert (stopped.finish, len(stopped.output)) == (FinishReason.STOP, length)
+    assert (ignored.finish, len(ignored.output)) == (FinishReason.LENGTH, 20)
+    assert len(later.output) > length
+
+
+def test_what_can_never_run_is_refused_at_once() -> None:
+    engine = make_engine(num_pages=4, max_waiting_requests=1)
+    for prompt in ([], [VOCAB], [-1], [1] * 16):
+        with pytest.raises(InvalidRequest):
+            engine.submit(make_request(1, prompt))
+    engine.submit(make_request(1, [1]))
+    with pytest.raises(InvalidRequest, match="already"):
+        engine.submit(make_request(1, [1]))
+    with pytest.raises(QueueFull):
+        engine.submit(make_request(2, [1]))
+
+
+def test_a_hook_may_keep_the_pages_of_a_finished_request() -> None:
+    class Keep:
+        computed: list[tuple[int, int]] = []  # noqa: RUF012
+
+        def on_started(self, requests: list[Request]) -> None:
+            pass
+
+        def on_computed(self, request: Request, upto: int) -> None:
+            self.computed.append((request.id, upto))
+
+        def on_finished(self, request: Request) -> bool:
+            return True
+
+    engine = make_engine(hooks=Keep())
+    request = make_request(1, list(range(40)), max_tokens=1)
+    engine.submit(request)
+    while engine.has_work:
+        engine.step()
+    assert Keep.computed == [(1, 16), (1, 32), (1, 40)]
+    assert len(request.pages) == 10
+    assert engine.kv.num_available == 64 - 10
+    engine.release(request)
+    counts = engine.check_pages()
+    assert counts.free + counts.cached == counts.total
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_what_a_failed_request_computed_is_not_used_by_others(overlap: bool) -> None:
+    engine = make_engine(overlap=overlap)
+    runner: Any = engine.runner
+    prompt = list(range(40))
+    runner.fails = {1}
+    failing, bystander = make_request(1, prompt), make_request(2, [7, 8, 9])
+    engine.submit(failing)
+    engine.submit(bystander)
+    failures = []
+    while engine.has_work:
+        failures += engine.step().failed
+        engine.check_pages()
+    assert [request.id for request, _ in failures] == [1]
+    assert bystander.output == reference([7, 8, 9], 8)
+    again = make_request(3, prompt)
+    run(engine, again)
+    assert again.num_cached == 0
+    assert again.output == reference(prompt, 8)
+
+
+def deliver(engine: Engine, request: Request, reservation: Reservation) -> None:
+    """Write the KV that a prefill worker would send, and its first token."""
+    runner: Any = engine.runner
+    digest = 0
+    for position, token in enumerate(request.prompt):
+        digest = extend(digest, token)
+        if position >= reservation.first_token:
+            page = reservation.pages[position // engine.config.page_size]
+            runner.memory[page][position % engine.config.page_size] = digest
+    request.output.append(reference(request.prompt, 1)[0])
+    engine.admit_remote(request, reservation)
+
+
+@pytest.mark.parametrize("batching", list(Batching))
+def test_only_prompts_still_to_be_read_make_a_step_with_prompts(batching: Batching) -> None:
+    """Which is planned earlier: not for a request that has come with its KV."""
+    engine = make_engine(batching=batching)
+    arrived, prompt = make_request(1, list(range(9))), make_request(2, list(range(40)))
+    reservation = engine.reserve(arrived)
+    assert reservation is not None
+    deliver(engine, arrived, reservation)
+    assert not engine.scheduler.has_prompts
+    engine.submit(prompt)
+    assert engine.scheduler.has_prompts
+    while prompt.num_pending > 1:
+        assert engine.scheduler.has_prompts
+        engine.step()
+    assert not engine.scheduler.has_prompts
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_kv_from_elsewhere_is_decoded_like_our_own(overlap: bool) -> None:
+    engine = make_engine(overlap=overlap)
+    prompt = list(range(30))
+    run(engine, make_request(1, prompt[:20], ignore_eos=True))
+    request = make_request(2, prompt, ignore_eos=True)
+    reservation = engine.reserve(request)
+    assert reservation is not None
+    assert reservation.first_token == 20
+    assert engine.check_pages().in_flight == 3
+    deliver(engine, request, reservation)
+    while engine.has_work:
+        engine.step()
+        engine.check_pages()
+    assert request.output == reference(prompt, 8, ignore_eos=True)
+
+
+def test_a_quarantined_page_is_not_given_out() -> None:
+    engine = make_engine(num_pages=8)
+    reservation = engine.reserve(make_request(1, list(range(20))))
+    assert reservation is not None
+    engine.quarantine(reservation)
+    assert engine.check_pages().quarantined == 5
+    assert engine.reserve(make_request(2, list(range(20)))) is None
+    engine.free_reservation(reservation)
+    assert engine.check_pages().free == 8
+
+
+def test_pages_in_quarantine_take_no_place_of_a_running_request() -> None:
+    engine = make_engine(num_pages=16, max_running_requests=1)
+    given_up = engine.reserve(make_request(1, list(range(20))))
+    assert given_up is not None
+    assert engine.reserve(make_request(2, list(range(20)))) is None
+    engine.quarantine(given_up)
+    assert engine.kv.active_reservations == 0
+    assert engine.reserve(make_request(3, list(range(20)))) is not None
+    assert engine.check_pages().quarantined == 5
+    engine.free_reservation(given_up)
+    assert engine.kv.active_reservations == 1
+    assert engine.check_pages().quarantined == 0
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """Anything may happen to requests at any time; what they get is always the reference."""
+
+    @initialize(
+        page=st.sampled_from([1, 2, 4]),
+        chunk=st.sampled_from([4, 8, 20, None]),
+        pages=st.integers(10, 24),
+        overlap=st.booleans(),
+        radix=st.booleans(),
+        batching=st.sampled_from(Batching),
+        policy=st.sampled_from(Policy),
+    )
+    def start(
+        self,
+        page: int,
+        chunk: int | None,
+        pages: int,
+        overlap: bool,
+        radix: bool,
+        batching: Batching,
+        policy: Policy,
+    ) -> None:
+        self.engine = make_engine(
+            page_size=page,
+            chunk_budget=chunk,
+            num_pages=pages * 4 // page,
+            overlap=overlap,
+            radix_cache=radix,
+            batching=batching,
+            policy=policy,
+            max_running_requests=4,
+        )
+        self.next_id = 0
+        self.live: dict[int, Request] = {}
+        self.reserved: list[tuple[Request, Reservation]] = []
+        self.quarantined: list[Reservation] = []
+
+    def new_request(self, prompt: list[int], max_tokens: int) -> Request:
+        self.next_id += 1
+        return make_request(self.next_id, prompt, max_tokens)
+
+    prompts = st.lists(st.integers(0, 2), min_size=1, max_size=25)
+
+    @rule(prompt=prompts, max_tokens=st.integers(1, 12))
+    def submit(self, prompt: list[int], max_tokens: int) -> None:
+        request = self.new_request(prompt, max_tokens)
+        self.engine.submit(request)
+        self.live[request.id] = request
+
+    @rule(prompt=prompts, max_tokens=st.integers(2, 12))
+    def reserve(self, prompt: list[int], max_tokens: int) -> None:
+        if reference(prompt, 1) == [EOS]:
+            return
+        request = self.new_request(prompt, max_tokens)
+        if (reservation := self.engine.reserve(request)) is not None:
+            self.reserved.append((request, reservation))
+
+    @precondition(lambda self: self.reserved)
+    @rule(data=st.data())
+    def receive(self, data: st.DataObject) -> None:
+        request, reservation = self.reserved.pop(data.draw(st.integers(0, len(self.reserved) - 1)))
+        deliver(self.engine, request, reservation)
+        self.live[request.id] = request
+
+    @precondition(lambda self: self.reserved)
+    @rule(quarantine=st.booleans())
+    def give_up(self, quarantine: bool) -> None:
+        _, reservation = self.reserved.pop()
+        if quarantine:
+            self.engine.quarantine(reservation)
+            self.quarantined.append(reservation)
+        else:
+            self.engine.free_reservation(reservation)
+
+    @precondition(lambda self: self.quarantined)
+    @rule()
+    def drained(self) -> None:
+        self.engine.free_reservation(self.quarantined.pop())
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        request = self.live.pop(data.draw(st.sampled_from(sorted(self.live))))
+        assert self.engine.abort(request.id)
+
+    @rule()
+    def proceed(self) -> None:
+        self.engine.proceed()
+
+    @rule(steps=st.integers(1, 6))
+    def step(self, steps: int) -> None:
+        for _ in range(steps):
+            output = self.engine.step()
+            self.engine.check_pages()
+            assert not output.failed
+            for out in output.tokens:
+                if out.finish is not None:
+                    request = self.live.pop(out.request.id)
+                    assert request.output == reference(request.prompt, request.sampling.max_tokens)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        while self.reserved:
+            self.give_up(quarantine=True)
+        while self.quarantined:
+            self.drained()
+        for _ in range(5000):
+            if not self.engine.has_work:
+                break
+            self.step(1)
+        assert not self.live, "a request was forgotten"
+        counts = self.engine.check_pages()
+        assert counts.free + counts.cached == counts.total
+        assert not self.engine.scheduler._in_flight
+
+
+TestEngineMachine = EngineMachine.TestCase
+TestEngineMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)

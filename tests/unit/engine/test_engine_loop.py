@@ -1,0 +1,144 @@
+"""The engine's thread: in which order a turn does things."""
+
+from __future__ import annotations
+
+import math
+import queue
+import time
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from engine.core.events import StepOutput
+from engine.core.request import Request
+from engine.engine import NO_HOOKS, Engine
+from tests.unit.engine.test_engine import make_engine, make_request, run
+from tests.unit.fake_runner import reference
+from worker.engine_loop import EngineDied, EngineLoop
+from worker.inbox import Inbox
+
+
+class KeepPages:
+    """What a prefill worker does while its sender still reads a request that has ended."""
+
+    def on_started(self, requests: list[Request]) -> None:
+        pass
+
+    def on_computed(self, request: Request, upto: int) -> None:
+        pass
+
+    def on_finished(self, request: Request) -> bool:
+        return True
+
+
+def make_loop(engine: Engine) -> EngineLoop:
+    """Without a thread: the test runs its turns. It is always late enough to plan the next step."""
+    role = Mock()
+    role.next_wakeup.return_value = math.inf
+    return EngineLoop(engine, role, Mock(), Mock(), Mock(), clock=lambda: 1e12, on_death=Mock())
+
+
+def a_message_came(loop: EngineLoop) -> None:
+    loop._settled = loop._proved = False
+
+
+def turns_until_sleep(loop: EngineLoop) -> None:
+    for _ in range(100):
+        loop._turn()
+        if loop._patience() is None:
+            return
+    raise AssertionError("it never sleeps")
+
+
+def overlapping(hooks: Any = NO_HOOKS) -> Engine:
+    return make_engine(hooks, overlap=True, chunk_budget=8)
+
+
+def test_a_request_that_waits_for_the_page_of_an_aborted_one_goes_on() -> None:
+    """The step in flight completes without any output: what waited for it has to be looked at again."""
+    engine = overlapping(KeepPages())
+    loop = make_loop(engine)
+    prompt = list(range(20))
+    aborted, waiting = make_request(1, prompt), make_request(2, prompt)
+    engine.submit(aborted)
+    loop._turn()
+    engine.abort(aborted.id)
+    engine.submit(waiting)
+    a_message_came(loop)
+    turns_until_sleep(loop)
+    assert waiting.output == reference(prompt, 8)
+    assert not engine.has_work
+    engine.release(aborted)
+    engine.release(waiting)
+    engine.check_pages()
+
+
+def test_a_request_does_not_wait_for_the_same_page_behind_another_prefix() -> None:
+    engine = overlapping()
+    first, second = list(range(8)), list(range(8, 16))
+    for id, prefix in enumerate([first, second]):
+        run(engine, make_request(id, [*prefix, 90], max_tokens=1))
+    page = [1, 2, 3, 4, 5]
+    aborted, other = make_request(2, first + page), make_request(3, second + page)
+    loop = make_loop(engine)
+    engine.submit(aborted)
+    loop._turn()
+    engine.abort(aborted.id)
+    engine.submit(other)
+    a_message_came(loop)
+    loop._turn()
+    runner: Any = engine.runner
+    assert runner.steps[-1] == [(3, 8, 5)], "it is planned in the very next step"
+    turns_until_sleep(loop)
+    assert other.output == reference(second + page, 8)
+    assert not engine.has_work
+
+
+def test_tokens_are_sent_before_the_device_is_told_the_rest_of_its_step() -> None:
+    parts = Mock()
+    parts.engine.plan_at.return_value = -math.inf
+    parts.engine.step.return_value = StepOutput(started=[], num_tokens=1)
+    loop = EngineLoop(
+        parts.engine,
+        parts.role,
+        parts.inbox,
+        parts.outbox,
+        parts.metrics,
+        clock=lambda: 0.0,
+        on_death=parts.on_death,
+    )
+    loop._turn()
+    calls = [name for name, *_ in parts.method_calls]
+    order = ["engine.step", "role.on_step", "outbox.flush", "engine.proceed"]
+    assert [name for name in calls if name in order] == order
+
+
+class Panic(BaseException):
+    """As libraries in other languages raise: no Exception."""
+
+
+@pytest.mark.parametrize("error", [Panic("at the disco"), SystemExit(1), RuntimeError("a bug")])
+def test_whatever_ends_the_engine_is_told_at_once(error: BaseException) -> None:
+    parts, inbox = Mock(), Inbox()
+    parts.engine.config.device = "cpu"
+    parts.engine.plan_at.return_value = -math.inf
+    parts.engine.step.side_effect = error
+    deaths: queue.SimpleQueue[EngineDied] = queue.SimpleQueue()
+    loop = EngineLoop(
+        parts.engine,
+        parts.role,
+        inbox,
+        parts.outbox,
+        parts.metrics,
+        clock=time.monotonic,
+        on_death=deaths.put,
+    )
+    loop.start()
+    death = deaths.get(timeout=10.0)
+    assert type(error).__name__ in str(death)
+    parts.outbox.fail.assert_called_once()
+    question = inbox.ask(lambda: 42)
+    with pytest.raises(EngineDied):
+        question.result(10.0)
+    loop.stop()

@@ -1,0 +1,143 @@
+"""What config.json is read as, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.spec.errors import UnsupportedModel
+from engine.spec.model_spec import ModelSpec
+from engine.spec.rope_spec import RopeScaling
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "hidden_act": "silu",
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "eos_token_id": 128001,
+    "torch_dtype": "bfloat16",
+}
+GPT2: dict[str, Any] = {
+    "model_type": "gpt2",
+    "vocab_size": 50257,
+    "n_embd": 768,
+    "n_head": 12,
+    "n_layer": 12,
+    "n_positions": 1024,
+    "activation_function": "gelu_new",
+    "layer_norm_epsilon": 1e-5,
+    "eos_token_id": 50256,
+}
+
+
+def without(field: str) -> dict[str, Any]:
+    return {key: value for key, value in LLAMA.items() if key != field}
+
+
+def test_sizes_that_a_config_leaves_out_follow_from_the_others() -> None:
+    llama = ModelSpec.from_config(
+        {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"}
+    )
+    gpt2 = ModelSpec.from_config(GPT2)
+
+    assert (llama.head_dim, llama.num_kv_heads, llama.q_size, llama.kv_size) == (128, 32, 4096, 4096)
+    assert (gpt2.head_dim, gpt2.num_kv_heads, gpt2.intermediate_size) == (64, 12, 3072)
+    assert gpt2.balanced_context == 6 * 768, "a layer has 12 * 768 ** 2 weights, a token of context 2 * 768"
+    assert gpt2.tied_embeddings
+    assert not llama.tied_embeddings
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_scaling": {"rope_type": "linear", "factor": 4.0}, "rope_theta": 5e5},
+        {"rope_scaling": {"type": "linear", "factor": 4.0}, "rope_theta": 5e5},
+        {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 5e5}},
+    ],
+    ids=["transformers 4", "before that", "transformers 5"],
+)
+def test_rope_is_read_in_every_spelling(rope: dict[str, Any]) -> None:
+    spec = ModelSpec.from_config(LLAMA | rope).rope
+
+    assert spec is not None
+    assert (spec.scaling, spec.factor, spec.theta) == (RopeScaling.LINEAR, 4.0, 5e5)
+
+
+def test_the_generation_config_says_which_tokens_end_a_chat_turn(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    assert ModelSpec.from_folder(tmp_path).eos_token_ids == (128001,)
+
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [128001, 128009]}))
+    assert ModelSpec.from_folder(tmp_path).eos_token_ids == (128001, 128009)
+
+
+def test_a_model_without_an_end_token_has_none() -> None:
+    assert ModelSpec.from_config(LLAMA | {"eos_token_id": None}).eos_token_ids == ()
+
+
+def test_a_sliding_window_limits_the_context_to_where_the_answer_is_exact() -> None:
+    mistral = LLAMA | {"architectures": ["MistralForCausalLM"], "sliding_window": 4096}
+    assert ModelSpec.from_config(mistral).max_position == 4096
+    assert ModelSpec.from_config(mistral | {"sliding_window": None}).max_position == 131072
+
+    qwen = mistral | {"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": False}
+    assert ModelSpec.from_config(qwen).max_position == 131072
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
+        ({"architectures": None, "model_type": "bert"}, "'bert'"),
+        ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "'yarn'"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
+        ({"quantization_config": {"quant_method": "awq"}}, "awq"),
+        ({"num_key_value_heads": 5}, "num_key_value_heads=5"),
+    ],
+)
+def test_what_cannot_be_computed_is_refused_by_name(change: dict[str, Any], named: str) -> None:
+    with pytest.raises(UnsupportedModel, match=named):
+        ModelSpec.from_config(LLAMA | change)
+
+
+@pytest.mark.parametrize("field", ["vocab_size", "num_hidden_layers", "rms_norm_eps"])
+def test_a_config_that_lacks_a_field_is_refused_by_the_fields_name(field: str) -> None:
+    with pytest.raises(UnsupportedModel, match=field):
+        ModelSpec.from_config(without(field))
+
+
+def test_the_refusal_of_an_architecture_lists_those_that_run() -> None:
+    with pytest.raises(UnsupportedModel, match=r"GPT2LMHeadModel, LlamaForCausalLM, MistralForCausalLM"):
+        ModelSpec.from_config({"architectures": ["OPTForCausalLM"]})
+
+
+def test_gpt2_variants_with_other_arithmetic_are_refused() -> None:
+    for change in ({"scale_attn_weights": False}, {"activation_function": "relu"}):
+        with pytest.raises(UnsupportedModel, match=next(iter(change))):
+            ModelSpec.from_config(GPT2 | change)
+
+
+def test_a_broken_config_is_refused_with_its_path(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match=r"no config\.json"):
+        ModelSpec.from_folder(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(UnsupportedModel, match=r"config\.json is not valid JSON"):
+        ModelSpec.from_folder(tmp_path)
+
+
+def test_the_router_can_read_a_spec_without_loading_torch() -> None:
+    program = "import sys, engine.loader.checkpoint; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -1,0 +1,77 @@
+"""What requests on a common cached prefix give back when they end: only what each holds alone."""
+
+from __future__ import annotations
+
+from engine.core.request import Request
+from engine.engine import Engine
+from tests.unit.engine.test_engine import make_engine, make_request, run
+
+PAGE = 4
+PREFIX = 62
+"""Pages that all have in common."""
+OWN = 2
+"""Pages that the rest of a prompt takes."""
+PEAK = 232
+"""Of 64 requests, eight each that grow by 1, 3, .. 15 pages: at 7 pages, 40 are left and 24 have given back 2
+pages each: 40 * 7 - 24 * 2."""
+
+
+def crowd() -> list[Request]:
+    prefix = [i % 90 for i in range(PREFIX * PAGE)]
+    return [
+        make_request(id, prefix + [id] * OWN * PAGE, max_tokens=(1 + 2 * (id // 8)) * PAGE, ignore_eos=True)
+        for id in range(64)
+    ]
+
+
+def engine_with_cached_prefix(headroom: int) -> Engine:
+    engine = make_engine(
+        page_size=PAGE, num_pages=PREFIX + 64 * OWN + headroom, chunk_budget=1024, max_running_requests=64
+    )
+    run(engine, make_request(1000, [*crowd()[0].prompt[: PREFIX * PAGE], 91], max_tokens=1))
+    return engine
+
+
+def test_a_common_prefix_is_not_counted_as_given_back_by_each() -> None:
+    engine = engine_with_cached_prefix(PEAK)
+    for request in crowd():
+        engine.submit(request)
+    engine.step()
+    assert len(engine.scheduler.running) == 64, "there is room for what they need at the worst moment"
+    run(engine)
+    assert engine.stats().preemptions == 0
+
+
+def test_requests_on_a_common_prefix_wait_rather_than_preempt_each_other() -> None:
+    engine = engine_with_cached_prefix(PEAK - 1)
+    for request in crowd():
+        engine.submit(request)
+    engine.step()
+    assert len(engine.scheduler.running) == 63
+    run(engine)
+    assert engine.stats().preemptions == 0
+
+
+def test_the_first_reader_of_a_prefix_counts_it_no_more_when_others_come() -> None:
+    engine = engine_with_cached_prefix(PEAK - 20)
+    first, *others = crowd()
+    engine.submit(first)
+    engine.step()
+    for request in others:
+        engine.submit(request)
+    run(engine)
+    assert engine.stats().preemptions == 0
+
+
+def test_a_prefix_with_one_reader_is_given_back_by_that_one() -> None:
+    engine = engine_with_cached_prefix(PEAK)
+    first, second = crowd()[:2]
+    engine.submit(first)
+    engine.step()
+    assert engine.kv.pages_alone(first) == PREFIX + OWN
+    engine.submit(second)
+    engine.step()
+    assert engine.kv.pages_alone(first) == OWN + 1, "its answer takes a page by now"
+    assert engine.kv.pages_alone(second) == OWN
+    engine.abort(first.id)
+    assert engine.kv.pages_alone(second) == PREFIX + OWN

@@ -1,0 +1,43 @@
+"""The digester of pools on a GPU, here over a pool in host memory; tests/gpu has the real thing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kv_transfer import KVLayout
+from kv_transfer.integrity.device_digest import DeviceDigester
+from kv_transfer.integrity.digest import PageDigester
+from kv_transfer.integrity.sum64 import HostSum64
+from tests.sum64_cases import LAYOUTS, name_of, pool_of
+
+
+def pair_of(layout: KVLayout) -> tuple[PageDigester, PageDigester]:
+    pool = pool_of(layout)
+    tensor = torch.from_numpy(pool.bytes).view(getattr(torch, layout.dtype))
+    return DeviceDigester(tensor, layout), HostSum64(pool.memory, layout)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=name_of)
+def test_it_agrees_with_the_host_about_any_pages_of_any_dtype(layout: KVLayout) -> None:
+    device, host = pair_of(layout)
+    for tail in {1, layout.page_size}:
+        assert device.digest([4, 0, 2, 5], tail) == host.digest([4, 0, 2, 5], tail)
+
+
+def test_more_pages_than_one_launch_takes_are_digested_all_the_same() -> None:
+    device, host = pair_of(LAYOUTS[1])
+    pages = [page % 6 for page in range(2050)]
+    assert device.digest(pages, 2) == host.digest(pages, 2)
+
+
+def test_no_pages_have_no_digests() -> None:
+    assert pair_of(LAYOUTS[0])[0].digest([], 1) == []
+
+
+def test_a_pool_of_another_page_size_is_refused() -> None:
+    pool = torch.from_numpy(pool_of(LAYOUTS[0]).bytes)
+    with pytest.raises(ValueError, match="bytes a page"):
+        DeviceDigester(pool, replace(LAYOUTS[0], page_size=8))

@@ -1,0 +1,211 @@
+"""A peer that was declared dead: what its pages become, whether it is really dead or comes back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kv_transfer import Drained, KVReceiver, Ready, ReceiveFailed, SendFailed, Ticket
+from kv_transfer.errors import PeerFenced, RightsRemain
+from kv_transfer.handoff.messages import Drain, Message, Revoke, encode
+from tests.kv_network import InFlightMessage, Network, NetworkTransport
+from tests.kv_support import LAYOUT, REQUEST, Pool, final_for, receiver_on, sender_on
+
+PAGES = [3, 4]
+NUM_TOKENS = 8
+TIMEOUT_S = 10.0
+
+
+class Cluster:
+    """Two prefill workers and a decode worker, on hosts of their own."""
+
+    def __init__(self, *, neighbours: frozenset[str] = frozenset()) -> None:
+        self.network = Network()
+        self.pool = Pool(32)
+        self.sources = [Pool(16), Pool(16)]
+        self.senders = [
+            sender_on(NetworkTransport(f"p-{n}", pool, self.network), pool, epoch=n)
+            for n, pool in enumerate(self.sources, start=1)
+        ]
+        self.neighbours = neighbours
+        self.opened = 0
+        self.receiver = KVReceiver(
+            self.open(), self.pool.memory, LAYOUT, epoch=9, reopen=self.open, revoke_interval_s=1.0
+        )
+        self.received: list[Any] = []
+
+    def open(self) -> NetworkTransport:
+        self.opened += 1
+        return NetworkTransport(f"d~{self.opened}", self.pool, self.network, self.neighbours)
+
+    def reserve(self, handoff_id: int, sender: int = 0, now: float = 0.0) -> Ticket:
+        pages = [page + 4 * handoff_id for page in PAGES]
+        return self.receiver.reserve(
+            handoff_id,
+            self.senders[sender].peer,
+            pages,
+            0,
+            NUM_TOKENS,
+            now,
+            TIMEOUT_S,
+            request_digest=REQUEST,
+        )
+
+    def begin(self, handoff_id: int, sender: int = 0) -> None:
+        """As far as a write under way."""
+        self.senders[sender].open(handoff_id, 0.0, TIMEOUT_S)
+        self.senders[sender].attach(self.reserve(handoff_id, sender), 0.0)
+        self.senders[sender].computed(handoff_id, PAGES, 4, 0.0)
+        assert self.network.writes
+
+    def poll(self, now: float = 0.0) -> list[Any]:
+        self.received += (events := self.receiver.poll(now))
+        return events
+
+    def settle(self, now: float) -> list[Any]:
+        """Everything in flight arrives; what the senders reported."""
+        sent: list[Any] = []
+        for _ in range(10):
+            for write in list(self.network.writes):
+                self.network.complete(write)
+            for message in list(self.network.messages):
+                self.network.deliver(message)
+            for sender in self.senders:
+                sent += sender.poll(now)
+            self.poll(now)
+        return sent
+
+
+def test_a_lost_senders_pages_stay_in_quarantine_until_it_is_fenced() -> None:
+    cluster = Cluster()
+    cluster.begin(1)
+    assert [type(event) for event in cluster.poll(11.0)] == [ReceiveFailed]
+    for now in range(12, 100):
+        assert cluster.poll(float(now)) == []
+    cluster.receiver.fence(1, "its node is dead", 100.0)
+    assert cluster.poll(100.0) == [Drained(1)]
+    assert cluster.receiver.num_live == 0
+
+
+def test_a_fence_closes_the_receivers_side_before_pages_are_free() -> None:
+    cluster = Cluster()
+    cluster.begin(1)
+    before = cluster.receiver.peer
+    cluster.receiver.fence(1, "its node is dead", 1.0)
+    assert before.name in cluster.network.closed
+    assert cluster.receiver.peer.name != before.name
+    failed, drained = cluster.poll(1.0)
+    assert "its node is dead" in failed.reason
+    assert drained == Drained(1)
+    assert not cluster.network.writes  # that could land: the network refuses, too, to land one
+
+
+def test_a_fenced_sender_that_comes_back_is_refused_for_ever() -> None:
+    cluster = Cluster()
+    cluster.begin(1)
+    cluster.receiver.fence(1, "", 1.0)
+    with pytest.raises(PeerFenced, match="p-1"):
+        cluster.reserve(2, sender=0)
+    message = encode(Message(1, 1, 9, 0, Drain("late")))
+    cluster.network.messages.append(InFlightMessage(cluster.receiver.peer.name, message))
+    assert [type(event) for event in cluster.settle(1.0)] == [SendFailed]
+    assert cluster.receiver.unexpected["fenced"] == 1
+    cluster.receiver.fence(1, "again", 2.0)
+    assert cluster.opened == 2
+
+
+def test_handoffs_from_others_fail_by_a_fence_and_the_next_ones_succeed() -> None:
+    cluster = Cluster()
+    cluster.begin(1, sender=0)
+    cluster.begin(2, sender=1)
+    cluster.receiver.fence(1, "", 1.0)
+    events = cluster.poll(1.0)
+    assert {event.handoff_id for event in events if isinstance(event, Drained)} == {1, 2}
+    assert {type(event) for event in cluster.settle(2.0)} == {SendFailed}
+    sender = cluster.senders[1]
+    cluster.sources[1].fill(PAGES)
+    sender.open(3, 2.0, TIMEOUT_S)
+    sender.attach(cluster.reserve(3, sender=1, now=2.0), 2.0)
+    sender.finish(3, PAGES, NUM_TOKENS, final_for(NUM_TOKENS), 2.0)
+    cluster.settle(2.0)
+    assert isinstance(cluster.received[-1], Ready)
+
+
+def test_a_fence_of_a_peer_without_pages_here_disturbs_nobody() -> None:
+    cluster = Cluster()
+    cluster.begin(1, sender=0)
+    cluster.receiver.fence(2, "", 1.0)
+    cluster.receiver.fence(77, "never met", 1.0)
+    assert cluster.opened == 1
+    assert cluster.poll(1.0) == []
+    with pytest.raises(PeerFenced):
+        cluster.reserve(2, sender=1)
+
+
+def test_the_end_of_a_process_on_this_host_is_left_to_the_kernel() -> None:
+    """What it writes goes through memory, which closing a connection does not end."""
+    cluster = Cluster(neighbours=frozenset({"p-1"}))
+    cluster.begin(1, sender=0)
+    cluster.receiver.fence(1, "its node is dead", 1.0)
+    assert cluster.opened == 1
+    assert cluster.poll(11.0)[0].handoff_id == 1
+    assert cluster.poll(50.0) == []
+    cluster.network.notice("p-1")
+    assert cluster.poll(51.0) == [Drained(1)]
+
+
+def test_a_fence_of_another_host_frees_no_page_of_a_sender_on_this_one_before_it_has_drained() -> None:
+    cluster = Cluster(neighbours=frozenset({"p-2"}))
+    cluster.begin(1, sender=0)
+    cluster.begin(2, sender=1)
+    cluster.receiver.fence(1, "", 1.0)
+    assert {event.handoff_id for event in cluster.poll(1.0) if isinstance(event, Drained)} == {1}
+    for now in (3.0, 5.0, 7.0):
+        cluster.settle(now)
+    assert cluster.received[-1] == Drained(2)
+    assert cluster.receiver.num_live == 0
+
+
+def test_a_receiver_that_cannot_close_its_side_has_to_end() -> None:
+    network, source, target = Network(), Pool(4), Pool(4)
+    sender = sender_on(NetworkTransport("p", source, network), source)
+    receiver = receiver_on(NetworkTransport("d", target, network), target)
+    receiver.reserve(1, sender.peer, [0], 0, 4, 0.0, TIMEOUT_S, request_digest=REQUEST)
+    with pytest.raises(RightsRemain, match="p was declared dead"):
+        receiver.fence(1, "its node is dead", 0.0)
+
+
+def test_a_sender_gives_its_pages_back_when_the_receiver_is_fenced_and_sends_it_nothing_more() -> None:
+    cluster = Cluster()
+    cluster.begin(1)
+    sender = cluster.senders[0]
+    ticket = cluster.reserve(2)
+    sender.fence(9, "its node is dead", 1.0)
+    (failed,) = sender.poll(1.0)
+    assert "its node is dead" in failed.reason
+    assert sender.num_live == 0
+    sender.open(2, 1.0, TIMEOUT_S)
+    sender.attach(ticket, 1.0)
+    assert [type(event) for event in sender.poll(1.0)] == [SendFailed]
+    revoke = Message(3, 9, 1, 5, Revoke(cluster.receiver.peer, "come back"))
+    cluster.network.messages = [InFlightMessage("p-1", encode(revoke))]
+    cluster.network.deliver(cluster.network.messages[0])
+    sender.poll(1.0)
+    assert cluster.network.messages == []
+    assert sender.unexpected["fenced"] == 1
+
+
+def test_a_peer_that_does_not_answer_is_not_polled_briskly_for_ever() -> None:
+    cluster = Cluster()
+    cluster.begin(1)
+    sender = cluster.senders[0]
+    assert cluster.receiver.is_busy(0.0)
+    assert sender.is_busy(0.0)
+    cluster.poll(11.0)
+    assert cluster.receiver.is_busy(12.0)
+    assert not cluster.receiver.is_busy(17.0)
+    sender.abort(1, 11.0)
+    assert sender.is_busy(12.0)
+    sender.poll(17.0)
+    assert not sender.is_busy(17.0)

@@ -1,0 +1,68 @@
+"""What a page is, and when two workers agree on it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kv_transfer import KVLayout
+
+LLAMA_8B = KVLayout(
+    weights="llama", dtype="bfloat16", num_layers=32, num_kv_heads=8, head_dim=128, page_size=16
+)
+
+
+def test_a_page_of_an_8b_model_is_two_megabytes() -> None:
+    assert LLAMA_8B.page_bytes == 2 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "num_pages"), [(0, 0), (1, 1), (15, 1), (16, 1), (17, 2), (4000, 250)]
+)
+def test_pages_are_counted_with_the_last_one_perhaps_partly_filled(num_tokens: int, num_pages: int) -> None:
+    assert LLAMA_8B.num_pages(num_tokens) == num_pages
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"weights": "llama-2"},
+        {"dtype": "float16"},
+        {"num_layers": 31},
+        {"num_kv_heads": 4},
+        {"head_dim": 64},
+        {"page_size": 32},
+        {"tp_size": 2},
+        {"digest": "crc32"},
+    ],
+)
+def test_the_hash_changes_with_everything_that_makes_pages_mean_something_else(
+    change: dict[str, object],
+) -> None:
+    assert replace(LLAMA_8B, **change).hash != LLAMA_8B.hash  # type: ignore[arg-type]
+
+
+def test_ranks_of_one_model_share_a_hash() -> None:
+    sharded = replace(LLAMA_8B, tp_size=4)
+    assert replace(sharded, tp_rank=3).hash == sharded.hash
+
+
+def test_more_ranks_than_heads_share_heads() -> None:
+    shards = [replace(LLAMA_8B, num_kv_heads=2, tp_size=4, tp_rank=rank) for rank in range(4)]
+    assert [shard.heads_per_shard for shard in shards] == [1, 1, 1, 1]
+    assert [shard.first_head for shard in shards] == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dtype": "int4"}, "int4"),
+        ({"page_size": 0}, "page_size"),
+        ({"tp_size": 3}, "8 kv heads cannot be sharded over 3 ranks"),
+        ({"tp_size": 2, "tp_rank": 2}, "tp_rank 2"),
+    ],
+)
+def test_an_impossible_layout_is_refused_with_the_reason(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(LLAMA_8B, **change)  # type: ignore[arg-type]

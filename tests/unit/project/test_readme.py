@@ -1,0 +1,39 @@
+"""The README says what the code says."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from router.config.settings import SETTINGS
+
+ROOT = Path(__file__).resolve().parents[3]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def test_the_flag_table_is_the_routers_own() -> None:
+    spec = importlib.util.spec_from_file_location("flag_table", ROOT / "scripts" / "flag_table.py")
+    assert spec
+    assert spec.loader
+    flag_table = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(flag_table)
+    document = (ROOT / "docs" / "flags.md").read_text()
+    assert flag_table.with_table(document) == document, "run: python scripts/flag_table.py"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_flag_that_is_mentioned_exists(document: Path) -> None:
+    others = {"--rate", "--rates", "--requests", "--cpu", "--help", "--config"}
+    mentioned = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", document.read_text()))
+    assert mentioned <= {setting.flag for setting in SETTINGS.values()} | others
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_link_within_the_repository_leads_somewhere(document: Path) -> None:
+    links = re.findall(r"\]\(([^)#]+)", document.read_text())
+    inside = [link for link in links if "://" not in link]
+    assert inside
+    assert all((document.parent / link).exists() for link in inside)

@@ -1,0 +1,67 @@
+"""What the flags say of access, before anything is started."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from router.config.settings import RouterConfig
+from router.frontend.access import Access
+from router.frontend.api_keys import BadKeyFile
+from rpc.tls import BadCertificate
+from tests.certificates import Authority
+
+
+def test_without_flags_everybody_is_served_in_plaintext_and_on_loopback_that_is_no_news(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert Access.load(RouterConfig(model="m")) == Access(keys=None, tls=None)
+    assert not caplog.messages
+
+
+def test_a_door_that_is_open_to_other_machines_is_pointed_out(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        Access.load(RouterConfig(model="m", host="0.0.0.0"))
+    assert "--api-key-file" in caplog.text
+    assert "--tls-cert" in caplog.text
+
+
+def test_files_are_loaded_and_no_warning_is_left(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    files = Authority.make("ours").issue(tmp_path)
+    keys = tmp_path / "keys"
+    keys.write_text("0123456789abcdef\n")
+    keys.chmod(0o600)
+    metrics_keys = tmp_path / "metrics-keys"
+    metrics_keys.write_text("fedcba9876543210\n")
+    metrics_keys.chmod(0o600)
+    config = RouterConfig(
+        model="m",
+        host="0.0.0.0",
+        api_key_file=str(keys),
+        metrics_key_file=str(metrics_keys),
+        cors_origins="https://chat.example.com, http://localhost:3000",
+        max_requests_per_key=3,
+        tls_cert=str(files.certificate),
+        tls_key=str(files.key),
+    )
+    with caplog.at_level(logging.WARNING):
+        access = Access.load(config)
+    assert access.tls == files
+    assert access.keys is not None
+    assert access.keys.identify("Bearer 0123456789abcdef").max_requests == 3
+    assert access.metrics_keys is not None
+    assert access.metrics_keys.find("Bearer fedcba9876543210") is not None
+    assert access.cors_origins == ("https://chat.example.com", "http://localhost:3000")
+    assert not caplog.messages
+
+
+def test_files_that_cannot_be_used_are_told_with_their_flags(tmp_path: Path) -> None:
+    with pytest.raises(BadKeyFile, match="--api-key-file /none: No such file"):
+        Access.load(RouterConfig(model="m", api_key_file="/none"))
+    with pytest.raises(BadKeyFile, match="--metrics-key-file /none: No such file"):
+        Access.load(RouterConfig(model="m", metrics_key_file="/none"))
+    with pytest.raises(BadCertificate, match="--tls-cert, --tls-key: /none: No such file"):
+        Access.load(RouterConfig(model="m", tls_cert="/none", tls_key="/none"))

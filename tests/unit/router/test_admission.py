@@ -1,0 +1,171 @@
+"""When a sequence may go to the workers."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import pytest
+
+from router.dispatch.admission import Admission, Turn, Want
+
+
+class Pool:
+    """Decode workers as one number of tokens; a claim takes from it, `free` gives back."""
+
+    def __init__(self, room: int, window: int = 100) -> None:
+        self.room = room
+        self.admission = Admission(self.has_room, self.claim, lambda: window)
+
+    def has_room(self, want: Want) -> bool:
+        return want.tokens <= self.room
+
+    def claim(self, want: Want) -> Claim:
+        self.room -= want.tokens
+        return Claim(self, want.tokens)
+
+    def free(self, tokens: int) -> None:
+        self.room += tokens
+        self.admission.look()
+
+
+class Claim:
+    def __init__(self, pool: Pool, tokens: int) -> None:
+        self._pool = pool
+        self._tokens = tokens
+
+    def release(self) -> None:
+        self._pool.room += self._tokens
+
+
+def at_once(pool: Pool, tokens: int, *, is_retry: bool = False) -> Turn | None:
+    return pool.admission.at_once(Want(tokens, is_retry=is_retry))
+
+
+async def waiting(
+    pool: Pool, tokens: int, patience_s: float = math.inf, *, is_retry: bool = False
+) -> asyncio.Task[Turn]:
+    assert at_once(pool, tokens, is_retry=is_retry) is None
+    task = asyncio.create_task(pool.admission.wait(Want(tokens, is_retry=is_retry), patience_s))
+    await asyncio.sleep(0)
+    return task
+
+
+async def who_is_in(*tasks: asyncio.Task[Turn]) -> list[bool]:
+    await asyncio.sleep(0)
+    return [task.done() for task in tasks]
+
+
+async def test_a_sequence_that_fits_goes_at_once_and_keeps_its_room() -> None:
+    pool = Pool(10)
+    turn = at_once(pool, 6)
+    assert turn is not None
+    assert pool.room == 4
+    turn.release_claim()
+    turn.close()
+    assert pool.room == 10
+
+
+async def test_one_that_does_not_fit_waits_until_room_is_made() -> None:
+    pool = Pool(5)
+    task = await waiting(pool, 8)
+    pool.free(2)
+    assert await who_is_in(task) == [False]
+    pool.free(1)
+    assert await who_is_in(task) == [True]
+    assert pool.room == 0
+    assert len(pool.admission) == 0
+
+
+async def test_room_that_a_turn_gives_back_unused_lets_the_next_in() -> None:
+    pool = Pool(8)
+    turn = at_once(pool, 8)
+    assert turn is not None
+    task = await waiting(pool, 8)
+    turn.close()
+    assert await who_is_in(task) == [True]
+
+
+async def test_a_large_sequence_is_not_passed_by_small_ones() -> None:
+    pool = Pool(5)
+    large = await waiting(pool, 8)
+    small = await waiting(pool, 1)
+    assert await who_is_in(large, small) == [False, False]
+    pool.free(4)
+    assert await who_is_in(large, small) == [True, True]
+
+
+async def test_one_that_loses_patience_is_refused_and_lets_those_behind_it_in() -> None:
+    pool = Pool(5)
+    large = await waiting(pool, 8, patience_s=0.01)
+    small = await waiting(pool, 1)
+    with pytest.raises(TimeoutError):
+        await large
+    assert await who_is_in(small) == [True]
+    assert len(pool.admission) == 0
+
+
+async def test_one_that_is_cancelled_lets_those_behind_it_in() -> None:
+    pool = Pool(5)
+    large, small = await waiting(pool, 8), await waiting(pool, 1)
+    large.cancel()
+    await asyncio.wait([large])
+    assert await who_is_in(small) == [True]
+
+
+async def test_one_that_is_cancelled_in_the_moment_of_its_turn_gives_it_back() -> None:
+    pool = Pool(5)
+    task = await waiting(pool, 8)
+    pool.free(5)  # granted, and not yet resumed
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    assert pool.room == 10
+
+
+async def test_one_that_is_cancelled_just_before_room_is_made_takes_none() -> None:
+    pool = Pool(5)
+    first, second = await waiting(pool, 8), await waiting(pool, 8)
+    first.cancel()
+    pool.free(5)
+    await asyncio.wait([first])
+    assert await who_is_in(second) == [True]
+    assert pool.room == 2
+    assert len(pool.admission) == 0
+
+
+async def test_retries_go_before_whoever_is_new() -> None:
+    pool = Pool(0)
+    new, retry = await waiting(pool, 4), await waiting(pool, 4, is_retry=True)
+    pool.free(4)
+    assert await who_is_in(new, retry) == [False, True]
+    pool.free(4)
+    assert await who_is_in(new) == [True]
+
+
+async def test_only_so_many_tokens_of_retries_are_computed_at_a_time() -> None:
+    pool = Pool(1000, window=100)
+    first, second = at_once(pool, 60, is_retry=True), at_once(pool, 40, is_retry=True)
+    assert first is not None
+    assert second is not None
+    third = await waiting(pool, 30, is_retry=True)
+    new = await waiting(pool, 1)  # who is new does not pass those who lost their worker
+    second.computed()
+    second.close()
+    assert await who_is_in(third, new) == [True, True]
+    first.close()
+
+
+async def test_a_retry_larger_than_the_window_goes_alone() -> None:
+    pool = Pool(1000, window=100)
+    first = at_once(pool, 500, is_retry=True)
+    assert first is not None
+    second = await waiting(pool, 1, is_retry=True)
+    first.computed()
+    assert await who_is_in(second) == [True]
+
+
+async def test_new_sequences_do_not_count_as_retries() -> None:
+    pool = Pool(1000, window=100)
+    for _ in range(10):
+        assert at_once(pool, 50) is not None

@@ -1,0 +1,107 @@
+"""API keys: what a file of them may look like, whom they let in, and how much each may do at a time."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.errors import InvalidRequest, Overloaded, Unauthenticated
+from router.frontend.api_keys import ApiKeys, BadKeyFile
+from router.processing.clients import Client
+
+ALICE, BOB = "alice-0123456789", "bob-abcdefghijkl"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "keys"
+    path.write_text(f"# who is who\n\n{ALICE}\n  {BOB}  \n")
+    path.chmod(0o600)
+    return path
+
+
+def test_a_client_is_known_by_its_key_and_named_by_its_line(file: Path) -> None:
+    keys = ApiKeys.load(file)
+    assert keys.identify(f"Bearer {ALICE}").name == "key-3"
+    assert keys.identify(f"bearer  {BOB} ").name == "key-4"
+    assert keys.identify(f"Bearer {ALICE}") is keys.identify(f"Bearer {ALICE}")
+
+
+@pytest.mark.parametrize(
+    "authorization", [None, "", "Bearer", "Bearer ", ALICE, f"Basic {ALICE}", f"Bearer {ALICE}x", "Bearer #"]
+)
+def test_nobody_else_is_let_in(file: Path, authorization: str | None) -> None:
+    with pytest.raises(Unauthenticated):
+        ApiKeys.load(file).identify(authorization)
+
+
+@given(st.text())
+def test_whatever_is_sent_is_a_wrong_key_and_nothing_worse(text: str) -> None:
+    with pytest.raises(Unauthenticated):
+        ApiKeys({ALICE: "alice"}).identify(text)
+
+
+def test_keys_are_kept_in_no_readable_form() -> None:
+    keys, again = ApiKeys({ALICE: "alice"}), ApiKeys({ALICE: "alice"})
+    assert ALICE.encode() not in b"".join(keys._clients)
+    assert keys._clients.keys().isdisjoint(again._clients)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "has no key in it"),
+        ("# nothing\n\n", "has no key in it"),
+        (f"{ALICE}\nshort\n", "line 2: a key has at least 16"),
+        (f"{ALICE} {BOB}\n", "line 1"),
+        ("schlüssel-0123456789\n", "ASCII"),
+    ],
+)
+def test_a_file_that_would_not_do_is_told_without_its_keys(tmp_path: Path, content: str, words: str) -> None:
+    path = tmp_path / "keys"
+    path.write_text(content)
+    with pytest.raises(BadKeyFile, match=words) as error:
+        ApiKeys.load(path)
+    assert ALICE not in str(error.value)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BadKeyFile, match=r"--api-key-file .*none: No such file"):
+        ApiKeys.load(tmp_path / "none")
+
+
+def test_a_file_that_everybody_can_read_is_pointed_out(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        ApiKeys.load(file)
+        assert not caplog.messages
+        file.chmod(0o644)
+        ApiKeys.load(file)
+    assert "can be read by every user" in caplog.text
+
+
+def test_a_client_runs_as_many_completions_as_it_may_and_gets_its_room_back() -> None:
+    client = Client("key-1", max_requests=4)
+    with client.request(1):
+        with client.request(3), pytest.raises(Overloaded), client.request(1):
+            pass
+        client.require_room(3)
+        with pytest.raises(Overloaded):
+            client.require_room(4)
+    assert client.running == 0
+
+
+def test_a_request_that_never_fits_is_refused_for_good() -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        Client("key-1", max_requests=4).require_room(5)
+    assert refusal.value.param == "n"
+    Client("key-1").require_room(5)
+
+
+def test_one_client_s_requests_are_no_other_s(file: Path) -> None:
+    keys = ApiKeys.load(file, max_requests=1)
+    with keys.identify(f"Bearer {ALICE}").request(1):
+        keys.identify(f"Bearer {BOB}").require_room(1)

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from router.errors import InvalidRequest
+from router.processing.chat_template import ChatTemplate
+
+TAKING_TURNS = """
+{%- for message in messages -%}
+    {%- if loop.index0 % 2 != (message.role == 'assistant') | int %}
+        {{- raise_exception('roles must take turns') }}
+    {%- endif -%}
+    {{ bos_token }}[{{ message.role }}] {{ message.content }}{{ '\\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt %}[assistant]{% endif -%}
+"""
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def test_the_prompt_ends_where_the_assistants_answer_begins() -> None:
+    template = ChatTemplate(TAKING_TURNS, {"bos_token": "<s>"})
+    assert template.render([user("hi <b>")], {}) == "<s>[user] hi <b>\n[assistant]"
+
+
+def test_a_conversation_that_the_template_refuses_is_the_clients_mistake() -> None:
+    template = ChatTemplate(TAKING_TURNS, {})
+    with pytest.raises(InvalidRequest, match="roles must take turns"):
+        template.render([user("hi"), user("hi again")], {})
+
+
+def test_a_message_that_breaks_the_template_is_the_clients_mistake() -> None:
+    template = ChatTemplate("{{ messages[0].content + 1 }}", {})
+    with pytest.raises(InvalidRequest):
+        template.render([user("hi")], {})
+
+
+def test_developer_is_a_new_word_for_system() -> None:
+    template = ChatTemplate("{{ messages[0].role }}", {})
+    assert template.render([{"role": "developer", "content": "be brief"}], {}) == "system"
+
+
+def test_the_template_gets_its_own_options() -> None:
+    template = ChatTemplate("{% if enable_thinking %}<think>{% endif %}", {})
+    assert template.render([user("hi")], {"enable_thinking": True}) == "<think>"
+    assert template.render([user("hi")], {}) == ""
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("name", "Ada"), ("tool_calls", [{"function": {"name": "f", "arguments": {}}}])]
+)
+def test_a_field_that_the_template_does_not_use_is_refused_by_name(field: str, value: object) -> None:
+    messages = [user("hi"), {"role": "assistant", "content": "", field: value}]
+    using = "{% for m in messages %}{{ m.content }}{{ m[field] }}{% endfor %}".replace("field", f"'{field}'")
+    assert ChatTemplate(using, {}).render(messages, {})
+    insisting = "{% for m in messages if m.role == 'assistant' %}{{ m.FIELD + m.FIELD }}{% endfor %}"
+    assert ChatTemplate(insisting.replace("FIELD", field), {}).render(messages, {})
+    with pytest.raises(InvalidRequest) as refusal:
+        ChatTemplate(TAKING_TURNS, {}).render(messages, {})
+    assert (refusal.value.param, refusal.value.code) == (f"messages.1.{field}", "unsupported_parameter")
+
+
+@pytest.mark.parametrize("name", ["messages", "add_generation_prompt"])
+def test_an_option_that_the_request_itself_decides_is_refused(name: str) -> None:
+    with pytest.raises(InvalidRequest, match=name):
+        ChatTemplate(TAKING_TURNS, {}).render([user("hi")], {name: False})
+
+
+def test_a_template_cannot_reach_the_machine() -> None:
+    template = ChatTemplate("{{ ''.__class__.__mro__[1].__subclasses__() }}", {})
+    with pytest.raises(InvalidRequest):
+        template.render([user("hi")], {})
+
+
+def test_the_extensions_that_models_use_are_there() -> None:
+    source = (
+        "{% for m in messages %}{% generation %}{{ m | tojson }}{% endgeneration %}{% break %}{% endfor %}"
+        "{{ strftime_now('%Y') | length }}"
+    )
+    shown = ChatTemplate(source, {}).render([user("<é>"), user("never")], {})
+    assert shown == json.dumps(user("<é>"), ensure_ascii=False) + "4"
+
+
+def test_a_broken_template_is_found_when_the_model_is_loaded() -> None:
+    with pytest.raises(ValueError, match="cannot parse"):
+        ChatTemplate("{% for %}", {})
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"chat_template": "{{ eos_token }}"},
+        {
+            "chat_template": [
+                {"name": "tool_use", "template": "x"},
+                {"name": "default", "template": "{{ eos_token }}"},
+            ]
+        },
+    ],
+)
+def test_the_template_may_be_in_the_tokenizers_configuration(
+    tmp_path: Path, config: dict[str, object]
+) -> None:
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(json.dumps({**config, "eos_token": {"content": "</s>", "special": True}}))
+    template = ChatTemplate.load(tmp_path)
+    assert template is not None
+    assert template.render([user("hi")], {}) == "</s>"
+
+
+def test_the_template_may_be_a_file_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_text("mine")
+    template = ChatTemplate.load(tmp_path)
+    assert template is not None
+    assert template.render([user("hi")], {}) == "mine"
+
+
+def test_a_model_without_a_template_has_none(tmp_path: Path) -> None:
+    assert ChatTemplate.load(tmp_path) is None

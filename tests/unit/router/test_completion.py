@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import pytest
+
+from router.dispatch.interface import Delta
+from router.processing.completion import Chunk, Completion
+from router.processing.detokenizer import ByteDetokenizer
+from rpc.baton.v1.sampling_pb2 import (
+    FINISH_REASON_ABORT,
+    FINISH_REASON_LENGTH,
+    FINISH_REASON_STOP,
+    TokenLogprobs,
+)
+
+TABLE = [bytes([i]) for i in range(256)]
+EOS = 0
+
+
+def completion(*stops: str, min_tokens: int = 0) -> Completion:
+    return Completion(0, ByteDetokenizer(TABLE), stops=stops, min_tokens=min_tokens)
+
+
+def ids(text: str) -> list[int]:
+    return list(text.encode())
+
+
+def feed(made: Completion, deltas: list[Delta]) -> list[Chunk]:
+    """Chunks up to the last."""
+    chunks = []
+    for delta in deltas:
+        chunks.append(made.feed(delta))
+        if made.finished:
+            break
+    return chunks
+
+
+def test_tokens_become_text_and_are_counted() -> None:
+    made = completion()
+    chunks = feed(made, [Delta(ids("hé"), cached_tokens=3), Delta(ids("!"), finish=FINISH_REASON_LENGTH)])
+    assert [chunk.text for chunk in chunks] == ["hé", "!"]
+    assert (made.num_tokens, made.cached_tokens, made.finished) == (4, 3, True)
+
+
+def test_the_token_that_ends_a_sequence_counts_but_is_not_shown() -> None:
+    made = completion()
+    [chunk] = feed(made, [Delta([*ids("a"), ord("b")], finish=FINISH_REASON_STOP, stop_token=ord("b"))])
+    assert (chunk.text, chunk.stop, chunk.finish, made.num_tokens) == ("a", ord("b"), FINISH_REASON_STOP, 2)
+
+
+@pytest.mark.parametrize("stops", [(), ("zzz",)])
+def test_half_a_character_at_the_end_is_told(stops: tuple[str, ...]) -> None:
+    [chunk] = feed(completion(*stops), [Delta(ids("é")[:1], finish=FINISH_REASON_LENGTH)])
+    assert chunk.text == "�"
+
+
+def test_a_stop_string_ends_the_completion_and_later_tokens_do_not_count() -> None:
+    made = completion("END")
+    logprobs = [TokenLogprobs(logprob=-i) for i in range(6)]
+    chunks = feed(made, [Delta(ids("ok E")), Delta(ids("ND more")[:6], logprobs)])
+    assert "".join(chunk.text for chunk in chunks) == "ok "
+    assert (chunks[-1].finish, chunks[-1].stop) == (FINISH_REASON_STOP, "END")
+    assert made.num_tokens == len("ok END")
+    assert list(chunks[-1].logprobs) == logprobs[:2]
+
+
+def test_a_stop_string_wins_over_the_end_by_length() -> None:
+    [chunk] = feed(completion("END"), [Delta(ids("xEND"), finish=FINISH_REASON_LENGTH)])
+    assert (chunk.text, chunk.finish) == ("x", FINISH_REASON_STOP)
+
+
+def test_text_that_was_held_back_comes_with_the_last_chunk() -> None:
+    chunks = feed(
+        completion("END"), [Delta(ids("xEN")), Delta([EOS], finish=FINISH_REASON_STOP, stop_token=EOS)]
+    )
+    assert [chunk.text for chunk in chunks] == ["x", "EN"]
+
+
+def test_a_stop_string_does_not_count_before_min_tokens() -> None:
+    made = completion("a", min_tokens=4)
+    chunks = feed(made, [Delta(ids("aaxbacd"))])
+    assert (chunks[0].text, made.num_tokens) == ("aaxb", 5)
+
+
+def test_an_aborted_completion_says_so() -> None:
+    made = completion("END")
+    made.feed(Delta(ids("xEN")))
+    assert made.abort().finish == FINISH_REASON_ABORT
+    assert made.finished

@@ -1,0 +1,37 @@
+"""Which worker gets a request."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.config.settings import Routing
+from router.dispatch.policies import POLICIES
+from router.workers.capacity import WorkerView, least_loaded, round_robin
+
+
+def test_every_setting_has_its_policy() -> None:
+    assert set(POLICIES) == set(Routing)
+
+
+def test_round_robin_takes_turns_whatever_the_load() -> None:
+    workers = [WorkerView(tokens=1000), WorkerView(), WorkerView()]
+    assert [round_robin(workers, turn) for turn in range(6)] == [0, 1, 2, 0, 1, 2]
+
+
+def test_least_loaded_counts_tokens_before_requests() -> None:
+    long, short = WorkerView(tokens=4000, requests=1), WorkerView(tokens=80, requests=8)
+    assert least_loaded([long, short], 0) == 1
+
+
+def test_equals_take_turns() -> None:
+    workers = [WorkerView(), WorkerView(), WorkerView()]
+    assert [least_loaded(workers, turn) for turn in range(3)] == [0, 1, 2]
+
+
+@given(st.lists(st.integers(1, 10_000), min_size=1, max_size=200), st.integers(1, 8))
+def test_least_loaded_keeps_workers_within_one_request_of_each_other(sizes: list[int], count: int) -> None:
+    tokens = [0] * count
+    for turn, size in enumerate(sizes):
+        tokens[least_loaded([WorkerView(tokens=t) for t in tokens], turn)] += size
+    assert max(tokens) - min(tokens) <= max(sizes)

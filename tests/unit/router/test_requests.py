@@ -1,0 +1,215 @@
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.errors import InvalidRequest
+from router.frontend.openai.requests import ChatCompletionBody, CompletionBody, parse
+from router.processing.generation_request import Chat, GenerationRequest
+
+
+def completion(**fields: Any) -> GenerationRequest:
+    return parse(CompletionBody, json.dumps({"prompt": "hi"} | fields).encode()).to_request("cmpl-1")
+
+
+def chat(**fields: Any) -> GenerationRequest:
+    body = {"messages": [{"role": "user", "content": "hi"}]} | fields
+    return parse(ChatCompletionBody, json.dumps(body).encode()).to_request("cmpl-1")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [
+        ("text", ["text"]),
+        (["one", "two"], ["one", "two"]),
+        ([1, 2, 3], [[1, 2, 3]]),
+        ([[1, 2], [3]], [[1, 2], [3]]),
+    ],
+)
+def test_a_prompt_comes_in_four_shapes(prompt: Any, prompts: Any) -> None:
+    assert completion(prompt=prompt).prompts == prompts
+
+
+@pytest.mark.parametrize(
+    "prompt", [None, 3, True, [], [True], [1, "a"], ["a", [1]], [[1, "a"]], [1.0], {"a": 1}]
+)
+def test_a_prompt_in_no_known_shape_is_refused(prompt: Any) -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        completion(prompt=prompt)
+    assert refusal.value.param == "prompt"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'"text"',
+        b"null",
+        b"\xff\xfe",
+        b'{"prompt":"\\ud800"}',
+        b'{"prompt":"a\x00"}',
+        b"[" * 100_000,
+        b'{"prompt":' + b"[" * 100_000,
+        b'{"prompt":"a","seed":' + b"9" * 10_000 + b"}",
+        b'{"prompt":"a","temperature":1e999}',
+        b'{"prompt":"a","temperature":NaN}',
+        b'{"prompt":"a","temperature":Infinity}',
+    ],
+)
+def test_what_is_not_a_json_object_of_finite_numbers_is_refused(body: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        parse(CompletionBody, body)
+
+
+@pytest.mark.parametrize(
+    ("param", "value"),
+    [
+        ("max_tokens", "5"),
+        ("max_tokens", 5.5),
+        ("max_tokens", True),
+        ("temperature", "1"),
+        ("temperature", True),
+        ("n", []),
+        ("stop", 3),
+        ("stop", [3]),
+        ("seed", 1.5),
+        ("stream", "yes"),
+        ("stop_token_ids", ["a"]),
+        ("ignore_eos", 1),
+        ("timeout", 0),
+        ("timeout", -1),
+        ("model", 3),
+    ],
+)
+def test_a_wrong_type_is_refused_by_name(param: str, value: Any) -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        completion(**{param: value})
+    assert refusal.value.param is not None
+    assert refusal.value.param.split(".")[0] == param
+
+
+@pytest.mark.parametrize(
+    ("param", "value", "code"),
+    [
+        ("temprature", 0, "unknown_parameter"),
+        ("tools", [{"type": "function"}], "unsupported_parameter"),
+        ("logit_bias", {"50256": -100}, "unsupported_parameter"),
+        ("response_format", {"type": "json_object"}, "unsupported_parameter"),
+        ("best_of", 3, "unsupported_parameter"),
+    ],
+)
+def test_a_parameter_that_would_be_ignored_is_refused(param: str, value: Any, code: str) -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        completion(**{param: value})
+    assert (refusal.value.param, refusal.value.code) == (param, code)
+
+
+def test_a_stream_option_that_would_be_ignored_is_refused() -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        completion(stream=True, stream_options={"include_usage": True, "include_cost": True})
+    assert (refusal.value.param, refusal.value.code) == ("stream_options.include_cost", "unknown_parameter")
+
+
+def test_parameters_that_ask_for_nothing_are_let_through() -> None:
+    neutral = {
+        "tools": [],
+        "logit_bias": {},
+        "response_format": {"type": "text"},
+        "suffix": None,
+        "best_of": 1,
+    }
+    bookkeeping = {"user": "me", "metadata": {"a": "b"}, "store": True}
+    assert completion(**neutral, **bookkeeping).options == completion().options
+
+
+def test_null_means_the_default() -> None:
+    names = ["max_tokens", "temperature", "top_p", "n", "seed", "stop", "stream", "top_k", "logprobs", "user"]
+    assert completion(**dict.fromkeys(names)).options == completion().options
+
+
+def test_completions_have_sixteen_tokens_unless_asked_and_chats_as_many_as_fit() -> None:
+    assert completion().options.max_tokens == 16
+    assert chat().options.max_tokens is None
+    assert chat(max_completion_tokens=7).options.max_tokens == 7
+    assert chat(max_tokens=7, max_completion_tokens=7).options.max_tokens == 7
+    with pytest.raises(InvalidRequest, match="differ"):
+        chat(max_tokens=7, max_completion_tokens=8)
+
+
+def test_a_stop_may_be_one_or_several() -> None:
+    assert completion(stop="a").options.stop == ("a",)
+    assert completion(stop=["a", "b"]).options.stop == ("a", "b")
+
+
+def test_logprobs_are_a_number_for_completions_and_a_switch_for_chats() -> None:
+    assert completion(logprobs=3).options.logprobs == 3
+    assert chat(logprobs=True).options.logprobs == 0
+    assert chat(logprobs=True, top_logprobs=4).options.logprobs == 4
+    assert chat(logprobs=False).options.logprobs is None
+    with pytest.raises(InvalidRequest, match="top_logprobs"):
+        chat(top_logprobs=4)
+
+
+def test_text_parts_of_a_message_become_lines() -> None:
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    [prompt] = chat(messages=[{"role": "user", "content": parts}]).prompts
+    assert isinstance(prompt, Chat)
+    assert prompt.messages[0]["content"] == "one\ntwo"
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        ("hi", "messages"),
+        (["hi"], "messages.0"),
+        ([{"content": "hi"}], "messages.0.role"),
+        ([{"role": "robot", "content": "hi"}], "messages.0.role"),
+        ([{"role": "user", "content": 3}], "messages.0.content"),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "messages.0.content"),
+        ([{"role": "function", "name": "f", "content": "1"}], "messages.0.role"),
+    ],
+)
+def test_a_wrong_message_is_refused_by_its_place(messages: Any, param: str) -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        chat(messages=messages)
+    assert refusal.value.param == param
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"stream_options": {"include_usage": True}},
+        {"stream": True, "stream_options": {"include_usage": 1}},
+        {"echo": True, "logprobs": 1},
+        {"timings": True, "n": 2},
+        {"timings": True, "prompt": ["a", "b"]},
+    ],
+)
+def test_parameters_that_do_not_go_together_are_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest):
+        completion(**fields)
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+FIELDS = st.sampled_from(
+    [*CompletionBody.model_fields, *ChatCompletionBody.model_fields, "tools", "user", "x"]
+)
+
+
+@given(st.dictionaries(FIELDS, ANYTHING, max_size=5), st.sampled_from([CompletionBody, ChatCompletionBody]))
+def test_anything_is_either_understood_or_refused(fields: dict[str, Any], kind: Any) -> None:
+    valid = {"prompt": "hi", "messages": [{"role": "user", "content": "hi"}]}
+    base = {name: value for name, value in valid.items() if name in kind.model_fields}
+    with suppress(InvalidRequest):
+        parse(kind, json.dumps(base | fields).encode()).to_request("cmpl-1").options.check(100)

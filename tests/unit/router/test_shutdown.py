@@ -1,0 +1,56 @@
+"""Signals: the first asks, and whatever is under way is ended in order."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from router.cli.shutdown import Interrupted, Shutdown
+
+
+@pytest.fixture
+async def shutdown() -> Shutdown:
+    shutdown = Shutdown()
+    shutdown.install()
+    return shutdown
+
+
+@pytest.mark.parametrize("signal_", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_is_a_request(shutdown: Shutdown, signal_: signal.Signals) -> None:
+    os.kill(os.getpid(), signal_)
+    async with asyncio.timeout(5):
+        await shutdown.requested()
+
+
+async def test_work_that_is_done_in_time_returns_its_result(shutdown: Shutdown) -> None:
+    async def work() -> int:
+        return 7
+
+    assert await shutdown.unless_requested(work()) == 7
+
+
+async def test_work_that_fails_raises_its_own_error(shutdown: Shutdown) -> None:
+    async def work() -> int:
+        raise KeyError("model")
+
+    with pytest.raises(KeyError):
+        await shutdown.unless_requested(work())
+
+
+async def test_a_signal_cancels_the_work_and_lets_it_clean_up(shutdown: Shutdown) -> None:
+    cleaned = False
+
+    async def work() -> None:
+        nonlocal cleaned
+        os.kill(os.getpid(), signal.SIGTERM)
+        try:
+            await asyncio.sleep(60)
+        finally:
+            cleaned = True
+
+    with pytest.raises(Interrupted):
+        await shutdown.unless_requested(work())
+    assert cleaned

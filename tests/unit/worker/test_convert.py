@@ -1,0 +1,89 @@
+"""Messages and dataclasses say the same."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.core.sampling_params import TokenLogprobs
+from kv_transfer import Peer, Ticket
+from rpc.baton.v1 import sampling_pb2, worker_pb2
+from worker.convert import (
+    logprobs_to_proto,
+    peer_from_proto,
+    peer_to_proto,
+    request_from_proto,
+    sampling_from_proto,
+    ticket_from_proto,
+    ticket_to_proto,
+)
+from worker.handoff import digest_of
+
+u32 = st.integers(0, 2**32 - 1)
+u64 = st.integers(0, 2**64 - 1)
+peers = st.builds(
+    Peer,
+    name=st.text(max_size=20),
+    epoch=u64,
+    metadata=st.binary(max_size=20),
+    base_address=u64,
+    page_bytes=u64,
+    num_pages=u64,
+    device_index=st.integers(0, 15),
+    layout_hash=st.text("0123456789abcdef", max_size=32),
+)
+tickets = st.builds(
+    Ticket,
+    handoff_id=u64,
+    receiver=peers,
+    epoch=u64,
+    layout_hash=st.text(max_size=8),
+    pages=st.lists(u32, max_size=8).map(tuple),
+    first_token=u32,
+    num_tokens=u32,
+    timeout_s=st.floats(0, 1e6),
+    secret=u64,
+)
+
+
+@given(tickets)
+def test_a_ticket_survives_the_wire(ticket: Ticket) -> None:
+    wire = ticket_to_proto(ticket).SerializeToString()
+    assert ticket_from_proto(worker_pb2.Ticket.FromString(wire)) == ticket
+
+
+@given(peers)
+def test_a_peer_survives_the_wire(peer: Peer) -> None:
+    assert peer_from_proto(worker_pb2.Peer.FromString(peer_to_proto(peer).SerializeToString())) == peer
+
+
+def test_no_logprobs_is_not_zero_logprobs() -> None:
+    assert sampling_from_proto(sampling_pb2.Sampling()).logprobs is None
+    assert sampling_from_proto(sampling_pb2.Sampling(logprobs=0)).logprobs == 0
+
+
+def test_a_request_brings_what_was_streamed_before() -> None:
+    work = worker_pb2.Work(
+        request_id=7, prompt=[1, 2], output=[3], sampling=sampling_pb2.Sampling(max_tokens=9)
+    )
+    request = request_from_proto(work, arrival=1.5)
+    assert (request.id, request.prompt, request.output) == (7, [1, 2], [3])
+    assert (request.num_computed, request.num_tokens, request.arrival) == (0, 3, 1.5)
+
+
+def test_logprobs_keep_the_order_of_the_likeliest() -> None:
+    message = logprobs_to_proto(TokenLogprobs(-0.5, 2, ((9, -0.25), (4, -0.5))))
+    assert (message.logprob, message.rank) == (-0.5, 2)
+    assert (list(message.top_ids), list(message.top_logprobs)) == ([9, 4], [-0.25, -0.5])
+
+
+def test_workers_that_were_told_different_requests_disagree_on_the_digest() -> None:
+    def digest(prompt: list[int], **sampling: object) -> int:
+        message = sampling_pb2.Sampling(max_tokens=4, **sampling)  # type: ignore[arg-type]
+        work = worker_pb2.Work(request_id=1, prompt=prompt, sampling=message)
+        return digest_of(request_from_proto(work, 0.0), len(prompt), message)
+
+    assert digest([1, 2, 3]) == digest([1, 2, 3])
+    assert digest([1, 2, 3]) != digest([1, 2, 4])
+    assert digest([1, 2, 3]) != digest([1, 2, 3], temperature=0.5)
+    assert digest([1, 2, 3], seed=1) != digest([1, 2, 3], seed=2)

@@ -1,0 +1,95 @@
+"""The KV of a worker of several ranks: each has a pool and a transport, and the leader speaks for all."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from dataclasses import replace
+from typing import Final
+
+from engine.executor.runner import ModelRunner
+from kv_transfer import KVLayout, PoolMemory
+from kv_transfer.integrity.digest import PageDigester
+from kv_transfer.layout import SUM64
+from kv_transfer.sharded import RankLink, ShardedDigester, ShardedTransport, serve_rank
+from kv_transfer.sharded.writer import RankWriter
+from kv_transfer.ticket import Peer
+from worker.config import WorkerConfig
+from worker.kv_pool_access import (
+    KVEndpoint,
+    digester_of,
+    layout_of,
+    memory_of,
+    open_transport,
+    worker_name,
+)
+
+__all__ = ["open_ranks", "serve_kv"]
+
+_LOOPBACK: Final = "127.0.0.1"
+_PATIENCE_S: Final = 60.0
+_HALF: Final = 32
+
+
+def open_ranks(config: WorkerConfig, runner: ModelRunner, epoch: int) -> KVEndpoint:
+    """On the leader, while the others call `serve_kv`: what sender and receiver take for one worker's KV."""
+    shard = runner.ranks.shard
+    with socket.create_server((_LOOPBACK, 0)) as listener:
+        listener.settimeout(_PATIENCE_S)
+        port: int = listener.getsockname()[1]
+        runner.ranks.agree([port, epoch >> _HALF, epoch & ((1 << _HALF) - 1)])
+        links = _accept(listener, config, epoch, shard.size)
+    layout = _layout(runner)
+    whole = replace(layout, tp_size=1, tp_rank=0)
+    pool, writer, digester = _rank(config, runner, epoch)
+    memory = memory_of(runner.kv)
+    return KVEndpoint(
+        transport=ShardedTransport(worker_name(config, epoch), writer, pool, links, whole),
+        # Of no pool that there is: a page here has the heads of all ranks.
+        memory=PoolMemory(0, whole.page_bytes, memory.num_pages, memory.device),
+        layout=whole,
+        digester=ShardedDigester(digester, links, layout),
+        epoch=epoch,
+    )
+
+
+def serve_kv(config: WorkerConfig, runner: ModelRunner) -> None:
+    """On a rank that follows: does as the leader's `open_ranks` asks, on a thread of its own."""
+    port, high, low = runner.ranks.agree([0, 0, 0])
+    pool, writer, digester = _rank(config, runner, high << _HALF | low)
+    connection = socket.create_connection((_LOOPBACK, port), _PATIENCE_S)
+    connection.settimeout(None)
+    threading.Thread(
+        target=serve_rank, args=(connection, pool, writer, digester), name="kv-rank", daemon=True
+    ).start()
+
+
+def _accept(listener: socket.socket, config: WorkerConfig, epoch: int, size: int) -> list[RankLink]:
+    """A link to each other rank, in order. The epoch, which is in their names, is known to them alone."""
+    links: dict[str, RankLink] = {}
+    names = [_rank_name(config, epoch, rank) for rank in range(1, size)]
+    while not links.keys() >= set(names):
+        connection, _ = listener.accept()
+        connection.settimeout(_PATIENCE_S)  # whoever comes and is silent
+        link = RankLink(connection)
+        connection.settimeout(None)
+        links[link.pool.name] = link
+    return [links[name] for name in names]
+
+
+def _rank(config: WorkerConfig, runner: ModelRunner, epoch: int) -> tuple[Peer, RankWriter, PageDigester]:
+    """One rank's own pool, on whatever rank this is."""
+    layout, memory = _layout(runner), memory_of(runner.kv)
+    transport = open_transport(config, _rank_name(config, epoch, layout.tp_rank), memory)
+    pool = Peer.of(transport.name, epoch, transport.metadata, memory, layout)
+    return pool, RankWriter(transport, layout), digester_of(runner.kv, memory, layout)
+
+
+def _rank_name(config: WorkerConfig, epoch: int, rank: int) -> str:
+    return f"{worker_name(config, epoch)}.{rank}"
+
+
+def _layout(runner: ModelRunner) -> KVLayout:
+    """Of one rank's pages. Their digests add up, whoever holds what."""
+    shard = runner.ranks.shard
+    return replace(layout_of(runner), tp_size=shard.size, tp_rank=shard.rank, digest=SUM64)

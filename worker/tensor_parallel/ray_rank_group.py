@@ -1,0 +1,79 @@
+"""The other ranks of a worker as Ray actors, in the bundle that was reserved for all of them.
+
+A bundle is never spread over nodes, so the ranks share a machine. Their leader makes them, and thereby owns
+them: Ray ends them with it, however it ends.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.placement_group import get_current_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from engine.parallel import Meeting
+from worker.config import WorkerConfig
+from worker.tensor_parallel.rank_group import Crew
+
+__all__ = ["RankActor", "crew_of"]
+
+
+class RankActor:
+    """One rank. Lives as long as its leader."""
+
+    def __init__(self, log_level: int) -> None:
+        from worker.log import log_to_stderr
+
+        log_to_stderr(log_level)
+
+    def follow(self, config: WorkerConfig, meeting: Meeting, rank: int) -> None:
+        from worker.tensor_parallel.rank_process import follow
+
+        follow(config, meeting, rank)
+
+
+def crew_of(config: WorkerConfig, bundle: int, log_level: int) -> Crew | None:
+    """None for a worker of one rank."""
+    return _RayCrew(bundle, log_level) if config.engine.tensor_parallel_size > 1 else None
+
+
+class _RayCrew(Crew):
+    def __init__(self, bundle: int, log_level: int) -> None:
+        super().__init__()
+        self._bundle = bundle
+        self._log_level = log_level
+        self._actors: list[Any] = []
+
+    def start(self, config: WorkerConfig, meeting: Meeting) -> None:
+        self._actors = [self._actor() for _ in range(1, meeting.size)]
+        ends = {
+            actor.follow.remote(config, meeting, rank): rank
+            for rank, actor in enumerate(self._actors, start=1)
+        }
+        threading.Thread(target=self._watch, args=(ends,), name="crew", daemon=True).start()
+
+    def end_all(self) -> None:
+        for actor in self._actors:
+            ray.kill(actor)
+
+    def _actor(self) -> Any:
+        """Where its leader is, with the same share of the machine and the same environment."""
+        mine: dict[str, float] = ray.get_runtime_context().get_assigned_resources()  # type: ignore[no-untyped-call]
+        group = get_current_placement_group()
+        assert group is not None, "the router places every worker in a bundle"
+        place = PlacementGroupSchedulingStrategy(group, self._bundle)
+        options = {"num_cpus": mine.get("CPU", 0), "num_gpus": mine.get("GPU", 0), "max_restarts": 0}
+        return ray.remote(RankActor).options(**options, scheduling_strategy=place).remote(self._log_level)
+
+    def _watch(self, ends: dict[Any, int]) -> None:
+        """Waits for the first rank to end: none should, before its leader."""
+        (ended,), _ = ray.wait(list(ends), num_returns=1)
+        reason = "it stopped following"
+        try:
+            ray.get(ended)
+        except RayError as error:
+            reason = str(error).strip().rpartition("\n")[2]
+        self.lost(f"rank {ends[ended]} ended: {reason}")
