@@ -22,6 +22,7 @@ from rich.console import Console
 from benchmarks.lib.client import Api, Target
 from benchmarks.lib.offer import offer
 from benchmarks.lib.report import Objective, summarize, summary_table
+from benchmarks.lib.sampling_flags import body_of, sampling_arguments
 from benchmarks.lib.workload import make_workload, parse_lengths
 
 
@@ -33,7 +34,7 @@ def main() -> None:
         model=options.model or _only_model(options.base_url, options.api_key),
         api=Api(options.api),
         api_key=options.api_key,
-        extra={"temperature": options.temperature, **({"ignore_eos": True} if options.ignore_eos else {})},
+        extra={**body_of(options), **({"ignore_eos": True} if options.ignore_eos else {})},
     )
     workload = make_workload(
         count=options.requests,
@@ -113,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="TOKENS",
         help="tokens at the start that all prompts share",
     )
-    parser.add_argument("--temperature", type=float, default=0.0)
+    sampling_arguments(parser)
     parser.add_argument(
         "--no-ignore-eos",
         dest="ignore_eos",

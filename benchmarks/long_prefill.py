@@ -23,6 +23,7 @@ from benchmarks.lib.client import Record, Target, open_client, send
 from benchmarks.lib.machine import describe_machine
 from benchmarks.lib.outcomes import Interruption
 from benchmarks.lib.plots import plot_long_prefill
+from benchmarks.lib.sampling_flags import body_of, sampling_arguments
 from benchmarks.lib.server import BatonServer
 from benchmarks.lib.workload import Fixed, Work, make_workload
 
@@ -64,7 +65,7 @@ def main() -> None:
         command = ["--mode", "mixed", "--model", options.model, "--served-model-name", "model"]
         command += ["--chunked-prefill-size", str(size), "--kv-pool-tokens", str(2 * pool), *options.flags]
         with console.status(f"--chunked-prefill-size {size} …"), BatonServer(*command) as server:
-            target = Target(server.url, "model", extra={"ignore_eos": True, "temperature": 0})
+            target = Target(server.url, "model", extra={"ignore_eos": True, **body_of(options)})
             outcomes.append(Interruption(chunk, *asyncio.run(interrupt(target, decodes, long))))
     title = (
         f"{options.decodes} answers running when a prompt of {options.prompt_length:,} tokens arrives: "
@@ -116,6 +117,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Further flags, after --, go to the server: -- --page-size 32",
     )
     parser.add_argument("--model", default="smollm2")
+    sampling_arguments(parser)
     parser.add_argument("--decodes", type=int, default=8, metavar="N", help="answers running")
     parser.add_argument("--prompt-length", type=int, default=4000, metavar="TOKENS")
     parser.add_argument("--output-length", type=int, default=64, metavar="TOKENS", help="of each answer")

@@ -25,6 +25,7 @@ from benchmarks.lib.offer import offer
 from benchmarks.lib.outcomes import Point
 from benchmarks.lib.plots import plot_modes
 from benchmarks.lib.report import Objective, summarize
+from benchmarks.lib.sampling_flags import body_of, sampling_arguments
 from benchmarks.lib.server import BatonServer
 from benchmarks.lib.workload import Fixed, Work, make_workload, parse_lengths
 
@@ -72,7 +73,7 @@ def _sweep(options: argparse.Namespace, mode: str, flags: Sequence[str], console
     command += ["--device", options.device, "--disable-radix-cache", *options.flags.split()]
     objective = Objective(ttft_s=options.ttft, tpot_s=options.tpot, pause_s=options.pause)
     with BatonServer(*command) as server:
-        target = Target(server.url, "model", extra={"ignore_eos": True, "temperature": 0})
+        target = Target(server.url, "model", extra={"ignore_eos": True, **body_of(options)})
         asyncio.run(offer(target, _warm_up()))
         for rate in options.rates:
             workload = make_workload(
@@ -120,6 +121,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--model", default="smollm2")
+    sampling_arguments(parser)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--workers", type=int, default=2, metavar="N", help="of both kinds together")
     parser.add_argument("--prefill-workers", type=int, default=1, metavar="N", help="with disaggregation")
