@@ -42,6 +42,8 @@ class WorkerConfig:
     """How long a handoff may make no progress; then a prefill worker gives its KV up."""
     step_timeout_s: float = 300.0
     """An engine that is at one step for longer hangs, and ends its worker."""
+    router_timeout_s: float = 60.0
+    """A worker without a session of its router for longer ends itself."""
 
     def __post_init__(self) -> None:
         if self.role is WorkerRole.PREFILL and self.transport is None:

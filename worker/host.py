@@ -36,6 +36,7 @@ from worker.convert import peer_to_proto
 from worker.engine_loop import EngineDied, EngineLoop
 from worker.metrics import WorkerMetrics
 from worker.network import is_loopback
+from worker.router_watch import RouterWatch
 from worker.service import WorkerService
 from worker.tensor_parallel.rank_group import Crew
 from worker.watchdog import Watchdog
@@ -77,6 +78,9 @@ class WorkerHost:
         self._assemble = assemble
         self._on_death = on_death
         self._progress = progress
+        self._router_watch = RouterWatch(
+            config.router_timeout_s, lambda reason: self._on_engine_death(EngineDied(reason))
+        )
         self._running = ExitStack()
         """Undoes what `start` did, last first."""
 
@@ -108,6 +112,7 @@ class WorkerHost:
     async def stop(self) -> None:
         """Ends every session and every thread. Requests still here are aborted."""
         await self._server.stop()
+        self._router_watch.stop()
         await asyncio.to_thread(self._running.close)
 
     def _build(self) -> tuple[Parts, Assembled]:
@@ -171,11 +176,12 @@ class WorkerHost:
         return self._describe(metrics_port=server.server_port)
 
     async def _serve(self, info: worker_pb2.WorkerInfo) -> None:
-        service = WorkerService(self._parts.inbox, self._assembled.role, info)
+        service = WorkerService(self._parts.inbox, self._assembled.role, info, self._router_watch)
         self._server = GrpcServer(_SERVICE, partial(_register, service))
         port = await self._server.start(self.config.host, credentials=self._credentials())
         self.address = f"{self.config.host}:{port}"
         await self._server.set_serving(True)
+        self._router_watch.start()
 
     def _credentials(self) -> grpc.ServerCredentials | None:
         router = self.config.router_certificate

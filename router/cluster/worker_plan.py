@@ -86,6 +86,7 @@ def plan_workers(config: RouterConfig, checkpoint: Checkpoint, machine: Machine)
             network=config.worker_network,
             handoff_timeout_s=config.handoff_timeout,
             step_timeout_s=config.step_timeout,
+            router_timeout_s=config.router_timeout,
         )
         counts[role] += 1
         plans.append(WorkerPlan(worker, cpus=machine.cpus, gpus=1 if machine.device == "cuda" else 0))
