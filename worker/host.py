@@ -21,6 +21,7 @@ import torch
 from prometheus_client import start_http_server
 
 from common.garbage_collection import calm_collector
+from common.ports import bind_within
 from common.progress import Progress, silent
 from engine.engine import Engine
 from engine.executor.runner import ModelRunner
@@ -81,6 +82,7 @@ class WorkerHost:
         self._router_watch = RouterWatch(
             config.router_timeout_s, lambda reason: self._on_engine_death(EngineDied(reason))
         )
+        self._ports = None if config.ports is None else config.ports.halves()[0]
         self._running = ExitStack()
         """Undoes what `start` did, last first."""
 
@@ -168,7 +170,10 @@ class WorkerHost:
         watchdog = Watchdog(loop, self.config.step_timeout_s, self._on_engine_death)
         watchdog.start()
         self._running.callback(watchdog.stop)
-        server, thread = start_http_server(0, addr=self.config.host, registry=parts.metrics.registry)
+        server, thread = bind_within(
+            self._ports,
+            lambda port: start_http_server(port, addr=self.config.host, registry=parts.metrics.registry),
+        )
         self._running.callback(thread.join)
         self._running.callback(server.server_close)
         self._running.callback(server.shutdown)
@@ -178,7 +183,9 @@ class WorkerHost:
     async def _serve(self, info: worker_pb2.WorkerInfo) -> None:
         service = WorkerService(self._parts.inbox, self._assembled.role, info, self._router_watch)
         self._server = GrpcServer(_SERVICE, partial(_register, service))
-        port = await self._server.start(self.config.host, credentials=self._credentials())
+        credentials = self._credentials()
+        port = bind_within(self._ports, lambda port: self._server.bind(self.config.host, port, credentials))
+        await self._server.start()
         self.address = f"{self.config.host}:{port}"
         await self._server.set_serving(True)
         self._router_watch.start()

@@ -100,6 +100,15 @@ class RouterConfig:
             "CIDR",
         ),
     ] = None
+    worker_ports: Annotated[
+        str | None,
+        Option(
+            _WORKERS,
+            "ports that workers listen on: gRPC, metrics and lifelines in the lower half, UCX in the upper"
+            " half (default: any free ones)",
+            "LOW-HIGH",
+        ),
+    ] = None
     placement: Annotated[
         NodePlacement,
         Option(

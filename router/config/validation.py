@@ -11,6 +11,7 @@ from ipaddress import ip_network
 from itertools import combinations
 from typing import Final
 
+from common.ports import PortRange
 from router.config.environment import WrongEnvironment, environment_of
 from router.config.origins import is_origin, origins_of
 from router.config.settings import Device, Dtype, Mode, RouterConfig, Transport, flag_name
@@ -69,6 +70,11 @@ def _workers(config: RouterConfig) -> Iterator[str]:
     if config.worker_network is not None:
         yield from _network(config.worker_network)
     yield from _nodes(config)
+    if config.worker_ports is not None:
+        try:
+            PortRange.parse(config.worker_ports)
+        except ValueError as error:
+            yield f"--worker-ports {error}"
     try:
         environment_of(config.worker_env)
     except WrongEnvironment as error:
