@@ -14,6 +14,7 @@ from rpc.baton.v1 import worker_pb2, worker_pb2_grpc
 from worker.engine_loop import EngineDied
 from worker.inbox import Inbox
 from worker.role import Role
+from worker.router_watch import RouterWatch
 from worker.session import RouterSession, SessionBroken
 
 __all__ = ["WorkerService"]
@@ -25,10 +26,13 @@ Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 class WorkerService(worker_pb2_grpc.WorkerServicer):
     """Translates calls into messages to the engine thread; decides nothing itself."""
 
-    def __init__(self, inbox: Inbox, role: Role, info: worker_pb2.WorkerInfo) -> None:
+    def __init__(
+        self, inbox: Inbox, role: Role, info: worker_pb2.WorkerInfo, router_watch: RouterWatch
+    ) -> None:
         self._inbox = inbox
         self._role = role
         self._info = info
+        self._router_watch = router_watch
 
     async def Session(  # noqa: N802
         self, request_iterator: AsyncIterator[worker_pb2.Command], context: Context
@@ -37,6 +41,10 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
 
         The stream lives from the first moment, also when the engine is in the middle of a long step.
         """
+        with self._router_watch.session():
+            await self._serve(request_iterator, context)
+
+    async def _serve(self, request_iterator: AsyncIterator[worker_pb2.Command], context: Context) -> None:
         session = RouterSession()
         try:
             opened = self._inbox.ask(lambda: self._role.open(session))
