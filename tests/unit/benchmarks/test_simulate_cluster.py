@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import benchmarks
-from benchmarks.cluster.outcome import STRICT, result_of
-from benchmarks.cluster.scenario import LOADS, Deployment, Mode, shared_order
+from benchmarks.cluster.outcome import STRICT
+from benchmarks.cluster.scenario import LOADS, Deployment, Mode
 from benchmarks.cluster.traffic import Arrival, bursts, chats, day, mooncake, poisson
 from benchmarks.lib.workload import Fixed, LogNormal, Uniform, make_workload
 
@@ -77,15 +77,6 @@ def test_a_chat_finds_its_history_in_the_cache() -> None:
     load = chats(4.0, 10.0, Fixed(100), Fixed(60), seed=1)
     outcomes = Deployment(mode=Mode.ADAPTIVE, radix_cache=True).simulation().run(load)
     assert sum(o.cached_tokens for o in outcomes) > 0.3 * sum(o.prompt_tokens for o in outcomes)
-
-
-def test_constants_of_the_engine_are_changed_for_an_experiment_only() -> None:
-    load = LOADS["table"](20.0, 2.0, 2)
-    simulate = Deployment(mode=Mode.DISAGG, chunk_tokens=2048).simulation
-    before = result_of(simulate().run(load))
-    with shared_order(oldest=16, sharing=64):
-        assert result_of(simulate().run(load)) != before
-    assert result_of(simulate().run(load)) == before
 
 
 def test_loads_have_the_rate_they_promise() -> None:
