@@ -132,7 +132,7 @@ def debian_pip_wheel(folder: Path) -> Path:
 
 
 def constraint_options() -> list[object]:
-    """Exact versions, so that a clone of next month installs what today's does. UPGRADE=1 asks for the newest."""
+    """Exact versions: a clone of next month installs what today's does. UPGRADE=1 asks for the newest."""
     if os.environ.get("UPGRADE"):
         return []
     return ["--constraint", ROOT / "scripts" / "constraints.txt"]
