@@ -40,7 +40,8 @@ def test_a_lone_prompts_handoff_costs_what_was_measured() -> None:
     for tokens, measured in ((2048, 0.0047), (16_384, 0.016)):
         load = [Arrival(0.0, tokens, 8)]
         (there,), (here,) = (
-            Deployment(mode=mode).simulation().run(load) for mode in (Mode.DISAGG, Mode.MIXED)
+            Deployment(mode=mode, chunk_tokens=16_384).simulation().run(load)
+            for mode in (Mode.DISAGG, Mode.MIXED)
         )
         assert (there.second - there.first) - (here.second - here.first) == pytest.approx(measured, abs=0.003)
 
@@ -60,7 +61,7 @@ def test_it_agrees_with_what_was_measured_on_two_gpus(mode: str, rate: float) ->
         seed=1,
     )
     load = [Arrival(w.arrival_s, len(w.prompt), w.max_tokens) for w in work]
-    outcomes = Deployment(mode=Mode(mode)).simulation().run(load)
+    outcomes = Deployment(mode=Mode(mode), chunk_tokens=16_384).simulation().run(load)
     assert np.median([o.ttft for o in outcomes]) == pytest.approx(measured["ttft"]["p50"], rel=0.15)
     assert np.median([o.tpot for o in outcomes]) == pytest.approx(measured["tpot"]["p50"], rel=0.1)
 
