@@ -216,6 +216,28 @@ def test_the_node_joins_again_when_its_link_is_back(cluster: ThreeNodes, small: 
     expect(small, asked, cluster.ask(asked))
 
 
+def test_pages_lent_to_a_prefill_worker_on_a_lost_node_come_back_after_the_fence(
+    cluster: ThreeNodes, small: SmallModel
+) -> None:
+    homes = cluster.homes()
+    node = cluster.machines[homes["prefill-0"]]
+    receiver = next(w for w, home in homes.items() if w.startswith("decode") and home != node.name)
+    questions = [question(small, seed, length=1500, max_tokens=16) for seed in range(70, 86)]
+    watched = cluster.watch(questions)
+    cluster.wait_until(lambda: cluster.pages(receiver).get("in_flight"), 60)
+    cluster.machines.cut(node.name)
+    lent = cluster.wait_until(lambda: cluster.pages(receiver).get("quarantined"), 60)
+    assert "prefill-0 is fenced" not in cluster.log()
+    show(quarantined=f"{lent:g} pages of {receiver} before the fence")
+    cluster.wait_until(lambda: "prefill-0 is fenced" in cluster.log(), 60)
+    for asked, (future, _) in zip(questions, watched, strict=True):
+        expect(small, asked, future.result())
+    cluster.wait_until(lambda: is_balanced(cluster.pages(receiver)), 60)
+    cluster.machines.mend(node.name)
+    cluster.wait_until(lambda: active_nodes(cluster) == 3 and node.processes("raylet/raylet"), 180)
+    cluster.wait_for_workers()
+
+
 def test_ray_up_without_restart_changes_nothing(cluster: ThreeNodes, small: SmallModel) -> None:
     def pids() -> list[set[int]]:
         return [set(node.processes("raylet/raylet", "ray::", "gcs_server")) for node in cluster.nodes]
