@@ -201,8 +201,10 @@ class Engine:
         if request.num_tokens >= self.max_tokens:
             raise InvalidRequest(f"{request.num_tokens} tokens do not fit: {self.max_tokens} at most")
         active = len(self.scheduler.running) + self.kv.active_reservations
-        if active >= self.config.max_running_requests or self.scheduler.waiting:
-            return None  # whoever waits here was first: a preempted request must not starve behind newcomers
+        if active >= self.config.max_running_requests or self.scheduler.is_starved:
+            return (
+                None  # who waits for pages here was first: preempted requests do not starve behind newcomers
+            )
         reservation = self.kv.reserve(request, headroom=active)
         if reservation is not None and self._may_be_written(reservation.incoming):
             # The device's queue does not order a peer's write after the step in flight. To wait for that step
@@ -240,6 +242,7 @@ class Engine:
         waiting = self.scheduler.waiting
         return EngineStats(
             waiting=len(waiting),
+            starved=len(waiting) if self.scheduler.is_starved else 0,
             running=len(self.scheduler.running),
             waiting_tokens=sum(r.num_pending for r in self._requests.values() if r.num_pending > 1),
             available_pages=self.kv.num_available,

@@ -10,9 +10,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from kv_transfer import KVLayout, KVReceiver, KVSender
+from kv_transfer import KVLayout
 from tests.kv_network import Network, NetworkTransport
-from tests.kv_support import Pool
+from tests.kv_support import Pool, receiver_on, sender_on
 
 LAYOUT = KVLayout(weights="m", dtype="float32", num_layers=1, num_kv_heads=1, head_dim=2, page_size=2)
 NUM_PAGES = 12
@@ -57,7 +57,7 @@ class Prefill:
         self.pool = Pool(NUM_PAGES, LAYOUT)
         self.free = set(range(NUM_PAGES))
         self.transport = NetworkTransport(f"p-{epoch}", self.pool, network)
-        self.sender = KVSender(self.transport, self.pool.memory, LAYOUT, epoch, drain_timeout_s=2.0)
+        self.sender = sender_on(self.transport, self.pool, epoch, drain_timeout_s=2.0)
 
 
 class Decode:
@@ -68,10 +68,9 @@ class Decode:
         self.free = set(range(NUM_PAGES))
         self.used: dict[int, tuple[Job, Use]] = {}
         times = count(1)
-        self.receiver = KVReceiver(
+        self.receiver = receiver_on(
             NetworkTransport(f"d-{epoch}", self.pool, network),
-            self.pool.memory,
-            LAYOUT,
+            self.pool,
             epoch,
             reopen=lambda: NetworkTransport(f"d-{epoch}~{next(times)}", self.pool, network),
         )

@@ -100,6 +100,7 @@ def ticket_to_proto(ticket: Ticket) -> worker_pb2.Ticket:
         num_tokens=ticket.num_tokens,
         timeout_s=ticket.timeout_s,
         secret=ticket.secret,
+        sender=ticket.sender,
     )
 
 
@@ -115,12 +116,14 @@ def ticket_from_proto(message: worker_pb2.Ticket) -> Ticket:
         num_tokens=message.num_tokens,
         timeout_s=message.timeout_s,
         secret=message.secret,
+        sender=message.sender,
     )
 
 
 def load_to_proto(stats: EngineStats) -> worker_pb2.Load:
     return worker_pb2.Load(
         waiting=stats.waiting,
+        starved=stats.starved,
         running=stats.running,
         waiting_tokens=stats.waiting_tokens,
         free_pages=stats.available_pages,

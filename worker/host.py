@@ -30,12 +30,13 @@ from engine.warmup import program_for, rehearse
 from rpc.baton.v1 import worker_pb2, worker_pb2_grpc
 from rpc.server import GrpcServer
 from rpc.tls import Identity
-from worker.assembly import Assemble, Assembled, Parts
+from worker.assembly import Assemble, Parts, assemble
 from worker.config import WorkerConfig, WorkerRole
 from worker.convert import peer_to_proto
 from worker.engine_loop import EngineDied, EngineLoop
 from worker.metrics import WorkerMetrics
 from worker.network import is_loopback
+from worker.request_handler import RequestHandler
 from worker.service import WorkerService
 from worker.tensor_parallel.rank_group import Crew
 from worker.watchdog import Watchdog
@@ -54,7 +55,7 @@ class WorkerHost:
     def __init__(
         self,
         config: WorkerConfig,
-        assemble: Assemble,
+        assemble: Assemble = assemble,
         *,
         on_death: Callable[[EngineDied], None],
         progress: Progress = silent,
@@ -92,7 +93,7 @@ class WorkerHost:
             # A thread of its own, gone afterwards: OpenMP counts the helpers of every thread that computed,
             # and once they are more than the cores, the engine thread's sleep after each operation.
             with ThreadPoolExecutor(1, thread_name_prefix="loading") as loader:
-                self._parts, self._assembled = await self._asyncio.run_in_executor(loader, self._build)
+                self._parts, self._handler = await self._asyncio.run_in_executor(loader, self._build)
             calm_collector()
             info = self._run_threads()
             await self._serve(info)
@@ -110,7 +111,7 @@ class WorkerHost:
         await self._server.stop()
         await asyncio.to_thread(self._running.close)
 
-    def _build(self) -> tuple[Parts, Assembled]:
+    def _build(self) -> tuple[Parts, RequestHandler]:
         config = self.config = self._with_model_of_this_machine()
         runner = ModelRunner(config.engine, self._progress, self._muster())
         engine = Engine(config.engine, runner=runner)
@@ -121,11 +122,10 @@ class WorkerHost:
             metrics=WorkerMetrics(config.role.value, config.mode, config.worker_id),
         )
         self._running.callback(engine.close)
-        assembled = self._assemble(parts)
-        engine.hooks = assembled.role
-        # Not before: until the role is assembled, other ranks wait for KV endpoints, and not for steps.
+        handler = engine.hooks = self._assemble(parts)
+        # Not before: until the handler is assembled, other ranks wait for KV ports, and not for steps.
         rehearse(runner, config.engine, program_for(config.engine))
-        return parts, assembled
+        return parts, handler
 
     def _with_model_of_this_machine(self) -> WorkerConfig:
         config = self.config
@@ -145,10 +145,10 @@ class WorkerHost:
         )
 
     def _run_threads(self) -> worker_pb2.WorkerInfo:
-        parts, transfer = self._parts, self._assembled.transfer
+        parts, transfer = self._parts, self._handler.transfer
         loop = EngineLoop(
             parts.engine,
-            self._assembled.role,
+            self._handler,
             parts.inbox,
             parts.outbox,
             parts.metrics,
@@ -171,7 +171,7 @@ class WorkerHost:
         return self._describe(metrics_port=server.server_port)
 
     async def _serve(self, info: worker_pb2.WorkerInfo) -> None:
-        service = WorkerService(self._parts.inbox, self._assembled.role, info)
+        service = WorkerService(self._parts.inbox, self._handler, info)
         self._server = GrpcServer(_SERVICE, partial(_register, service))
         port = await self._server.start(self.config.host, credentials=self._credentials())
         self.address = f"{self.config.host}:{port}"
@@ -198,12 +198,12 @@ class WorkerHost:
     def _stats(self) -> worker_pb2.WorkerStats | None:
         """For a scrape, on its own thread."""
         try:
-            return self._parts.inbox.ask(self._assembled.role.stats).result(_SCRAPE_PATIENCE_S)
+            return self._parts.inbox.ask(self._handler.stats).result(_SCRAPE_PATIENCE_S)
         except (EngineDied, NoAnswer):
             return None
 
     def _describe(self, metrics_port: int) -> worker_pb2.WorkerInfo:
-        config, engine, transfer = self.config, self._parts.engine, self._assembled.transfer
+        config, engine, transfer = self.config, self._parts.engine, self._handler.transfer
         info = worker_pb2.WorkerInfo(
             worker_id=config.worker_id,
             role=_ROLES[config.role],

@@ -13,7 +13,7 @@ import grpc
 from rpc.baton.v1 import worker_pb2, worker_pb2_grpc
 from worker.engine_loop import EngineDied
 from worker.inbox import Inbox
-from worker.role import Role
+from worker.request_handler import RequestHandler
 from worker.session import RouterSession, SessionBroken
 
 __all__ = ["WorkerService"]
@@ -25,9 +25,9 @@ Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 class WorkerService(worker_pb2_grpc.WorkerServicer):
     """Translates calls into messages to the engine thread; decides nothing itself."""
 
-    def __init__(self, inbox: Inbox, role: Role, info: worker_pb2.WorkerInfo) -> None:
+    def __init__(self, inbox: Inbox, handler: RequestHandler, info: worker_pb2.WorkerInfo) -> None:
         self._inbox = inbox
-        self._role = role
+        self._handler = handler
         self._info = info
 
     async def Session(  # noqa: N802
@@ -39,7 +39,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         """
         session = RouterSession()
         try:
-            opened = self._inbox.ask(lambda: self._role.open(session))
+            opened = self._inbox.ask(lambda: self._handler.open(session))
             opened.add_done_callback(partial(_fail_with, session))
             reader = asyncio.create_task(self._read(request_iterator, session))
             try:
@@ -50,7 +50,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             finally:
                 reader.cancel()
         finally:
-            self._inbox.post(self._role.close, session)
+            self._inbox.post(self._handler.close, session)
 
     async def Describe(  # noqa: N802
         self, request: worker_pb2.DescribeRequest, context: Context
@@ -61,12 +61,12 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self, request: worker_pb2.GetStatsRequest, context: Context
     ) -> worker_pb2.WorkerStats:
         """Answered between two steps, after every command that was sent before."""
-        return await self._ask_engine(self._role.stats, context)
+        return await self._ask_engine(self._handler.stats, context)
 
     async def _read(self, commands: AsyncIterator[worker_pb2.Command], session: RouterSession) -> None:
         try:
             async for command in commands:
-                self._inbox.post(self._role.handle, session, command)
+                self._inbox.post(self._handler.handle, session, command)
         finally:
             session.close()
 

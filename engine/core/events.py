@@ -39,6 +39,8 @@ class StepOutput:
 @dataclass(frozen=True, slots=True)
 class EngineStats:
     waiting: int
+    starved: int
+    """Of those: requests that wait for pages or for a slot, and not only for room in a step."""
     running: int
     waiting_tokens: int
     """Prompt tokens not yet computed."""

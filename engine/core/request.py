@@ -44,6 +44,8 @@ class Request:
     """The deepest cache node whose pages this request uses; locked against eviction."""
     num_cached: int | None = None
     """Tokens found in the prefix cache at first admission; None before that."""
+    pinned: bool = False
+    """A peer may read its pages, which therefore stay: the request is never preempted."""
     finish: FinishReason | None = None
 
     @property

@@ -60,8 +60,9 @@ class Scheduler:
         self.kv = kv
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
-        """In order of admission. The last is the first to be preempted."""
+        """In order of admission. The last that is not pinned is the first to be preempted."""
         self.num_preemptions = 0
+        self._is_starved = False
         self.pacer = (
             None
             if limits.itl_target_s is None or limits.budget is None
@@ -121,7 +122,7 @@ class Scheduler:
         request.finish = reason
         while request.awaits_token:
             request.output.pop()
-        if reason is not FinishReason.ABORT:
+        if reason is not FinishReason.ABORT and not request.pinned:  # else its answer goes on elsewhere
             self._lengths.ended(request)
         if request.slot >= 0:
             self._vacate(request)
@@ -130,7 +131,9 @@ class Scheduler:
 
     def preempt(self, request: Request) -> None:
         """Give its pages back and let it start over, later; what the cache keeps of it, it finds again."""
+        assert not request.pinned, "a peer may be reading its pages"
         self.num_preemptions += 1
+        self._is_starved = True
         self.kv.release(request)
         self._vacate(request)
         self.waiting.appendleft(request)
@@ -148,6 +151,7 @@ class Scheduler:
 
     def _admit_waiting(self, step: StepPlan) -> None:
         """Move requests from waiting to running while slots and pages last and the step is not full."""
+        self._is_starved = not self._slots
         if not self.waiting or not self._slots:
             return
         demand = sum(r.num_pending for r in self._prompts())
@@ -155,13 +159,18 @@ class Scheduler:
         room = self._prompt_budget(sum(1 for _ in self._decodes()))
         outlook = Outlook(self.kv, self._lengths, self.running)
         for request in list(rank(self.waiting, self.limits.policy, self.kv.cache, self._rng)):
-            if not self._slots or (demand >= room and sharing >= MIN_SHARING):
+            if not self._slots:
+                self._is_starved = True
+                return
+            if demand >= room and sharing >= MIN_SHARING:
                 return
             if request.awaits_token:
+                self._is_starved = True
                 continue  # preempted while its last token was on the way: it comes with this step's results
             if not request.pages:
                 started = request.num_cached is None
                 if not self.kv.admit(request, headroom=partial(outlook.headroom, request)):
+                    self._is_starved = True
                     return
                 if started:
                     step.started.append(request)
@@ -181,15 +190,18 @@ class Scheduler:
             request = self.running[position]
             if self._decodable(request):
                 if not self._make_room(request, step):
-                    break  # it had to go itself, and it was the last
+                    break  # it had to go itself, and was the last that decodes
                 decodes.append(self._compute(request, 1))
             position += 1
         return decodes
 
     def _make_room(self, request: Request, step: StepPlan) -> bool:
-        """A page for the next token, if need be from the last admitted, which has not been served yet."""
+        """A page for the next token, if need be from the last admitted, which has not been served yet.
+
+        Pinned requests keep theirs. They do not decode, so `request` itself can always be the victim.
+        """
         while not self.kv.grow(request):
-            victim = self.running[-1]
+            victim = next(r for r in reversed(self.running) if not r.pinned)
             self.preempt(victim)
             step.preempted.append(victim)
             if victim is request:
@@ -245,6 +257,11 @@ class Scheduler:
             output_index = len(request.output)
             request.output.append(PENDING)
         return Chunk(request, request.slot, start, length, output_index)
+
+    @property
+    def is_starved(self) -> bool:
+        """Whether requests wait for pages or for a slot, and not only for room in a step."""
+        return self._is_starved and bool(self.waiting)
 
     @property
     def has_prompts(self) -> bool:

@@ -222,7 +222,8 @@ class DisaggAttempt(Attempt):
 
     def _begin(self) -> None:
         self._prefill = self._enlist(ROLE_PREFILL, self._from_prefill)
-        self._prefill.ask(worker_pb2.Command(submit=worker_pb2.Submit(work=self._work())))
+        submit = worker_pb2.Submit(work=self._work(), hand_over=True)
+        self._prefill.ask(worker_pb2.Command(submit=submit))
 
     @property
     def awaited(self) -> WorkerSession:

@@ -267,6 +267,8 @@ class WorkerSession:
         """One dictionary look-up an event. What comes for a request that was forgotten is dropped."""
         now = time.monotonic()
         self.step = max(self.step, batch.step)
+        if batch.HasField("peer"):
+            self.info.peer.CopyFrom(batch.peer)
         if batch.HasField("load"):
             self.load.report(batch.load, batch.commands)
             self._on_news()

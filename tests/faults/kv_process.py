@@ -13,7 +13,7 @@ from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import Any
 
-from kv_transfer import KVLayout, KVReceiver, KVSender, Peer, ReceiverThread, SenderThread
+from kv_transfer import EndpointEvent, KVEndpoint, KVLayout, KVPort, Peer, Reopened, TransferThread
 from kv_transfer.transports import Transport
 from tests.faults.two_hosts import enter
 from tests.kv_support import Pool
@@ -56,25 +56,21 @@ def _serve(
         with lock:
             pipe.send((kind, value))
 
-    def emit(event: object) -> None:
-        send("event", event)
+    def emit(event: EndpointEvent | BaseException) -> None:
+        if not isinstance(event, Reopened):
+            send("event", event)
 
-    endpoint: SenderThread | ReceiverThread
-    if role == "sender":
-        endpoint = SenderThread(
-            KVSender(transport, pool.memory, LAYOUT, epoch, drain_timeout_s=1.0), emit, emit
-        )
-    else:
-        receiver = KVReceiver(
-            transport,
-            pool.memory,
-            LAYOUT,
-            epoch,
-            reopen=lambda: make_transport(kind, f"{name}~", pool, host.address),
-        )
-        endpoint = ReceiverThread(receiver, emit, emit)
-    endpoint.start()
-    send("peer", endpoint.peer)
+    port = KVPort(
+        transport,
+        pool.memory,
+        LAYOUT,
+        epoch,
+        reopen=lambda: make_transport(kind, f"{name}~", pool, host.address),
+    )
+    thread = TransferThread(KVEndpoint(port, drain_timeout_s=1.0), emit, emit)
+    half = thread.sender if role == "sender" else thread.receiver
+    thread.start()
+    send("peer", thread.peer)
     while True:
         command, args, kwargs = pipe.recv()
         if command == "fill":
@@ -82,7 +78,7 @@ def _serve(
         elif command == "read":
             send("bytes", pool.bytes[list(args[0])].copy())
         else:
-            getattr(endpoint, command)(*args, **kwargs)
+            getattr(thread if command == "fence" else half, command)(*args, **kwargs)
 
 
 HERE = Host()

@@ -23,7 +23,6 @@ from rpc.baton.v1 import sampling_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 from tests.faults.local_cluster import LocalWorker
 from tests.faults.small_model import MAX_LEN, SmallModel
-from tests.integration.tiny_cluster import ASSEMBLE
 from worker.config import WorkerConfig, WorkerRole
 from worker.host import WorkerHost
 
@@ -98,7 +97,7 @@ async def cluster(small: SmallModel, mode: Mode) -> AsyncIterator[Cluster]:
             config = WorkerConfig(
                 worker_id=name, role=role, model="small", engine=engine, transport=transport
             )
-            hosts[name] = WorkerHost(config, ASSEMBLE[role], on_death=lambda _: None)
+            hosts[name] = WorkerHost(config, on_death=lambda _: None)
             await hosts[name].start()
             stack.push_async_callback(hosts[name].stop)
             handles.append(Worker(name, ROLES[role], hosts[name]))

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from kv_transfer import Drained, KVReceiver, Ready, ReceiveFailed, SendFailed, Ticket
+from kv_transfer import Drained, Ready, ReceiveFailed, SendFailed, Ticket
 from kv_transfer.errors import PeerFenced, RightsRemain
 from kv_transfer.handoff.messages import Drain, Message, Revoke, encode
 from tests.kv_network import InFlightMessage, Network, NetworkTransport
-from tests.kv_support import LAYOUT, REQUEST, Pool, final_for, receiver_on, sender_on
+from tests.kv_support import REQUEST, Pool, final_for, receiver_on, sender_on
 
 PAGES = [3, 4]
 NUM_TOKENS = 8
@@ -30,9 +30,7 @@ class Cluster:
         ]
         self.neighbours = neighbours
         self.opened = 0
-        self.receiver = KVReceiver(
-            self.open(), self.pool.memory, LAYOUT, epoch=9, reopen=self.open, revoke_interval_s=1.0
-        )
+        self.receiver = receiver_on(self.open(), self.pool, epoch=9, reopen=self.open, revoke_interval_s=1.0)
         self.received: list[Any] = []
 
     def open(self) -> NetworkTransport:
