@@ -10,12 +10,23 @@ export PYTHONUNBUFFERED = 1
 export GOMP_SPINCOUNT ?= 1000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak lint format proto clean
+.PHONY: help setup demo test test-all soak lint format proto clean
+
+PYTEST := $(BIN)/python -m pytest
+
+# In two parts: two files at a time, then the tests that must have the machine for themselves. Files are taken
+# in order, the slow ones of tests/e2e first. ARGS may name tests of one part only: the other one's status is 5.
+define run_tests
+	@$(PYTEST) -m "not ($(LEFT_OUT) or alone)" -n 2 --dist loadfile --no-loadscope-reorder $(ARGS); first=$$?; \
+	[ $$first -eq 0 ] || [ $$first -eq 5 ] || exit $$first; \
+	$(PYTEST) -m "alone and not ($(LEFT_OUT))" $(ARGS); second=$$?; \
+	[ $$second -eq 5 ] && exit $$first; exit $$second
+endef
 
 help:  ## Show this list
 	@echo "Baton serves language models on a cluster. Try: make demo"
 	@echo
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup:  ## Make .venv with everything in it (Python 3.11 or 3.12; minutes once, then a second)
 	@$(PYTHON) scripts/setup.py
@@ -23,13 +34,18 @@ setup:  ## Make .venv with everything in it (Python 3.11 or 3.12; minutes once, 
 demo: setup  ## Serve SmolLM2 with a prefill and a decode worker, stream an answer, show where the time went
 	@$(BIN)/python scripts/demo.py
 
-test: setup  ## Run every test that needs no GPU
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu and not soak and not alone" -n 2 --dist worksteal \
-		tests/e2e tests/faults tests/integration tests/unit $(ARGS)
-	$(BIN)/python -m pytest -m "alone and not soak" tests $(ARGS)
+test test-all: export OMP_NUM_THREADS := 1
+
+test: LEFT_OUT := gpu or soak or thorough
+test: setup  ## Run the tests that every change must pass: some minutes, no GPU (ARGS=tests/unit: only those)
+	$(run_tests)
+
+test-all: LEFT_OUT := gpu or soak
+test-all: setup  ## Run every test that needs no GPU and ends within minutes
+	$(run_tests)
 
 soak: setup  ## Run the long tests: some hours, figures printed (BATON_SOAK_ROUNDS, BATON_SOAK_SECONDS)
-	$(BIN)/python -m pytest -m soak -s --hypothesis-profile=soak $(ARGS)
+	$(PYTEST) -m soak -s --hypothesis-profile=soak $(ARGS)
 
 lint: setup  ## Check style and types
 	$(BIN)/ruff check .

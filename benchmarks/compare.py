@@ -1,10 +1,10 @@
-"""Baton in both modes and transformers, on the same prompts, in one run.
+"""Baton in both modes, transformers and optionally vLLM, on the same prompts, in one run.
 
     python -m benchmarks.compare --cpu
 
 Each contestant gets the machine to itself and answers the same requests: first all at once, then others one
 after the other. Prompts have one length, so that transformers' batch holds no padding; answers have one
-length too, and are greedy. Baton is measured from outside, over HTTP; transformers from inside its process.
+length too, and are greedy. Baton is measured from outside, over HTTP; the others from inside their process.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from rich.table import Table
 from benchmarks.lib.machine import describe_machine
 from benchmarks.lib.plots import plot_comparison
 from benchmarks.lib.report import Summary
-from benchmarks.lib.systems import Contest, Outcome, baton, transformers
+from benchmarks.lib.systems import Contest, Outcome, baton, transformers, vllm
 from benchmarks.lib.workload import Fixed, Work, make_workload
+from engine.device.cpu_dtype import preferred_cpu_dtype
 
 __all__ = ["comparison_table"]
 
@@ -36,7 +37,7 @@ def main() -> None:
     contest = Contest(
         model=options.model,
         device="cpu" if options.cpu else "cuda",
-        dtype=options.dtype or ("float32" if options.cpu else "bfloat16"),
+        dtype=options.dtype or (preferred_cpu_dtype() if options.cpu else "bfloat16"),
         together=_workload(options, options.concurrency, seed=1),
         alone=_workload(options, options.alone, seed=2),
         warmup=_workload(options, 1, seed=3),
@@ -47,6 +48,8 @@ def main() -> None:
         "Baton disagg": partial(baton, contest, "disagg", "--kv-pool-tokens", str(pool)),
         "transformers": partial(transformers, contest),
     }
+    if options.vllm_python:
+        contenders["vLLM"] = partial(vllm, contest, options.vllm_python)
     outcomes = []
     for name, run in contenders.items():
         with console.status(f"{name} …"):
@@ -108,13 +111,19 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--cpu", action="store_true", help="without a GPU, and in float32 by default")
+    parser.add_argument("--cpu", action="store_true", help="without a GPU, in the dtype that is faster there")
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"])
     parser.add_argument("--concurrency", type=int, default=16, metavar="N", help="requests at once")
     parser.add_argument("--alone", type=int, default=3, metavar="N", help="requests one by one")
     parser.add_argument("--input-length", type=int, default=512, metavar="TOKENS")
     parser.add_argument("--output-length", type=int, default=64, metavar="TOKENS")
+    parser.add_argument(
+        "--vllm-python",
+        type=Path,
+        metavar="PATH",
+        help="Python of an environment with vLLM, to measure it too",
+    )
     parser.add_argument("--results", type=Path, default=_RESULTS, metavar="FOLDER")
     return parser
 

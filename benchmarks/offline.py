@@ -23,6 +23,7 @@ from benchmarks.lib.workload import Work, make_workload, parse_lengths
 from engine.config import EngineConfig
 from engine.core.request import Request
 from engine.core.sampling_params import Sampling
+from engine.device.cpu_dtype import preferred_cpu_dtype
 from engine.engine import Engine
 from engine.loader.checkpoint import resolve
 
@@ -74,7 +75,7 @@ def main() -> None:
             EngineConfig(
                 model_path=resolve(options.model).path,
                 device="cpu" if options.cpu else "cuda",
-                dtype=options.dtype or ("float32" if options.cpu else "bfloat16"),
+                dtype=options.dtype or (preferred_cpu_dtype() if options.cpu else "bfloat16"),
                 page_size=options.page_size,
                 num_pages=math.ceil(pool_tokens / options.page_size) + len(workload),
                 max_model_len=longest + 1,
@@ -103,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     lengths = "N, uniform:LOW:HIGH or lognormal:MEDIAN:SIGMA:HIGH"
-    parser.add_argument("--cpu", action="store_true", help="without a GPU, and in float32 by default")
+    parser.add_argument("--cpu", action="store_true", help="without a GPU, in the dtype that is faster there")
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"])
     parser.add_argument("--requests", type=int, default=16, metavar="N")

@@ -1,6 +1,7 @@
 """What scheduling makes of a load, on a GPU that is only arithmetic: to predict before measuring.
 
     python -m benchmarks.simulate --rate 30 --itl-targets 14,20,30,0
+    python -m benchmarks.simulate --cluster --help
 
 The real engine plans the steps, with its scheduler, pages, pacing and planning ahead; a formula says how long
 the device and the host take for each, and the clock jumps from one event to the next. `Costs` are those of
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import math
 import random
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +22,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.cluster import main as cluster
 from benchmarks.lib.client import Record
 from benchmarks.lib.report import Summary, summarize
 from benchmarks.lib.workload import Uniform, Work, make_workload, parse_lengths
@@ -200,6 +203,9 @@ def _request(number: int, work: Work) -> Request:
 
 
 def main() -> None:
+    if "--cluster" in sys.argv[1:]:
+        cluster.main([argument for argument in sys.argv[1:] if argument != "--cluster"])
+        return
     options = _parser().parse_args()
     load = _load(options)
     console = Console()

@@ -67,7 +67,7 @@ class EngineConfig:
     tensor_parallel_size: int = 1
     """Ranks that share the model, each with a process and a device of its own."""
     attention_backend: str = "auto"
-    """"auto", "torch" or "flashinfer"."""
+    """"auto", "torch", "cpu" (compiled kernels) or "flashinfer"."""
     cuda_graph_max_batch: int = 0
     """Largest decode batch captured as a CUDA graph; 0: none."""
     cuda_graph_max_tokens: int = 0

@@ -7,10 +7,15 @@ SIGTERM to stop.
 from __future__ import annotations
 
 import os
+import re
 import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 from openai import OpenAI, OpenAIError
 from openai.types.chat import ChatCompletionChunk
 from rich.console import Console
@@ -22,9 +27,10 @@ ROOT = Path(__file__).resolve().parent.parent
 WORKERS = ("--mode", "disagg", "--model", "smollm2", "--prefill-workers", "1", "--decode-workers", "1")
 # With one request at a time, one of the two workers has nothing to do: each may use the whole machine.
 FLAGS = (*WORKERS, "--worker-cpus", str(os.cpu_count() or 1))
-DOCUMENTS = ("docs/architecture.md", "LICENSE")
+DOCUMENT = "LICENSE"
 QUESTION = "What does this license allow me to do? Answer in a few sentences."
 MAX_TOKENS = 100
+POLL_S = 0.3
 
 
 def main() -> None:
@@ -33,7 +39,7 @@ def main() -> None:
     console.print(f"[bold]$ {server.command_line}")
     try:
         with server:
-            ask(OpenAI(base_url=f"{server.url}/v1", api_key="none"), console)
+            ask(server.url, console)
             console.print("\nStopping (SIGTERM) …")
         console.print("Every process is gone.")
     except (ServerFailed, OpenAIError) as error:
@@ -42,15 +48,14 @@ def main() -> None:
         sys.exit("demo: interrupted; the server was stopped")
 
 
-def ask(client: OpenAI, console: Console) -> None:
+def ask(url: str, console: Console) -> None:
     """Stream one answer to the terminal, then draw where its time went."""
-    texts = [(ROOT / name).read_text() for name in DOCUMENTS]
-    prompt = "\n\n".join([*texts, QUESTION])
-    console.print(f"\n[bold]Question[/bold], after {' and '.join(DOCUMENTS)}: {QUESTION}")
+    document = (ROOT / DOCUMENT).read_text()
+    console.print(f"\n[bold]Question[/bold], after the text of {DOCUMENT}: {QUESTION}")
     console.print("\n[bold]Answer[/bold], by a model of 135M parameters")
-    stream = client.chat.completions.create(
+    stream = OpenAI(base_url=f"{url}/v1", api_key="none").chat.completions.create(
         model="smollm2",
-        messages=[{"role": "user", "content": prompt}],
+        messages=[{"role": "user", "content": f"{document}\n\n{QUESTION}"}],
         max_tokens=MAX_TOKENS,
         temperature=0,
         stream=True,
@@ -58,10 +63,10 @@ def ask(client: OpenAI, console: Console) -> None:
         extra_body={"timings": True},
     )
     timings: dict[str, Any] = {}
-    with console.status("reading the prompt …") as waiting:
+    with reading(url, console) as end_of_reading:
         for chunk in stream:
             if text := text_of(chunk):
-                waiting.stop()
+                end_of_reading()
                 console.print(text, end="", markup=False, style="cyan")
             timings = (chunk.model_extra or {}).get("timings", timings)
             if chunk.usage:
@@ -71,6 +76,43 @@ def ask(client: OpenAI, console: Console) -> None:
         f"{count.completion_tokens} tokens written in {timings['e2e_s'] - timings['ttft_s']:.2f} s\n"
     )
     console.print(waterfall_chart(timings))
+
+
+@contextmanager
+def reading(url: str, console: Console) -> Iterator[Callable[[], None]]:
+    """A line that says how much of the prompt is computed, until what it yields is called."""
+    before = tokens_computed(url)
+    ended = threading.Event()
+    status = console.status("reading the prompt …")
+
+    def watch() -> None:
+        while not ended.wait(POLL_S):
+            try:
+                count = tokens_computed(url) - before
+            except httpx.HTTPError:
+                return  # the answer's own stream reports what is wrong
+            status.update(f"reading the prompt: {count:,} tokens computed")
+
+    def end() -> None:
+        ended.set()
+        status.stop()
+
+    watcher = threading.Thread(target=watch)
+    with status:
+        watcher.start()
+        try:
+            yield end
+        finally:
+            end()
+            watcher.join()
+
+
+def tokens_computed(url: str) -> int:
+    """Prompt tokens that all workers have computed since they started, as Prometheus would read it."""
+    (group,) = httpx.get(f"{url}/sd/workers").raise_for_status().json()
+    pages = [httpx.get(f"http://{target}/metrics").raise_for_status().text for target in group["targets"]]
+    counts = re.findall(r"^baton_computed_prompt_tokens_total\{.*\} (\S+)$", "\n".join(pages), re.MULTILINE)
+    return int(sum(map(float, counts)))
 
 
 def text_of(chunk: ChatCompletionChunk) -> str:

@@ -1,4 +1,4 @@
-"""Writes the flags into README.md, from the router's own settings: `python scripts/flag_table.py`."""
+"""Writes the flag table of docs/flags.md from the router's settings: `python scripts/flag_table.py`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from router.config.settings import SETTINGS, Setting
 
-README = Path(__file__).resolve().parent.parent / "README.md"
+DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "flags.md"
 BEGIN, END = "<!-- flags: written by scripts/flag_table.py -->\n", "<!-- end of flags -->"
 
 
@@ -20,8 +20,8 @@ def table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def with_table(readme: str) -> str:
-    before, _, rest = readme.partition(BEGIN)
+def with_table(document: str) -> str:
+    before, _, rest = document.partition(BEGIN)
     _, _, after = rest.partition(END)
     return before + BEGIN + table() + END + after
 
@@ -38,4 +38,4 @@ def _default(setting: Setting) -> str:
 
 
 if __name__ == "__main__":
-    README.write_text(with_table(README.read_text()))
+    DOCUMENT.write_text(with_table(DOCUMENT.read_text()))

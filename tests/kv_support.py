@@ -40,8 +40,8 @@ class Pool:
     def fill(self, pages: Sequence[int], seed: int = 0) -> None:
         """Random bytes, different for each page and seed."""
         for page in pages:
-            generator = np.random.default_rng((seed, page))
-            self.bytes[page] = generator.integers(0, 256, self.layout.page_bytes, dtype=np.uint8)
+            drawn = np.random.default_rng((seed, page)).bytes(self.layout.page_bytes)
+            self.bytes[page] = np.frombuffer(drawn, dtype=np.uint8)
 
 
 class Half:

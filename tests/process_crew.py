@@ -6,10 +6,11 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing import connection, get_context
+from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 
 from engine.parallel import Meeting
+from tests.processes import starting
 from worker.config import WorkerConfig
 from worker.tensor_parallel.rank_group import Crew
 from worker.tensor_parallel.rank_process import follow
@@ -23,9 +24,9 @@ class ProcessCrew(Crew):
         self.processes: list[BaseProcess] = []
 
     def start(self, config: WorkerConfig, meeting: Meeting) -> None:
-        spawn = get_context("spawn")
+        context = starting()
         self.processes = [
-            spawn.Process(target=follow, args=(config, meeting, rank), daemon=True)
+            context.Process(target=follow, args=(config, meeting, rank), daemon=True)
             for rank in range(1, meeting.size)
         ]
         for rank, process in enumerate(self.processes, start=1):

@@ -124,6 +124,7 @@ class WorkerHost:
         self._running.callback(engine.close)
         handler = engine.hooks = self._assemble(parts)
         # Not before: until the handler is assembled, other ranks wait for KV ports, and not for steps.
+        self._progress("Rehearsing", 0, 0)
         rehearse(runner, config.engine, program_for(config.engine))
         return parts, handler
 

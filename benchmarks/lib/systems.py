@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from benchmarks.lib.client import Record, Target
@@ -18,7 +21,7 @@ from benchmarks.lib.workload import Work
 from benchmarks.load import offer
 from engine.loader.checkpoint import resolve
 
-__all__ = ["Contest", "Outcome", "baton", "transformers"]
+__all__ = ["Contest", "Outcome", "baton", "transformers", "vllm"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,15 +73,7 @@ def baton(contest: Contest, mode: str, *flags: str) -> Outcome:
 
 def transformers(contest: Contest) -> Outcome:
     """transformers' `generate` from inside its process: all requests of a batch in one call."""
-    batches = [[contest.warmup[0].prompt], [work.prompt for work in contest.together]]
-    batches += [[work.prompt] for work in contest.alone]
-    job = {
-        "model_path": str(resolve(contest.model).path),
-        "device": contest.device,
-        "dtype": contest.dtype,
-        "max_tokens": contest.max_tokens,
-        "batches": batches,
-    }
+    job = {**_job(contest), "device": contest.device}
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.transformers_baseline"],
         stdin=subprocess.PIPE,
@@ -89,12 +84,43 @@ def transformers(contest: Contest) -> Outcome:
         output, _ = process.communicate(json.dumps(job))
     if process.returncode != 0:
         raise SystemExit(f"transformers failed with status {process.returncode}; its error is above")
-    _, together, *alone = ([Record(**fields) for fields in batch] for batch in json.loads(output))
+    return _outcome("transformers", json.loads(output), memory.peak_bytes)
+
+
+def vllm(contest: Contest, python: Path) -> Outcome:
+    """vLLM's engine from inside its process, under the interpreter of its own environment."""
+    script = Path(__file__).with_name("vllm_baseline.py")
+    longest = max(len(work.prompt) + work.max_tokens for work in contest.together)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment.setdefault("VLLM_CPU_KVCACHE_SPACE", "4")
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "records.json"
+        job = {**_job(contest), "max_model_len": longest + 1, "output": str(output)}
+        process = subprocess.Popen(
+            [python, script], stdin=subprocess.PIPE, stdout=sys.stderr, text=True, cwd=folder, env=environment
+        )
+        with PeakMemory(process.pid) as memory:
+            process.communicate(json.dumps(job))
+        if not output.exists():
+            raise SystemExit(f"vLLM failed with status {process.returncode}; its error is above")
+        return _outcome("vLLM", json.loads(output.read_text()), memory.peak_bytes)
+
+
+def _job(contest: Contest) -> dict[str, Any]:
+    """The first batch warms up, the second is all at once, each of the others one request."""
+    batches = [[contest.warmup[0].prompt], [work.prompt for work in contest.together]]
+    return {
+        "model_path": str(resolve(contest.model).path),
+        "dtype": contest.dtype,
+        "max_tokens": contest.max_tokens,
+        "batches": batches + [[work.prompt] for work in contest.alone],
+    }
+
+
+def _outcome(name: str, results: list[list[dict[str, Any]]], peak_bytes: int) -> Outcome:
+    _, together, *alone = ([Record(**fields) for fields in batch] for batch in results)
     return Outcome(
-        "transformers",
-        summarize(together),
-        summarize([record for batch in alone for record in batch]),
-        memory.peak_bytes,
+        name, summarize(together), summarize([record for batch in alone for record in batch]), peak_bytes
     )
 
 

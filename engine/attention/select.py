@@ -10,8 +10,10 @@ from typing import Final
 import torch
 
 from engine.attention.base import AttentionBackend
+from engine.attention.cpu_backend import CpuAttention
 from engine.attention.torch_backend import TorchAttention
 from engine.errors import EngineError
+from engine.kernels.cpu.library import cpu_kernels
 from engine.kv_cache.pool import KVPool
 
 __all__ = ["UnsupportedBackend", "attention_for"]
@@ -30,8 +32,16 @@ class UnsupportedBackend(EngineError):
 
 def attention_for(name: str, pool: KVPool, num_heads: int, *, max_requests: int) -> AttentionBackend:
     """The backend called `name`; for "auto", the fastest that serves the pool's device, dtype and heads."""
-    if name not in ("auto", "torch", "flashinfer"):
-        raise UnsupportedBackend(f"attention backend {name!r} is unknown; use auto, torch or flashinfer")
+    if name not in ("auto", "torch", "cpu", "flashinfer"):
+        raise UnsupportedBackend(f"attention backend {name!r} is unknown; use auto, torch, cpu or flashinfer")
+    if name == "cpu" or (name == "auto" and not pool.tensor.is_cuda):
+        kernels = None if pool.tensor.is_cuda else cpu_kernels(pool.tensor.dtype)
+        if kernels is not None:
+            return CpuAttention(pool, num_heads, kernels)
+        if name == "cpu":
+            raise UnsupportedBackend(
+                f"attention backend cpu: no compiled kernels for {pool.tensor.dtype} on {pool.tensor.device}"
+            )
     obstacle = _obstacle_to_flashinfer(pool)
     if name == "flashinfer" and obstacle:
         raise UnsupportedBackend(f"attention backend flashinfer: {obstacle}; use auto or torch")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["linear", "packed"]
+if TYPE_CHECKING:
+    from engine.layers.panels import Panels
+
+__all__ = ["linear", "onednn_product", "packed"]
 
 _ONEDNN: Final[bool] = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 
@@ -16,23 +19,37 @@ _TYPICAL_ROWS: Final = 16
 """The layout is picked for products of this many rows; it is right for any."""
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, blocks: Tensor | None = None) -> Tensor:
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    blocks: Tensor | None = None,
+    panels: Panels | None = None,
+) -> Tensor:
     """x [T, in] times `weight` [out, in] transposed, plus `bias` [out]: [T, out].
 
-    `blocks` are those of a packed `weight`, if a single row is to be multiplied by them.
+    `blocks` are those of a packed `weight`, if a single row is to be multiplied by them; `panels` likewise,
+    if some numbers of rows are.
     """
+    if panels is not None and panels.multiplies(len(x)):
+        return panels.product(x, bias)
     if blocks is not None and len(x) == 1:
         row = torch.bmm(x.expand(len(blocks), 1, -1), blocks).view(1, -1)
         return row if bias is None else row.add_(bias)
     if weight.is_mkldnn:
-        product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-        return product
+        return onednn_product(x, weight, bias)
     if x.is_cuda and len(x) == 1:
         from engine.kernels.matvec import matvec, suits  # Triton comes with torch's CUDA builds alone
 
         if suits(x, weight):
             return matvec(x, weight, bias)
     return functional.linear(x, weight, bias)
+
+
+def onednn_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`linear` by oneDNN, for a packed `weight`."""
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return product
 
 
 def packed(weight: Tensor) -> Tensor:

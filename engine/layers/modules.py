@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from engine.layers.linear import linear, packed
 from engine.layers.ops import Ops
+from engine.layers.panels import Panels, fastest_panels
 from engine.layers.row_blocks import row_blocks
 
 __all__ = ["Embedding", "LayerNorm", "Linear", "RMSNorm", "weight"]
@@ -27,18 +28,21 @@ class Linear(nn.Module):
         self.bias = weight(out_features) if bias else None
         self._blocks: Tensor | None = None
         """A view of the packed weight, for single rows."""
+        self._panels: Panels | None = None
+        """Likewise, for the numbers of rows that it multiplies faster."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.product(x, self.bias)
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        return linear(x, self.weight, bias, self._blocks)
+        return linear(x, self.weight, bias, self._blocks, self._panels)
 
     def pack(self) -> None:
         """Once the weight is final: lay it out as the device multiplies it fastest."""
         plain = self.weight.detach()
         self.weight = nn.Parameter(packed(plain), requires_grad=False)
         self._blocks = row_blocks(self.weight, plain)
+        self._panels = fastest_panels(self.weight, plain)
 
 
 class Embedding(nn.Module):

@@ -1,6 +1,6 @@
 """The small operations between a model's matrix products, each one call, so that a device may fuse it.
 
-`Ops` is plain torch: it runs everywhere and is the oracle for whatever replaces it. A GPU backend subclasses
+`Ops` is plain torch: it runs everywhere and is the oracle for whatever replaces it. A backend subclasses
 it and overrides what it has a kernel for. Results may be written into the arguments: a caller gives its
 tensors away.
 """
@@ -80,6 +80,12 @@ class Ops:
 
 def ops_for(device: torch.device, dtype: torch.dtype) -> Ops:
     """The operations for tensors of `dtype` on `device`."""
+    if device.type == "cpu":
+        from engine.kernels.cpu.library import cpu_kernels
+        from engine.layers.cpu_ops import CpuOps  # which extends this module
+
+        kernels = cpu_kernels(dtype)
+        return Ops() if kernels is None else CpuOps(kernels)
     if device.type != "cuda" or dtype == torch.float32:
         return Ops()
     if find_spec("flashinfer") is None:

@@ -50,6 +50,7 @@ def load_model(
     """
     spec = ModelSpec.from_folder(folder)
     target = torch.device(device)
+    progress("Preparing kernels", 0, 0)  # compiled at the first start on a machine
     with _defaults(target, _DTYPES[dtype]):
         model = registry.build(spec, ops_for(target, _DTYPES[dtype]), ranks)
     match load_format:
@@ -59,6 +60,7 @@ def load_model(
             fill_randomly(model, seed)
         case _:
             raise ValueError(f"load_format {load_format!r} is unknown; use auto or dummy")
+    progress("Packing weights", 0, 0)
     model.pack()
     return model.eval()
 

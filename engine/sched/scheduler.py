@@ -96,6 +96,10 @@ class Scheduler:
     def plan(self) -> StepPlan:
         step = StepPlan()
         self._admit_waiting(step)
+        # First, for a prompt that is found in the cache up to its last token decodes in this very step: left
+        # for the next, this step might be empty, after which the engine's caller sleeps.
+        for request in self._prompts():
+            self.kv.catch_up(request)
         decodes: list[Chunk] = []
         prompts: list[Chunk] = []
         if not self._prompts_have_their_turn():
@@ -212,9 +216,6 @@ class Scheduler:
         prompts: list[Request] = []
         planned = Beginnings(self.kv.page_size)
         for request in reading:
-            self.kv.catch_up(request)
-            if request.num_pending == 1:
-                continue
             # Two requests about to compute the same page: the second waits a step and finds it in the cache.
             if self.kv.cache is not None:
                 start = request.num_computed

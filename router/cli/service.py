@@ -7,10 +7,11 @@ import logging
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from common.garbage_collection import freeze_startup
+from engine.device.cpu_dtype import preferred_cpu_dtype
 from engine.loader.checkpoint import Checkpoint, CheckpointError, resolve
 from engine.spec.errors import UnsupportedModel
 from router.admin.endpoint import LOOPBACK, AdminServer, admin_app
@@ -19,7 +20,7 @@ from router.cli.progress import StartupDisplay
 from router.cli.shutdown import Interrupted, Shutdown
 from router.cluster.ray_cluster import Cluster, ClusterError, RayWorker
 from router.cluster.worker_plan import PlanError, WorkerPlan, plan_workers
-from router.config.settings import Mode, RouterConfig
+from router.config.settings import Dtype, Mode, RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics import RouterMetrics
 from router.frontend.access import Access
@@ -118,6 +119,11 @@ class _Start:
         with self.display.stage(f"model {config.model}"):
             checkpoint = await asyncio.to_thread(resolve, config.model, self.display.progress)
         spec = checkpoint.spec()
+        # Beside Ray and the workers, of which most of a start is spent waiting for.
+        tokenizing = asyncio.create_task(
+            asyncio.to_thread(Tokenizer.load, checkpoint.path, vocab_size=spec.vocab_size)
+        )
+        self.stack.callback(tokenizing.cancel)
         cluster, plans = await self._cluster(checkpoint)
         metrics = RouterMetrics(config.mode.value)
         registry = await self._workers(cluster, plans, metrics)
@@ -132,7 +138,7 @@ class _Start:
             prefill_workers=config.num_prefill_workers,
             decode_workers=config.decode_workers,
         )
-        tokenizer = await asyncio.to_thread(Tokenizer.load, model.path, vocab_size=model.vocab_size)
+        tokenizer = await tokenizing
         dispatcher = ClusterDispatcher(config, registry, metrics)
         if config.mode is Mode.DISAGG:
             await self._rehearse(registry, dispatcher)
@@ -160,6 +166,9 @@ class _Start:
         self.stack.push_async_callback(cluster.close)
         with self.display.stage(f"Ray ({self.config.ray_address or 'local'})"):
             machine = await cluster.connect()
+        if machine.device == "cpu" and self.config.dtype is Dtype.AUTO:
+            with self.display.stage("dtype"):
+                machine = replace(machine, cpu_dtype=await asyncio.to_thread(preferred_cpu_dtype))
         return cluster, plan_workers(self.config, checkpoint, machine)
 
     async def _workers(self, cluster: Cluster, plans: list[WorkerPlan], metrics: RouterMetrics) -> Registry:

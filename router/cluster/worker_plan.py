@@ -53,6 +53,8 @@ class Machine:
     """CPU cores for each rank of a worker."""
     host: str
     """The address that its workers listen on."""
+    cpu_dtype: str = "float32"
+    """What --dtype auto means on a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +173,7 @@ def _dtype(config: RouterConfig, spec: ModelSpec, machine: Machine) -> str:
     if config.dtype is not Dtype.AUTO:
         return str(config.dtype.value)
     if machine.device == "cpu":
-        return "float32"
+        return machine.cpu_dtype
     return spec.dtype if spec.dtype in ("bfloat16", "float16") else "bfloat16"
 
 

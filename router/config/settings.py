@@ -1,4 +1,4 @@
-"""What the `router` command was asked to do: every setting once, with its flag, its help and its default.
+"""Settings of the `router` command: each stated once, with its flag, help text and default.
 
 The command line, the YAML file and `--help` are all derived from the fields of `RouterConfig`, so a new
 setting is one line here.
@@ -56,6 +56,7 @@ class Routing(Enum):
 
     ROUND_ROBIN = "round-robin"
     LEAST_LOADED = "least-loaded"
+    POWER_OF_TWO = "power-of-two"
 
 
 class LogLevel(Enum):
@@ -74,13 +75,13 @@ class Option:
     metavar: str | None = None
 
 
-_WHAT = "what to serve"
+_MODEL = "model and mode"
 _WORKERS = "workers"
-_DOORS = "front doors"
+_APIS = "HTTP and gRPC APIs"
 _SECURITY = "access and limits"
-_MEMORY = "model and memory"
+_MEMORY = "device and memory"
 _BATCHING = "batching"
-_HANDOFF = "handoff of KV (--mode disagg)"
+_HANDOFF = "KV handoff (--mode disagg)"
 _ROUTING = "routing and failover"
 _PRESSURE = "backpressure (429, RESOURCE_EXHAUSTED)"
 _OPERATION = "operation"
@@ -89,43 +90,56 @@ _OPERATION = "operation"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterConfig:
     model: Annotated[
-        str, Option(_WHAT, "alias (smollm2), Hugging Face folder, .gguf file, or hub id", "MODEL")
+        str,
+        Option(
+            _MODEL,
+            "model to serve: an alias (smollm2), a Hugging Face folder, a .gguf file, or a hub id",
+            "MODEL",
+        ),
     ] = ""
     served_model_name: Annotated[
-        str | None, Option(_WHAT, "the name clients ask for (default: the model's own)", "NAME")
+        str | None,
+        Option(_MODEL, "model name in API requests and responses (default: the model's own)", "NAME"),
     ] = None
     mode: Annotated[
-        Mode, Option(_WHAT, "mixed: workers prefill and decode; disagg: separate workers for each")
+        Mode,
+        Option(
+            _MODEL, "mixed: every worker prefills and decodes; disagg: separate prefill and decode workers"
+        ),
     ] = Mode.MIXED
 
     prefill_workers: Annotated[
-        int | None, Option(_WORKERS, "prefill workers; only with --mode disagg (default there: 1)", "N")
+        int | None,
+        Option(_WORKERS, "number of prefill workers; only with --mode disagg (default there: 1)", "N"),
     ] = None
     decode_workers: Annotated[
-        int, Option(_WORKERS, "decode workers; in mixed mode they prefill too", "N")
+        int, Option(_WORKERS, "number of decode workers; in mixed mode they prefill too", "N")
     ] = 1
     tensor_parallel_size: Annotated[
         int,
-        Option(_WORKERS, "ranks that share a worker's model: processes of one node, on cuda a GPU each", "N"),
+        Option(
+            _WORKERS, "tensor-parallel ranks of each worker: processes on one node, one GPU each on cuda", "N"
+        ),
     ] = 1
     prefill_tensor_parallel_size: Annotated[
         int | None,
-        Option(_WORKERS, "of prefill workers, with --mode disagg (default: --tensor-parallel-size)", "N"),
+        Option(_WORKERS, "tensor-parallel ranks of prefill workers (default: --tensor-parallel-size)", "N"),
     ] = None
     decode_tensor_parallel_size: Annotated[
-        int | None, Option(_WORKERS, "of decode workers (default: --tensor-parallel-size)", "N")
+        int | None,
+        Option(_WORKERS, "tensor-parallel ranks of decode workers (default: --tensor-parallel-size)", "N"),
     ] = None
     ray_address: Annotated[
         str | None,
         Option(
-            _WORKERS, "a running Ray cluster, as host:port or 'auto' (default: start a local Ray)", "ADDRESS"
+            _WORKERS, "Ray cluster to join, as host:port or 'auto' (default: start a local one)", "ADDRESS"
         ),
     ] = None
     worker_cpus: Annotated[
         int | None,
         Option(
             _WORKERS,
-            "CPU cores for each rank of a worker (default: on --device cpu a fair share of the machine)",
+            "CPU cores per rank (default: on --device cpu the machine's cores divided by the ranks)",
             "N",
         ),
     ] = None
@@ -133,41 +147,47 @@ class RouterConfig:
         str | None,
         Option(
             _WORKERS,
-            "workers listen on their address in this network only (default: 127.0.0.1; on a Ray cluster, the"
-            " address of the worker's node)",
+            "network on which workers listen (default: 127.0.0.1; on a Ray cluster, the address of the"
+            " worker's node)",
             "CIDR",
         ),
     ] = None
     startup_timeout: Annotated[
-        float, Option(_WORKERS, "seconds within which every worker must be ready", "SECONDS")
+        float, Option(_WORKERS, "give up when not all workers are ready after this time", "SECONDS")
     ] = 900.0
 
-    host: Annotated[str, Option(_DOORS, "address to listen on; 0.0.0.0 for every interface", "HOST")] = (
+    host: Annotated[str, Option(_APIS, "address to listen on; 0.0.0.0 for every interface", "HOST")] = (
         "127.0.0.1"
     )
-    http_port: Annotated[int, Option(_DOORS, "OpenAI-compatible HTTP; 0 picks a free port", "PORT")] = 30000
-    grpc_port: Annotated[int, Option(_DOORS, "gRPC service baton.v1.Router; 0 picks a free port", "PORT")] = (
-        50051
-    )
+    http_port: Annotated[
+        int, Option(_APIS, "port of the OpenAI-compatible HTTP API; 0 picks a free one", "PORT")
+    ] = 30000
+    grpc_port: Annotated[
+        int, Option(_APIS, "port of the gRPC API (baton.v1.Router); 0 picks a free one", "PORT")
+    ] = 50051
 
     http_keep_alive: Annotated[
         float,
         Option(
-            _DOORS,
-            "seconds an idle HTTP connection is kept open; set it above the idle timeout of a proxy in front",
+            _APIS,
+            "close HTTP connections idle for this long; set it above the idle timeout of a proxy in front",
             "SECONDS",
         ),
     ] = 120.0
 
     api_key_file: Annotated[
         str | None,
-        Option(_SECURITY, "API keys, one a line: only who brings one is let in (default: everybody)", "FILE"),
+        Option(
+            _SECURITY,
+            "file of API keys, one per line; requests without a valid key are refused (default: no keys)",
+            "FILE",
+        ),
     ] = None
     metrics_key_file: Annotated[
         str | None,
         Option(
             _SECURITY,
-            "keys for /metrics and /sd/workers, one a line (default: with --api-key-file both are closed,"
+            "file of keys for /metrics and /sd/workers, one per line (default: closed with --api-key-file,"
             " else open)",
             "FILE",
         ),
@@ -176,7 +196,7 @@ class RouterConfig:
         int | None,
         Option(
             _SECURITY,
-            "completions (prompts times n) that one API key may have running (default: no limit)",
+            "concurrent completions (prompts × n) per API key (default: no limit)",
             "N",
         ),
     ] = None
@@ -184,43 +204,55 @@ class RouterConfig:
         str | None,
         Option(
             _SECURITY,
-            "web pages whose scripts may call the HTTP API, such as https://chat.example.com, with commas"
-            " between; * for any (default: none)",
+            "comma-separated origins allowed to call the HTTP API from a browser, such as"
+            " https://chat.example.com; * allows any (default: none)",
             "ORIGINS",
         ),
     ] = None
     tls_cert: Annotated[
         str | None,
-        Option(_SECURITY, "certificate chain of both front doors, PEM (default: no encryption)", "FILE"),
+        Option(_SECURITY, "TLS certificate chain (PEM) of the HTTP and gRPC APIs (default: no TLS)", "FILE"),
     ] = None
-    tls_key: Annotated[str | None, Option(_SECURITY, "its key, PEM, without a passphrase", "FILE")] = None
-    max_body_bytes: Annotated[int, Option(_SECURITY, "largest request", "BYTES")] = 4 << 20
+    tls_key: Annotated[
+        str | None, Option(_SECURITY, "private key (PEM, no passphrase) of --tls-cert", "FILE")
+    ] = None
+    max_body_bytes: Annotated[int, Option(_SECURITY, "largest request body", "BYTES")] = 4 << 20
     max_prompt_tokens: Annotated[
-        int | None, Option(_SECURITY, "longest prompt (default: what the context holds)", "TOKENS")
+        int | None, Option(_SECURITY, "longest prompt (default: --max-model-len)", "TOKENS")
     ] = None
     max_completions: Annotated[
-        int, Option(_SECURITY, "most answers to one request: its prompts times n", "N")
+        int, Option(_SECURITY, "largest number of completions (prompts × n) per request", "N")
     ] = 256
-    max_logprobs: Annotated[int, Option(_SECURITY, "most logprobs of alternatives, for each token", "N")] = 20
+    max_logprobs: Annotated[
+        int, Option(_SECURITY, "largest number of alternatives per token in logprobs", "N")
+    ] = 20
 
-    device: Annotated[Device, Option(_MEMORY, "auto: cuda where Ray sees GPUs, else cpu")] = Device.AUTO
+    device: Annotated[
+        Device, Option(_MEMORY, "device of the workers; auto: cuda if Ray sees GPUs, else cpu")
+    ] = Device.AUTO
     dtype: Annotated[
         Dtype,
-        Option(_MEMORY, "of weights and KV; auto: float32 on cpu, the checkpoint's 16-bit type on cuda"),
+        Option(
+            _MEMORY,
+            "dtype of weights and KV; auto: the checkpoint's 16-bit type on cuda; on cpu bfloat16 if measured"
+            " to be faster, else float32",
+        ),
     ] = Dtype.AUTO
     load_format: Annotated[
-        str, Option(_MEMORY, "auto, or dummy for random weights (benchmarks)", "FORMAT")
+        str, Option(_MEMORY, "auto, or dummy for random weights (for benchmarks)", "FORMAT")
     ] = "auto"
     max_model_len: Annotated[
         int | None,
         Option(
-            _MEMORY, "longest prompt + output, in tokens (default: what model and KV pool allow)", "TOKENS"
+            _MEMORY,
+            "context length: prompt plus output (default: what the model and the KV pool allow)",
+            "TOKENS",
         ),
     ] = None
-    page_size: Annotated[int, Option(_MEMORY, "tokens a page of the KV pool holds", "TOKENS")] = 16
+    page_size: Annotated[int, Option(_MEMORY, "tokens per KV page", "TOKENS")] = 16
     kv_pool_tokens: Annotated[
         int | None,
-        Option(_MEMORY, "size of a worker's KV pool (default: see --kv-memory-fraction)", "TOKENS"),
+        Option(_MEMORY, "KV pool size of each worker (default: see --kv-memory-fraction)", "TOKENS"),
     ] = None
     kv_memory_fraction: Annotated[
         float | None,
@@ -232,13 +264,14 @@ class RouterConfig:
             "0..1",
         ),
     ] = None
-    disable_radix_cache: Annotated[bool, Option(_MEMORY, "do not reuse the KV of shared prefixes")] = False
+    disable_radix_cache: Annotated[bool, Option(_MEMORY, "disable prefix caching")] = False
 
     chunked_prefill_size: Annotated[
         int | None,
         Option(
             _BATCHING,
-            "most tokens a step computes; longer prompts are cut; -1: no chunking (default: by device)",
+            "token budget of a step; longer prompts are split into chunks; -1 disables chunking"
+            " (default: by device)",
             "TOKENS",
         ),
     ] = None
@@ -246,17 +279,19 @@ class RouterConfig:
         float | None,
         Option(
             _BATCHING,
-            "beside running answers, prompts are cut so that a step takes about so long;"
-            " 0: not at all (default: 20 on cuda, 0 on cpu)",
+            "target step time while requests decode; prefill chunks are sized to meet it; 0 disables it"
+            " (default: 20 on cuda, 0 on cpu)",
             "MS",
         ),
     ] = None
-    max_running_requests: Annotated[int, Option(_BATCHING, "requests a worker computes at a time", "N")] = 256
+    max_running_requests: Annotated[
+        int, Option(_BATCHING, "largest number of running requests per worker", "N")
+    ] = 256
     cuda_graph_max_bs: Annotated[
         int | None,
         Option(
             _BATCHING,
-            "largest batch of decodes that is captured as a CUDA graph; 0: none (default: by GPU memory)",
+            "largest decode batch captured as a CUDA graph; 0 disables them (default: by GPU memory)",
             "N",
         ),
     ] = None
@@ -264,41 +299,43 @@ class RouterConfig:
         int | None,
         Option(
             _BATCHING,
-            "largest step with prompts that is captured, but for its attention; 0: none"
+            "largest step with prefill captured as piecewise CUDA graphs, attention excluded; 0 disables them"
             " (default: by GPU memory)",
             "TOKENS",
         ),
     ] = None
     max_queued_requests: Annotated[
-        int, Option(_BATCHING, "requests a worker holds waiting before it refuses more", "N")
+        int, Option(_BATCHING, "largest number of waiting requests per worker; more are refused", "N")
     ] = 4096
 
     kv_transport: Annotated[
         Transport,
-        Option(_HANDOFF, "nixl: one-sided UCX; ucxx: two-sided; loopback: within one process, for tests"),
+        Option(
+            _HANDOFF, "nixl: one-sided writes over UCX; ucxx: two-sided UCX; loopback: one process, for tests"
+        ),
     ] = Transport.NIXL
     handoff_timeout: Annotated[
         float,
         Option(
             _HANDOFF,
-            "seconds without progress (a free page, a page that arrives) before a prompt is computed again",
+            "fail a handoff that makes no progress for this long; the prompt is computed again",
             "SECONDS",
         ),
     ] = 60.0
 
-    routing: Annotated[Routing, Option(_ROUTING, "how a worker is picked for a request")] = (
-        Routing.LEAST_LOADED
-    )
-    max_attempts: Annotated[int, Option(_ROUTING, "tries for a request whose worker fails", "N")] = 3
+    routing: Annotated[Routing, Option(_ROUTING, "worker selection policy")] = Routing.LEAST_LOADED
+    max_attempts: Annotated[
+        int, Option(_ROUTING, "largest number of attempts at a request whose worker fails", "N")
+    ] = 3
     failover_timeout: Annotated[
-        float, Option(_ROUTING, "seconds such a request waits for a worker to come back", "SECONDS")
+        float, Option(_ROUTING, "how long such a request waits for a ready worker", "SECONDS")
     ] = 60.0
 
     worker_timeout: Annotated[
         float,
         Option(
             _ROUTING,
-            "seconds of silence after which a worker is late and gets no new request; its heartbeat is 0.2",
+            "silence after which a worker is late: it is probed and gets no new requests (heartbeat: 0.2 s)",
             "SECONDS",
         ),
     ] = 1.0
@@ -306,50 +343,62 @@ class RouterConfig:
         float,
         Option(
             _ROUTING,
-            "seconds after --worker-timeout in which a late worker may answer a probe and keep its streams;"
-            " then it is lost",
+            "time after --worker-timeout in which a late worker can answer the probe and keep its streams;"
+            " after it the worker is lost",
             "SECONDS",
         ),
     ] = 3.0
     step_timeout: Annotated[
         float,
-        Option(_ROUTING, "seconds at one step after which an engine hangs, and is started anew", "SECONDS"),
+        Option(_ROUTING, "restart a worker whose engine step takes longer than this", "SECONDS"),
     ] = 300.0
     canary_interval: Annotated[
-        float, Option(_ROUTING, "seconds unused, after which a worker is asked for two tokens", "SECONDS")
+        float,
+        Option(
+            _ROUTING,
+            "probe a worker that has been unused for this long with a request of two tokens",
+            "SECONDS",
+        ),
     ] = 15.0
     canary_timeout: Annotated[
-        float, Option(_ROUTING, "seconds that it has to answer; twice in vain, and it is not used", "SECONDS")
+        float,
+        Option(
+            _ROUTING,
+            "probe timeout; after two consecutive timeouts the worker is taken out of rotation",
+            "SECONDS",
+        ),
     ] = 30.0
 
     max_queued_tokens: Annotated[
         int,
         Option(
-            _PRESSURE, "prompt tokens waiting for their first token, beyond which more are refused", "TOKENS"
+            _PRESSURE,
+            "largest number of prompt tokens waiting for their first token; more are refused",
+            "TOKENS",
         ),
     ] = 4_000_000
     max_queue_wait: Annotated[
         float,
         Option(
             _PRESSURE,
-            "refuse a request that would wait so long, by the latest rate; or longer than its own timeout",
+            "reject (429) when the estimated queue time exceeds this or the request's own timeout",
             "SECONDS",
         ),
     ] = 300.0
 
     drain_timeout: Annotated[
-        float, Option(_OPERATION, "seconds that running requests get to finish after SIGTERM", "SECONDS")
+        float, Option(_OPERATION, "how long running requests may take to finish after SIGTERM", "SECONDS")
     ] = 30.0
     admin_port: Annotated[
         int | None,
         Option(
             _OPERATION,
-            "on loopback, for `router workers`, `drain` and `restart`; 0 picks a free one"
+            "loopback port for `router workers`, `drain` and `restart`; 0 picks a free one"
             " (default: --http-port + 1)",
             "PORT",
         ),
     ] = None
-    log_level: Annotated[LogLevel, Option(_OPERATION, "how much to log; debug shows workers' output too")] = (
+    log_level: Annotated[LogLevel, Option(_OPERATION, "log level; debug includes the workers' output")] = (
         LogLevel.INFO
     )
 

@@ -6,12 +6,23 @@ No clock, no sockets, no state: the dispatcher takes a view of every worker, ask
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
-__all__ = ["Choose", "Rank", "WorkerView", "any_has_room", "least_loaded", "place", "round_robin"]
+__all__ = [
+    "Choose",
+    "Loaded",
+    "Rank",
+    "WorkerView",
+    "any_has_room",
+    "least_loaded",
+    "place",
+    "power_of_two",
+    "round_robin",
+]
 
 
 class Rank(IntEnum):
@@ -80,20 +91,38 @@ class WorkerView:
         return self.pages_for(tokens) + taken <= self.free_pages
 
 
-Choose: TypeAlias = Callable[[Sequence[WorkerView], int], int]
+class Loaded(Protocol):
+    """Requests that a worker has not finished, and their tokens."""
+
+    @property
+    def requests(self) -> int: ...
+
+    @property
+    def tokens(self) -> int: ...
+
+
+Choose: TypeAlias = Callable[[Sequence[Loaded], int], int]
 """(workers, turn) -> index: one of `workers`, at least one. `turn` grows by one with every choice."""
 
 
-def round_robin(workers: Sequence[WorkerView], turn: int) -> int:
+def round_robin(workers: Sequence[Loaded], turn: int) -> int:
     """Each in turn, whatever they are doing."""
     return turn % len(workers)
 
 
-def least_loaded(workers: Sequence[WorkerView], turn: int) -> int:
+def least_loaded(workers: Sequence[Loaded], turn: int) -> int:
     """The one with the fewest tokens on its hands; equals take turns."""
     first = turn % len(workers)
     in_turn: list[int] = [*range(first, len(workers)), *range(first)]
     return min(in_turn, key=lambda i: (workers[i].tokens, workers[i].requests))
+
+
+def power_of_two(workers: Sequence[Loaded], turn: int) -> int:
+    """The less loaded of two drawn at random: O(1), and close to the least loaded of all."""
+    if len(workers) < 2:
+        return 0
+    drawn = random.Random(turn).sample(range(len(workers)), 2)
+    return min(drawn, key=lambda i: (workers[i].tokens, workers[i].requests))
 
 
 def preferred(workers: Sequence[WorkerView]) -> list[int]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from engine.loader.checkpoint import resolve
 
-NUM_TOKENS = 64
+NUM_TOKENS = 32
 
 _STORY = (
     "The lighthouse keeper wrote down the weather every morning, and every evening he read what he had "
@@ -31,23 +32,54 @@ TEXTS = {
     "Объясните простыми словами, что такое фотосинтез. 🌱",
     "code": "def fibonacci(n):\n    a, b = 0, 1\n    for _ in range(n):\n        yield a\n",
     "300 tokens": _STORY * 8,
-    "1000 tokens": "Read this log and say what happens next.\n" + _STORY * 26,
+    "600 tokens": "Read this log and say what happens next.\n" + _STORY * 16,
     "4000 tokens": "Summarise this diary in one sentence.\n" + _STORY * 104,
 }
 
 
-@dataclass(frozen=True)
-class Expected:
-    """Prompts and transformers' greedy answers to them, by name."""
+class Oracle:
+    """The prompts of TEXTS as tokens, and transformers' greedy answers to them.
 
-    prompts: dict[str, list[int]]
-    answers: dict[str, list[int]]
+    An answer takes transformers some seconds: it is kept on disk until transformers, torch or the model
+    change.
+    """
+
+    def __init__(self, folder: Path, cache: pytest.Cache) -> None:
+        self._folder = folder
+        self._cache = cache
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+        self.prompts = {name: list(self.tokenizer(text)["input_ids"]) for name, text in TEXTS.items()}
+        self.prompts["one token"] = self.prompts["one token"][:1]
+        self.prompts["4000 tokens"] = self.prompts["4000 tokens"][:4000]
+
+    def answer(self, name: str) -> list[int]:
+        """NUM_TOKENS tokens; one that ends the answer is not among them."""
+        prompt = self.prompts[name]
+        key = repr((self._folder.name, transformers.__version__, torch.__version__, NUM_TOKENS, prompt))
+        place = f"baton/{xxhash.xxh3_64_hexdigest(key.encode())}"
+        known: list[int] | None = self._cache.get(place, None)
+        if known is None:
+            known = greedy(self._model, prompt)
+            self._cache.set(place, known)
+        return known
+
+    def answers(self, names: Sequence[str]) -> list[list[int]]:
+        return [self.answer(name) for name in names]
+
+    def text(self, name: str) -> str:
+        """The answer in words."""
+        return str(self.tokenizer.decode(self.answer(name), skip_special_tokens=True))
+
+    @cached_property
+    def _model(self) -> torch.nn.Module:
+        model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(self._folder, dtype=torch.float32)
+        return model
 
 
 @pytest.fixture(autouse=True)
 def memory_back() -> Iterator[None]:
-    """A worker freezes what exists when it starts (`common.garbage_collection`), which is right in a process of
-    its own. Here, one worker after the other would keep a pool each.
+    """A worker freezes what exists when it starts (`common.garbage_collection`): right for a process of its
+    own. Here, one worker after the other would keep a pool each.
     """
     yield
     gc.unfreeze()
@@ -60,20 +92,8 @@ def smollm2() -> Path:
 
 
 @pytest.fixture(scope="session")
-def expected(smollm2: Path, pytestconfig: pytest.Config) -> Expected:
-    """transformers takes a minute for these: its answers are kept until it, torch or the model changes."""
-    tokenizer = AutoTokenizer.from_pretrained(smollm2)
-    prompts = {name: list(tokenizer(text)["input_ids"]) for name, text in TEXTS.items()}
-    prompts["one token"] = prompts["one token"][:1]
-    prompts["4000 tokens"] = prompts["4000 tokens"][:4000]
-    versions = (smollm2.name, transformers.__version__, torch.__version__, NUM_TOKENS)
-    key = xxhash.xxh3_64_hexdigest(repr((versions, prompts)).encode())
-    answers = pytestconfig.cache.get(f"baton/{key}", None)
-    if answers is None:
-        model = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32)
-        answers = {name: greedy(model, ids) for name, ids in prompts.items()}
-        pytestconfig.cache.set(f"baton/{key}", answers)
-    return Expected(prompts, answers)
+def oracle(smollm2: Path, pytestconfig: pytest.Config) -> Oracle:
+    return Oracle(smollm2, pytestconfig.cache)
 
 
 @torch.inference_mode()

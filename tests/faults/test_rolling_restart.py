@@ -10,7 +10,7 @@ from tests.faults.bounds import bounded
 from tests.faults.load import Answers, Load
 from tests.faults.service import Service
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.alone]
 
 CLIENTS = 8
 

@@ -22,7 +22,7 @@ from tests.integration.tiny_cluster import work
 from tests.unit.tiny import make_config, save_tiny_llama
 from worker.config import WorkerConfig, WorkerRole
 
-RESTART_S = 60
+RESTART_S = 150
 
 
 class FragileWorker(DecodeWorker):
@@ -37,7 +37,7 @@ class FragileWorker(DecodeWorker):
 def local_ray() -> Iterator[None]:
     ray.init(
         address="local",
-        num_cpus=1,
+        num_cpus=2,
         include_dashboard=False,
         object_store_memory=100 << 20,
         log_to_driver=False,
@@ -59,6 +59,14 @@ def actor(folder: Path) -> Any:
         worker_id="decode-0", role=WorkerRole.DECODE, model="tiny", engine=make_config(folder)
     )
     return ray.remote(FragileWorker).options(max_restarts=-1, num_cpus=1).remote(config)
+
+
+@pytest.fixture(scope="module")
+def worker(local_ray: None, folder: Path) -> Iterator[Any]:
+    """For all tests that end it: it comes back each time."""
+    worker = actor(folder)
+    yield worker
+    ray.kill(worker)
 
 
 async def start(worker: Any) -> str:
@@ -93,35 +101,25 @@ async def successor(worker: Any, before: worker_pb2.WorkerInfo) -> worker_pb2.Wo
             await asyncio.sleep(0.05)
 
 
-async def test_a_killed_worker_comes_back_as_a_new_peer(local_ray: None, folder: Path) -> None:
-    worker = actor(folder)
-    try:
-        before = await describe(await start(worker))
-        os.kill(before.pid, signal.SIGKILL)
-        after = await successor(worker, before)
-        assert after.pid != before.pid
-        assert after.worker_id == before.worker_id
-    finally:
-        ray.kill(worker)
+async def test_a_killed_worker_comes_back_as_a_new_peer(worker: Any) -> None:
+    before = await describe(await start(worker))
+    os.kill(before.pid, signal.SIGKILL)
+    after = await successor(worker, before)
+    assert after.pid != before.pid
+    assert after.worker_id == before.worker_id
 
 
-async def test_a_worker_whose_engine_died_tells_its_router_and_is_started_anew(
-    local_ray: None, folder: Path
-) -> None:
-    worker = actor(folder)
-    try:
-        address = await start(worker)
-        before = await describe(address)
-        await worker.break_engine.remote()
-        async with connect(address) as channel:
-            call = worker_pb2_grpc.WorkerStub(channel).Session()  # type: ignore[no-untyped-call]
-            await call.write(worker_pb2.Command(submit=worker_pb2.Submit(work=work([1, 2, 3]))))
-            with pytest.raises(Exception, match="device-side assert"):
-                async for _ in call:
-                    pass
-        assert (await successor(worker, before)).pid != before.pid
-    finally:
-        ray.kill(worker)
+async def test_a_worker_whose_engine_died_tells_its_router_and_is_started_anew(worker: Any) -> None:
+    address = await start(worker)
+    before = await describe(address)
+    await worker.break_engine.remote()
+    async with connect(address) as channel:
+        call = worker_pb2_grpc.WorkerStub(channel).Session()  # type: ignore[no-untyped-call]
+        await call.write(worker_pb2.Command(submit=worker_pb2.Submit(work=work([1, 2, 3]))))
+        with pytest.raises(Exception, match="device-side assert"):
+            async for _ in call:
+                pass
+    assert (await successor(worker, before)).pid != before.pid
 
 
 async def test_a_model_that_does_not_load_is_an_error_that_says_why(local_ray: None, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,9 +21,11 @@ __all__ = ["FakeServer", "running"]
 
 @dataclass
 class FakeServer:
-    """Streams `max_tokens` words, `interval_s` apart."""
+    """Streams `max_tokens` words, at least `interval_s` apart."""
 
     interval_s: float = 0.0
+    hold: Callable[[int], Awaitable[object]] | None = None
+    """Awaited before each word, with the number of words of that answer sent so far."""
     url: str = ""
     bodies: list[dict[str, Any]] = field(default_factory=list)
     """Every request body that came."""
@@ -55,8 +57,10 @@ class FakeServer:
         self._at_once += 1
         self.most_at_once = max(self.most_at_once, self._at_once)
         try:
-            for _ in range(body["max_tokens"]):
+            for number in range(body["max_tokens"]):
                 await asyncio.sleep(self.interval_s)
+                if self.hold is not None:
+                    await self.hold(number)
                 choice = {"delta": {"content": " word"}} if "messages" in body else {"text": " word"}
                 yield _event({"choices": [{"index": 0, **choice}]})
             usage = {"prompt_tokens": len(body.get("prompt", "")), "completion_tokens": body["max_tokens"]}

@@ -248,11 +248,11 @@ async def test_a_cancelled_call_ends_its_request(doors: FrontDoors, router: Any)
 async def test_a_deadline_travels_to_the_workers_and_ends_the_request(doors: FrontDoors, router: Any) -> None:
     doors.dispatcher.hang_after = 2
     with pytest.raises(grpc.aio.AioRpcError) as error:
-        await collect(router.Generate(GenerateRequest(text="hi"), timeout=0.3))
+        await collect(router.Generate(GenerateRequest(text="hi"), timeout=1.0))
     assert error.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
     await doors.dispatcher.until_all_given_up()
     # gRPC sends the time that is left, rounded up.
-    assert 0 < doors.dispatcher.calls[0].timeout_s < 0.35
+    assert 0 < doors.dispatcher.calls[0].timeout_s < 1.05
 
 
 async def test_the_model_is_described(router: Any) -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from engine.loader.checkpoint import Checkpoint
 from router.cluster.ray_cluster import Cluster
-from router.cluster.worker_plan import plan_workers
+from router.cluster.worker_plan import Machine, plan_workers
 from router.config.settings import Device, RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics import RouterMetrics
@@ -24,24 +26,48 @@ from tests.integration.fake_worker import answer
 from tests.unit.router.test_worker_plan import write_model
 
 PROMPT = [1, 2, 3]
+TESTS = 4
+"""There is room for one worker each."""
+
+
+@dataclass
+class LocalRay:
+    """One for all tests: it takes seconds to start."""
+
+    cluster: Cluster
+    machine: Machine
+    config: RouterConfig
+
+
+@pytest.fixture(scope="module")
+def local_ray() -> Iterator[LocalRay]:
+    config = RouterConfig(
+        model="m", device=Device.CPU, decode_workers=TESTS, worker_cpus=1, startup_timeout=60.0
+    )
+    cluster = Cluster(config)
+    try:
+        yield LocalRay(cluster, asyncio.run(cluster.connect()), config)
+    finally:
+        asyncio.run(cluster.close())
 
 
 @asynccontextmanager
-async def cluster(tmp_path: Path, actor_class: object, workers: int) -> AsyncIterator[Registry]:
-    config = RouterConfig(model="m", device=Device.CPU, decode_workers=workers, startup_timeout=60.0)
-    ray_cluster = Cluster(config, actor_class)
+async def one_worker(local_ray: LocalRay, folder: Path, actor_class: object) -> AsyncIterator[Registry]:
+    config = replace(local_ray.config, decode_workers=1)
+    plans = plan_workers(config, Checkpoint(write_model(folder), "m"), local_ray.machine)
+    local_ray.cluster._actor_class = actor_class
+    (worker,) = await local_ray.cluster.place(plans, on_wait=lambda _: None)
     try:
-        machine = await ray_cluster.connect()
-        plans = plan_workers(config, Checkpoint(write_model(tmp_path), "m"), machine)
-        handles = await ray_cluster.place(plans, on_wait=lambda _: None)
-        async with Registry(handles) as registry:
+        async with Registry([worker]) as registry:
             yield registry
     finally:
-        await ray_cluster.close()
+        await worker.stop()
 
 
-async def test_a_killed_worker_is_restarted_and_its_request_goes_on(tmp_path: Path) -> None:
-    async with cluster(tmp_path, fake_actor, workers=1) as registry:
+async def test_a_killed_worker_is_restarted_and_its_request_goes_on(
+    local_ray: LocalRay, tmp_path: Path
+) -> None:
+    async with one_worker(local_ray, tmp_path, fake_actor) as registry:
         assert await registry.wait_for_all(60.0)
         dispatcher = ClusterDispatcher(RouterConfig(model="m"), registry, RouterMetrics("mixed"))
         (first,) = registry.sessions()
@@ -54,11 +80,14 @@ async def test_a_killed_worker_is_restarted_and_its_request_goes_on(tmp_path: Pa
         assert seen == answer(PROMPT, 20)
         (second,) = registry.sessions()
         assert second.info.epoch != first.info.epoch
-    assert not alive(second.info.epoch)
+    await gone(second.info.epoch)
 
 
-async def test_a_worker_that_is_stopped_is_given_up_and_replaced(tmp_path: Path) -> None:
-    async with cluster(tmp_path, fake_actor, workers=1) as registry:
+async def test_a_worker_that_is_stopped_is_given_up_and_replaced(
+    local_ray: LocalRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.cluster.ray_cluster._ANSWER_S", 1.0)
+    async with one_worker(local_ray, tmp_path, fake_actor) as registry:
         assert await registry.wait_for_all(60.0)
         dispatcher = ClusterDispatcher(RouterConfig(model="m"), registry, RouterMetrics("mixed"))
         (first,) = registry.sessions()
@@ -69,9 +98,7 @@ async def test_a_worker_that_is_stopped_is_given_up_and_replaced(tmp_path: Path)
                 if len(seen) == 3:
                     os.kill(first.info.epoch, signal.SIGSTOP)
         assert seen == answer(PROMPT, 20)
-        async with asyncio.timeout(10):
-            while alive(first.info.epoch):  # noqa: ASYNC110
-                await asyncio.sleep(0.1)
+        await gone(first.info.epoch)
 
 
 @pytest.mark.parametrize(
@@ -79,12 +106,15 @@ async def test_a_worker_that_is_stopped_is_given_up_and_replaced(tmp_path: Path)
     [(broken_actor, "no room for the weights"), (stillborn_actor, "a library is missing on this node")],
 )
 async def test_a_worker_that_cannot_start_ends_the_wait_with_its_own_words(
-    tmp_path: Path, actor_class: object, words: str
+    local_ray: LocalRay, tmp_path: Path, actor_class: object, words: str
 ) -> None:
-    async with cluster(tmp_path, actor_class, workers=1) as registry:
+    async with one_worker(local_ray, tmp_path, actor_class) as registry:
         with pytest.raises(WorkerBroken, match=rf"decode-0 could not start: .*{words}"):
             await registry.wait_for_all(60.0)
 
 
-def alive(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
+async def gone(pid: int) -> None:
+    """Until that process has ended. Raises TimeoutError."""
+    async with asyncio.timeout(30):
+        while psutil.pid_exists(pid):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)

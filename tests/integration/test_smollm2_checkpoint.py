@@ -1,4 +1,8 @@
-"""The model that comes with Baton, against transformers reading the same GGUF file by itself."""
+"""The model that comes with Baton, against transformers reading the same GGUF file by itself.
+
+transformers takes ten seconds for that: what needs all of the weights is for `make test-all`. Small files
+that exercise the same conversion are in tests/unit/test_gguf.py.
+"""
 
 from __future__ import annotations
 
@@ -43,6 +47,7 @@ def tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(checkpoint.path)
 
 
+@pytest.mark.thorough
 def test_every_converted_weight_equals_that_of_transformers(
     checkpoint: Checkpoint, oracle: PreTrainedModel
 ) -> None:
@@ -53,6 +58,7 @@ def test_every_converted_weight_equals_that_of_transformers(
         assert torch.equal(converted[name], weight), name
 
 
+@pytest.mark.thorough
 @torch.inference_mode()
 def test_logits_choose_the_same_tokens_as_transformers(
     checkpoint: Checkpoint, oracle: PreTrainedModel, tokenizer: PreTrainedTokenizerBase

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import time
-from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from tests.integration.conftest import Oracle
 from tests.integration.test_mixed_worker import prompt, run
 from tests.integration.tiny_cluster import Link, status_of, work, worker
 from tests.process_crew import ProcessCrew
+from tests.processes import starting
 from tests.unit.tiny import make_config
 from worker.config import WorkerConfig, WorkerRole
 
@@ -113,9 +113,9 @@ def lead_and_wait(config: WorkerConfig, place: Connection) -> None:
 def test_ranks_end_with_a_leader_that_is_killed(folder: Path) -> None:
     engine = make_config(folder, tensor_parallel_size=4)
     config = WorkerConfig(worker_id="decode-0", role=WorkerRole.DECODE, model="tiny", engine=engine)
-    spawn = get_context("spawn")
-    ours, theirs = spawn.Pipe()
-    leader = spawn.Process(target=lead_and_wait, args=(config, theirs), daemon=True)
+    context = starting()
+    ours, theirs = context.Pipe()
+    leader = context.Process(target=lead_and_wait, args=(config, theirs), daemon=True)
     leader.start()
     crew = ProcessCrew()
     crew.start(config, ours.recv())

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 
+from engine.device.cpu_dtype import preferred_cpu_dtype
 from engine.loader.checkpoint import Checkpoint, CheckpointError, resolve
 from engine.spec.errors import UnsupportedModel
 from router.cli.doctor.gpus import Gpu
 from router.cli.doctor.report import Finding, fail, ok
 from router.cluster.worker_plan import Machine, PlanError, estimate_pool
-from router.config.settings import RouterConfig
+from router.config.settings import Dtype, RouterConfig
 
 __all__ = ["judge_pool", "look"]
 
@@ -27,7 +28,10 @@ def look(config: RouterConfig, gpus: Sequence[Gpu], *, on_gpu: bool) -> Iterator
     yield ok("weights", f"{checkpoint.path}: {spec.architecture}, {spec.num_layers} layers, {spec.dtype}")
     memory = min(gpu.memory_bytes for gpu in gpus) if on_gpu else _free_main_memory()
     device = "cuda" if on_gpu else "cpu"
-    yield judge_pool(config, checkpoint, Machine(device, memory, cpus=1, host="127.0.0.1"))
+    measured = not on_gpu and config.dtype is Dtype.AUTO
+    cpu_dtype = preferred_cpu_dtype() if measured else "float32"
+    machine = Machine(device, memory, cpus=1, host="127.0.0.1", cpu_dtype=cpu_dtype)
+    yield judge_pool(config, checkpoint, machine)
 
 
 def judge_pool(config: RouterConfig, checkpoint: Checkpoint, machine: Machine) -> Finding:

@@ -71,7 +71,8 @@ def make_pool(head_dim: int = 64) -> KVPool:
     )
 
 
-def test_a_cpu_gets_plain_torch_attention() -> None:
+def test_a_cpu_gets_torch_attention_where_no_kernels_can_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.attention.select.cpu_kernels", lambda _: None)
     assert isinstance(attention_for("auto", make_pool(), 4, max_requests=1), TorchAttention)
 
 

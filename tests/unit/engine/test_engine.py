@@ -106,6 +106,19 @@ def test_a_repeated_prompt_is_computed_once() -> None:
     assert again.output == reference(prompt, 8)
 
 
+@pytest.mark.parametrize("batching", list(Batching))
+@pytest.mark.parametrize("chunk", [16, 32])
+def test_a_step_without_computation_means_that_nothing_is_left(chunk: int, batching: Batching) -> None:
+    """Equal prompts find each other's pages up to the last token. A loop that sleeps after an idle step must
+    not leave them waiting.
+    """
+    engine = make_engine(batching=batching, chunk_budget=chunk)
+    for id in range(3):
+        engine.submit(make_request(id, list(range(17)), max_tokens=1))
+    while engine.has_work:
+        assert engine.step().num_tokens > 0
+
+
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_prefix_is_shared_while_it_is_still_being_computed(overlap: bool) -> None:
     engine = make_engine(overlap=overlap)

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.cluster.main import make_parser
 from router.config.settings import SETTINGS
 
 ROOT = Path(__file__).resolve().parents[3]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def test_the_flag_table_is_the_routers_own() -> None:
@@ -20,13 +21,14 @@ def test_the_flag_table_is_the_routers_own() -> None:
     assert spec.loader
     flag_table = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(flag_table)
-    readme = (ROOT / "README.md").read_text()
-    assert flag_table.with_table(readme) == readme, "run: python scripts/flag_table.py"
+    document = (ROOT / "docs" / "flags.md").read_text()
+    assert flag_table.with_table(document) == document, "run: python scripts/flag_table.py"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_every_flag_that_is_mentioned_exists(document: Path) -> None:
-    others = {"--rate", "--rates", "--requests", "--cpu", "--help", "--config"}
+    others = {"--rate", "--rates", "--requests", "--cpu", "--help", "--config", "--cluster"}
+    others |= {flag for action in make_parser()._actions for flag in action.option_strings}
     mentioned = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", document.read_text()))
     assert mentioned <= {setting.flag for setting in SETTINGS.values()} | others
 

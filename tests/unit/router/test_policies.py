@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from router.config.settings import Routing
 from router.dispatch.policies import POLICIES
-from router.workers.capacity import WorkerView, least_loaded, round_robin
+from router.workers.capacity import WorkerView, least_loaded, power_of_two, round_robin
 
 
 def test_every_setting_has_its_policy() -> None:
@@ -35,3 +35,9 @@ def test_least_loaded_keeps_workers_within_one_request_of_each_other(sizes: list
     for turn, size in enumerate(sizes):
         tokens[least_loaded([WorkerView(tokens=t) for t in tokens], turn)] += size
     assert max(tokens) - min(tokens) <= max(sizes)
+
+
+def test_power_of_two_never_picks_the_most_loaded_worker() -> None:
+    workers = [WorkerView(requests=load, tokens=load) for load in range(3)]
+    assert {power_of_two(workers, turn) for turn in range(50)} == {0, 1}
+    assert power_of_two(workers[:1], 0) == 0

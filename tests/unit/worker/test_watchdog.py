@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import queue
-import time
+import threading
 from typing import cast
 
 import pytest
@@ -11,31 +11,41 @@ import pytest
 from worker.engine_loop import EngineDied, EngineLoop
 from worker.watchdog import Watchdog
 
+TIMEOUT_S = 0.05
+LOOKS = 20
+PATIENCE_S = 30.0
+
 
 class Loop:
-    """An engine loop whose current turn began at a given time."""
+    """An engine loop that has been at its current step for so long, whenever it is asked."""
 
-    def __init__(self, began: float) -> None:
-        self._began = began
+    def __init__(self, busy_s: float) -> None:
+        self._busy_s = busy_s
+        self._looks = 0
+        self.looked_at_often = threading.Event()
 
     def busy_s(self) -> float:
-        return time.monotonic() - self._began
-
-
-def deaths_of(loop: Loop, watch_s: float) -> list[EngineDied]:
-    deaths: queue.SimpleQueue[EngineDied] = queue.SimpleQueue()
-    watchdog = Watchdog(cast(EngineLoop, loop), 0.2, deaths.put)
-    watchdog.start()
-    time.sleep(watch_s)
-    watchdog.stop()
-    return [deaths.get() for _ in range(deaths.qsize())]
+        self._looks += 1
+        if self._looks == LOOKS:
+            self.looked_at_often.set()
+        return self._busy_s
 
 
 def test_a_step_that_takes_too_long_is_the_end_of_the_worker_once() -> None:
-    (death,) = deaths_of(Loop(time.monotonic()), 0.5)
-    assert "hangs" in str(death)
+    deaths: queue.SimpleQueue[EngineDied] = queue.SimpleQueue()
+    watchdog = Watchdog(cast(EngineLoop, Loop(2 * TIMEOUT_S)), TIMEOUT_S, deaths.put)
+    watchdog.start()
+    assert "hangs" in str(deaths.get(timeout=PATIENCE_S))
+    watchdog.stop()
+    assert deaths.empty()
 
 
-@pytest.mark.parametrize("began", [float("inf"), 0.1])
-def test_a_sleeping_or_a_working_engine_is_left_alone(began: float) -> None:
-    assert deaths_of(Loop(time.monotonic() + began), 0.25) == []
+@pytest.mark.parametrize("busy_s", [0.0, 0.9 * TIMEOUT_S])
+def test_a_sleeping_or_a_working_engine_is_left_alone(busy_s: float) -> None:
+    deaths: queue.SimpleQueue[EngineDied] = queue.SimpleQueue()
+    loop = Loop(busy_s)
+    watchdog = Watchdog(cast(EngineLoop, loop), TIMEOUT_S, deaths.put)
+    watchdog.start()
+    assert loop.looked_at_often.wait(PATIENCE_S)
+    watchdog.stop()
+    assert deaths.empty()

@@ -1,0 +1,73 @@
+"""How long a GPU takes for a step: a formula fitted to measured steps."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from typing import Final
+
+from engine.core.plan import StepPlan
+from router.placement import StepWork
+
+__all__ = ["H200_8B", "DeviceCosts", "work_of"]
+
+
+_MATRICES: Final = (
+    (64, 4.2e-3),
+    (96, 4.6e-3),
+    (192, 6.3e-3),
+    (256, 7.3e-3),
+    (416, 10.3e-3),
+    (512, 11.1e-3),
+    (1024, 22.4e-3),
+    (2048, 46.0e-3),
+    (16_384, 371.0e-3),
+)
+"""Seconds of all matrices of a step with so many rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceCosts:
+    """Seconds. The defaults are Llama-3.1-8B's shape on an H200 (see `benchmarks/NOTES.md`)."""
+
+    matrices: tuple[tuple[int, float], ...] = _MATRICES
+    """Rows and seconds, interpolated between; fewer rows take as long as the first."""
+    context: float = 33e-9
+    """To read the KV of one token of a decode's context."""
+    pair: float = 1.1e-9
+    """Of attention, for a prompt token and one that it attends to."""
+    step: float = 0.9e-3
+    """Everything else on the device."""
+    prompts: float = 1.5e-3
+    """Added by any prompt tokens."""
+    host: float = 1.3e-3
+    """To plan and prepare a step."""
+    host_prompts: float = 1.1e-3
+    """Added by any prompt tokens."""
+
+    def seconds(self, work: StepWork) -> float:
+        seconds = self.step + self._of_matrices(work.prompt_tokens + work.decodes)
+        seconds += self.context * work.context_tokens
+        return seconds + (self.prompts + self.pair * work.attention if work.prompt_tokens else 0.0)
+
+    def _of_matrices(self, rows: int) -> float:
+        points = self.matrices
+        at = min(max(bisect_left(points, (rows, 0.0)), 1), len(points) - 1)
+        (low, fast), (high, slow) = points[at - 1], points[at]
+        return max(fast, fast + (slow - fast) * (rows - low) / (high - low))
+
+
+H200_8B = DeviceCosts()
+
+
+def work_of(plan: StepPlan) -> StepWork:
+    prompt_tokens = decodes = context = 0
+    attention = 0.0
+    for chunk in plan.chunks:
+        if chunk.length > 1:
+            prompt_tokens += chunk.length
+            attention += StepWork.attention_of(chunk.start, chunk.length)
+        else:
+            decodes += 1
+            context += chunk.start
+    return StepWork(prompt_tokens, attention, decodes, context)

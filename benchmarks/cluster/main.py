@@ -1,0 +1,148 @@
+"""Compare placements on a simulated cluster.
+
+    python -m benchmarks.simulate --cluster --rates 8,10,12,14,16
+    python -m benchmarks.simulate --cluster --prefill 2 --decode 2 --load shifting --rates 20
+    python -m benchmarks.simulate --cluster --trace mooncake.jsonl --prefill 4 --decode 4
+
+strict: TTFT and TPOT within --ttft-ms and --itl-ms; good: TTFT within 1 s, TPOT within 30 ms, no pause above
+100 ms. Each seed is another draw of the same load; shares are means over seeds, with the lowest and highest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.cluster.outcome import GOOD, Outcome, result_of
+from benchmarks.cluster.scenario import LOADS, Deployment, Mode, shared_order
+from benchmarks.cluster.traffic import Arrival, mooncake
+from benchmarks.lib.report import Objective
+from router.placement import Targets
+
+__all__ = ["main", "make_parser"]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    options = make_parser().parse_args(argv)
+    console = Console(width=options.width)
+    targets = Targets(options.ttft_ms / 1e3, options.itl_ms / 1e3)
+    for rate in options.rates if options.trace is None else [0.0]:
+        load = f"{options.load}, {rate:g} requests/s" if options.trace is None else options.trace.name
+        table = _table(f"simulated; {load}, {options.seconds:g} s x {options.seeds} seeds")
+        for deployment in _deployments(options, targets):
+            began = time.perf_counter()
+            with shared_order(options.oldest, options.sharing):
+                runs = [deployment.simulation().run(arrivals) for arrivals in _arrivals(options, rate)]
+            _add(table, deployment.name, runs, targets, time.perf_counter() - began)
+        console.print(table)
+
+
+def _arrivals(options: argparse.Namespace, rate: float) -> list[list[Arrival]]:
+    if options.trace is not None:
+        return [mooncake(options.trace, speed=options.speed, most=options.most)]
+    make: Callable[[float, float, int], list[Arrival]] = LOADS[options.load]
+    return [make(rate, options.seconds, options.first_seed + seed) for seed in range(options.seeds)]
+
+
+def _deployments(options: argparse.Namespace, targets: Targets) -> list[Deployment]:
+    """Fixed modes with default settings and with those that suit the targets, then adaptive."""
+    cached = options.load == "chats" or options.trace is not None
+    total = options.prefill + options.decode
+    splits = [(options.prefill, options.decode)]
+    if options.splits:
+        splits = [(p, total - p) for p in range(1, total)]
+    mixed = [
+        _deployment(Mode.MIXED, splits[0], targets, cached, step=s) for s in (None, 0.95 * targets.itl_s)
+    ]
+    disagg = [
+        _deployment(Mode.DISAGG, split, targets, cached, chunk=chunk)
+        for split in splits
+        for chunk in (None, 2048)
+    ]
+    adaptive = _deployment(Mode.ADAPTIVE, (options.prefill, options.decode), targets, cached)
+    return [found for found in (*mixed, *disagg, adaptive) if found.mode.value in options.modes]
+
+
+def _deployment(
+    mode: Mode,
+    split: tuple[int, int],
+    targets: Targets,
+    cached: bool,
+    *,
+    chunk: int | None = None,
+    step: float | None = None,
+) -> Deployment:
+    return Deployment(
+        mode=mode,
+        prefill=split[0],
+        decode=split[1],
+        targets=targets,
+        chunk_tokens=chunk,
+        step_target_s=step,
+        radix_cache=cached,
+    )
+
+
+def _table(title: str) -> Table:
+    table = Table(title=title, title_justify="left", show_edge=False)
+    table.add_column("")
+    for name in (
+        "strict %", "low–high", "good %", "low–high", "TTFT p50, ms", "p99", "TPOT p50, ms", "p99",
+        "pause p99", "local %", "sim s / s",
+    ):  # fmt: skip
+        table.add_column(name, justify="right")
+    return table
+
+
+def _add(table: Table, name: str, runs: list[list[Outcome]], targets: Targets, seconds: float) -> None:
+    strict = Objective(ttft_s=targets.ttft_s, tpot_s=targets.itl_s)
+    each = [result_of(run, GOOD, strict) for run in runs]
+    together = result_of([outcome for run in runs for outcome in run], GOOD, strict)
+    simulated = sum(max(outcome.last for outcome in run) for run in runs)
+    table.add_row(
+        name,
+        f"{100 * together.strict:.0f}",
+        f"{100 * min(r.strict for r in each):.0f}–{100 * max(r.strict for r in each):.0f}",
+        f"{100 * together.good:.0f}",
+        f"{100 * min(r.good for r in each):.0f}–{100 * max(r.good for r in each):.0f}",
+        *(f"{1e3 * t:,.0f}" for t in (together.ttft_p50, together.ttft_p99)),
+        *(f"{1e3 * t:.1f}" for t in (together.tpot_p50, together.tpot_p99)),
+        f"{1e3 * together.pause_p99:.0f}",
+        f"{100 * together.local:.0f}",
+        f"{simulated / seconds:,.0f}",
+    )
+
+
+def _rates(text: str) -> list[float]:
+    return [float(rate) for rate in text.split(",")]
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.simulate --cluster",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--prefill", type=int, default=1, metavar="N", help="workers that prefer to prefill")
+    parser.add_argument("--decode", type=int, default=1, metavar="N", help="workers that prefer to decode")
+    parser.add_argument("--splits", action="store_true", help="disaggregate in every ratio")
+    parser.add_argument("--modes", type=lambda text: text.split(","), default="mixed,disagg,adaptive")
+    parser.add_argument("--rates", type=_rates, default="8,10,12,14,16", metavar="R,…")
+    parser.add_argument("--seconds", type=float, default=40.0, metavar="S", help="for which requests come")
+    parser.add_argument("--seeds", type=int, default=3, metavar="N")
+    parser.add_argument("--first-seed", type=int, default=1, metavar="N")
+    parser.add_argument("--load", choices=sorted(LOADS), default="table")
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="in Mooncake's format, in place of --load")
+    parser.add_argument("--speed", type=float, default=1.0, help="replay a trace so much faster")
+    parser.add_argument("--most", type=int, metavar="N", help="requests of a trace")
+    parser.add_argument("--ttft-ms", type=float, default=500.0, metavar="MS")
+    parser.add_argument("--itl-ms", type=float, default=15.0, metavar="MS")
+    parser.add_argument("--oldest", type=int, metavar="N", help="what if the oldest prompt got one part in N")
+    parser.add_argument("--sharing", type=int, metavar="N", help="what if N prompts might be in progress")
+    parser.add_argument("--width", type=int, default=150, help=argparse.SUPPRESS)
+    return parser

@@ -1,0 +1,98 @@
+"""What became of a simulated request, and how many kept their promises."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from benchmarks.lib.report import Objective
+
+__all__ = ["GOOD", "STRICT", "Outcome", "Result", "result_of"]
+
+GOOD = Objective(ttft_s=1.0, tpot_s=0.030, pause_s=0.1)
+STRICT = Objective(ttft_s=0.5, tpot_s=0.015)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Times in seconds since the run's start, as the client sees them."""
+
+    arrival: float
+    prompt_tokens: int
+    max_tokens: int
+    prefill_worker: int = -1
+    decode_worker: int = -1
+    predicted_ttft: float = 0.0
+    predicted_tpot: float = 0.0
+    cached_tokens: int = 0
+    tokens: int = 0
+    first: float = 0.0
+    second: float = 0.0
+    last: float = 0.0
+    longest_pause: float = 0.0
+
+    def token(self, at: float) -> None:
+        self.tokens += 1
+        if self.tokens == 1:
+            self.first = at
+        else:
+            if self.tokens == 2:
+                self.second = at
+            self.longest_pause = max(self.longest_pause, at - self.last)
+        self.last = at
+
+    @property
+    def ttft(self) -> float:
+        return self.first - self.arrival
+
+    @property
+    def tpot(self) -> float:
+        return (self.last - self.first) / (self.tokens - 1) if self.tokens > 1 else 0.0
+
+    def meets(self, objective: Objective) -> bool:
+        return (
+            (objective.ttft_s is None or self.ttft <= objective.ttft_s)
+            and (objective.tpot_s is None or self.tpot <= objective.tpot_s)
+            and (objective.pause_s is None or self.longest_pause <= objective.pause_s)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One run, or several taken together. Shares are of all requests; times in seconds."""
+
+    requests: int
+    good: float
+    strict: float
+    ttft_p50: float
+    ttft_p99: float
+    tpot_p50: float
+    tpot_p99: float
+    pause_p99: float
+    second_p50: float
+    """From the first token to the second."""
+    local: float
+    """Share whose prompt was computed where it decodes."""
+
+
+def result_of(outcomes: Sequence[Outcome], good: Objective = GOOD, strict: Objective = STRICT) -> Result:
+    """Raises ValueError if there are none."""
+    if not outcomes:
+        raise ValueError("no request to sum up")
+    count = len(outcomes)
+    ttft = np.percentile([o.ttft for o in outcomes], [50, 99])
+    tpot = np.percentile([o.tpot for o in outcomes], [50, 99])
+    return Result(
+        requests=count,
+        good=sum(o.meets(good) for o in outcomes) / count,
+        strict=sum(o.meets(strict) for o in outcomes) / count,
+        ttft_p50=float(ttft[0]),
+        ttft_p99=float(ttft[1]),
+        tpot_p50=float(tpot[0]),
+        tpot_p99=float(tpot[1]),
+        pause_p99=float(np.percentile([o.longest_pause for o in outcomes], 99)),
+        second_p50=float(np.median([o.second - o.first for o in outcomes if o.tokens > 1] or [0.0])),
+        local=sum(o.prefill_worker == o.decode_worker for o in outcomes) / count,
+    )

@@ -1,0 +1,268 @@
+"""The event loop: arrivals, placement, workers, links. Nothing here takes real time.
+
+    outcomes = Simulation(cluster, policy).run(arrivals)
+
+A router places each request with the real placement module, and knows only what workers have told it. The
+decode worker reserves pages when the first chunk is planned; finished chunks travel while the next ones are
+computed; decoding starts when all KV has arrived.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, Final
+
+from benchmarks.cluster.device import H200_8B, DeviceCosts
+from benchmarks.cluster.outcome import Outcome
+from benchmarks.cluster.traffic import Arrival
+from benchmarks.cluster.worker import SimWorker, StepReport, WorkerSettings
+from engine.core.kv_manager import Reservation
+from engine.core.request import Request
+from engine.core.sampling_params import Sampling
+from router.placement import (
+    PRIOR,
+    Ledger,
+    Link,
+    PlacementPolicy,
+    Preference,
+    RequestView,
+    StepTime,
+    WorkerFacts,
+)
+
+__all__ = ["ClusterSpec", "LinkCosts", "Simulation"]
+
+_SAMPLED_EVERY_S: Final = 0.05
+"""A worker reports the length of one step in so many seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkCosts:
+    bytes_per_s: float = 170e9
+    """Of one sender."""
+    latency_s: float = 3.2e-3
+    """Of a handoff: messages, polls and digests."""
+    kv_bytes_per_token: int = 131_072
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSpec:
+    """One entry a worker in `preferences` and `settings`."""
+
+    preferences: tuple[Preference, ...]
+    settings: tuple[WorkerSettings, ...]
+    device: DeviceCosts = H200_8B
+    link: LinkCosts = LinkCosts()
+    front_in_s: float = 3.5e-3
+    """From the client to the worker's inbox."""
+    front_out_s: float = 3.5e-3
+    """From the worker to the client."""
+    hop_s: float = 0.5e-3
+    """From a worker to the router, or back."""
+    prior: StepTime = PRIOR
+    """What the router believes of step times before the first one is reported."""
+
+
+@dataclass(slots=True)
+class _Handoff:
+    source: SimWorker
+    destination: SimWorker
+    request: Request
+    """The source's."""
+    reservation: Reservation | None = None
+    computed: int = 0
+    sent: int = 0
+    sent_at: float = 0.0
+    attached: bool = False
+    """The source has the ticket."""
+    done: bool = False
+    """The prompt is computed."""
+
+
+class Simulation:
+    """Runs one list of arrivals on one cluster. Implements `worker.Listener`."""
+
+    def __init__(self, cluster: ClusterSpec, policy: PlacementPolicy) -> None:
+        self.cluster = cluster
+        self.policy = policy
+        self.now = 0.0
+        self.workers = [
+            SimWorker(number, settings, cluster.device, self)
+            for number, settings in enumerate(cluster.settings)
+        ]
+        link = cluster.link
+        self.ledger = Ledger(
+            kv_bytes_per_token=link.kv_bytes_per_token, link=Link(link.bytes_per_s, link.latency_s)
+        )
+        for worker, prefers in zip(self.workers, cluster.preferences, strict=True):
+            settings = worker.settings
+            self.ledger.add(
+                WorkerFacts(
+                    id=str(worker.number),
+                    prefers=prefers,
+                    chunk_tokens=settings.chunk_tokens,
+                    step_target_s=settings.step_target_s,
+                    total_pages=settings.num_pages,
+                    page_size=settings.page_size,
+                    prior=cluster.prior,
+                )
+            )
+        self.outcomes: list[Outcome] = []
+        self._events: list[tuple[float, int, Callable[..., None], Any]] = []
+        self._serial = count()
+        self._handoffs: dict[int, _Handoff] = {}
+        self._link_free = [0.0] * len(self.workers)
+        self._sampled = [0.0] * len(self.workers)
+
+    def run(self, arrivals: Sequence[Arrival]) -> list[Outcome]:
+        """One outcome an arrival, in order."""
+        self.outcomes = [Outcome(a.at, a.prompt_tokens, a.max_tokens) for a in arrivals]
+        for number, arrival in enumerate(arrivals):
+            self._at(arrival.at + self.cluster.front_in_s, self._arrive, (number, arrival))
+        events, pop = self._events, heapq.heappop
+        while events:
+            self.now, _, do, argument = pop(events)
+            do(argument)
+        return self.outcomes
+
+    def _at(self, at: float, do: Callable[..., None], argument: object) -> None:
+        heapq.heappush(self._events, (at, next(self._serial), do, argument))
+
+    # ------------------------------------------------------------------------------ the router
+
+    def _arrive(self, numbered: tuple[int, Arrival]) -> None:
+        number, arrival = numbered
+        prompt = arrival.prompt()
+        view = self.ledger.view(self.now)
+        request = RequestView(
+            prompt_tokens=arrival.prompt_tokens,
+            expected_output=self.ledger.expected_output(arrival.max_tokens),
+            arrived=self.now,
+            cached=self._cached(prompt),
+        )
+        placement = self.policy.place(request, view)
+        self.ledger.placed(number, request, placement, self.now)
+        outcome = self.outcomes[number]
+        outcome.prefill_worker = int(placement.prefill_worker)
+        outcome.decode_worker = int(placement.decode_worker)
+        if placement.why.candidates:
+            best = placement.why.candidates[0]
+            outcome.predicted_ttft, outcome.predicted_tpot = best.ttft_s, best.tpot_s
+        source = self.workers[outcome.prefill_worker]
+        limit = arrival.max_tokens if placement.is_local else 1
+        engine_request = _request(number, prompt, limit)
+        if not placement.is_local and arrival.max_tokens > 1:
+            destination = self.workers[outcome.decode_worker]
+            self._handoffs[number] = _Handoff(source, destination, engine_request)
+        source.submit(engine_request, self.now)
+
+    def _cached(self, prompt: Sequence[int]) -> dict[str, int]:
+        """What a prefix-aware router knows: here, exactly what is cached."""
+        cached = {}
+        for worker in self.workers:
+            if worker.kv.cache is not None:
+                pages = len(worker.kv.cache.match(prompt[:-1], touch=False).pages)
+                cached[str(worker.number)] = pages * worker.settings.page_size
+        return cached
+
+    def _heard(self, heard: tuple[SimWorker, StepReport]) -> None:
+        worker, report = heard
+        ledger, name = self.ledger, str(worker.number)
+        for request, pending in report.progress:
+            ledger.progressed(request.id, pending)
+        for request in report.first_tokens:
+            ledger.read(request.id)
+        if report.decoded:
+            ledger.decoded(name, report.decoded)
+        for request in report.ended:
+            if request.id not in self._handoffs:
+                ledger.ended(request.id, self.outcomes[request.id].tokens)
+        if report.at >= self._sampled[worker.number] + _SAMPLED_EVERY_S:
+            self._sampled[worker.number] = report.at
+            ledger.stepped(name, report.work, report.seconds)
+            ledger.reported(name, worker.kv.num_available)
+
+    # ------------------------------------------------------------------------------ what workers call
+
+    def wake(self, worker: SimWorker, at: float) -> None:
+        self._at(at, self._turn, (worker, at))
+
+    def _turn(self, due: tuple[SimWorker, float]) -> None:
+        worker, at = due
+        if worker.due == at:
+            worker.turn(at)
+
+    def started(self, worker: SimWorker, request: Request, now: float) -> None:
+        self.outcomes[request.id].cached_tokens = request.num_cached or 0
+        handoff = self._handoffs.get(request.id)
+        if handoff is not None and handoff.source is worker:
+            handoff.computed = request.num_cached or 0
+            self._at(now + 2 * self.cluster.hop_s, self._reserve, handoff)
+
+    def computed(self, worker: SimWorker, request: Request, upto: int, at: float) -> None:
+        handoff = self._handoffs.get(request.id)
+        if handoff is not None and handoff.source is worker:
+            handoff.computed = upto
+            self._push(handoff, at)
+
+    def token(self, worker: SimWorker, request: Request, at: float) -> None:
+        self.outcomes[request.id].token(at + self.cluster.front_out_s)
+
+    def stepped(self, worker: SimWorker, report: StepReport) -> None:
+        self._at(report.at + self.cluster.hop_s, self._heard, (worker, report))
+
+    def keeps(self, worker: SimWorker, request: Request, at: float) -> bool:
+        handoff = self._handoffs.get(request.id)
+        if handoff is None or handoff.source is not worker:
+            return False
+        handoff.computed = len(request.prompt)
+        handoff.done = True
+        self._push(handoff, at)
+        return True
+
+    def lent(self, worker: SimWorker, reservation: Reservation, now: float) -> None:
+        handoff = self._handoffs[reservation.request.id]
+        handoff.reservation = reservation
+        handoff.sent = reservation.first_token
+        self._at(now + 2 * self.cluster.hop_s, self._attached, handoff)
+
+    # ------------------------------------------------------------------------------ handoffs
+
+    def _reserve(self, handoff: _Handoff) -> None:
+        source = handoff.request
+        limit = self.outcomes[source.id].max_tokens
+        handoff.destination.reserve(_request(source.id, source.prompt, limit), self.now)
+
+    def _attached(self, handoff: _Handoff) -> None:
+        handoff.attached = True
+        self._push(handoff, self.now)
+
+    def _push(self, handoff: _Handoff, at: float) -> None:
+        """Send what is computed and not sent yet; after the last piece, tell the destination."""
+        if not handoff.attached:
+            return
+        link, sender = self.cluster.link, handoff.source.number
+        tokens = max(0, handoff.computed - handoff.sent)
+        begins = max(at, self._link_free[sender])
+        ends = begins + tokens * link.kv_bytes_per_token / link.bytes_per_s
+        self._link_free[sender] = ends
+        handoff.sent = max(handoff.sent, handoff.computed)
+        handoff.sent_at = max(handoff.sent_at, ends)
+        if handoff.done:
+            self._at(handoff.sent_at + link.latency_s, self._arrived, handoff)
+
+    def _arrived(self, handoff: _Handoff) -> None:
+        request, reservation = handoff.request, handoff.reservation
+        assert reservation is not None
+        del self._handoffs[request.id]
+        reservation.request.output.extend(request.output)
+        handoff.destination.admit_remote(reservation, self.now)
+        handoff.source.release(request, self.now)
+        self.ledger.arrived(request.id)
+
+
+def _request(number: int, prompt: Sequence[int], max_tokens: int) -> Request:
+    return Request(id=number, prompt=prompt, sampling=Sampling(max_tokens=max_tokens, ignore_eos=True))

@@ -1,0 +1,244 @@
+"""A simulated worker: the real scheduler and KV manager, and a device that is a formula.
+
+As in the engine, step N + 1 is planned while step N runs, as late as leaves the device no gap; what came
+meanwhile joins it. A prompt of another worker's request ends here with its first token, and its pages stay
+until its KV has arrived there.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from benchmarks.cluster.device import DeviceCosts, work_of
+from engine.config import Policy
+from engine.core.kv_manager import KVManager, Reservation
+from engine.core.plan import Chunk, StepPlan
+from engine.core.request import Request
+from engine.core.sampling_params import FinishReason
+from engine.sched.itl_controller import PromptCost
+from engine.sched.scheduler import Limits, Scheduler
+from router.placement import StepWork
+
+__all__ = ["Listener", "SimWorker", "StepReport", "WorkerSettings"]
+
+_TOKEN: Final = 5
+_MARGIN_S: Final = 0.3e-3
+"""How much earlier than necessary a step is planned."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    chunk_tokens: int = 16_384
+    step_target_s: float | None = 0.020
+    num_pages: int = 52_000
+    page_size: int = 16
+    max_running: int = 512
+    longest_chunk: int | None = None
+    radix_cache: bool = False
+    policy: Policy = Policy.FCFS
+
+
+@dataclass(slots=True)
+class StepReport:
+    """What a worker tells about a step when it ends."""
+
+    at: float
+    work: StepWork
+    seconds: float
+    decoded: int = 0
+    first_tokens: list[Request] = field(default_factory=list)
+    ended: list[Request] = field(default_factory=list)
+    progress: list[tuple[Request, int]] = field(default_factory=list)
+    """Requests and the prompt tokens that they still have to compute."""
+
+
+class Listener(Protocol):
+    """What a worker calls; times may lie a few milliseconds ahead of the call."""
+
+    def wake(self, worker: SimWorker, at: float) -> None:
+        """Call `turn` at `at`, unless another call comes first."""
+
+    def started(self, worker: SimWorker, request: Request, now: float) -> None: ...
+
+    def computed(self, worker: SimWorker, request: Request, upto: int, at: float) -> None: ...
+
+    def token(self, worker: SimWorker, request: Request, at: float) -> None: ...
+
+    def stepped(self, worker: SimWorker, report: StepReport) -> None: ...
+
+    def keeps(self, worker: SimWorker, request: Request, at: float) -> bool:
+        """The request has ended here. True: its pages stay until `release`."""
+        ...
+
+    def lent(self, worker: SimWorker, reservation: Reservation, now: float) -> None: ...
+
+
+@dataclass(slots=True)
+class _Step:
+    plan: StepPlan
+    work: StepWork
+    begins: float
+    ends: float
+
+
+class SimWorker:
+    def __init__(
+        self,
+        number: int,
+        settings: WorkerSettings,
+        costs: DeviceCosts,
+        listener: Listener,
+        *,
+        costly_context: float = 20_000.0,
+        tile: int = 128,
+    ) -> None:
+        self.number = number
+        self.settings = settings
+        self.kv = KVManager(settings.num_pages, settings.page_size, radix_cache=settings.radix_cache)
+        self.scheduler = Scheduler(
+            Limits(
+                budget=settings.chunk_tokens,
+                max_running=settings.max_running,
+                max_tokens=settings.num_pages * settings.page_size,
+                max_waiting=1 << 30,
+                longest_chunk=settings.longest_chunk,
+                itl_target_s=settings.step_target_s,
+                token_tile=tile,
+                costly_context=costly_context,
+                policy=settings.policy,
+            ),
+            self.kv,
+        )
+        self.due = math.inf
+        """When `turn` is called next."""
+        self.busy_s = 0.0
+        self._costs = costs
+        self._listener = listener
+        self._cost = PromptCost(costly_context)
+        self._noise = random.Random(number)
+        self._step: _Step | None = None
+        self._completed_at = -math.inf
+        self._borrowers: deque[Request] = deque()
+        """Requests whose KV will come, for which there were no pages yet."""
+
+    def submit(self, request: Request, now: float) -> None:
+        self.scheduler.submit(request)
+        self._poke(now)
+
+    def reserve(self, request: Request, now: float) -> None:
+        self._borrowers.append(request)
+        self._lend(now)
+
+    def admit_remote(self, reservation: Reservation, now: float) -> None:
+        request = reservation.request
+        self.kv.arrived(reservation)
+        request.num_computed = request.num_tokens - 1
+        _adopt(self.scheduler, request)
+        self._poke(now)
+
+    def release(self, request: Request, now: float) -> None:
+        self.kv.release(request)
+        if self.scheduler.waiting or self._borrowers:
+            self._poke(now)
+
+    def turn(self, now: float) -> None:
+        """Plan and launch the next step, and take in the one that is about to end."""
+        self.due = math.inf
+        self._lend(now)
+        plan = self.scheduler.plan()
+        for request in plan.started:
+            self._listener.started(self, request, now)
+        before, self._step = self._step, None
+        if plan:
+            self._step = self._launch(plan, now, before)
+        if before is not None:
+            self._complete(before)
+        if self._step is not None:
+            self._plan_next(now, self._step)
+            return
+        self._completed_at = -math.inf
+        if before is not None and (self.scheduler.running or self.scheduler.waiting or self._borrowers):
+            self._poke(before.ends)
+
+    def _poke(self, now: float) -> None:
+        """There is something to do; a step in flight decides when, if there is one."""
+        if self._step is None and self.due == math.inf:
+            self.due = now
+            self._listener.wake(self, now)
+
+    def _launch(self, plan: StepPlan, now: float, before: _Step | None) -> _Step:
+        costs = self._costs
+        work = work_of(plan)
+        ready = now + costs.host + (costs.host_prompts if work.prompt_tokens else 0.0)
+        begins = max(ready, before.ends) if before is not None else ready
+        seconds = costs.seconds(work) * self._noise.uniform(0.985, 1.03)
+        self.busy_s += seconds
+        return _Step(plan, work, begins, begins + seconds)
+
+    def _plan_next(self, now: float, step: _Step) -> None:
+        crowded = bool(self.scheduler.waiting)
+        lead = self._costs.host + _MARGIN_S
+        if self.scheduler.has_prompts:
+            lead += self._costs.host_prompts
+        self.due = max(now, step.begins if crowded else step.ends - lead)
+        self._listener.wake(self, self.due)
+
+    def _complete(self, step: _Step) -> None:
+        at = step.ends
+        plan, work = step.plan, step.work
+        pacer, is_mixed = self.scheduler.pacer, work.prompt_tokens and work.decodes
+        if pacer is not None and is_mixed and self._completed_at > -math.inf:
+            pacer.observe(self._cost.of_step(plan), at - self._completed_at)
+        self._completed_at = at
+        report = StepReport(at, work, at - step.begins)
+        for chunk in plan.chunks:
+            self._finish_chunk(chunk, at, report)
+        self._listener.stepped(self, report)
+
+    def _finish_chunk(self, chunk: Chunk, at: float, report: StepReport) -> None:
+        request = chunk.request
+        if chunk.length > 1:
+            self.scheduler.complete(chunk)
+            self._listener.computed(self, request, chunk.end, at)
+        if chunk.output_index is None:
+            report.progress.append((request, len(request.prompt) - chunk.end))
+            return
+        request.output[chunk.output_index] = _TOKEN
+        if chunk.output_index == 0:
+            report.first_tokens.append(request)
+        else:
+            report.decoded += 1
+        self._listener.token(self, request, at)
+        if chunk.output_index + 1 >= request.sampling.max_tokens:
+            report.ended.append(request)
+            self.scheduler.remove(request, FinishReason.LENGTH)
+            if not self._listener.keeps(self, request, at):
+                self.kv.release(request)
+
+    def _lend(self, now: float) -> None:
+        while self._borrowers:
+            active = len(self.scheduler.running) + len(self.kv.reservations)
+            if active >= self.settings.max_running:
+                return
+            reservation = self.kv.reserve(self._borrowers[0], headroom=active)
+            if reservation is None:
+                return
+            self._borrowers.popleft()
+            self._listener.lent(self, reservation, now)
+
+
+def _adopt(scheduler: Scheduler, request: Request) -> None:
+    """Let a request whose KV has arrived decode in the next step, however many prompts are in progress.
+
+    `Scheduler.adopt` puts it before all that wait, and nobody is admitted while prompts fill the steps: right
+    where no prompts are read beside it, and seconds of delay where they are.
+    """
+    if not scheduler._slots:
+        scheduler.adopt(request)
+        return
+    request.slot = scheduler._slots.pop()
+    scheduler.running.append(request)

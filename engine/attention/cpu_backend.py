@@ -1,0 +1,55 @@
+"""Attention on CPUs by a compiled kernel that reads pages where they lie: engine/kernels/cpu/attention.h."""
+
+from __future__ import annotations
+
+import torch
+
+from engine.batch.batch import Batch, Ints
+from engine.kernels.cpu.library import CpuKernels, Step
+from engine.kv_cache.pool import KVPool
+from engine.layers.cpu_ops import TableRotation
+from engine.layers.ops import Rotation
+
+__all__ = ["CpuAttention"]
+
+
+class CpuAttention:
+    """One call a layer: rotates queries and keys, writes keys and values into the pool, and attends."""
+
+    def __init__(self, pool: KVPool, num_heads: int, kernels: CpuKernels) -> None:
+        self._pool = pool
+        self._num_heads = num_heads
+        self._kernels = kernels
+        self._layers = [pool.layer(i) for i in range(pool.num_layers)]
+        self._step = Step()
+        self._held: tuple[torch.Tensor | Ints, ...] = ()
+        """What the step points to must not be freed before it ends."""
+
+    def prepare(self, batch: Batch) -> None:
+        pool, lists = self._pool, batch.page_lists
+        arrays = (batch.query_indptr, batch.context_lens, lists.indptr, lists.pages)
+        self._held = (*arrays, batch.slot_mapping, batch.positions)
+        self._step = Step(
+            torch.get_num_threads(),
+            len(batch.input_ids),
+            batch.num_requests,
+            self._num_heads,
+            pool.num_kv_heads,
+            pool.head_dim,
+            pool.page_size,
+            pool.tensor.stride(0),
+            *(array.ctypes.data for array in arrays),
+            batch.slot_mapping.data_ptr(),
+            batch.positions.data_ptr(),
+        )
+
+    def forward(self, layer: int, qkv: torch.Tensor, rotation: Rotation | None) -> torch.Tensor:
+        qkv = qkv.contiguous()
+        if isinstance(rotation, TableRotation):
+            self._step.angles = rotation.table.data_ptr()
+        elif rotation is not None:
+            queries_and_keys = qkv[:, : -self._pool.num_kv_heads]
+            queries_and_keys.copy_(rotation.turn(queries_and_keys))
+        out = qkv.new_empty(len(qkv), self._num_heads, self._pool.head_dim)
+        self._kernels.attend(self._step, self._layers[layer], qkv, out)
+        return out

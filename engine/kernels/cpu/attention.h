@@ -1,0 +1,329 @@
+// Attention over a paged pool, for a batch that may mix chunks of prompts and decodes.
+//
+// A piece of work is one key head, a block of query rows (tokens times the query heads that share the key head)
+// and a part of the context. Long contexts have several parts, merged afterwards, so that one request alone
+// keeps all threads busy. How a request is cut depends on itself alone, never on the rest of the batch.
+#pragma once
+
+#include "matmul.h"
+
+struct Step {
+    int64_t threads, num_tokens, num_requests, heads, kv_heads, head_dim, page_size;
+    int64_t page_stride;          // elements from one page to the next
+    const int64_t* query_indptr;  // [R + 1]
+    const int64_t* context_lens;  // [R]
+    const int64_t* page_indptr;   // [R + 1]
+    const int64_t* pages;
+    const int64_t* slots;      // [T]: page * page_size + offset
+    const int64_t* positions;  // [T]
+    const float* angles;       // [positions, head_dim], cosines first; null: queries and keys are not rotated
+};
+
+constexpr int64_t kKeys = 64;         // multiplied at once
+constexpr int64_t kBlockRows = 96;    // query rows that share a block of keys
+constexpr int64_t kDecodePart = 256;  // tokens of context
+constexpr int64_t kChunkPart = 4096;
+constexpr int64_t kFewHeads = 16;  // a decode with more query heads a key head is computed like a chunk
+constexpr float kNone = -1e30f;    // the largest of no scores; finite, so that a difference is a number
+
+struct Piece {
+    int64_t request, head, first, tokens;  // query tokens, counted from the request's first of this step
+    int64_t begin, end;                    // of the context
+    int64_t partial;                       // where the unmerged result goes; -1: there is nothing to merge
+    int64_t parts;                         // of the first of several parts: how many; otherwise 0
+};
+
+inline std::vector<Piece> cut(const Step& s, int64_t* partial_floats) {
+    std::vector<Piece> pieces;
+    int64_t group = s.heads / s.kv_heads, floats = 0;
+    int64_t most = group < kBlockRows ? kBlockRows / group : 1;
+    for (int64_t r = 0; r < s.num_requests; r++) {
+        int64_t tokens = s.query_indptr[r + 1] - s.query_indptr[r], before = s.context_lens[r] - tokens;
+        int64_t part = tokens == 1 ? kDecodePart : kChunkPart;
+        for (int64_t first = (tokens - 1) / most * most; first >= 0; first -= most) {  // long contexts first
+            int64_t rows = lesser(tokens - first, most);
+            int64_t visible = before + first + rows, parts = up(visible, part) / part;
+            for (int64_t head = 0; head < s.kv_heads; head++)
+                for (int64_t p = 0; p < parts; p++) {
+                    int64_t end = lesser((p + 1) * part, visible);
+                    pieces.push_back({r, head, first, rows, p * part, end, parts > 1 ? floats : -1,
+                                      parts > 1 && p == 0 ? parts : 0});
+                    if (parts > 1) floats += rows * group * (up(s.head_dim, kLanes) + 2);
+                }
+        }
+    }
+    *partial_floats = floats;
+    return pieces;
+}
+
+// Rows of keys, transposed to [dim, kKeys]; zeros where there is no key, and to a multiple of 16 features.
+template <class T>
+inline void pack_keys(const T* const* keys, int64_t count, int64_t dim, float* to) {
+    for (int64_t key = 0; key < kKeys; key += kLanes)
+        for (int64_t d = 0; d < dim; d += kLanes) {
+            uvec square[kLanes];
+            for (int64_t i = 0; i < kLanes; i++)
+                square[i] = key + i < count ? (uvec)load(keys[key + i] + d, dim - d) : uvec{};
+            transpose(square);
+            for (int64_t i = 0; i < kLanes; i++) store_bits(to + (d + i) * kKeys + key, square[i]);
+        }
+}
+
+template <class T>
+struct Attention {
+    const Step& s;
+    T* pool;  // the layer's part of page 0
+    const T* qkv;
+    T* out;
+    float* partials;
+    int64_t group = s.heads / s.kv_heads, dim = s.head_dim;
+    int64_t columns = up(dim, kLanes);  // of sums; what follows a head's features is zero
+    int64_t head_elements = s.page_size * dim, values_after = s.kv_heads * head_elements;
+    float scale = 1 / __builtin_sqrtf(float(dim));
+
+    const T* row(int64_t token) const { return qkv + token * (s.heads + 2 * s.kv_heads) * dim; }
+
+    template <class To>
+    void rotate(const T* from, To* to, int64_t token) const {
+        if (!s.angles) {
+#pragma GCC ivdep
+            for (int64_t i = 0; i < dim; i++) to[i] = make(to_float(from[i]), To{});
+            return;
+        }
+        const float* cosine = s.angles + s.positions[token] * dim;
+        int64_t half = dim / 2;
+#pragma GCC ivdep
+        for (int64_t i = 0; i < half; i++) {
+            float a = to_float(from[i]), b = to_float(from[i + half]);
+            to[i] = make(a * cosine[i] - b * cosine[i + half], To{});
+            to[i + half] = make(b * cosine[i] + a * cosine[i + half], To{});
+        }
+    }
+
+    void keep(int64_t token) const {
+        int64_t page = s.slots[token] / s.page_size, offset = s.slots[token] % s.page_size;
+        T* place = pool + page * s.page_stride + offset * dim;
+        for (int64_t head = 0; head < s.kv_heads; head++, place += head_elements) {
+            rotate(row(token) + (s.heads + head) * dim, place, token);
+            memcpy(place + values_after, row(token) + (s.heads + s.kv_heads + head) * dim, dim * sizeof(T));
+        }
+    }
+
+    // Where `count` keys from `begin` on lie.
+    void find(const Piece& piece, int64_t begin, int64_t count, const T** keys) const {
+        const int64_t* page = s.pages + s.page_indptr[piece.request] + begin / s.page_size;
+        int64_t offset = begin % s.page_size;
+        for (int64_t i = 0; i < count; page++, offset = 0) {
+            const T* key = pool + *page * s.page_stride + piece.head * head_elements + offset * dim;
+            for (; offset < s.page_size && i < count; offset++, key += dim) keys[i++] = key;
+        }
+    }
+
+    void write(const Piece& piece, int64_t row, const float* sums, float highest, float total) const {
+        if (piece.partial >= 0) {
+            float* to = partials + piece.partial + row * (columns + 2);
+            memcpy(to, sums, columns * sizeof(float));
+            to[columns] = highest;
+            to[columns + 1] = total;
+            return;
+        }
+        int64_t token = s.query_indptr[piece.request] + piece.first + row / group;
+        T* to = out + (token * s.heads + piece.head * group + row % group) * dim;
+        for (int64_t d = 0; d < dim; d += kLanes) store(to + d, load(sums + d) / total, dim - d);
+    }
+
+    void merge(const Piece* pieces) const {
+        int64_t stride = columns + 2, rows = pieces->tokens * group;
+        float* sums = (float*)scratch(columns * sizeof(float));
+        Piece whole = *pieces;
+        whole.partial = -1;
+        for (int64_t r = 0; r < rows; r++) {
+            float highest = kNone, total = 0;
+            for (int64_t p = 0; p < pieces->parts; p++) {
+                float here = partials[pieces[p].partial + r * stride + columns];
+                highest = here > highest ? here : highest;
+            }
+            memset(sums, 0, columns * sizeof(float));
+            for (int64_t p = 0; p < pieces->parts; p++) {
+                const float* from = partials + pieces[p].partial + r * stride;
+                float weight = exponential(splat(from[columns] - highest))[0];
+                total += weight * from[columns + 1];
+                for (int64_t d = 0; d < columns; d += kLanes)
+                    store(sums + d, load(sums + d) + weight * load(from + d));
+            }
+            write(whole, r, sums, highest, total);
+        }
+    }
+
+    void attend(const Piece& piece) const {
+        if (s.query_indptr[piece.request + 1] - s.query_indptr[piece.request] == 1 && group <= kFewHeads)
+            decode(piece);
+        else
+            block(piece);
+    }
+
+    // ------------------------------------------------------------------------------ blocks of query rows
+
+    // Scores [kKeys] of a row become weights, zero from `visible` on. Returns the factor for earlier sums.
+    float weigh(float* scores, int64_t visible, float& highest, float& total) const {
+        vec row[kKeys / kLanes], most = splat(highest);
+        const ivec lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+        for (int i = 0; i < kKeys / kLanes; i++) {
+            row[i] = load(scores + i * kLanes) * scale;
+            if (visible < kKeys) row[i] = lane < int32_t(visible - i * kLanes) ? row[i] : splat(-__builtin_inff());
+            most = greater(row[i], most);
+        }
+        float now = largest(most);
+        vec sum_of_weights = {};
+        for (int i = 0; i < kKeys / kLanes; i++) {
+            vec weight = exponential(row[i] - now);
+            sum_of_weights += weight;
+            store(scores + i * kLanes, weight);
+        }
+        float factor = now == highest ? 1.0f : exponential(splat(highest - now))[0];
+        total = total * factor + sum(sum_of_weights);
+        highest = now;
+        return factor;
+    }
+
+    void block(const Piece& piece) const {
+        int64_t rows = piece.tokens * group;
+        float* sums = (float*)scratch((rows * (2 * columns + kKeys + 2) + 2 * kKeys * columns) * sizeof(float));
+        float *queries = sums + rows * columns, *scores = queries + rows * columns, *keys = scores + rows * kKeys;
+        float *values = keys + kKeys * columns, *highest = values + kKeys * columns, *totals = highest + rows;
+
+        memset(sums, 0, 2 * rows * columns * sizeof(float));
+        int64_t first_token = s.query_indptr[piece.request] + piece.first;
+        for (int64_t r = 0; r < rows; r++) {
+            int64_t token = first_token + r / group;
+            rotate(row(token) + (piece.head * group + r % group) * dim, queries + r * columns, token);
+            highest[r] = kNone;
+            totals[r] = 0;
+        }
+        // The keys that the first query token sees; each further one sees one more.
+        int64_t seen = s.context_lens[piece.request] - s.query_indptr[piece.request + 1] + first_token + 1;
+        const T* places[kKeys];
+        for (int64_t begin = piece.begin; begin < piece.end; begin += kKeys) {
+            int64_t count = lesser(piece.end - begin, kKeys);
+            find(piece, begin, count, places);
+            pack_keys(places, count, dim, keys);
+            multiply(rows, kKeys, columns, queries, columns, keys, kKeys, scores, kKeys, false);
+            for (int64_t r = 0; r < rows; r++) {
+                int64_t visible = lesser(seen + r / group - begin, count);
+                float factor = weigh(scores + r * kKeys, visible, highest[r], totals[r]);
+                if (factor != 1.0f)
+                    for (int64_t d = 0; d < columns; d += kLanes)
+                        store(sums + r * columns + d, load(sums + r * columns + d) * factor);
+            }
+            for (int64_t i = 0; i < count; i++)
+                for (int64_t d = 0; d < columns; d += kLanes)
+                    store(values + i * columns + d, load(places[i] + values_after + d, dim - d));
+            multiply(rows, columns, count, scores, kKeys, values, columns, sums, columns, true);
+        }
+        for (int64_t r = 0; r < rows; r++) write(piece, r, sums + r * columns, highest[r], totals[r]);
+    }
+
+    // ---------------------------------------------------------------------------------------- decodes
+
+    // Products of one query with 16 keys.
+    vec products(const float* query, const T* const* keys) const {
+        vec total[kLanes] = {};
+        for (int64_t d = 0; d < dim; d += kLanes) {
+            vec part = load(query + d);
+#pragma GCC unroll 16
+            for (int i = 0; i < kLanes; i++) total[i] += part * load(keys[i] + d, dim - d);
+        }
+        return sums(total);
+    }
+
+    // sums [Rows, Vecs * 16] of `count` values, weighted; `places` are the values' columns.
+    template <int Rows, int Vecs>
+    void add_values(const float* weights, const T* const* places, int64_t count, int64_t from, float* to) const {
+        vec total[Rows][Vecs] = {};
+        for (int64_t i = 0; i < count; i++) {
+            vec value[Vecs];
+#pragma GCC unroll 4
+            for (int v = 0; v < Vecs; v++) value[v] = load(places[i] + from + v * kLanes, dim - from - v * kLanes);
+#pragma GCC unroll 4
+            for (int r = 0; r < Rows; r++)
+#pragma GCC unroll 4
+                for (int v = 0; v < Vecs; v++) total[r][v] += weights[r * kDecodePart + i] * value[v];
+        }
+#pragma GCC unroll 4
+        for (int r = 0; r < Rows; r++)
+#pragma GCC unroll 4
+            for (int v = 0; v < Vecs; v++) store(to + r * columns + from + v * kLanes, total[r][v]);
+    }
+
+    template <int Rows>
+    void add_rows(const float* weights, const T* const* places, int64_t count, float* to) const {
+        int64_t from = 0;
+        for (; from + 4 * kLanes <= columns; from += 4 * kLanes)
+            add_values<Rows, 4>(weights, places, count, from, to);
+        for (; from < columns; from += kLanes) add_values<Rows, 1>(weights, places, count, from, to);
+    }
+
+    // At most kDecodePart tokens of context, by one query token.
+    void decode(const Piece& piece) const {
+        int64_t count = piece.end - piece.begin, token = s.query_indptr[piece.request];
+        float* sums = (float*)scratch(group * (2 * columns + kDecodePart) * sizeof(float));
+        float *queries = sums + group * columns, *scores = queries + group * columns;
+        memset(queries, 0, group * columns * sizeof(float));
+        for (int64_t r = 0; r < group; r++)
+            rotate(row(token) + (piece.head * group + r) * dim, queries + r * columns, token);
+
+        const T* places[kDecodePart + 2 * kLanes];
+        find(piece, piece.begin, count, places);
+        for (int64_t i = count; i < count + 2 * kLanes; i++) places[i] = places[count - 1];
+        for (int64_t i = 0; i < count; i += kLanes) {
+            for (int64_t j = i; j < i + kLanes; j++)
+                for (int64_t byte = 0; byte < dim * int64_t(sizeof(T)); byte += 64) {
+                    __builtin_prefetch((const char*)places[j + kLanes] + byte);
+                    __builtin_prefetch((const char*)(places[j] + values_after) + byte);
+                }
+            for (int64_t r = 0; r < group; r++)
+                store(scores + r * kDecodePart + i, products(queries + r * columns, places + i) * scale);
+        }
+        float highest[kFewHeads], totals[kFewHeads];
+        for (int64_t r = 0; r < group; r++) {
+            float* row = scores + r * kDecodePart;
+            for (int64_t i = count; i < up(count, kLanes); i++) row[i] = -__builtin_inff();
+            vec most = splat(kNone), total = {};
+            for (int64_t i = 0; i < count; i += kLanes) most = greater(load(row + i), most);
+            highest[r] = largest(most);
+            for (int64_t i = 0; i < count; i += kLanes) {
+                vec weight = exponential(load(row + i) - highest[r]);
+                store(row + i, weight);
+                total += weight;
+            }
+            totals[r] = sum(total);
+        }
+        for (int64_t i = 0; i < count; i++) places[i] += values_after;
+        int64_t r = 0;
+        for (; r + 4 <= group; r += 4) add_rows<4>(scores + r * kDecodePart, places, count, sums + r * columns);
+        if (group - r == 3) add_rows<3>(scores + r * kDecodePart, places, count, sums + r * columns);
+        if (group - r == 2) add_rows<2>(scores + r * kDecodePart, places, count, sums + r * columns);
+        if (group - r == 1) add_rows<1>(scores + r * kDecodePart, places, count, sums + r * columns);
+        for (r = 0; r < group; r++) write(piece, r, sums + r * columns, highest[r], totals[r]);
+    }
+};
+
+template <class T>
+void attend(const Step& s, T* pool, const T* qkv, T* out) {
+    int64_t floats;
+    const std::vector<Piece> pieces = cut(s, &floats);
+    std::vector<float> partials(floats);
+    const Attention<T> attention{s, pool, qkv, out, partials.data()};
+#pragma omp parallel num_threads(s.threads)
+    {
+#pragma omp for schedule(static)
+        for (int64_t token = 0; token < s.num_tokens; token++) attention.keep(token);
+#pragma omp for schedule(dynamic, 1)
+        for (size_t i = 0; i < pieces.size(); i++) attention.attend(pieces[i]);
+        if (floats) {
+#pragma omp for schedule(dynamic, 1)
+            for (size_t i = 0; i < pieces.size(); i++)
+                if (pieces[i].parts) attention.merge(&pieces[i]);
+        }
+    }
+}

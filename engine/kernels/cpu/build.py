@@ -1,0 +1,116 @@
+"""Compiles the kernels for this machine's processor, once: the library is kept in the cache folder.
+
+It is one translation unit without any header of torch's, and takes a few seconds. Nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Final
+
+__all__ = ["BuildError", "built_library"]
+
+_FOLDER: Final = Path(__file__).parent
+_SOURCES: Final = (*sorted(_FOLDER.glob("*.h")), _FOLDER / "kernels.cpp")
+_COMPILERS: Final = ("g++", "c++")
+_TIMEOUT_S: Final = 300
+_MESSAGE_LINES: Final = 3
+
+# Without -ffast-math: NaN has to stay NaN, and sums are in the order that is written.
+_FLAGS: Final = ("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math")
+
+
+class BuildError(Exception):
+    """The kernels cannot be compiled here; the message says why."""
+
+
+def built_library(cache: Path | None = None) -> Path:
+    """The compiled library, compiled now if there is none for this source, compiler and processor.
+
+    It appears whole or not at all. Processes that start together compile once: the others wait.
+
+    Raises:
+        BuildError: there is no compiler, or it fails.
+    """
+    compiler = _compiler()
+    folder = cache or _default_cache()
+    library = folder / f"cpu-{_digest(compiler)}.so"
+    if library.is_file():
+        return library
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with library.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # the system lets go of it when the process ends
+            if not library.is_file():
+                _compile(compiler, library)
+    except OSError as error:
+        raise BuildError(f"{folder} cannot be written: {error}") from error
+    return library
+
+
+def _compiler() -> Path:
+    for name in _COMPILERS:
+        if found := shutil.which(name):
+            return Path(found).resolve()
+    raise BuildError(f"there is no compiler ({' or '.join(_COMPILERS)})")
+
+
+def _digest(compiler: Path) -> str:
+    """Equal for equal libraries: a cache folder may be shared by unlike machines."""
+    digest = hashlib.sha256()
+    for source in _SOURCES:
+        digest.update(source.read_bytes())
+    status = compiler.stat()
+    digest.update(repr((_FLAGS, str(compiler), status.st_size, status.st_mtime_ns)).encode())
+    digest.update(_processor().encode())
+    return digest.hexdigest()[:16]
+
+
+def _processor() -> str:
+    """Its name and what it can do, as far as the system tells."""
+    told = [platform.machine(), platform.system()]
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        first = cpuinfo.read_text().partition("\n\n")[0].splitlines()
+        told += [line for line in first if line.startswith(("model", "flags", "Features", "CPU "))]
+    return "\n".join(told)
+
+
+def _compile(compiler: Path, library: Path) -> None:
+    target = "-march=native" if platform.machine() in ("x86_64", "AMD64") else "-mcpu=native"
+    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+        compiled, linked = Path(folder) / "kernels.o", Path(folder) / "kernels.so"
+        _run(compiler, *_FLAGS, target, "-c", _FOLDER / "kernels.cpp", "-o", compiled)
+        # Linked without OpenMP: torch has loaded its runtime already, and a second one would bring threads of
+        # its own, which compete with torch's for the cores.
+        _run(compiler, "-shared", compiled, "-o", linked)
+        linked.replace(library)
+
+
+def _run(*command: object) -> None:
+    arguments = [str(part) for part in command]
+    try:
+        done = subprocess.run(
+            arguments,
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            stdin=subprocess.DEVNULL,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise BuildError(f"{arguments[0]} took longer than {_TIMEOUT_S} s") from error
+    if done.returncode != 0:
+        last = " ".join(done.stderr.strip().splitlines()[-_MESSAGE_LINES:])
+        raise BuildError(f"{arguments[0]} failed with status {done.returncode}: {last}")
+
+
+def _default_cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "baton" / "kernels"

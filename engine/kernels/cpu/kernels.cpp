@@ -1,0 +1,29 @@
+// Kernels for CPUs as plain C functions, compiled by Baton where it runs (see build.py) and called with pointers.
+#include "attention.h"
+#include "matmul.h"
+#include "rows.h"
+
+#define FOR_EACH_TYPE(DEFINE) \
+    DEFINE(float, float32)    \
+    DEFINE(bf16, bfloat16)
+
+#define DEFINE(T, NAME)                                                                                           \
+    void baton_attend_##NAME(const Step* step, T* pool, const T* qkv, T* out) { attend(*step, pool, qkv, out); } \
+    void baton_rms_norm_##NAME(int64_t threads, int64_t outer, int64_t inner, int64_t size, const T* x,          \
+                               int64_t outer_stride, int64_t inner_stride, T* residual, const T* weight,         \
+                               float eps, T* out, int64_t out_outer_stride, int64_t out_inner_stride) {          \
+        rms_norm(threads, outer, inner, size, x, outer_stride, inner_stride, residual, weight, eps, out,         \
+                 out_outer_stride, out_inner_stride);                                                            \
+    }                                                                                                            \
+    void baton_silu_mul_##NAME(int64_t threads, int64_t rows, int64_t size, const T* gate_up, T* out) {          \
+        silu_mul(threads, rows, size, gate_up, out);                                                             \
+    }
+
+extern "C" {
+FOR_EACH_TYPE(DEFINE)
+
+void baton_linear_bfloat16(int64_t threads, int64_t rows, int64_t columns, int64_t depth, const bf16* x,
+                           int64_t x_stride, const uint32_t* weight, const bf16* bias, bf16* out) {
+    linear_bf16(threads, rows, columns, depth, x, x_stride, weight, bias, out);
+}
+}

@@ -1,0 +1,134 @@
+"""The compiled kernels as Python calls them. Every call releases the interpreter lock."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from ctypes import c_float, c_int64, c_void_p
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from engine.kernels.cpu.build import BuildError, built_library
+
+__all__ = ["CpuKernels", "Step", "cpu_kernels"]
+
+logger = logging.getLogger(__name__)
+
+_NAMES: Final = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+
+
+class Step(ctypes.Structure):
+    """What all layers of a step share; `struct Step` of attention.h."""
+
+    _fields_ = (
+        *((name, c_int64) for name in ("threads", "num_tokens", "num_requests", "heads", "kv_heads")),
+        *((name, c_int64) for name in ("head_dim", "page_size", "page_stride")),
+        *((name, c_void_p) for name in ("query_indptr", "context_lens", "page_indptr", "pages", "slots")),
+        *((name, c_void_p) for name in ("positions", "angles")),
+    )
+
+
+class CpuKernels:
+    """Of one type of tensors, float32 or bfloat16. Tensors are on the CPU; shapes are the caller's care."""
+
+    def __init__(self, library: ctypes.CDLL, dtype: torch.dtype) -> None:
+        name = _NAMES[dtype]
+        self._attend = _function(library, f"baton_attend_{name}", *[c_void_p] * 4)
+        self._rms_norm = _function(
+            library,
+            f"baton_rms_norm_{name}",
+            *[c_int64] * 4,
+            c_void_p,
+            *[c_int64] * 2,
+            *[c_void_p] * 2,
+            c_float,
+            c_void_p,
+            *[c_int64] * 2,
+        )
+        self._silu_mul = _function(library, f"baton_silu_mul_{name}", *[c_int64] * 3, *[c_void_p] * 2)
+        self._linear = _function(
+            library, "baton_linear_bfloat16", *[c_int64] * 4, c_void_p, c_int64, *[c_void_p] * 3
+        )
+
+    def attend(self, step: Step, layer: Tensor, qkv: Tensor, out: Tensor) -> None:
+        """See `AttentionBackend.forward`; `layer` is the pool's view of one layer, `qkv` is contiguous."""
+        self._attend(ctypes.addressof(step), layer.data_ptr(), qkv.data_ptr(), out.data_ptr())
+
+    def rms_norm(
+        self, x: Tensor, weight: Tensor, eps: float, out: Tensor, residual: Tensor | None = None
+    ) -> None:
+        """`out` is `x` [T, d] or [T, H, d], normalised over d, times `weight`; it may be `x`.
+
+        With `residual` [T, d], contiguous, x + residual is what is normalised, and what `residual` becomes.
+        """
+        outer, size = x.shape[0], x.shape[-1]
+        inner = x.shape[1] if x.dim() == 3 else 1
+        self._rms_norm(
+            torch.get_num_threads(),
+            outer,
+            inner,
+            size,
+            x.data_ptr(),
+            x.stride(0),
+            x.stride(1),
+            None if residual is None else residual.data_ptr(),
+            weight.data_ptr(),
+            eps,
+            out.data_ptr(),
+            out.stride(0),
+            out.stride(1),
+        )
+
+    def silu_mul(self, gate_up: Tensor, out: Tensor) -> None:
+        """silu(gate) * up for contiguous `gate_up` [T, 2I], gate first: `out` [T, I]."""
+        rows, size = out.shape
+        self._silu_mul(torch.get_num_threads(), rows, size, gate_up.data_ptr(), out.data_ptr())
+
+    def linear(self, x: Tensor, weight: int, bias: Tensor | None, out: Tensor) -> None:
+        """`out` [T, N] = bfloat16 `x` [T, K], rows contiguous, times the packed weight at address `weight`.
+
+        K is a multiple of 16, N of 64; how the weight lies is said in matmul.h.
+        """
+        rows, depth = x.shape
+        self._linear(
+            torch.get_num_threads(),
+            rows,
+            out.shape[1],
+            depth,
+            x.data_ptr(),
+            x.stride(0),
+            weight,
+            None if bias is None else bias.data_ptr(),
+            out.data_ptr(),
+        )
+
+
+def cpu_kernels(dtype: torch.dtype) -> CpuKernels | None:
+    """The kernels for tensors of `dtype`; None if there are none, or they cannot be compiled here.
+
+    The first call of a process compiles them where that has not been done before, some seconds.
+    """
+    library = _library() if dtype in _NAMES else None
+    return None if library is None else CpuKernels(library, dtype)
+
+
+@cache
+def _library() -> ctypes.CDLL | None:
+    try:
+        path: Path = built_library()
+        library = ctypes.CDLL(str(path))
+    except (BuildError, OSError) as error:
+        logger.info("no compiled CPU kernels, plain torch serves instead, slower: %s", error)
+        return None
+    logger.info("compiled CPU kernels serve attention, norms and activations: %s", path)
+    return library
+
+
+def _function(library: ctypes.CDLL, name: str, *arguments: Any) -> Any:
+    function = getattr(library, name)
+    function.argtypes, function.restype = arguments, None
+    return function

@@ -1,0 +1,47 @@
+// Operations on rows of activations: each reads and writes its row once.
+#pragma once
+
+#include "vectors.h"
+
+constexpr int64_t kWorthThreads = 1 << 14;  // elements: below, waking threads takes longer than computing
+
+// out = x * weight / sqrt(mean(x^2) + eps), for `outer` times `inner` rows at the given strides; out may be x.
+// With a residual, contiguous: x + residual is what is normalised, and is kept in the residual.
+template <class T>
+void rms_norm(int64_t threads, int64_t outer, int64_t inner, int64_t size, const T* x, int64_t outer_stride,
+              int64_t inner_stride, T* residual, const T* weight, float eps, T* out, int64_t out_outer_stride,
+              int64_t out_inner_stride) {
+#pragma omp parallel for num_threads(threads) if (outer * inner * size > kWorthThreads)
+    for (int64_t row = 0; row < outer * inner; row++) {
+        const T* from = x + row / inner * outer_stride + row % inner * inner_stride;
+        T* to = out + row / inner * out_outer_stride + row % inner * out_inner_stride;
+        T* kept = residual ? residual + row * size : nullptr;
+        vec squares = {};
+        for (int64_t i = 0; i < size; i += kLanes) {
+            vec value = load(from + i, size - i);
+            if (kept) {
+                store(kept + i, value + load(kept + i, size - i), size - i);
+                value = load(kept + i, size - i);
+            }
+            squares += value * value;
+        }
+        float factor = 1 / __builtin_sqrtf(sum(squares) / float(size) + eps);
+        const T* again = kept ? kept : from;
+        for (int64_t i = 0; i < size; i += kLanes)
+            store(to + i, load(again + i, size - i) * factor * load(weight + i, size - i), size - i);
+    }
+}
+
+// silu(gate) * up for rows of gate and up side by side.
+template <class T>
+void silu_mul(int64_t threads, int64_t rows, int64_t size, const T* gate_up, T* out) {
+#pragma omp parallel for num_threads(threads) if (rows * size > kWorthThreads)
+    for (int64_t row = 0; row < rows; row++) {
+        const T *gate = gate_up + row * 2 * size, *factor = gate + size;
+        for (int64_t i = 0; i < size; i += kLanes) {
+            vec x = load(gate + i, size - i);
+            vec value = x / (1.0f + exponential(-x)) * load(factor + i, size - i);
+            store(out + row * size + i, value, size - i);
+        }
+    }
+}

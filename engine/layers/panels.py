@@ -1,0 +1,118 @@
+"""bfloat16 weights as oneDNN packs them, multiplied by a kernel of ours where that is faster.
+
+Without AMX, oneDNN multiplies bfloat16 by VDPBF16PS, on Intel's processors at half the rate of float32; our
+kernel converts and multiplies in float32. For few rows it also starts sooner: oneDNN takes some 18 µs before
+it computes. With AMX, oneDNN is far ahead for many rows. So which one multiplies is measured, for several
+numbers of rows, once a process. Time of SmolLM2's four products by oneDNN's, Xeon without AMX, one core:
+
+    rows     1     2     4     16    32    512
+    ours     0.88  0.88  0.80  0.82  0.64  0.59
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.kernels.cpu.library import CpuKernels, cpu_kernels
+
+__all__ = ["Panels", "fastest_panels", "panels_of"]
+
+_WIDTH: Final = 64
+"""Rows of the weight that a panel holds."""
+_DEPTH: Final = 32
+"""The summed dimension has to be a multiple of this, or oneDNN pads it."""
+_TRIALS: Final = (1, 4, 32, 256)
+"""Numbers of rows that are measured; each stands for those above the one before, the last for more too."""
+_TRIAL_SHAPE: Final = (3072, 576)
+_MOST_RUNS, _MOST_SECONDS = 20, 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Panels:
+    """A packed weight [N, K], seen as [N / 64, K / 2, 64, 2]. Valid as long as the packed weight is."""
+
+    kernels: CpuKernels
+    address: int
+    features: int
+    """N"""
+    wins: tuple[bool, ...]
+    """For each of `_TRIALS`, whether to multiply so many rows by this."""
+
+    def multiplies(self, rows: int) -> bool:
+        return rows > 0 and self.wins[min(bisect_left(_TRIALS, rows), len(_TRIALS) - 1)]
+
+    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """x [T, K], rows contiguous, times the weight transposed, plus `bias`: [T, N]."""
+        out = x.new_empty(len(x), self.features)
+        self.kernels.linear(x, self.address, bias, out)
+        return out
+
+
+def fastest_panels(packed_weight: Tensor, weight: Tensor) -> Panels | None:
+    """The panels of `packed_weight`, with what was measured here; None if they never win."""
+    if weight.dtype != torch.bfloat16:
+        return None
+    wins = _wins()
+    return panels_of(packed_weight, weight, wins) if any(wins) else None
+
+
+def panels_of(packed_weight: Tensor, weight: Tensor, wins: tuple[bool, ...]) -> Panels | None:
+    """None if there is no kernel, or the memory is laid out in any other way.
+
+    `weight` [N, K] is what was packed: every element is compared.
+    """
+    kernels = cpu_kernels(weight.dtype)
+    features, depth = weight.shape
+    if kernels is None or weight.dtype != torch.bfloat16 or not packed_weight.is_mkldnn:
+        return None
+    num_bytes = torch.ops.mkldnn._nbytes(packed_weight)
+    if features % _WIDTH or depth % _DEPTH or num_bytes != weight.nbytes:
+        return None
+    address = torch.ops.mkldnn.data_ptr(packed_weight)
+    memory = np.frombuffer((ctypes.c_char * num_bytes).from_address(address), dtype=np.int16)
+    panels = torch.from_numpy(memory).view(features // _WIDTH, depth // 2, _WIDTH, 2)
+    plain = weight.view(torch.int16).view(features // _WIDTH, _WIDTH, depth // 2, 2)
+    if not torch.equal(panels, plain.transpose(1, 2)):
+        return None
+    return Panels(kernels, address, features, wins)
+
+
+@cache
+def _wins() -> tuple[bool, ...]:
+    """Measured once a process, on one weight."""
+    from engine.layers.linear import onednn_product, packed
+
+    features, depth = _TRIAL_SHAPE
+    # Not random: whoever loads a model has seeded torch's generator for something else.
+    weight = torch.linspace(-1, 1, features * depth, dtype=torch.float32, device="cpu")
+    weight = weight.view(features, depth).bfloat16()
+    onednn = packed(weight)
+    panels = panels_of(onednn, weight, ())
+    if panels is None:
+        return ()
+    wins = []
+    for rows in _TRIALS:
+        x = weight[:rows]
+        ours = fastest(partial(panels.product, x, None))
+        wins.append(ours < fastest(partial(onednn_product, x, onednn, None)))
+    return tuple(wins)
+
+
+def fastest(product: Callable[[], Tensor]) -> float:
+    """Seconds of the best of some runs."""
+    took: list[float] = []
+    while len(took) < _MOST_RUNS and sum(took) < _MOST_SECONDS:
+        began = time.perf_counter()
+        product()
+        took.append(time.perf_counter() - began)
+    return min(took)

@@ -1,0 +1,264 @@
+"""Keeps the view of the cluster up to date from what a router sends and hears."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Final, TypeAlias
+
+from router.placement.fading import Fading
+from router.placement.policies import Placement
+from router.placement.step_time import PRIOR, StepTime, StepTimeFit, StepWork
+from router.placement.view import (
+    IDLE,
+    ClusterView,
+    Demand,
+    Link,
+    Outstanding,
+    Preference,
+    PromptWork,
+    RequestView,
+    WorkerId,
+    WorkerView,
+)
+
+__all__ = ["Ledger", "WorkerFacts"]
+
+RequestId: TypeAlias = int
+
+_FIRST_GUESS: Final = 256.0
+_WEIGHT: Final = 0.02
+"""Of the newest answer in the mean length of answers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerFacts:
+    """What does not change about a worker while it lives."""
+
+    id: WorkerId
+    prefers: Preference = Preference.BOTH
+    chunk_tokens: int
+    step_target_s: float | None = None
+    total_pages: int
+    page_size: int
+    prior: StepTime = PRIOR
+
+
+@dataclass(slots=True)
+class _Placed:
+    """A request that has not ended."""
+
+    placement: Placement
+    prompt_tokens: int
+    cached: int
+    """On the prefill worker."""
+    pending: int
+    """Prompt tokens not computed yet; 0: decoding, or about to."""
+    arrived: float
+    decoding: bool = False
+
+
+@dataclass(slots=True)
+class _Worker:
+    facts: WorkerFacts
+    fit: StepTimeFit
+    prompts: dict[RequestId, _Placed] = field(default_factory=dict)
+    decodes: int = 0
+    context_tokens: int = 0
+    incoming: int = 0
+    incoming_tokens: int = 0
+    available_pages: int = 0
+    load: Outstanding = IDLE
+    given: Fading = field(default_factory=Fading)
+    """Prompt tokens."""
+    view: WorkerView | None = None
+    """None: out of date."""
+
+
+class Ledger:
+    """What each worker was given and has not finished, and what it reports about itself.
+
+    Every method costs O(1); `view` O(workers), and O(prompts) for each worker that changed since the last.
+    """
+
+    def __init__(self, *, kv_bytes_per_token: int, link: Link) -> None:
+        self._kv_bytes_per_token = kv_bytes_per_token
+        self._link = link
+        self._workers: dict[WorkerId, _Worker] = {}
+        self._placed: dict[RequestId, _Placed] = {}
+        self._mean_output = _FIRST_GUESS
+        self._requests, self._prompts, self._pairs, self._contexts = (Fading() for _ in range(4))
+
+    def add(self, facts: WorkerFacts) -> None:
+        """A worker came up. One of the same id that was here before is forgotten."""
+        worker = _Worker(facts, StepTimeFit(facts.prior), available_pages=facts.total_pages)
+        self._workers[facts.id] = worker
+
+    def remove(self, worker_id: WorkerId) -> None:
+        """The worker is gone. Its requests are still to be ended, one by one."""
+        self._workers.pop(worker_id, None)
+
+    def expected_output(self, max_tokens: int) -> int:
+        """Tokens that an answer will probably have: the mean of those that ended, at most `max_tokens`."""
+        return max(1, min(max_tokens, round(self._mean_output)))
+
+    # ------------------------------------------------------------------------------ a request's way
+
+    def placed(self, request_id: RequestId, request: RequestView, placement: Placement, now: float) -> None:
+        """The request was sent to its workers."""
+        reader = self._workers.get(placement.prefill_worker)
+        page_size = reader.facts.page_size if reader is not None else 1
+        cached = min(request.cached.get(placement.prefill_worker, 0), request.prompt_tokens - 1)
+        cached = max(0, cached // page_size * page_size)
+        placed = _Placed(
+            placement, request.prompt_tokens, cached, request.prompt_tokens - cached, request.arrived
+        )
+        self._placed[request_id] = placed
+        self._requests.add(1, now)
+        self._prompts.add(placed.pending, now)
+        self._pairs.add(StepWork.attention_of(cached, placed.pending), now)
+        self._contexts.add(request.prompt_tokens, now)
+        if reader is not None:
+            reader.prompts[request_id] = placed
+            reader.given.add(placed.pending, now)
+            reader.view = None
+        if (decoder := self._workers.get(placement.decode_worker)) is not None:
+            decoder.incoming += 1
+            decoder.incoming_tokens += request.prompt_tokens
+            decoder.view = None
+        for worker_id in {placement.prefill_worker, placement.decode_worker}:
+            self._load(worker_id, 1, request.prompt_tokens)
+
+    def progressed(self, request_id: RequestId, pending: int) -> None:
+        """So many tokens of its prompt are still to be computed."""
+        placed = self._placed.get(request_id)
+        if placed is None:
+            return
+        placed.pending = pending
+        if (worker := self._workers.get(placed.placement.prefill_worker)) is not None:
+            worker.view = None
+
+    def read(self, request_id: RequestId) -> None:
+        """The prompt is computed: its first token is there."""
+        placed = self._placed.get(request_id)
+        if placed is None:
+            return
+        placed.pending = 0
+        reader = self._workers.get(placed.placement.prefill_worker)
+        if reader is not None and reader.prompts.pop(request_id, None) is not None:
+            reader.view = None
+        if placed.placement.is_local:
+            self._begin_decoding(placed)
+        else:
+            self._load(placed.placement.prefill_worker, -1, -placed.prompt_tokens)
+
+    def arrived(self, request_id: RequestId) -> None:
+        """Its KV is on the decode worker."""
+        if (placed := self._placed.get(request_id)) is not None:
+            self._begin_decoding(placed)
+
+    def decoded(self, worker_id: WorkerId, tokens: int) -> None:
+        """A step brought one token each to so many decodes."""
+        if (worker := self._workers.get(worker_id)) is not None:
+            worker.context_tokens += tokens
+            worker.view = None
+
+    def ended(self, request_id: RequestId, output_tokens: int) -> None:
+        """The request is over, in whatever way, after so many tokens of its answer."""
+        placed = self._placed.pop(request_id, None)
+        if placed is None:
+            return
+        self._mean_output += _WEIGHT * (output_tokens - self._mean_output)
+        placement = placed.placement
+        if (reader := self._workers.get(placement.prefill_worker)) is not None:
+            if reader.prompts.pop(request_id, None) is not None and not placement.is_local:
+                self._load(placement.prefill_worker, -1, -placed.prompt_tokens)
+            reader.view = None
+        if (decoder := self._workers.get(placement.decode_worker)) is not None:
+            if placed.decoding:
+                decoder.decodes -= 1
+                decoder.context_tokens -= placed.prompt_tokens + output_tokens
+            else:
+                decoder.incoming -= 1
+                decoder.incoming_tokens -= placed.prompt_tokens
+            decoder.view = None
+        self._load(placement.decode_worker, -1, -placed.prompt_tokens)
+
+    # ------------------------------------------------------------------------------ a worker's report
+
+    def reported(self, worker_id: WorkerId, available_pages: int) -> None:
+        if (worker := self._workers.get(worker_id)) is not None:
+            worker.available_pages = available_pages
+            worker.view = None
+
+    def stepped(self, worker_id: WorkerId, work: StepWork, seconds: float) -> None:
+        """How long the device took for a step. A sample of the steps is enough."""
+        if (worker := self._workers.get(worker_id)) is not None:
+            worker.fit.observe(work, seconds)
+            worker.view = None
+
+    # ------------------------------------------------------------------------------ the view
+
+    def view(self, now: float) -> ClusterView:
+        workers = tuple(worker.view or self._look(worker, now) for worker in self._workers.values())
+        return ClusterView(
+            now=now,
+            workers=workers,
+            demand=self._demand(now),
+            kv_bytes_per_token=self._kv_bytes_per_token,
+            link=self._link,
+        )
+
+    def _demand(self, now: float) -> Demand:
+        requests = self._requests.rate(now)
+        if not requests:
+            return Demand()
+        return Demand(
+            requests_per_s=requests,
+            prompt_tokens=self._prompts.rate(now) / requests,
+            attention=self._pairs.rate(now) / requests,
+            context_tokens=self._contexts.rate(now) / requests + self._mean_output / 2,
+            output_tokens=self._mean_output,
+        )
+
+    def _look(self, worker: _Worker, now: float) -> WorkerView:
+        facts = worker.facts
+        prompts = tuple(
+            PromptWork(placed.pending, placed.prompt_tokens - placed.pending, placed.arrived)
+            for placed in worker.prompts.values()
+        )
+        worker.view = WorkerView(
+            id=facts.id,
+            prefers=facts.prefers,
+            step_time=worker.fit.model,
+            chunk_tokens=facts.chunk_tokens,
+            step_target_s=facts.step_target_s,
+            prompts=prompts,
+            decodes=worker.decodes,
+            context_tokens=worker.context_tokens,
+            incoming=worker.incoming,
+            incoming_tokens=worker.incoming_tokens,
+            prompt_rate=worker.given.rate(now),
+            available_pages=worker.available_pages,
+            total_pages=facts.total_pages,
+            page_size=facts.page_size,
+            load=worker.load,
+        )
+        return worker.view
+
+    def _begin_decoding(self, placed: _Placed) -> None:
+        if placed.decoding:
+            return
+        placed.decoding = True
+        worker = self._workers.get(placed.placement.decode_worker)
+        if worker is not None:
+            worker.incoming -= 1
+            worker.incoming_tokens -= placed.prompt_tokens
+            worker.decodes += 1
+            worker.context_tokens += placed.prompt_tokens + 1
+            worker.view = None
+
+    def _load(self, worker_id: WorkerId, requests: int, tokens: int) -> None:
+        if (worker := self._workers.get(worker_id)) is not None:
+            load = worker.load
+            worker.load = replace(load, requests=load.requests + requests, tokens=load.tokens + tokens)
+            worker.view = None

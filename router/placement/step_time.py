@@ -1,0 +1,163 @@
+"""How long an engine step takes, fitted online to the steps that a worker reports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["PRIOR", "StepTime", "StepTimeFit", "StepWork"]
+
+_FORGET: Final = 0.998
+"""What a step counts for, compared with the one after it."""
+_OUTLIER: Final = 3.0
+"""Residuals are clipped at so many times their usual size: a stall is not a property of the device."""
+_SCALE_SPREAD: Final = 10.0
+"""Prior deviation of all coefficients together, in units of the prior: another device is faster or slower."""
+_SHAPE_SPREAD: Final = 0.3
+"""Prior deviation of each coefficient by itself."""
+_NOISE: Final = 0.05
+"""Relative deviation of one step that the prior is weighed against."""
+_LARGEST_COVARIANCE: Final = 1e4
+_SHORTEST_S: Final = 1e-6
+_LONGEST_S: Final = 1e3
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """What a step computes."""
+
+    prompt_tokens: int = 0
+    attention: float = 0.0
+    """Pairs of a prompt token and one that it attends to."""
+    decodes: int = 0
+    context_tokens: float = 0.0
+    """Of all decodes together."""
+
+    @staticmethod
+    def attention_of(start: int, length: int) -> float:
+        """Pairs of a chunk of `length` tokens that follow `start` others."""
+        return length * (start + length / 2)
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Seconds of a step: a fixed part, matrices, attention of decodes and of prompts.
+
+    Matrices take the time to read the weights or, where that is longer, the arithmetic of the step's rows.
+    The defaults are those of a model of 8B parameters on a GPU with 4 TB/s.
+    """
+
+    step: float = 1e-3
+    weights: float = 4e-3
+    row: float = 20e-6
+    decode: float = 5e-6
+    context: float = 30e-9
+    prompts: float = 1e-3
+    """Added by any prompt tokens at all."""
+    pair: float = 1e-9
+
+    def seconds(self, work: StepWork) -> float:
+        matrices = max(self.weights, self.row * (work.prompt_tokens + work.decodes))
+        decodes = self.decode * work.decodes + self.context * work.context_tokens
+        prompts = self.prompts + self.pair * work.attention if work.prompt_tokens else 0.0
+        return self.step + matrices + decodes + prompts
+
+    def prompt_tokens_within(
+        self, seconds: float, decodes: int, context_tokens: float, pairs_per_token: float = 0.0
+    ) -> float:
+        """Prompt tokens with which a step beside these decodes takes `seconds`; 0 if it is longer anyway."""
+        left = seconds - self.step - self.prompts - self.decode * decodes - self.context * context_tokens
+        per_pair = self.pair * pairs_per_token
+        if left < self.weights:
+            return 0.0
+        # Where arithmetic bounds the step; where reading weights does, tokens cost attention alone.
+        unbound = (left - self.row * decodes) / (self.row + per_pair)
+        if self.row * (unbound + decodes) >= self.weights or per_pair == 0.0:
+            return max(0.0, unbound)
+        return max(0.0, min((left - self.weights) / per_pair, self.weights / self.row - decodes))
+
+
+PRIOR: Final = StepTime()
+
+
+class StepTimeFit:
+    """Recursive least squares over `StepTime`'s coefficients, in units of a prior.
+
+    The prior's scale is uncertain and its shape less so: the first steps observed tell how fast the device
+    is, later ones what each kind of work costs. Coefficients never fall below 1% of their scaled prior, and
+    outliers are clipped. Which of reading weights and arithmetic bounds a step is decided with the current
+    coefficients. O(1) an observation.
+    """
+
+    def __init__(self, prior: StepTime = PRIOR) -> None:
+        self.prior = prior
+        units = (
+            self.prior.step,
+            self.prior.weights,
+            self.prior.row,
+            self.prior.decode,
+            self.prior.context,
+            self.prior.prompts,
+            self.prior.pair,
+        )
+        self._units = units
+        size = len(units)
+        self._theta = [1.0] * size
+        self._cov = [
+            [_SCALE_SPREAD**2 + (_SHAPE_SPREAD**2 if i == j else 0.0) for j in range(size)]
+            for i in range(size)
+        ]
+        self._error = _NOISE
+        """Usual relative residual."""
+        self._observed = 0
+        self.model = self.prior
+
+    def observe(self, work: StepWork, seconds: float) -> None:
+        """A step that computed `work` took the device so long. Ignores times that no step can take."""
+        if not _SHORTEST_S <= seconds <= _LONGEST_S or not (work.prompt_tokens or work.decodes):
+            return
+        rows = work.prompt_tokens + work.decodes
+        bound = self.model.row * rows > self.model.weights
+        prompts = work.prompt_tokens > 0
+        amounts = (
+            1.0,
+            0.0 if bound else 1.0,
+            float(rows) if bound else 0.0,
+            float(work.decodes),
+            work.context_tokens,
+            1.0 if prompts else 0.0,
+            work.attention if prompts else 0.0,
+        )
+        # Divided by the measured time: errors of long and short steps count alike.
+        x = [amount * unit / seconds for amount, unit in zip(amounts, self._units, strict=True)]
+        error = 1.0 - sum(a * b for a, b in zip(x, self._theta, strict=True))
+        self._observed += 1
+        if self._observed > 1:
+            limit = _OUTLIER * max(self._error, _NOISE / 5)
+            self._error += 0.05 * (min(abs(error), 2 * limit) - self._error)
+            error = min(max(error, -limit), limit)
+        self._update(x, error)
+        self.model = self._as_model()
+
+    def _update(self, x: list[float], error: float) -> None:
+        cov, theta = self._cov, self._theta
+        px = [sum(a * b for a, b in zip(row, x, strict=True)) for row in cov]
+        denominator = _NOISE**2 + sum(a * b for a, b in zip(px, x, strict=True))
+        gain = [p / denominator for p in px]
+        for i, g in enumerate(gain):
+            theta[i] += g * error
+            row = cov[i]
+            for j, p in enumerate(px):
+                row[j] = (row[j] - g * p) / _FORGET
+            if row[i] > _LARGEST_COVARIANCE:  # a kind of work not seen for long: do not forget it altogether
+                shrink = (_LARGEST_COVARIANCE / row[i]) ** 0.5
+                for j in range(len(theta)):
+                    row[j] *= shrink
+                    cov[j][i] *= shrink
+
+    def _as_model(self) -> StepTime:
+        scale = sorted(self._theta)[len(self._theta) // 2]
+        floor = max(0.01 * scale, 1e-6)
+        for index, value in enumerate(self._theta):
+            self._theta[index] = max(value, floor)
+        return StepTime(*(t * u for t, u in zip(self._theta, self._units, strict=True)))

@@ -1,0 +1,158 @@
+"""What a placement policy sees: numbers about the workers, the links between them, and one request."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final, TypeAlias
+
+from router.placement.step_time import StepTime
+
+__all__ = [
+    "IDLE",
+    "ClusterView",
+    "Demand",
+    "Link",
+    "Outstanding",
+    "Preference",
+    "PromptWork",
+    "RequestView",
+    "Targets",
+    "WorkerId",
+    "WorkerView",
+]
+
+WorkerId: TypeAlias = str
+
+
+class Preference(Enum):
+    """What a worker is set up for. Any worker can do either."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    BOTH = "both"
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Service level objectives of every request."""
+
+    ttft_s: float
+    itl_s: float
+    """Bound on the mean time between an answer's tokens (TPOT)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptWork:
+    """A prompt that a worker has queued or in progress."""
+
+    tokens: int
+    """Not computed yet."""
+    computed: int
+    """Tokens before those: computed, or found in the cache."""
+    arrived: float
+    """When its request came to the router."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outstanding:
+    """Requests that were sent to a worker and have not ended, as `router.dispatch.policies` counts load."""
+
+    requests: int = 0
+    tokens: int = 0
+
+
+IDLE: Final = Outstanding()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerView:
+    id: WorkerId
+    prefers: Preference = Preference.BOTH
+    step_time: StepTime
+    chunk_tokens: int
+    """Most tokens that a step computes."""
+    step_target_s: float | None = None
+    """Steps with decodes and prompts are kept near this length; None: only `chunk_tokens` bounds them."""
+    prompts: tuple[PromptWork, ...] = ()
+    """Queued and in progress, in order of arrival at the worker."""
+    decodes: int = 0
+    context_tokens: int = 0
+    """Of all decodes together."""
+    incoming: int = 0
+    """Requests that will decode here: their prompts are queued or in progress, here or elsewhere."""
+    incoming_tokens: int = 0
+    """Prompt tokens of those."""
+    prompt_rate: float = 0.0
+    """Prompt tokens a second that this worker was given lately."""
+    available_pages: int
+    """Free, or cached and unlocked."""
+    total_pages: int
+    page_size: int
+    load: Outstanding = IDLE
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Not computed yet, of all prompts."""
+        return sum(prompt.tokens for prompt in self.prompts)
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    bytes_per_s: float
+    latency_s: float
+    """Of a handoff of no bytes: messages, polls, digests."""
+
+    def seconds(self, num_bytes: float) -> float:
+        return self.latency_s + num_bytes / self.bytes_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What came lately: a rate, and means over requests."""
+
+    requests_per_s: float = 0.0
+    prompt_tokens: float = 1.0
+    """To be computed: without those that were cached."""
+    attention: float = 0.0
+    """Pairs of a prompt token and one that it attends to."""
+    context_tokens: float = 1.0
+    """Half way through the answer."""
+    output_tokens: float = 1.0
+
+
+INSTANT: Final = Link(math.inf, 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterView:
+    now: float
+    """On the clock of `PromptWork.arrived`."""
+    workers: tuple[WorkerView, ...]
+    demand: Demand = Demand()
+    kv_bytes_per_token: int
+    link: Link
+    """Between any two workers, unless `links` has one for the pair."""
+    links: Mapping[tuple[WorkerId, WorkerId], Link] = field(default_factory=dict)
+
+    def link_between(self, source: WorkerId, destination: WorkerId) -> Link:
+        if source == destination:
+            return INSTANT
+        return self.links.get((source, destination), self.link)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestView:
+    prompt_tokens: int
+    expected_output: int
+    arrived: float
+    """When it came to the router; earlier than `ClusterView.now` if it is placed again."""
+    cached: Mapping[WorkerId, int] = field(default_factory=dict)
+    """Tokens of its prompt that a worker has cached; workers with none may be left out."""
+
+    def cached_on(self, worker: WorkerView) -> int:
+        """Whole pages, and never all of the prompt: one token is computed to get logits."""
+        cached = min(self.cached.get(worker.id, 0), self.prompt_tokens - 1)
+        return max(0, cached // worker.page_size * worker.page_size)

@@ -1,0 +1,120 @@
+"""A simulated cluster: the real scheduler and placement, and a clock that jumps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import benchmarks
+from benchmarks.cluster.outcome import STRICT, result_of
+from benchmarks.cluster.scenario import LOADS, Deployment, Mode, shared_order
+from benchmarks.cluster.traffic import Arrival, bursts, chats, day, mooncake, poisson
+from benchmarks.lib.workload import Fixed, LogNormal, Uniform, make_workload
+
+MODES = [Deployment(mode=mode) for mode in Mode]
+
+
+@pytest.mark.parametrize("deployment", MODES, ids=lambda d: d.mode.value)
+def test_everything_is_answered_and_the_same_each_time(deployment: Deployment) -> None:
+    load = LOADS["table"](12.0, 2.0, 1)
+    outcomes = deployment.simulation().run(load)
+    assert [o.tokens for o in outcomes] == [a.max_tokens for a in load]
+    assert deployment.simulation().run(load) == outcomes
+
+
+@pytest.mark.parametrize("deployment", MODES, ids=lambda d: d.mode.value)
+def test_afterwards_every_page_is_free_and_the_ledger_is_empty(deployment: Deployment) -> None:
+    simulation = deployment.simulation()
+    simulation.run(LOADS["table"](12.0, 2.0, 2))
+    for worker in simulation.workers:
+        assert worker.kv.check([]).free == worker.settings.num_pages
+    for seen in simulation.ledger.view(simulation.now).workers:
+        assert (seen.prompts, seen.decodes, seen.incoming, seen.context_tokens) == ((), 0, 0, 0)
+
+
+def test_a_lone_prompts_handoff_costs_what_was_measured() -> None:
+    """4.7 ms at 2,048 tokens and 16 at 16,384."""
+    for tokens, measured in ((2048, 0.0047), (16_384, 0.016)):
+        load = [Arrival(0.0, tokens, 8)]
+        (there,), (here,) = (
+            Deployment(mode=mode).simulation().run(load) for mode in (Mode.DISAGG, Mode.MIXED)
+        )
+        assert (there.second - there.first) - (here.second - here.first) == pytest.approx(measured, abs=0.003)
+
+
+@pytest.mark.parametrize(("mode", "rate"), [("mixed", 8.0), ("disagg", 16.0)])
+def test_it_agrees_with_what_was_measured_on_two_gpus(mode: str, rate: float) -> None:
+    """The very arrivals of `benchmarks.modes`, with which results/modes-cuda.json was made."""
+    points = json.loads((Path(benchmarks.__file__).parent / "results" / "modes-cuda.json").read_text())[
+        "points"
+    ]
+    measured = next(p["summary"] for p in points if (p["mode"], p["rate"]) == (mode, rate))
+    work = make_workload(
+        count=round(12 * rate),
+        rate=rate,
+        input_lengths=LogNormal(2048, 0.8, 16_384),
+        output_lengths=Uniform(128, 512),
+        seed=1,
+    )
+    load = [Arrival(w.arrival_s, len(w.prompt), w.max_tokens) for w in work]
+    outcomes = Deployment(mode=Mode(mode)).simulation().run(load)
+    assert np.median([o.ttft for o in outcomes]) == pytest.approx(measured["ttft"]["p50"], rel=0.15)
+    assert np.median([o.tpot for o in outcomes]) == pytest.approx(measured["tpot"]["p50"], rel=0.1)
+
+
+def test_adaptive_keeps_what_the_better_fixed_mode_keeps() -> None:
+    load = LOADS["table"](14.0, 8.0, 4)
+    mixed, disagg, adaptive = (
+        sum(o.meets(STRICT) for o in deployment.simulation().run(load)) for deployment in MODES
+    )
+    assert adaptive >= 0.98 * max(mixed, disagg)
+
+
+def test_a_chat_finds_its_history_in_the_cache() -> None:
+    load = chats(4.0, 10.0, Fixed(100), Fixed(60), seed=1)
+    outcomes = Deployment(mode=Mode.ADAPTIVE, radix_cache=True).simulation().run(load)
+    assert sum(o.cached_tokens for o in outcomes) > 0.3 * sum(o.prompt_tokens for o in outcomes)
+
+
+def test_constants_of_the_engine_are_changed_for_an_experiment_only() -> None:
+    load = LOADS["table"](20.0, 2.0, 2)
+    simulate = Deployment(mode=Mode.DISAGG, chunk_tokens=2048).simulation
+    before = result_of(simulate().run(load))
+    with shared_order(oldest=16, sharing=64):
+        assert result_of(simulate().run(load)) != before
+    assert result_of(simulate().run(load)) == before
+
+
+def test_loads_have_the_rate_they_promise() -> None:
+    for arrivals in (
+        poisson(10, 100, Fixed(10), Fixed(10), seed=1),
+        bursts(10, 100, Fixed(10), Fixed(10), seed=1),
+        day(10, 100, ((Fixed(10), Fixed(10)), (Fixed(20), Fixed(10))), seed=1),
+        chats(10, 100, Fixed(10), Fixed(10), seed=1, think_s=1.0),
+    ):
+        assert len(arrivals) == pytest.approx(1000, rel=0.25)
+        assert [a.at for a in arrivals] == sorted(a.at for a in arrivals)
+
+
+def test_a_mooncake_trace_is_read_and_shares_its_blocks() -> None:
+    lines = [
+        '{"timestamp": 3000, "input_length": 1100, "output_length": 5, "hash_ids": [0, 7, 9]}',
+        '{"timestamp": 1000, "input_length": 600, "output_length": 3, "hash_ids": [0, 8]}',
+    ]
+    first, second = mooncake(lines, speed=2.0)
+    assert (first.at, first.prompt_tokens, first.max_tokens) == (0.5, 600, 3)
+    one, other = list(first.prompt()), list(second.prompt())
+    assert (len(one), len(other)) == (600, 1100)
+    assert one[:512] == other[:512]
+    assert one[512] not in other
+
+
+@pytest.mark.parametrize(
+    "line", ["nonsense", "{}", '{"timestamp": 1, "input_length": 0, "output_length": 1}']
+)
+def test_a_line_that_is_no_trace_is_named(line: str) -> None:
+    with pytest.raises(ValueError, match="line 2"):
+        mooncake(['{"timestamp": 1, "input_length": 1, "output_length": 1}', line])

@@ -1,0 +1,214 @@
+"""Compiled kernels against torch's operations, and how they come to be compiled."""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.attention import TorchAttention, UnsupportedBackend, attention_for
+from engine.kernels.cpu import build, library
+from engine.kernels.cpu.build import BuildError, built_library
+from engine.kernels.cpu.library import cpu_kernels
+from engine.kv_cache.pool import KVPool
+from engine.layers.cpu_ops import CpuOps
+from engine.layers.linear import packed
+from engine.layers.ops import Ops, ops_for
+from engine.layers.panels import Panels, panels_of
+
+compiled = pytest.mark.skipif(cpu_kernels(torch.float32) is None, reason="there is no compiler")
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+
+dtypes = st.sampled_from([torch.float32, torch.bfloat16])
+rows = st.integers(1, 70)
+seeds = st.integers(0, 1000)
+
+
+def assert_close(result: torch.Tensor, expected: torch.Tensor) -> None:
+    tolerance = TOLERANCE[result.dtype]
+    torch.testing.assert_close(result.double(), expected.double(), atol=tolerance, rtol=tolerance)
+
+
+def ops_of(dtype: torch.dtype) -> CpuOps:
+    kernels = cpu_kernels(dtype)
+    assert kernels is not None
+    return CpuOps(kernels)
+
+
+@compiled
+@given(dtype=dtypes, rows=rows, size=st.integers(1, 600), seed=seeds)
+def test_norms_and_activations_are_those_of_torch(
+    dtype: torch.dtype, rows: int, size: int, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x, residual, gate_up = (
+        torch.randn(rows, columns, generator=generator).to(dtype) for columns in (size, size, 2 * size)
+    )
+    weight = torch.randn(size, generator=generator).to(dtype)
+    ops, oracle = ops_of(dtype), Ops()
+
+    expected, total = oracle.add_rms_norm(x.clone(), residual.clone(), weight, 1e-5)
+    normed, summed = ops.add_rms_norm(x.clone(), residual.clone(), weight, 1e-5)
+    assert_close(normed, expected)
+    assert_close(summed, total)
+    assert_close(ops.rms_norm(x, weight, 1e-5), oracle.rms_norm(x, weight, 1e-5))
+    assert_close(ops.silu_mul(gate_up * 8), oracle.silu_mul((gate_up * 8).clone()))
+
+
+@compiled
+@given(dtype=dtypes, rows=rows, heads=st.integers(1, 5), dim=st.sampled_from([8, 64, 80, 128]), seed=seeds)
+def test_heads_are_normalised_where_they_lie(
+    dtype: torch.dtype, rows: int, heads: int, dim: int, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    qkv = torch.randn(rows, heads + 2, dim, generator=generator).to(dtype)
+    weight = torch.randn(dim, generator=generator).to(dtype)
+    expected = qkv.clone()
+    Ops().norm_heads(expected[:, 1 : heads + 1], weight, 1e-6)
+
+    ops_of(dtype).norm_heads(qkv[:, 1 : heads + 1], weight, 1e-6)
+
+    assert_close(qkv, expected)
+
+
+@compiled
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_values_that_are_not_finite_stay_so(dtype: torch.dtype) -> None:
+    ops = ops_of(dtype)
+    x = torch.zeros(4, 40, dtype=dtype)
+    x[1, 3], x[2, 3], x[3, 3] = torch.nan, torch.inf, -200
+
+    weight = torch.ones(40, dtype=dtype)
+
+    torch.testing.assert_close(ops.silu_mul(x), Ops().silu_mul(x.clone()), equal_nan=True)
+    normed = ops.rms_norm(x, weight, 1e-5).isfinite()
+    assert torch.equal(normed, Ops().rms_norm(x, weight, 1e-5).isfinite())
+
+
+@compiled
+@pytest.mark.skipif(
+    not packed(torch.ones(64, 64, dtype=torch.bfloat16)).is_mkldnn, reason="oneDNN packs no bfloat16 here"
+)
+@given(
+    rows=st.sampled_from([1, 2, 3, 4, 5, 6, 7, 50, 97, 200]),
+    inner=st.sampled_from([32, 96, 576]),
+    outer=st.sampled_from([64, 192]),
+    biased=st.booleans(),
+    threads=st.sampled_from([1, 2]),
+    seed=seeds,
+)
+def test_panels_multiply_like_the_weight(
+    rows: int, inner: int, outer: int, biased: bool, threads: int, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, inner + 8, generator=generator).bfloat16()[:, 8:]
+    weight = torch.randn(outer, inner, generator=generator).bfloat16()
+    bias = torch.randn(outer, generator=generator).bfloat16() if biased else None
+    whole = packed(weight)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+
+    panels = panels_of(whole, weight, (True,))
+    assert panels is not None
+    result = panels.product(x, bias)
+
+    torch.set_num_threads(before)
+    expected = x.double() @ weight.double().t() + (0 if bias is None else bias.double())
+    torch.testing.assert_close(result.double(), expected, atol=0.05, rtol=1e-2)
+
+
+def test_each_number_of_rows_is_multiplied_by_what_won_for_it() -> None:
+    panels = Panels(kernels=None, address=0, features=0, wins=(True, False, True, False))  # type: ignore[arg-type]
+
+    assert [rows for rows in (0, 1, 2, 4, 5, 32, 33, 9000) if panels.multiplies(rows)] == [1, 5, 32]
+
+
+def test_memory_that_holds_something_else_is_not_taken_for_panels() -> None:
+    weight = torch.randn(128, 96).bfloat16()
+    other = weight.clone()
+    other[-1, -1] += 1
+
+    assert panels_of(packed(weight), other, (True,)) is None
+
+
+def test_without_a_compiler_the_reason_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    with pytest.raises(BuildError, match="there is no compiler"):
+        built_library(tmp_path)
+
+
+def test_a_compiler_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = tmp_path / "g++"
+    compiler.write_text("#!/bin/sh\necho no such option >&2\nexit 3\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+
+    with pytest.raises(BuildError, match="status 3: no such option"):
+        built_library(tmp_path / "cache")
+    assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".lock"]
+
+
+def test_processes_that_start_together_compile_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler, calls = tmp_path / "g++", tmp_path / "calls"
+    compiler.write_text(
+        f'#!/bin/sh\necho "$@" >> {calls}\nwhile [ $# -gt 1 ]; do shift; done\nsleep 0.1\ntouch "$1"\n'
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    context = multiprocessing.get_context("fork")
+
+    processes = [context.Process(target=built_library, args=(tmp_path / "cache",)) for _ in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+
+    assert [process.exitcode for process in processes] == [0] * 4
+    assert len(calls.read_text().splitlines()) == 2  # to compile, and to link
+    assert built_library(tmp_path / "cache").is_file()
+
+
+def test_another_processor_gets_a_library_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = Path("/bin/sh")
+    here = build._digest(compiler)
+    monkeypatch.setattr(build, "_processor", lambda: "another")
+
+    assert build._digest(compiler) != here
+
+
+def test_without_a_library_torch_serves(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def failing() -> Path:
+        raise BuildError("there is no compiler")
+
+    monkeypatch.setattr(library, "built_library", failing)
+    library._library.cache_clear()
+    pool = KVPool(
+        num_pages=1,
+        num_layers=1,
+        num_kv_heads=1,
+        head_dim=8,
+        page_size=4,
+        dtype=torch.float32,
+        device="cpu",
+    )
+
+    with caplog.at_level("INFO"):
+        attention = attention_for("auto", pool, 1, max_requests=1)
+        ops = ops_for(torch.device("cpu"), torch.float32)
+    with pytest.raises(UnsupportedBackend, match="no compiled kernels"):
+        attention_for("cpu", pool, 1, max_requests=1)
+    library._library.cache_clear()
+
+    assert isinstance(attention, TorchAttention)
+    assert type(ops) is Ops
+    assert caplog.messages == [
+        "no compiled CPU kernels, plain torch serves instead, slower: there is no compiler"
+    ]

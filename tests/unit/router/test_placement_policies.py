@@ -1,0 +1,206 @@
+"""Which workers a request is given, and what the ledger knows of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.placement import (
+    AdaptivePlacement,
+    ClusterView,
+    DisaggPlacement,
+    Ledger,
+    Link,
+    MixedPlacement,
+    NoWorker,
+    Placement,
+    Preference,
+    PromptWork,
+    RequestView,
+    StepTime,
+    Targets,
+    Why,
+    WorkerFacts,
+    WorkerView,
+)
+from router.workers.capacity import least_loaded, power_of_two, round_robin
+
+TARGETS = Targets(0.5, 0.015)
+LINK = Link(170e9, 0.003)
+
+
+def worker(name: str, prefers: Preference = Preference.BOTH) -> WorkerView:
+    return WorkerView(
+        id=name,
+        prefers=prefers,
+        step_time=StepTime(),
+        chunk_tokens=2048,
+        step_target_s=0.014,
+        available_pages=50_000,
+        total_pages=50_000,
+        page_size=16,
+    )
+
+
+P, D = worker("p", Preference.PREFILL), worker("d", Preference.DECODE)
+
+
+def busy(view: WorkerView, *prompts: int) -> WorkerView:
+    return replace(view, prompts=tuple(PromptWork(tokens, 0, 0.0) for tokens in prompts))
+
+
+def decoding(view: WorkerView, decodes: int) -> WorkerView:
+    return replace(view, decodes=decodes, context_tokens=3000 * decodes)
+
+
+def view(*workers: WorkerView) -> ClusterView:
+    return ClusterView(now=0.0, workers=workers, kv_bytes_per_token=131_072, link=LINK)
+
+
+def request(tokens: int = 2000, **cached: int) -> RequestView:
+    return RequestView(prompt_tokens=tokens, expected_output=300, arrived=0.0, cached=cached)
+
+
+def pair(placement: Placement) -> tuple[str, str]:
+    return placement.prefill_worker, placement.decode_worker
+
+
+def test_mixed_gives_one_worker_everything() -> None:
+    policy = MixedPlacement(round_robin)
+    assert [pair(policy.place(request(), view(P, D))) for _ in range(3)] == [
+        ("p", "p"),
+        ("d", "d"),
+        ("p", "p"),
+    ]
+
+
+def test_disagg_goes_by_preference() -> None:
+    policy = DisaggPlacement(least_loaded)
+    assert pair(policy.place(request(), view(D, P))) == ("p", "d")
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [MixedPlacement(power_of_two), DisaggPlacement(round_robin), AdaptivePlacement(TARGETS)],
+)
+def test_without_workers_every_policy_says_so(
+    policy: MixedPlacement | DisaggPlacement | AdaptivePlacement,
+) -> None:
+    with pytest.raises(NoWorker):
+        policy.place(request(), view())
+
+
+def test_a_prompt_is_read_where_it_is_cached() -> None:
+    placement = AdaptivePlacement(TARGETS).place(request(4000, d=3900), view(P, decoding(D, 10)))
+    assert pair(placement) == ("d", "d")
+
+
+def test_a_long_prompt_does_not_go_where_answers_are_written() -> None:
+    placement = AdaptivePlacement(TARGETS).place(request(8000), view(P, decoding(D, 50)))
+    assert pair(placement) == ("p", "d")
+
+
+def test_a_prompt_goes_to_the_decode_worker_when_the_prefill_workers_queue_is_too_long() -> None:
+    policy = AdaptivePlacement(TARGETS)
+    queue = [3000] * 12
+    assert pair(policy.place(request(3500), view(busy(P, *queue), decoding(D, 10)))) == ("d", "d")
+    assert pair(policy.place(request(3500), view(P, decoding(D, 10)))) == ("p", "d")
+
+
+def test_a_worker_without_pages_is_avoided() -> None:
+    full = replace(worker("a"), available_pages=10)
+    placement = AdaptivePlacement(TARGETS).place(request(), view(full, worker("b")))
+    assert placement.decode_worker == "b"
+
+
+def test_the_reason_names_every_candidate_best_first() -> None:
+    why = AdaptivePlacement(TARGETS).place(request(), view(P, D)).why
+    assert {(c.prefill_worker, c.decode_worker) for c in why.candidates} == {("p", "d"), ("d", "d")}
+    assert all(c.ttft_s > 0 and c.tpot_s > 0 for c in why.candidates)
+
+
+def test_a_slow_worker_gets_less() -> None:
+    slow = replace(worker("slow"), step_time=StepTime(step=0.01, weights=0.04, row=200e-6))
+    assert pair(AdaptivePlacement(TARGETS).place(request(), view(slow, worker("fast")))) == ("fast", "fast")
+
+
+def test_among_many_workers_the_idle_one_is_found() -> None:
+    crowd = [decoding(busy(worker(f"w{n}"), 4000, 4000), 30) for n in range(200)]
+    crowd[137] = worker("idle")
+    assert pair(AdaptivePlacement(TARGETS).place(request(), view(*crowd))) == ("idle", "idle")
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["place", "progress", "read", "arrive", "decode", "end"]), st.integers(0, 7)),
+    max_size=80,
+)
+
+
+@given(STEPS, st.booleans())
+def test_when_all_requests_have_ended_nothing_is_left_of_them(
+    steps: list[tuple[str, int]], local: bool
+) -> None:
+    """Events may come in any order, twice, or not at all; only tokens are told truthfully."""
+    ledger = Ledger(kv_bytes_per_token=1, link=LINK)
+    for name in ("p", "d"):
+        ledger.add(WorkerFacts(id=name, chunk_tokens=2048, total_pages=1000, page_size=16))
+    alive: dict[int, int] = {}
+    decoding_now: set[int] = set()
+    placement = Placement("d" if local else "p", "d", Why("test"))
+    number = 0
+    for event, choice in steps:
+        if event == "place":
+            number += 1
+            ledger.placed(number, request(100 * (choice + 1)), placement, float(number))
+            alive[number] = 0
+        if not alive:
+            continue
+        chosen = sorted(alive)[choice % len(alive)]
+        if event == "progress":
+            ledger.progressed(chosen, 50)
+        elif event == "read" and not alive[chosen]:
+            ledger.read(chosen)
+            alive[chosen] = 1
+            if local:
+                decoding_now.add(chosen)
+        elif event == "arrive" and alive[chosen] == 1 and not local:
+            ledger.arrived(chosen)
+            decoding_now.add(chosen)
+        elif event == "decode" and chosen in decoding_now:
+            ledger.decoded("d", 1)
+            alive[chosen] += 1
+        elif event == "end":
+            ledger.ended(chosen, alive.pop(chosen))
+            ledger.ended(chosen, 5)
+            decoding_now.discard(chosen)
+    for chosen, tokens in alive.items():
+        ledger.ended(chosen, tokens)
+    for worker_view in ledger.view(1000.0).workers:
+        assert worker_view.prompts == ()
+        assert (worker_view.decodes, worker_view.incoming) == (0, 0)
+        assert (worker_view.context_tokens, worker_view.incoming_tokens) == (0, 0)
+        assert (worker_view.load.requests, worker_view.load.tokens) == (0, 0)
+
+
+def test_events_of_workers_that_are_gone_are_ignored() -> None:
+    ledger = Ledger(kv_bytes_per_token=1, link=LINK)
+    ledger.add(WorkerFacts(id="p", chunk_tokens=2048, total_pages=1000, page_size=16))
+    ledger.placed(1, request(), Placement("p", "p", Why("test")), 0.0)
+    ledger.remove("p")
+    ledger.read(1)
+    ledger.decoded("p", 1)
+    ledger.ended(1, 2)
+    assert ledger.view(1.0).workers == ()
+
+
+def test_demand_is_the_rate_of_what_has_to_be_computed() -> None:
+    ledger = Ledger(kv_bytes_per_token=1, link=LINK)
+    ledger.add(WorkerFacts(id="p", chunk_tokens=2048, total_pages=1000, page_size=16))
+    for number in range(400):
+        ledger.placed(number, request(1600, p=1200), Placement("p", "p", Why("test")), number / 10)
+    demand = ledger.view(40.0).demand
+    assert demand.requests_per_s == pytest.approx(10.0, rel=0.05)
+    assert demand.prompt_tokens == pytest.approx(400)

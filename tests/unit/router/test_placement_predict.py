@@ -1,0 +1,114 @@
+"""Predictions of when prompts are computed, and which division of workers suits a load."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.placement import Demand, Preference, StepTime, Targets, WorkerView
+from router.placement.plan import Division, expected_misses
+from router.placement.predict import Pace, miss, pace_of, reading_times
+
+PACE = Pace(plain_s=0.005, mixed_s=0.05, mixed_tokens=2048)
+PROMPTS = st.lists(st.integers(1, 20_000), min_size=1, max_size=40)
+
+
+def worker(name: str, prefers: Preference = Preference.BOTH, decodes: int = 0) -> WorkerView:
+    return WorkerView(
+        id=name,
+        prefers=prefers,
+        step_time=StepTime(),
+        chunk_tokens=2048,
+        step_target_s=0.014,
+        decodes=decodes,
+        context_tokens=3000 * decodes,
+        available_pages=50_000,
+        total_pages=50_000,
+        page_size=16,
+    )
+
+
+@given(PROMPTS)
+def test_the_last_prompt_ends_when_all_tokens_are_computed(pending: list[int]) -> None:
+    times = reading_times(pending, PACE)
+    assert max(times) == pytest.approx(sum(pending) / PACE.reading_rate)
+    for tokens, seconds in zip(pending, times, strict=True):
+        assert seconds >= tokens / PACE.reading_rate * (1 - 1e-9)
+
+
+@given(PROMPTS)
+def test_the_shortest_prompt_is_the_first_to_end(pending: list[int]) -> None:
+    times = reading_times(pending, PACE)
+    assert times[pending.index(min(pending))] == pytest.approx(min(times))
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
+    long, short = reading_times([16_000, 200], PACE)
+    assert short == pytest.approx(PACE.mixed_s)
+    assert long == pytest.approx(16_200 / PACE.reading_rate)
+
+
+def test_a_worker_with_decodes_reads_in_short_steps() -> None:
+    reader = worker("a")
+    alone, beside = (pace_of(reader, decodes, 3000.0 * decodes, 1000.0) for decodes in (0, 40))
+    assert alone.mixed_tokens == 2048
+    assert beside.mixed_s == pytest.approx(0.014, rel=0.01)
+    assert beside.reading_rate < alone.reading_rate
+
+
+@given(st.floats(0.0, 10.0), st.floats(0.0, 10.0))
+def test_a_longer_time_never_misses_less(one: float, other: float) -> None:
+    shorter, longer = sorted((one, other))
+    assert 0.0 <= miss(shorter, 0.1) <= miss(longer, 0.1) <= 1.0
+
+
+DEMAND = Demand(requests_per_s=7.0, prompt_tokens=2800, attention=7e6, context_tokens=3000, output_tokens=320)
+TIGHT = Targets(0.5, 0.015)
+
+
+def test_more_load_is_never_better() -> None:
+    workers = [worker(name) for name in "ab"]
+    costs = [
+        expected_misses(workers[:1], workers[1:], Demand(rate, 2800, 7e6, 3000, 320), TIGHT)
+        for rate in (1.0, 4.0, 8.0, 12.0, 16.0, 24.0)
+    ]
+    assert costs == sorted(costs)
+
+
+def test_workers_begin_as_they_prefer_and_never_do_all_only_read() -> None:
+    mixed = [worker("a", Preference.PREFILL), worker("b", Preference.DECODE)]
+    assert Division(TIGHT).readers(mixed, Demand(), 0.0) == {"a"}
+    only = [worker(name, Preference.PREFILL) for name in "ab"]
+    assert len(Division(TIGHT).readers(only, Demand(), 0.0)) == 1
+    assert Division(TIGHT).readers([worker("a", Preference.PREFILL)], Demand(), 0.0) == set()
+
+
+def test_a_division_that_suits_the_load_is_kept() -> None:
+    workers = [worker("a", Preference.PREFILL), worker("b", Preference.DECODE, decodes=20)]
+    division = Division(TIGHT)
+    seen = {division.readers(workers, DEMAND, 0.1 * turn) for turn in range(300)}
+    assert seen == {frozenset({"a"})}
+
+
+def test_it_takes_as_long_as_an_answer_to_change_a_division() -> None:
+    """Answers of 2,000 tokens and short prompts: decodes need all workers."""
+    workers = [worker("a", Preference.PREFILL), worker("b", Preference.DECODE, decodes=80)]
+    demand = Demand(
+        requests_per_s=8.0, prompt_tokens=200, attention=2e4, context_tokens=3000, output_tokens=2000
+    )
+    division = Division(TIGHT)
+    history = [division.readers(workers, demand, 0.5 * turn) for turn in range(200)]
+    changes = [turn for turn in range(1, 200) if history[turn] != history[turn - 1]]
+    assert history[0] == {"a"}
+    assert history[-1] == frozenset()
+    assert len(changes) == 1
+    assert 0.5 * changes[0] >= 0.7 * demand.output_tokens * TIGHT.itl_s
+
+
+def test_a_worker_that_joins_changes_no_other_ones_part() -> None:
+    workers = [worker("a", Preference.PREFILL), worker("b", Preference.DECODE)]
+    division = Division(TIGHT)
+    division.readers(workers, Demand(), 0.0)
+    assert division.readers([*workers, worker("c", Preference.DECODE)], Demand(), 1.0) == {"a"}
+    assert division.readers([workers[1]], Demand(), 2.0) == set()
