@@ -218,6 +218,7 @@ class WorkerHost:
             transport=config.transport or "",
             chunked_prefill_size=config.engine.chunk_budget or 0,
             max_running_requests=config.engine.max_running_requests,
+            step_target_s=config.engine.itl_target_s or 0.0,
             pid=os.getpid(),
             metrics_address=f"{config.host}:{metrics_port}",
             node=config.node,

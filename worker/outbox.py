@@ -97,6 +97,14 @@ class Outbox:
             request_id=job.id, cached_tokens=job.request.num_cached, queued_s=queued_s
         )
 
+    def progress(self, job: Job, num_computed: int) -> None:
+        self._batch(job.session).progress.add(request_id=job.id, num_computed=num_computed)
+
+    def measured(self, work: worker_pb2.StepWork) -> None:
+        """Every session that is told something anyway hears of the step."""
+        for batch in self._batches.values():
+            batch.step_work.CopyFrom(work)
+
     def reserved(self, job: Job, ticket: worker_pb2.Ticket, waited_s: float) -> None:
         self._batch(job.session).reserved.add(request_id=job.id, ticket=ticket, waited_s=waited_s)
 

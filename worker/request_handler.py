@@ -26,6 +26,7 @@ from worker.convert import (
     peer_to_proto,
     request_from_proto,
     stats_to_proto,
+    step_work_to_proto,
     ticket_from_proto,
 )
 from worker.incoming_handoffs import IncomingHandoffs
@@ -117,6 +118,8 @@ class RequestHandler:
         for request, message in output.failed:
             if (job := self._answers.jobs.get(request.id)) is not None:
                 self._answers.fail(job, worker_pb2.FAILURE_CODE_INTERNAL, message)
+        if output.measured is not None and self._handoffs is not None:
+            self._answers.outbox.measured(step_work_to_proto(output.measured))
 
     def tick(self, now: float) -> None:
         """Whatever is due by time alone. Runs before every step, and at `next_wakeup` when idle."""
@@ -175,8 +178,11 @@ class RequestHandler:
 
     def on_computed(self, request: Request, upto: int) -> None:
         """KV of tokens [0, upto) is in the pool."""
-        if self._handoffs is not None:
-            self._handoffs.outgoing.on_computed(request, upto)
+        if self._handoffs is None:
+            return
+        self._handoffs.outgoing.on_computed(request, upto)
+        if upto < len(request.prompt) and (job := self._answers.jobs.get(request.id)) is not None:
+            self._answers.outbox.progress(job, upto)
 
     def on_finished(self, request: Request) -> bool:
         """True keeps the request's pages until `engine.release`."""

@@ -21,6 +21,7 @@ __all__ = [
     "least_loaded",
     "place",
     "power_of_two",
+    "preferred",
     "round_robin",
 ]
 

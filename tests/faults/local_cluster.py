@@ -96,7 +96,7 @@ async def local_cluster(
                 role=role,
                 model="small",
                 engine=engine,
-                transport=transport if mode is Mode.DISAGG else None,
+                transport=transport if mode is not Mode.MIXED else None,
             )
             host = WorkerHost(config, assemble, on_death=deaths.append)
             await host.start()
