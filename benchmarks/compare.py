@@ -4,7 +4,8 @@
 
 Each contestant gets the machine to itself and answers the same requests: first all at once, then others one
 after the other. Prompts have one length, so that transformers' batch holds no padding; answers have one
-length too, and are greedy. Baton is measured from outside, over HTTP; the others from inside their process.
+length too, and are greedy unless Baton is asked to sample. Baton is measured from outside, over HTTP; the
+others from inside their process.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from rich.table import Table
 from benchmarks.lib.machine import describe_machine
 from benchmarks.lib.plots import plot_comparison
 from benchmarks.lib.report import Summary
+from benchmarks.lib.sampling_flags import body_of, sampling_arguments
 from benchmarks.lib.systems import Contest, Outcome, baton, transformers, vllm
 from benchmarks.lib.workload import Fixed, Work, make_workload
 from engine.device.cpu_dtype import preferred_cpu_dtype
@@ -41,6 +43,7 @@ def main() -> None:
         together=_workload(options, options.concurrency, seed=1),
         alone=_workload(options, options.alone, seed=2),
         warmup=_workload(options, 1, seed=3),
+        asked=body_of(options),
     )
     pool = 2 * options.concurrency * (options.input_length + options.output_length)
     contenders = {
@@ -113,6 +116,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--cpu", action="store_true", help="without a GPU, in the dtype that is faster there")
     parser.add_argument("--model", default="smollm2")
+    sampling_arguments(parser)
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"])
     parser.add_argument("--concurrency", type=int, default=16, metavar="N", help="requests at once")
     parser.add_argument("--alone", type=int, default=3, metavar="N", help="requests one by one")

@@ -8,13 +8,17 @@ from __future__ import annotations
 import argparse
 import math
 import time
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from rich.console import Console
 
+from benchmarks.lib.sampling_flags import sampling_arguments, sampling_of
 from benchmarks.lib.workload import Fixed, make_workload
 from benchmarks.offline import run
 from engine.config import EngineConfig
+from engine.core.sampling_params import Sampling
 from engine.device.cpu_dtype import preferred_cpu_dtype
 from engine.engine import Engine
 from engine.loader.checkpoint import resolve
@@ -22,7 +26,13 @@ from engine.loader.checkpoint import resolve
 __all__ = ["tokens_per_cpu_second"]
 
 
-def tokens_per_cpu_second(engine: Engine, requests: int, input_length: int, output_length: int) -> float:
+def tokens_per_cpu_second(
+    engine: Engine,
+    requests: int,
+    input_length: int,
+    output_length: int,
+    sampling: Callable[[int, int], Sampling],
+) -> float:
     """Prompt and output tokens; the thread that calls is the only one that computes."""
     workload = make_workload(
         count=requests,
@@ -32,7 +42,7 @@ def tokens_per_cpu_second(engine: Engine, requests: int, input_length: int, outp
         seed=requests,
     )
     began = time.thread_time()
-    run(engine, workload, lambda tokens: None)
+    run(engine, workload, lambda tokens: None, sampling)
     return requests * (input_length + output_length) / (time.thread_time() - began)
 
 
@@ -52,10 +62,11 @@ def main() -> None:
             attention_backend=options.attention_backend,
         )
     )
+    sampling = partial(sampling_of, options)
     try:
-        tokens_per_cpu_second(engine, 2, 64, 4)  # what the first step does once
+        tokens_per_cpu_second(engine, 2, 64, 4, sampling)  # what the first step does once
         for count, prompt, answer in loads:
-            rate = tokens_per_cpu_second(engine, count, prompt, answer)
+            rate = tokens_per_cpu_second(engine, count, prompt, answer, sampling)
             Console().print(f"{dtype} {count} x ({prompt} in, {answer} out): {rate:,.0f} tokens a CPU second")
     finally:
         engine.close()
@@ -68,6 +79,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--model", default="smollm2")
+    sampling_arguments(parser)
     parser.add_argument("--dtype", choices=["float32", "bfloat16"])
     parser.add_argument("--attention-backend", default="auto", choices=["auto", "cpu", "torch"])
     parser.add_argument(

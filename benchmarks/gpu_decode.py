@@ -54,7 +54,7 @@ class _Stopwatch:
         delattr(self._owner, self._name)
 
 
-def fill(engine: Engine, batch: int, context: int, seed: int, vocab: int) -> None:
+def fill(engine: Engine, batch: int, context: int, options: argparse.Namespace, vocab: int) -> None:
     """Bring `batch` requests to where each step decodes one token of all of them.
 
     In the middle of what is measured then, contexts are `context` tokens long in the mean: who is prefilled
@@ -62,8 +62,8 @@ def fill(engine: Engine, batch: int, context: int, seed: int, vocab: int) -> Non
     """
     prefilling = batch * context // (engine.scheduler.limits.budget or context)
     length = max(1, context - prefilling // 2 - _SETTLING - _STEPS // 2)
-    prompts = random_prompts(batch, length, f"decode-{batch}", seed, vocab)
-    requests = submit(engine, prompts, 4 * _STEPS, first_id=engine.stats().steps * 10_000)
+    prompts = random_prompts(batch, length, f"decode-{batch}", options.seed, vocab)
+    requests = submit(engine, prompts, 4 * _STEPS, options, first_id=engine.stats().steps * 10_000)
     while any(not request.output for request in requests):
         engine.step()
     for _ in range(_SETTLING):
@@ -74,13 +74,13 @@ def mean_context(engine: Engine) -> float:
     return statistics.fmean(r.num_tokens for r in engine.scheduler.running if len(r.output) > 1)
 
 
-def mix_in(engine: Engine, batch: int, prompt_tokens: int, seed: int, vocab: int) -> None:
+def mix_in(engine: Engine, batch: int, prompt_tokens: int, options: argparse.Namespace, vocab: int) -> None:
     """Have each of the coming steps take so many tokens of prompts along."""
     scheduler = engine.scheduler
     scheduler.limits = replace(scheduler.limits, budget=batch + prompt_tokens)
     count = (_STEPS + _PROFILED + 20) * prompt_tokens // _PROMPT + 1
-    prompts = random_prompts(count, _PROMPT, f"mixed-{batch}-{prompt_tokens}", seed, vocab)
-    submit(engine, prompts, 1, first_id=engine.stats().steps * 10_000)
+    prompts = random_prompts(count, _PROMPT, f"mixed-{batch}-{prompt_tokens}", options.seed, vocab)
+    submit(engine, prompts, 1, options, first_id=engine.stats().steps * 10_000)
     for _ in range(_SETTLING):
         engine.step()
 
@@ -150,9 +150,9 @@ def main() -> None:
     results = []
     for point in options.points.split(","):
         batch, context, prompt_tokens, *_ = [*map(int, point.split(":")), 0]
-        fill(engine, batch, context, options.seed, vocab)
+        fill(engine, batch, context, options, vocab)
         if prompt_tokens:
-            mix_in(engine, batch, prompt_tokens, options.seed, vocab)
+            mix_in(engine, batch, prompt_tokens, options, vocab)
         shape = {"batch": batch, "context": context, "prompt_tokens": prompt_tokens}
         before = mean_context(engine)
         result = shape | measure(engine) | {"mean_context": round((before + mean_context(engine)) / 2)}

@@ -23,6 +23,7 @@ from rich.table import Table
 
 from benchmarks.lib.client import Target, open_client, send
 from benchmarks.lib.machine import describe_machine
+from benchmarks.lib.sampling_flags import body_of, sampling_arguments
 from benchmarks.lib.server import BatonServer
 from benchmarks.lib.workload import Fixed, Work, make_workload
 from router.probes.link_check import busy_seconds
@@ -69,7 +70,7 @@ def main() -> None:
     command += ["--device", options.device, "--load-format", options.load_format, "--disable-radix-cache"]
     command += options.flags.split()
     with BatonServer(*command, shows_output=True) as server:
-        target = Target(server.url, "model", extra={"ignore_eos": True, "temperature": 0, "timings": True})
+        target = Target(server.url, "model", extra={"ignore_eos": True, **body_of(options), "timings": True})
         handoffs = asyncio.run(_measure(target, options.lengths, options.repeat))
     title = f"{Path(options.model).name} on {describe_machine()}"
     console.print(_table(handoffs, title))
@@ -140,6 +141,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--repeat", type=int, default=5, metavar="N", help="prompts of each length")
     parser.add_argument("--flags", default="", help="more flags for the router, in quotes")
     parser.add_argument("--results", type=Path, default=_RESULTS, metavar="FOLDER")
+    sampling_arguments(parser)
     return parser
 
 

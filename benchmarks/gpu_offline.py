@@ -21,11 +21,13 @@ _WARM_UP = 32
 """Requests of the same shape that are answered first, untimed."""
 
 
-def measure(engine: Engine, prompts: list[list[int]], output_length: int) -> dict[str, float]:
+def measure(
+    engine: Engine, prompts: list[list[int]], output_length: int, options: argparse.Namespace
+) -> dict[str, float]:
     """Answer everything and report tokens a second, input and output together."""
     before = engine.stats()
     started = time.perf_counter()
-    requests = submit(engine, prompts, output_length)
+    requests = submit(engine, prompts, output_length, options)
     largest = 0
     while engine.has_work:
         engine.step()
@@ -64,11 +66,11 @@ def main() -> None:
     for name, input_length, output_length, count in _points(options.points):
         vocab = engine.runner.spec.vocab_size
         warm_up = random_prompts(min(_WARM_UP, count), input_length, name, options.seed + 999, vocab)
-        measure(engine, warm_up, output_length)
+        measure(engine, warm_up, output_length, options)
         for run in range(options.repeat):
             prompts = random_prompts(count, input_length, name, options.seed + run, vocab)
             result = {"engine": "baton", "workload": name, "requests": count, "run": run}
-            result |= measure(engine, prompts, output_length)
+            result |= measure(engine, prompts, output_length, options)
             results.append(result)
             print(json.dumps(result), flush=True)
             if options.output:

@@ -12,66 +12,18 @@ import argparse
 import asyncio
 import json
 import math
-import time
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import httpx
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks.lib.client import Api, Record, Target, open_client, send
+from benchmarks.lib.client import Api, Target
+from benchmarks.lib.offer import offer
 from benchmarks.lib.report import Objective, summarize, summary_table
-from benchmarks.lib.workload import Work, make_workload, parse_lengths
-from common.garbage_collection import freeze_startup
-
-__all__ = ["offer"]
-
-
-async def offer(
-    target: Target,
-    workload: Sequence[Work],
-    *,
-    max_concurrency: int | None = None,
-    console: Console | None = None,
-) -> list[Record]:
-    """Send every request at its time; one record a request, in the workload's order.
-
-    `console` shows progress.
-    """
-    freeze_startup()  # or a collection of this process would be taken for a pause of the server
-    gate = asyncio.Semaphore(max_concurrency) if max_concurrency else nullcontext()
-    progress = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[running]} running"),
-        TimeElapsedColumn(),
-        console=console,
-        disable=console is None,
-        transient=True,
-    )
-    bar = progress.add_task("requests", total=len(workload), running=0)
-    running = 0
-
-    async def one(client: httpx.AsyncClient, work: Work, start: float) -> Record:
-        nonlocal running
-        await asyncio.sleep(start + work.arrival_s - time.monotonic())
-        async with gate:
-            running += 1
-            progress.update(bar, running=running)
-            record = await send(client, target, work)
-            running -= 1
-            progress.update(bar, advance=1, running=running)
-            return record
-
-    with progress:
-        async with open_client(target) as client:
-            start = time.monotonic()
-            return await asyncio.gather(*(one(client, work, start) for work in workload))
+from benchmarks.lib.sampling_flags import body_of, sampling_arguments
+from benchmarks.lib.workload import make_workload, parse_lengths
 
 
 def main() -> None:
@@ -82,7 +34,7 @@ def main() -> None:
         model=options.model or _only_model(options.base_url, options.api_key),
         api=Api(options.api),
         api_key=options.api_key,
-        extra={"temperature": options.temperature, **({"ignore_eos": True} if options.ignore_eos else {})},
+        extra={**body_of(options), **({"ignore_eos": True} if options.ignore_eos else {})},
     )
     workload = make_workload(
         count=options.requests,
@@ -162,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="TOKENS",
         help="tokens at the start that all prompts share",
     )
-    parser.add_argument("--temperature", type=float, default=0.0)
+    sampling_arguments(parser)
     parser.add_argument(
         "--no-ignore-eos",
         dest="ignore_eos",

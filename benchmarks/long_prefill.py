@@ -14,55 +14,26 @@ import asyncio
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.lib.client import Record, Target, open_client, send
 from benchmarks.lib.machine import describe_machine
+from benchmarks.lib.outcomes import Interruption
 from benchmarks.lib.plots import plot_long_prefill
-from benchmarks.lib.report import Spread
+from benchmarks.lib.sampling_flags import body_of, sampling_arguments
 from benchmarks.lib.server import BatonServer
 from benchmarks.lib.workload import Fixed, Work, make_workload
 
-__all__ = ["Outcome", "interrupt"]
+__all__ = ["interrupt"]
 
 _RESULTS = Path(__file__).parent / "results"
 _POLL_S = 0.005
 _SHORT_PROMPT = 32
 _TOKENS_BEFORE = 8
 """Every answer has this many tokens when the long prompt is sent: all of them are decoding then."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """Seconds, as the clients saw them."""
-
-    chunk: int | None
-    """Tokens a step may compute; None: chunking off."""
-    decodes: Sequence[Record]
-    long: Record
-
-    @property
-    def name(self) -> str:
-        return f"chunks of {self.chunk}" if self.chunk else "chunking off"
-
-    @property
-    def itl(self) -> Spread:
-        """Of the running answers, from the long prompt's arrival on."""
-        return Spread.of(
-            after - before
-            for record in self.decodes
-            for before, after in pairwise(record.arrivals)
-            if after > self.long.sent
-        )
-
-    def as_json(self) -> dict[str, Any]:
-        return {"chunk": self.chunk, "itl": asdict(self.itl), "long_ttft": self.long.ttft}
 
 
 async def interrupt(target: Target, decodes: Sequence[Work], long: Work) -> tuple[list[Record], Record]:
@@ -94,8 +65,8 @@ def main() -> None:
         command = ["--mode", "mixed", "--model", options.model, "--served-model-name", "model"]
         command += ["--chunked-prefill-size", str(size), "--kv-pool-tokens", str(2 * pool), *options.flags]
         with console.status(f"--chunked-prefill-size {size} …"), BatonServer(*command) as server:
-            target = Target(server.url, "model", extra={"ignore_eos": True, "temperature": 0})
-            outcomes.append(Outcome(chunk, *asyncio.run(interrupt(target, decodes, long))))
+            target = Target(server.url, "model", extra={"ignore_eos": True, **body_of(options)})
+            outcomes.append(Interruption(chunk, *asyncio.run(interrupt(target, decodes, long))))
     title = (
         f"{options.decodes} answers running when a prompt of {options.prompt_length:,} tokens arrives: "
         f"{options.model} on {describe_machine()}"
@@ -115,7 +86,7 @@ def _workload(count: int, input_length: int, output_length: int, seed: int) -> l
     )
 
 
-def _table(outcomes: Sequence[Outcome], title: str) -> Table:
+def _table(outcomes: Sequence[Interruption], title: str) -> Table:
     table = Table(title=title, title_justify="left", show_edge=False)
     table.add_column("since the long prompt's arrival")
     for outcome in outcomes:
@@ -131,7 +102,7 @@ def _table(outcomes: Sequence[Outcome], title: str) -> Table:
     return table
 
 
-def _save(outcomes: Sequence[Outcome], title: str, path: Path) -> None:
+def _save(outcomes: Sequence[Interruption], title: str, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     results = {"title": title, "outcomes": [outcome.as_json() for outcome in outcomes]}
     path.with_suffix(".json").write_text(json.dumps(results, indent=2) + "\n")
@@ -146,6 +117,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Further flags, after --, go to the server: -- --page-size 32",
     )
     parser.add_argument("--model", default="smollm2")
+    sampling_arguments(parser)
     parser.add_argument("--decodes", type=int, default=8, metavar="N", help="answers running")
     parser.add_argument("--prompt-length", type=int, default=4000, metavar="TOKENS")
     parser.add_argument("--output-length", type=int, default=64, metavar="TOKENS", help="of each answer")

@@ -14,37 +14,24 @@ import argparse
 import asyncio
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.lib.client import Target
 from benchmarks.lib.machine import describe_machine
+from benchmarks.lib.offer import offer
+from benchmarks.lib.outcomes import Point
 from benchmarks.lib.plots import plot_modes
-from benchmarks.lib.report import Objective, Summary, summarize
+from benchmarks.lib.report import Objective, summarize
+from benchmarks.lib.sampling_flags import body_of, sampling_arguments
 from benchmarks.lib.server import BatonServer
 from benchmarks.lib.workload import Fixed, Work, make_workload, parse_lengths
-from benchmarks.load import offer
 
-__all__ = ["Point", "rates_table"]
+__all__ = ["rates_table"]
 
 _RESULTS = Path(__file__).parent / "results"
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One mode at one rate."""
-
-    mode: str
-    rate: float
-    """Requests a second that were sent."""
-    summary: Summary
-
-    def as_json(self) -> dict[str, Any]:
-        return {"mode": self.mode, "rate": self.rate, "summary": self.summary.as_json()}
 
 
 def main() -> None:
@@ -86,7 +73,7 @@ def _sweep(options: argparse.Namespace, mode: str, flags: Sequence[str], console
     command += ["--device", options.device, "--disable-radix-cache", *options.flags.split()]
     objective = Objective(ttft_s=options.ttft, tpot_s=options.tpot, pause_s=options.pause)
     with BatonServer(*command) as server:
-        target = Target(server.url, "model", extra={"ignore_eos": True, "temperature": 0})
+        target = Target(server.url, "model", extra={"ignore_eos": True, **body_of(options)})
         asyncio.run(offer(target, _warm_up()))
         for rate in options.rates:
             workload = make_workload(
@@ -134,6 +121,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--model", default="smollm2")
+    sampling_arguments(parser)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--workers", type=int, default=2, metavar="N", help="of both kinds together")
     parser.add_argument("--prefill-workers", type=int, default=1, metavar="N", help="with disaggregation")

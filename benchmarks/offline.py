@@ -19,6 +19,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from benchmarks.lib.client import Record
 from benchmarks.lib.machine import describe_machine
 from benchmarks.lib.report import summarize, summary_table
+from benchmarks.lib.sampling_flags import sampling_arguments, sampling_of
 from benchmarks.lib.workload import Work, make_workload, parse_lengths
 from engine.config import EngineConfig
 from engine.core.request import Request
@@ -30,17 +31,23 @@ from engine.loader.checkpoint import resolve
 __all__ = ["run"]
 
 
-def run(engine: Engine, workload: Sequence[Work], on_tokens: Callable[[int], None]) -> list[Record]:
-    """Answer everything, greedily and to full length; one record a request, in the workload's order.
+def run(
+    engine: Engine,
+    workload: Sequence[Work],
+    on_tokens: Callable[[int], None],
+    sampling: Callable[[int, int], Sampling],
+) -> list[Record]:
+    """Answer everything, to full length; one record a request, in the workload's order.
 
+    `sampling` says how, for a length and a seed.
     `on_tokens` is told after each step how many tokens it brought.
     """
     now = time.monotonic()
     records = [Record(sent=now, prompt_tokens=len(work.prompt)) for work in workload]
     for index, work in enumerate(workload):
         assert not isinstance(work.prompt, str)
-        sampling = Sampling(max_tokens=work.max_tokens, ignore_eos=True)
-        engine.submit(Request(id=index, prompt=work.prompt, sampling=sampling))
+        asked = sampling(work.max_tokens, index)
+        engine.submit(Request(id=index, prompt=work.prompt, sampling=asked))
     while engine.has_work:
         output = engine.step()
         now = time.monotonic()
@@ -87,7 +94,9 @@ def main() -> None:
     try:
         with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
             bar = progress.add_task("tokens", total=sum(work.max_tokens for work in workload))
-            summary = summarize(run(engine, workload, partial(progress.advance, bar)))
+            summary = summarize(
+                run(engine, workload, partial(progress.advance, bar), partial(sampling_of, options))
+            )
         stats = engine.stats()
     finally:
         engine.close()
@@ -117,6 +126,7 @@ def _parser() -> argparse.ArgumentParser:
         "--kv-pool-tokens", type=int, metavar="TOKENS", help="default: room for every request at once"
     )
     parser.add_argument("--seed", type=int, default=0)
+    sampling_arguments(parser)
     parser.add_argument("--output", type=Path, metavar="FILE.json")
     return parser
 

@@ -7,7 +7,7 @@ pins memory for it. Left to the first users, that is a pause for them and for al
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from engine.config import EngineConfig
 from engine.core.request import Request
@@ -25,6 +25,15 @@ _ENDS: Final = 8
 _SHORTEST: Final = 16
 _RATIO: Final = 1.2
 """Of a prompt's length to that of the one before."""
+
+
+_SAMPLED: Final[dict[str, Any]] = {
+    "temperature": 1.0,
+    "top_p": 0.95,
+    "presence_penalty": 0.1,
+    "logit_bias": ((0, 1.0),),
+    "logprobs": 1,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +70,10 @@ def rehearse(runner: ModelRunner, config: EngineConfig, program: Program) -> Non
     freely = replace(config, radix_cache=False, itl_target_s=None, max_waiting_requests=everybody)
     engine = Engine(freely, runner=runner)
     for k in range(program.crowd):
-        _submit(engine, id=k, length=_SHORT, max_tokens=2 + k // _ENDS)
+        sampled = k % 2 == 1
+        # Greedy ones end last: there are batches of both kinds, and of greedy rows alone.
+        last = k // _ENDS == (program.crowd - 1) // _ENDS and not sampled
+        _submit(engine, id=k, length=_SHORT, max_tokens=2 + k // _ENDS + last, sampled=sampled)
     coming = list(enumerate(program.prompts, program.crowd))
     while engine.has_work or coming:
         engine.step()
@@ -71,6 +83,8 @@ def rehearse(runner: ModelRunner, config: EngineConfig, program: Program) -> Non
     engine.check_pages()
 
 
-def _submit(engine: Engine, *, id: int, length: int, max_tokens: int) -> None:
+def _submit(engine: Engine, *, id: int, length: int, max_tokens: int, sampled: bool = False) -> None:
     prompt = [0] * min(length, engine.max_tokens - 1)
-    engine.submit(Request(id, prompt, Sampling(max_tokens=max_tokens, ignore_eos=True)))
+    sampling = Sampling(max_tokens=max_tokens, ignore_eos=True)
+    # No request that is served has such an id: what a slot's last one said is known by it.
+    engine.submit(Request(-1 - id, prompt, replace(sampling, **_SAMPLED) if sampled else sampling))

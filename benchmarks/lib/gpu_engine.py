@@ -8,10 +8,10 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.lib.sampling_flags import sampling_arguments, sampling_of
 from common.garbage_collection import calm_collector
 from engine.config import EngineConfig
 from engine.core.request import Request
-from engine.core.sampling_params import Sampling
 from engine.device.defaults import defaults_for
 from engine.engine import Engine
 
@@ -28,6 +28,7 @@ def engine_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cuda-graph-max-tokens", type=int, metavar="N", help="likewise, of mixed steps")
     parser.add_argument("--no-overlap", action="store_true")
     parser.add_argument("--seed", type=int, default=1)
+    sampling_arguments(parser)
     parser.add_argument("--output", type=Path, metavar="FILE.json")
 
 
@@ -69,10 +70,18 @@ def random_prompts(count: int, length: int, name: str, seed: int, vocab: int) ->
     return prompts
 
 
-def submit(engine: Engine, prompts: list[list[int]], output_length: int, first_id: int = 0) -> list[Request]:
-    """Queue the prompts, to be answered greedily and to full length."""
-    sampling = Sampling(max_tokens=output_length, ignore_eos=True)
-    requests = [Request(id=first_id + i, prompt=p, sampling=sampling) for i, p in enumerate(prompts)]
+def submit(
+    engine: Engine,
+    prompts: list[list[int]],
+    output_length: int,
+    options: argparse.Namespace,
+    first_id: int = 0,
+) -> list[Request]:
+    """Queue the prompts, to be answered to full length, sampled as `options` say."""
+    requests = [
+        Request(id=first_id + i, prompt=p, sampling=sampling_of(options, output_length, seed=first_id + i))
+        for i, p in enumerate(prompts)
+    ]
     for request in requests:
         engine.submit(request)
     return requests

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import matplotlib as mpl
 
@@ -13,9 +13,8 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-if TYPE_CHECKING:
-    from benchmarks import long_prefill, modes
-    from benchmarks.lib import systems as contestants
+from benchmarks.lib.outcomes import Interruption, Point
+from benchmarks.lib.systems import Outcome
 
 __all__ = ["plot_comparison", "plot_long_prefill", "plot_modes"]
 
@@ -23,7 +22,7 @@ _COLORS: Final = ("#2563eb", "#0d9488", "#94a3b8", "#d97706")
 _DPI: Final = 150
 
 
-def plot_comparison(outcomes: Sequence[contestants.Outcome], title: str, path: Path) -> None:
+def plot_comparison(outcomes: Sequence[Outcome], title: str, path: Path) -> None:
     """Four panels of bars, one bar a contestant."""
     names = [outcome.name for outcome in outcomes]
     panels = {
@@ -43,7 +42,7 @@ def plot_comparison(outcomes: Sequence[contestants.Outcome], title: str, path: P
     _save(figure, title, path)
 
 
-def plot_long_prefill(outcomes: Sequence[long_prefill.Outcome], title: str, path: Path) -> None:
+def plot_long_prefill(outcomes: Sequence[Interruption], title: str, path: Path) -> None:
     """One panel a setting: every token of every running answer as a dot, over the time of its arrival."""
     figure, axes = plt.subplots(
         len(outcomes), 1, figsize=(11, 1.9 * len(outcomes)), layout="constrained", sharex=True
@@ -64,7 +63,7 @@ def plot_long_prefill(outcomes: Sequence[long_prefill.Outcome], title: str, path
     _save(figure, title, path)
 
 
-def plot_modes(points: Sequence[modes.Point], title: str, path: Path) -> None:
+def plot_modes(points: Sequence[Point], title: str, path: Path) -> None:
     """Goodput, TTFT and ITL over the rate of requests, one line a mode."""
     panels = {
         "goodput, requests/s": [point.summary.goodput for point in points],

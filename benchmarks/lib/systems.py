@@ -15,10 +15,10 @@ from typing import Any
 
 from benchmarks.lib.client import Record, Target
 from benchmarks.lib.memory import PeakMemory
+from benchmarks.lib.offer import offer
 from benchmarks.lib.report import Summary, summarize
 from benchmarks.lib.server import BatonServer
 from benchmarks.lib.workload import Work
-from benchmarks.load import offer
 from engine.loader.checkpoint import resolve
 
 __all__ = ["Contest", "Outcome", "baton", "transformers", "vllm"]
@@ -36,6 +36,8 @@ class Contest:
     alone: Sequence[Work]
     """Sent one after the other."""
     warmup: Sequence[Work]
+    asked: dict[str, float]
+    """Sampling, as fields of a request's body; transformers is always greedy."""
 
     @property
     def max_tokens(self) -> int:
@@ -64,7 +66,7 @@ def baton(contest: Contest, mode: str, *flags: str) -> Outcome:
     command = ["--mode", mode, "--model", contest.model, "--served-model-name", "model"]
     command += ["--device", contest.device, "--dtype", contest.dtype, *flags]
     with BatonServer(*command) as server, PeakMemory(server.pid) as memory:
-        target = Target(server.url, "model", extra={"ignore_eos": True, "temperature": 0})
+        target = Target(server.url, "model", extra={"ignore_eos": True, **contest.asked})
         _answers(target, contest.warmup, 1)
         together = _answers(target, contest.together, None)
         alone = _answers(target, contest.alone, 1)

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
 
-__all__ = ["FinishReason", "Sampling", "TokenLogprobs"]
+__all__ = ["MAX_LOGIT_BIASES", "MAX_LOGPROBS", "FinishReason", "Sampling", "TokenLogprobs"]
+
+MAX_LOGPROBS: Final = 20
+"""Likeliest tokens that a request may have reported at each position."""
+MAX_LOGIT_BIASES: Final = 1024
 
 
 class FinishReason(Enum):
@@ -36,10 +41,24 @@ class Sampling:
     logprobs: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Added to the logits of tokens, each named once, before penalties; at most MAX_LOGIT_BIASES."""
 
     @property
     def is_greedy(self) -> bool:
-        return self.temperature == 0.0
+        """Whether the likeliest token is taken: of equally likely ones, the first."""
+        return self.temperature == 0.0 or self.top_k == 1
+
+    @property
+    def only_likeliest(self) -> bool:
+        """Whether nothing but the likeliest token is asked for, of logits as they are."""
+        return (
+            self.is_greedy
+            and self.logprobs is None
+            and not self.min_tokens
+            and not self.logit_bias
+            and not self.has_penalties
+        )
 
     @property
     def has_penalties(self) -> bool:

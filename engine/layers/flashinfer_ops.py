@@ -12,7 +12,6 @@ from torch import Tensor
 from engine.kernels.add_norm import add_norm
 from engine.kernels.matvec import gated_matvec, suits
 from engine.kernels.silu_mul import silu_mul
-from engine.layers.modules import Linear
 from engine.layers.ops import Ops, Rotation
 
 __all__ = ["FlashInferOps", "Positions"]
@@ -45,10 +44,8 @@ class FlashInferOps(Ops):
         add_norm(x, residual, weight, eps)
         return x, residual
 
-    def gated(self, x: Tensor, gate_up: Linear) -> Tensor:
-        if gate_up.bias is None and suits(x, gate_up.weight):
-            return gated_matvec(x, gate_up.weight)
-        return super().gated(x, gate_up)
+    def gated_product(self, x: Tensor, weight: Tensor) -> Tensor | None:
+        return gated_matvec(x, weight) if suits(x, weight) else None
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         return silu_mul(gate_up)

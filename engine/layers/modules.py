@@ -6,12 +6,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from engine.layers.linear import linear, packed
+from engine.layers.linear import linear
+from engine.layers.onednn import packed
 from engine.layers.ops import Ops
 from engine.layers.panels import Panels, fastest_panels
 from engine.layers.row_blocks import row_blocks
 
-__all__ = ["Embedding", "LayerNorm", "Linear", "RMSNorm", "weight"]
+__all__ = ["Embedding", "GateUp", "LayerNorm", "Linear", "RMSNorm", "weight"]
 
 
 def weight(*shape: int) -> nn.Parameter:
@@ -43,6 +44,19 @@ class Linear(nn.Module):
         self.weight = nn.Parameter(packed(plain), requires_grad=False)
         self._blocks = row_blocks(self.weight, plain)
         self._panels = fastest_panels(self.weight, plain)
+
+
+class GateUp(Linear):
+    """The first half of a gated MLP: x [T, d] -> silu(gate) * up, [T, I]. The gate is first in `weight`."""
+
+    def __init__(self, in_features: int, out_features: int, *, bias: bool, ops: Ops) -> None:
+        """`out_features`: I, of gate and up each."""
+        super().__init__(in_features, 2 * out_features, bias=bias)
+        self.ops = ops
+
+    def forward(self, x: Tensor) -> Tensor:
+        fused = self.ops.gated_product(x, self.weight) if self.bias is None else None
+        return self.ops.silu_mul(super().forward(x)) if fused is None else fused
 
 
 class Embedding(nn.Module):

@@ -7,21 +7,14 @@ tensors away.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-if TYPE_CHECKING:
-    from engine.layers.modules import Linear
-
-__all__ = ["Ops", "Rotation", "ops_for"]
-
-logger = logging.getLogger(__name__)
+__all__ = ["Ops", "Rotation"]
 
 
 class Rotation(Protocol):
@@ -55,9 +48,9 @@ class Ops:
         residual = residual.add_(x)
         return self.rms_norm(residual, weight, eps), residual
 
-    def gated(self, x: Tensor, gate_up: Linear) -> Tensor:
-        """The first half of an MLP whose `gate_up` has the gate's rows first: x [T, d] -> [T, I]."""
-        return self.silu_mul(gate_up(x))
+    def gated_product(self, x: Tensor, weight: Tensor) -> Tensor | None:
+        """`silu_mul(x @ weight.T)` in one kernel, [T, d] -> [T, I]; None if there is no such kernel."""
+        return None
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """silu(gate) * up for `gate_up` [T, 2I], gate first: [T, I]."""
@@ -76,23 +69,3 @@ class Ops:
         """Look up the angles of `positions` [T] in a `rope_table`."""
         cos, sin = table[positions].unsqueeze(1).to(dtype).chunk(2, dim=-1)
         return _Angles(cos=torch.cat((cos, cos), dim=-1), sin=torch.cat((-sin, sin), dim=-1))
-
-
-def ops_for(device: torch.device, dtype: torch.dtype) -> Ops:
-    """The operations for tensors of `dtype` on `device`."""
-    if device.type == "cpu":
-        from engine.kernels.cpu.library import cpu_kernels
-        from engine.layers.cpu_ops import CpuOps  # which extends this module
-
-        kernels = cpu_kernels(dtype)
-        return Ops() if kernels is None else CpuOps(kernels)
-    if device.type != "cuda" or dtype == torch.float32:
-        return Ops()
-    if find_spec("flashinfer") is None:
-        logger.warning(
-            "flashinfer is not installed: the GPU runs plain torch operations, several times slower"
-        )
-        return Ops()
-    from engine.layers.flashinfer_ops import FlashInferOps  # imports CUDA libraries
-
-    return FlashInferOps()

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.cpu.library import CpuKernels, cpu_kernels
+from engine.layers.onednn import onednn_product, packed
 
 __all__ = ["Panels", "fastest_panels", "panels_of"]
 
@@ -90,8 +91,6 @@ def panels_of(packed_weight: Tensor, weight: Tensor, wins: tuple[bool, ...]) -> 
 @cache
 def _wins() -> tuple[bool, ...]:
     """Measured once a process, on one weight."""
-    from engine.layers.linear import onednn_product, packed
-
     features, depth = _TRIAL_SHAPE
     # Not random: whoever loads a model has seeded torch's generator for something else.
     weight = torch.linspace(-1, 1, features * depth, dtype=torch.float32, device="cpu")

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.layers.linear import linear, packed
+from engine.layers.linear import linear
+from engine.layers.onednn import packed
 
 __all__ = ["blocks_of", "row_blocks"]
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from common.progress import Progress, silent
-from engine.layers.ops import ops_for
+from engine.layers.select import ops_for
 from engine.loader.dummy_weights import fill_randomly
 from engine.loader.safetensors_reader import read_tensors, weight_files
 from engine.models import registry

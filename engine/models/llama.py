@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from engine.layers.modules import Linear, RMSNorm
+from engine.layers.modules import GateUp, Linear, RMSNorm
 from engine.layers.ops import Ops, Rotation
 from engine.layers.rope import rope_table
 from engine.layers.sharded import sum_linear
@@ -115,10 +115,9 @@ class LlamaAttention(nn.Module):
 class LlamaMLP(nn.Module):
     def __init__(self, spec: ModelSpec, ops: Ops, ranks: Ranks) -> None:
         super().__init__()
-        self.ops = ops
-        self.gate_up = Linear(spec.hidden_size, 2 * spec.intermediate_size, bias=spec.mlp_bias)
+        self.gate_up = GateUp(spec.hidden_size, spec.intermediate_size, bias=spec.mlp_bias, ops=ops)
         self.down = sum_linear(spec.intermediate_size, spec.hidden_size, bias=spec.mlp_bias, ranks=ranks)
 
     def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = self.down(self.ops.gated(x, self.gate_up))
+        output: Tensor = self.down(self.gate_up(x))
         return output

@@ -1,23 +1,42 @@
-"""Drawing tokens from distributions, by the Gumbel-max trick.
+"""Drawing tokens from distributions, by the Gumbel-max trick, on a CPU; and what the GPU kernels do likewise.
 
 The caller brings a key of randomness a row (`engine.sampling.noise`), so that a draw is a pure function. Each
 row depends on its own parameters alone, never on what else is in the batch.
+
+Cuts keep whole classes of equally likely tokens. Likelihoods are compared as deficits: how far a scaled logit
+lies below the row's highest, in steps of 2^-19 (about the rounding of a float32 logit), as integers. All
+deficits from 32 on, a probability of 1e-14 of the best one's, are one class.
 """
 
 from __future__ import annotations
 
-from typing import Final
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from engine.sampling.noise import gumbel
+from engine.sampling.noise import exponential, hashed, least
 
-__all__ = ["all_finite", "draw", "draw_truncated", "likeliest"]
+__all__ = ["all_finite", "coldest", "draw", "draw_truncated", "likeliest", "min_p_limit"]
+
+_Floats: TypeAlias = npt.NDArray[np.float32]
+_Ints: TypeAlias = npt.NDArray[np.int32]
 
 MIN_TEMPERATURE: Final = 1e-5
 """Colder is the same as greedy, and dividing by less would overflow."""
-SHORTLIST: Final = 512
-"""Likeliest tokens that are looked at before the whole vocabulary is sorted."""
+STEPS: Final = 1 << 19
+LARGEST: Final = 32.0 - 2.0**-18
+_LARGEST: Final = np.float32(LARGEST)
+_LAST: Final = int(LARGEST * STEPS)
+_BLOCK: Final = 1 << 16
+"""Logits that are worked on at once, so that they stay in a core's cache: a row at least."""
+_COARSE_BITS: Final = 12
+_SLACK: Final = 1.0 + 1e-5
 
 
 def all_finite(logits: torch.Tensor) -> torch.Tensor:
@@ -27,21 +46,34 @@ def all_finite(logits: torch.Tensor) -> torch.Tensor:
 
 
 def likeliest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The likeliest token of each row of `logits` [S, vocab], [S] int64, and `all_finite`."""
+    """The likeliest token of each row of `logits` [S, vocab], the first of equals, [S]; `all_finite`."""
     if logits.is_cuda:
         from engine.kernels.argmax import likeliest as fused  # Triton comes with torch's CUDA builds alone
 
         return fused(logits)
-    return logits.argmax(dim=-1), all_finite(logits)
+    if logits.dtype != torch.float32:
+        return logits.argmax(dim=-1), all_finite(logits)
+    return torch.from_numpy(logits.numpy().argmax(axis=-1)), all_finite(
+        logits
+    )  # torch's takes ten times as long
+
+
+def coldest(temperature: float) -> float:
+    """The temperature that logits are divided by."""
+    return max(temperature, MIN_TEMPERATURE)
+
+
+def min_p_limit(min_p: float) -> int:
+    """The highest deficit that min-p keeps."""
+    return int(min(-math.log(min_p), LARGEST) * STEPS) if min_p > 0.0 else _LAST
 
 
 def draw(logits: torch.Tensor, temperature: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     """Draw from softmax(logits / temperature).
 
-    `logits` is `[S, vocab]`, `temperature` `[S]`, `keys` `[S, 2]`; returns `[S]` token ids.
+    `logits` is `[S, vocab]` float32, `temperature` `[S]`, `keys` `[S, 2]`, all on a CPU. Returns `[S]`.
     """
-    tokens = torch.arange(logits.shape[-1], dtype=torch.int32, device=logits.device)
-    return _scaled(logits, temperature).add_(gumbel(keys, tokens)).argmax(dim=-1)
+    return torch.from_numpy(np.concatenate([rows.drawn() for rows in _blocks(logits, temperature, keys)]))
 
 
 def draw_truncated(
@@ -53,46 +85,159 @@ def draw_truncated(
     top_p: torch.Tensor,
     min_p: torch.Tensor,
 ) -> torch.Tensor:
-    """Draw from the likeliest tokens: at most `top_k`, none below `min_p` of the best, `top_p` of the rest.
+    """Draw from the likeliest tokens: `top_k`, none below `min_p` of the best, `top_p` of the rest.
 
-    `top_p` is a share of the mass that the other two left; the best token always stays. Parameters are
-    `[S]`; `top_k` is int64 and at least 1, the vocabulary's size when off. Returns `[S]` token ids.
+    `top_p` is a share of the mass that the other two left. The best token always stays, and so do tokens as
+    likely as the last that stays. Parameters are `[S]`; `top_k` is the vocabulary's size when off, not 0.
+    Returns `[S]` token ids.
     """
-    probs = _scaled(logits, temperature).softmax(dim=-1)
-    floor = min_p[:, None] * probs.amax(dim=-1, keepdim=True)
-    only_top_p = ((top_k >= probs.shape[-1]) & (min_p == 0.0))[:, None]
-    likely, ids = _likeliest(probs, top_k[:, None], top_p[:, None], floor, only_top_p)
-    cumulative = likely.cumsum(dim=-1)
-    # All three cuts keep the likeliest, so what they leave together is the first `kept` tokens.
-    kept = torch.minimum(top_k[:, None], (likely >= floor).sum(dim=-1, keepdim=True)).clamp_(min=1)
-    mass = torch.where(only_top_p, 1.0, cumulative.gather(1, kept - 1))
-    kept = torch.minimum(kept, (cumulative < top_p[:, None] * mass).sum(dim=-1, keepdim=True) + 1)
-    cut = torch.arange(likely.shape[-1], device=likely.device) >= kept
-    noisy = likely.log_().add_(gumbel(keys, ids.int())).masked_fill_(cut, -torch.inf)
-    return ids.gather(1, noisy.argmax(dim=-1, keepdim=True)).squeeze(1)
+    vocab = logits.shape[-1]
+    cuts = iter(
+        [
+            _Cut(k if k < vocab else 0, p, min_p_limit(m))
+            for k, p, m in zip(top_k.tolist(), top_p.tolist(), min_p.tolist(), strict=True)
+        ]
+    )
+    blocks = _blocks(logits, temperature, keys)
+    return torch.tensor([token for rows in blocks for token in rows.drawn_within(cuts)])
 
 
-def _scaled(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
-    return logits / temperature.clamp(min=MIN_TEMPERATURE)[:, None]
+def _blocks(logits: torch.Tensor, temperature: torch.Tensor, keys: torch.Tensor) -> Iterator[_Rows]:
+    """As many rows at once as fit the cache."""
+    inverse = (1.0 / temperature.float().clamp(min=MIN_TEMPERATURE)).numpy()[:, None]
+    array, words = logits.float().numpy(), keys.numpy()
+    tokens = np.arange(array.shape[1], dtype=np.uint32)
+    step = max(1, _BLOCK // array.shape[1])
+    for i in range(0, len(array), step):
+        yield _Rows.of(array[i : i + step], inverse[i : i + step], words[i : i + step], tokens)
 
 
-def _likeliest(
-    probs: torch.Tensor,
-    top_k: torch.Tensor,
-    top_p: torch.Tensor,
-    floor: torch.Tensor,
-    only_top_p: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Probabilities and ids of the likeliest tokens in order, at least as many as the cuts leave.
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    top_k: int
+    """0: off."""
+    top_p: float
+    limit: int
+    """The highest deficit that min-p keeps."""
 
-    Sorting a vocabulary takes a CPU ten times as long as a short list, which nearly always is enough.
-    A GPU sorts at once: to ask whether the list is enough, it would have to wait for the answer.
-    """
-    if probs.device.type == "cpu" and probs.shape[-1] > SHORTLIST:
-        likely, ids = probs.topk(SHORTLIST, dim=-1)
-        enough = (top_k <= SHORTLIST) | (likely[:, -1:] < floor)
-        enough |= only_top_p & (likely.sum(dim=-1, keepdim=True) >= top_p)
-        if bool(enough.all()):
-            return likely, ids
-    likely, ids = probs.sort(dim=-1, descending=True)
-    return likely, ids
+    def accepts(self, deficits: _Ints, mass: _Floats, column: int) -> bool:
+        """Whether a token is known to be kept, for less than it costs to find the cut."""
+        own = deficits[column]
+        if self.top_k or own > self.limit:
+            return False
+        if self.top_p >= 1.0:
+            return True
+        kept = mass if self.limit >= _LAST else mass * (deficits <= self.limit)
+        return bool((mass * (deficits < own)).sum() < self.top_p * np.float64(kept.sum()))
+
+    def deficit(self, deficits: _Ints, mass: _Floats) -> int:
+        """The highest deficit that is kept."""
+        cut = self.limit
+        if self.top_k:
+            cut = min(cut, int(np.partition(deficits, self.top_k - 1)[self.top_k - 1]))
+        if self.top_p < 1.0:
+            if cut < _LAST:
+                kept = _where(deficits <= cut)
+                deficits, mass = deficits[kept], mass[kept]
+            cut = min(cut, _with_share(deficits, mass, self.top_p))
+        return cut
+
+
+def _with_share(deficits: _Ints, mass: _Floats, share: float) -> int:
+    """The lowest deficit at or below which lies a share of the mass: a histogram, and a sort of one bin."""
+    if not len(deficits):
+        return 0  # of a row that is not finite
+    coarse = deficits >> _COARSE_BITS
+    sums = np.bincount(coarse, weights=mass, minlength=1).cumsum()
+    target = share * sums[-1]
+    bin = min(int(np.searchsorted(sums, target)), len(sums) - 1)
+    inside = _where(coarse == bin)
+    deficits, mass = deficits[inside], mass[inside]
+    order = np.argsort(deficits, kind="stable")
+    base = sums[bin - 1] if bin else 0.0
+    cumulative = base + mass[order].cumsum(dtype=np.float64)
+    last = min(int(np.searchsorted(cumulative, target)), len(order) - 1)
+    return int(deficits[order[last]])
+
+
+def _where(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+    """Indices of what is true in a flat mask of which little is: eight are tested at once."""
+    if len(mask) % 8:
+        return np.flatnonzero(mask)
+    words = np.flatnonzero(mask.view(np.uint64))
+    rows, columns = np.nonzero(mask.reshape(-1, 8)[words])
+    return words[rows] * 8 + columns
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Rows of logits to draw from."""
+
+    logits: _Floats
+    inverse: _Floats
+    """[S, 1]: the reciprocals of temperatures."""
+    keys: npt.NDArray[np.int32]
+    tokens: npt.NDArray[np.uint32]
+    """[n]: the ids of the columns."""
+    below: _Floats
+    """How far scaled logits lie below the highest."""
+    mass: _Floats
+    """Probabilities relative to the likeliest token's."""
+
+    @classmethod
+    def of(
+        cls, logits: _Floats, inverse: _Floats, keys: npt.NDArray[np.int32], tokens: npt.NDArray[np.uint32]
+    ) -> _Rows:
+        with np.errstate(invalid="ignore"):
+            below = np.subtract(logits.max(axis=1, keepdims=True), logits)
+            np.multiply(below, inverse, out=below)
+            mass = np.negative(below)
+        return cls(logits, inverse, keys, tokens, below, np.exp(mass, out=mass))
+
+    def columns(self) -> npt.NDArray[np.int64]:
+        """The column of each row whose scaled logit and noise have the largest sum; of equals, the first.
+
+        That is the token with the least exponential(bits) / mass. As 1 - u <= -log(u), few tokens can have
+        it: only theirs are computed.
+        """
+        bits = hashed(self.keys, self.tokens)
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            ratios = least(bits)
+            np.divide(ratios, self.mass, out=ratios)
+            first = ratios.argmin(axis=1)
+            every = np.arange(len(bits))
+            bound = exponential(bits[every, first]) / self.mass[every, first] * np.float32(_SLACK * 2.0**32)
+            rows, columns = np.divmod(_where((ratios <= bound[:, None]).reshape(-1)), ratios.shape[1])
+            scores = self.logits[rows, columns] * self.inverse[rows, 0]
+            scores -= np.log(exponential(bits[rows, columns]))
+        order = np.lexsort((columns, -scores, rows))[::-1]
+        best: npt.NDArray[np.int64] = first
+        best[rows[order]] = columns[order]  # what is assigned last stays: the best
+        return best
+
+    def drawn(self) -> npt.NDArray[np.int64]:
+        return self.tokens[self.columns()].astype(np.int64)
+
+    def drawn_within(self, cuts: Iterator[_Cut]) -> Iterator[int]:
+        """Tokens drawn within the next cuts.
+
+        Most that are drawn without a cut lie within it, and nothing is left to be done. The cut of top-k
+        costs less than noise for all tokens, and is made first.
+        """
+        own_cuts = list(islice(cuts, len(self.logits)))
+        columns = None if all(cut.top_k for cut in own_cuts) else self.columns()
+        for i, cut in enumerate(own_cuts):
+            mass = self.mass[i]
+            with np.errstate(invalid="ignore"):
+                deficits = (np.fmin(self.below[i], _LARGEST) * np.float32(STEPS)).astype(np.int32)
+            column = 0 if columns is None else int(columns[i])
+            if not cut.accepts(deficits, mass, column):
+                kept = _where(deficits <= cut.deficit(deficits, mass))
+                if len(kept):  # else the row is not finite
+                    column = int(kept[self._few(i, kept).columns()[0]])
+            yield int(self.tokens[column])
+
+    def _few(self, i: int, kept: npt.NDArray[np.int64]) -> _Rows:
+        """Some columns of a row."""
+        row = slice(i, i + 1)
+        return _Rows.of(self.logits[row, kept], self.inverse[row], self.keys[row], self.tokens[kept])

@@ -41,10 +41,14 @@ class LogprobTensors:
         ]
 
 
-def measure(log_probs: torch.Tensor, tokens: torch.Tensor, num_top: int) -> LogprobTensors:
-    """Look up `tokens` [L] and the `num_top` likeliest in `log_probs` [L, vocab]."""
-    chosen = log_probs.gather(1, tokens[:, None])
-    top, top_ids = log_probs.topk(num_top, dim=-1)
+def measure(logits: torch.Tensor, tokens: torch.Tensor, num_top: int) -> LogprobTensors:
+    """Log-probabilities of `tokens` [L] and of the `num_top` likeliest, from `logits` [L, vocab]."""
+    total = logits.logsumexp(dim=-1, keepdim=True)
+    chosen = logits.gather(1, tokens[:, None])
+    top, top_ids = logits.topk(num_top, dim=-1)
     return LogprobTensors(
-        chosen=chosen.squeeze(1), rank=(log_probs > chosen).sum(dim=-1) + 1, top=top, top_ids=top_ids
+        chosen=(chosen - total).squeeze(1),
+        rank=(logits > chosen).sum(dim=-1) + 1,
+        top=top - total,
+        top_ids=top_ids,
     )

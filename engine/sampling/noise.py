@@ -4,21 +4,26 @@ A token is drawn by adding Gumbel noise to every log-probability and taking the 
 trick). Unlike a draw by inverse distribution function, where one rounding error moves the borders of every
 token behind it, a sum near another one is all that rounding can decide: a seeded answer survives a change of
 batch, chunk or worker as well as a greedy one does.
+
+All of it is 32-bit arithmetic, which the GPU kernels repeat (`engine.kernels.sampling_tiles`): the same noise
+up to the rounding of two logarithms.
 """
 
 from __future__ import annotations
 
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-__all__ = ["gumbel", "keys"]
+__all__ = ["exponential", "gumbel", "hashed", "keys", "least"]
 
-Array: TypeAlias = npt.NDArray[np.uint64]
+_UInts: TypeAlias = npt.NDArray[np.uint32]
+_Floats: TypeAlias = npt.NDArray[np.float32]
 
 _GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
+_HALF: Final = np.uint32(1 << 31)
+_UNIT: Final = np.float32(2.0**-32)
 
 
 def keys(seeds: npt.ArrayLike, positions: npt.ArrayLike) -> npt.NDArray[np.int32]:
@@ -33,36 +38,51 @@ def keys(seeds: npt.ArrayLike, positions: npt.ArrayLike) -> npt.NDArray[np.int32
     return np.ascontiguousarray(bits).view(np.int32).reshape(-1, 2)
 
 
-def gumbel(keys: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """Standard Gumbel noise for `tokens` `[S, n]` or `[n]` under `keys` `[S, 2]`; `[S, n]` float32.
+def hashed(keys: npt.NDArray[np.int32], tokens: npt.NDArray[Any]) -> _UInts:
+    """32 random bits for `tokens` `[S, n]` or `[n]` under `keys` `[S, 2]`: `[S, n]`.
 
-    Both are int32, on one device. The same number comes out whatever else is asked along.
+    With its top bit flipped, a number b stands for u = (b + 1/2) / 2^32, uniform between 0 and 1.
     """
-    first, second = keys[:, :1], keys[:, 1:]
-    bits = _mix32(_mix32(tokens ^ first) + second)
-    # In float64: near 1, where the noise is large and decides, float32 has too few numbers.
-    uniform = bits.double().add_(2.0**31 + 0.5).mul_(2.0**-32)
-    return uniform.log_().neg_().log_().neg_().float()
+    key = keys.view(np.uint32)
+    bits = np.bitwise_xor(tokens.astype(np.uint32, copy=False), key[:, :1])
+    spare = np.empty_like(bits)
+    _mix32(bits, spare)
+    np.add(bits, key[:, 1:], out=bits)
+    _mix32(bits, spare)
+    return bits
 
 
-def _mix64(x: Array) -> Array:
+def least(bits: _UInts) -> _Floats:
+    """1 - u, up to rounding, in units of 2^-32: no more than `exponential`, and without a logarithm."""
+    return np.bitwise_xor(bits, ~_HALF).astype(np.float32)
+
+
+def exponential(bits: _UInts) -> _Floats:
+    """-log(u), float32: exponentially distributed, and accurate where u is near 1, too."""
+    low = bits >= _HALF
+    # Near 1, where the noise is large and decides, float32 has too few numbers for u, but not for 1 - u.
+    small = ((bits ^ np.where(low, _HALF, ~_HALF)).astype(np.float32) + np.float32(0.5)) * _UNIT
+    result: _Floats = np.where(low, -np.log(small), -np.log1p(-small))
+    return result
+
+
+def gumbel(bits: _UInts) -> _Floats:
+    """Standard Gumbel noise, -log(-log(u)), float32."""
+    return -np.log(exponential(bits))
+
+
+def _mix64(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """The finalizer of SplitMix64: a bijection in which every output bit depends on every input bit."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
 
 
-def _mix32(x: torch.Tensor) -> torch.Tensor:
-    """The same for 32 bits: the "lowbias32" constants of C. Wellons' hash prospector."""
-    x = (x ^ _shifted(x, 16)) * 0x7FEB352D
-    x = (x ^ _shifted(x, 15)) * _signed(0x846CA68B)
-    return x ^ _shifted(x, 16)
-
-
-def _shifted(x: torch.Tensor, bits: int) -> torch.Tensor:
-    """`x >> bits` with zeros coming in, for a signed tensor."""
-    return (x >> bits) & ((1 << (32 - bits)) - 1)
-
-
-def _signed(x: int) -> int:
-    return x - (1 << 32)
+def _mix32(x: _UInts, spare: _UInts) -> None:
+    """The same for 32 bits, in place: the "lowbias32" constants of C. Wellons' hash prospector."""
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
+        np.right_shift(x, np.uint32(shift), out=spare)
+        np.bitwise_xor(x, spare, out=x)
+        np.multiply(x, np.uint32(factor), out=x)
+    np.right_shift(x, np.uint32(16), out=spare)
+    np.bitwise_xor(x, spare, out=x)

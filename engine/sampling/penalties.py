@@ -1,4 +1,4 @@
-"""Penalties for tokens that were already said."""
+"""Penalties for tokens that were already said, on a CPU. On a GPU, see `engine.sampling.token_marks`."""
 
 from __future__ import annotations
 
@@ -8,21 +8,19 @@ import numpy as np
 import torch
 
 from engine.core.plan import Chunk
-from engine.device.staging import upload
 
 __all__ = ["Penalties"]
 
 
 class Penalties:
-    """What each slot's request has said, counted on the device, and the penalties for it.
+    """What each slot's request has said, and the penalties for it.
 
-    The counts live on the device because the newest token is known there one step before the host knows it.
+    Tokens are counted as they are sampled: the next step may begin before the request has its newest one.
     Memory is 5 bytes * vocabulary * requests, taken when the first request with a penalty comes.
     """
 
-    def __init__(self, vocab_size: int, max_requests: int, device: torch.device) -> None:
+    def __init__(self, vocab_size: int, max_requests: int) -> None:
         self._shape = (max_requests, vocab_size)
-        self._device = device
         self._said = torch.empty(0)
         """[slot, vocab] int32: how often each token is in the output."""
         self._prompted = torch.empty(0)
@@ -44,7 +42,7 @@ class Penalties:
         presence = self._column([s.presence_penalty for s in samplings])
         frequency = self._column([s.frequency_penalty for s in samplings])
         in_output = said > 0
-        repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
+        repeated = logits * torch.where(logits > 0, 1.0 / repetition, repetition)
         logits = torch.where(in_output | prompted, repeated, logits)
         return logits - frequency * said - presence * in_output
 
@@ -57,8 +55,8 @@ class Penalties:
     def _catch_up(self, chunks: Sequence[Chunk]) -> None:
         """Count anew where a slot has another request, or the request said things elsewhere."""
         if len(self._said) == 0:
-            self._said = torch.zeros(self._shape, dtype=torch.int32, device=self._device)
-            self._prompted = torch.zeros(self._shape, dtype=torch.bool, device=self._device)
+            self._said = torch.zeros(self._shape, dtype=torch.int32)
+            self._prompted = torch.zeros(self._shape, dtype=torch.bool)
         for chunk in chunks:
             known = (chunk.request.id, _sampled_before(chunk))
             if self._counted[chunk.slot] != known:
@@ -69,15 +67,15 @@ class Penalties:
         vocab, request = self._shape[1], chunk.request
         said = request.output[: _sampled_before(chunk)]
         output = np.bincount(np.array(said, dtype=np.int64), minlength=vocab)
-        self._said[chunk.slot] = upload(output, torch.int32, self._device)
+        self._said[chunk.slot] = torch.from_numpy(output)
         prompt = np.bincount(np.array(request.prompt, dtype=np.int64), minlength=vocab)
-        self._prompted[chunk.slot] = upload(prompt > 0, torch.bool, self._device)
+        self._prompted[chunk.slot] = torch.from_numpy(prompt > 0)
 
     def _slots(self, chunks: Sequence[Chunk]) -> torch.Tensor:
-        return upload([chunk.slot for chunk in chunks], torch.int64, self._device)
+        return torch.tensor([chunk.slot for chunk in chunks])
 
     def _column(self, values: list[float]) -> torch.Tensor:
-        return upload(values, torch.float32, self._device)[:, None]
+        return torch.tensor(values)[:, None]
 
 
 def _sampled_before(chunk: Chunk) -> int:

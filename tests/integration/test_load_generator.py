@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.lib.client import Api, Record, Target, open_client, send
+from benchmarks.lib.offer import offer
+from benchmarks.lib.outcomes import Interruption
 from benchmarks.lib.report import summarize
 from benchmarks.lib.workload import Fixed, Work, make_workload
-from benchmarks.load import offer
-from benchmarks.long_prefill import Outcome, interrupt
+from benchmarks.long_prefill import interrupt
 from tests.integration.fake_openai_server import FakeServer, running
 
 
@@ -144,7 +145,7 @@ async def test_the_long_prompt_is_sent_when_every_answer_streams() -> None:
 
 def test_only_pauses_after_the_long_prompt_was_sent_are_counted() -> None:
     decodes = [Record(arrivals=[0.0, 5.0, 7.0, 8.0]), Record(arrivals=[0.0, 6.0, 9.0])]
-    itl = Outcome(None, decodes, Record(sent=6.5)).itl
+    itl = Interruption(None, decodes, Record(sent=6.5)).itl
     assert (itl.mean, itl.max) == (pytest.approx(2.0), 3.0)
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.lib.client import Record
+from benchmarks.lib.outcomes import Point
 from benchmarks.lib.plots import plot_modes
 from benchmarks.lib.report import Objective, summarize
-from benchmarks.modes import Point, rates_table
+from benchmarks.modes import rates_table
 
 
 def point(mode: str, rate: float, ttft: float) -> Point:

@@ -16,9 +16,10 @@ from engine.kernels.cpu.build import BuildError, built_library
 from engine.kernels.cpu.library import cpu_kernels
 from engine.kv_cache.pool import KVPool
 from engine.layers.cpu_ops import CpuOps
-from engine.layers.linear import packed
-from engine.layers.ops import Ops, ops_for
+from engine.layers.onednn import packed
+from engine.layers.ops import Ops
 from engine.layers.panels import Panels, panels_of
+from engine.layers.select import ops_for
 
 compiled = pytest.mark.skipif(cpu_kernels(torch.float32) is None, reason="there is no compiler")
 

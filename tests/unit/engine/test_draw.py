@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.sampling import draw as drawing
+from engine.core.sampling_params import Sampling
 from engine.sampling.draw import draw, draw_truncated
-from engine.sampling.noise import keys
+from engine.sampling.noise import hashed, keys
+from tests.sampling_cases import assert_follows as assert_follows_warpers
+from tests.sampling_cases import warped
 
 DRAWS = 4000
+CUTS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.6, "top_p": 0.95},
+    {"top_p": 0.3},
+    {"top_k": 7},
+    {"min_p": 0.05},
+    {"top_k": 40, "top_p": 0.9, "min_p": 0.02, "temperature": 1.5},
+    {"top_p": 0.9, "min_p": 0.1},
+]
 
 
 def nucleus(
@@ -48,28 +61,6 @@ def assert_follows(expected: dict[int, float], tokens: torch.Tensor) -> None:
         assert got.get(token, 0.0) == pytest.approx(probability, abs=5 * deviation + 1e-3)
 
 
-@given(
-    seed=st.integers(0, 10_000),
-    temperature=st.floats(0.2, 3.0),
-    top_k=st.integers(1, 24),
-    top_p=st.floats(0.05, 1.0),
-    min_p=st.floats(0.0, 0.5),
-)
-def test_a_truncated_draw_follows_the_renormalised_nucleus(
-    seed: int, temperature: float, top_k: int, top_p: float, min_p: float
-) -> None:
-    logits = torch.randn(24, generator=torch.Generator().manual_seed(seed)) * 2
-    tokens = draw_truncated(
-        logits.expand(DRAWS, -1),
-        torch.full((DRAWS,), temperature),
-        fresh_keys(DRAWS, seed),
-        top_k=torch.full((DRAWS,), top_k),
-        top_p=torch.full((DRAWS,), top_p),
-        min_p=torch.full((DRAWS,), min_p),
-    )
-    assert_follows(nucleus(logits.numpy(), temperature, top_k, top_p, min_p), tokens)
-
-
 @given(seed=st.integers(0, 10_000), temperature=st.floats(0.2, 3.0))
 def test_a_plain_draw_follows_the_softmax(seed: int, temperature: float) -> None:
     logits = torch.randn(24, generator=torch.Generator().manual_seed(seed)) * 2
@@ -95,12 +86,23 @@ def test_rounding_hardly_ever_changes_a_draw() -> None:
     assert draw(nudged, row, keys).equal(draw(logits, row, keys))
 
 
+def slow_draw(row: np.ndarray, cut: dict[int, float], key: torch.Tensor, temperature: float) -> int:
+    """All noise in float64, and the best of what is kept."""
+    kept = np.array(sorted(cut))
+    bits = hashed(key.numpy()[None], kept)[0]
+    uniform = ((bits ^ np.uint32(1 << 31)).astype(np.float64) + 0.5) / 2**32
+    return int(kept[np.argmax(row[kept].astype(np.float64) / temperature - np.log(-np.log(uniform)))])
+
+
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 10_000),
-    rows=st.lists(
+    vocab=st.sampled_from([7, 64, 1000, 5003]),
+    spread=st.sampled_from([0.2, 2.0, 8.0]),
+    cuts=st.lists(
         st.tuples(
             st.sampled_from([0.3, 1.0, 5.0]),
-            st.sampled_from([1, 3, 40, 100]),
+            st.sampled_from([1, 3, 40, 10_000]),
             st.sampled_from([0.1, 0.5, 0.9, 1.0]),
             st.sampled_from([0.0, 0.01, 0.3]),
         ),
@@ -108,21 +110,49 @@ def test_rounding_hardly_ever_changes_a_draw() -> None:
         max_size=4,
     ),
 )
-def test_the_short_list_draws_what_sorting_the_vocabulary_draws(
-    seed: int, rows: list[tuple[float, int, float, float]]
+def test_draws_are_those_of_all_noise_and_a_sorted_vocabulary(
+    seed: int, vocab: int, spread: float, cuts: list[tuple[float, int, float, float]]
 ) -> None:
-    """A list of 8 out of 100 tokens is sometimes enough and sometimes not, by row and by batch."""
-    logits = torch.randn(len(rows), 100, generator=torch.Generator().manual_seed(seed)) * 3
-    keys = fresh_keys(len(rows), seed)
-    temperature, top_k, top_p, min_p = (torch.tensor(column) for column in zip(*rows, strict=True))
+    """Few tokens get any noise, and few cuts are searched at all: what is drawn is the same."""
+    logits = torch.randn(len(cuts), vocab, generator=torch.Generator().manual_seed(seed)) * spread
+    cuts = [(t, min(k, vocab), p, m) for t, k, p, m in cuts]
+    temperature, top_k, top_p, min_p = (torch.tensor(column) for column in zip(*cuts, strict=True))
+    keys = fresh_keys(len(cuts), seed)
+    drawn = draw_truncated(logits, temperature, keys, top_k=top_k, top_p=top_p, min_p=min_p)
+    expected = [
+        slow_draw(row, nucleus(row, *cut), key, cut[0])
+        for row, cut, key in zip(logits.numpy(), cuts, keys, strict=True)
+    ]
+    assert drawn.tolist() == expected
 
-    def drawn(shortlist: int) -> list[int]:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(drawing, "SHORTLIST", shortlist)
-            tokens = draw_truncated(logits, temperature, keys, top_k=top_k, top_p=top_p, min_p=min_p)
-            return tokens.tolist()
 
-    assert drawn(8) == drawn(100)
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+def test_draws_follow_the_warpers_of_transformers(cut: dict[str, Any]) -> None:
+    """Chi-square over a vocabulary that is no multiple of anything."""
+    sampling = Sampling(max_tokens=1, **({"temperature": 1.0} | cut))
+    logits = torch.randn(1, 509, generator=torch.Generator().manual_seed(3)) * 2
+    draws, one = 5_000, torch.ones(5_000)
+    tokens = draw_truncated(
+        logits.expand(draws, -1),
+        one * sampling.temperature,
+        fresh_keys(draws, 9),
+        top_k=torch.full((draws,), sampling.top_k or 509),
+        top_p=one * sampling.top_p,
+        min_p=one * sampling.min_p,
+    )
+    assert_follows_warpers(warped(logits[0], sampling), tokens)
+
+
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "min_p"), [(3, 1.0, 0.0), (9, 0.01, 0.0), (9, 1.0, 0.9), (2, 0.5, 0.0)]
+)
+def test_equally_likely_tokens_stay_together(top_k: int, top_p: float, min_p: float) -> None:
+    logits = torch.tensor([1.0, 5.0, 5.0, 5.0, 5.0, 5.0, 2.0, 4.0, 0.0]).expand(400, -1)
+    one = torch.ones(400)
+    drawn = draw_truncated(
+        logits, one, fresh_keys(400), top_k=torch.full((400,), top_k), top_p=one * top_p, min_p=one * min_p
+    )
+    assert set(drawn.tolist()) == {1, 2, 3, 4, 5}
 
 
 def test_a_token_of_probability_zero_is_never_drawn() -> None:
@@ -138,6 +168,19 @@ def test_an_almost_frozen_distribution_is_greedy() -> None:
     logits = torch.tensor([[3.0, 900.0, -900.0, 899.0]])
     for temperature in (1e-30, 1e-6, 1e-3):
         assert int(draw(logits, torch.tensor([temperature]), fresh_keys(1))) == 1
+
+
+def test_a_row_full_of_nan_is_cut_by_all_parameters_without_an_error() -> None:
+    one = torch.ones(1)
+    drawn = draw_truncated(
+        torch.full((1, 7), torch.nan),
+        one,
+        fresh_keys(1),
+        top_k=torch.tensor([3]),
+        top_p=one / 2,
+        min_p=one / 2,
+    )
+    assert 0 <= int(drawn) < 7
 
 
 def test_rows_full_of_nan_still_give_an_index_inside_the_vocabulary() -> None:

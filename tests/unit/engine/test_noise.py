@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -9,8 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.sampling import noise as random
-from engine.sampling.noise import gumbel, keys
+from engine.sampling.noise import exponential, gumbel, hashed, keys, least
 
 UINT64 = st.integers(0, 2**64 - 1)
 POSITION = st.integers(0, 2**31)
@@ -18,7 +19,7 @@ TOKEN = st.integers(0, 300_000)
 
 
 def noise(seeds: npt.ArrayLike, positions: npt.ArrayLike, tokens: list[int]) -> torch.Tensor:
-    return gumbel(torch.from_numpy(keys(seeds, positions)), torch.tensor(tokens, dtype=torch.int32))
+    return torch.from_numpy(gumbel(hashed(keys(seeds, positions), np.array(tokens))))
 
 
 @given(seed=UINT64, position=POSITION, tokens=st.lists(TOKEN, min_size=1, max_size=8))
@@ -26,10 +27,18 @@ def test_noise_is_finite(seed: int, position: int, tokens: list[int]) -> None:
     assert noise([seed], [position], tokens).isfinite().all()
 
 
-@pytest.mark.parametrize("bits", [-(2**31), 2**31 - 1])
-def test_noise_is_finite_at_both_ends_of_the_hash(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(random, "_mix32", lambda tokens: torch.full_like(tokens, bits))
-    assert noise([0], [0], [0]).isfinite().all()
+@pytest.mark.parametrize("bits", [0, 1, 2**31 - 1, 2**31, 2**32 - 1])
+def test_noise_is_as_accurate_as_float32_can_be_at_both_ends(bits: int) -> None:
+    """With u = 1 - 2^-33 the noise is 22.9, though float32 has no number between 1 - 2^-24 and 1."""
+    uniform = ((bits ^ 2**31) + 0.5) / 2**32
+    expected = -math.log(-math.log1p(uniform - 1.0) if uniform > 0.5 else -math.log(uniform))
+    assert float(gumbel(np.array([bits], dtype=np.uint32))[0]) == pytest.approx(expected, rel=3e-7, abs=3e-7)
+
+
+@given(bits=st.lists(st.integers(0, 2**32 - 1), min_size=1))
+def test_what_is_cheap_to_compute_is_no_more_than_the_exponential(bits: list[int]) -> None:
+    array = np.array(bits, dtype=np.uint32)
+    assert (least(array) * 2.0**-32 <= exponential(array) * (1 + 1e-6)).all()
 
 
 @given(

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from engine.layers.linear import linear, packed
+from engine.layers.linear import linear
 from engine.layers.modules import Linear
+from engine.layers.onednn import packed
 from engine.layers.row_blocks import blocks_of
 
 onednn = pytest.mark.skipif(

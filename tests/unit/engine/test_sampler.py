@@ -54,6 +54,7 @@ def samplings(draw: st.DrawFn) -> Sampling:
         presence_penalty=draw(st.sampled_from([0.0, 0.5])),
         frequency_penalty=draw(st.sampled_from([0.0, -0.4])),
         logprobs=draw(st.sampled_from([None, 0, 3])),
+        logit_bias=draw(st.sampled_from([(), ((4, 1.5), (31, -100.0))])),
     )
 
 
@@ -150,6 +151,37 @@ def test_repetition_penalty_is_that_of_transformers() -> None:
     tokens = torch.tensor([[1, 2, 2, 3, 7, 9]])
     expected = RepetitionPenaltyLogitsProcessor(2.5)(tokens, logits.clone()).argmax()
     assert int(make_sampler().sample(logits, [chunk]).tokens) == int(expected)
+
+
+def test_biases_are_added_before_penalties() -> None:
+    """As transformers' SequenceBias and RepetitionPenalty processors do, in its order."""
+    logits = torch.zeros(1, VOCAB)
+    logits[0, 1], logits[0, 9] = -1.0, 1.4
+    biased = Sampling(max_tokens=8, repetition_penalty=2.0, logit_bias=((1, 4.0), (9, 0.05)))
+    assert int(make_sampler().sample(logits.clone(), [sampling_chunk(biased)]).tokens) == 1  # (-1 + 4) / 2
+    forbidden = replace(biased, logit_bias=((1, 4.0), (9, 0.2)))
+    assert int(make_sampler().sample(logits.clone(), [sampling_chunk(forbidden)]).tokens) == 9
+
+
+def test_top_k_of_one_takes_the_first_of_equally_likely_tokens() -> None:
+    logits = torch.zeros(1, VOCAB)
+    logits[0, 9] = logits[0, 20] = 1.0
+    for seed in range(20):
+        one = Sampling(max_tokens=8, temperature=2.0, top_k=1, seed=seed)
+        assert int(make_sampler().sample(logits.clone(), [sampling_chunk(one)]).tokens) == 9
+
+
+def test_a_rehearsal_leaves_nothing_behind() -> None:
+    """Its requests said tokens in every slot."""
+    sampler = make_sampler()
+    penalised = Sampling(max_tokens=8, presence_penalty=9.0)
+    logits = random_logits(8)
+    expected = make_sampler().sample(
+        logits.clone(), [sampling_chunk(penalised, slot=i, id=i) for i in range(8)]
+    )
+    sampler.rehearse(random_logits(8, seed=1))
+    got = sampler.sample(logits.clone(), [sampling_chunk(penalised, slot=i, id=i) for i in range(8)])
+    assert got.tokens.tolist() == expected.tokens.tolist()
 
 
 def test_a_slot_forgets_its_last_request() -> None:

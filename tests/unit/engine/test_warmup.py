@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from engine.config import EngineConfig
+from engine.core.plan import StepPlan
 from engine.core.request import Request
 from engine.core.sampling_params import Sampling
 from engine.engine import Engine
@@ -85,3 +86,18 @@ def test_a_gpu_rehearses_what_it_has_captured_and_a_cpu_little() -> None:
     assert all(b <= 1.25 * a for a, b in pairwise(ladder))
     assert longest > 2048
     assert program_for(EngineConfig(model_path=Path("none"))) == Program(crowd=1)
+
+
+def test_sampled_rows_are_rehearsed_beside_greedy_ones() -> None:
+    runner, config = fake()
+    asked: list[set[tuple[bool, bool]]] = []
+    prepare = runner.prepare
+
+    def watched(plan: StepPlan) -> Any:
+        asked.append({(c.request.sampling.is_greedy, c.request.sampling.truncates) for c in plan.chunks})
+        return prepare(plan)
+
+    runner.prepare = watched
+    rehearse(runner, config, Program(crowd=20, prompts=(9, 30)))
+    assert {(True, False), (False, True)} in asked
+    assert {(True, False)} in asked

@@ -1,0 +1,124 @@
+"""Sampling on a CPU: work is done for the rows that need it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+import torch
+
+from engine.core.plan import Chunk
+from engine.sampling.draw import all_finite, draw, draw_truncated, likeliest
+from engine.sampling.logprobs import measure
+from engine.sampling.noise import keys
+from engine.sampling.penalties import Penalties
+from engine.sampling.sampled import Sampled
+
+__all__ = ["TorchSampling"]
+
+Rows: TypeAlias = list[int]
+
+
+@dataclass(slots=True)
+class _Wishes:
+    """Which rows ask for what."""
+
+    drawn: Rows = field(default_factory=list)
+    """From the whole distribution."""
+    truncated: Rows = field(default_factory=list)
+    """From the likeliest tokens."""
+    biased: Rows = field(default_factory=list)
+    penalised: Rows = field(default_factory=list)
+    measured: Rows = field(default_factory=list)
+    """Report log-probabilities."""
+    too_early: Rows = field(default_factory=list)
+    """May not end yet."""
+
+    @classmethod
+    def of(cls, chunks: Sequence[Chunk]) -> _Wishes:
+        wishes = cls()
+        for row, chunk in enumerate(chunks):
+            sampling = chunk.request.sampling
+            if not sampling.is_greedy:
+                (wishes.truncated if sampling.truncates else wishes.drawn).append(row)
+            if sampling.logit_bias:
+                wishes.biased.append(row)
+            if sampling.has_penalties:
+                wishes.penalised.append(row)
+            if sampling.logprobs is not None:
+                wishes.measured.append(row)
+            if sampling.min_tokens and _output_index(chunk) < sampling.min_tokens:
+                wishes.too_early.append(row)
+        return wishes
+
+
+class TorchSampling:
+    def __init__(self, *, vocab_size: int, eos_token_ids: Sequence[int], max_requests: int) -> None:
+        self._vocab_size = vocab_size
+        self._eos_token_ids = tuple(eos_token_ids)
+        self._penalties = Penalties(vocab_size, max_requests)
+
+    def sample(self, logits: torch.Tensor, chunks: Sequence[Chunk]) -> Sampled:
+        """Choose one token for each row of `logits` [S, vocab], any float dtype; they are consumed."""
+        wishes = _Wishes.of(chunks)
+        finite = all_finite(logits)
+        logits = logits.float()
+        measured = logits[wishes.measured] if wishes.measured else None
+        self._bias(logits, chunks, wishes.biased)
+        penalised = [chunks[row] for row in wishes.penalised]
+        if penalised:
+            logits[wishes.penalised] = self._penalties.apply(logits[wishes.penalised], penalised)
+        self._forbid_end(logits, chunks, wishes.too_early)
+        tokens = self._choose(logits, chunks, wishes)
+        if penalised:
+            self._penalties.record(penalised, tokens[wishes.penalised])
+        if measured is None:
+            return Sampled(tokens, finite, None)
+        num_top = max(chunks[row].request.sampling.logprobs or 0 for row in wishes.measured)
+        return Sampled(tokens, finite, measure(measured, tokens[wishes.measured], num_top))
+
+    def _choose(self, logits: torch.Tensor, chunks: Sequence[Chunk], wishes: _Wishes) -> torch.Tensor:
+        tokens = likeliest(logits)[0]
+        if wishes.drawn:
+            rows = wishes.drawn
+            tokens[rows] = draw(logits[rows], self._temperature(chunks, rows), self._keys(chunks, rows))
+        if wishes.truncated:
+            rows = wishes.truncated
+            samplings = [chunks[row].request.sampling for row in rows]
+            tokens[rows] = draw_truncated(
+                logits[rows],
+                self._temperature(chunks, rows),
+                self._keys(chunks, rows),
+                top_k=torch.tensor([s.top_k or self._vocab_size for s in samplings]),
+                top_p=torch.tensor([s.top_p for s in samplings]),
+                min_p=torch.tensor([s.min_p for s in samplings]),
+            )
+        return tokens
+
+    def _bias(self, logits: torch.Tensor, chunks: Sequence[Chunk], rows: Rows) -> None:
+        for row in rows:
+            tokens, biases = zip(*chunks[row].request.sampling.logit_bias, strict=True)
+            logits[row, list(tokens)] += torch.tensor(biases)
+
+    def _forbid_end(self, logits: torch.Tensor, chunks: Sequence[Chunk], rows: Rows) -> None:
+        """Take end-of-sequence and stop tokens out of the choice."""
+        for row in rows:
+            sampling = chunks[row].request.sampling
+            ends = sampling.stop_token_ids + (() if sampling.ignore_eos else self._eos_token_ids)
+            logits[row, [token for token in ends if token < self._vocab_size]] = -torch.inf
+
+    def _keys(self, chunks: Sequence[Chunk], rows: Rows) -> torch.Tensor:
+        """A request's randomness at the absolute position of the token that is drawn, wherever it runs."""
+        seeds = np.array([chunks[row].request.sampling.seed for row in rows], dtype=np.uint64)
+        positions = [len(chunks[row].request.prompt) + _output_index(chunks[row]) for row in rows]
+        return torch.from_numpy(keys(seeds, positions))
+
+    def _temperature(self, chunks: Sequence[Chunk], rows: Rows) -> torch.Tensor:
+        return torch.tensor([chunks[row].request.sampling.temperature for row in rows])
+
+
+def _output_index(chunk: Chunk) -> int:
+    assert chunk.output_index is not None, "only chunks that sample reach the sampler"
+    return chunk.output_index

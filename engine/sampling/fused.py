@@ -1,0 +1,259 @@
+"""Sampling with the kernels for GPUs: a few passes over the logits, whatever is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import torch
+import triton
+
+from engine.core.plan import Chunk
+from engine.core.sampling_params import Sampling
+from engine.device.staging import upload
+from engine.kernels import sampling_tiles as tiles
+from engine.kernels.sampling_cut import gather, judge, narrow, prepare, verify
+from engine.kernels.sampling_finish import finish
+from engine.kernels.sampling_report import LANE_TOKENS, RIVALS, rank, report, rivals
+from engine.kernels.sampling_scan import conclude, redraw, scan
+from engine.kernels.sampling_search import JOBS, LIST, PASSES, PIVOTS, STATE, TO_REDRAW
+from engine.sampling.draw import coldest, min_p_limit
+from engine.sampling.logprobs import LogprobTensors
+from engine.sampling.noise import keys
+from engine.sampling.sampled import Sampled
+from engine.sampling.token_marks import TokenMarks
+
+__all__ = ["FusedSampling"]
+
+_Launch: TypeAlias = dict[str, Any]
+
+# Sums and products are not contracted: a CPU rounds in the same places.
+_ONE_WARP: Final[_Launch] = {"num_warps": 1, "enable_fp_fusion": False}
+_FOUR_WARPS: Final[_Launch] = {"num_warps": 4, "enable_fp_fusion": False}
+_EIGHT_WARPS: Final[_Launch] = {"num_warps": 8, "maxnreg": 64, "enable_fp_fusion": False}
+"""With twice the registers a kernel waits for memory more than it gains."""
+_SIXTEEN_WARPS: Final[_Launch] = {"num_warps": 16, "enable_fp_fusion": False}
+_FLAGS: Final = {
+    name: getattr(tiles, name).value
+    for name in ("DRAWN", "EARLY", "EDITED", "MEASURED", "RECORDED", "TRUNCATED")
+}
+
+
+_ROWS_AT_ONCE: Final = 64
+"""Rows that have thread blocks of their own where rows may have nothing to do: they take some in turn."""
+
+
+class FusedSampling:
+    """Parameters of every slot, on the device, and what the kernels leave for each other.
+
+    A step uploads 16 bytes a row, and parameters where a slot has another request than before.
+    """
+
+    def __init__(
+        self, *, vocab_size: int, eos_token_ids: Sequence[int], max_requests: int, device: torch.device
+    ) -> None:
+        self._device = device
+        self._vocab_size = vocab_size
+        self._marks = TokenMarks(vocab_size, eos_token_ids, max_requests, device)
+        self._floats = self._empty(torch.float32, max_requests, tiles.NUM_FLOATS.value)
+        self._ints = self._empty(torch.int32, max_requests, tiles.NUM_INTS.value)
+        self._known: list[Sampling | None] = [None] * max_requests
+        """Of each slot, whose parameters are on the device."""
+        self._flags = np.zeros(max_requests, dtype=np.int32)
+        """Of each slot, those that do not change from step to step."""
+        splits = -(-vocab_size // tiles.SPLIT.value)
+        self._splits = splits
+        self._padded = triton.next_power_of_2(splits)
+        self._capacity = max_requests
+        lanes = tiles.LANES.value
+        self._stats = self._empty(torch.float32, max_requests, splits, tiles.STATS.value)
+        self._picks = self._empty(torch.int32, max_requests, splits)
+        self._peaks = self._empty(torch.float32, max_requests, splits, lanes)
+        self._raw_peaks = self._empty(torch.int64, max_requests, splits, lanes)
+        self._highest = self._empty(torch.float32, max_requests)
+        self._state = self._empty(torch.int64, PASSES.value, max_requests, STATE.value)
+        self._sums = self._empty(torch.int64, PASSES.value, max_requests, splits, PIVOTS.value)
+        self._list = (
+            self._empty(torch.int32, max_requests),
+            self._empty(torch.float32, max_requests, LIST.value),
+            self._empty(torch.int32, max_requests, LIST.value),
+        )
+        """Of each row, the number of tokens that are listed, their edited logits, and their ids."""
+        self._cuts = self._empty(torch.int32, max_requests, 2)
+        self._jobs = torch.zeros(JOBS.value, max_requests + 1, dtype=torch.int32, device=device)
+        self._kept_scores = self._empty(torch.float32, max_requests, splits)
+        self._kept_picks = self._empty(torch.int32, max_requests, splits)
+        self._floors = self._empty(torch.float32, max_requests, 2)
+        self._limits = self._empty(torch.int32, max_requests)
+        self._found = self._empty(torch.int32, max_requests)
+        self._rivals = self._empty(torch.int64, max_requests, RIVALS.value)
+        self._ahead = self._empty(torch.int32, max_requests, splits)
+
+    def sample(self, logits: torch.Tensor, chunks: Sequence[Chunk]) -> Sampled:
+        """Choose one token for each row of `logits` [S, vocab], of any float dtype and unit column stride."""
+        rows, places, flags = self._rows(chunks)
+        tokens = torch.empty(len(chunks), dtype=torch.int64, device=self._device)
+        finite = torch.empty(len(chunks), dtype=torch.bool, device=self._device)
+        marks = (self._marks.marks, self._marks.bitmap, self._marks.biases)
+        vocab, splits, padded = self._vocab_size, self._splits, self._padded
+        each, wide = (len(chunks),), (splits, len(chunks))
+        scan[wide](
+            *(logits, logits.stride(0), rows, self._floats, *marks),
+            *(self._stats, self._picks, self._peaks, self._raw_peaks),
+            *(vocab, splits),
+            **_EIGHT_WARPS,
+        )
+        if flags & _FLAGS["TRUNCATED"]:
+            self._cut(logits, rows, len(chunks))
+        conclude[each](
+            *(rows, *marks[:2], self._stats, self._picks),
+            *(self._cuts, self._kept_scores, self._kept_picks, tokens, finite, self._jobs),
+            *(vocab, splits, padded, JOBS.value, self._capacity + 1),
+            **_ONE_WARP,
+        )
+        if not flags & _FLAGS["MEASURED"]:
+            return Sampled(tokens, finite, None)
+        most = max(chunk.request.sampling.logprobs or 0 for chunk in chunks)
+        return Sampled(tokens, finite, self._measured(logits, rows, places, tokens, most))
+
+    def _cut(self, logits: torch.Tensor, rows: torch.Tensor, count: int) -> None:
+        """Find the cuts of rows, and draw within them."""
+        marks = (self._marks.marks, self._marks.bitmap, self._marks.biases)
+        shared = (logits, logits.stride(0), rows, self._floats, self._ints, *marks)
+        vocab, splits, padded, capacity = self._vocab_size, self._splits, self._padded, self._capacity
+        each, some = (count,), (splits, min(count, _ROWS_AT_ONCE))
+        prepare[each](
+            *(*shared, self._stats, self._picks, self._peaks, self._highest, self._state),
+            *(self._list[0], self._cuts, self._jobs),
+            *(vocab, splits, padded, capacity),
+            **_EIGHT_WARPS,
+        )
+        search = (*shared, self._highest, self._state, self._sums)
+        verify[some](*search, self._jobs, vocab, splits, padded, capacity, **_EIGHT_WARPS)
+        judge[each](
+            *(rows, self._floats, self._ints, self._state, self._sums, self._cuts, self._jobs),
+            *(splits, padded, capacity),
+            **_ONE_WARP,
+        )
+        for number in range(PASSES.value):
+            narrow[some](*search, self._jobs, vocab, splits, padded, capacity, number, **_EIGHT_WARPS)
+        listed = (*search, *self._list)
+        gather[some](*listed, self._jobs, vocab, splits, padded, capacity, **_EIGHT_WARPS)
+        finish[each](*listed, self._cuts, self._jobs, vocab, splits, padded, capacity, **_SIXTEEN_WARPS)
+        redraw[some](
+            *(logits, logits.stride(0), rows, self._floats, *marks),
+            *(self._highest, self._cuts, self._kept_scores, self._kept_picks, self._jobs[TO_REDRAW.value]),
+            *(vocab, splits),
+            **_EIGHT_WARPS,
+        )
+
+    def _measured(
+        self, logits: torch.Tensor, rows: torch.Tensor, places: torch.Tensor, tokens: torch.Tensor, most: int
+    ) -> LogprobTensors:
+        number = len(places)
+        chosen = self._empty(torch.float32, number)
+        ranks = self._empty(torch.int64, number)
+        top = self._empty(torch.float32, number, most)
+        ids = self._empty(torch.int64, number, most)
+        vocab, splits, padded = self._vocab_size, self._splits, self._padded
+        rivals[(number,)](
+            *(logits, logits.stride(0), rows, self._ints, places, tokens, self._raw_peaks),
+            *(self._floors, self._limits, self._found),
+            *(splits, padded),
+            **_EIGHT_WARPS,
+        )
+        found = (self._floors, self._found, self._rivals, self._ahead)
+        rank[(splits, number)](
+            *(logits, logits.stride(0), places, found[0], self._limits, *found[1:]),
+            *(vocab, splits),
+            **_EIGHT_WARPS,
+        )
+        report[(number,)](
+            *(rows, self._ints, places, self._stats, *found, chosen, ranks, top, ids, most),
+            *(vocab, splits, padded),
+            **_FOUR_WARPS,
+        )
+        return LogprobTensors(chosen=chosen, rank=ranks, top=top, top_ids=ids)
+
+    def _rows(self, chunks: Sequence[Chunk]) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """The table of rows, [S, 4] int32 (slot, key, flags); rows that are measured; all flags together."""
+        changed = [chunk for chunk in chunks if self._known[chunk.slot] is not chunk.request.sampling]
+        if changed:
+            self._adopt(changed)
+        slots = np.array([chunk.slot for chunk in chunks], dtype=np.int64)
+        flags = self._flags[slots]
+        for row in np.flatnonzero(flags & _FLAGS["EARLY"]).tolist():
+            chunk = chunks[row]
+            if _output_index(chunk) >= chunk.request.sampling.min_tokens:
+                flags[row] &= ~_FLAGS["EARLY"]
+        flags |= np.where(flags & _FLAGS["EARLY"], _FLAGS["EDITED"], 0).astype(np.int32)
+        for row in np.flatnonzero(flags & _FLAGS["EDITED"]).tolist():
+            self._marks.update(chunks[row], bool(flags[row] & _FLAGS["RECORDED"]))
+        seeds = [chunk.request.sampling.seed for chunk in chunks]
+        positions = [len(chunk.request.prompt) + _output_index(chunk) for chunk in chunks]
+        measured = np.flatnonzero(flags & _FLAGS["MEASURED"])
+        table = np.empty(4 * len(chunks) + len(measured), dtype=np.int32)
+        rows = table[: 4 * len(chunks)].reshape(-1, 4)
+        rows[:, 0] = slots
+        rows[:, 1:3] = keys(seeds, positions)
+        rows[:, 3] = flags
+        table[4 * len(chunks) :] = measured
+        sent = upload(table, torch.int32, self._device)
+        return sent[: 4 * len(chunks)], sent[4 * len(chunks) :], int(np.bitwise_or.reduce(flags))
+
+    def _adopt(self, chunks: Sequence[Chunk]) -> None:
+        """Upload the parameters of slots that have another request."""
+        floats = np.zeros((len(chunks), tiles.NUM_FLOATS.value), dtype=np.float32)
+        ints = np.zeros((len(chunks), tiles.NUM_INTS.value), dtype=np.int32)
+        for i, chunk in enumerate(chunks):
+            sampling = chunk.request.sampling
+            floats[i, : len(tiles.FLOATS)] = (
+                np.float32(1.0) / np.float32(coldest(sampling.temperature)),
+                sampling.top_p,
+                np.float32(1.0) / np.float32(sampling.repetition_penalty),
+                sampling.repetition_penalty,
+                sampling.presence_penalty,
+                sampling.frequency_penalty,
+            )
+            ints[i, : len(tiles.INTS)] = (
+                sampling.top_k if sampling.top_k < self._vocab_size else 0,
+                min_p_limit(sampling.min_p),
+                self._num_top(sampling),
+            )
+            self._flags[chunk.slot] = _flags_of(sampling)
+            self._known[chunk.slot] = sampling
+            self._marks.forget(chunk.slot)
+        slots = upload([chunk.slot for chunk in chunks], torch.int64, self._device)
+        self._floats.index_copy_(0, slots, upload(floats, torch.float32, self._device))
+        self._ints.index_copy_(0, slots, upload(ints, torch.int32, self._device))
+
+    def _num_top(self, sampling: Sampling) -> int:
+        num_top = sampling.logprobs or 0
+        if num_top * LANE_TOKENS > RIVALS.value:
+            raise ValueError(f"{num_top} log-probabilities; at most {RIVALS.value // LANE_TOKENS} can be had")
+        return num_top
+
+    def _empty(self, dtype: torch.dtype, *shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=self._device)
+
+
+def _flags_of(sampling: Sampling) -> int:
+    """What a request's rows ask for; EARLY if they do so up to some token."""
+    flags = 0
+    if not sampling.is_greedy:
+        flags |= _FLAGS["DRAWN"] | (_FLAGS["TRUNCATED"] if sampling.truncates else 0)
+    if sampling.has_penalties:
+        flags |= _FLAGS["RECORDED"] | _FLAGS["EDITED"]
+    if sampling.logit_bias:
+        flags |= _FLAGS["EDITED"]
+    if sampling.logprobs is not None:
+        flags |= _FLAGS["MEASURED"]
+    if sampling.min_tokens:
+        flags |= _FLAGS["EARLY"]
+    return flags
+
+
+def _output_index(chunk: Chunk) -> int:
+    assert chunk.output_index is not None, "only chunks that sample reach the sampler"
+    return chunk.output_index

@@ -1,0 +1,85 @@
+"""Which tokens a request treats specially, as the sampling kernels read it: marks by slot and token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import torch
+
+from engine.core.plan import Chunk
+from engine.core.sampling_params import Sampling
+from engine.device.staging import upload
+from engine.kernels.sampling_tiles import BIAS_SHIFT, COUNT_SHIFT, MARK_END, MARK_PROMPT, MAX_BIASES
+
+__all__ = ["TokenMarks"]
+
+_MOST_COUNTED: Final = (1 << (31 - COUNT_SHIFT.value)) - 1
+
+
+class TokenMarks:
+    """Marks of every slot's request: prompt tokens, forbidden ends, biases, and counts of output tokens.
+
+    A slot is written when another request comes, or when the request produced tokens elsewhere. After that
+    the kernels count on the device, where a token is known one step before the host knows it. Memory: 4 bytes
+    * vocabulary * requests.
+    """
+
+    def __init__(
+        self, vocab_size: int, eos_token_ids: Sequence[int], max_requests: int, device: torch.device
+    ) -> None:
+        self._vocab_size = vocab_size
+        self._eos_token_ids = tuple(eos_token_ids)
+        self._device = device
+        self.marks = torch.zeros(max_requests, vocab_size, dtype=torch.int32, device=device)
+        self.bitmap = torch.zeros(max_requests, -(-vocab_size // 32), dtype=torch.int32, device=device)
+        """Which tokens have a mark: bit token % 32 of word token // 32."""
+        self.biases = torch.zeros(max_requests, MAX_BIASES.value, dtype=torch.float32, device=device)
+        """From index 1 on; marks refer to them."""
+        self._written: list[tuple[int, int] | None] = [None] * max_requests
+        """For each slot, its request and how many output tokens are counted: 0 without penalties."""
+
+    def update(self, chunk: Chunk, counts: bool) -> None:
+        """Write the slot's marks unless they are as they should be. `counts`: the request has penalties.
+
+        The kernels then count the token that is about to be sampled.
+        """
+        assert chunk.output_index is not None, "only chunks that sample reach the sampler"
+        num_output = chunk.output_index if counts else 0
+        if self._written[chunk.slot] != (chunk.request.id, num_output):
+            self._write(chunk, counts)
+        self._written[chunk.slot] = (chunk.request.id, num_output + counts)
+
+    def forget(self, slot: int) -> None:
+        self._written[slot] = None
+
+    def _write(self, chunk: Chunk, counts: bool) -> None:
+        request, slot = chunk.request, chunk.slot
+        row = np.zeros(self._vocab_size, dtype=np.int32)
+        if counts:
+            output = np.array(request.output[: chunk.output_index], dtype=np.int64)
+            row += np.minimum(np.bincount(output, minlength=len(row)), _MOST_COUNTED) << COUNT_SHIFT.value
+            row[np.array(request.prompt, dtype=np.int64)] |= MARK_PROMPT.value
+        row[self._ends(request.sampling)] |= MARK_END.value
+        biases = np.zeros(len(request.sampling.logit_bias) + 1, dtype=np.float32)
+        for index, (token, bias) in enumerate(request.sampling.logit_bias, 1):
+            biases[index] = bias
+            row[token] |= index << BIAS_SHIFT.value
+        tokens = np.flatnonzero(row)
+        words = np.zeros(self.bitmap.shape[1] * 32, dtype=np.bool_)
+        words[tokens] = True
+        packed = np.packbits(words, bitorder="little").view(np.int32)
+        self.marks[slot].zero_()
+        if len(tokens):
+            self.marks[slot][upload(tokens, torch.int64, self._device)] = upload(
+                row[tokens], torch.int32, self._device
+            )
+        self.bitmap[slot].copy_(upload(packed, torch.int32, self._device))
+        self.biases[slot, : len(biases)].copy_(upload(biases, torch.float32, self._device))
+
+    def _ends(self, sampling: Sampling) -> list[int]:
+        if not sampling.min_tokens:
+            return []
+        ends = sampling.stop_token_ids + (() if sampling.ignore_eos else self._eos_token_ids)
+        return [token for token in ends if token < self._vocab_size]
