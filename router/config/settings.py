@@ -288,14 +288,6 @@ class RouterConfig:
             "MS",
         ),
     ] = None
-    ttft_target_ms: Annotated[
-        float,
-        Option(
-            _ROUTING,
-            "--mode adaptive places requests so that most get their first token within this time",
-            "MS",
-        ),
-    ] = 500.0
     max_running_requests: Annotated[
         int, Option(_BATCHING, "largest number of running requests per worker", "N")
     ] = 256
@@ -336,6 +328,14 @@ class RouterConfig:
     ] = 60.0
 
     routing: Annotated[Routing, Option(_ROUTING, "worker selection policy")] = Routing.LEAST_LOADED
+    ttft_target_ms: Annotated[
+        float,
+        Option(
+            _ROUTING,
+            "--mode adaptive places requests so that most get their first token within this time",
+            "MS",
+        ),
+    ] = 500.0
     max_attempts: Annotated[
         int, Option(_ROUTING, "largest number of attempts at a request whose worker fails", "N")
     ] = 3
