@@ -172,7 +172,7 @@ class WorkerHost:
         return self._describe(metrics_port=server.server_port)
 
     async def _serve(self, info: worker_pb2.WorkerInfo) -> None:
-        service = WorkerService(self._parts.inbox, self._handler, info)
+        service = WorkerService(self._parts.inbox, self._handler, info, self._parts.clock)
         self._server = GrpcServer(_SERVICE, partial(_register, service))
         port = await self._server.start(self.config.host, credentials=self._credentials())
         self.address = f"{self.config.host}:{port}"

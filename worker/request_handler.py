@@ -82,16 +82,21 @@ class RequestHandler:
         for job in self._answers.jobs.of(session):
             self.abort(job.id)
 
-    def handle(self, session: RouterSession, command: worker_pb2.Command) -> None:
-        """Carry out one command. What is wrong with one request fails that request, never the worker."""
+    def handle(self, session: RouterSession, command: worker_pb2.Command, arrived: float) -> None:
+        """Carry out one command. What is wrong with one request fails that request, never the worker.
+
+        `arrived`: when the command came to this process, on the handler's clock. Requests wait from then on,
+        also while the engine thread is at a step.
+        """
         self._answers.outbox.handled(session)
         match command.WhichOneof("kind"):
             case "submit":
                 submit = command.submit
-                self._begin(session, submit.work, self._hand_over if submit.hand_over else self._submit)
+                begin = self._hand_over if submit.hand_over else self._submit
+                self._begin(session, submit.work, arrived, begin)
             case "reserve":
                 reserve = command.reserve
-                self._begin(session, reserve.work, lambda job: self._reserve(job, reserve))
+                self._begin(session, reserve.work, arrived, lambda job: self._reserve(job, reserve))
             case "abort":
                 self.abort(command.abort.request_id)
             case "attach":
@@ -233,13 +238,18 @@ class RequestHandler:
         if handoffs is None or not (handoffs.outgoing.drop(job) or handoffs.incoming.drop(job)):
             self._engine.abort(job.id)
 
-    def _begin(self, session: RouterSession, work: worker_pb2.Work, begin: Callable[[Job], None]) -> None:
-        now = self._clock()
+    def _begin(
+        self,
+        session: RouterSession,
+        work: worker_pb2.Work,
+        arrived: float,
+        begin: Callable[[Job], None],
+    ) -> None:
         job = Job(
-            request=request_from_proto(work, now),
+            request=request_from_proto(work, arrived),
             session=session,
-            arrival=now,
-            deadline=now + work.timeout_s if work.timeout_s > 0 else math.inf,
+            arrival=arrived,
+            deadline=arrived + work.timeout_s if work.timeout_s > 0 else math.inf,
             sampling=work.sampling,
         )
         try:

@@ -25,10 +25,18 @@ Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 class WorkerService(worker_pb2_grpc.WorkerServicer):
     """Translates calls into messages to the engine thread; decides nothing itself."""
 
-    def __init__(self, inbox: Inbox, handler: RequestHandler, info: worker_pb2.WorkerInfo) -> None:
+    def __init__(
+        self,
+        inbox: Inbox,
+        handler: RequestHandler,
+        info: worker_pb2.WorkerInfo,
+        clock: Callable[[], float],
+    ) -> None:
+        """`clock`: the handler's."""
         self._inbox = inbox
         self._handler = handler
         self._info = info
+        self._clock = clock
 
     async def Session(  # noqa: N802
         self, request_iterator: AsyncIterator[worker_pb2.Command], context: Context
@@ -66,7 +74,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     async def _read(self, commands: AsyncIterator[worker_pb2.Command], session: RouterSession) -> None:
         try:
             async for command in commands:
-                self._inbox.post(self._handler.handle, session, command)
+                self._inbox.post(self._handler.handle, session, command, self._clock())
         finally:
             session.close()
 

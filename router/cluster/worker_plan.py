@@ -85,6 +85,7 @@ def plan_workers(config: RouterConfig, checkpoint: Checkpoint, machine: Machine)
             model=checkpoint.name,
             source=config.model,
             engine=engines[role],
+            mode=config.mode.value,
             transport=config.kv_transport.value if config.hands_over else None,
             kv_by_ranks=config.hands_over and config.num_ranks > len(roles),
             host=machine.host,

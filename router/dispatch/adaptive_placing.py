@@ -188,11 +188,13 @@ class _Tracked:
         self._ledger.progressed(self._number, max(self._prompt_tokens - num_computed, 1))
 
     def tokens(self, count: int) -> None:
+        decoded = count
         if not self._tokens:
             self._ledger.read(self._number)
-        else:
-            self._ledger.decoded(self._placement.decode_worker, count)
+            decoded -= 1
         self._tokens += count
+        if decoded:
+            self._ledger.decoded(self._placement.decode_worker, decoded)
 
     def arrived(self) -> None:
         self._ledger.arrived(self._number)

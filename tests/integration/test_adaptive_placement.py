@@ -171,5 +171,7 @@ async def test_the_serving_policy_learns_from_steps_and_says_why(folder: Path, o
         assert placing._ledger is not None
         assert any(w.fit._observed for w in placing._ledger._workers.values())
         view = placing._ledger.view(0.0)
-        assert all((w.decodes, w.incoming, w.prompts) == (0, 0, ()) for w in view.workers)
+        assert all(
+            (w.decodes, w.incoming, w.prompts, w.context_tokens) == (0, 0, (), 0) for w in view.workers
+        )
         await served.all_pages_back()

@@ -16,20 +16,29 @@ __all__ = ["Handled", "handled"]
 
 
 @dataclass
+class Clock:
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
 class Handled:
     """A handler and what a test looks at."""
 
     engine: Any
     outbox: Any
     transfer: Mock = field(default_factory=Mock)
+    clock: Clock = field(default_factory=Clock)
 
     def __post_init__(self) -> None:
         self.answers = Answers(self.outbox, Mock())
         self.jobs = self.answers.jobs
-        outgoing = OutgoingHandoffs(self.engine, self.answers, lambda: 0.0, self.transfer.sender, 60.0)
+        outgoing = OutgoingHandoffs(self.engine, self.answers, self.clock, self.transfer.sender, 60.0)
         incoming = IncomingHandoffs(self.engine, self.answers, self.transfer.receiver)
         handoffs = Handoffs(self.transfer, outgoing, incoming)
-        self.handler = RequestHandler(self.engine, self.answers, lambda: 0.0, handoffs)
+        self.handler = RequestHandler(self.engine, self.answers, self.clock, handoffs)
         self.engine.hooks = self.handler
 
 

@@ -16,12 +16,12 @@ FENCE = worker_pb2.Command(fence=worker_pb2.Fence(worker_id="prefill-0", epoch=7
 
 def test_a_fence_reaches_the_kv_endpoint_once() -> None:
     worker = handled(Mock())
-    worker.handler.handle(Mock(), FENCE)
+    worker.handler.handle(Mock(), FENCE, 0.0)
     worker.transfer.fence.assert_called_once_with(7, "no power")
 
 
 def test_a_worker_without_a_transport_has_no_peers_to_fence() -> None:
-    RequestHandler(Mock(), Answers(Mock(), Mock()), lambda: 0.0).handle(Mock(), FENCE)
+    RequestHandler(Mock(), Answers(Mock(), Mock()), lambda: 0.0).handle(Mock(), FENCE, 0.0)
 
 
 def test_a_worker_with_pages_in_quarantine_is_idle_so_that_its_pages_are_checked() -> None:
@@ -30,7 +30,7 @@ def test_a_worker_with_pages_in_quarantine_is_idle_so_that_its_pages_are_checked
     engine.reserve.side_effect = lambda request: Reservation(request, 0, [3])
     handler = handled(engine, Mock()).handler
     work = worker_pb2.Work(request_id=1, prompt=[5, 6], sampling=sampling_pb2.Sampling(max_tokens=4))
-    handler.handle(Mock(), worker_pb2.Command(reserve=worker_pb2.Reserve(work=work, timeout_s=5.0)))
+    handler.handle(Mock(), worker_pb2.Command(reserve=worker_pb2.Reserve(work=work, timeout_s=5.0)), 0.0)
     handler.tick(0.0)
     assert not handler.idle
     handler.on_transfer(ReceiveFailed(1, "the sender does not answer"))

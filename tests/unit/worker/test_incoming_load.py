@@ -55,7 +55,9 @@ def worker_with(room: int) -> Handled:
 def reserve(worker: Handled, request_id: int, tokens: int) -> None:
     sampling = sampling_pb2.Sampling(max_tokens=5)
     work = worker_pb2.Work(request_id=request_id, prompt=[1] * tokens, sampling=sampling)
-    worker.handler.handle(Mock(), worker_pb2.Command(reserve=worker_pb2.Reserve(work=work, timeout_s=60.0)))
+    worker.handler.handle(
+        Mock(), worker_pb2.Command(reserve=worker_pb2.Reserve(work=work, timeout_s=60.0)), 0.0
+    )
 
 
 def test_handoffs_that_have_pages_and_those_that_wait_for_some_are_reported() -> None:
@@ -72,11 +74,11 @@ def test_a_handoff_that_was_given_up_while_it_waited_is_not_reported() -> None:
     worker = worker_with(room=0)
     reserve(worker, 1, 100)
     reserve(worker, 2, 100)
-    worker.handler.handle(Mock(), worker_pb2.Command(abort=worker_pb2.Abort(request_id=1)))
+    worker.handler.handle(Mock(), worker_pb2.Command(abort=worker_pb2.Abort(request_id=1)), 0.0)
     assert worker.handler.load().queued_handoffs == 1
 
 
 def test_every_command_is_counted_for_the_session_it_came_over() -> None:
     worker, session = worker_with(room=0), Mock()
-    worker.handler.handle(session, worker_pb2.Command(abort=worker_pb2.Abort(request_id=1)))
+    worker.handler.handle(session, worker_pb2.Command(abort=worker_pb2.Abort(request_id=1)), 0.0)
     worker.outbox.handled.assert_called_once_with(session)

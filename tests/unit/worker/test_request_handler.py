@@ -43,7 +43,7 @@ def test_the_first_token_says_how_much_of_the_prompt_was_cached_and_no_other_doe
         session.send.reset_mock()
         sampling = sampling_pb2.Sampling(max_tokens=3, ignore_eos=True)
         work = worker_pb2.Work(request_id=request_id, prompt=prompt, sampling=sampling)
-        handler.handle(session, worker_pb2.Command(submit=worker_pb2.Submit(work=work)))
+        handler.handle(session, worker_pb2.Command(submit=worker_pb2.Submit(work=work)), 0.0)
         while engine.has_work:
             handler.on_step(engine.step())
             worker.outbox.flush(0)
@@ -53,3 +53,17 @@ def test_the_first_token_says_how_much_of_the_prompt_was_cached_and_no_other_doe
     prompt = list(range(30))
     assert cached_tokens(1, prompt) == [0, 0, 0]
     assert cached_tokens(2, prompt) == [28, 0, 0]
+
+
+def test_a_request_waits_from_its_arrival_and_not_from_when_the_engine_thread_reads_it() -> None:
+    engine, session = make_engine(), Mock()
+    worker = handled(engine)
+    worker.handler.open(session)
+    worker.clock.now = 5.0
+    sampling = sampling_pb2.Sampling(max_tokens=1)
+    work = worker_pb2.Work(request_id=1, prompt=[1, 2, 3], sampling=sampling, timeout_s=6.0)
+    worker.handler.handle(session, worker_pb2.Command(submit=worker_pb2.Submit(work=work)), 1.0)
+    assert worker.handler.next_wakeup() == 7.0
+    engine.step()
+    (started,) = [s for call in session.send.call_args_list for s in call.args[0].started]
+    assert started.queued_s == 4.0
