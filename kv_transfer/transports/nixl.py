@@ -5,8 +5,9 @@ What NIXL does and does not promise was measured, and shapes this file (NIXL 1.5
 - A transfer that reports DONE has been flushed: the bytes are in the peer's memory.
 - Nothing stops a write that was started. After remove_remote_agent and the release of its handle, a write
   over TCP to a stopped peer went on when the peer did, with whatever our memory held by then. And when
-  the peer removes *us*, our writes still reach it. So neither side's teardown proves anything, and this
-  transport offers none: a write ends when NIXL says so, or when one of the two processes does.
+  the peer removes *us*, our writes still reach it. So removing a peer proves nothing: a write ends when NIXL
+  says so, or when one of the two processes does. What a peer on another host has under way ends also with our
+  agent, and with it every socket and queue pair of ours: `close`.
 - A dead peer is an error of the next operation only, and not every error means a dead peer. The lifeline
   tells the two apart.
 - With rendezvous, UCX acts writes over TCP out with messages that the peer answers, and aborts a peer whose

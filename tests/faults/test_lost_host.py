@@ -15,7 +15,8 @@ from tests.faults.test_kv_peer_faults import NUM_TOKENS, PAGES, TooLate, begin, 
 from tests.faults.two_hosts import TwoHosts, why_not
 from tests.kv_support import final_for
 
-pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
+WHY_NOT = why_not()
+pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 TCP = {"UCX_TLS": "tcp", "UCX_NET_DEVICES": "cable"}
 MENDED_S = 30.0
 
@@ -39,6 +40,7 @@ def interrupted(stack: ExitStack, kind: str) -> tuple[TwoHosts, Remote, Remote, 
     sender = stack.enter_context(Remote("sender", kind, "p-1", 1, there, **TCP))
     complete(sender, receiver, 9)
     sender.call("fill", PAGES, 5)
+    sender.read([0])  # it has filled them
     begin(sender, receiver, timeout_s=0.5)
     sender.call("finish", 1, PAGES, NUM_TOKENS, final_for(NUM_TOKENS))
     time.sleep(0.02)
