@@ -55,9 +55,8 @@ def worker_with(room: int) -> Handled:
 def reserve(worker: Handled, request_id: int, tokens: int) -> None:
     sampling = sampling_pb2.Sampling(max_tokens=5)
     work = worker_pb2.Work(request_id=request_id, prompt=[1] * tokens, sampling=sampling)
-    worker.handler.handle(
-        Mock(), worker_pb2.Command(reserve=worker_pb2.Reserve(work=work, timeout_s=60.0)), 0.0
-    )
+    reserve = worker_pb2.Reserve(work=work, timeout_s=60.0)
+    worker.handler.handle(Mock(), worker_pb2.Command(reserve=reserve), 0.0)
 
 
 def test_handoffs_that_have_pages_and_those_that_wait_for_some_are_reported() -> None:
