@@ -10,7 +10,7 @@ export PYTHONUNBUFFERED = 1
 export GOMP_SPINCOUNT ?= 1000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all soak lint format proto clean
+.PHONY: help setup demo wheel test test-all test-cluster soak lint format proto clean
 
 PYTEST := $(BIN)/python -m pytest
 
@@ -26,7 +26,7 @@ endef
 help:  ## Show this list
 	@echo "Baton serves language models on a cluster. Try: make demo"
 	@echo
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup:  ## Make .venv with everything in it (Python 3.11 or 3.12; minutes once, then a second)
 	@$(PYTHON) scripts/setup.py
@@ -43,6 +43,13 @@ test: setup  ## Run the tests that every change must pass: some minutes, no GPU 
 test-all: LEFT_OUT := gpu or soak
 test-all: setup  ## Run every test that needs no GPU and ends within minutes
 	$(run_tests)
+
+test-cluster: setup  ## Run deploy/cluster.yaml on three machines in namespaces (root, Debian packages, 10 minutes)
+	$(BIN)/python -m pytest -m cluster -x -v tests/cluster $(ARGS)
+
+wheel: setup  ## Build dist/baton_llm-*.whl, which deploy/cluster.yaml installs on every machine
+	rm -rf build dist
+	SOURCE_DATE_EPOCH=946684800 $(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 soak: setup  ## Run the long tests: some hours, figures printed (BATON_SOAK_ROUNDS, BATON_SOAK_SECONDS)
 	$(PYTEST) -m soak -s --hypothesis-profile=soak $(ARGS)

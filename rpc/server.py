@@ -38,8 +38,10 @@ class GrpcServer:
             (service, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
         )
 
-    async def start(self, host: str, port: int = 0, credentials: grpc.ServerCredentials | None = None) -> int:
-        """Binds and serves; returns the port (the system's choice for 0). Raises PortTaken.
+    def bind(self, host: str, port: int = 0, credentials: grpc.ServerCredentials | None = None) -> int:
+        """To be called once with success, before `start`. Returns the port (the system's choice for 0).
+
+        Raises PortTaken.
 
         `credentials` are those of `Identity.serve`; without them, whoever reaches the port is served.
         """
@@ -51,9 +53,11 @@ class GrpcServer:
                 bound = self._server.add_secure_port(address, credentials)
         except RuntimeError as error:
             raise PortTaken(f"cannot listen on {address}; is another server running there?") from error
+        return bound
+
+    async def start(self) -> None:
         await self.set_serving(False)
         await self._server.start()
-        return bound
 
     async def set_serving(self, serving: bool) -> None:
         """What the health service answers from now on."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from common.ports import PortRange
 from engine.config import EngineConfig
 
 __all__ = ["WorkerConfig", "WorkerRole"]
@@ -34,6 +35,8 @@ class WorkerConfig:
     Ray knows the worker's node by, which only the worker can tell."""
     network: str | None = None
     """Such as "10.1.0.0/16": the worker listens on its own address there, instead of on `host`."""
+    ports: PortRange | None = None
+    """Where this worker listens; None: on any free ports."""
     node: str = ""
     """Ray's id of the node that it runs on, which only the worker can tell; empty where there is no Ray."""
     router_certificate: bytes | None = None
@@ -44,6 +47,8 @@ class WorkerConfig:
     """How long a handoff may make no progress; then its sender gives it up."""
     step_timeout_s: float = 300.0
     """An engine that is at one step for longer hangs, and ends its worker."""
+    router_timeout_s: float = 60.0
+    """A worker without a session of its router for longer ends itself."""
 
     def __post_init__(self) -> None:
         if self.role is WorkerRole.PREFILL and self.transport is None:

@@ -21,6 +21,7 @@ import torch
 from prometheus_client import start_http_server
 
 from common.garbage_collection import calm_collector
+from common.ports import bind_within
 from common.progress import Progress, silent
 from engine.engine import Engine
 from engine.executor.runner import ModelRunner
@@ -37,6 +38,7 @@ from worker.engine_loop import EngineDied, EngineLoop
 from worker.metrics import WorkerMetrics
 from worker.network import is_loopback
 from worker.request_handler import RequestHandler
+from worker.router_watch import RouterWatch
 from worker.service import WorkerService
 from worker.tensor_parallel.rank_group import Crew
 from worker.watchdog import Watchdog
@@ -78,6 +80,10 @@ class WorkerHost:
         self._assemble = assemble
         self._on_death = on_death
         self._progress = progress
+        self._router_watch = RouterWatch(
+            config.router_timeout_s, lambda reason: self._on_engine_death(EngineDied(reason))
+        )
+        self._ports = None if config.ports is None else config.ports.halves()[0]
         self._running = ExitStack()
         """Undoes what `start` did, last first."""
 
@@ -109,6 +115,7 @@ class WorkerHost:
     async def stop(self) -> None:
         """Ends every session and every thread. Requests still here are aborted."""
         await self._server.stop()
+        self._router_watch.stop()
         await asyncio.to_thread(self._running.close)
 
     def _build(self) -> tuple[Parts, RequestHandler]:
@@ -164,7 +171,10 @@ class WorkerHost:
         watchdog = Watchdog(loop, self.config.step_timeout_s, self._on_engine_death)
         watchdog.start()
         self._running.callback(watchdog.stop)
-        server, thread = start_http_server(0, addr=self.config.host, registry=parts.metrics.registry)
+        server, thread = bind_within(
+            self._ports,
+            lambda port: start_http_server(port, addr=self.config.host, registry=parts.metrics.registry),
+        )
         self._running.callback(thread.join)
         self._running.callback(server.server_close)
         self._running.callback(server.shutdown)
@@ -172,11 +182,14 @@ class WorkerHost:
         return self._describe(metrics_port=server.server_port)
 
     async def _serve(self, info: worker_pb2.WorkerInfo) -> None:
-        service = WorkerService(self._parts.inbox, self._handler, info, self._parts.clock)
+        service = WorkerService(self._parts.inbox, self._handler, info, self._parts.clock, self._router_watch)
         self._server = GrpcServer(_SERVICE, partial(_register, service))
-        port = await self._server.start(self.config.host, credentials=self._credentials())
+        credentials = self._credentials()
+        port = bind_within(self._ports, lambda port: self._server.bind(self.config.host, port, credentials))
+        await self._server.start()
         self.address = f"{self.config.host}:{port}"
         await self._server.set_serving(True)
+        self._router_watch.start()
 
     def _credentials(self) -> grpc.ServerCredentials | None:
         router = self.config.router_certificate

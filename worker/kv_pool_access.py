@@ -39,7 +39,7 @@ def open_transport(config: WorkerConfig, name: str, memory: PoolMemory) -> Trans
     opener = _TRANSPORTS.get(config.transport or "")
     if opener is None:
         raise UnknownTransport(f"--kv-transport {config.transport}: use one of {', '.join(_TRANSPORTS)}")
-    return opener(name, memory, config.host)
+    return opener(name, memory, config)
 
 
 def layout_of(runner: ModelRunner) -> KVLayout:
@@ -78,24 +78,24 @@ def memory_of(pool: KVPool) -> PoolMemory:
     )
 
 
-def _nixl(name: str, memory: PoolMemory, host: str) -> Transport:
+def _nixl(name: str, memory: PoolMemory, config: WorkerConfig) -> Transport:
     # Imported where it is used: it loads UCX, which a loopback test need not wait for.
     from kv_transfer.transports.nixl import NixlTransport
 
-    return NixlTransport(name, memory, host=host)
+    return NixlTransport(name, memory, host=config.host, ports=config.ports)
 
 
-def _ucxx(name: str, memory: PoolMemory, host: str) -> Transport:
+def _ucxx(name: str, memory: PoolMemory, config: WorkerConfig) -> Transport:
     from kv_transfer.transports.ucxx import UcxxTransport
 
-    return UcxxTransport(name, memory, host=host)
+    return UcxxTransport(name, memory, host=config.host, ports=config.ports)
 
 
-def _loopback(name: str, memory: PoolMemory, host: str) -> Transport:
+def _loopback(name: str, memory: PoolMemory, config: WorkerConfig) -> Transport:
     return LoopbackTransport(name, memory)
 
 
-_TRANSPORTS: Final[dict[str, Callable[[str, PoolMemory, str], Transport]]] = {
+_TRANSPORTS: Final[dict[str, Callable[[str, PoolMemory, WorkerConfig], Transport]]] = {
     "nixl": _nixl,
     "ucxx": _ucxx,
     "loopback": _loopback,

@@ -14,6 +14,7 @@ from rpc.baton.v1 import worker_pb2, worker_pb2_grpc
 from worker.engine_loop import EngineDied
 from worker.inbox import Inbox
 from worker.request_handler import RequestHandler
+from worker.router_watch import RouterWatch
 from worker.session import RouterSession, SessionBroken
 
 __all__ = ["WorkerService"]
@@ -31,12 +32,14 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         handler: RequestHandler,
         info: worker_pb2.WorkerInfo,
         clock: Callable[[], float],
+        router_watch: RouterWatch,
     ) -> None:
         """`clock`: the handler's."""
         self._inbox = inbox
         self._handler = handler
         self._info = info
         self._clock = clock
+        self._router_watch = router_watch
 
     async def Session(  # noqa: N802
         self, request_iterator: AsyncIterator[worker_pb2.Command], context: Context
@@ -45,6 +48,10 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
 
         The stream lives from the first moment, also when the engine is in the middle of a long step.
         """
+        with self._router_watch.session():
+            await self._serve(request_iterator, context)
+
+    async def _serve(self, request_iterator: AsyncIterator[worker_pb2.Command], context: Context) -> None:
         session = RouterSession()
         try:
             opened = self._inbox.ask(lambda: self._handler.open(session))

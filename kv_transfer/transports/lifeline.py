@@ -23,6 +23,8 @@ import socket
 from dataclasses import dataclass
 from typing import Final
 
+from common.ports import PortRange, bind_within
+
 __all__ = ["Lifeline"]
 
 _REDIAL_S: Final = 0.05
@@ -59,13 +61,18 @@ class _Watch:
 class Lifeline:
     """Holds one's own lifeline out and watches those of others. Never blocks; a poll is one system call."""
 
-    def __init__(self, name: str, host: str) -> None:
-        """`host`: the address of this machine that peers use. Raises ValueError if it is a wildcard."""
+    def __init__(self, name: str, host: str, ports: PortRange | None = None) -> None:
+        """`host`: the address of this machine that peers use. `ports`: None for any free one.
+
+        Raises ValueError if the host is a wildcard, and NoPortLeft.
+        """
         if host in ("", "0.0.0.0", "::"):
             raise ValueError(f"{host} is no address that a peer could connect to; name one of this machine's")
         self._name = name.encode() + b"\n"
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.create_server((host, 0), family=family, backlog=1024)
+        self._listener = bind_within(
+            ports, lambda port: socket.create_server((host, port), family=family, backlog=1024)
+        )
         self._listener.setblocking(False)
         self._poller = select.epoll()
         self._poller.register(self._listener, select.EPOLLIN)

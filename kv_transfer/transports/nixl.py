@@ -27,6 +27,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from common.ports import PortRange
 from kv_transfer.cuda_context import Caller
 from kv_transfer.errors import PeerUnreachable
 from kv_transfer.memory import PoolMemory
@@ -54,18 +55,20 @@ class _Link(Link):
 class NixlTransport:
     """A NIXL agent without a progress thread: that thread would take a core, and make messages slower."""
 
-    def __init__(self, name: str, memory: PoolMemory, *, host: str = "127.0.0.1") -> None:
+    def __init__(
+        self, name: str, memory: PoolMemory, *, host: str = "127.0.0.1", ports: PortRange | None = None
+    ) -> None:
         """`host`: this machine's address for its peers. On 127.0.0.1 UCX keeps to the loopback device."""
         self._name = name
         self._memory = memory
         self._kind = "VRAM" if memory.device.startswith("cuda") else "DRAM"
         self._caller = Caller(memory)
         self._caller.enter()  # an agent made without a context never finds the GPU
-        self._agent: Any = _create_agent(name, host)
+        self._agent: Any = _create_agent(name, host, ports)
         self._registration = self._agent.register_memory(
             [(memory.address, memory.num_bytes, memory.device_index, "")], self._kind
         )
-        self._lifeline = Lifeline(name, host)
+        self._lifeline = Lifeline(name, host, None if ports is None else ports.halves()[0])
         self._links: dict[str, _Link] = {}
         self._next_write = 0
 
@@ -213,8 +216,8 @@ class NixlTransport:
         return self._agent.get_xfer_descs(table, self._kind)
 
 
-def _create_agent(name: str, host: str) -> Any:
-    configure(host)
+def _create_agent(name: str, host: str, ports: PortRange | None) -> Any:
+    configure(host, ports)
     from nixl_cu13 import nixl_agent, nixl_agent_config
 
     with _no_rendezvous():

@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import Final
 
+from common.ports import PortRange
 from kv_transfer.errors import PeerUnreachable
 from kv_transfer.ticket import Peer
 
@@ -44,13 +45,18 @@ class Link:
             raise PeerUnreachable(f"lost {self.name}: {self.broken}")
 
 
-def configure(host: str) -> None:
-    """Sets what UCX and NIXL read when they load, except where the user has set it."""
+def configure(host: str, ports: PortRange | None = None) -> None:
+    """Sets what UCX and NIXL read when they load, except where the user has set it.
+
+    UCX listens within the upper half of `ports`, the lower one is for the worker's own sockets.
+    """
     # Their errors reach us as exceptions; on a terminal they would only alarm about peers that left.
     os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")
     os.environ.setdefault("UCX_LOG_LEVEL", "fatal")
     if host == "127.0.0.1":
         os.environ.setdefault("UCX_NET_DEVICES", "lo")  # or UCX stripes over every interface
+    if ports is not None:
+        os.environ.setdefault("UCX_TCP_PORT_RANGE", str(ports.halves()[1]))
 
 
 def pack_metadata(lifeline: tuple[str, int], address: bytes) -> bytes:

@@ -22,6 +22,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from common.ports import PortRange
 from kv_transfer.cuda_context import Caller
 from kv_transfer.errors import PeerUnreachable, TransportMissing
 from kv_transfer.memory import PoolMemory
@@ -88,12 +89,14 @@ class _Link(Link):
 class UcxxTransport:
     """A UCX worker that makes progress only when polled."""
 
-    def __init__(self, name: str, memory: PoolMemory, *, host: str = "127.0.0.1") -> None:
+    def __init__(
+        self, name: str, memory: PoolMemory, *, host: str = "127.0.0.1", ports: PortRange | None = None
+    ) -> None:
         """`host`: this machine's address for its peers. On 127.0.0.1 UCX keeps to the loopback device.
 
         Raises TransportMissing.
         """
-        configure(host)
+        configure(host, ports)
         self._caller = Caller(memory)
         self._caller.enter()
         try:
@@ -111,7 +114,7 @@ class UcxxTransport:
         self._context: Any = libucxx.UCXContext({"KEEPALIVE_INTERVAL": "1s"}, features)
         self._worker: Any = libucxx.UCXWorker(self._context, False, False)
         self._address: bytes = self._worker.address.tobytes()
-        self._lifeline = Lifeline(name, host)
+        self._lifeline = Lifeline(name, host, None if ports is None else ports.halves()[0])
         self._links: dict[str, _Link] = {}
         self._reading: list[_Pending] = []
         # The reader matches pieces by tag alone: no other writer may ever use ours.

@@ -16,12 +16,14 @@ from router.config.settings import LogLevel
 __all__ = ["main"]
 
 _USAGE_ERROR = 2
+_RAY_LOST = 3
 _QUIET = {"GRPC_VERBOSITY": "ERROR", "RAY_USAGE_STATS_ENABLED": "0"}
 """Read by the libraries when they are imported; what the user has set stands."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0 after an orderly end, 1 when the start failed, 2 for a wrong command line."""
+    """Exit status: 0 after an orderly end, 1 when the start failed, 2 for a wrong command line, 3 when Ray
+    was lost."""
     arguments = sys.argv[1:] if argv is None else argv
     if arguments and arguments[0] in COMMANDS:
         return run(arguments)
@@ -42,12 +44,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     # Not at the top: a wrong flag, or --help, should not wait a second for Ray and gRPC to be imported.
     from router.cli.service import CANNOT_START, serve
+    from router.cluster.nodes import RayLost
 
     try:
         asyncio.run(serve(config))
     except CANNOT_START as error:
         print(f"router: {error}", file=sys.stderr)
         return 1
+    except RayLost as error:
+        print(f"router: {error}", file=sys.stderr, flush=True)
+        os._exit(_RAY_LOST)  # Ray's own handlers at exit would wait for the Ray that is gone
     return 0
 
 

@@ -18,7 +18,9 @@ from router.admin.endpoint import LOOPBACK, AdminServer, admin_app
 from router.cli.ports import PortTaken, check_free, taking
 from router.cli.progress import StartupDisplay
 from router.cli.shutdown import Interrupted, Shutdown
-from router.cluster.ray_cluster import Cluster, ClusterError, RayWorker
+from router.cluster.nodes import residents
+from router.cluster.ray_cluster import Cluster, ClusterError
+from router.cluster.ray_worker import RayWorker
 from router.cluster.worker_plan import PlanError, WorkerPlan, plan_workers
 from router.config.settings import Dtype, RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher
@@ -66,7 +68,7 @@ CANNOT_START: Final = (
 
 
 async def serve(config: RouterConfig) -> None:
-    """Runs until SIGTERM or SIGINT, then drains. Raises what makes a start impossible."""
+    """Runs until SIGTERM or SIGINT, then drains. Raises what makes a start impossible, and RayLost."""
     shutdown = Shutdown()
     shutdown.install()
     async with AsyncExitStack() as stack:
@@ -77,12 +79,19 @@ async def serve(config: RouterConfig) -> None:
         except Interrupted:
             _log.info("interrupted while starting")
             return
-        await shutdown.requested()
-        await service.drain(config.drain_timeout)
+        loss = await shutdown.unless(service.cluster.lost())
+        if loss is None:
+            await service.drain(config.drain_timeout)
+            return
+        _log.error("%s; the router ends", loss)
+        # Workers may live on without Ray for a while, and finish what they have.
+        await service.drain(config.drain_timeout if service.dispatcher.ready() else 0.0)
+        raise loss
 
 
 @dataclass(frozen=True, slots=True)
 class _Service:
+    cluster: Cluster
     dispatcher: ClusterDispatcher
     http: HttpServer
     grpc: GrpcServer
@@ -157,8 +166,10 @@ class _Start:
             max_logprobs=config.max_logprobs,
         )
         generation = Generation(model, tokenizer, dispatcher, limits)
-        service = await self._doors(generation, access, dispatcher, registry, metrics)
+        service = await self._doors(generation, access, cluster, dispatcher, registry, metrics)
         freeze_startup()
+        workers = [(session.worker_id, session.info.node) for session in registry.sessions()]
+        self.display.say(f"workers: {residents(workers, await cluster.nodes())}")
         self._summarize(model, plans, service, time.monotonic() - began)
         return service
 
@@ -166,11 +177,15 @@ class _Start:
         cluster = Cluster(self.config)
         self.stack.push_async_callback(cluster.close)
         with self.display.stage(f"Ray ({self.config.ray_address or 'local'})"):
-            machine = await cluster.connect()
+            machine = await cluster.connect(on_wait=self._say_wait)
         if machine.device == "cpu" and self.config.dtype is Dtype.AUTO:
             with self.display.stage("dtype"):
                 machine = replace(machine, cpu_dtype=await asyncio.to_thread(preferred_cpu_dtype))
         return cluster, plan_workers(self.config, checkpoint, machine)
+
+    def _say_wait(self, what: str) -> None:
+        self.display.show("workers", what)
+        _log.info("%s", what)
 
     async def _workers(self, cluster: Cluster, plans: list[WorkerPlan], metrics: RouterMetrics) -> Registry:
         """All of them, ready. Raises StartupFailed, WorkerBroken."""
@@ -182,7 +197,7 @@ class _Start:
                 self.display.done(handle.worker_id, "ready")
 
         with self.display.stage("workers"):
-            handles = await cluster.place(plans, on_wait=lambda what: self.display.show("workers", what))
+            handles = await cluster.place(plans, on_wait=self._say_wait)
             # On a Ray of our own there is one node, whose end is ours.
             fencing = Fencing(cluster.dead_nodes) if self.config.ray_address is not None else None
             if fencing is not None:
@@ -229,6 +244,7 @@ class _Start:
         self,
         generation: Generation,
         access: Access,
+        cluster: Cluster,
         dispatcher: ClusterDispatcher,
         registry: Registry,
         metrics: RouterMetrics,
@@ -275,7 +291,7 @@ class _Start:
         with taking("--admin-port"):
             await admin.start()
         self.stack.push_async_callback(admin.stop)
-        return _Service(dispatcher, http, grpc, admin)
+        return _Service(cluster, dispatcher, http, grpc, admin)
 
     def _summarize(
         self, model: ServedModel, plans: list[WorkerPlan], service: _Service, seconds: float

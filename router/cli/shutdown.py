@@ -31,8 +31,12 @@ class Shutdown:
         for signal_ in _SIGNALS:
             loop.add_signal_handler(signal_, self._on_signal, signal_)
 
-    async def requested(self) -> None:
-        await self._asked.wait()
+    async def unless(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """The result of `work`; None, and `work` cancelled, when a signal comes first."""
+        try:
+            return await self.unless_requested(work)
+        except Interrupted:
+            return None
 
     async def unless_requested(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`; cancels it and raises Interrupted when a signal comes first."""

@@ -17,115 +17,30 @@ from typing import Any, Final
 
 import ray
 from ray._private import services
-from ray.exceptions import ActorDiedError, RayError, RayTaskError
+from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from router.cluster.nodes import Node, RayLost, nodes, until_enough, until_lost
 from router.cluster.ray_thread import RayThread
+from router.cluster.ray_worker import RayWorker, first_line
 from router.cluster.worker_plan import Machine, WorkerPlan, device_for
+from router.config.environment import environment_of
 from router.config.settings import LogLevel, RouterConfig
-from router.workers.registry import WorkerBroken, WorkerUnavailable
-from rpc.baton.v1 import worker_pb2
-from rpc.channel import Endpoint
 from rpc.tls import Identity
 from worker.config import WorkerRole
 
-__all__ = ["Cluster", "ClusterError", "RayWorker"]
-
-_log = logging.getLogger(__name__)
+__all__ = ["Cluster", "ClusterError"]
 
 _LOOPBACK: Final = "127.0.0.1"
 _OBJECT_STORE_BYTES: Final = 100 << 20
 """Ray's least would do: nothing but addresses goes through it."""
-_STOP_S: Final = 10.0
 _CONNECT_S: Final = 60.0
-_ASK_AGAIN_S: Final = 20.0
-_ANSWER_S: Final = 10.0
-"""A worker that was up and does not say where it is within this time hangs."""
 _FOREVER: Final = -1
 
 
 class ClusterError(Exception):
     """Ray cannot be started, reached, or has no room; the message says what to do."""
-
-
-class RayWorker:
-    """One worker over all of its incarnations. Implements `registry.WorkerHandle`."""
-
-    def __init__(self, plan: WorkerPlan, create: Callable[[], Any], identity: Identity) -> None:
-        """`create` makes the actor in the place reserved for this worker; `identity` is the router's."""
-        self.worker_id = plan.config.worker_id
-        self.role = _ROLES[plan.config.role]
-        self._create = create
-        self._actor = create()
-        self._identity = identity
-        self._was_up = False
-        """This incarnation has answered before."""
-        self._was_stopped = False
-
-    async def endpoint(self) -> Endpoint:
-        """Loads the model if that is still to be done. Raises WorkerUnavailable, WorkerBroken."""
-        actor = self._actor
-        try:
-            listening = await asyncio.wait_for(
-                actor.start.remote(), _ANSWER_S if self._was_up else _ASK_AGAIN_S
-            )
-        except (TimeoutError, RayError) as error:
-            if actor is not self._actor:
-                # `revive` replaced it meanwhile: what becomes of it says nothing about its successor.
-                raise WorkerUnavailable("it was started anew") from None
-            raise await self._trouble_of(error) from None
-        if actor is not self._actor:
-            raise WorkerUnavailable("it was started anew")
-        self._was_up = True
-        return Endpoint(listening.address, self._identity.call(listening.certificate))
-
-    async def _trouble_of(self, error: TimeoutError | RayError) -> WorkerUnavailable:
-        """What the failure of the current actor's `start` means; does what helps against it."""
-        match error:
-            case TimeoutError():
-                return self._no_answer()
-            case RayTaskError():
-                return WorkerBroken(_last_line(error))
-            case ActorDiedError():
-                # Ray restarts a process that dies, but not an actor that fails to come to life.
-                if not self._was_stopped:
-                    await self.revive()
-                return WorkerBroken(_last_line(error))
-            case _:
-                self._was_up = False
-                return WorkerUnavailable(_first_line(error))
-
-    def _no_answer(self) -> WorkerUnavailable:
-        if not self._was_up:
-            # It is loading, and the next call waits for the same load; or Ray has lost this one.
-            return WorkerUnavailable("still loading")
-        # Stopped or stuck. Ray sees a process that lives, so it is for us to end it.
-        ray.kill(self._actor, no_restart=False)
-        self._was_up = False
-        return WorkerUnavailable("it did not answer, and is started anew")
-
-    async def progress(self) -> tuple[str, int, int] | None:
-        """What it is loading, and how many of how many bytes; None while it cannot answer."""
-        try:
-            state = await self._actor.progress.remote()
-        except RayError:
-            return None
-        return state.stage, state.done, state.total
-
-    async def revive(self) -> None:
-        """A new actor in the same place."""
-        self._actor, self._was_up, self._was_stopped = self._create(), False, False
-
-    async def stop(self) -> None:
-        """In order if it answers, and for good in any case."""
-        self._was_stopped = True
-        try:
-            async with asyncio.timeout(_STOP_S):
-                await self._actor.stop.remote()
-        except (RayError, TimeoutError) as error:
-            _log.debug("%s did not stop by itself: %s", self.worker_id, error)
-        ray.kill(self._actor, no_restart=True)
 
 
 class Cluster:
@@ -142,29 +57,61 @@ class Cluster:
         self._thread = RayThread()
         self._asking = RayThread()
         """For questions that Ray may leave unanswered: nothing else waits behind them."""
+        self._acting = RayThread()
+        """For what is done to workers."""
+        self._is_lost = False
         self._workers: list[RayWorker] = []
         self._group: PlacementGroup | None = None
         self._rank_cpus = config.worker_cpus or max(1, (os.cpu_count() or 1) // self._num_ranks)
 
-    async def connect(self) -> Machine:
-        """About 4 s for a Ray of our own. Raises ClusterError, PlanError."""
+    async def connect(self, on_wait: Callable[[str], None] = lambda _: None) -> Machine:
+        """About 4 s for a Ray of our own. `on_wait` is told which nodes are awaited.
+
+        Raises ClusterError, PlanError.
+        """
         try:
             async with asyncio.timeout(_CONNECT_S):
                 await self._thread.call(self._init)
         except TimeoutError:
             raise ClusterError(self._cannot_connect("no answer")) from None
         except Exception as error:  # Ray raises bare Exceptions too
-            raise ClusterError(self._cannot_connect(_first_line(error))) from error
+            raise ClusterError(self._cannot_connect(first_line(error))) from error
+        if self._config.wait_for_nodes is not None:
+            await self._wait_for_nodes(self._config.wait_for_nodes, on_wait)
         return await self._thread.call(self._machine)
+
+    async def _wait_for_nodes(self, wanted: int, on_wait: Callable[[str], None]) -> None:
+        try:
+            async with asyncio.timeout(self._config.startup_timeout):
+                await until_enough(self.nodes, wanted, on_wait)
+        except TimeoutError:
+            raise ClusterError(
+                f"within --startup-timeout {self._config.startup_timeout:g} s the cluster did not have the"
+                f" {wanted} nodes of --wait-for-nodes; `ray status` shows who is missing"
+            ) from None
+
+    async def nodes(self) -> list[Node]:
+        """Raises what Ray raises if it cannot say."""
+        return await self._asking.call(nodes)
+
+    async def lost(self) -> RayLost:
+        """Waits until this Ray is gone for good."""
+        loss = await until_lost(self.nodes, self._own_node)
+        self._is_lost = True
+        return loss
 
     def _init(self) -> None:
         common: dict[str, Any] = {
             "logging_level": logging.ERROR,
             "log_to_driver": self._config.log_level is LogLevel.DEBUG,
         }
-        if not self._is_local:
+        if self._is_local:
+            self._init_local(common)
+        else:
             ray.init(address=self._config.ray_address, **common)
-            return
+        self._own_node: str = ray.get_runtime_context().get_node_id()
+
+    def _init_local(self, common: dict[str, Any]) -> None:
         with _own_process_groups():
             ray.init(
                 address="local",
@@ -193,8 +140,8 @@ class Cluster:
         `on_wait` is told when the cluster has to grow first. Raises ClusterError.
         """
         bundles = [_bundle(plan) for plan in plans]
-        # Together as far as possible: KV travels fastest within a node.
-        self._group = placement_group(bundles, strategy="PACK")
+        strategy = self._config.placement.name
+        self._group = placement_group(bundles, strategy=strategy)
         on_wait(f"waiting for room for {len(plans)} workers ({_summed(bundles)})")
         try:
             async with asyncio.timeout(self._config.startup_timeout):
@@ -202,21 +149,22 @@ class Cluster:
         except TimeoutError:
             raise ClusterError(
                 f"within --startup-timeout {self._config.startup_timeout:g} s the cluster had no room for"
-                f" {len(plans)} workers ({_summed(bundles)}); ask for fewer, or add nodes"
+                f" {len(plans)} workers ({_summed(bundles)}) with --placement {self._config.placement.value};"
+                " ask for fewer, or add nodes"
             ) from None
         self._workers = [
-            RayWorker(plan, partial(self._actor, plan, self._group, index), self._identity)
+            RayWorker(plan, partial(self._actor, plan, self._group, index), self._identity, self._acting)
             for index, plan in enumerate(plans)
         ]
         return self._workers
 
     async def dead_nodes(self) -> set[str]:
         """Ids of the nodes that Ray has declared dead. Raises what Ray raises if it cannot say."""
-        return await self._asking.call(_dead_nodes)
+        return {node.id for node in await self.nodes() if not node.alive}
 
     async def close(self) -> None:
         """Ends the workers, and Ray if it is ours. Safe to call at any point."""
-        if not ray.is_initialized():
+        if self._is_lost or not ray.is_initialized():
             return
         await asyncio.gather(*(worker.stop() for worker in self._workers))
         await self._thread.call(ray.shutdown)
@@ -248,7 +196,7 @@ class Cluster:
         if plan.ranks > 1:
             # Ranks share a machine; NCCL would open its ports to every network that this one is in.
             environment["NCCL_SOCKET_IFNAME"] = os.environ.get("NCCL_SOCKET_IFNAME", "lo")
-        return environment
+        return environment | environment_of(self._config.worker_env)
 
     def _check_room(self, device: str, resources: dict[str, float]) -> None:
         """A local Ray cannot grow; a cluster may, so there we wait."""
@@ -270,7 +218,7 @@ class Cluster:
                 timeout=self._config.startup_timeout,
             )
         except RayError as error:
-            raise ClusterError(f"no node could be asked for its memory: {_first_line(error)}") from error
+            raise ClusterError(f"no node could be asked for its memory: {first_line(error)}") from error
         return memory
 
     def _cannot_connect(self, reason: str) -> str:
@@ -304,10 +252,6 @@ def _summed(bundles: Sequence[dict[str, float]]) -> str:
     return ", ".join(f"{sum(bundle.get(kind, 0) for bundle in bundles):g} {kind}" for kind in kinds)
 
 
-def _dead_nodes() -> set[str]:
-    return {node["NodeID"] for node in ray.nodes() if not node["Alive"]}  # type: ignore[no-untyped-call]
-
-
 def _gpu_memory() -> int:
     import torch
 
@@ -336,18 +280,3 @@ def _own_process_groups() -> Iterator[None]:
         yield
     finally:
         services.ConsolePopen = popen  # type: ignore[misc]
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__
-
-
-def _last_line(error: RayError) -> str:
-    """Of the traceback from the worker: the exception itself."""
-    return str(error).strip().rpartition("\n")[2]
-
-
-_ROLES: Final = {
-    WorkerRole.PREFILL: worker_pb2.ROLE_PREFILL,
-    WorkerRole.DECODE: worker_pb2.ROLE_DECODE,
-}

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
+from common.ports import PortRange
 from engine.config import EngineConfig
 from engine.device.defaults import GPU_TOKEN_TILE, defaults_for
 from engine.loader.checkpoint import Checkpoint
@@ -90,8 +91,10 @@ def plan_workers(config: RouterConfig, checkpoint: Checkpoint, machine: Machine)
             kv_by_ranks=config.hands_over and config.num_ranks > len(roles),
             host=machine.host,
             network=config.worker_network,
+            ports=PortRange.parse(config.worker_ports) if config.worker_ports is not None else None,
             handoff_timeout_s=config.handoff_timeout,
             step_timeout_s=config.step_timeout,
+            router_timeout_s=config.router_timeout,
         )
         counts[role] += 1
         plans.append(WorkerPlan(worker, cpus=machine.cpus, gpus=1 if machine.device == "cuda" else 0))

@@ -7,9 +7,10 @@ setting is one line here.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from enum import Enum
 from types import NoneType
 from typing import Annotated, Any, Final, get_args, get_type_hints
+
+from router.config.choices import Device, Dtype, LogLevel, Mode, NodePlacement, Routing, Transport
 
 __all__ = [
     "SETTINGS",
@@ -17,55 +18,13 @@ __all__ = [
     "Dtype",
     "LogLevel",
     "Mode",
+    "NodePlacement",
     "RouterConfig",
     "Routing",
     "Setting",
     "Transport",
     "flag_name",
 ]
-
-
-class Mode(Enum):
-    MIXED = "mixed"
-    """Every worker prefills in chunks and decodes."""
-    DISAGG = "disagg"
-    """Prefill workers read prompts and hand their KV to decode workers."""
-    ADAPTIVE = "adaptive"
-    """The router decides for every request which worker computes its prompt and which decodes."""
-
-
-class Device(Enum):
-    AUTO = "auto"
-    CPU = "cpu"
-    CUDA = "cuda"
-
-
-class Dtype(Enum):
-    AUTO = "auto"
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
-    FLOAT16 = "float16"
-
-
-class Transport(Enum):
-    NIXL = "nixl"
-    UCXX = "ucxx"
-    LOOPBACK = "loopback"
-
-
-class Routing(Enum):
-    """How the router picks among workers of one role."""
-
-    ROUND_ROBIN = "round-robin"
-    LEAST_LOADED = "least-loaded"
-    POWER_OF_TWO = "power-of-two"
-
-
-class LogLevel(Enum):
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +113,40 @@ class RouterConfig:
             "network on which workers listen (default: 127.0.0.1; on a Ray cluster, the address of the"
             " worker's node)",
             "CIDR",
+        ),
+    ] = None
+    worker_ports: Annotated[
+        str | None,
+        Option(
+            _WORKERS,
+            "ports that workers listen on: gRPC, metrics and lifelines in the lower half, UCX in the upper"
+            " half (default: any free ones)",
+            "LOW-HIGH",
+        ),
+    ] = None
+    placement: Annotated[
+        NodePlacement,
+        Option(
+            _WORKERS,
+            "nodes of workers; pack: as few as possible, where KV travels fastest; spread: as many as"
+            " possible; strict-spread: one each",
+        ),
+    ] = NodePlacement.PACK
+    wait_for_nodes: Annotated[
+        int | None,
+        Option(
+            _WORKERS,
+            "with --ray-address: place workers when the cluster has this many nodes, the head included"
+            " (default: as soon as there is room)",
+            "N",
+        ),
+    ] = None
+    worker_env: Annotated[
+        str | None,
+        Option(
+            _WORKERS,
+            "environment of workers, such as 'UCX_NET_DEVICES=mlx5_0:1 NCCL_DEBUG=INFO'; shell quoting",
+            "'KEY=VALUE ...'",
         ),
     ] = None
     startup_timeout: Annotated[
@@ -364,6 +357,14 @@ class RouterConfig:
         float,
         Option(_ROUTING, "restart a worker whose engine step takes longer than this", "SECONDS"),
     ] = 300.0
+    router_timeout: Annotated[
+        float,
+        Option(
+            _ROUTING,
+            "seconds without a connection to this router after which a worker ends itself",
+            "SECONDS",
+        ),
+    ] = 60.0
     canary_interval: Annotated[
         float,
         Option(

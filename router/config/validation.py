@@ -11,6 +11,8 @@ from ipaddress import ip_network
 from itertools import combinations
 from typing import Final
 
+from common.ports import PortRange
+from router.config.environment import WrongEnvironment, environment_of
 from router.config.origins import is_origin, origins_of
 from router.config.settings import Device, Dtype, Mode, RouterConfig, Transport, flag_name
 from router.limits import LOGPROBS_LIMIT
@@ -25,6 +27,7 @@ _DURATIONS: Final = (
     "failover_timeout",
     "worker_timeout",
     "step_timeout",
+    "router_timeout",
     "canary_interval",
     "canary_timeout",
     "max_queue_wait",
@@ -67,6 +70,26 @@ def _workers(config: RouterConfig) -> Iterator[str]:
         yield f"--worker-cpus {config.worker_cpus}: use 1 or more, or leave it out"
     if config.worker_network is not None:
         yield from _network(config.worker_network)
+    yield from _nodes(config)
+    if config.worker_ports is not None:
+        try:
+            PortRange.parse(config.worker_ports)
+        except ValueError as error:
+            yield f"--worker-ports {error}"
+    try:
+        environment_of(config.worker_env)
+    except WrongEnvironment as error:
+        yield f"--worker-env {error}"
+
+
+def _nodes(config: RouterConfig) -> Iterator[str]:
+    nodes = config.wait_for_nodes
+    if nodes is None:
+        return
+    if nodes < 1:
+        yield f"--wait-for-nodes {nodes}: use 1 or more, or leave it out"
+    if config.ray_address is None:
+        yield f"--wait-for-nodes {nodes} means nothing without --ray-address: a local Ray is one node"
 
 
 def _ranks(config: RouterConfig) -> Iterator[str]:

@@ -17,6 +17,14 @@ from tests.unit.router_tokenizers import byte_level
 __all__ = ["Question", "SmallModel", "save_small_model"]
 
 MAX_LEN = 2048
+_SHAPE = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "initializer_range": 0.5,
+}
 _CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"
 )
@@ -75,21 +83,16 @@ class SmallModel:
         return self.tokenizer.decode(ids)
 
 
-def save_small_model(folder: Path) -> SmallModel:
-    """Two layers; weights so large that no two logits are nearly alike."""
+def save_small_model(folder: Path, **shape: float) -> SmallModel:
+    """Two layers; weights so large that no two logits are nearly alike. `shape` is for LlamaConfig."""
     torch.manual_seed(0)
     backend = byte_level()
     vocab_size = backend.get_vocab_size(with_added_tokens=True)
     model = LlamaForCausalLM(
         LlamaConfig(
+            **{**_SHAPE, **shape},
             vocab_size=vocab_size,
-            hidden_size=32,
-            intermediate_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
             max_position_embeddings=MAX_LEN,
-            initializer_range=0.5,
             bos_token_id=0,
             eos_token_id=1,
             pad_token_id=0,

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from router.config.flags import parse
 from router.dispatch.metrics import RouterMetrics
 from rpc.baton.v1 import worker_pb2
 from worker.metrics import WorkerMetrics
@@ -83,10 +87,111 @@ def test_prometheus_accepts_its_configuration() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_ray_accepts_the_cluster_file() -> None:
+def cluster_file(name: str) -> dict[str, Any]:
+    """As Ray completes and checks it."""
     from ray.autoscaler._private.util import prepare_config, validate_config
 
-    config = prepare_config(yaml.safe_load((DEPLOY / "cluster.yaml").read_text()))
+    config: dict[str, Any] = prepare_config(yaml.safe_load((DEPLOY / name).read_text()))
     validate_config(config)
-    provider = config["provider"]
-    assert config["max_workers"] == len(provider["worker_ips"])
+    return config
+
+
+def test_ray_accepts_the_cluster_file() -> None:
+    config = cluster_file("cluster.yaml")
+    assert config["max_workers"] == len(config["provider"]["worker_ips"])
+
+
+@pytest.mark.parametrize("name", ["aws.yaml", "gcp.yaml"])
+def test_ray_accepts_the_files_for_clouds(name: str) -> None:
+    config = cluster_file(name)
+    types = config["available_node_types"]
+    assert types["head"]["resources"]["GPU"] == 0
+    assert types["gpu"]["max_workers"] <= config["max_workers"]
+
+
+@pytest.mark.parametrize("name", ["aws.yaml", "gcp.yaml"])
+def test_clouds_get_the_same_software_as_other_machines(name: str) -> None:
+    here, there = (yaml.safe_load((DEPLOY / file).read_text()) for file in ("cluster.yaml", name))
+    for key in ("file_mounts", "head_start_ray_commands", "worker_start_ray_commands"):
+        assert here[key] == there[key]
+    gpu = [command.replace("[gpu]", "") for command in there["setup_commands"]]
+    assert here["setup_commands"] == gpu
+
+
+def test_the_routers_settings_are_settings() -> None:
+    config = parse(["--config", str(DEPLOY / "router.yaml")])
+    nodes = yaml.safe_load((DEPLOY / "cluster.yaml").read_text())["provider"]["worker_ips"]
+    assert config.wait_for_nodes == 1 + len(nodes)
+
+
+@pytest.mark.parametrize("script", ["service", "start_ray"])
+def test_scripts_are_bash(script: str) -> None:
+    subprocess.run(["bash", "-n", DEPLOY / script], check=True)
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze comes with systemd")
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+    unit = (DEPLOY / "baton-router.service").read_text()
+    installed = tmp_path / "baton-router.service"
+    installed.write_text(unit.replace("/home/ubuntu/baton/venv/bin/router", sys.executable))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", installed], check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "baton-router" not in done.stderr, done.stderr
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
+    """deploy/service in a home whose router ends with 3, then with 2, and then stays."""
+    router = tmp_path / "baton" / "venv" / "bin" / "router"
+    router.parent.mkdir(parents=True)
+    router.write_text(_ROUTER)
+    router.chmod(0o755)
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [DEPLOY / "service", *words],
+            env={"HOME": str(tmp_path), "PATH": os.environ["PATH"], "BATON_RESTART_S": "0"},
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+
+    yield run
+    run("stop")
+
+
+_ROUTER = """#!/bin/bash
+[ "$1" = workers ] && exit
+status=$(cat ~/next 2>/dev/null || echo 3)
+echo "status $status"
+case $status in 3) echo 2 > ~/next; exit 3;; 2) echo stay > ~/next; exit 2;; esac
+trap 'echo drained; exit 0' TERM
+while true; do sleep 0.05; done
+"""
+
+
+def await_log(service: Callable[..., subprocess.CompletedProcess[str]], words: str) -> str:
+    deadline = time.monotonic() + 20
+    while words not in (log := service("log").stdout):
+        assert time.monotonic() < deadline, log
+        time.sleep(0.05)
+    return log
+
+
+def test_the_service_starts_a_router_again_unless_its_settings_are_wrong(
+    service: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    assert service("status").returncode == 1
+    service("start")
+    log = await_log(service, "ended with status 2")
+    assert "ended with status 3" in log
+    assert "status stay" not in log
+    service("start")
+    await_log(service, "status stay")
+    assert service("status").returncode == 0
+    assert "already" in service("start").stdout
+    assert service("stop").returncode == 0
+    assert "drained" in service("log").stdout
+    assert service("status").returncode == 1

@@ -26,7 +26,7 @@ ALLOWED: Mapping[str, frozenset[str]] = {
     "common": frozenset(),
     "rpc": frozenset(),
     "engine": frozenset({"common"}),
-    "kv_transfer": frozenset(),
+    "kv_transfer": frozenset({"common"}),
     "worker": frozenset({"common", "engine", "kv_transfer", "rpc"}),
     "prefill_worker": frozenset({"common", "engine", "kv_transfer", "rpc", "worker"}),
     "decode_worker": frozenset({"common", "engine", "kv_transfer", "rpc", "worker"}),

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.config.flags import ConfigError, parse
-from router.config.settings import SETTINGS, Device, Mode, RouterConfig, Routing, Transport
+from router.config.settings import SETTINGS, Device, Mode, NodePlacement, RouterConfig, Routing, Transport
 
 
 def problems(*argv: str) -> str:
@@ -188,3 +188,16 @@ def test_any_numbers_end_in_a_sound_configuration_or_in_messages(values: dict[st
     assert config.decode_workers >= 1
     assert config.chunked_prefill_size in (None, -1) or config.chunked_prefill_size % config.page_size == 0
     assert config.kv_pool_tokens is None or config.kv_pool_tokens >= (config.max_model_len or 1)
+
+
+def test_flags_about_a_cluster_are_checked_before_it_is_joined() -> None:
+    good = (
+        "--model m --ray-address auto --wait-for-nodes 3 --placement strict-spread --worker-ports 11000-11099"
+    )
+    config = parse([*good.split(), "--worker-env", "UCX_TLS=rc,cuda_copy NCCL_DEBUG=INFO"])
+    assert config.placement is NodePlacement.STRICT_SPREAD
+    assert "--ray-address" in problems("--model", "m", "--wait-for-nodes", "2")
+    assert "1 or more" in problems("--model", "m", "--ray-address", "auto", "--wait-for-nodes", "0")
+    assert "one of pack, spread" in problems("--model", "m", "--placement", "anywhere")
+    assert "--worker-env UCX_TLS is not" in problems("--model", "m", "--worker-env", "UCX_TLS")
+    assert "--worker-ports 1-9" in problems("--model", "m", "--worker-ports", "1-9")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,7 +11,8 @@ import pytest
 import ray
 from ray.exceptions import ActorDiedError
 
-from router.cluster.ray_cluster import RayWorker
+from router.cluster.ray_thread import RayThread
+from router.cluster.ray_worker import RayWorker
 from router.cluster.worker_plan import WorkerPlan
 from router.workers.registry import WorkerBroken, WorkerUnavailable
 from rpc.tls import Identity
@@ -20,8 +22,8 @@ from worker.config import WorkerRole
 class Actor:
     """Answers `start` with what its test says, when it says so."""
 
-    def __init__(self) -> None:
-        self.listening: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.listening: asyncio.Future[Any] = loop.create_future()
         self.start = SimpleNamespace(remote=lambda: asyncio.shield(self.listening))
         self.stop = SimpleNamespace(remote=self._stop)
 
@@ -37,11 +39,12 @@ class Place:
 
     def __init__(self) -> None:
         self.actors: list[Actor] = []
+        self._loop = asyncio.get_running_loop()
         plan = SimpleNamespace(config=SimpleNamespace(worker_id="decode-0", role=WorkerRole.DECODE))
-        self.worker = RayWorker(cast(WorkerPlan, plan), self._create, Identity.draw())
+        self.worker = RayWorker(cast(WorkerPlan, plan), self._create, Identity.draw(), RayThread())
 
     def _create(self) -> Actor:
-        self.actors.append(Actor())
+        self.actors.append(Actor(self._loop))
         return self.actors[-1]
 
 
@@ -86,6 +89,17 @@ async def test_two_who_wait_for_an_actor_that_dies_make_one_new_one() -> None:
     outcomes = await asyncio.gather(*starts, return_exceptions=True)
     assert {type(outcome) for outcome in outcomes} == {WorkerBroken, WorkerUnavailable}
     assert len(place.actors) == 2
+
+
+async def test_a_ray_that_does_not_answer_stops_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Place()
+    release = threading.Event()
+    monkeypatch.setattr(ray, "kill", lambda *_, **__: release.wait())
+    stop = asyncio.create_task(place.worker.stop())
+    await asyncio.sleep(0.01)  # would not return
+    assert not stop.done()
+    release.set()
+    await stop
 
 
 async def test_a_stopped_worker_is_not_revived_by_its_own_death() -> None:

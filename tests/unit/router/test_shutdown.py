@@ -22,7 +22,11 @@ async def shutdown() -> Shutdown:
 async def test_a_signal_is_a_request(shutdown: Shutdown, signal_: signal.Signals) -> None:
     os.kill(os.getpid(), signal_)
     async with asyncio.timeout(5):
-        await shutdown.requested()
+        assert await shutdown.unless(asyncio.sleep(60, "slept")) is None
+
+
+async def test_work_that_ends_before_a_signal_has_its_result(shutdown: Shutdown) -> None:
+    assert await shutdown.unless(asyncio.sleep(0, "slept")) == "slept"
 
 
 async def test_work_that_is_done_in_time_returns_its_result(shutdown: Shutdown) -> None:

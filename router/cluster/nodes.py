@@ -1,0 +1,93 @@
+"""The nodes of a Ray cluster, and whether Ray is still there."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import ray
+
+__all__ = ["AskNodes", "Node", "RayLost", "nodes", "residents", "until_enough", "until_lost"]
+
+_log = logging.getLogger(__name__)
+
+_ASK_S: Final = 2.0
+_ANSWER_S: Final = 5.0
+_SILENT: Final = 4
+"""Questions in a row without an answer. Ray itself ends a process that misses its GCS for 60 s."""
+
+
+class RayLost(Exception):
+    """The Ray that this router has joined is gone; the message says how that shows.
+
+    A process cannot leave a Ray that does not answer and join another one: actors, object store and ids are
+    those of the old one. The router ends instead, and a supervisor starts it again.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    id: str
+    name: str
+    """Host name and address, for people."""
+    alive: bool
+
+    @classmethod
+    def of(cls, entry: dict[str, Any]) -> Node:
+        """`entry` is one of `ray.nodes()`."""
+        name = f"{entry['NodeManagerHostname']} ({entry['NodeManagerAddress']})"
+        return cls(entry["NodeID"], name, entry["Alive"])
+
+
+AskNodes: TypeAlias = Callable[[], Awaitable[Sequence[Node]]]
+
+
+def nodes() -> list[Node]:
+    """All that Ray knows of, dead ones too. Blocks as long as Ray does not answer."""
+    return [Node.of(entry) for entry in ray.nodes()]  # type: ignore[no-untyped-call]
+
+
+def residents(workers: Iterable[tuple[str, str]], known: Sequence[Node]) -> str:
+    """Who lives where, in one line. `workers`: worker id and node id."""
+    names = {node.id: node.name for node in known}
+    homes: dict[str, list[str]] = {}
+    for worker, node in workers:
+        homes.setdefault(names.get(node, "an unknown node"), []).append(worker)
+    return "; ".join(f"{', '.join(lodgers)} on {home}" for home, lodgers in homes.items())
+
+
+async def until_enough(
+    ask: AskNodes, wanted: int, on_wait: Callable[[str], None], *, ask_s: float = _ASK_S
+) -> None:
+    """Waits until `wanted` nodes are alive; `on_wait` is told how many there are whenever that changes."""
+    before = None
+    while (alive := sum(node.alive for node in await ask())) < wanted:
+        if alive != before:
+            on_wait(f"waiting for nodes: {alive} of {wanted} are alive")
+        before = alive
+        await asyncio.sleep(ask_s)
+
+
+async def until_lost(
+    ask: AskNodes, own: str, *, ask_s: float = _ASK_S, answer_s: float = _ANSWER_S
+) -> RayLost:
+    """Waits until Ray is gone for good, and says how. `own` is the id of this process's node."""
+    silent = 0
+    while True:
+        try:
+            async with asyncio.timeout(answer_s):
+                alive = {node.id for node in await ask() if node.alive}
+        except Exception as error:  # Ray's errors share no base class
+            silent += 1
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            _log.warning("Ray does not answer (%d of %d): %s", silent, _SILENT, reason)
+            if silent == _SILENT:
+                return RayLost(f"Ray did not answer {_SILENT} questions in a row, the last with: {reason}")
+        else:
+            silent = 0
+            if own not in alive:
+                return RayLost("this node is not part of the Ray cluster any more: Ray was restarted")
+        await asyncio.sleep(ask_s)

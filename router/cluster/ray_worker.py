@@ -1,0 +1,146 @@
+"""One worker as Ray's actor, over all of its incarnations."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+import ray
+from ray.exceptions import ActorDiedError, RayError, RayTaskError
+
+from router.cluster.ray_thread import RayThread
+from router.cluster.worker_plan import WorkerPlan
+from router.workers.registry import WorkerBroken, WorkerUnavailable
+from rpc.baton.v1 import worker_pb2
+from rpc.channel import Endpoint
+from rpc.tls import Identity
+from worker.config import WorkerRole
+
+__all__ = ["RayWorker", "first_line"]
+
+_log = logging.getLogger(__name__)
+
+_STOP_S: Final = 10.0
+_ASK_AGAIN_S: Final = 20.0
+_ANSWER_S: Final = 10.0
+"""A worker that was up and does not say where it is within this time hangs."""
+
+
+class RayWorker:
+    """One worker over all of its incarnations. Implements `registry.WorkerHandle`."""
+
+    def __init__(
+        self, plan: WorkerPlan, create: Callable[[], Any], identity: Identity, thread: RayThread
+    ) -> None:
+        """`create` makes the actor in the place reserved for this worker; `identity` is the router's.
+
+        What may wait for Ray runs on `thread`: a Ray that does not answer must not stop the streams.
+        """
+        self.worker_id = plan.config.worker_id
+        self.role = _ROLES[plan.config.role]
+        self._create = create
+        self._actor = create()
+        self._identity = identity
+        self._thread = thread
+        self._replacing = asyncio.Lock()
+        self._was_up = False
+        """This incarnation has answered before."""
+        self._has_served = False
+        """Some incarnation has."""
+        self._was_stopped = False
+
+    async def endpoint(self) -> Endpoint:
+        """Loads the model if that is still to be done. Raises WorkerUnavailable, WorkerBroken."""
+        actor = self._actor
+        try:
+            listening = await asyncio.wait_for(
+                actor.start.remote(), _ANSWER_S if self._was_up else _ASK_AGAIN_S
+            )
+        except (TimeoutError, RayError) as error:
+            if actor is not self._actor:
+                # `revive` replaced it meanwhile: what becomes of it says nothing about its successor.
+                raise WorkerUnavailable("it was started anew") from None
+            raise await self._trouble_of(actor, error) from None
+        if actor is not self._actor:
+            raise WorkerUnavailable("it was started anew")
+        self._was_up = self._has_served = True
+        return Endpoint(listening.address, self._identity.call(listening.certificate))
+
+    async def _trouble_of(self, actor: Any, error: TimeoutError | RayError) -> WorkerUnavailable:
+        """What the failure of the current actor's `start` means; does what helps against it."""
+        match error:
+            case TimeoutError():
+                return await self._no_answer()
+            case RayTaskError():
+                return WorkerBroken(_last_line(error))
+            case ActorDiedError():
+                return await self._after_death(actor, error)
+            case _:
+                self._was_up = False
+                return WorkerUnavailable(first_line(error))
+
+    async def _after_death(self, actor: Any, error: ActorDiedError) -> WorkerUnavailable:
+        """Ray restarts a process that dies, but not an actor that fails to come to life."""
+        async with self._replacing:
+            if actor is not self._actor:
+                return WorkerUnavailable("it was started anew")
+            if not self._was_stopped:
+                await self._replace()
+        return WorkerBroken(_last_line(error))
+
+    async def _no_answer(self) -> WorkerUnavailable:
+        if not self._was_up:
+            # It is loading, and the next call waits for the same load; or Ray has lost this one.
+            return WorkerUnavailable(
+                "still loading, or on a node that is out of reach" if self._has_served else "still loading"
+            )
+        # Stopped or stuck. Ray sees a process that lives, so it is for us to end it.
+        self._was_up = False
+        await self._thread.call(partial(ray.kill, self._actor, no_restart=False))
+        return WorkerUnavailable("it did not answer, and is started anew")
+
+    async def progress(self) -> tuple[str, int, int] | None:
+        """What it is loading, and how many of how many bytes; None while it cannot answer."""
+        try:
+            state = await self._actor.progress.remote()
+        except RayError:
+            return None
+        return state.stage, state.done, state.total
+
+    async def revive(self) -> None:
+        """A new actor in the same place."""
+        async with self._replacing:
+            await self._replace()
+
+    async def _replace(self) -> None:
+        self._actor = await self._thread.call(self._create)
+        self._was_up = self._was_stopped = False
+
+    async def stop(self) -> None:
+        """In order if it answers, and for good in any case."""
+        self._was_stopped = True
+        try:
+            async with asyncio.timeout(_STOP_S):
+                await self._actor.stop.remote()
+        except (RayError, TimeoutError) as error:
+            _log.debug("%s did not stop by itself: %s", self.worker_id, error)
+        await self._thread.call(partial(ray.kill, self._actor, no_restart=True))
+
+
+def first_line(error: Exception) -> str:
+    """Of what it says; its type if it says nothing."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+def _last_line(error: RayError) -> str:
+    """Of the traceback from the worker: the exception itself."""
+    return str(error).strip().rpartition("\n")[2]
+
+
+_ROLES: Final = {
+    WorkerRole.PREFILL: worker_pb2.ROLE_PREFILL,
+    WorkerRole.DECODE: worker_pb2.ROLE_DECODE,
+}

@@ -1,0 +1,61 @@
+"""Settings with a fixed set of values."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+__all__ = ["Device", "Dtype", "LogLevel", "Mode", "NodePlacement", "Routing", "Transport"]
+
+
+class Mode(Enum):
+    MIXED = "mixed"
+    """Every worker prefills in chunks and decodes."""
+    DISAGG = "disagg"
+    """Prefill workers read prompts and hand their KV to decode workers."""
+    ADAPTIVE = "adaptive"
+    """The router decides for every request which worker computes its prompt and which decodes."""
+
+
+class Device(Enum):
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class Dtype(Enum):
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
+class Transport(Enum):
+    NIXL = "nixl"
+    UCXX = "ucxx"
+    LOOPBACK = "loopback"
+
+
+class NodePlacement(Enum):
+    """How Ray distributes workers over nodes."""
+
+    PACK = "pack"
+    """On as few nodes as possible: KV travels fastest within a node."""
+    SPREAD = "spread"
+    """On as many nodes as possible: a lost node takes few workers with it."""
+    STRICT_SPREAD = "strict-spread"
+    """On a node each, or not at all."""
+
+
+class Routing(Enum):
+    """How the router picks among workers of one role."""
+
+    ROUND_ROBIN = "round-robin"
+    LEAST_LOADED = "least-loaded"
+    POWER_OF_TWO = "power-of-two"
+
+
+class LogLevel(Enum):
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"

@@ -1,0 +1,260 @@
+"""deploy/cluster.yaml as an operator uses it, on three nodes; the tests are the steps of one story."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from common.ports import PortRange
+from tests.cluster.machines import USER, Machine, why_not
+from tests.cluster.three_nodes import NODES, ROOT, Stream, ThreeNodes, build_wheel, commands
+from tests.faults.small_model import Question, SmallModel, save_small_model
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(bool(why_not()), reason=why_not()),
+]
+SHAPE = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    # That of the small model for so many more features: larger weights make attention a matter of rounding.
+    "initializer_range": 0.175,
+}
+TOKEN_BYTES = 2 * 4 * 256 * 4
+"""Of KV in float32."""
+TIMEOUT_S, GRACE_S, ROUTER_TIMEOUT_S = 1.0, 3.0, 20.0
+DETOUR_S = 2.0
+"""To go on elsewhere, after a worker counts as lost."""
+PORTS = PortRange(11000, 11031)
+BUSY_S = 4.0
+"""Allowed on top: three nodes share this machine."""
+OF_BATON = ("raylet", "gcs_server", "ray::", "log_monitor", "agent.py", "monitor.py", "bin/router")
+LINES = commands(ROOT / "deploy" / "cluster.yaml")
+
+
+def line(*words: str) -> str:
+    """The one command in the file's comments that contains all of `words`."""
+    (found,) = [line for line in LINES if all(word in line for word in words)]
+    return found
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> SmallModel:
+    folder = tmp_path_factory.mktemp("model")
+    small = save_small_model(folder, **SHAPE)
+    for path in (*folder.iterdir(), folder, *folder.parents):  # for the user of the nodes
+        path.chmod(path.stat().st_mode | (0o005 if path.is_dir() else 0o004))
+    return small
+
+
+@pytest.fixture(scope="module")
+def cluster(small: SmallModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ThreeNodes]:
+    wheel = build_wheel(tmp_path_factory.mktemp("checkout"))
+    settings = {
+        "device": "cpu",
+        "worker-cpus": 1,
+        "kv-pool-tokens": 16384,
+        "worker-timeout": TIMEOUT_S,
+        "worker-grace": GRACE_S,
+        "router-timeout": ROUTER_TIMEOUT_S,
+        "worker-env": "UCX_TLS=tcp UCX_NET_DEVICES=eth0",
+        "worker-ports": str(PORTS),
+    }
+    with ThreeNodes(wheel, small.folder, **settings) as cluster:
+        yield cluster
+
+
+def question(small: SmallModel, seed: int, *, length: int = 400, max_tokens: int = 64) -> Question:
+    return small.question(seed, length=length, max_tokens=max_tokens)
+
+
+def expect(small: SmallModel, question: Question, stream: Stream) -> None:
+    assert not stream.error
+    assert stream.text == small.text(small.answer(question))
+
+
+def active_nodes(cluster: ThreeNodes) -> int:
+    """As `ray status` says."""
+    text = cluster.type(line("ray status"))
+    active = text.partition("Active:")[2].partition("Pending:")[0]
+    return sum(int(count) for count in re.findall(r"^ *(\d+) ", active, re.MULTILINE))
+
+
+def show(**figures: object) -> None:
+    print(" ", ", ".join(f"{name} {value}" for name, value in figures.items()), flush=True)
+
+
+def is_balanced(pages: dict[str, int]) -> bool:
+    return bool(pages) and not (pages["held"] or pages["in_flight"] or pages["quarantined"])
+
+
+def test_the_router_waits_for_three_nodes_and_places_a_worker_on_each(cluster: ThreeNodes) -> None:
+    began = time.monotonic()
+    cluster.type(line("get-auth-token"))
+    print(cluster.type(line("ray up -y deploy"), timeout_s=600)[-3000:])
+    up = time.monotonic()
+    cluster.type(line("rsync-up"))
+    cluster.type(line("service start"))
+    cluster.wait_until(cluster.is_ready, 600)
+    show(ray_up=f"{up - began:.0f} s", ready=f"{time.monotonic() - up:.0f} s later")
+    assert "of 3 are alive" in cluster.log()
+    assert sorted(cluster.homes().values()) == ["head", "w1", "w2"]
+    assert active_nodes(cluster) == 3
+    assert "prefill-0" in cluster.type(line("service status"))
+    assert "workers:" in cluster.type(line("service log"))
+    for node in cluster.nodes:
+        assert node.run("stat -c %a ~/.ray/auth_token", user=USER).stdout.strip() == "600"
+
+
+def test_answers_are_right_and_their_kv_crosses_the_wire(cluster: ThreeNodes, small: SmallModel) -> None:
+    home = cluster.machines[cluster.homes()["prefill-0"]]
+    questions = [question(small, seed, length=1500) for seed in range(4)]
+    before = home.bytes_sent()
+    answers = [future.result() for future in cluster.stream(questions)]
+    for asked, answer in zip(questions, answers, strict=True):
+        expect(small, asked, answer)
+    sent, kv = home.bytes_sent() - before, sum(len(q.prompt) for q in questions) * TOKEN_BYTES
+    show(kv_bytes=kv, sent_by_the_prefill_node=sent)
+    assert sent > kv
+
+
+@pytest.mark.skipif(shutil.which("prometheus") is None, reason="needs Debian's package prometheus")
+def test_prometheus_finds_the_router_and_every_worker(cluster: ThreeNodes) -> None:
+    for command in commands(ROOT / "deploy" / "prometheus" / "prometheus.yml")[1:]:
+        cluster.type(command)
+
+    def healthy() -> dict[str, str]:
+        done = cluster.machines["head"].run(
+            "exec 3<>/dev/tcp/127.0.0.1/9090 && printf 'GET /api/v1/query?query=up HTTP/1.0\r\n\r\n' >&3"
+            " && sed '1,/^\r$/d' <&3",
+            check=False,
+        )
+        results = json.loads(done.stdout)["data"]["result"] if done.returncode == 0 else []
+        return {r["metric"]["instance"]: r["metric"]["job"] for r in results if r["value"][1] == "1"}
+
+    targets = cluster.wait_until(lambda: len(healthy()) == 4 and healthy(), 60)
+    show(targets=targets)
+    assert sorted(targets.values()) == ["baton-router"] + 3 * ["baton-workers"]
+    assert {instance.partition(":")[0] for instance in targets} == {"127.0.0.1", *NODES.values()}
+
+
+def test_workers_keep_to_their_ports(cluster: ThreeNodes) -> None:
+    for node in cluster.nodes:
+        lines = node.run("ss -Htlnp").stdout.splitlines()
+        own = (line.split()[3] for line in lines if "ray::Prefill" in line or "ray::Decode" in line)
+        open_to_others = {int(a.rpartition(":")[2]) for a in own if node.address in a}
+        assert len(open_to_others) == 4, lines
+        assert open_to_others <= set(PORTS), lines
+
+
+def test_streams_of_a_killed_worker_go_on_elsewhere(cluster: ThreeNodes, small: SmallModel) -> None:
+    questions = [question(small, seed, max_tokens=500) for seed in range(10, 14)]
+    watched = cluster.watch(questions)
+    cluster.wait_until(lambda: all(len(stream.stamps) > 5 for _, stream in watched), 60)
+    node = cluster.machines[cluster.homes()["decode-0"]]
+    (pid,) = node.processes("ray::DecodeWorker")
+    node.run(f"kill -9 {pid}")
+    for asked, (future, _) in zip(questions, watched, strict=True):
+        expect(small, asked, future.result())
+    show(longest_pause=f"{max(stream.longest_pause for _, stream in watched):.2f} s")
+    cluster.wait_for_workers()
+
+
+def cut_node(cluster: ThreeNodes) -> tuple[Machine, str]:
+    """A worker's node that is not the head, and its decode worker."""
+    homes = cluster.homes()
+    worker = next(w for w, home in homes.items() if w.startswith("decode") and home != "head")
+    return cluster.machines[homes[worker]], worker
+
+
+def test_a_node_that_is_cut_off_delays_its_streams_by_the_detection_only(
+    cluster: ThreeNodes, small: SmallModel
+) -> None:
+    node, worker = cut_node(cluster)
+    questions = [question(small, seed, max_tokens=600) for seed in range(20, 26)]
+    watched = cluster.watch(questions)
+    cluster.wait_until(lambda: all(len(stream.stamps) > 5 for _, stream in watched), 60)
+    cluster.machines.cut(node.name)
+    cut = time.monotonic()
+    streams = [future.result() for future, _ in watched]
+    pause = max(stream.longest_pause for stream in streams)
+    show(longest_pause=f"{pause:.2f} s")
+    for asked, stream in zip(questions, streams, strict=True):
+        expect(small, asked, stream)
+    assert any(stream.longest_pause > TIMEOUT_S for _, stream in watched), "no stream was on the cut node"
+    later = question(small, 30)
+    expect(small, later, cluster.ask(later))
+    assert pause < TIMEOUT_S + GRACE_S + DETOUR_S + BUSY_S
+    cluster.wait_until(lambda: f"{worker} is fenced" in cluster.log(), 120)
+    show(fenced=f"{time.monotonic() - cut:.0f} s after the cut")
+    for name in cluster.homes().keys() - {worker}:
+        cluster.wait_until(lambda name=name: is_balanced(cluster.pages(name)), 60)
+
+
+def test_the_worker_on_a_node_that_is_cut_off_ends_itself(cluster: ThreeNodes) -> None:
+    node, _ = cut_node(cluster)
+    cluster.wait_until(lambda: not node.processes("ray::DecodeWorker"), 60 + 3 * ROUTER_TIMEOUT_S)
+
+
+def test_the_node_joins_again_when_its_link_is_back(cluster: ThreeNodes, small: SmallModel) -> None:
+    node, _ = cut_node(cluster)
+    cluster.machines.mend(node.name)
+    mended = time.monotonic()
+    cluster.wait_until(lambda: active_nodes(cluster) == 3 and node.processes("raylet/raylet"), 180)
+    cluster.wait_for_workers()
+    show(whole_again=f"{time.monotonic() - mended:.0f} s after the link is back")
+    asked = question(small, 40)
+    expect(small, asked, cluster.ask(asked))
+
+
+def test_ray_up_without_restart_changes_nothing(cluster: ThreeNodes, small: SmallModel) -> None:
+    def pids() -> list[set[int]]:
+        return [set(node.processes("raylet/raylet", "ray::", "gcs_server")) for node in cluster.nodes]
+
+    before = pids()
+    cluster.type("mkdir -p __pycache__ .pytest_cache && date > __pycache__/x && date > .pytest_cache/x")
+    asked = question(small, 50, max_tokens=800)
+    ((future, _),) = cluster.watch([asked])
+    cluster.type(line("--no-restart"), timeout_s=600)
+    expect(small, asked, future.result())
+    time.sleep(20)  # the autoscaler looks every 5 s whether nodes have to be updated
+    assert pids() == before
+
+
+def test_settings_are_changed_without_touching_ray(cluster: ThreeNodes, small: SmallModel) -> None:
+    cluster.edit(**{"mode": "mixed", "decode-workers": 3, "prefill-workers": None})
+    cluster.type(line("rsync-up"))
+    cluster.type(line("service start").replace("start", "restart"))
+    cluster.wait_until(cluster.is_ready)
+    assert sorted(cluster.homes()) == ["decode-0", "decode-1", "decode-2"]
+    asked = question(small, 55)
+    expect(small, asked, cluster.ask(asked))
+
+
+def test_a_router_whose_ray_was_restarted_ends_with_the_reason_and_is_started_again(
+    cluster: ThreeNodes, small: SmallModel
+) -> None:
+    cluster.type(line("ray up -y deploy"), timeout_s=600)
+    cluster.wait_until(lambda: "the router ended with status 3" in cluster.log(), 120)
+    assert "the router ends" in cluster.log()
+    cluster.wait_until(cluster.is_ready, 300)
+    asked = question(small, 60)
+    expect(small, asked, cluster.ask(asked))
+
+
+def test_ray_down_leaves_no_process_on_any_node(cluster: ThreeNodes) -> None:
+    cluster.type(line("service stop"))
+    cluster.type(line("ray down"))
+    down = time.monotonic()
+    for node in cluster.nodes:
+        cluster.wait_until(lambda node=node: not node.processes(*OF_BATON), 150)
+    show(nothing_left=f"{time.monotonic() - down:.0f} s after ray down")

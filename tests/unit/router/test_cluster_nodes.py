@@ -1,0 +1,67 @@
+"""Waiting for the nodes of a cluster, and noticing that its Ray is gone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+
+from router.cluster.nodes import Node, residents, until_enough, until_lost
+
+A, B, DEAD = Node("a", "head (10.0.0.10)", True), Node("b", "w1 (10.0.0.11)", True), Node("c", "w2", False)
+PATIENCE_S = 5.0
+
+
+class Ray:
+    """Answers what it is told to, and the last of it for ever. None: not at all."""
+
+    def __init__(self, *answers: Sequence[Node] | Exception | None) -> None:
+        self._answers: Iterator[Sequence[Node] | Exception | None] = iter(answers)
+        self._last: Sequence[Node] | Exception | None = ()
+        self.asked = 0
+
+    async def nodes(self) -> Sequence[Node]:
+        self.asked += 1
+        self._last = answer = next(self._answers, self._last)
+        if isinstance(answer, Exception):
+            raise answer
+        if answer is None:
+            await asyncio.Event().wait()
+            raise AssertionError
+        return answer
+
+
+async def loss(ray: Ray) -> str:
+    async with asyncio.timeout(PATIENCE_S):
+        return str(await until_lost(ray.nodes, "a", ask_s=0.0, answer_s=0.01))
+
+
+async def test_workers_are_placed_when_enough_nodes_are_alive() -> None:
+    said: list[str] = []
+    ray = Ray([A], [A, DEAD], [A, B, DEAD])
+    await until_enough(ray.nodes, 2, said.append, ask_s=0.0)
+    assert said == ["waiting for nodes: 1 of 2 are alive"]
+    assert ray.asked == 3
+
+
+async def test_a_cluster_without_this_node_is_another_cluster() -> None:
+    assert "was restarted" in await loss(Ray([A, B], [B]))
+
+
+async def test_a_node_that_ray_declared_dead_has_lost_its_ray() -> None:
+    assert "not part of the Ray cluster" in await loss(Ray([Node("a", "head", False), B]))
+
+
+async def test_ray_is_gone_when_it_leaves_four_questions_in_a_row_unanswered() -> None:
+    failed = RuntimeError("GCS is not there\nand more")
+    ray = Ray([A], failed, None, failed, [A], failed, None, None, failed)
+    reason = await loss(ray)
+    assert "4 questions" in reason
+    assert reason.endswith("GCS is not there")
+    assert ray.asked == 9
+
+
+def test_residents_are_listed_by_node() -> None:
+    workers = [("prefill-0", "a"), ("decode-0", "b"), ("decode-1", "a"), ("decode-2", "z")]
+    assert residents(workers, [A, B]) == (
+        "prefill-0, decode-1 on head (10.0.0.10); decode-0 on w1 (10.0.0.11); decode-2 on an unknown node"
+    )
