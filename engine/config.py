@@ -6,8 +6,12 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import Final
 
-__all__ = ["Batching", "EngineConfig", "Policy"]
+__all__ = ["PATIENCE", "Batching", "EngineConfig", "Policy"]
+
+PATIENCE: Final = 64.0
+"""Default of `EngineConfig.prompt_patience`."""
 
 
 class Batching(Enum):
@@ -20,7 +24,10 @@ class Batching(Enum):
 class Policy(Enum):
     """Order in which waiting requests are admitted."""
 
+    SHORTEST = "shortest"
+    """Shortest prompt first, aged by `EngineConfig.prompt_patience`."""
     FCFS = "fcfs"
+    """First come, first served."""
     LPM = "lpm"
     """Longest prefix match first."""
     LOF = "lof"
@@ -59,7 +66,10 @@ class EngineConfig:
     long_prefill_token_threshold: int | None = None
     """At most this many tokens of one prompt a step."""
     batching: Batching = Batching.MIXED
-    policy: Policy = Policy.FCFS
+    policy: Policy = Policy.SHORTEST
+    prompt_patience: float = PATIENCE
+    """A prompt of n tokens is overtaken by at most n * prompt_patience tokens of shorter prompts that came
+    later. Finite and above 0."""
     radix_cache: bool = True
     overlap: bool = False
     """Plan step N+1 while step N runs on the device."""

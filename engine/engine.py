@@ -98,6 +98,7 @@ class Engine:
                 costly_context=config.costly_context,
                 batching=config.batching,
                 policy=config.policy,
+                patience=config.prompt_patience,
             ),
             self.kv,
             seed=config.seed,
@@ -146,7 +147,7 @@ class Engine:
         began = self._clock()
         self.proceed()
         plan = self.scheduler.plan()
-        self._crowded = bool(self.scheduler.waiting)
+        self._crowded = self.scheduler.is_crowded
         output = StepOutput(started=plan.started, num_tokens=plan.num_tokens)
         for request in plan.started:
             self._cache_hit_tokens += request.num_cached or 0
@@ -213,10 +214,8 @@ class Engine:
         if request.num_tokens >= self.max_tokens:
             raise InvalidRequest(f"{request.num_tokens} tokens do not fit: {self.max_tokens} at most")
         active = len(self.scheduler.running) + self.kv.active_reservations
-        if active >= self.config.max_running_requests or self.scheduler.is_starved:
-            return (
-                None  # who waits for pages here was first: preempted requests do not starve behind newcomers
-            )
+        if active >= self.config.max_running_requests or self.scheduler.wants_pages:
+            return None  # a preempted request, or one that waits for pages, must not starve behind newcomers
         reservation = self.kv.reserve(request, headroom=active)
         if reservation is not None and self._may_be_written(reservation.incoming):
             # The device's queue does not order a peer's write after the step in flight. To wait for that step
@@ -251,10 +250,9 @@ class Engine:
         return self.kv.check([*self._requests.values(), *self._kept.values()])
 
     def stats(self) -> EngineStats:
-        waiting = self.scheduler.waiting
         return EngineStats(
-            waiting=len(waiting),
-            starved=len(waiting) if self.scheduler.is_starved else 0,
+            waiting=self.scheduler.num_waiting,
+            starved=self.scheduler.num_waiting if self.scheduler.wants_pages else 0,
             running=len(self.scheduler.running),
             waiting_tokens=sum(r.num_pending for r in self._requests.values() if r.num_pending > 1),
             available_pages=self.kv.num_available,

@@ -13,15 +13,17 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.cluster.outcome import GOOD, Outcome, result_of
-from benchmarks.cluster.scenario import LOADS, Deployment, Mode, shared_order
+from benchmarks.cluster.scenario import LOADS, Deployment, Mode
 from benchmarks.cluster.traffic import Arrival, mooncake
 from benchmarks.lib.report import Objective
+from engine.config import PATIENCE
 from router.placement import Targets
 
 __all__ = ["main", "make_parser"]
@@ -36,8 +38,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         table = _table(f"simulated; {load}, {options.seconds:g} s x {options.seeds} seeds")
         for deployment in _deployments(options, targets):
             began = time.perf_counter()
-            with shared_order(options.oldest, options.sharing):
-                runs = [deployment.simulation().run(arrivals) for arrivals in _arrivals(options, rate)]
+            runs = [deployment.simulation().run(arrivals) for arrivals in _arrivals(options, rate)]
             _add(table, deployment.name, runs, targets, time.perf_counter() - began)
         console.print(table)
 
@@ -50,7 +51,7 @@ def _arrivals(options: argparse.Namespace, rate: float) -> list[list[Arrival]]:
 
 
 def _deployments(options: argparse.Namespace, targets: Targets) -> list[Deployment]:
-    """Fixed modes with default settings and with those that suit the targets, then adaptive."""
+    """Fixed modes, mixed also with steps that suit the targets, then adaptive."""
     cached = options.load == "chats" or options.trace is not None
     total = options.prefill + options.decode
     splits = [(options.prefill, options.decode)]
@@ -60,12 +61,14 @@ def _deployments(options: argparse.Namespace, targets: Targets) -> list[Deployme
         _deployment(Mode.MIXED, splits[0], targets, cached, step=s) for s in (None, 0.95 * targets.itl_s)
     ]
     disagg = [
-        _deployment(Mode.DISAGG, split, targets, cached, chunk=chunk)
-        for split in splits
-        for chunk in (None, 2048)
+        _deployment(Mode.DISAGG, split, targets, cached, chunk=options.prefill_chunk) for split in splits
     ]
     adaptive = _deployment(Mode.ADAPTIVE, (options.prefill, options.decode), targets, cached)
-    return [found for found in (*mixed, *disagg, adaptive) if found.mode.value in options.modes]
+    return [
+        replace(found, patience=options.patience)
+        for found in (*mixed, *disagg, adaptive)
+        if found.mode.value in options.modes
+    ]
 
 
 def _deployment(
@@ -142,7 +145,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--most", type=int, metavar="N", help="requests of a trace")
     parser.add_argument("--ttft-ms", type=float, default=500.0, metavar="MS")
     parser.add_argument("--itl-ms", type=float, default=15.0, metavar="MS")
-    parser.add_argument("--oldest", type=int, metavar="N", help="what if the oldest prompt got one part in N")
-    parser.add_argument("--sharing", type=int, metavar="N", help="what if N prompts might be in progress")
+    parser.add_argument("--prefill-chunk", type=int, metavar="TOKENS", help="step budget with disagg")
+    parser.add_argument("--patience", type=float, default=PATIENCE, help="prompt_patience of every engine")
     parser.add_argument("--width", type=int, default=150, help=argparse.SUPPRESS)
     return parser

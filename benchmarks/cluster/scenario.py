@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
-from unittest.mock import patch
 
 from benchmarks.cluster.simulation import ClusterSpec, Simulation
 from benchmarks.cluster.traffic import Arrival, bursts, chats, day, merged, poisson
 from benchmarks.cluster.worker import WorkerSettings
 from benchmarks.lib.workload import LogNormal, Uniform
-from engine.sched import scheduler, token_budget
+from engine.config import PATIENCE
+from engine.device.defaults import PREFILL_CHUNK
 from router.placement import (
     AdaptivePlacement,
     DisaggPlacement,
@@ -24,11 +23,10 @@ from router.placement import (
 )
 from router.workers.capacity import least_loaded
 
-__all__ = ["LOADS", "Deployment", "Mode", "shared_order"]
+__all__ = ["LOADS", "Deployment", "Mode"]
 
 _DEFAULT_STEP_S: Final = 0.020
-_DEFAULT_CHUNK: Final = 16_384
-_ADAPTIVE_CHUNK: Final = 2_048
+_MIXED_CHUNK: Final = 16_384
 _ADAPTIVE_PACE: Final = 0.95
 """Of the target that steps with decodes and prompts are kept near: TPOT has to stay below it."""
 _SMALL_POOL: Final = 64
@@ -55,6 +53,7 @@ class Deployment:
     chunk_tokens: int | None = None
     step_target_s: float | None = None
     radix_cache: bool = False
+    patience: float = PATIENCE
 
     @property
     def name(self) -> str:
@@ -71,9 +70,10 @@ class Deployment:
         step = self.step_target_s or (_ADAPTIVE_PACE * self.targets.itl_s if adaptive else _DEFAULT_STEP_S)
         large = workers >= _SMALL_POOL
         settings = WorkerSettings(
-            chunk_tokens=self.chunk_tokens or (_ADAPTIVE_CHUNK if adaptive else _DEFAULT_CHUNK),
+            chunk_tokens=self.chunk_tokens or (_MIXED_CHUNK if self.mode is Mode.MIXED else PREFILL_CHUNK),
             step_target_s=step,
             radix_cache=self.radix_cache,
+            patience=self.patience,
             page_size=64 if large else 16,
             num_pages=13_000 if large else 52_000,
         )
@@ -116,14 +116,3 @@ LOADS: Final[dict[str, Callable[[float, float, int], list[Arrival]]]] = {
     "chats": lambda rate, seconds, seed: chats(rate, seconds, LogNormal(128, 0.8, 2048), _CHAT[1], seed),
 }
 """Loads by name: (requests a second, seconds, seed) -> arrivals."""
-
-
-@contextmanager
-def shared_order(oldest: int | None, sharing: int | None) -> Iterator[None]:
-    """What if the engine's constants were others: the oldest prompt's part of a step is one in `oldest`, and
-    up to `sharing` prompts are in progress at once. None: as they are."""
-    with (
-        patch.object(token_budget, "_OLDEST", oldest or token_budget._OLDEST),
-        patch.object(scheduler, "MIN_SHARING", sharing or scheduler.MIN_SHARING),
-    ):
-        yield

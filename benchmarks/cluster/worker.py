@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from benchmarks.cluster.device import DeviceCosts, work_of
-from engine.config import Policy
+from engine.config import PATIENCE, Policy
 from engine.core.kv_manager import KVManager, Reservation
 from engine.core.plan import Chunk, StepPlan
 from engine.core.request import Request
@@ -39,7 +39,8 @@ class WorkerSettings:
     max_running: int = 512
     longest_chunk: int | None = None
     radix_cache: bool = False
-    policy: Policy = Policy.FCFS
+    policy: Policy = Policy.SHORTEST
+    patience: float = PATIENCE
 
 
 @dataclass(slots=True)
@@ -110,6 +111,7 @@ class SimWorker:
                 token_tile=tile,
                 costly_context=costly_context,
                 policy=settings.policy,
+                patience=settings.patience,
             ),
             self.kv,
         )
@@ -137,12 +139,12 @@ class SimWorker:
         request = reservation.request
         self.kv.arrived(reservation)
         request.num_computed = request.num_tokens - 1
-        _adopt(self.scheduler, request)
+        self.scheduler.adopt(request)
         self._poke(now)
 
     def release(self, request: Request, now: float) -> None:
         self.kv.release(request)
-        if self.scheduler.waiting or self._borrowers:
+        if self.scheduler.num_waiting or self._borrowers:
             self._poke(now)
 
     def turn(self, now: float) -> None:
@@ -161,7 +163,7 @@ class SimWorker:
             self._plan_next(now, self._step)
             return
         self._completed_at = -math.inf
-        if before is not None and (self.scheduler.running or self.scheduler.waiting or self._borrowers):
+        if before is not None and (self.scheduler.running or self.scheduler.num_waiting or self._borrowers):
             self._poke(before.ends)
 
     def _poke(self, now: float) -> None:
@@ -180,7 +182,7 @@ class SimWorker:
         return _Step(plan, work, begins, begins + seconds)
 
     def _plan_next(self, now: float, step: _Step) -> None:
-        crowded = bool(self.scheduler.waiting)
+        crowded = self.scheduler.is_crowded
         lead = self._costs.host + _MARGIN_S
         if self.scheduler.has_prompts:
             lead += self._costs.host_prompts
@@ -222,23 +224,10 @@ class SimWorker:
     def _lend(self, now: float) -> None:
         while self._borrowers:
             active = len(self.scheduler.running) + len(self.kv.reservations)
-            if active >= self.settings.max_running:
+            if active >= self.settings.max_running or self.scheduler.wants_pages:
                 return
             reservation = self.kv.reserve(self._borrowers[0], headroom=active)
             if reservation is None:
                 return
             self._borrowers.popleft()
             self._listener.lent(self, reservation, now)
-
-
-def _adopt(scheduler: Scheduler, request: Request) -> None:
-    """Let a request whose KV has arrived decode in the next step, however many prompts are in progress.
-
-    `Scheduler.adopt` puts it before all that wait, and nobody is admitted while prompts fill the steps: right
-    where no prompts are read beside it, and seconds of delay where they are.
-    """
-    if not scheduler._slots:
-        scheduler.adopt(request)
-        return
-    request.slot = scheduler._slots.pop()
-    scheduler.running.append(request)

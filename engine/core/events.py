@@ -55,7 +55,7 @@ class StepOutput:
 class EngineStats:
     waiting: int
     starved: int
-    """Of those: requests that wait for pages or for a slot, and not only for room in a step."""
+    """`waiting` if one of those waits for pages or was preempted; 0 if all only wait for room in a step."""
     running: int
     waiting_tokens: int
     """Prompt tokens not yet computed."""

@@ -42,6 +42,10 @@ class Request:
     """Row in the runner's per-request device buffers while running; -1 otherwise."""
     locked: RadixNode | None = None
     """The deepest cache node whose pages this request uses; locked against eviction."""
+    handicap: float = 0.0
+    """Grows with every prompt submitted before; -inf once preempted. See `turn`."""
+    num_expected: int = 0
+    """Prompt tokens that the prefix cache is expected to hold, until the request is admitted."""
     num_cached: int | None = None
     """Tokens found in the prefix cache at first admission; None before that."""
     pinned: bool = False
@@ -56,6 +60,11 @@ class Request:
     def num_pending(self) -> int:
         """1 while decoding; more while a prompt is being read."""
         return self.num_tokens - self.num_computed
+
+    @property
+    def turn(self) -> float:
+        """Orders prompts, lowest first: tokens still to compute, aged by `handicap`."""
+        return self.num_pending - self.num_expected + self.handicap
 
     @property
     def awaits_token(self) -> bool:

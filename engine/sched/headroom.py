@@ -12,16 +12,16 @@ __all__ = ["Outlook"]
 
 
 class Outlook:
-    """The admissions of one plan: what all who run will take until they end, and give back then.
+    """The admissions of one plan: what all that run will take until they end, and give back then.
 
     Costs O(running) at the first question, and again whenever a prefix gets its second reader.
     """
 
     def __init__(self, kv: KVManager, lengths: OutputLengths, running: Sequence[Request]) -> None:
-        """`running` may grow; `admitted` is called for each that it grows by."""
+        """Besides `running`, whose KV is still on its way from another worker counts: it runs soon."""
         self._kv = kv
         self._lengths = lengths
-        self._running = running
+        self._running = [*running, *(reservation.request for reservation in kv.reservations.values())]
         self._alone: list[int] = []
         self._growth: list[int] = []
 
@@ -40,6 +40,8 @@ class Outlook:
         return peak_growth([*self._alone, alone], [*self._growth, self._growth_of(request)])
 
     def admitted(self, request: Request) -> None:
+        """`request` runs now."""
+        self._running.append(request)
         if self._growth:
             self._alone.append(self._kv.pages_alone(request))
             self._growth.append(self._growth_of(request))

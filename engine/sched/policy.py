@@ -19,22 +19,25 @@ MAX_RANKED = 128
 def rank(
     waiting: Sequence[Request], policy: Policy, cache: RadixCache | None, rng: random.Random
 ) -> Iterable[Request]:
-    """`waiting` (in order of arrival) in the order in which to admit. Ties keep their order of arrival."""
+    """`waiting` (by `Request.turn`) in the order in which to admit. Ties keep their order of arrival.
+
+    Requests that were preempted come first where the policy has no other reason.
+    """
+    if policy is Policy.SHORTEST:
+        return waiting
+    arrived = sorted(waiting, key=lambda r: r.handicap)
     match policy:
-        case Policy.FCFS:
-            return waiting
         case Policy.PRIORITY:
-            return sorted(waiting, key=lambda r: r.priority)
+            return sorted(arrived, key=lambda r: r.priority)
         case Policy.LOF:
-            return sorted(waiting, key=lambda r: -r.sampling.max_tokens)
+            return sorted(arrived, key=lambda r: -r.sampling.max_tokens)
         case Policy.RANDOM:
-            return rng.sample(waiting, len(waiting))
-        case Policy.LPM | Policy.DFS_WEIGHT:
-            if cache is None:
-                return waiting
-            first, later = list(waiting)[:MAX_RANKED], list(waiting)[MAX_RANKED:]
+            return rng.sample(arrived, len(arrived))
+        case Policy.LPM | Policy.DFS_WEIGHT if cache is not None:
+            first, later = arrived[:MAX_RANKED], arrived[MAX_RANKED:]
             by_prefix = _longest_prefix if policy is Policy.LPM else _depth_first
             return [*by_prefix(first, cache), *later]
+    return arrived
 
 
 def _longest_prefix(waiting: list[Request], cache: RadixCache) -> list[Request]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import random
+from bisect import insort
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from operator import attrgetter
 
-from engine.config import Batching, Policy
+from engine.config import PATIENCE, Batching, Policy
 from engine.core.kv_manager import KVManager
 from engine.core.plan import Chunk, StepPlan
 from engine.core.request import PENDING, Request
@@ -25,8 +26,7 @@ from engine.sched.token_budget import Progress, share_budget, unfilled, whole_pr
 
 __all__ = ["Limits", "Scheduler"]
 
-MIN_SHARING: Final = 8
-"""So many prompts may be in progress at once even if the first alone would fill every step."""
+_turn = attrgetter("turn")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,13 @@ class Limits:
     costly_context: float = math.inf
     """See PromptCost."""
     batching: Batching = Batching.MIXED
-    policy: Policy = Policy.FCFS
+    policy: Policy = Policy.SHORTEST
+    patience: float = PATIENCE
+    """See `EngineConfig.prompt_patience`. Raises ValueError unless it is finite and above 0."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.patience < math.inf:
+            raise ValueError(f"patience {self.patience}: use a finite number above 0, such as {PATIENCE:g}")
 
 
 class Scheduler:
@@ -58,11 +64,13 @@ class Scheduler:
     def __init__(self, limits: Limits, kv: KVManager, *, seed: int = 0) -> None:
         self.limits = limits
         self.kv = kv
-        self.waiting: deque[Request] = deque()
+        self.waiting: list[Request] = []
+        """By `Request.turn`: those that were preempted first."""
+        self.adopted: deque[Request] = deque()
+        """Their KV is here, and only a slot is missing. In order of arrival."""
         self.running: list[Request] = []
         """In order of admission. The last that is not pinned is the first to be preempted."""
         self.num_preemptions = 0
-        self._is_starved = False
         self.pacer = (
             None
             if limits.itl_target_s is None or limits.budget is None
@@ -74,6 +82,10 @@ class Scheduler:
         self._lengths = OutputLengths()
         self._in_flight = Beginnings(kv.page_size)
         """Chunks of steps that have not completed; empty without a prefix cache."""
+        self._short_of_pages = False
+        """Whether the last plan left a request waiting because there were no pages for it."""
+        self._submitted = 0
+        """Prompt tokens submitted so far, without those that were cached then."""
         self._prompts_were_last = False
         self._is_reading = False
         """Whether the last plan left prompts to be read; to look for them takes a quarter of planning."""
@@ -87,14 +99,34 @@ class Scheduler:
             )
         if len(self.waiting) >= self.limits.max_waiting:
             raise QueueFull(f"{len(self.waiting)} requests wait already")
-        self.waiting.append(request)
+        if self.kv.cache is not None:
+            cached = self.kv.cache.match(request.tokens(0, request.num_tokens - 1), touch=False)
+            request.num_expected = len(cached.pages) * self.kv.page_size
+        request.handicap = self._submitted / self.limits.patience
+        self._submitted += request.num_pending - request.num_expected
+        insort(self.waiting, request, key=_turn)
 
     def adopt(self, request: Request) -> None:
-        """A request whose KV is here already: it goes first as soon as a slot is free."""
-        self.waiting.appendleft(request)
+        """A request whose KV is here already: it decodes in the next step, or as soon as a slot is free."""
+        self.adopted.append(request)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.waiting) + len(self.adopted)
+
+    @property
+    def wants_pages(self) -> bool:
+        """Whether a request waits for pages: it found none, or was preempted for their sake."""
+        return bool(self.waiting) and (self._short_of_pages or self.waiting[0].num_cached is not None)
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether a request that comes now would wait for a slot or for pages, however short it is."""
+        return self.num_waiting > 0 and (not self._slots or self.wants_pages)
 
     def plan(self) -> StepPlan:
         step = StepPlan()
+        self._admit_adopted()
         self._admit_waiting(step)
         # First, for a prompt that is found in the cache up to its last token decodes in this very step: left
         # for the next, this step might be empty, after which the engine's caller sleeps.
@@ -104,7 +136,7 @@ class Scheduler:
         prompts: list[Chunk] = []
         if not self._prompts_have_their_turn():
             decodes = self._continue_decodes(step)
-        reading = list(self._prompts())
+        reading = sorted(self._prompts(), key=_turn)
         if self.limits.batching is Batching.MIXED or not decodes:
             prompts = self._continue_prompts(reading, len(decodes))
         self._is_reading = any(r.num_pending > 1 for r in reading)
@@ -131,16 +163,16 @@ class Scheduler:
         if request.slot >= 0:
             self._vacate(request)
         else:
-            self.waiting.remove(request)
+            (self.adopted if request.pages else self.waiting).remove(request)
 
     def preempt(self, request: Request) -> None:
         """Give its pages back and let it start over, later; what the cache keeps of it, it finds again."""
         assert not request.pinned, "a peer may be reading its pages"
         self.num_preemptions += 1
-        self._is_starved = True
         self.kv.release(request)
         self._vacate(request)
-        self.waiting.appendleft(request)
+        request.handicap = -math.inf
+        self.waiting.insert(0, request)
 
     def _vacate(self, request: Request) -> None:
         self.running.remove(request)
@@ -153,38 +185,50 @@ class Scheduler:
             return False
         return not (self._prompts_were_last and any(self._decodes()))
 
+    def _admit_adopted(self) -> None:
+        """They have their pages and take one token of a step: no prompt is a reason for them to wait."""
+        while self.adopted and self._slots:
+            self._start(self.adopted.popleft())
+
     def _admit_waiting(self, step: StepPlan) -> None:
-        """Move requests from waiting to running while slots and pages last and the step is not full."""
-        self._is_starved = not self._slots
+        """Move requests from waiting to running while slots and pages last, if they get a part of this step.
+
+        Who would get none, since prompts before it in order fill the step, takes no pages yet.
+        """
+        self._short_of_pages = False
         if not self.waiting or not self._slots:
             return
-        demand = sum(r.num_pending for r in self._prompts())
-        sharing = sum(1 for _ in self._prompts())
         room = self._prompt_budget(sum(1 for _ in self._decodes()))
+        reading = deque(sorted(self._prompts(), key=_turn))
         outlook = Outlook(self.kv, self._lengths, self.running)
+        demand = 0
         for request in list(rank(self.waiting, self.limits.policy, self.kv.cache, self._rng)):
-            if not self._slots:
-                self._is_starved = True
-                return
-            if demand >= room and sharing >= MIN_SHARING:
+            while reading and reading[0].turn <= request.turn:
+                demand += self._demand(reading.popleft())
+            if not self._slots or demand >= room:
                 return
             if request.awaits_token:
-                self._is_starved = True
                 continue  # preempted while its last token was on the way: it comes with this step's results
-            if not request.pages:
-                started = request.num_cached is None
-                if not self.kv.admit(request, headroom=partial(outlook.headroom, request)):
-                    self._is_starved = True
-                    return
-                if started:
-                    step.started.append(request)
+            started = request.num_cached is None
+            if not self.kv.admit(request, headroom=partial(outlook.headroom, request)):
+                self._short_of_pages = True
+                return
+            if started:
+                step.started.append(request)
             self.waiting.remove(request)
-            request.slot = self._slots.pop()
-            self.running.append(request)
+            request.num_expected = 0
+            self._start(request)
             outlook.admitted(request)
             if request.num_pending > 1:
-                demand += request.num_pending
-                sharing += 1
+                demand += self._demand(request)
+
+    def _demand(self, prompt: Request) -> int:
+        """Tokens of a step that a prompt would take."""
+        return min(prompt.num_pending, self.limits.longest_chunk or prompt.num_pending)
+
+    def _start(self, request: Request) -> None:
+        request.slot = self._slots.pop()
+        self.running.append(request)
 
     def _continue_decodes(self, step: StepPlan) -> list[Chunk]:
         """Every running request with one token to go; they are never starved."""
@@ -242,7 +286,7 @@ class Scheduler:
             room = max(min(tokens, self.limits.budget) - num_decodes, self.kv.page_size)
         if room != allowed:
             lengths = self._share(prompts, room)
-        return unfilled(prompts, lengths, room, self.kv.page_size)
+        return unfilled(prompts, lengths, room)
 
     def _share(self, prompts: list[Progress], room: int) -> list[int]:
         return share_budget(prompts, room, self.kv.page_size, self.limits.longest_chunk)
@@ -258,11 +302,6 @@ class Scheduler:
             output_index = len(request.output)
             request.output.append(PENDING)
         return Chunk(request, request.slot, start, length, output_index)
-
-    @property
-    def is_starved(self) -> bool:
-        """Whether requests wait for pages or for a slot, and not only for room in a step."""
-        return self._is_starved and bool(self.waiting)
 
     @property
     def has_prompts(self) -> bool:

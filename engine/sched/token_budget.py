@@ -8,11 +8,6 @@ from typing import Final
 
 __all__ = ["Progress", "share_budget", "unfilled", "whole_prompts"]
 
-_OLDEST: Final = 4
-"""One part in so many of a step is the oldest prompt's."""
-
-_OLDEST_BESIDE_ENDS: Final = 8
-"""Likewise of a step in which another prompt ends."""
 _MANY_STEPS: Final = 4
 """A prompt with so many full steps to go loses little by one that it does not share."""
 
@@ -26,41 +21,29 @@ class Progress:
 def share_budget(
     prompts: Sequence[Progress], budget: int, page_size: int, longest_chunk: int | None = None
 ) -> list[int]:
-    """Tokens to compute of each prompt in this step; `prompts` are in order of arrival.
+    """Tokens to compute of each prompt in this step; `prompts` are in the order in which they are served.
 
-    A quarter of the budget is the oldest's, so that nobody starves; the rest goes to whoever is nearest to
-    its end, which gives the first answers soonest.
     A chunk ends at a page boundary or at the end of its prompt.
     """
-    chunks = [0] * len(prompts)
-    if not prompts:
-        return chunks
-    chunks[0] = _chunk(prompts[0], max(budget // _OLDEST, page_size), page_size, longest_chunk)
-    budget -= chunks[0]
-    shortest_first = sorted(range(len(prompts)), key=lambda i: prompts[i].pending)
-    for index in shortest_first:
-        more = _chunk(prompts[index], chunks[index] + budget, page_size, longest_chunk) - chunks[index]
-        chunks[index] += more
-        budget -= more
+    chunks = []
+    for prompt in prompts:
+        chunks.append(_chunk(prompt, budget, page_size, longest_chunk))
+        budget -= chunks[-1]
     return chunks
 
 
-def unfilled(prompts: Sequence[Progress], chunks: Sequence[int], budget: int, page_size: int) -> list[int]:
+def unfilled(prompts: Sequence[Progress], chunks: Sequence[int], budget: int) -> list[int]:
     """`chunks` of `share_budget`, without parts of long prompts if another prompt ends in this step.
 
-    Its first token comes when all of the step is done, and a long prompt would fill any step. Of that, an
-    eighth of the budget is still the oldest's: it is not starved by short prompts that come and go.
+    The first token of that prompt comes when all of the step is done, and a long prompt would fill any step.
+    The prompt that is served first keeps its chunk, so no prompt is starved by short ones that come and go.
     """
     if all(chunk < prompt.pending for prompt, chunk in zip(prompts, chunks, strict=True)):
         return list(chunks)
-    kept = [
-        chunk if prompt.pending < _MANY_STEPS * budget else 0
-        for prompt, chunk in zip(prompts, chunks, strict=True)
+    return [
+        chunk if index == 0 or prompt.pending < _MANY_STEPS * budget else 0
+        for index, (prompt, chunk) in enumerate(zip(prompts, chunks, strict=True))
     ]
-    if chunks[0] and not kept[0]:
-        room = max(budget // _OLDEST_BESIDE_ENDS, page_size)
-        kept[0] = _chunk(prompts[0], room, page_size, chunks[0])
-    return kept
 
 
 def whole_prompts(prompts: Sequence[Progress], budget: int) -> list[int]:

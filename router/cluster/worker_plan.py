@@ -8,7 +8,7 @@ from typing import Final
 
 from common.ports import PortRange
 from engine.config import EngineConfig
-from engine.device.defaults import GPU_TOKEN_TILE, defaults_for
+from engine.device.defaults import GPU_TOKEN_TILE, PREFILL_CHUNK, defaults_for
 from engine.loader.checkpoint import Checkpoint
 from engine.spec.errors import UnsupportedModel
 from engine.spec.model_spec import ModelSpec
@@ -117,7 +117,7 @@ def estimate_pool(config: RouterConfig, checkpoint: Checkpoint, machine: Machine
     spec = checkpoint.spec()
     dtype, limit = _dtype(config, spec, machine), _model_limit(config, checkpoint, spec)
     weight_bytes = _weight_bytes(checkpoint, spec, dtype)
-    taken = weight_bytes + _step_bytes(config, spec, machine, dtype, limit, ranks=1)
+    taken = weight_bytes + _step_bytes(config, spec, machine, dtype, limit, WorkerRole.DECODE, ranks=1)
     tokens = _pool_tokens(config, checkpoint, spec, machine, dtype, limit, taken)
     return PoolEstimate(dtype, _token_bytes(spec, dtype), tokens, limit)
 
@@ -129,7 +129,7 @@ def _engine(config: RouterConfig, checkpoint: Checkpoint, machine: Machine, role
     dtype = _dtype(config, spec, machine)
     limit = _model_limit(config, checkpoint, spec)
     taken = _weight_bytes(checkpoint, spec, dtype) // ranks
-    taken += _step_bytes(config, part, machine, dtype, limit, ranks)
+    taken += _step_bytes(config, part, machine, dtype, limit, role, ranks)
     pool_tokens = _pool_tokens(config, checkpoint, part, machine, dtype, limit, taken)
     if config.max_model_len is not None and pool_tokens < limit:
         raise PlanError(
@@ -150,7 +150,7 @@ def _engine(config: RouterConfig, checkpoint: Checkpoint, machine: Machine, role
         kv_memory_fraction=config.kv_memory_fraction or _GPU_MEMORY_FRACTION,
         max_model_len=min(limit, pool_tokens),
         max_running_requests=config.max_running_requests,
-        chunk_budget=_chunk_budget(config, machine, ranks),
+        chunk_budget=_chunk_budget(config, machine, role, ranks),
         radix_cache=not config.disable_radix_cache,
         max_waiting_requests=config.max_queued_requests,
         overlap=on_gpu,
@@ -233,10 +233,16 @@ def _weight_bytes(checkpoint: Checkpoint, spec: ModelSpec, dtype: str) -> int:
 
 
 def _step_bytes(
-    config: RouterConfig, part: ModelSpec, machine: Machine, dtype: str, limit: int, ranks: int
+    config: RouterConfig,
+    part: ModelSpec,
+    machine: Machine,
+    dtype: str,
+    limit: int,
+    role: WorkerRole,
+    ranks: int,
 ) -> int:
     """Activations and logits of the largest step, estimated. A GPU worker measures them."""
-    budget = _chunk_budget(config, machine, ranks)
+    budget = _chunk_budget(config, machine, role, ranks)
     tokens = (limit if budget is None else budget) + config.max_running_requests
     features = 2 * part.hidden_size + 2 * part.intermediate_size + 2 * part.q_size + 2 * part.kv_size
     logits = 2 * config.max_running_requests * part.vocab_size  # and a copy to sample from, in float32
@@ -272,14 +278,18 @@ def _graphs(config: RouterConfig, machine: Machine, ranks: int) -> _Graphs:
     )
 
 
-def _chunk_budget(config: RouterConfig, machine: Machine, ranks: int) -> int | None:
+def _chunk_budget(config: RouterConfig, machine: Machine, role: WorkerRole, ranks: int) -> int | None:
     asked = config.chunked_prefill_size
+    if role is WorkerRole.PREFILL and config.prefill_chunked_prefill_size is not None:
+        asked = config.prefill_chunked_prefill_size
     if asked == -1:
         return None
     if asked is not None:
         return asked
     on_cpu = machine.device == "cpu"
     tokens = _CPU_CHUNK_TOKENS if on_cpu else defaults_for(machine.memory_bytes, ranks).chunk_budget
+    if role is WorkerRole.PREFILL:
+        tokens = min(tokens, PREFILL_CHUNK)
     return max(tokens // config.page_size, 1) * config.page_size
 
 

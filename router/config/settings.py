@@ -272,6 +272,14 @@ class RouterConfig:
             "TOKENS",
         ),
     ] = None
+    prefill_chunked_prefill_size: Annotated[
+        int | None,
+        Option(
+            _BATCHING,
+            "the same for prefill workers (default: --chunked-prefill-size, or else at most 2048)",
+            "TOKENS",
+        ),
+    ] = None
     itl_target_ms: Annotated[
         float | None,
         Option(

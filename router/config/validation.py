@@ -170,15 +170,13 @@ def _batching(config: RouterConfig) -> Iterator[str]:
         yield f"--itl-target-ms {target}: use milliseconds, or 0 to let prompts take what a step holds"
     if not 0 < config.ttft_target_ms < math.inf:
         yield f"--ttft-target-ms {config.ttft_target_ms:g}: use milliseconds above 0"
-    chunk = config.chunked_prefill_size
-    if chunk is not None and chunk != -1:
-        if chunk < 1:
-            yield f"--chunked-prefill-size {chunk}: use a number of tokens, or -1 to turn chunking off"
-        elif config.page_size >= 1 and chunk % config.page_size:
-            yield (
-                f"--page-size {config.page_size} does not divide --chunked-prefill-size {chunk};"
-                f" use {_page_sizes_for(chunk)}"
-            )
+    for name in ("chunked_prefill_size", "prefill_chunked_prefill_size"):
+        yield from _chunk(flag_name(name), getattr(config, name), config.page_size)
+    if config.mode is Mode.MIXED and config.prefill_chunked_prefill_size is not None:
+        yield (
+            f"--prefill-chunked-prefill-size {config.prefill_chunked_prefill_size} means nothing in --mode"
+            " mixed, where decode workers prefill; use --chunked-prefill-size"
+        )
     for name in ("cuda_graph_max_bs", "cuda_graph_max_tokens"):
         if (size := getattr(config, name)) is not None and size < 0:
             yield f"{flag_name(name)} {size}: use 0 or more"
@@ -186,6 +184,15 @@ def _batching(config: RouterConfig) -> Iterator[str]:
         yield f"--max-running-requests {config.max_running_requests}: use 1 or more"
     if config.max_queued_requests < 1:
         yield f"--max-queued-requests {config.max_queued_requests}: use 1 or more"
+
+
+def _chunk(flag: str, chunk: int | None, page_size: int) -> Iterator[str]:
+    if chunk is None or chunk == -1:
+        return
+    if chunk < 1:
+        yield f"{flag} {chunk}: use a number of tokens, or -1 to turn chunking off"
+    elif page_size >= 1 and chunk % page_size:
+        yield f"--page-size {page_size} does not divide {flag} {chunk}; use {_page_sizes_for(chunk)}"
 
 
 def _handoff(config: RouterConfig) -> Iterator[str]:

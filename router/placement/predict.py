@@ -1,7 +1,7 @@
 """What a worker will do to its requests: when prompts are read, and how fast answers are written.
 
 Fluid approximations of the engine's scheduler. A step serves all decodes, and prompts share what is left of
-it: a quarter goes to the oldest, the rest to those nearest to their end.
+it: those nearest to their end come first, aged by what was submitted before them (`engine.config.PATIENCE`).
 """
 
 from __future__ import annotations
@@ -9,16 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from itertools import accumulate
 
+from engine.config import PATIENCE
 from router.placement.step_time import StepWork
 from router.placement.view import WorkerView
 
 __all__ = ["Pace", "miss", "pace_of", "reading_times"]
-
-_OLDEST_SHARE: Final = 0.25
-_EXACT: Final = 24
-"""Prompts up to which sharing is followed one by one; with more, the oldest's share counts as lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,40 +71,15 @@ def miss(ratio: float, uncertainty: float) -> float:
 
 
 def _work_until_done(pending: Sequence[int]) -> list[float]:
-    """Tokens computed in all when each prompt is complete. O(n²) up to `_EXACT` prompts, then O(n log n)."""
-    order = sorted(range(len(pending)), key=pending.__getitem__)
+    """Tokens computed in all when each prompt is complete. O(n log n)."""
+    earlier = [0, *accumulate(pending[:-1])]
+    turns = [tokens + before / PATIENCE for tokens, before in zip(pending, earlier, strict=True)]
     done = [0.0] * len(pending)
-    if len(pending) > _EXACT:
-        work, total = 0.0, float(sum(pending))
-        for index in order:
-            work += pending[index]
-            done[index] = min(work / (1 - _OLDEST_SHARE), total)
-        return done
-    left = [float(tokens) for tokens in pending]
-    work, oldest, position = 0.0, 0, 0
-    while position < len(order):
-        shortest = order[position]
-        if left[shortest] <= 0.0:
-            done[shortest] = work if done[shortest] == 0.0 else done[shortest]
-            position += 1
-            continue
-        while oldest < len(left) and left[oldest] <= 0.0:
-            oldest += 1
-        if oldest == shortest:
-            work += left[shortest]
-            left[shortest] = 0.0
-            continue
-        spent = min(left[shortest] / (1 - _OLDEST_SHARE), left[oldest] / _OLDEST_SHARE)
-        work += spent
-        left[oldest] = _less(left[oldest], spent * _OLDEST_SHARE)
-        left[shortest] = _less(left[shortest], spent * (1 - _OLDEST_SHARE))
-        if left[oldest] == 0.0:
-            done[oldest] = work
+    work = 0.0
+    for index in sorted(range(len(pending)), key=turns.__getitem__):
+        work += pending[index]
+        done[index] = work
     return done
-
-
-def _less(left: float, spent: float) -> float:
-    return left - spent if left - spent > 1e-6 else 0.0
 
 
 def _least(worker: WorkerView) -> int:

@@ -84,3 +84,21 @@ def test_pages_that_the_step_in_flight_only_reads_are_lent_at_once() -> None:
     engine.abort(request.id)
     assert engine.reserve(make_request(2, list(range(30, 42)))) is not None
     assert not seen
+
+
+def test_pages_are_lent_while_prompts_wait_only_for_their_turn() -> None:
+    engine = make_engine(num_pages=200, chunk_budget=8, radix_cache=False)
+    for id in range(6):
+        engine.submit(make_request(id, list(range(40))))
+    engine.step()
+    assert engine.stats().waiting
+    assert engine.reserve(make_request(10, [1, 2, 3, 4, 5])) is not None
+
+
+def test_no_pages_are_lent_while_a_prompt_waits_for_pages() -> None:
+    engine = make_engine(num_pages=12, chunk_budget=64, radix_cache=False)
+    engine.submit(make_request(1, list(range(24)), 30, ignore_eos=True))
+    engine.submit(make_request(2, list(range(28)), 30, ignore_eos=True))
+    engine.step()
+    assert engine.stats().waiting == 1
+    assert engine.reserve(make_request(10, [1, 2, 3, 4, 5])) is None

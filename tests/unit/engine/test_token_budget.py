@@ -12,13 +12,9 @@ def test_one_prompt_gets_the_whole_step() -> None:
     assert share_budget([Progress(0, 100_000)], 512, PAGE) == [512]
 
 
-def test_a_short_prompt_is_not_shut_out_by_a_long_one() -> None:
-    assert share_budget([Progress(1024, 100_000), Progress(0, 100)], 512, PAGE) == [400, 100]
-
-
-def test_whoever_is_nearest_to_its_end_goes_first_but_a_quarter_is_the_oldest_s() -> None:
-    prompts = [Progress(0, 9000), Progress(0, 5000), Progress(0, 700)]
-    assert share_budget(prompts, 2048, PAGE) == [512, 832, 700]
+def test_a_step_goes_to_prompts_in_their_order_and_what_is_left_to_the_next() -> None:
+    prompts = [Progress(0, 700), Progress(0, 5000), Progress(0, 9000)]
+    assert share_budget(prompts, 2048, PAGE) == [700, 1344, 0]
 
 
 def test_a_longest_chunk_leaves_room_for_others() -> None:
@@ -27,10 +23,10 @@ def test_a_longest_chunk_leaves_room_for_others() -> None:
 
 def test_a_prompt_that_ends_does_not_wait_for_a_part_of_a_long_one() -> None:
     long, short, middling = Progress(1024, 20_000), Progress(0, 300), Progress(0, 900)
-    assert unfilled([long, short], [212, 300], 512, PAGE) == [64, 300]
-    assert unfilled([short, long], [300, 208], 512, PAGE) == [300, 0]
-    assert unfilled([long, middling], [128, 384], 512, PAGE) == [128, 384], "none ends"
-    assert unfilled([middling, short], [208, 300], 512, PAGE) == [208, 300], "none is long"
+    assert unfilled([short, long], [300, 208], 512) == [300, 0]
+    assert unfilled([long, short], [208, 300], 512) == [208, 300], "the first in order keeps its part"
+    assert unfilled([middling, long], [384, 128], 512) == [384, 128], "none ends"
+    assert unfilled([short, middling], [300, 208], 512) == [300, 208], "none is long"
 
 
 def test_without_chunking_a_prompt_goes_whole_or_waits() -> None:
@@ -56,12 +52,12 @@ def test_shares_fill_the_budget_and_never_pass_it(prompts: list[Progress], budge
 
 
 @given(st.lists(progress, min_size=1, max_size=12), st.integers(PAGE, 1024))
-def test_nobody_gets_more_for_a_step_that_is_not_filled_and_the_oldest_gets_on(
+def test_nobody_gets_more_for_a_step_that_is_not_filled_and_the_first_gets_on(
     prompts: list[Progress], budget: int
 ) -> None:
     chunks = share_budget(prompts, budget, PAGE)
-    kept = unfilled(prompts, chunks, budget, PAGE)
-    assert kept[0] > 0 or not chunks[0]
+    kept = unfilled(prompts, chunks, budget)
+    assert kept[0] == chunks[0]
     for prompt, chunk, less in zip(prompts, chunks, kept, strict=True):
         assert 0 <= less <= chunk
         assert less == chunk if chunk == prompt.pending < 4 * budget else True

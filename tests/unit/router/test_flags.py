@@ -79,6 +79,14 @@ def test_disagg_has_a_prefill_worker_by_default_and_mixed_has_none() -> None:
             ["--page-size 24 does not divide --chunked-prefill-size 2048", "use 1, 8, 16, 32, 64 or 128"],
         ),
         ("--model m --chunked-prefill-size 0", ["--chunked-prefill-size 0", "-1"]),
+        (
+            "--model m --mode disagg --prefill-chunked-prefill-size 100",
+            ["does not divide --prefill-chunked-prefill-size 100"],
+        ),
+        (
+            "--model m --prefill-chunked-prefill-size 2048",
+            ["--prefill-chunked-prefill-size 2048", "use --chunked-prefill-size"],
+        ),
         ("--model m --itl-target-ms -5", ["--itl-target-ms -5", "or 0"]),
         (
             "--model m --kv-pool-tokens 100 --max-model-len 200",

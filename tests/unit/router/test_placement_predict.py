@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.config import PATIENCE
 from router.placement import Demand, Preference, StepTime, Targets, WorkerView
 from router.placement.plan import Division, expected_misses
 from router.placement.predict import Pace, miss, pace_of, reading_times
@@ -38,9 +39,17 @@ def test_the_last_prompt_ends_when_all_tokens_are_computed(pending: list[int]) -
 
 
 @given(PROMPTS)
-def test_the_shortest_prompt_is_the_first_to_end(pending: list[int]) -> None:
+def test_a_prompt_ends_before_longer_ones_that_came_later(pending: list[int]) -> None:
     times = reading_times(pending, PACE)
-    assert times[pending.index(min(pending))] == pytest.approx(min(times))
+    for index, tokens in enumerate(pending):
+        assert all(times[index] <= times[j] for j in range(index + 1, len(pending)) if pending[j] >= tokens)
+
+
+def test_a_prompt_is_predicted_to_let_so_many_tokens_pass_as_the_scheduler_lets() -> None:
+    crowd = [200] * 700
+    times = reading_times([2000, *crowd], PACE)
+    passed = sum(tokens for tokens, end in zip(crowd, times[1:], strict=True) if end < times[0])
+    assert 0.85 * PATIENCE * 2000 < passed <= PATIENCE * 2000
 
 
 def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:

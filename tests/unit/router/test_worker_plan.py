@@ -108,6 +108,28 @@ def test_chunks_grow_with_the_device(checkpoint: Checkpoint, machine: Machine, c
     assert plan(checkpoint, machine).engine.chunk_budget == chunk
 
 
+@pytest.mark.parametrize(("machine", "chunk"), [(CPU, 256), (gpu(16), 2048), (gpu(141), 2048)])
+def test_a_worker_that_only_prefills_has_short_steps(
+    checkpoint: Checkpoint, machine: Machine, chunk: int
+) -> None:
+    config = RouterConfig(model="m", mode=Mode.DISAGG)
+    assert chunks(config, checkpoint, machine)[0] == chunk
+    assert chunks(config, checkpoint, gpu(141)) == [2048, 16384]
+
+
+def test_the_step_of_prefill_workers_can_be_set_with_that_of_all_and_by_itself(
+    checkpoint: Checkpoint,
+) -> None:
+    both = RouterConfig(model="m", mode=Mode.DISAGG, chunked_prefill_size=4096)
+    assert chunks(both, checkpoint, gpu(141)) == [4096, 4096]
+    assert chunks(replace(both, prefill_chunked_prefill_size=1024), checkpoint, gpu(141)) == [1024, 4096]
+    assert chunks(replace(both, prefill_chunked_prefill_size=-1), checkpoint, gpu(141)) == [None, 4096]
+
+
+def chunks(config: RouterConfig, checkpoint: Checkpoint, machine: Machine) -> list[int | None]:
+    return [plan.config.engine.chunk_budget for plan in plan_workers(config, checkpoint, machine)]
+
+
 def test_chunks_fit_pages_and_can_be_turned_off(checkpoint: Checkpoint) -> None:
     assert plan(checkpoint, page_size=24).engine.chunk_budget == 240
     assert plan(checkpoint, page_size=1024).engine.chunk_budget == 1024
