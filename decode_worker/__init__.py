@@ -1,1 +1,1 @@
-"""Decodes from KV that prefill workers computed; in mixed mode it computes the prompts itself."""
+"""What a worker that prefers to decode is set up with, and its Ray actor. It is the default worker."""

@@ -10,10 +10,10 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from engine.config import EngineConfig
-from engine.core.events import EngineStats, StepOutput, TokenOut
+from engine.core.events import EngineStats, StepMeasured, StepOutput, TokenOut
 from engine.core.kv_manager import KVManager, Reservation
 from engine.core.plan import Chunk, StepPlan
 from engine.core.request import Request
@@ -55,10 +55,15 @@ class _NoHooks:
 NO_HOOKS: Hooks = _NoHooks()
 
 
+_MEASURE_S: Final = 0.05
+"""Between two steps that are measured for `StepOutput.measured`, which costs O(chunks)."""
+
+
 @dataclass(slots=True)
 class _Launched:
     plan: StepPlan
     step: StepInFlight
+    at: float
     freed: set[int] = field(default_factory=set)
     """Pages given back since the launch that this step may still write."""
 
@@ -109,6 +114,7 @@ class Engine:
         self._crowded = False
         """The last step had no room for all who waited: who comes now would not join the next either."""
         self._completed_at = -math.inf
+        self._measure_at = self._ended_at = -math.inf
         self._rhythm = Rhythm()
         self._cost = PromptCost(config.costly_context)
         self._steps = self._prompt_tokens = self._generated_tokens = self._cache_hit_tokens = 0
@@ -154,7 +160,8 @@ class Engine:
                 now, before = self._clock(), self._launched
                 dry = before is not None and before.step.done()
                 self._rhythm.prepared(self._cost.of_step(plan), now - began, now, dry=dry)
-            launched = _Launched(plan, self.runner.launch(step))
+            at = self._clock()
+            launched = _Launched(plan, self.runner.launch(step), at)
         if self.config.overlap:
             launched, self._launched = self._launched, launched
         if launched is None:
@@ -162,7 +169,12 @@ class Engine:
         else:
             waited = not launched.step.done()
             result = self._result_of(launched)
-            self._rhythm.completed(self._clock(), waited=waited, more=self._launched is not None)
+            now = self._clock()
+            self._rhythm.completed(now, waited=waited, more=self._launched is not None)
+            if waited and now >= self._measure_at:
+                self._measure_at = now + _MEASURE_S
+                output.measured = _measured(launched.plan, now - max(launched.at, self._ended_at))
+            self._ended_at = now
             self._complete(launched.plan, result, output)
         return output
 
@@ -240,6 +252,7 @@ class Engine:
     def stats(self) -> EngineStats:
         return EngineStats(
             waiting=self.scheduler.num_waiting,
+            starved=self.scheduler.num_waiting if self.scheduler.wants_pages else 0,
             running=len(self.scheduler.running),
             waiting_tokens=sum(r.num_pending for r in self._requests.values() if r.num_pending > 1),
             available_pages=self.kv.num_available,
@@ -355,3 +368,15 @@ class Engine:
         for chunk in launched.plan.chunks:
             if chunk.request is request:
                 launched.freed.update(request.pages[chunk.start // size : -(-chunk.end // size)])
+
+
+def _measured(plan: StepPlan, seconds: float) -> StepMeasured:
+    prompts = [chunk for chunk in plan.chunks if chunk.length > 1]
+    decodes = [chunk for chunk in plan.chunks if chunk.length == 1]
+    return StepMeasured(
+        prompt_tokens=sum(chunk.length for chunk in prompts),
+        attention_pairs=sum(chunk.length * (chunk.start + chunk.length / 2) for chunk in prompts),
+        decodes=len(decodes),
+        context_tokens=sum(chunk.end for chunk in decodes),
+        seconds=seconds,
+    )

@@ -1,45 +1,50 @@
 """Hands the KV of a computed prompt from one worker's pool to another's, provably intact or not at all."""
 
 from kv_transfer.errors import LayoutMismatch, TransferError
+from kv_transfer.handoff.endpoint import KVEndpoint
 from kv_transfer.handoff.events import (
     Drained,
+    EndpointEvent,
     HandedOver,
     PushSpan,
     Ready,
     ReceiveFailed,
     ReceiverEvent,
+    Reopened,
     Reserved,
     SenderEvent,
     SendFailed,
 )
-from kv_transfer.handoff.receiver import KVReceiver
-from kv_transfer.handoff.sender import KVSender
+from kv_transfer.handoff.port import KVPort
 from kv_transfer.integrity.digest import request_digest
 from kv_transfer.layout import KVLayout
 from kv_transfer.memory import PoolMemory
 from kv_transfer.ticket import Final, Peer, Ticket
-from kv_transfer.transfer_thread import ReceiverThread, SenderThread
+from kv_transfer.transfer_thread import ReceiverCommands, SenderCommands, TransferThread
 
 __all__ = [
     "Drained",
+    "EndpointEvent",
     "Final",
     "HandedOver",
+    "KVEndpoint",
     "KVLayout",
-    "KVReceiver",
-    "KVSender",
+    "KVPort",
     "LayoutMismatch",
     "Peer",
     "PoolMemory",
     "PushSpan",
     "Ready",
     "ReceiveFailed",
+    "ReceiverCommands",
     "ReceiverEvent",
-    "ReceiverThread",
+    "Reopened",
     "Reserved",
     "SendFailed",
+    "SenderCommands",
     "SenderEvent",
-    "SenderThread",
     "Ticket",
     "TransferError",
+    "TransferThread",
     "request_digest",
 ]

@@ -69,6 +69,9 @@ class Ticket:
     """After so long without progress the receiver gives up. A duration: the two workers share no clock."""
     secret: int
     """Drawn by the receiver, and part of every message about this handoff: a ticket cannot be made up."""
+    sender: str
+    """Name of the peer that may write. A sender that opened its transport anew has another name, and must not
+    use the ticket: the end of the old name gives the pages back."""
 
     def require(self, layout: KVLayout) -> None:
         """Raises LayoutMismatch or BadTicket unless the sender may act on it, byte for byte."""

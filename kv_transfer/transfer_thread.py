@@ -6,32 +6,23 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import TypeAlias
 
 from kv_transfer.errors import TransferError
-from kv_transfer.handoff.events import Drained, ReceiveFailed, ReceiverEvent, Reserved, SenderEvent
+from kv_transfer.handoff.endpoint import KVEndpoint
+from kv_transfer.handoff.events import Drained, EndpointEvent, ReceiveFailed, Reserved
 from kv_transfer.handoff.receiver import KVReceiver
 from kv_transfer.handoff.sender import KVSender
 from kv_transfer.ticket import Final, Peer, Ticket
 
-__all__ = ["ReceiverThread", "SenderThread", "TransferThread"]
+__all__ = ["ReceiverCommands", "SenderCommands", "TransferThread"]
 
-Event = TypeVar("Event")
-Event_co = TypeVar("Event_co", covariant=True)
-
-
-class Endpoint(Protocol[Event_co]):
-    """What a KVSender and a KVReceiver have in common."""
-
-    def is_busy(self, now: float) -> bool: ...
-
-    def poll(self, now: float) -> Sequence[Event_co]: ...
-
-    def close(self) -> None: ...
+_Post: TypeAlias = Callable[[Callable[[float], None]], None]
+"""Has a command called on the transfer thread, with the time, after everything posted before."""
 
 
-class TransferThread(Generic[Event]):
-    """Runs one endpoint. It polls briskly while that is busy and for a moment after, slowly otherwise: a
+class TransferThread:
+    """Runs a KVEndpoint. It polls briskly while that is busy and for a moment after, slowly otherwise: a
     transport without a thread of its own answers nobody unless it is polled.
 
     `on_event` is called on this thread, in order, and must not block. `on_fatal` is called once if the
@@ -40,15 +31,18 @@ class TransferThread(Generic[Event]):
 
     def __init__(
         self,
-        endpoint: Endpoint[Event],
-        on_event: Callable[[Event], None],
+        endpoint: KVEndpoint,
+        on_event: Callable[[EndpointEvent], None],
         on_fatal: Callable[[BaseException], None],
         *,
-        name: str,
         poll_interval_s: float = 0.0002,
         idle_interval_s: float = 0.02,
         linger_s: float = 0.1,
     ) -> None:
+        self.peer: Peer = endpoint.peer
+        """This worker as its peers reach it, until an event says Reopened."""
+        self.sender = SenderCommands(endpoint.sender, self._post)
+        self.receiver = ReceiverCommands(endpoint.receiver, self._post, on_event)
         self._endpoint = endpoint
         self._on_event = on_event
         self._on_fatal = on_fatal
@@ -56,7 +50,12 @@ class TransferThread(Generic[Event]):
         self._idle_interval_s = idle_interval_s
         self._linger_s = linger_s
         self._commands: queue.SimpleQueue[Callable[[float], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._run, name="kv-transfer", daemon=True)
+
+    @property
+    def num_unexpected(self) -> int:
+        """Late, duplicate, foreign or damaged messages so far."""
+        return self._endpoint.num_unexpected
 
     def start(self) -> None:
         self._thread.start()
@@ -67,13 +66,12 @@ class TransferThread(Generic[Event]):
         if self._thread.is_alive():
             self._thread.join()
 
-    def post(self, command: Callable[[float], None]) -> None:
-        """Has `command(now)` called on the thread, after everything posted before."""
-        self._commands.put(command)
+    def fence(self, epoch: int, reason: str) -> None:
+        """See `KVEndpoint.fence`. Does not wait."""
+        self._post(lambda now: self._endpoint.fence(epoch, reason, now))
 
-    def emit(self, event: Event) -> None:
-        """For commands: reports an event, like one of the endpoint's own."""
-        self._on_event(event)
+    def _post(self, command: Callable[[float], None]) -> None:
+        self._commands.put(command)
 
     def _run(self) -> None:
         try:
@@ -110,71 +108,41 @@ def _NOTHING(now: float) -> None:  # noqa: N802 - a constant that is a command
     """Stands for an empty queue."""
 
 
-class SenderThread:
-    """A KVSender on its own thread. Same commands, none of which waits."""
+class SenderCommands:
+    """Commands of a KVSender, to be given from any thread. None of them waits."""
 
-    def __init__(
-        self,
-        sender: KVSender,
-        on_event: Callable[[SenderEvent], None],
-        on_fatal: Callable[[BaseException], None],
-    ) -> None:
-        self.peer = sender.peer
+    def __init__(self, sender: KVSender, post: _Post) -> None:
         self._sender = sender
-        self._thread: TransferThread[SenderEvent] = TransferThread(
-            sender, on_event, on_fatal, name="kv-sender"
-        )
-        self.start = self._thread.start
-        self.stop = self._thread.stop
-
-    @property
-    def num_unexpected(self) -> int:
-        return self._sender.unexpected.total()
+        self._post = post
 
     def open(self, handoff_id: int, timeout_s: float) -> None:
-        self._thread.post(lambda now: self._sender.open(handoff_id, now, timeout_s))
+        self._post(lambda now: self._sender.open(handoff_id, now, timeout_s))
 
     def attach(self, ticket: Ticket) -> None:
-        self._thread.post(lambda now: self._sender.attach(ticket, now))
+        self._post(lambda now: self._sender.attach(ticket, now))
 
     def computed(self, handoff_id: int, pages: Sequence[int], num_tokens: int) -> None:
         held = tuple(pages)
-        self._thread.post(lambda now: self._sender.computed(handoff_id, held, num_tokens, now))
+        self._post(lambda now: self._sender.computed(handoff_id, held, num_tokens, now))
 
     def finish(self, handoff_id: int, pages: Sequence[int], num_tokens: int, final: Final) -> None:
         held = tuple(pages)
-        self._thread.post(lambda now: self._sender.finish(handoff_id, held, num_tokens, final, now))
+        self._post(lambda now: self._sender.finish(handoff_id, held, num_tokens, final, now))
 
     def abort(self, handoff_id: int) -> None:
-        self._thread.post(lambda now: self._sender.abort(handoff_id, now))
-
-    def fence(self, epoch: int, reason: str) -> None:
-        self._thread.post(lambda now: self._sender.fence(epoch, reason, now))
+        self._post(lambda now: self._sender.abort(handoff_id, now))
 
 
-class ReceiverThread:
-    """A KVReceiver on its own thread. Same commands, none of which waits.
+class ReceiverCommands:
+    """Commands of a KVReceiver, to be given from any thread. None of them waits.
 
     `reserve` is answered by Reserved, or by ReceiveFailed and Drained.
     """
 
-    def __init__(
-        self,
-        receiver: KVReceiver,
-        on_event: Callable[[ReceiverEvent], None],
-        on_fatal: Callable[[BaseException], None],
-    ) -> None:
-        self.peer = receiver.peer
+    def __init__(self, receiver: KVReceiver, post: _Post, on_event: Callable[[EndpointEvent], None]) -> None:
         self._receiver = receiver
-        self._thread: TransferThread[ReceiverEvent] = TransferThread(
-            receiver, on_event, on_fatal, name="kv-receiver"
-        )
-        self.start = self._thread.start
-        self.stop = self._thread.stop
-
-    @property
-    def num_unexpected(self) -> int:
-        return self._receiver.unexpected.total()
+        self._post = post
+        self._emit = on_event
 
     def reserve(
         self,
@@ -202,15 +170,12 @@ class ReceiverThread:
                     request_digest=request_digest,
                 )
             except TransferError as error:
-                self._thread.emit(ReceiveFailed(handoff_id, str(error)))
-                self._thread.emit(Drained(handoff_id))
+                self._emit(ReceiveFailed(handoff_id, str(error)))
+                self._emit(Drained(handoff_id))
             else:
-                self._thread.emit(Reserved(handoff_id, ticket))
+                self._emit(Reserved(handoff_id, ticket))
 
-        self._thread.post(command)
+        self._post(command)
 
     def abort(self, handoff_id: int) -> None:
-        self._thread.post(lambda now: self._receiver.abort(handoff_id, now))
-
-    def fence(self, epoch: int, reason: str) -> None:
-        self._thread.post(lambda now: self._receiver.fence(epoch, reason, now))
+        self._post(lambda now: self._receiver.abort(handoff_id, now))

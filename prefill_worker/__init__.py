@@ -1,1 +1,1 @@
-"""Computes prompts and hands their KV to decode workers."""
+"""What a worker that prefers to compute prompts is set up with, and its Ray actor."""

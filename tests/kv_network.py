@@ -42,6 +42,8 @@ class Network:
     """Transports that living workers have closed: nothing lands through them any more."""
     writes: list[InFlightWrite] = field(default_factory=list)
     messages: list[InFlightMessage] = field(default_factory=list)
+    unnoticed: list[str] | None = None
+    """Where names of closed transports are put until the test lets them be noticed. None: that is at once."""
 
     def land(self, write: InFlightWrite, flip_bit: bool = False) -> None:
         """The next piece of a write reaches the target, read from the source's memory as it is now."""
@@ -53,6 +55,10 @@ class Network:
         self.members[write.target].memory[copy.remote : copy.remote + copy.length] = data
 
     def complete(self, write: InFlightWrite) -> None:
+        """Or fail it, if its target has closed."""
+        if write.target in self.closed:
+            self.fail(write)
+            return
         while write.copies:
             self.land(write)
         self.writes.remove(write)
@@ -80,7 +86,10 @@ class Network:
         for write in [w for w in self.writes if w.target == name]:
             self.fail(write)
         self.writes = [w for w in self.writes if w.source.name != name]
-        self.notice(name)
+        if self.unnoticed is None:
+            self.notice(name)
+        else:
+            self.unnoticed.append(name)
 
     def notice(self, name: str) -> None:
         """The survivors learn of a crash, when nothing between them and the dead is in flight any more."""

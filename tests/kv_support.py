@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from kv_transfer import Final, KVLayout, KVReceiver, KVSender, PoolMemory
+from kv_transfer import EndpointEvent, Final, KVEndpoint, KVLayout, KVPort, Peer, PoolMemory, Reopened
+from kv_transfer.handoff.receiver import KVReceiver
+from kv_transfer.handoff.sender import KVSender
 from kv_transfer.transports import Transport
 
-__all__ = ["LAYOUT", "REQUEST", "Pool", "expect_handed_over", "final_for", "receiver_on", "sender_on"]
+__all__ = ["LAYOUT", "REQUEST", "Half", "Pool", "expect_handed_over", "final_for", "receiver_on", "sender_on"]
 
 LAYOUT = KVLayout(weights="tiny", dtype="float32", num_layers=2, num_kv_heads=2, head_dim=4, page_size=4)
 REQUEST = 0xFEED
@@ -40,12 +44,59 @@ class Pool:
             self.bytes[page] = np.frombuffer(drawn, dtype=np.uint8)
 
 
-def sender_on(transport: Transport, pool: Pool, epoch: int = 1, **options: float) -> KVSender:
-    return KVSender(transport, pool.memory, pool.layout, epoch, **options)  # type: ignore[arg-type]
+class Half:
+    """One half of an endpoint whose other half has nothing to do."""
+
+    def __init__(self, endpoint: KVEndpoint, port: KVPort, half: KVSender | KVReceiver) -> None:
+        self.endpoint = endpoint
+        self.port = port
+        self._half = half
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._half, name)
+
+    @property
+    def peer(self) -> Peer:
+        return self.port.peer
+
+    @property
+    def transport(self) -> Transport:
+        return self.port.transport
+
+    @property
+    def unexpected(self) -> Counter[str]:
+        return self.port.unexpected
+
+    def is_busy(self, now: float) -> bool:
+        return self.endpoint.is_busy(now)
+
+    def poll(self, now: float) -> list[EndpointEvent]:
+        """Without `Reopened`."""
+        return [event for event in self.endpoint.poll(now) if not isinstance(event, Reopened)]
+
+    def fence(self, epoch: int, reason: str, now: float) -> None:
+        self.endpoint.fence(epoch, reason, now)
+
+    def close(self) -> None:
+        self.endpoint.close()
 
 
-def receiver_on(transport: Transport, pool: Pool, epoch: int = 2, **options: float) -> KVReceiver:
-    return KVReceiver(transport, pool.memory, pool.layout, epoch, **options)  # type: ignore[arg-type]
+def sender_on(transport: Transport, pool: Pool, epoch: int = 1, **options: float) -> Half:
+    port = KVPort(transport, pool.memory, pool.layout, epoch)
+    endpoint = KVEndpoint(port, **options)
+    return Half(endpoint, port, endpoint.sender)
+
+
+def receiver_on(
+    transport: Transport,
+    pool: Pool,
+    epoch: int = 2,
+    reopen: Callable[[], Transport] | None = None,
+    **options: float,
+) -> Half:
+    port = KVPort(transport, pool.memory, pool.layout, epoch, reopen=reopen)
+    endpoint = KVEndpoint(port, **options)
+    return Half(endpoint, port, endpoint.receiver)
 
 
 def final_for(num_tokens: int, first_token: int = 7) -> Final:

@@ -1,4 +1,4 @@
-"""A prefill and a decode worker without engines: pools, who owns which page, sender and receiver."""
+"""Workers without engines: pools, who owns which page, KV endpoints."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from kv_transfer import KVLayout, KVReceiver, KVSender
+from kv_transfer import KVEndpoint, KVLayout, KVPort
 from tests.kv_network import Network, NetworkTransport
 from tests.kv_support import Pool
 
@@ -22,6 +22,7 @@ T = TypeVar("T")
 
 
 class Use(Enum):
+    SENDING = auto()
     IN_FLIGHT = auto()
     QUARANTINED = auto()
     HELD = auto()
@@ -34,9 +35,12 @@ class Job:
     id: int
     num_tokens: int
     first_token: int
-    prefill: Prefill
+    place: int
+    """Which of the two workers computes the prompt."""
+    source: Worker
+    """The incarnation that does."""
     local: list[int]
-    decode: Decode | None = None
+    target: Worker | None = None
     remote: list[int] = field(default_factory=list)
     computed: int = 0
     opened: bool = False
@@ -50,37 +54,48 @@ class Job:
         return self.id * 1000 + self.num_tokens
 
 
-class Prefill:
-    """A prefill worker's process: pool, page owners, sender."""
+class Worker:
+    """A worker's process: pool, page owners, KV endpoint."""
 
     def __init__(self, network: Network, epoch: int) -> None:
-        self.pool = Pool(NUM_PAGES, LAYOUT)
-        self.free = set(range(NUM_PAGES))
-        self.transport = NetworkTransport(f"p-{epoch}", self.pool, network)
-        self.sender = KVSender(self.transport, self.pool.memory, LAYOUT, epoch, drain_timeout_s=2.0)
-
-
-class Decode:
-    """A decode worker's process: pool, page owners, receiver."""
-
-    def __init__(self, network: Network, epoch: int) -> None:
+        self.epoch = epoch
         self.pool = Pool(NUM_PAGES, LAYOUT)
         self.free = set(range(NUM_PAGES))
         self.used: dict[int, tuple[Job, Use]] = {}
         times = count(1)
-        self.receiver = KVReceiver(
-            NetworkTransport(f"d-{epoch}", self.pool, network),
+        self.port = KVPort(
+            NetworkTransport(f"w-{epoch}", self.pool, network),
             self.pool.memory,
             LAYOUT,
             epoch,
-            reopen=lambda: NetworkTransport(f"d-{epoch}~{next(times)}", self.pool, network),
+            reopen=lambda: NetworkTransport(f"w-{epoch}~{next(times)}", self.pool, network),
         )
+        self.endpoint = KVEndpoint(self.port, drain_timeout_s=2.0)
+        self.known = self.port.peer
+        """As the router knows it."""
 
     @property
     def transport(self) -> NetworkTransport:
         """Another one after each fence that cut it off."""
-        assert isinstance(self.receiver.transport, NetworkTransport)
-        return self.receiver.transport
+        assert isinstance(self.port.transport, NetworkTransport)
+        return self.port.transport
+
+    def take(self, count: int, job: Job, use: Use) -> list[int]:
+        """Free pages; none if there are too few."""
+        pages = sorted(self.free)[:count]
+        if len(pages) < count:
+            return []
+        self.free -= set(pages)
+        self.use(pages, job, use)
+        return pages
+
+    def use(self, pages: Sequence[int], job: Job, use: Use) -> None:
+        self.used.update(dict.fromkeys(pages, (job, use)))
+
+    def give_back(self, pages: Sequence[int]) -> None:
+        for page in pages:
+            del self.used[page]
+        self.free.update(pages)
 
 
 def token_kv(job: Job, token: int) -> np.ndarray:
@@ -97,7 +112,7 @@ def run_model(job: Job, upto: int) -> None:
     """Computes tokens up to `upto`, into the pages of the worker that the job is computed on."""
     for token in range(job.computed, upto):
         page = job.local[token // LAYOUT.page_size]
-        page_view(job.prefill.pool, page)[:, token % LAYOUT.page_size] = token_kv(job, token)
+        page_view(job.source.pool, page)[:, token % LAYOUT.page_size] = token_kv(job, token)
     job.computed = upto
 
 

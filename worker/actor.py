@@ -19,7 +19,6 @@ from worker.log import log_to_stderr
 from worker.network import own_address
 
 if TYPE_CHECKING:
-    from worker.assembly import Assemble
     from worker.engine_loop import EngineDied
 
 __all__ = ["Listening", "LoadProgress", "WorkerActor"]
@@ -50,11 +49,9 @@ class Listening:
 
 
 class WorkerActor:
-    """Base of the actor classes, which name the role. All methods run on the actor's asyncio loop."""
+    """Base of the actor classes, one for each role. All methods run on the actor's asyncio loop."""
 
-    def __init__(
-        self, config: WorkerConfig, assemble: Assemble, bundle: int = 0, log_level: int = logging.INFO
-    ) -> None:
+    def __init__(self, config: WorkerConfig, bundle: int = 0, log_level: int = logging.INFO) -> None:
         """`bundle`: of the actor's placement group, where there is room for its other ranks too."""
         from worker.host import WorkerHost
         from worker.tensor_parallel.ray_rank_group import crew_of
@@ -63,7 +60,6 @@ class WorkerActor:
         config = replace(config, host=_host(config), node=ray.get_runtime_context().get_node_id())
         self._host = WorkerHost(
             config,
-            assemble,
             on_death=_end_process,
             progress=self._on_progress,
             crew=crew_of(config, bundle, log_level),

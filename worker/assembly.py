@@ -1,55 +1,39 @@
-"""What a role is built from, and what a built role consists of."""
+"""What a worker is built from, and how it is put together."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
-from engine.engine import Engine
-from kv_transfer import Peer
-from worker.config import WorkerConfig
-from worker.inbox import Inbox
-from worker.metrics import WorkerMetrics
-from worker.outbox import Outbox
-from worker.role import Role
+from kv_transfer import EndpointEvent, KVEndpoint, TransferThread
+from worker.answers import Answers
+from worker.incoming_handoffs import IncomingHandoffs
+from worker.kv_port import open_port
+from worker.outgoing_handoffs import OutgoingHandoffs
+from worker.parts import Parts
+from worker.request_handler import Handoffs, RequestHandler
 
-__all__ = ["Assemble", "Assembled", "Parts", "Transfer", "assemble_mixed"]
+__all__ = ["Assemble", "Parts", "assemble"]
 
-
-class Transfer(Protocol):
-    """The thread that moves KV: a SenderThread or a ReceiverThread."""
-
-    peer: Peer
-    start: Callable[[], None]
-    stop: Callable[[], None]
+Assemble: TypeAlias = Callable[[Parts], RequestHandler]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """Everything that a worker has before it has a role."""
+def assemble(parts: Parts) -> RequestHandler:
+    """A worker whose KV comes and goes if its configuration names a transport.
 
-    config: WorkerConfig
-    epoch: int
-    """Drawn at random by every start: a restarted worker is a new peer."""
-    engine: Engine
-    metrics: WorkerMetrics
-    inbox: Inbox = field(default_factory=Inbox)
-    outbox: Outbox = field(default_factory=Outbox)
-    clock: Callable[[], float] = time.monotonic
+    Raises what opening the transport raises.
+    """
+    answers = Answers(parts.outbox, parts.metrics)
+    if parts.config.transport is None:
+        return RequestHandler(parts.engine, answers, parts.clock)
 
+    def on_event(event: EndpointEvent) -> None:
+        parts.inbox.post(handler.on_transfer, event)
 
-@dataclass(frozen=True, slots=True)
-class Assembled:
-    role: Role
-    transfer: Transfer | None = None
-    """None: no KV comes or goes."""
-
-
-Assemble: TypeAlias = Callable[[Parts], Assembled]
-
-
-def assemble_mixed(parts: Parts) -> Assembled:
-    """A worker that computes its requests from the first token to the last."""
-    return Assembled(Role(parts.engine, parts.outbox, parts.metrics, parts.clock))
+    transfer = TransferThread(KVEndpoint(open_port(parts)), on_event, on_fatal=parts.inbox.fail)
+    outgoing = OutgoingHandoffs(
+        parts.engine, answers, parts.clock, transfer.sender, parts.config.handoff_timeout_s
+    )
+    incoming = IncomingHandoffs(parts.engine, answers, transfer.receiver)
+    handler = RequestHandler(parts.engine, answers, parts.clock, Handoffs(transfer, outgoing, incoming))
+    return handler

@@ -27,7 +27,7 @@ class WorkerConfig:
     source: str = ""
     """What --model said: by it a machine without a folder at `engine.model_path` finds the model itself."""
     transport: str | None = None
-    """"nixl", "ucxx" or "loopback"; None in mixed mode, where nobody hands KV over."""
+    """"nixl", "ucxx" or "loopback"; None where no KV moves between workers."""
     kv_by_ranks: bool = False
     """Some worker of the cluster has several ranks: all hand KV over from rank to rank."""
     host: str = "127.0.0.1"
@@ -41,8 +41,10 @@ class WorkerConfig:
     """Ray's id of the node that it runs on, which only the worker can tell; empty where there is no Ray."""
     router_certificate: bytes | None = None
     """PEM. Only the holder of its key is served. None: whoever comes is, and that is on loopback only."""
+    mode: str = "mixed"
+    """Of the cluster; a label of this worker's metrics."""
     handoff_timeout_s: float = 60.0
-    """How long a handoff may make no progress; then a prefill worker gives its KV up."""
+    """How long a handoff may make no progress; then its sender gives it up."""
     step_timeout_s: float = 300.0
     """An engine that is at one step for longer hangs, and ends its worker."""
     router_timeout_s: float = 60.0
@@ -51,7 +53,3 @@ class WorkerConfig:
     def __post_init__(self) -> None:
         if self.role is WorkerRole.PREFILL and self.transport is None:
             raise ValueError(f"{self.worker_id}: a prefill worker needs a transport to hand its KV over")
-
-    @property
-    def mode(self) -> str:
-        return "mixed" if self.transport is None else "disagg"

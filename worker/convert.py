@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Final
 
-from engine.core.events import EngineStats
+from engine.core.events import EngineStats, StepMeasured
 from engine.core.request import Request
 from engine.core.sampling_params import FinishReason, Sampling, TokenLogprobs
 from kv_transfer import Peer, Ticket
@@ -20,6 +20,7 @@ __all__ = [
     "request_from_proto",
     "sampling_from_proto",
     "stats_to_proto",
+    "step_work_to_proto",
     "ticket_from_proto",
     "ticket_to_proto",
 ]
@@ -100,6 +101,7 @@ def ticket_to_proto(ticket: Ticket) -> worker_pb2.Ticket:
         num_tokens=ticket.num_tokens,
         timeout_s=ticket.timeout_s,
         secret=ticket.secret,
+        sender=ticket.sender,
     )
 
 
@@ -115,17 +117,23 @@ def ticket_from_proto(message: worker_pb2.Ticket) -> Ticket:
         num_tokens=message.num_tokens,
         timeout_s=message.timeout_s,
         secret=message.secret,
+        sender=message.sender,
     )
 
 
 def load_to_proto(stats: EngineStats) -> worker_pb2.Load:
     return worker_pb2.Load(
         waiting=stats.waiting,
+        starved=stats.starved,
         running=stats.running,
         waiting_tokens=stats.waiting_tokens,
         free_pages=stats.available_pages,
         total_pages=stats.pages.total,
     )
+
+
+def step_work_to_proto(measured: StepMeasured) -> worker_pb2.StepWork:
+    return worker_pb2.StepWork(**asdict(measured))
 
 
 def stats_to_proto(stats: EngineStats, unexpected_messages: int) -> worker_pb2.WorkerStats:

@@ -17,7 +17,7 @@ from engine.engine import Engine
 from worker.inbox import Inbox
 from worker.metrics import WorkerMetrics
 from worker.outbox import Outbox
-from worker.role import Role
+from worker.request_handler import RequestHandler
 
 __all__ = ["EngineDied", "EngineLoop"]
 
@@ -34,12 +34,12 @@ class EngineDied(Exception):
 
 
 class EngineLoop:
-    """Owns the engine, the role and the outbox from `start` until `stop`."""
+    """Owns the engine, the request handler and the outbox from `start` until `stop`."""
 
     def __init__(
         self,
         engine: Engine,
-        role: Role,
+        handler: RequestHandler,
         inbox: Inbox,
         outbox: Outbox,
         metrics: WorkerMetrics,
@@ -49,7 +49,7 @@ class EngineLoop:
     ) -> None:
         """`on_death` is called from the engine thread, once, after all sessions were told."""
         self._engine = engine
-        self._role = role
+        self._handler = handler
         self._inbox = inbox
         self._outbox = outbox
         self._metrics = metrics
@@ -101,12 +101,12 @@ class EngineLoop:
         """Seconds to wait for a message; None: for ever."""
         if not self._settled:
             return max(0.0, self._engine.plan_at() - self._clock())
-        wakeup = self._role.next_wakeup()
+        wakeup = self._handler.next_wakeup()
         return None if wakeup == math.inf else max(0.0, wakeup - self._clock())
 
     def _turn(self) -> None:
         began = self._turn_began = self._clock()
-        self._role.tick(began)
+        self._handler.tick(began)
         self._settled = True
         if self._engine.has_work:
             self._outbox.flush_early()  # a ticket, or an arrival, must not wait for the step
@@ -114,13 +114,13 @@ class EngineLoop:
                 self._step(began)
             else:
                 self._settled = False  # a message came; others may, before the step has to be planned
-        elif self._role.idle and not self._proved:
+        elif self._handler.idle and not self._proved:
             # A leak shows as soon as nobody can own anything. Serving on would mean wrong tokens, one day.
             self._engine.check_pages()
             self._proved = True
         if self._settled or began >= self._load_due:
             self._load_due = began + _LOAD_INTERVAL_S
-            self._outbox.report_load(self._role.load())
+            self._outbox.report_load(self._handler.load())
         self._outbox.flush(self._steps)
         self._engine.proceed()
 
@@ -129,5 +129,5 @@ class EngineLoop:
         self._steps += 1
         self._settled = not (output.num_tokens or output.completed)
         self._proved = False
-        self._role.on_step(output)
+        self._handler.on_step(output)
         self._metrics.step_seconds.observe(self._clock() - began)

@@ -31,12 +31,13 @@ from engine.warmup import program_for, rehearse
 from rpc.baton.v1 import worker_pb2, worker_pb2_grpc
 from rpc.server import GrpcServer
 from rpc.tls import Identity
-from worker.assembly import Assemble, Assembled, Parts
+from worker.assembly import Assemble, Parts, assemble
 from worker.config import WorkerConfig, WorkerRole
 from worker.convert import peer_to_proto
 from worker.engine_loop import EngineDied, EngineLoop
 from worker.metrics import WorkerMetrics
 from worker.network import is_loopback
+from worker.request_handler import RequestHandler
 from worker.router_watch import RouterWatch
 from worker.service import WorkerService
 from worker.tensor_parallel.rank_group import Crew
@@ -56,7 +57,7 @@ class WorkerHost:
     def __init__(
         self,
         config: WorkerConfig,
-        assemble: Assemble,
+        assemble: Assemble = assemble,
         *,
         on_death: Callable[[EngineDied], None],
         progress: Progress = silent,
@@ -98,7 +99,7 @@ class WorkerHost:
             # A thread of its own, gone afterwards: OpenMP counts the helpers of every thread that computed,
             # and once they are more than the cores, the engine thread's sleep after each operation.
             with ThreadPoolExecutor(1, thread_name_prefix="loading") as loader:
-                self._parts, self._assembled = await self._asyncio.run_in_executor(loader, self._build)
+                self._parts, self._handler = await self._asyncio.run_in_executor(loader, self._build)
             calm_collector()
             info = self._run_threads()
             await self._serve(info)
@@ -117,7 +118,7 @@ class WorkerHost:
         self._router_watch.stop()
         await asyncio.to_thread(self._running.close)
 
-    def _build(self) -> tuple[Parts, Assembled]:
+    def _build(self) -> tuple[Parts, RequestHandler]:
         config = self.config = self._with_model_of_this_machine()
         runner = ModelRunner(config.engine, self._progress, self._muster())
         engine = Engine(config.engine, runner=runner)
@@ -128,12 +129,11 @@ class WorkerHost:
             metrics=WorkerMetrics(config.role.value, config.mode, config.worker_id),
         )
         self._running.callback(engine.close)
-        assembled = self._assemble(parts)
-        engine.hooks = assembled.role
-        # Not before: until the role is assembled, other ranks wait for KV endpoints, and not for steps.
+        handler = engine.hooks = self._assemble(parts)
+        # Not before: until the handler is assembled, other ranks wait for KV ports, and not for steps.
         self._progress("Rehearsing", 0, 0)
         rehearse(runner, config.engine, program_for(config.engine))
-        return parts, assembled
+        return parts, handler
 
     def _with_model_of_this_machine(self) -> WorkerConfig:
         config = self.config
@@ -153,10 +153,10 @@ class WorkerHost:
         )
 
     def _run_threads(self) -> worker_pb2.WorkerInfo:
-        parts, transfer = self._parts, self._assembled.transfer
+        parts, transfer = self._parts, self._handler.transfer
         loop = EngineLoop(
             parts.engine,
-            self._assembled.role,
+            self._handler,
             parts.inbox,
             parts.outbox,
             parts.metrics,
@@ -182,7 +182,7 @@ class WorkerHost:
         return self._describe(metrics_port=server.server_port)
 
     async def _serve(self, info: worker_pb2.WorkerInfo) -> None:
-        service = WorkerService(self._parts.inbox, self._assembled.role, info, self._router_watch)
+        service = WorkerService(self._parts.inbox, self._handler, info, self._parts.clock, self._router_watch)
         self._server = GrpcServer(_SERVICE, partial(_register, service))
         credentials = self._credentials()
         port = bind_within(self._ports, lambda port: self._server.bind(self.config.host, port, credentials))
@@ -212,12 +212,12 @@ class WorkerHost:
     def _stats(self) -> worker_pb2.WorkerStats | None:
         """For a scrape, on its own thread."""
         try:
-            return self._parts.inbox.ask(self._assembled.role.stats).result(_SCRAPE_PATIENCE_S)
+            return self._parts.inbox.ask(self._handler.stats).result(_SCRAPE_PATIENCE_S)
         except (EngineDied, NoAnswer):
             return None
 
     def _describe(self, metrics_port: int) -> worker_pb2.WorkerInfo:
-        config, engine, transfer = self.config, self._parts.engine, self._assembled.transfer
+        config, engine, transfer = self.config, self._parts.engine, self._handler.transfer
         info = worker_pb2.WorkerInfo(
             worker_id=config.worker_id,
             role=_ROLES[config.role],
@@ -231,6 +231,7 @@ class WorkerHost:
             transport=config.transport or "",
             chunked_prefill_size=config.engine.chunk_budget or 0,
             max_running_requests=config.engine.max_running_requests,
+            step_target_s=config.engine.itl_target_s or 0.0,
             pid=os.getpid(),
             metrics_address=f"{config.host}:{metrics_port}",
             node=config.node,

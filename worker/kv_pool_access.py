@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -18,7 +17,6 @@ from kv_transfer.transports import LoopbackTransport, Transport
 from worker.config import WorkerConfig
 
 __all__ = [
-    "KVEndpoint",
     "UnknownTransport",
     "digester_of",
     "layout_of",
@@ -30,17 +28,6 @@ __all__ = [
 
 class UnknownTransport(ValueError):
     """The configuration names a transport that this build does not have."""
-
-
-@dataclass(frozen=True, slots=True)
-class KVEndpoint:
-    transport: Transport
-    memory: PoolMemory
-    layout: KVLayout
-    digester: PageDigester
-    epoch: int
-    reopen: Callable[[], Transport] | None = None
-    """Registers the pool anew under another name, once the transport was closed. None: cannot be done."""
 
 
 def worker_name(config: WorkerConfig, epoch: int) -> str:

@@ -22,12 +22,15 @@ class Outbox:
         """Those that `_load` covers."""
         self._batches: dict[RouterSession, worker_pb2.EventBatch] = {}
         self._load = worker_pb2.Load()
+        self._peer: worker_pb2.Peer | None = None
         self._step = 0
 
     def open(self, session: RouterSession) -> None:
         """From now on `session` hears of this worker's load; at once for the first time."""
         self._handled[session] = self._counted[session] = 0
-        self._batch(session)
+        batch = self._batch(session)
+        if self._peer is not None:
+            batch.peer.CopyFrom(self._peer)
 
     def close(self, session: RouterSession) -> None:
         for known in (self._handled, self._counted, self._batches):
@@ -94,6 +97,14 @@ class Outbox:
             request_id=job.id, cached_tokens=job.request.num_cached, queued_s=queued_s
         )
 
+    def progress(self, job: Job, num_computed: int) -> None:
+        self._batch(job.session).progress.add(request_id=job.id, num_computed=num_computed)
+
+    def measured(self, work: worker_pb2.StepWork) -> None:
+        """Every session that is told something anyway hears of the step."""
+        for batch in self._batches.values():
+            batch.step_work.CopyFrom(work)
+
     def reserved(self, job: Job, ticket: worker_pb2.Ticket, waited_s: float) -> None:
         self._batch(job.session).reserved.add(request_id=job.id, ticket=ticket, waited_s=waited_s)
 
@@ -106,6 +117,12 @@ class Outbox:
 
     def arrived(self, job: Job, transfer_s: float, exposed_s: float) -> None:
         self._batch(job.session).arrived.add(request_id=job.id, transfer_s=transfer_s, exposed_s=exposed_s)
+
+    def reopened(self, peer: worker_pb2.Peer) -> None:
+        """Every session, present and future, hears how peers reach this worker's KV pool now."""
+        self._peer = peer
+        for session in self._handled:
+            self._batch(session).peer.CopyFrom(peer)
 
     def failed(
         self, session: RouterSession, request_id: RequestId, code: worker_pb2.FailureCode, message: str

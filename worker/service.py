@@ -13,7 +13,7 @@ import grpc
 from rpc.baton.v1 import worker_pb2, worker_pb2_grpc
 from worker.engine_loop import EngineDied
 from worker.inbox import Inbox
-from worker.role import Role
+from worker.request_handler import RequestHandler
 from worker.router_watch import RouterWatch
 from worker.session import RouterSession, SessionBroken
 
@@ -27,11 +27,18 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     """Translates calls into messages to the engine thread; decides nothing itself."""
 
     def __init__(
-        self, inbox: Inbox, role: Role, info: worker_pb2.WorkerInfo, router_watch: RouterWatch
+        self,
+        inbox: Inbox,
+        handler: RequestHandler,
+        info: worker_pb2.WorkerInfo,
+        clock: Callable[[], float],
+        router_watch: RouterWatch,
     ) -> None:
+        """`clock`: the handler's."""
         self._inbox = inbox
-        self._role = role
+        self._handler = handler
         self._info = info
+        self._clock = clock
         self._router_watch = router_watch
 
     async def Session(  # noqa: N802
@@ -47,7 +54,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     async def _serve(self, request_iterator: AsyncIterator[worker_pb2.Command], context: Context) -> None:
         session = RouterSession()
         try:
-            opened = self._inbox.ask(lambda: self._role.open(session))
+            opened = self._inbox.ask(lambda: self._handler.open(session))
             opened.add_done_callback(partial(_fail_with, session))
             reader = asyncio.create_task(self._read(request_iterator, session))
             try:
@@ -58,7 +65,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             finally:
                 reader.cancel()
         finally:
-            self._inbox.post(self._role.close, session)
+            self._inbox.post(self._handler.close, session)
 
     async def Describe(  # noqa: N802
         self, request: worker_pb2.DescribeRequest, context: Context
@@ -69,12 +76,12 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self, request: worker_pb2.GetStatsRequest, context: Context
     ) -> worker_pb2.WorkerStats:
         """Answered between two steps, after every command that was sent before."""
-        return await self._ask_engine(self._role.stats, context)
+        return await self._ask_engine(self._handler.stats, context)
 
     async def _read(self, commands: AsyncIterator[worker_pb2.Command], session: RouterSession) -> None:
         try:
             async for command in commands:
-                self._inbox.post(self._role.handle, session, command)
+                self._inbox.post(self._handler.handle, session, command, self._clock())
         finally:
             session.close()
 

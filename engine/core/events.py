@@ -8,7 +8,7 @@ from engine.core.request import Request, TokenId
 from engine.core.sampling_params import FinishReason, TokenLogprobs
 from engine.kv_cache.pages import PageCounts
 
-__all__ = ["EngineStats", "StepOutput", "TokenOut"]
+__all__ = ["EngineStats", "StepMeasured", "StepOutput", "TokenOut"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,19 @@ class TokenOut:
     """The token itself ended the request: end of sequence, or one of its stop tokens."""
 
 
+@dataclass(frozen=True, slots=True)
+class StepMeasured:
+    """What a step computed, and how long it took."""
+
+    prompt_tokens: int
+    attention_pairs: float
+    """Of a prompt token and one that it attends to."""
+    decodes: int
+    context_tokens: int
+    """Of all decodes together."""
+    seconds: float
+
+
 @dataclass(slots=True)
 class StepOutput:
     tokens: list[TokenOut] = field(default_factory=list)
@@ -34,11 +47,15 @@ class StepOutput:
     """Tokens that the step computed; 0: there was nothing to compute."""
     completed: bool = False
     """A step has completed, perhaps without tokens: requests that waited for its pages may go on."""
+    measured: StepMeasured | None = None
+    """Of that step; a sample of the steps is measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
     waiting: int
+    starved: int
+    """`waiting` if one of those waits for pages or was preempted; 0 if all only wait for room in a step."""
     running: int
     waiting_tokens: int
     """Prompt tokens not yet computed."""

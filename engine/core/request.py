@@ -48,6 +48,8 @@ class Request:
     """Prompt tokens that the prefix cache is expected to hold, until the request is admitted."""
     num_cached: int | None = None
     """Tokens found in the prefix cache at first admission; None before that."""
+    pinned: bool = False
+    """A peer may read its pages, which therefore stay: the request is never preempted."""
     finish: FinishReason | None = None
 
     @property

@@ -69,7 +69,7 @@ class Scheduler:
         self.adopted: deque[Request] = deque()
         """Their KV is here, and only a slot is missing. In order of arrival."""
         self.running: list[Request] = []
-        """In order of admission. The last is the first to be preempted."""
+        """In order of admission. The last that is not pinned is the first to be preempted."""
         self.num_preemptions = 0
         self.pacer = (
             None
@@ -158,7 +158,7 @@ class Scheduler:
         request.finish = reason
         while request.awaits_token:
             request.output.pop()
-        if reason is not FinishReason.ABORT:
+        if reason is not FinishReason.ABORT and not request.pinned:  # else its answer goes on elsewhere
             self._lengths.ended(request)
         if request.slot >= 0:
             self._vacate(request)
@@ -167,6 +167,7 @@ class Scheduler:
 
     def preempt(self, request: Request) -> None:
         """Give its pages back and let it start over, later; what the cache keeps of it, it finds again."""
+        assert not request.pinned, "a peer may be reading its pages"
         self.num_preemptions += 1
         self.kv.release(request)
         self._vacate(request)
@@ -237,15 +238,18 @@ class Scheduler:
             request = self.running[position]
             if self._decodable(request):
                 if not self._make_room(request, step):
-                    break  # it had to go itself, and it was the last
+                    break  # it had to go itself, and was the last that decodes
                 decodes.append(self._compute(request, 1))
             position += 1
         return decodes
 
     def _make_room(self, request: Request, step: StepPlan) -> bool:
-        """A page for the next token, if need be from the last admitted, which has not been served yet."""
+        """A page for the next token, if need be from the last admitted, which has not been served yet.
+
+        Pinned requests keep theirs. They do not decode, so `request` itself can always be the victim.
+        """
         while not self.kv.grow(request):
-            victim = self.running[-1]
+            victim = next(r for r in reversed(self.running) if not r.pinned)
             self.preempt(victim)
             step.preempted.append(victim)
             if victim is request:

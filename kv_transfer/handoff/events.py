@@ -5,15 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from kv_transfer.ticket import Final, Ticket
+from kv_transfer.ticket import Final, Peer, Ticket
 
 __all__ = [
     "Drained",
+    "EndpointEvent",
     "HandedOver",
     "PushSpan",
     "Ready",
     "ReceiveFailed",
     "ReceiverEvent",
+    "Reopened",
     "Reserved",
     "SendFailed",
     "SenderEvent",
@@ -83,5 +85,13 @@ class Drained:
     handoff_id: int
 
 
+@dataclass(frozen=True, slots=True)
+class Reopened:
+    """The transport was closed and opened anew: peers reach this worker as `peer` from now on."""
+
+    peer: Peer
+
+
 SenderEvent: TypeAlias = HandedOver | SendFailed
 ReceiverEvent: TypeAlias = Reserved | Ready | ReceiveFailed | Drained
+EndpointEvent: TypeAlias = SenderEvent | ReceiverEvent | Reopened

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final as Constant
 
-from kv_transfer.errors import BadMessage, BadTicket, PeerUnreachable, TransferError
+from kv_transfer.errors import BadTicket, PeerUnreachable, TransferError
 from kv_transfer.handoff.events import HandedOver, PushSpan, SenderEvent, SendFailed
-from kv_transfer.handoff.messages import Body, Confirm, Drain, Finish, Message, Push, Revoke, decode, encode
+from kv_transfer.handoff.messages import Body, Confirm, Drain, Finish, Message, Push, Revoke, encode
+from kv_transfer.handoff.port import KVPort
 from kv_transfer.handoff.sender_states import SENDING, SendAction, SendEvent, Sending
 from kv_transfer.handoff.state_machine import Machine
-from kv_transfer.integrity.digest import PageDigester, host_digester
-from kv_transfer.layout import KVLayout
-from kv_transfer.memory import PoolMemory
-from kv_transfer.peer_book import PeerBook
 from kv_transfer.planner import coalesce, pages_due
 from kv_transfer.ticket import Final, Peer, Ticket
-from kv_transfer.transports.base import Arrival, PeerLost, Transport, WriteDone, WriteFailed
 
 __all__ = ["KVSender"]
 
@@ -51,34 +46,21 @@ class _Handoff:
 
 
 class KVSender:
-    """Drives `sending.SENDING` over a transport. Owns no thread and no clock.
+    """Drives `sender_states.SENDING`. A KVEndpoint polls the transport and calls the `on_` methods.
 
     From the first `computed` until HandedOver or SendFailed the pages of a handoff are read: they must
     not move, change or be given back. Nothing here raises for what a peer or the network did.
     """
 
-    def __init__(
-        self,
-        transport: Transport,
-        memory: PoolMemory,
-        layout: KVLayout,
-        epoch: int,
-        *,
-        digester: PageDigester | None = None,
-        drain_timeout_s: float = 5.0,
-    ) -> None:
+    def __init__(self, port: KVPort, *, drain_timeout_s: float = 5.0) -> None:
         """`drain_timeout_s`: how long the pages of a failed handoff wait for its last writes to end."""
-        self.transport = transport
-        self.peer = Peer.of(transport.name, epoch, transport.metadata, memory, layout)
-        self.unexpected: Counter[str] = Counter()
-        """Late, duplicate, foreign or damaged messages: ignored, but counted, by kind."""
-        self._layout = layout
-        self._digester = digester or host_digester(memory, layout)
+        self._port = port
+        self._layout = port.layout
+        self._unexpected = port.unexpected
         self._patience = {Sending.DRAINING: drain_timeout_s, Sending.ABANDONED: math.inf}
         self._live: dict[int, _Handoff] = {}
         self._writes: dict[int, _Handoff] = {}
         self._refused: dict[int, None] = {}
-        self._peers = PeerBook()
         self._events: list[SenderEvent] = []
 
     @property
@@ -86,7 +68,7 @@ class KVSender:
         """Handoffs that are not over."""
         return len(self._live)
 
-    def is_busy(self, now: float) -> bool:
+    def is_busy(self) -> bool:
         """Whether something is likely to come soon."""
         return any(handoff.machine.state is not Sending.ABANDONED for handoff in self._live.values())
 
@@ -103,17 +85,24 @@ class KVSender:
     def attach(self, ticket: Ticket, now: float) -> None:
         """The receiver's pages are known: what is computed leaves at once, the rest as it comes."""
         handoff = self._live.get(ticket.handoff_id)
+        if ticket.sender != self._port.peer.name:
+            # The receiver frees these pages when it learns that the transport that the ticket
+            # names is closed. A Drain could overtake bytes that are still on their way from that transport.
+            self._unexpected["ticket"] += 1
+            if handoff is not None and handoff.ticket is None:
+                self._fire(handoff, SendEvent.ABORT, now, "this worker's KV transport was opened anew")
+            return
         if handoff is None:
-            self.unexpected["ticket"] += 1
+            self._unexpected["ticket"] += 1
             reason = "the sender does not know this handoff, or has given it up"
             self._refuse(ticket.receiver, ticket.handoff_id, ticket.secret, reason)
             return
         if handoff.ticket is not None:
-            self.unexpected["ticket"] += 1
+            self._unexpected["ticket"] += 1
             return
         try:
             ticket.require(self._layout)
-            self._peers.require_unfenced(ticket.receiver)
+            self._port.peers.require_unfenced(ticket.receiver)
             self._require_same_length(handoff, ticket)
             self._connect(ticket.receiver)
         except TransferError as error:
@@ -145,29 +134,10 @@ class KVSender:
         if handoff is not None:
             self._fire(handoff, SendEvent.ABORT, now, "aborted by the sender")
 
-    def fence(self, epoch: int, reason: str, now: float) -> None:
-        """Another authority declared the peer of that epoch dead: it is refused from now on, and nothing is
-        sent to it any more. A peer on this host is only refused: its end is known by itself."""
-        for peer in self._peers.fence(epoch):
-            if not self.transport.is_local(peer):
-                self._peers.disconnected(peer.name)
-                self.transport.forget(peer)
-                self._on_peer_lost(peer.name, f"it was declared dead: {reason}", now)
-
     # -------------------------------------------------------------------------------- driving
 
-    def poll(self, now: float) -> list[SenderEvent]:
-        """Makes progress; O(live handoffs)."""
-        for event in self.transport.poll():
-            match event:
-                case WriteDone(write):
-                    self._on_write_done(write, now)
-                case WriteFailed(write, reason):
-                    self._on_write_failed(write, reason, now)
-                case Arrival(data):
-                    self._on_message(data, now)
-                case PeerLost(name, reason):
-                    self._on_peer_lost(name, reason, now)
+    def due(self, now: float) -> list[SenderEvent]:
+        """What happened since the last call, deadlines that have passed included. O(live handoffs)."""
         for handoff in [h for h in self._live.values() if now >= h.machine.deadline]:
             if handoff.id in self._live:
                 reason = f"deadline passed while {handoff.machine.state.name.lower()}"
@@ -176,14 +146,14 @@ class KVSender:
         return events
 
     def close(self) -> None:
-        self.transport.close()
+        """The transport is closed."""
         self._live.clear()
         self._writes.clear()
 
     def _fire(self, handoff: _Handoff, event: SendEvent, now: float, reason: str = "") -> None:
         actions = handoff.machine.on(event, now)
         if actions is None:
-            self.unexpected[event.name.lower()] += 1
+            self._unexpected[event.name.lower()] += 1
             return
         handoff.reason = handoff.reason or reason
         if handoff.machine.state is Sending.CLOSED:
@@ -223,7 +193,7 @@ class KVSender:
         remote = ticket.pages[due.start - first : due.stop - first]
         message = Push(due.start - first, len(due))
         try:
-            write = self.transport.write(
+            write = self._port.transport.write(
                 ticket.receiver,
                 coalesce(local, remote, self._layout.page_bytes),
                 self._encode(handoff, message, ticket.receiver),
@@ -243,7 +213,7 @@ class KVSender:
         self._writes[write] = handoff
         # Digested while the write is under way: both only read.
         tail_tokens = end_token - (due.stop - 1) * page_size
-        handoff.digests += self._digester.digest(local, tail_tokens)
+        handoff.digests += self._port.digester.digest(local, tail_tokens)
 
     def _send_finish(self, handoff: _Handoff, now: float) -> None:
         # Sent only after every write is known to be complete: a transport may order a message against
@@ -258,26 +228,25 @@ class KVSender:
             # may have broken since the ticket came though both live, so it is made sure of.
             with contextlib.suppress(PeerUnreachable):
                 self._connect(handoff.receiver)
-                self.transport.send(handoff.receiver, self._encode(handoff, body, handoff.receiver))
+                self._port.transport.send(handoff.receiver, self._encode(handoff, body, handoff.receiver))
 
     def _encode(self, handoff: _Handoff, body: Body, receiver: Peer) -> bytes:
-        return encode(Message(handoff.id, self.peer.epoch, receiver.epoch, handoff.secret, body))
+        return encode(Message(handoff.id, self._port.peer.epoch, receiver.epoch, handoff.secret, body))
 
     def _refuse(self, receiver: Peer, handoff_id: int, secret: int, reason: str) -> None:
         """Promises never to write for this handoff, which includes never to begin it."""
         self._refused[handoff_id] = None
         if len(self._refused) > _MAX_REFUSED:
             del self._refused[next(iter(self._refused))]
-        message = encode(Message(handoff_id, self.peer.epoch, receiver.epoch, secret, Drain(reason)))
+        message = encode(Message(handoff_id, self._port.peer.epoch, receiver.epoch, secret, Drain(reason)))
         with contextlib.suppress(PeerUnreachable):
             self._connect(receiver)
-            self.transport.send(receiver, message)
+            self._port.transport.send(receiver, message)
 
     def _connect(self, peer: Peer) -> None:
-        if self._peers.ignores(peer.epoch):
-            self._peers.require_unfenced(peer)
-        self.transport.connect(peer)
-        self._peers.connected(peer)
+        if self._port.peers.ignores(peer.epoch):
+            self._port.peers.require_unfenced(peer)
+        self._port.connect(peer)
 
     def _forget(self, handoff: _Handoff) -> None:
         del self._live[handoff.id]
@@ -287,7 +256,7 @@ class KVSender:
 
     # --------------------------------------------------------------------------------- events
 
-    def _on_write_done(self, write: int, now: float) -> None:
+    def on_write_done(self, write: int, now: float) -> None:
         handoff = self._writes.pop(write, None)
         if handoff is None:
             return  # its handoff ended with the peer
@@ -296,29 +265,22 @@ class KVSender:
         handoff.machine.progress(now)
         self._settle(handoff, now)
 
-    def _on_write_failed(self, write: int, reason: str, now: float) -> None:
+    def on_write_failed(self, write: int, reason: str, now: float) -> None:
         handoff = self._writes.pop(write, None)
         if handoff is None:
             return
         del handoff.in_flight[write]
         self._fire(handoff, SendEvent.WRITE_FAILED, now, reason)
 
-    def _on_message(self, data: bytes, now: float) -> None:
-        try:
-            message = decode(data)
-        except BadMessage:
-            self.unexpected["damaged"] += 1
-            return
-        if self._peers.ignores(message.source):
-            self.unexpected["fenced"] += 1
-            return
+    def on_message(self, message: Message, now: float) -> None:
+        """Confirm or Revoke, addressed to this incarnation."""
         handoff = self._live.get(message.handoff_id)
         ticket = None if handoff is None else handoff.ticket
-        if message.target != self.peer.epoch or (ticket is not None and message.source != ticket.epoch):
-            self.unexpected["foreign"] += 1
+        if ticket is not None and message.source != ticket.epoch:
+            self._unexpected["foreign"] += 1
             return
         if ticket is not None and message.secret != ticket.secret:
-            self.unexpected["forged"] += 1
+            self._unexpected["forged"] += 1
             return
         match message.body:
             case Revoke(receiver, reason) if handoff is None:
@@ -332,13 +294,24 @@ class KVSender:
             case Confirm() if handoff is not None:
                 self._fire(handoff, SendEvent.CONFIRM, now)
             case _:
-                self.unexpected[type(message.body).__name__.lower()] += 1
+                self._unexpected[type(message.body).__name__.lower()] += 1
 
-    def _on_peer_lost(self, name: str, reason: str, now: float) -> None:
-        self._peers.disconnected(name)
+    def on_peer_lost(self, name: str, reason: str, now: float) -> None:
         for handoff in list(self._live.values()):
             if handoff.ticket is not None and handoff.ticket.receiver.name == name:
                 self._fire(handoff, SendEvent.PEER_LOST, now, f"lost {name}: {reason}")
+
+    def on_reopened(self, reason: str, now: float) -> None:
+        """The transport was closed: writes have ended, and every handoff fails.
+
+        No Drain is sent: bytes that this host holds for the closed transport may arrive after it. Each
+        receiver learns of the end of that transport as of the end of a process, and waits for such bytes.
+        """
+        self._writes.clear()
+        for handoff in list(self._live.values()):
+            handoff.in_flight.clear()
+            handoff.receiver = None
+            self._fire(handoff, SendEvent.ABORT, now, reason)
 
     # --------------------------------------------------------------------------------- checks
 

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
+from typing import TypeAlias
 
 from router.workers.member import Member
 from router.workers.registry import Registry
+from router.workers.session import WorkerSession
+from rpc.baton.v1 import worker_pb2
 
-__all__ = ["Departures", "LastOfItsRole", "NoSuchWorker", "NotBackInTime"]
+__all__ = ["Able", "Departures", "LastOfItsRole", "NoSuchWorker", "NotBackInTime"]
+
+Able: TypeAlias = Callable[[worker_pb2.Role], list[WorkerSession]]
 
 _log = logging.getLogger(__name__)
 
@@ -28,8 +34,10 @@ class NotBackInTime(Exception):
 class Departures:
     """What an operator may ask for. Each call returns when it is done; they may overlap."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, able: Able | None = None) -> None:
+        """`able(role)`: workers that could take a role's part in a sequence; None: those of the role."""
         self._registry = registry
+        self._able = able or (lambda role: [s for s in registry.sessions() if s.info.role == role])
 
     async def drain(self, worker_id: str, timeout_s: float, *, force: bool = False) -> int:
         """Ends the worker, which gets no new request from now on. Its place stays reserved.
@@ -80,9 +88,8 @@ class Departures:
         raise NoSuchWorker(f"there is no worker {worker_id}; there are {names}")
 
     def _require_others(self, member: Member) -> None:
-        others = [
-            m for m in self._registry.members() if m is not member and m.handle.role == member.handle.role
-        ]
+        able = {session.worker_id for session in self._able(member.handle.role)}
+        others = [m for m in self._registry.members() if m is not member and m.handle.worker_id in able]
         if not any(other.usable for other in others):
             raise LastOfItsRole(
                 f"no other worker can take over from {member.handle.worker_id}: requests would fail meanwhile"

@@ -22,7 +22,7 @@ from router.cluster.nodes import residents
 from router.cluster.ray_cluster import Cluster, ClusterError
 from router.cluster.ray_worker import RayWorker
 from router.cluster.worker_plan import PlanError, WorkerPlan, plan_workers
-from router.config.settings import Dtype, Mode, RouterConfig
+from router.config.settings import Dtype, RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics import RouterMetrics
 from router.frontend.access import Access
@@ -149,12 +149,13 @@ class _Start:
         )
         tokenizer = await tokenizing
         dispatcher = ClusterDispatcher(config, registry, metrics)
-        if config.mode is Mode.DISAGG:
+        if config.hands_over:
             await self._rehearse(registry, dispatcher)
         await self.stack.enter_async_context(
             Canary(
                 registry,
                 dispatcher.attempt,
+                dispatcher.able,
                 interval_s=config.canary_interval,
                 timeout_s=config.canary_timeout,
             )
@@ -281,6 +282,7 @@ class _Start:
         admin = AdminServer(
             admin_app(
                 registry,
+                dispatcher.able,
                 drain_timeout_s=self.config.drain_timeout,
                 startup_timeout_s=self.config.startup_timeout,
             ),
@@ -296,7 +298,7 @@ class _Start:
     ) -> None:
         config, engine = self.config, plans[0].config.engine
         workers = f"{config.decode_workers} decode"
-        if config.mode is Mode.DISAGG:
+        if config.hands_over:
             workers = f"{config.num_prefill_workers} prefill + {workers}"
         scheme = "http" if config.tls_cert is None else "https"
         self.display.say(

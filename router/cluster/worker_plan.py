@@ -13,6 +13,7 @@ from engine.loader.checkpoint import Checkpoint
 from engine.spec.errors import UnsupportedModel
 from engine.spec.model_spec import ModelSpec
 from engine.spec.shard import Shard
+from prefill_worker.preferences import prefer
 from router.config.settings import Device, Dtype, Mode, RouterConfig, flag_name
 from worker.config import WorkerConfig, WorkerRole
 
@@ -74,6 +75,8 @@ def plan_workers(config: RouterConfig, checkpoint: Checkpoint, machine: Machine)
     """One plan a worker, prefill workers first. Raises PlanError, UnsupportedModel."""
     roles = [WorkerRole.PREFILL] * config.num_prefill_workers + [WorkerRole.DECODE] * config.decode_workers
     engines = {role: _engine(config, checkpoint, machine, role) for role in set(roles)}
+    if config.mode is Mode.DISAGG:
+        engines[WorkerRole.PREFILL] = prefer(engines[WorkerRole.PREFILL])
     counts = dict.fromkeys(WorkerRole, 0)
     plans = []
     for role in roles:
@@ -83,8 +86,9 @@ def plan_workers(config: RouterConfig, checkpoint: Checkpoint, machine: Machine)
             model=checkpoint.name,
             source=config.model,
             engine=engines[role],
-            transport=config.kv_transport.value if config.mode is Mode.DISAGG else None,
-            kv_by_ranks=config.mode is Mode.DISAGG and config.num_ranks > len(roles),
+            mode=config.mode.value,
+            transport=config.kv_transport.value if config.hands_over else None,
+            kv_by_ranks=config.hands_over and config.num_ranks > len(roles),
             host=machine.host,
             network=config.worker_network,
             ports=PortRange.parse(config.worker_ports) if config.worker_ports is not None else None,
@@ -133,7 +137,7 @@ def _engine(config: RouterConfig, checkpoint: Checkpoint, machine: Machine, role
             " lower it, or raise --kv-pool-tokens or --kv-memory-fraction"
         )
     on_gpu = machine.device == "cuda"
-    graphs = _graphs(config, machine, role, ranks)
+    graphs = _graphs(config, machine, ranks)
     # A GPU worker measures what its largest step leaves; `pool_tokens` was an estimate, to refuse early.
     rehearsed = on_gpu and config.kv_pool_tokens is None
     return EngineConfig(
@@ -260,7 +264,7 @@ class _Graphs:
     tokens: int = 0
 
 
-def _graphs(config: RouterConfig, machine: Machine, role: WorkerRole, ranks: int) -> _Graphs:
+def _graphs(config: RouterConfig, machine: Machine, ranks: int) -> _Graphs:
     batch, tokens = config.cuda_graph_max_bs, config.cuda_graph_max_tokens
     if machine.device == "cpu":
         for name in ("cuda_graph_max_bs", "cuda_graph_max_tokens"):
@@ -268,8 +272,6 @@ def _graphs(config: RouterConfig, machine: Machine, role: WorkerRole, ranks: int
                 raise PlanError(f"{flag_name(name)} {size} needs a GPU; leave it out, or use --device cuda")
         return _Graphs()
     suited = defaults_for(machine.memory_bytes, ranks)
-    if role is WorkerRole.PREFILL:
-        batch = 0  # its steps have prompts in them
     return _Graphs(
         batch=suited.graph_batch if batch is None else batch,
         tokens=suited.graph_tokens if tokens is None else tokens,

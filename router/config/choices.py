@@ -12,6 +12,8 @@ class Mode(Enum):
     """Every worker prefills in chunks and decodes."""
     DISAGG = "disagg"
     """Prefill workers read prompts and hand their KV to decode workers."""
+    ADAPTIVE = "adaptive"
+    """The router decides for every request which worker computes its prompt and which decodes."""
 
 
 class Device(Enum):

@@ -42,7 +42,7 @@ _APIS = "HTTP and gRPC APIs"
 _SECURITY = "access and limits"
 _MEMORY = "device and memory"
 _BATCHING = "batching"
-_HANDOFF = "KV handoff (--mode disagg)"
+_HANDOFF = "KV handoff (--mode disagg and adaptive)"
 _ROUTING = "routing and failover"
 _PRESSURE = "backpressure (429, RESOURCE_EXHAUSTED)"
 _OPERATION = "operation"
@@ -65,13 +65,15 @@ class RouterConfig:
     mode: Annotated[
         Mode,
         Option(
-            _MODEL, "mixed: every worker prefills and decodes; disagg: separate prefill and decode workers"
+            _MODEL,
+            "mixed: every worker prefills and decodes; disagg: separate prefill and decode workers;"
+            " adaptive: the router decides for each request, to meet --ttft-target-ms and --itl-target-ms",
         ),
     ] = Mode.MIXED
 
     prefill_workers: Annotated[
         int | None,
-        Option(_WORKERS, "number of prefill workers; only with --mode disagg (default there: 1)", "N"),
+        Option(_WORKERS, "number of prefill workers; with --mode disagg or adaptive (default there: 1)", "N"),
     ] = None
     decode_workers: Annotated[
         int, Option(_WORKERS, "number of decode workers; in mixed mode they prefill too", "N")
@@ -327,6 +329,14 @@ class RouterConfig:
     ] = 60.0
 
     routing: Annotated[Routing, Option(_ROUTING, "worker selection policy")] = Routing.LEAST_LOADED
+    ttft_target_ms: Annotated[
+        float,
+        Option(
+            _ROUTING,
+            "--mode adaptive places requests so that most get their first token within this time",
+            "MS",
+        ),
+    ] = 500.0
     max_attempts: Annotated[
         int, Option(_ROUTING, "largest number of attempts at a request whose worker fails", "N")
     ] = 3
@@ -424,6 +434,11 @@ class RouterConfig:
         if self.mode is Mode.MIXED:
             return 0
         return 1 if self.prefill_workers is None else self.prefill_workers
+
+    @property
+    def hands_over(self) -> bool:
+        """Whether KV moves between workers."""
+        return self.mode is not Mode.MIXED
 
     def ranks_setting(self, *, prefill: bool) -> str:
         """Name of the setting that says how many ranks a worker that prefills, or one that decodes, has."""

@@ -60,9 +60,10 @@ def _workers(config: RouterConfig) -> Iterator[str]:
             f"--prefill-workers {config.prefill_workers} means nothing in --mode mixed, where decode workers"
             " prefill; leave it out, or use --mode disagg"
         )
-    if config.mode is Mode.DISAGG and config.num_prefill_workers < 1:
+    if config.hands_over and config.num_prefill_workers < 1:
         yield (
-            f"--prefill-workers {config.prefill_workers} leaves nobody to prefill in --mode disagg;"
+            f"--prefill-workers {config.prefill_workers} leaves nobody to prefill in --mode"
+            f" {config.mode.value};"
             " use 1 or more, or --mode mixed"
         )
     if config.worker_cpus is not None and config.worker_cpus < 1:
@@ -167,6 +168,8 @@ def _batching(config: RouterConfig) -> Iterator[str]:
     target = config.itl_target_ms
     if target is not None and not 0 <= target < math.inf:
         yield f"--itl-target-ms {target}: use milliseconds, or 0 to let prompts take what a step holds"
+    if not 0 < config.ttft_target_ms < math.inf:
+        yield f"--ttft-target-ms {config.ttft_target_ms:g}: use milliseconds above 0"
     for name in ("chunked_prefill_size", "prefill_chunked_prefill_size"):
         yield from _chunk(flag_name(name), getattr(config, name), config.page_size)
     if config.mode is Mode.MIXED and config.prefill_chunked_prefill_size is not None:
@@ -193,7 +196,7 @@ def _chunk(flag: str, chunk: int | None, page_size: int) -> Iterator[str]:
 
 
 def _handoff(config: RouterConfig) -> Iterator[str]:
-    if config.mode is Mode.DISAGG and config.kv_transport is Transport.LOOPBACK:
+    if config.hands_over and config.kv_transport is Transport.LOOPBACK:
         yield (
             "--kv-transport loopback stays within one process, and workers are processes of their own;"
             " use nixl or ucxx"

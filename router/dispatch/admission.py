@@ -50,6 +50,11 @@ class Turn:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def hold(self, claim: Claim) -> None:
+        """Takes over room that was kept when the workers were chosen."""
+        self.release_claim()
+        self._claim = claim
+
     def release_claim(self) -> None:
         """The decode worker is being chosen: what is sent there counts from now on."""
         claim, self._claim = self._claim, None

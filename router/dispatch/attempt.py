@@ -21,6 +21,7 @@ from typing import TypeAlias
 
 from router.dispatch.failures import AttemptFailed, failure_of, loss_of, out_of_time, speaks_against
 from router.dispatch.interface import Delta
+from router.dispatch.route import Route
 from router.dispatch.sequence import Sequence
 from router.errors import RouterError
 from router.workers.events import Event, WorkerLost
@@ -28,13 +29,10 @@ from router.workers.session import WorkerSession
 from rpc.baton.v1 import worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 
-__all__ = ["Attempt", "DisaggAttempt", "MixedAttempt", "Pick"]
+__all__ = ["Attempt", "DisaggAttempt", "MixedAttempt"]
 
 Take: TypeAlias = Callable[[Event, Delta], None]
 """Takes one worker's event in, and adds to the delta. Raises what `Attempt.deltas` raises."""
-
-Pick: TypeAlias = Callable[[worker_pb2.Role], WorkerSession]
-"""Chooses a ready worker of a role. Raises AttemptFailed when there is none."""
 
 
 @dataclass(slots=True, eq=False)
@@ -86,10 +84,10 @@ class _Part:
 
 
 class Attempt(ABC):
-    def __init__(self, sequence: Sequence, pick: Pick) -> None:
+    def __init__(self, sequence: Sequence, route: Route) -> None:
         self._sequence = sequence
         self._waterfall = sequence.waterfall
-        self._pick = pick
+        self._route = route
         self._id = secrets.randbits(64)
         self._parts: list[_Part] = []
         self._delta = Delta()
@@ -125,6 +123,7 @@ class Attempt(ABC):
                 reminder.cancel()
             for part in self._parts:
                 part.leave()
+            self._route.tracker.ended()
 
     @abstractmethod
     def _begin(self) -> None:
@@ -152,7 +151,7 @@ class Attempt(ABC):
 
     def _enlist(self, role: worker_pb2.Role, take: Take) -> _Part:
         """A worker for this role, whose events go to `take`."""
-        session = self._pick(role)
+        session = self._route.pick(role)
         part = _Part(session, self._id, self._sequence.num_tokens)
         session.load.add(part.tokens)
         self._parts.append(part)
@@ -167,6 +166,7 @@ class Attempt(ABC):
         delta.logprobs.extend(tokens.logprobs)
         if tokens.ids:
             self._waterfall.tokens(len(tokens.ids), at)
+            self._route.tracker.tokens(len(tokens.ids))
         if delta.cached_tokens is None:
             delta.cached_tokens = tokens.cached_tokens
         if tokens.finish:
@@ -179,6 +179,7 @@ class MixedAttempt(Attempt):
 
     def _begin(self) -> None:
         self._worker = self._enlist(ROLE_DECODE, self._from_worker)
+        self._waterfall.placed(self._worker.session.worker_id, None, self._route.why)
         self._worker.ask(worker_pb2.Command(submit=worker_pb2.Submit(work=self._work())))
 
     @property
@@ -196,6 +197,8 @@ class MixedAttempt(Attempt):
                 self._waterfall.start(started, event.at)
             case worker_pb2.Failed() as failed:
                 raise self._worker.failed(failed)
+            case worker_pb2.Progress() as progress:
+                self._route.tracker.progress(progress.num_computed)
             case WorkerLost() as loss:
                 raise self._worker.lost(loss)
             case _:
@@ -211,8 +214,8 @@ class DisaggAttempt(Attempt):
     from the prefill worker, without waiting for the rest of the transfer.
     """
 
-    def __init__(self, sequence: Sequence, pick: Pick, handoff_timeout_s: float) -> None:
-        super().__init__(sequence, pick)
+    def __init__(self, sequence: Sequence, route: Route, handoff_timeout_s: float) -> None:
+        super().__init__(sequence, route)
         self._handoff_timeout_s = handoff_timeout_s
         self._decode: _Part | None = None
         self._has_first_token = False
@@ -222,7 +225,9 @@ class DisaggAttempt(Attempt):
 
     def _begin(self) -> None:
         self._prefill = self._enlist(ROLE_PREFILL, self._from_prefill)
-        self._prefill.ask(worker_pb2.Command(submit=worker_pb2.Submit(work=self._work())))
+        self._waterfall.placed(self._prefill.session.worker_id, None, self._route.why)
+        submit = worker_pb2.Submit(work=self._work(), hand_over=True)
+        self._prefill.ask(worker_pb2.Command(submit=submit))
 
     @property
     def awaited(self) -> WorkerSession:
@@ -245,6 +250,8 @@ class DisaggAttempt(Attempt):
                 for early, at in self._early:
                     self._take_tokens(early, at, delta)
                 self._early.clear()
+            case worker_pb2.Progress() as progress:
+                self._route.tracker.progress(progress.num_computed)
             case worker_pb2.HandedOver() as handed_over:
                 self._waterfall.hand_over(handed_over)
                 self._prefill.done()
@@ -273,6 +280,7 @@ class DisaggAttempt(Attempt):
                 decode.begun = True
                 self._waterfall.arrive(event.at)
                 self._has_arrived = True
+                self._route.tracker.arrived()
                 self._prefill.done()
             case worker_pb2.Tokens() as tokens:
                 if tokens.finish:
@@ -295,6 +303,9 @@ class DisaggAttempt(Attempt):
 
     def _reserve(self) -> None:
         self._decode = self._enlist(ROLE_DECODE, self._from_decode)
+        self._waterfall.placed(
+            self._prefill.session.worker_id, self._decode.session.worker_id, self._route.why
+        )
         self._decode.ask(
             worker_pb2.Command(
                 reserve=worker_pb2.Reserve(

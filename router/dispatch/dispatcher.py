@@ -10,25 +10,27 @@ import time
 from collections.abc import AsyncGenerator
 from collections.abc import Sequence as Tokens
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Final
 
-from router.config.settings import Mode, RouterConfig
+from router.config.settings import RouterConfig
 from router.dispatch.admission import Admission, Turn, Want
-from router.dispatch.attempt import Attempt, DisaggAttempt, MixedAttempt, Pick
+from router.dispatch.attempt import Attempt, DisaggAttempt, MixedAttempt
 from router.dispatch.culprits import Culprits
-from router.dispatch.failures import AttemptFailed, out_of_time
+from router.dispatch.failures import AttemptFailed, nobody_is_ready, out_of_time
 from router.dispatch.interface import Delta
 from router.dispatch.metrics import RouterMetrics
+from router.dispatch.placing import placing_for
 from router.dispatch.prefill_queue import Backlog, Place, overloaded
+from router.dispatch.route import Pick, Placing, Route
 from router.dispatch.sequence import Sequence
 from router.dispatch.tries import Tries, ended_workers
 from router.dispatch.waterfall import Waterfall
-from router.dispatch.worker_choice import Placement, Promise
 from router.errors import Overloaded, RouterError, Unavailable
 from router.workers.registry import Registry
 from router.workers.session import WorkerSession
 from rpc.baton.v1 import sampling_pb2, worker_pb2
-from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
+from rpc.baton.v1.worker_pb2 import ROLE_DECODE
 
 __all__ = ["ClusterDispatcher"]
 
@@ -39,22 +41,26 @@ _LONGEST_PAUSE_S: Final = 2.0
 _RETRY_STEPS: Final = 2
 _RETRY_TOKENS: Final = 8192
 """Of a step of a worker without chunking."""
-_RETRY_AFTER_S: Final = 5.0
-"""What clients are told when no worker is there: a restarted one is back after about so long."""
 
 
 class ClusterDispatcher:
-    """Implements `dispatch_api.Dispatcher` for both modes."""
+    """Implements `dispatch_api.Dispatcher` for every mode."""
 
-    def __init__(self, config: RouterConfig, registry: Registry, metrics: RouterMetrics) -> None:
+    def __init__(
+        self,
+        config: RouterConfig,
+        registry: Registry,
+        metrics: RouterMetrics,
+        placing: Placing | None = None,
+    ) -> None:
+        """`placing`: where sequences are computed; None: as `config.mode` says."""
         self._config = config
         self._registry = registry
         self._metrics = metrics
-        self._roles = (ROLE_DECODE,) if config.mode is Mode.MIXED else (ROLE_PREFILL, ROLE_DECODE)
-        self._placement = Placement(registry, config.routing)
+        self._placing = placing or placing_for(config, registry)
         self._backlog = Backlog(config.max_queued_tokens, config.max_queue_wait)
         self._culprits = Culprits()
-        self._admission = Admission(self._has_room, self._claim, self._retry_window)
+        self._admission = Admission(self._placing.has_room, self._placing.claim, self._retry_window)
         registry.watch(self._admission.look)
         metrics.watch_backlog(self._backlog)
         metrics.watch_admission(self._admission)
@@ -64,7 +70,7 @@ class ClusterDispatcher:
         self._draining = False
 
     def ready(self) -> bool:
-        return not self._draining and all(self._registry.ready(role) for role in self._roles)
+        return not self._draining and self._placing.is_ready()
 
     async def drain(self, timeout_s: float) -> int:
         """Refuses new sequences and lets the running ones finish; returns how many are left."""
@@ -128,22 +134,45 @@ class ClusterDispatcher:
         return place
 
     def attempt(self, sequence: Sequence, pick: Pick) -> Attempt:
-        """One try at a sequence, on the workers that `pick` names."""
-        if self._config.mode is Mode.MIXED:
-            return MixedAttempt(sequence, pick)
-        return DisaggAttempt(sequence, pick, self._config.handoff_timeout)
+        """One try at a sequence, on the workers that `pick` names: for probes."""
+        return self._attempt(sequence, self._placing.probe(pick))
+
+    def able(self, role: worker_pb2.Role) -> list[WorkerSession]:
+        """See `Placing.able`."""
+        return self._placing.able(role)
+
+    def _attempt(self, sequence: Sequence, route: Route) -> Attempt:
+        if route.is_local:
+            return MixedAttempt(sequence, route)
+        return DisaggAttempt(sequence, route, self._config.handoff_timeout)
+
+    def _route(self, sequence: Sequence, avoid: set[str], turn: Turn) -> Route:
+        """Raises AttemptFailed."""
+        route = self._placing.route(sequence, avoid)
+        if route is None:
+            raise nobody_is_ready(self._registry.complaints())
+        if route.claim is not None:
+            turn.hold(route.claim)
+        _log.debug("request %s: %s", sequence.id, route.why)
+
+        def pick(role: worker_pb2.Role) -> WorkerSession:
+            if role == ROLE_DECODE:
+                turn.release_claim()
+            return route.pick(role)
+
+        return replace(route, pick=pick)
 
     async def _with_retries(self, sequence: Sequence, place: Place) -> AsyncGenerator[Delta, None]:
         """Deltas of as many attempts as it takes; the client sees one sequence."""
         if not self.ready():
-            raise self._nobody_is_ready()
+            raise nobody_is_ready(self._registry.complaints()).verdict
         tries = Tries(sequence.id, self._config.max_attempts)
         pause, want = _FIRST_PAUSE_S, Want(sequence.num_tokens)
         while True:
             turn = self._admission.at_once(want) or await self._turn(sequence, want)
-            attempt = self.attempt(sequence, self._picker(sequence, tries.avoid, turn))
             try:
                 with turn:
+                    attempt = self._attempt(sequence, self._route(sequence, tries.avoid, turn))
                     async with aclosing(attempt.deltas()) as deltas:
                         async for delta in deltas:
                             place.served()
@@ -202,45 +231,18 @@ class ClusterDispatcher:
         finally:
             self._backlog.held_back -= 1
 
-    def _has_room(self, want: Want) -> bool:
-        """In mixed mode requests queue at the workers, where they are admitted without a word to and fro."""
-        return self._config.mode is Mode.MIXED or self._placement.can_decode(want.tokens, want.avoid)
-
-    def _claim(self, want: Want) -> Promise | None:
-        if self._config.mode is Mode.MIXED:
-            return None
-        return self._placement.promise(want.tokens, want.avoid)
-
     def _retry_window(self) -> int:
         """Enough for two steps of every worker: one that is computed, and one that waits for it."""
-        ready = self._registry.ready(self._roles[0])
+        ready = self._placing.readers()
         return sum(_RETRY_STEPS * (s.info.chunked_prefill_size or _RETRY_TOKENS) for s in ready)
-
-    def _picker(self, sequence: Sequence, avoid: set[str], turn: Turn) -> Pick:
-        def pick(role: worker_pb2.Role) -> WorkerSession:
-            if role == ROLE_DECODE:
-                turn.release_claim()
-            session = self._placement.pick(role, sequence.num_tokens, avoid)
-            if session is None:
-                raise AttemptFailed("no worker is ready", None, self._nobody_is_ready())
-            return session
-
-        return pick
 
     async def _wait_for_workers(self, sequence: Sequence) -> None:
         """A worker that died is restarted: a request that it had waits for that, within its time."""
-        patience = time.monotonic() + self._config.failover_timeout
-        for role in self._roles:
-            left = min(patience - time.monotonic(), sequence.seconds_left())
-            if not await self._registry.wait_for(role, left):
-                if not sequence.seconds_left():
-                    raise out_of_time()
-                raise self._nobody_is_ready()
-
-    def _nobody_is_ready(self) -> Unavailable:
-        troubles = "; ".join(self._registry.complaints())
-        message = f"no worker can take the request now ({troubles})" if troubles else "no worker is ready"
-        return Unavailable(message, retry_after_s=_RETRY_AFTER_S)
+        patience = min(self._config.failover_timeout, sequence.seconds_left())
+        if not await self._registry.wait_until(self._placing.is_ready, patience):
+            if not sequence.seconds_left():
+                raise out_of_time()
+            raise nobody_is_ready(self._registry.complaints()).verdict
 
     def _enter(self) -> None:
         self._running += 1

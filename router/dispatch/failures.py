@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from router.errors import DeadlineExceeded, Internal, InvalidRequest, Overloaded, RouterError, Unavailable
 from router.workers.events import Loss, WorkerLost
 from rpc.baton.v1 import worker_pb2
 
-__all__ = ["AttemptFailed", "failure_of", "loss_of", "out_of_time", "speaks_against"]
+__all__ = ["AttemptFailed", "failure_of", "loss_of", "nobody_is_ready", "out_of_time", "speaks_against"]
+
+_RETRY_AFTER_S: Final = 5.0
+"""What clients are told when no worker is there: a restarted one is back after about so long."""
 
 _FAULTS: Final = (worker_pb2.FAILURE_CODE_HANDOFF, worker_pb2.FAILURE_CODE_INTERNAL)
 
@@ -67,6 +71,14 @@ def loss_of(loss: WorkerLost, worker_id: str, *, begun: bool) -> AttemptFailed:
 def speaks_against(failed: worker_pb2.Failed) -> bool:
     """Whether the worker itself may be at fault, rather than the request or the load."""
     return failed.code in _FAULTS
+
+
+def nobody_is_ready(complaints: Iterable[str]) -> AttemptFailed:
+    """`complaints`: for each worker that is not ready, what was last heard of it."""
+    troubles = "; ".join(complaints)
+    message = f"no worker can take the request now ({troubles})" if troubles else "no worker is ready"
+    verdict = Unavailable(message, retry_after_s=_RETRY_AFTER_S)
+    return AttemptFailed("no worker is ready", None, verdict)
 
 
 def out_of_time() -> DeadlineExceeded:

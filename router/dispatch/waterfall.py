@@ -56,6 +56,9 @@ class Waterfall:
     first_token: float | None = None
     arrived: float | None = None
     second_token: float | None = None
+    prefill_worker: str = ""
+    decode_worker: str = ""
+    why: str = ""
     _last_token: float = 0.0
     _chunks: list[router_pb2.TimingSpan] = field(default_factory=list)
     _pushes: list[router_pb2.TimingSpan] = field(default_factory=list)
@@ -64,6 +67,11 @@ class Waterfall:
         """The request goes to a worker. What an attempt that gave no token did counts as queueing."""
         if self.first_token is None:
             self.submitted, self.started, self.reserved = at, None, None
+
+    def placed(self, prefill_worker: str, decode_worker: str | None, why: str) -> None:
+        """Where the latest attempt is computed. `decode_worker`: None if the same, or not chosen yet."""
+        self.prefill_worker, self.why = prefill_worker, why
+        self.decode_worker = decode_worker or prefill_worker
 
     def start(self, event: worker_pb2.Started, at: float) -> None:
         """The event may be a step old; the wait that it reports is exact."""
@@ -111,6 +119,9 @@ class Waterfall:
             e2e_s=at - self.arrival,
             chunks=self._chunks,
             pushes=self._pushes,
+            prefill_worker=self.prefill_worker,
+            decode_worker=self.decode_worker,
+            placement=self.why,
         )
 
 

@@ -7,16 +7,16 @@ from collections.abc import Set
 
 from router.config.settings import Routing
 from router.dispatch.policies import POLICIES
-from router.workers.capacity import Rank, WorkerView, any_has_room, place
+from router.workers.capacity import Rank, WorkerView, any_has_room, place, preferred
 from router.workers.circuit_breaker import Trust
 from router.workers.load import WorkerLoad
 from router.workers.registry import Registry
 from router.workers.session import WorkerSession
 from router.workers.silence import Hearing
 from rpc.baton.v1 import worker_pb2
-from rpc.baton.v1.worker_pb2 import ROLE_DECODE
+from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 
-__all__ = ["Placement", "Promise"]
+__all__ = ["Promise", "WorkerChoice"]
 
 _NOBODY: frozenset[str] = frozenset()
 
@@ -35,7 +35,9 @@ class Promise:
         self._load.withdraw(self._pages)
 
 
-class Placement:
+class WorkerChoice:
+    """Workers by role, by the setting --routing."""
+
     def __init__(self, registry: Registry, routing: Routing) -> None:
         self._registry = registry
         self._choose = POLICIES[routing]
@@ -48,6 +50,26 @@ class Placement:
         if not ready:
             return None
         return ready[place(_views(ready, avoid), tokens, self._choose, next(self._turns[role]))]
+
+    def pick_any(self, tokens: int, avoid: Set[str] = _NOBODY) -> WorkerSession | None:
+        """The least loaded worker, whatever its role; None if none is ready. O(workers)."""
+        ready = self.everyone()
+        if not ready:
+            return None
+        return ready[place(_views(ready, avoid), tokens, POLICIES[Routing.LEAST_LOADED], 0)]
+
+    def everyone(self) -> list[WorkerSession]:
+        """Sessions to all workers that can be used now."""
+        return [*self._registry.ready(ROLE_PREFILL), *self._registry.ready(ROLE_DECODE)]
+
+    def trusted(self) -> list[WorkerSession]:
+        """Those of `everyone` that nothing speaks against, or against which the least does."""
+        ready = self.everyone()
+        return [ready[i] for i in preferred(_views(ready, _NOBODY))]
+
+    def has_room(self, session: WorkerSession, tokens: int) -> bool:
+        """Whether this worker has pages and a slot for a request of so many tokens now."""
+        return session.load.view().has_room(tokens)
 
     def can_decode(self, tokens: int, avoid: Set[str] = _NOBODY) -> bool:
         """Whether a decode worker has room now. True if none is there: then there is nothing to wait for."""

@@ -15,8 +15,9 @@ from collections.abc import Callable
 from contextlib import aclosing
 from typing import Final, TypeAlias
 
-from router.dispatch.attempt import Attempt, Pick
+from router.dispatch.attempt import Attempt
 from router.dispatch.failures import AttemptFailed
+from router.dispatch.route import Pick
 from router.dispatch.sequence import Sequence
 from router.dispatch.waterfall import Waterfall
 from router.errors import RouterError
@@ -46,11 +47,20 @@ class Canary:
     """Runs from `__aenter__` to `__aexit__`."""
 
     def __init__(
-        self, registry: Registry, make_attempt: MakeAttempt, *, interval_s: float, timeout_s: float
+        self,
+        registry: Registry,
+        make_attempt: MakeAttempt,
+        able: Callable[[worker_pb2.Role], list[WorkerSession]],
+        *,
+        interval_s: float,
+        timeout_s: float,
     ) -> None:
-        """A worker that nobody used for `interval_s` is asked; it has `timeout_s` to answer."""
+        """`able(role)`: workers that can take a role's part in a sequence.
+
+        A worker that nobody used for `interval_s` is asked; it has `timeout_s` to answer."""
         self._registry = registry
         self._make_attempt = make_attempt
+        self._able = able
         self._interval_s = interval_s
         self._timeout_s = timeout_s
         self._flying: dict[str, asyncio.Task[None]] = {}
@@ -101,7 +111,7 @@ class Canary:
         assert session is not None, "only workers that are here are asked"
 
         def pick(role: worker_pb2.Role) -> WorkerSession:
-            return session if role == session.info.role else self._companion(role)
+            return session if role == session.info.role else self._companion(role, session)
 
         sequence = Sequence(_PROMPT, _SAMPLING, Waterfall(time.monotonic()))
         attempt = self._make_attempt(sequence, pick)
@@ -121,12 +131,12 @@ class Canary:
         else:
             member.health.canary_came_back()
 
-    def _companion(self, role: worker_pb2.Role) -> WorkerSession:
-        """The most trusted worker of the other role, if need be one that gets no requests."""
-        here = [s for s in self._registry.sessions() if s.info.role == role and s.alive]
+    def _companion(self, role: worker_pb2.Role, asked: WorkerSession) -> WorkerSession:
+        """The most trusted worker for the other part, if need be one that gets no requests, or `asked`."""
+        here = [session for session in self._able(role) if session.alive]
         if not here:
             raise _NobodyToAskWith
-        return min(here, key=lambda session: (session.health.trust, session.load.tokens))
+        return min(here, key=lambda s: (s is asked, s.health.trust, s.load.tokens))
 
 
 class _NobodyToAskWith(Exception):

@@ -21,6 +21,7 @@ __all__ = [
     "least_loaded",
     "place",
     "power_of_two",
+    "preferred",
     "round_robin",
 ]
 
@@ -55,8 +56,8 @@ class WorkerView:
     """Free or evictable."""
     running: int = 0
     """Requests that it computes."""
-    waiting: int = 0
-    """Requests that its engine could not admit yet, or preempted."""
+    starved: int = 0
+    """Requests that wait at it for pages or for a slot."""
     incoming: int = 0
     """Handoffs that have their pages."""
     queued_handoffs: int = 0
@@ -80,7 +81,7 @@ class WorkerView:
         """Whether the worker could compute a request of so many tokens now; True before its first report."""
         if not self.total_pages:
             return True
-        if self.waiting:
+        if self.starved:
             return False  # those were first; its engine admits nobody before them
         active = self.running + self.incoming + self.queued_handoffs + self.promised
         if self.max_running and active >= self.max_running:

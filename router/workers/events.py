@@ -30,6 +30,7 @@ class WorkerLost(NamedTuple):
 Message: TypeAlias = (
     worker_pb2.Tokens
     | worker_pb2.Started
+    | worker_pb2.Progress
     | worker_pb2.Reserved
     | worker_pb2.HandedOver
     | worker_pb2.Arrived

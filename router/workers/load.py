@@ -91,7 +91,7 @@ class WorkerLoad:
             total_pages=reported.total_pages,
             free_pages=reported.free_pages,
             running=reported.running,
-            waiting=reported.waiting,
+            starved=reported.starved,
             incoming=reported.incoming,
             queued_handoffs=reported.queued_handoffs,
             queued_pages=reported.queued_pages,

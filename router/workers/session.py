@@ -60,6 +60,8 @@ class WorkerSession:
         """Commands so far."""
         self.step = 0
         """Of the worker's engine, as last heard: while it grows, the engine works."""
+        self.on_step: Callable[[worker_pb2.StepWork], None] = lambda _step: None
+        """Told of steps whose time the worker measured."""
         self._silence = silence
         self._on_news = on_news
         self._channel = channel
@@ -267,6 +269,10 @@ class WorkerSession:
         """One dictionary look-up an event. What comes for a request that was forgotten is dropped."""
         now = time.monotonic()
         self.step = max(self.step, batch.step)
+        if batch.HasField("step_work"):
+            self.on_step(batch.step_work)
+        if batch.HasField("peer"):
+            self.info.peer.CopyFrom(batch.peer)
         if batch.HasField("load"):
             self.load.report(batch.load, batch.commands)
             self._on_news()
@@ -274,6 +280,7 @@ class WorkerSession:
         for events in (
             batch.started,
             batch.reserved,
+            batch.progress,
             batch.arrived,
             batch.tokens,
             batch.handed_over,

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from unittest.mock import patch
 
-from kv_transfer import Peer, PoolMemory
+from kv_transfer import KVPort, Peer, PoolMemory
 from kv_transfer.planner import Copy
 from kv_transfer.transports import Transport
 from kv_transfer.transports.base import Arrival, TransportEvent
-from worker.assembly import Assemble, Assembled, Parts
-from worker.kv_endpoint import open_endpoint
-from worker.kv_pool_access import KVEndpoint
+from worker.assembly import Parts, assemble
+from worker.kv_pool_access import memory_of
+from worker.kv_port import open_port
+from worker.request_handler import RequestHandler
 
 __all__ = ["Corruption"]
 
@@ -28,14 +29,10 @@ class Corruption:
     written: dict[bytes, tuple[Copy, ...]] = field(default_factory=dict)
     """By the message that follows them: what was written and the receiver has not heard of."""
 
-    def damages(self, assemble: Assemble) -> Assemble:
-        """`assemble`, with its worker's transport wrapped."""
-
-        def damaged(parts: Parts) -> Assembled:
-            with patch(f"{assemble.__module__}.open_endpoint", self._open):
-                return assemble(parts)
-
-        return damaged
+    def assemble(self, parts: Parts) -> RequestHandler:
+        """As `worker.assembly.assemble`, with the worker's transport wrapped."""
+        with patch("worker.assembly.open_port", self._open):
+            return assemble(parts)
 
     def flip(self, memory: PoolMemory, message: bytes) -> None:
         """In pages that `message` is about."""
@@ -46,10 +43,11 @@ class Corruption:
                     bytes_[page + self.draw.randrange(memory.page_bytes)] ^= 1 << self.draw.randrange(8)
                     self.flipped += 1
 
-    def _open(self, parts: Parts) -> KVEndpoint:
-        endpoint = open_endpoint(parts)
-        wrapped = _CorruptingTransport(endpoint.transport, endpoint.memory, self)
-        return replace(endpoint, transport=wrapped)
+    def _open(self, parts: Parts) -> KVPort:
+        port = open_port(parts)
+        memory = memory_of(parts.engine.runner.kv)
+        port.transport = _CorruptingTransport(port.transport, memory, self)
+        return port
 
 
 class _CorruptingTransport:
@@ -61,6 +59,8 @@ class _CorruptingTransport:
         self.metadata = inner.metadata
         self.connect: Callable[[Peer], None] = inner.connect
         self.send: Callable[[Peer, bytes], None] = inner.send
+        self.is_local: Callable[[Peer], bool] = inner.is_local
+        self.forget: Callable[[Peer], None] = inner.forget
         self.close: Callable[[], None] = inner.close
 
     def write(self, peer: Peer, copies: Sequence[Copy], message: bytes) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 
 import xxhash
 
-from kv_transfer import KVLayout, KVReceiver, KVSender, Peer, ReceiverThread, SenderThread
+from kv_transfer import EndpointEvent, KVEndpoint, KVLayout, KVPort, Peer, Reopened, TransferThread
 from kv_transfer.transports import Transport
 from tests.faults.two_hosts import enter
 from tests.kv_support import Pool
@@ -58,25 +58,21 @@ def _serve(
         with lock:
             pipe.send((kind, value))
 
-    def emit(event: object) -> None:
-        send("event", event)
+    def emit(event: EndpointEvent | BaseException) -> None:
+        if not isinstance(event, Reopened):
+            send("event", event)
 
-    endpoint: SenderThread | ReceiverThread
-    if role == "sender":
-        endpoint = SenderThread(
-            KVSender(transport, pool.memory, LAYOUT, epoch, drain_timeout_s=1.0), emit, emit
-        )
-    else:
-        receiver = KVReceiver(
-            transport,
-            pool.memory,
-            LAYOUT,
-            epoch,
-            reopen=lambda: make_transport(kind, f"{name}~", pool, host.address),
-        )
-        endpoint = ReceiverThread(receiver, emit, emit)
-    endpoint.start()
-    send("peer", endpoint.peer)
+    port = KVPort(
+        transport,
+        pool.memory,
+        LAYOUT,
+        epoch,
+        reopen=lambda: make_transport(kind, f"{name}~", pool, host.address),
+    )
+    thread = TransferThread(KVEndpoint(port, drain_timeout_s=1.0), emit, emit)
+    half = thread.sender if role == "sender" else thread.receiver
+    thread.start()
+    send("peer", thread.peer)
     while True:
         command, args, kwargs = pipe.recv()
         if command == "fill":
@@ -84,7 +80,7 @@ def _serve(
         elif command == "read":
             send("digests", [xxhash.xxh3_128_digest(pool.bytes[page]) for page in args[0]])
         else:
-            getattr(endpoint, command)(*args, **kwargs)
+            getattr(thread if command == "fence" else half, command)(*args, **kwargs)
 
 
 HERE = Host()

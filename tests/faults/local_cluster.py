@@ -7,9 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
-from decode_worker.assemble import assemble as assemble_decode
 from engine.config import EngineConfig
-from prefill_worker.assemble import assemble as assemble_prefill
 from router.config.settings import Mode, RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics import RouterMetrics
@@ -21,7 +19,7 @@ from router.workers.registry import Registry
 from rpc.baton.v1 import worker_pb2
 from rpc.channel import Endpoint
 from tests.faults.small_model import MAX_LEN, SmallModel
-from worker.assembly import Assemble
+from worker.assembly import Assemble, assemble
 from worker.config import WorkerConfig, WorkerRole
 from worker.engine_loop import EngineDied
 from worker.host import WorkerHost
@@ -29,7 +27,6 @@ from worker.host import WorkerHost
 __all__ = ["LocalCluster", "local_cluster"]
 
 _ROLES = {WorkerRole.PREFILL: worker_pb2.ROLE_PREFILL, WorkerRole.DECODE: worker_pb2.ROLE_DECODE}
-_ASSEMBLE = {WorkerRole.PREFILL: assemble_prefill, WorkerRole.DECODE: assemble_decode}
 _PATIENCE_S = 20.0
 
 
@@ -77,14 +74,13 @@ async def local_cluster(
     mode: Mode,
     *,
     transport: str = "loopback",
-    assemble: dict[WorkerRole, Assemble] | None = None,
+    assemble: Assemble = assemble,
     num_pages: int = 512,
     max_running_requests: int = 64,
 ) -> AsyncIterator[LocalCluster]:
     """Mixed: one worker. Disaggregated: one of each role. `assemble` is where a test gets its hand in."""
     roles = [WorkerRole.DECODE] if mode is Mode.MIXED else [WorkerRole.PREFILL, WorkerRole.DECODE]
     deaths: list[EngineDied] = []
-    assemble = _ASSEMBLE | (assemble or {})
     engine = EngineConfig(
         model_path=small.folder,
         num_pages=num_pages,
@@ -100,9 +96,9 @@ async def local_cluster(
                 role=role,
                 model="small",
                 engine=engine,
-                transport=transport if mode is Mode.DISAGG else None,
+                transport=transport if mode is not Mode.MIXED else None,
             )
-            host = WorkerHost(config, assemble[role], on_death=deaths.append)
+            host = WorkerHost(config, assemble, on_death=deaths.append)
             await host.start()
             stack.push_async_callback(host.stop)
             handles.append(LocalWorker(config.worker_id, _ROLES[role], host))

@@ -10,14 +10,11 @@ from contextlib import asynccontextmanager
 import httpx
 import pytest
 
-from decode_worker.assemble import assemble as assemble_decode
-from prefill_worker.assemble import assemble as assemble_prefill
 from router.config.settings import Mode
 from tests.faults.clients import Answered, GrpcClient, HttpClient, check
 from tests.faults.corruption import Corruption
 from tests.faults.local_cluster import LocalCluster, local_cluster
 from tests.faults.small_model import Question, SmallModel
-from worker.config import WorkerRole
 
 TRANSPORTS = ["loopback", "nixl"]
 
@@ -26,11 +23,7 @@ TRANSPORTS = ["loopback", "nixl"]
 async def damaged_cluster(
     small: SmallModel, transport: str, damage: Corruption
 ) -> AsyncIterator[LocalCluster]:
-    assemble = {
-        WorkerRole.PREFILL: damage.damages(assemble_prefill),
-        WorkerRole.DECODE: damage.damages(assemble_decode),
-    }
-    async with local_cluster(small, Mode.DISAGG, transport=transport, assemble=assemble) as cluster:
+    async with local_cluster(small, Mode.DISAGG, transport=transport, assemble=damage.assemble) as cluster:
         yield cluster
         await cluster.all_pages_back()
         assert not cluster.deaths

@@ -24,7 +24,6 @@ from rpc.baton.v1 import sampling_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 from tests.faults.local_cluster import LocalWorker
 from tests.faults.small_model import MAX_LEN, SmallModel
-from tests.integration.tiny_cluster import ASSEMBLE
 from worker.config import WorkerConfig, WorkerRole
 from worker.host import WorkerHost
 
@@ -55,8 +54,8 @@ class Cluster:
         return generate_latest(self.metrics.registry).decode().count("baton_request_retries_total{")
 
     def decoding(self) -> str:
-        """The decode worker that has the one request."""
-        (busy,) = [s.worker_id for s in self.registry.ready(ROLE_DECODE) if s.load.requests]
+        """The worker that decodes the one request."""
+        (busy,) = [s.worker_id for s in self.registry.sessions() if s.load.requests]
         return busy
 
     async def kill_decoder(self) -> None:
@@ -88,18 +87,18 @@ class Worker(LocalWorker):
 async def cluster(small: SmallModel, mode: Mode) -> AsyncIterator[Cluster]:
     """Two decode workers, and a prefill worker if there is one in this mode."""
     roles = [WorkerRole.DECODE, WorkerRole.DECODE]
-    roles += [WorkerRole.PREFILL] if mode is Mode.DISAGG else []
+    roles += [WorkerRole.PREFILL] if mode is not Mode.MIXED else []
     engine = EngineConfig(model_path=small.folder, num_pages=64, max_model_len=MAX_LEN, chunk_budget=64)
     hosts: dict[str, WorkerHost] = {}
     handles = []
     async with AsyncExitStack() as stack:
         for i, role in enumerate(roles):
             name = f"{role.value}-{i}"
-            transport = "loopback" if mode is Mode.DISAGG else None
+            transport = "loopback" if mode is not Mode.MIXED else None
             config = WorkerConfig(
                 worker_id=name, role=role, model="small", engine=engine, transport=transport
             )
-            hosts[name] = WorkerHost(config, ASSEMBLE[role], on_death=lambda _: None)
+            hosts[name] = WorkerHost(config, on_death=lambda _: None)
             await hosts[name].start()
             stack.push_async_callback(hosts[name].stop)
             handles.append(Worker(name, ROLES[role], hosts[name]))

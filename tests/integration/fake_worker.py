@@ -189,7 +189,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
                     if task is not None:
                         task.cancel()
                 case "submit":
-                    run = self._prefill if self.role == ROLE_PREFILL else self._mixed
+                    run = self._prefill if command.submit.hand_over else self._mixed
                     self._launch(command.submit.work, run(command.submit.work, outbox))
                 case "reserve":
                     self._launch(command.reserve.work, self._decode(command.reserve.work, outbox))

@@ -73,7 +73,7 @@ async def test_the_first_chunk_is_announced_before_it_is_computed(folder: Path) 
     async with pair(folder) as workers:
         slow_down(workers.prefill.host, seconds=0.3)
         job = work(prompt(8))
-        await workers.prefill.submit(job)
+        await workers.prefill.submit(job, hand_over=True)
         await workers.prefill.next(job.request_id, "started")
         await workers.reserve(job)
         await workers.attach(job)
@@ -116,7 +116,7 @@ async def test_a_request_that_ends_with_its_first_token_is_not_handed_over(
             (work(prompt(30), stop_token_ids=[first]), sampling_pb2.FINISH_REASON_STOP),
             (work(prompt(127), max_tokens=5), sampling_pb2.FINISH_REASON_LENGTH),
         ):
-            await workers.prefill.submit(job)
+            await workers.prefill.submit(job, hand_over=True)
             await workers.prefill.next(job.request_id, "started")
             await workers.reserve(job)
             await workers.attach(job)
@@ -153,7 +153,7 @@ async def test_a_request_that_differs_on_the_two_workers_fails_the_handoff(folde
     async with pair(folder) as workers:
         job, other = work(prompt(40)), work(prompt(40, seed=4))
         other.request_id = job.request_id
-        await workers.prefill.submit(job)
+        await workers.prefill.submit(job, hand_over=True)
         await workers.prefill.next(job.request_id, "started")
         await workers.reserve(other)
         await workers.attach(job)
@@ -181,7 +181,7 @@ async def test_a_prefill_worker_that_dies_fails_the_handoff_and_frees_its_pages(
     async with pair(folder, transport) as workers:
         slow_down(workers.prefill.host, seconds=0.1)
         job = work(prompt(96))
-        await workers.prefill.submit(job)
+        await workers.prefill.submit(job, hand_over=True)
         await workers.prefill.next(job.request_id, "started")
         await workers.reserve(job)
         await workers.attach(job)

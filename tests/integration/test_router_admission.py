@@ -47,7 +47,7 @@ async def test_a_prompt_waits_before_its_prefill_until_a_decode_worker_has_room(
         await served.settled()
 
 
-@pytest.mark.parametrize("load", [{"waiting": 1}, {"queued_handoffs": 3, "queued_pages": 96}])
+@pytest.mark.parametrize("load", [{"starved": 1}, {"queued_handoffs": 3, "queued_pages": 96}])
 async def test_a_prompt_does_not_join_those_who_wait_at_the_decode_worker(load: dict[str, int]) -> None:
     prefill, decode = pair()
     async with service(prefill, decode) as served:

@@ -11,7 +11,6 @@ from threading import Event
 
 import pytest
 
-from decode_worker.assemble import assemble
 from engine.executor.runner import ModelRunner, PreparedStep, StepInFlight
 from router.workers.circuit_breaker import Health
 from router.workers.session import WorkerSession
@@ -36,7 +35,7 @@ async def host(
         engine=make_config(folder),
         step_timeout_s=step_timeout_s,
     )
-    host = WorkerHost(config, assemble, on_death=on_death)
+    host = WorkerHost(config, on_death=on_death)
     await host.start()
     try:
         yield host

@@ -18,7 +18,6 @@ from rpc.channel import connect
 from rpc.server import GrpcServer
 from rpc.tls import NAME, Identity
 from tests.unit.tiny import make_config
-from worker.assembly import assemble_mixed
 from worker.config import WorkerConfig, WorkerRole
 from worker.host import WorkerHost
 
@@ -93,7 +92,7 @@ async def test_old_tls_is_refused(address: str) -> None:
 
 async def test_a_real_worker_serves_the_router_that_it_was_told_of(folder: Path) -> None:
     config = worker_config(folder, router_certificate=ROUTER.certificate)
-    host = WorkerHost(config, assemble_mixed, on_death=lambda death: None)
+    host = WorkerHost(config, on_death=lambda death: None)
     await host.start()
     try:
         assert host.certificate is not None
@@ -107,7 +106,7 @@ async def test_a_real_worker_serves_the_router_that_it_was_told_of(folder: Path)
 def test_a_worker_that_asks_for_no_certificate_stays_on_loopback(folder: Path) -> None:
     config = replace(worker_config(folder), host="10.0.0.1")
     with pytest.raises(ValueError, match=r"whoever reaches 10\.0\.0\.1"):
-        WorkerHost(config, assemble_mixed, on_death=lambda death: None)
+        WorkerHost(config, on_death=lambda death: None)
 
 
 def worker_config(folder: Path, router_certificate: bytes | None = None) -> WorkerConfig:

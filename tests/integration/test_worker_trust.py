@@ -20,12 +20,19 @@ from tests.integration.fake_worker import FakeWorker, answer, decode_worker, pre
 PROMPT = [5, 6, 7, 8]
 
 
+def canary(served: Service, *, interval_s: float, timeout_s: float) -> Canary:
+    dispatcher = served.dispatcher
+    return Canary(
+        served.registry, dispatcher.attempt, dispatcher.able, interval_s=interval_s, timeout_s=timeout_s
+    )
+
+
 @asynccontextmanager
 async def watched(*workers: FakeWorker, **settings: object) -> AsyncIterator[Service]:
     """A service whose canary is in a hurry."""
     async with (
         service(*workers, **settings) as served,
-        Canary(served.registry, served.dispatcher.attempt, interval_s=0.2, timeout_s=0.3),
+        canary(served, interval_s=0.2, timeout_s=0.3),
     ):
         yield served
 
@@ -112,7 +119,7 @@ async def test_a_worker_that_fails_request_after_request_is_avoided_until_it_ser
         assert standing(served, "decode-0") is Standing.DOUBTED
         assert len(failing.commands("submit")) == 3
         failing.behaviour.times = 0
-        async with Canary(served.registry, served.dispatcher.attempt, interval_s=60.0, timeout_s=1.0):
+        async with canary(served, interval_s=60.0, timeout_s=1.0):
             await becomes(served, "decode-0", Standing.READY)
 
 

@@ -14,8 +14,6 @@ from typing import Any
 
 import grpc
 
-import decode_worker.assemble
-import prefill_worker.assemble
 from engine.executor.runner import PreparedStep, StepInFlight
 from rpc.baton.v1 import sampling_pb2, worker_pb2, worker_pb2_grpc
 from rpc.channel import connect
@@ -25,10 +23,6 @@ from worker.config import WorkerConfig, WorkerRole
 from worker.engine_loop import EngineDied
 from worker.host import WorkerHost
 
-ASSEMBLE = {
-    WorkerRole.PREFILL: prefill_worker.assemble.assemble,
-    WorkerRole.DECODE: decode_worker.assemble.assemble,
-}
 PATIENCE_S = 20.0
 
 _ids = count(1)
@@ -64,8 +58,8 @@ class Link:
                 await asyncio.sleep(0.01)
         return self.deaths[0]
 
-    async def submit(self, work: worker_pb2.Work) -> None:
-        await self.send(submit=worker_pb2.Submit(work=work))
+    async def submit(self, work: worker_pb2.Work, hand_over: bool = False) -> None:
+        await self.send(submit=worker_pb2.Submit(work=work, hand_over=hand_over))
 
     async def abort(self, request_id: int) -> None:
         await self.send(abort=worker_pb2.Abort(request_id=request_id))
@@ -138,7 +132,7 @@ async def worker(
         handoff_timeout_s=PATIENCE_S,
     )
     crew = ProcessCrew() if config.engine.tensor_parallel_size > 1 else None
-    host = WorkerHost(config, ASSEMBLE[role], on_death=deaths.append, crew=crew)
+    host = WorkerHost(config, on_death=deaths.append, crew=crew)
     await host.start()
     try:
         async with session(host, deaths) as link:
@@ -180,7 +174,7 @@ class Pair:
 
     async def generate(self, job: worker_pb2.Work) -> list[int]:
         """Run a request through both workers."""
-        await self.prefill.submit(job)
+        await self.prefill.submit(job, hand_over=True)
         await self.prefill.next(job.request_id, "started")
         await self.reserve(job)
         await self.attach(job)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 from engine.executor.runner import ModelRunner
-from kv_transfer import KVLayout, PoolMemory
+from kv_transfer import KVLayout, KVPort, PoolMemory
 from kv_transfer.integrity.digest import PageDigester
 from kv_transfer.layout import SUM64
 from kv_transfer.sharded import RankLink, ShardedDigester, ShardedTransport, serve_rank
@@ -16,7 +16,6 @@ from kv_transfer.sharded.writer import RankWriter
 from kv_transfer.ticket import Peer
 from worker.config import WorkerConfig
 from worker.kv_pool_access import (
-    KVEndpoint,
     digester_of,
     layout_of,
     memory_of,
@@ -31,8 +30,8 @@ _PATIENCE_S: Final = 60.0
 _HALF: Final = 32
 
 
-def open_ranks(config: WorkerConfig, runner: ModelRunner, epoch: int) -> KVEndpoint:
-    """On the leader, while the others call `serve_kv`: what sender and receiver take for one worker's KV."""
+def open_ranks(config: WorkerConfig, runner: ModelRunner, epoch: int) -> KVPort:
+    """On the leader, while the others call `serve_kv`: the port of the whole worker's KV."""
     shard = runner.ranks.shard
     with socket.create_server((_LOOPBACK, 0)) as listener:
         listener.settimeout(_PATIENCE_S)
@@ -43,13 +42,13 @@ def open_ranks(config: WorkerConfig, runner: ModelRunner, epoch: int) -> KVEndpo
     whole = replace(layout, tp_size=1, tp_rank=0)
     pool, writer, digester = _rank(config, runner, epoch)
     memory = memory_of(runner.kv)
-    return KVEndpoint(
-        transport=ShardedTransport(worker_name(config, epoch), writer, pool, links, whole),
+    return KVPort(
+        ShardedTransport(worker_name(config, epoch), writer, pool, links, whole),
         # Of no pool that there is: a page here has the heads of all ranks.
-        memory=PoolMemory(0, whole.page_bytes, memory.num_pages, memory.device),
-        layout=whole,
+        PoolMemory(0, whole.page_bytes, memory.num_pages, memory.device),
+        whole,
+        epoch,
         digester=ShardedDigester(digester, links, layout),
-        epoch=epoch,
     )
 
 

@@ -70,6 +70,9 @@ _TIMINGS: Final = _object(
     e2e_s=_NUMBER,
     chunks=_list(_SPAN),
     pushes=_list(_SPAN),
+    prefill_worker=_TEXT,
+    decode_worker=_TEXT,
+    placement=_TEXT,
 )
 _TOKEN: Final = {"token": _TEXT, "logprob": _NUMBER, "bytes": _list(_COUNT)}
 

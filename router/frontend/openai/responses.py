@@ -164,6 +164,9 @@ def _timings(timings: router_pb2.Timings) -> dict[str, Any]:
     return {stage: getattr(timings, stage) for stage in _STAGES} | {
         "chunks": _spans(timings.chunks),
         "pushes": _spans(timings.pushes),
+        "prefill_worker": timings.prefill_worker,
+        "decode_worker": timings.decode_worker,
+        "placement": timings.placement,
     }
 
 

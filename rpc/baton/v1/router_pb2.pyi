@@ -110,7 +110,7 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class Timings(_message.Message):
-    __slots__ = ("queue_s", "prefill_s", "reserve_s", "transfer_s", "first_decode_s", "ttft_s", "e2e_s", "chunks", "pushes")
+    __slots__ = ("queue_s", "prefill_s", "reserve_s", "transfer_s", "first_decode_s", "ttft_s", "e2e_s", "chunks", "pushes", "prefill_worker", "decode_worker", "placement")
     QUEUE_S_FIELD_NUMBER: _ClassVar[int]
     PREFILL_S_FIELD_NUMBER: _ClassVar[int]
     RESERVE_S_FIELD_NUMBER: _ClassVar[int]
@@ -120,6 +120,9 @@ class Timings(_message.Message):
     E2E_S_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
     PUSHES_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_WORKER_FIELD_NUMBER: _ClassVar[int]
+    DECODE_WORKER_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     queue_s: float
     prefill_s: float
     reserve_s: float
@@ -129,7 +132,10 @@ class Timings(_message.Message):
     e2e_s: float
     chunks: _containers.RepeatedCompositeFieldContainer[TimingSpan]
     pushes: _containers.RepeatedCompositeFieldContainer[TimingSpan]
-    def __init__(self, queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., reserve_s: _Optional[float] = ..., transfer_s: _Optional[float] = ..., first_decode_s: _Optional[float] = ..., ttft_s: _Optional[float] = ..., e2e_s: _Optional[float] = ..., chunks: _Optional[_Iterable[_Union[TimingSpan, _Mapping]]] = ..., pushes: _Optional[_Iterable[_Union[TimingSpan, _Mapping]]] = ...) -> None: ...
+    prefill_worker: str
+    decode_worker: str
+    placement: str
+    def __init__(self, queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., reserve_s: _Optional[float] = ..., transfer_s: _Optional[float] = ..., first_decode_s: _Optional[float] = ..., ttft_s: _Optional[float] = ..., e2e_s: _Optional[float] = ..., chunks: _Optional[_Iterable[_Union[TimingSpan, _Mapping]]] = ..., pushes: _Optional[_Iterable[_Union[TimingSpan, _Mapping]]] = ..., prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ..., placement: _Optional[str] = ...) -> None: ...
 
 class TimingSpan(_message.Message):
     __slots__ = ("begin_s", "end_s", "first_token", "num_tokens", "bytes")

@@ -37,7 +37,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("worker_id", "role", "epoch", "model", "layout_hash", "peer", "page_size", "num_pages", "max_model_len", "device", "dtype", "transport", "chunked_prefill_size", "max_running_requests", "pid", "metrics_address", "node")
+    __slots__ = ("worker_id", "role", "epoch", "model", "layout_hash", "peer", "page_size", "num_pages", "max_model_len", "device", "dtype", "transport", "chunked_prefill_size", "max_running_requests", "pid", "metrics_address", "node", "step_target_s")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -55,6 +55,7 @@ class WorkerInfo(_message.Message):
     PID_FIELD_NUMBER: _ClassVar[int]
     METRICS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
+    STEP_TARGET_S_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     role: Role
     epoch: int
@@ -72,7 +73,8 @@ class WorkerInfo(_message.Message):
     pid: int
     metrics_address: str
     node: str
-    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., epoch: _Optional[int] = ..., model: _Optional[str] = ..., layout_hash: _Optional[str] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., page_size: _Optional[int] = ..., num_pages: _Optional[int] = ..., max_model_len: _Optional[int] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., transport: _Optional[str] = ..., chunked_prefill_size: _Optional[int] = ..., max_running_requests: _Optional[int] = ..., pid: _Optional[int] = ..., metrics_address: _Optional[str] = ..., node: _Optional[str] = ...) -> None: ...
+    step_target_s: float
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., epoch: _Optional[int] = ..., model: _Optional[str] = ..., layout_hash: _Optional[str] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., page_size: _Optional[int] = ..., num_pages: _Optional[int] = ..., max_model_len: _Optional[int] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., transport: _Optional[str] = ..., chunked_prefill_size: _Optional[int] = ..., max_running_requests: _Optional[int] = ..., pid: _Optional[int] = ..., metrics_address: _Optional[str] = ..., node: _Optional[str] = ..., step_target_s: _Optional[float] = ...) -> None: ...
 
 class Peer(_message.Message):
     __slots__ = ("name", "epoch", "metadata", "base_address", "page_bytes", "num_pages", "device_index", "layout_hash")
@@ -125,10 +127,12 @@ class Work(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., output: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.Sampling, _Mapping]] = ..., priority: _Optional[int] = ..., timeout_s: _Optional[float] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("work",)
+    __slots__ = ("work", "hand_over")
     WORK_FIELD_NUMBER: _ClassVar[int]
+    HAND_OVER_FIELD_NUMBER: _ClassVar[int]
     work: Work
-    def __init__(self, work: _Optional[_Union[Work, _Mapping]] = ...) -> None: ...
+    hand_over: bool
+    def __init__(self, work: _Optional[_Union[Work, _Mapping]] = ..., hand_over: _Optional[bool] = ...) -> None: ...
 
 class Abort(_message.Message):
     __slots__ = ("request_id",)
@@ -163,7 +167,7 @@ class Fence(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Ticket(_message.Message):
-    __slots__ = ("handoff_id", "receiver", "epoch", "layout_hash", "pages", "first_token", "num_tokens", "timeout_s", "secret")
+    __slots__ = ("handoff_id", "receiver", "epoch", "layout_hash", "pages", "first_token", "num_tokens", "timeout_s", "secret", "sender")
     HANDOFF_ID_FIELD_NUMBER: _ClassVar[int]
     RECEIVER_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -173,6 +177,7 @@ class Ticket(_message.Message):
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     SECRET_FIELD_NUMBER: _ClassVar[int]
+    SENDER_FIELD_NUMBER: _ClassVar[int]
     handoff_id: int
     receiver: Peer
     epoch: int
@@ -182,10 +187,11 @@ class Ticket(_message.Message):
     num_tokens: int
     timeout_s: float
     secret: int
-    def __init__(self, handoff_id: _Optional[int] = ..., receiver: _Optional[_Union[Peer, _Mapping]] = ..., epoch: _Optional[int] = ..., layout_hash: _Optional[str] = ..., pages: _Optional[_Iterable[int]] = ..., first_token: _Optional[int] = ..., num_tokens: _Optional[int] = ..., timeout_s: _Optional[float] = ..., secret: _Optional[int] = ...) -> None: ...
+    sender: str
+    def __init__(self, handoff_id: _Optional[int] = ..., receiver: _Optional[_Union[Peer, _Mapping]] = ..., epoch: _Optional[int] = ..., layout_hash: _Optional[str] = ..., pages: _Optional[_Iterable[int]] = ..., first_token: _Optional[int] = ..., num_tokens: _Optional[int] = ..., timeout_s: _Optional[float] = ..., secret: _Optional[int] = ..., sender: _Optional[str] = ...) -> None: ...
 
 class EventBatch(_message.Message):
-    __slots__ = ("step", "tokens", "started", "reserved", "handed_over", "arrived", "failed", "load", "commands")
+    __slots__ = ("step", "tokens", "started", "reserved", "handed_over", "arrived", "failed", "load", "commands", "peer", "progress", "step_work")
     STEP_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     STARTED_FIELD_NUMBER: _ClassVar[int]
@@ -195,6 +201,9 @@ class EventBatch(_message.Message):
     FAILED_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     COMMANDS_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    STEP_WORK_FIELD_NUMBER: _ClassVar[int]
     step: int
     tokens: _containers.RepeatedCompositeFieldContainer[Tokens]
     started: _containers.RepeatedCompositeFieldContainer[Started]
@@ -204,7 +213,10 @@ class EventBatch(_message.Message):
     failed: _containers.RepeatedCompositeFieldContainer[Failed]
     load: Load
     commands: int
-    def __init__(self, step: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[Tokens, _Mapping]]] = ..., started: _Optional[_Iterable[_Union[Started, _Mapping]]] = ..., reserved: _Optional[_Iterable[_Union[Reserved, _Mapping]]] = ..., handed_over: _Optional[_Iterable[_Union[HandedOver, _Mapping]]] = ..., arrived: _Optional[_Iterable[_Union[Arrived, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[Failed, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., commands: _Optional[int] = ...) -> None: ...
+    peer: Peer
+    progress: _containers.RepeatedCompositeFieldContainer[Progress]
+    step_work: StepWork
+    def __init__(self, step: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[Tokens, _Mapping]]] = ..., started: _Optional[_Iterable[_Union[Started, _Mapping]]] = ..., reserved: _Optional[_Iterable[_Union[Reserved, _Mapping]]] = ..., handed_over: _Optional[_Iterable[_Union[HandedOver, _Mapping]]] = ..., arrived: _Optional[_Iterable[_Union[Arrived, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[Failed, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., commands: _Optional[int] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., progress: _Optional[_Iterable[_Union[Progress, _Mapping]]] = ..., step_work: _Optional[_Union[StepWork, _Mapping]] = ...) -> None: ...
 
 class Tokens(_message.Message):
     __slots__ = ("request_id", "ids", "logprobs", "finish", "cached_tokens", "stop_token")
@@ -231,6 +243,28 @@ class Started(_message.Message):
     cached_tokens: int
     queued_s: float
     def __init__(self, request_id: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., queued_s: _Optional[float] = ...) -> None: ...
+
+class Progress(_message.Message):
+    __slots__ = ("request_id", "num_computed")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_COMPUTED_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    num_computed: int
+    def __init__(self, request_id: _Optional[int] = ..., num_computed: _Optional[int] = ...) -> None: ...
+
+class StepWork(_message.Message):
+    __slots__ = ("prompt_tokens", "attention_pairs", "decodes", "context_tokens", "seconds")
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ATTENTION_PAIRS_FIELD_NUMBER: _ClassVar[int]
+    DECODES_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    prompt_tokens: int
+    attention_pairs: float
+    decodes: int
+    context_tokens: int
+    seconds: float
+    def __init__(self, prompt_tokens: _Optional[int] = ..., attention_pairs: _Optional[float] = ..., decodes: _Optional[int] = ..., context_tokens: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class Reserved(_message.Message):
     __slots__ = ("request_id", "ticket", "waited_s")
@@ -289,7 +323,7 @@ class Failed(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., code: _Optional[_Union[FailureCode, str]] = ..., message: _Optional[str] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("waiting", "running", "waiting_tokens", "free_pages", "total_pages", "incoming", "queued_handoffs", "queued_pages")
+    __slots__ = ("waiting", "running", "waiting_tokens", "free_pages", "total_pages", "incoming", "queued_handoffs", "queued_pages", "starved")
     WAITING_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -298,6 +332,7 @@ class Load(_message.Message):
     INCOMING_FIELD_NUMBER: _ClassVar[int]
     QUEUED_HANDOFFS_FIELD_NUMBER: _ClassVar[int]
     QUEUED_PAGES_FIELD_NUMBER: _ClassVar[int]
+    STARVED_FIELD_NUMBER: _ClassVar[int]
     waiting: int
     running: int
     waiting_tokens: int
@@ -306,7 +341,8 @@ class Load(_message.Message):
     incoming: int
     queued_handoffs: int
     queued_pages: int
-    def __init__(self, waiting: _Optional[int] = ..., running: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., free_pages: _Optional[int] = ..., total_pages: _Optional[int] = ..., incoming: _Optional[int] = ..., queued_handoffs: _Optional[int] = ..., queued_pages: _Optional[int] = ...) -> None: ...
+    starved: int
+    def __init__(self, waiting: _Optional[int] = ..., running: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., free_pages: _Optional[int] = ..., total_pages: _Optional[int] = ..., incoming: _Optional[int] = ..., queued_handoffs: _Optional[int] = ..., queued_pages: _Optional[int] = ..., starved: _Optional[int] = ...) -> None: ...
 
 class GetStatsRequest(_message.Message):
     __slots__ = ()

@@ -34,9 +34,9 @@ class KeepPages:
 
 def make_loop(engine: Engine) -> EngineLoop:
     """Without a thread: the test runs its turns. It is always late enough to plan the next step."""
-    role = Mock()
-    role.next_wakeup.return_value = math.inf
-    return EngineLoop(engine, role, Mock(), Mock(), Mock(), clock=lambda: 1e12, on_death=Mock())
+    handler = Mock()
+    handler.next_wakeup.return_value = math.inf
+    return EngineLoop(engine, handler, Mock(), Mock(), Mock(), clock=lambda: 1e12, on_death=Mock())
 
 
 def a_message_came(loop: EngineLoop) -> None:
@@ -101,7 +101,7 @@ def test_tokens_are_sent_before_the_device_is_told_the_rest_of_its_step() -> Non
     parts.engine.step.return_value = StepOutput(started=[], num_tokens=1)
     loop = EngineLoop(
         parts.engine,
-        parts.role,
+        parts.handler,
         parts.inbox,
         parts.outbox,
         parts.metrics,
@@ -110,7 +110,7 @@ def test_tokens_are_sent_before_the_device_is_told_the_rest_of_its_step() -> Non
     )
     loop._turn()
     calls = [name for name, *_ in parts.method_calls]
-    order = ["engine.step", "role.on_step", "outbox.flush", "engine.proceed"]
+    order = ["engine.step", "handler.on_step", "outbox.flush", "engine.proceed"]
     assert [name for name in calls if name in order] == order
 
 
@@ -127,7 +127,7 @@ def test_whatever_ends_the_engine_is_told_at_once(error: BaseException) -> None:
     deaths: queue.SimpleQueue[EngineDied] = queue.SimpleQueue()
     loop = EngineLoop(
         parts.engine,
-        parts.role,
+        parts.handler,
         inbox,
         parts.outbox,
         parts.metrics,

@@ -6,11 +6,29 @@ from typing import Any
 
 import pytest
 
-from kv_transfer import Drained, KVReceiver, Ready, ReceiveFailed, SendFailed, Ticket
+from kv_transfer import (
+    Drained,
+    HandedOver,
+    KVEndpoint,
+    KVPort,
+    Ready,
+    ReceiveFailed,
+    Reopened,
+    SendFailed,
+    Ticket,
+)
 from kv_transfer.errors import PeerFenced, RightsRemain
 from kv_transfer.handoff.messages import Drain, Message, Revoke, encode
 from tests.kv_network import InFlightMessage, Network, NetworkTransport
-from tests.kv_support import LAYOUT, REQUEST, Pool, final_for, receiver_on, sender_on
+from tests.kv_support import (
+    LAYOUT,
+    REQUEST,
+    Pool,
+    expect_handed_over,
+    final_for,
+    receiver_on,
+    sender_on,
+)
 
 PAGES = [3, 4]
 NUM_TOKENS = 8
@@ -30,9 +48,7 @@ class Cluster:
         ]
         self.neighbours = neighbours
         self.opened = 0
-        self.receiver = KVReceiver(
-            self.open(), self.pool.memory, LAYOUT, epoch=9, reopen=self.open, revoke_interval_s=1.0
-        )
+        self.receiver = receiver_on(self.open(), self.pool, epoch=9, reopen=self.open, revoke_interval_s=1.0)
         self.received: list[Any] = []
 
     def open(self) -> NetworkTransport:
@@ -209,3 +225,104 @@ def test_a_peer_that_does_not_answer_is_not_polled_briskly_for_ever() -> None:
     assert sender.is_busy(12.0)
     sender.poll(17.0)
     assert not sender.is_busy(17.0)
+
+
+class Crossed:
+    """Two workers that hand over to each other, and a third that only sends."""
+
+    def __init__(self) -> None:
+        self.network = Network()
+        self.pools = [Pool(16) for _ in range(3)]
+        self.opened = [0, 0, 0]
+        self.ports = [
+            KVPort(self.open(n), self.pools[n].memory, LAYOUT, epoch=n + 1, reopen=lambda n=n: self.open(n))
+            for n in range(3)
+        ]
+        self.ends = [KVEndpoint(port) for port in self.ports]
+
+    def open(self, n: int) -> NetworkTransport:
+        self.opened[n] += 1
+        return NetworkTransport(f"w-{n}~{self.opened[n]}", self.pools[n], self.network)
+
+    def begin(self, handoff_id: int, source: int, target: int, remote: list[int]) -> Ticket:
+        """As far as a write under way."""
+        self.ends[source].sender.open(handoff_id, 0.0, TIMEOUT_S)
+        ticket = self.ends[target].receiver.reserve(
+            handoff_id,
+            self.ports[source].peer,
+            remote,
+            0,
+            NUM_TOKENS,
+            0.0,
+            TIMEOUT_S,
+            request_digest=REQUEST,
+        )
+        self.ends[source].sender.attach(ticket, 0.0)
+        self.ends[source].sender.computed(handoff_id, PAGES, 4, 0.0)
+        return ticket
+
+    def settle(self, now: float) -> list[list[Any]]:
+        seen: list[list[Any]] = [[], [], []]
+        for _ in range(10):
+            for write in list(self.network.writes):
+                self.network.complete(write)
+            for message in list(self.network.messages):
+                self.network.deliver(message)
+            for events, end in zip(seen, self.ends, strict=True):
+                events += end.poll(now)
+        return seen
+
+
+def test_handoffs_in_both_directions_share_one_transport() -> None:
+    crossed = Crossed()
+    for n in (0, 1):
+        crossed.pools[n].fill(PAGES, seed=n)
+    crossed.begin(1, 0, 1, [8, 9])
+    crossed.begin(2, 1, 0, [10, 11])
+    for handoff_id, source in ((1, 0), (2, 1)):
+        crossed.ends[source].sender.finish(handoff_id, PAGES, NUM_TOKENS, final_for(NUM_TOKENS), 1.0)
+    seen = crossed.settle(1.0)
+    assert [{type(event) for event in events} for events in seen[:2]] == [{HandedOver, Ready}] * 2
+    expect_handed_over(crossed.pools[0], PAGES, crossed.pools[1], [8, 9])
+    expect_handed_over(crossed.pools[1], PAGES, crossed.pools[0], [10, 11])
+    assert all(not port.unexpected for port in crossed.ports)
+
+
+def test_a_fence_that_opens_the_transport_anew_ends_handoffs_in_both_directions_safely() -> None:
+    crossed = Crossed()
+    crossed.begin(1, 2, 0, [8, 9])
+    crossed.begin(2, 0, 1, [8, 9])
+    crossed.begin(3, 1, 0, [10, 11])
+    old = crossed.ports[0].peer
+    crossed.ends[0].fence(3, "its node is dead", 1.0)
+    events = crossed.ends[0].poll(1.0)
+    (reopened,) = [event for event in events if isinstance(event, Reopened)]
+    assert reopened.peer.name == crossed.ports[0].peer.name != old.name
+    assert reopened.peer.epoch == old.epoch
+    assert {event.handoff_id for event in events if isinstance(event, SendFailed)} == {2}
+    assert {event.handoff_id for event in events if isinstance(event, Drained)} == {1, 3}
+    seen = crossed.settle(2.0)
+    assert {type(event) for event in seen[1]} == {ReceiveFailed, Drained, SendFailed}
+    assert all(end.sender.num_live == end.receiver.num_live == 0 for end in crossed.ends[:2])
+
+
+def test_a_ticket_for_a_transport_that_was_closed_is_neither_used_nor_answered() -> None:
+    """The receiver frees its pages when it learns of the end of the old transport, and no sooner."""
+    crossed = Crossed()
+    crossed.begin(1, 2, 0, [8, 9])
+    stale = crossed.ports[0].peer
+    crossed.ends[0].fence(3, "its node is dead", 1.0)
+    crossed.ends[0].poll(1.0)
+    crossed.network.gone.discard(stale.name)  # the receiver has not noticed yet
+    crossed.ends[0].sender.open(2, 1.0, TIMEOUT_S)
+    ticket = crossed.ends[1].receiver.reserve(
+        2, stale, [8, 9], 0, NUM_TOKENS, 1.0, TIMEOUT_S, request_digest=REQUEST
+    )
+    crossed.network.messages.clear()
+    crossed.ends[0].sender.attach(ticket, 1.0)
+    assert [type(event) for event in crossed.ends[0].poll(1.0)] == [SendFailed]
+    assert not crossed.network.messages
+    assert not crossed.network.writes
+    assert crossed.ends[1].receiver.num_live == 1
+    crossed.network.notice(stale.name)
+    assert [type(event) for event in crossed.ends[1].poll(2.0)] == [ReceiveFailed, Drained]

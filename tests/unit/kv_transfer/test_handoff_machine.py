@@ -1,4 +1,4 @@
-"""Hypothesis plays sender, receiver, both engines, the router, and a network that does its worst.
+"""Hypothesis plays two workers that hand over to each other, the router, and a network that does its worst.
 
 After every step: no page is lost or owned twice, no write is in flight to a page that was given to
 somebody else, and every page that a request decodes from holds exactly what was computed for it. In the
@@ -26,6 +26,9 @@ from kv_transfer import (
     Peer,
     Ready,
     ReceiveFailed,
+    ReceiverEvent,
+    Reopened,
+    SenderEvent,
     SendFailed,
     Ticket,
 )
@@ -36,10 +39,9 @@ from tests.kv_network import InFlightMessage, Network
 from tests.kv_workers import (
     LAYOUT,
     NUM_PAGES,
-    Decode,
     Job,
-    Prefill,
     Use,
+    Worker,
     choose,
     page_view,
     run_model,
@@ -71,16 +73,15 @@ SELDOM = st.sampled_from([False] * 9 + [True])
 class HandoffMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.network = Network()
+        self.unnoticed: list[str] = []
+        self.network = Network(unnoticed=self.unnoticed)
         self.now = 0.0
         self.epochs = 0
         self.jobs: list[Job] = []
         self.tickets: list[Ticket] = []
-        self.unnoticed: list[str] = []
         self.fenced: list[int] = []
         """Epochs; a worker that comes is told of them first of all."""
-        self.prefill = Prefill(self.network, self.next_epoch())
-        self.decode = Decode(self.network, self.next_epoch())
+        self.workers = [Worker(self.network, self.next_epoch()) for _ in range(2)]
 
     def next_epoch(self) -> int:
         self.epochs += 1
@@ -88,15 +89,23 @@ class HandoffMachine(RuleBasedStateMachine):
 
     # ------------------------------------------------------------------ the engines and the router
 
-    @precondition(lambda self: self.prefill.free)
-    @rule(pages=st.integers(1, 3), tail=st.integers(0, 1), cached=st.integers(0, 2), steps=_STEPS)
-    def a_request_comes(self, pages: int, tail: int, cached: int, steps: str) -> None:
+    @rule(
+        place=st.integers(0, 1),
+        pages=st.integers(1, 3),
+        tail=st.integers(0, 1),
+        cached=st.integers(0, 2),
+        steps=_STEPS,
+    )
+    def a_request_comes(self, place: int, pages: int, tail: int, cached: int, steps: str) -> None:
         """And is brought part of the way, so that most runs get to the interesting places."""
-        local = sorted(self.prefill.free)[:pages]
-        self.prefill.free -= set(local)
-        num_tokens = len(local) * LAYOUT.page_size - tail
-        first_token = min(cached, len(local) - 1) * LAYOUT.page_size
-        job = Job(len(self.jobs) + 1, num_tokens, first_token, self.prefill, local)
+        worker = self.workers[place]
+        pages = min(pages, len(worker.free))
+        if not pages:
+            return
+        first_token = min(cached, pages - 1) * LAYOUT.page_size
+        num_tokens = pages * LAYOUT.page_size - tail
+        job = Job(len(self.jobs) + 1, num_tokens, first_token, place, worker, [])
+        job.local = worker.take(pages, job, Use.SENDING)
         self.jobs.append(job)
         for step in steps.split():
             match step:
@@ -116,10 +125,10 @@ class HandoffMachine(RuleBasedStateMachine):
     def a_prompt_starts(self, index: int) -> None:
         self.start(choose(index, [job for job in self.current() if not job.opened]))
 
-    @precondition(lambda self: any(job.decode is None for job in self.jobs))
+    @precondition(lambda self: any(job.target is None for job in self.jobs))
     @rule(index=INDEX)
-    def the_decode_worker_reserves(self, index: int) -> None:
-        self.reserve(choose(index, [job for job in self.jobs if job.decode is None]))
+    def the_other_worker_reserves(self, index: int) -> None:
+        self.reserve(choose(index, [job for job in self.jobs if job.target is None]))
 
     @precondition(lambda self: self.tickets)
     @rule(index=INDEX)
@@ -144,15 +153,21 @@ class HandoffMachine(RuleBasedStateMachine):
     def a_worker_aborts(self, index: int, at_sender: bool) -> None:
         job = choose(index, self.jobs[-4:])
         if at_sender:
-            self.prefill.sender.abort(job.id, self.now)
+            self.workers[job.place].endpoint.sender.abort(job.id, self.now)
         else:
-            self.decode.receiver.abort(job.id, self.now)
+            self.workers[1 - job.place].endpoint.receiver.abort(job.id, self.now)
         self.poll()
 
     @precondition(lambda self: self.held())
     @rule(index=INDEX)
     def a_decoding_request_ends(self, index: int) -> None:
-        self.give_back(choose(index, self.held()))
+        job = choose(index, self.held())
+        self.workers[1 - job.place].give_back(job.remote)
+
+    @rule()
+    def the_router_hears_of_new_transports(self) -> None:
+        for worker in self.workers:
+            worker.known = worker.endpoint.peer
 
     # ----------------------------------------------------------------------------------- the network
 
@@ -191,6 +206,8 @@ class HandoffMachine(RuleBasedStateMachine):
                 self.network.complete(write)
             case "fail":
                 self.network.fail(write)
+            case "land" | "flip a bit" if write.target in self.network.closed:
+                self.network.fail(write)
             case "land" | "flip a bit" if write.copies:
                 self.network.land(write, flip_bit=fate == "flip a bit")
         self.poll()
@@ -207,9 +224,10 @@ class HandoffMachine(RuleBasedStateMachine):
         job = self.jobs[ticket.handoff_id - 1]
         others = [other.secret for other in self.tickets if other is not ticket]
         secret = others[-1] if with_another_s_secret and others else 0
-        p, d = job.prefill.sender.peer, ticket.receiver
+        assert job.target is not None
+        p, d = job.source.endpoint.peer, ticket.receiver
         tail_tokens = (job.num_tokens - 1) % LAYOUT.page_size + 1
-        digests = HostDigester(self.decode.pool.memory, LAYOUT).digest(ticket.pages, tail_tokens)
+        digests = HostDigester(job.target.pool.memory, LAYOUT).digest(ticket.pages, tail_tokens)
         final = Final(job.answer + 1, job.num_tokens, 0, job.id)
         forged: dict[str, tuple[Peer, Peer, Body]] = {
             "push": (p, d, Push(0, len(ticket.pages))),
@@ -227,14 +245,11 @@ class HandoffMachine(RuleBasedStateMachine):
         self.now += seconds
         self.poll()
 
-    @rule(really=SELDOM, prefill=st.booleans())
-    def a_worker_restarts(self, really: bool, prefill: bool) -> None:
-        if really and prefill:
-            self.unnoticed.append(self.prefill.transport.name)
-            self.restart_prefill()
-        elif really:
-            self.unnoticed.append(self.decode.transport.name)
-            self.restart_decode()
+    @rule(really=SELDOM, place=st.integers(0, 1))
+    def a_worker_restarts(self, really: bool, place: int) -> None:
+        if really:
+            self.unnoticed.append(self.workers[place].transport.name)
+            self.restart(place)
 
     @rule(really=SELDOM)
     def every_link_breaks(self, really: bool) -> None:
@@ -248,54 +263,55 @@ class HandoffMachine(RuleBasedStateMachine):
         self.network.notice(self.unnoticed.pop(0))
         self.poll()
 
-    @rule(really=SELDOM, lives=st.booleans())
-    def the_prefill_worker_is_declared_dead(self, really: bool, lives: bool) -> None:
-        """And may live all the same: whoever declared it may only have lost sight of it."""
-        if really:
-            self.fence(self.prefill.sender.peer.epoch)
+    @rule(really=SELDOM, place=st.integers(0, 1), lives=st.booleans())
+    def a_worker_is_declared_dead(self, really: bool, place: int, lives: bool) -> None:
+        """And may live all the same: whoever declared it may only have lost sight of it. If it is dead, no
+        kernel is left to say so."""
+        if really and self.workers[place].epoch not in self.fenced:
+            epoch = self.workers[place].epoch
+            self.fenced.append(epoch)
+            self.workers[1 - place].endpoint.fence(epoch, FENCED, self.now)
             if not lives:
-                self.restart_prefill()
-            self.poll()
-
-    @rule(really=SELDOM)
-    def the_decode_worker_is_declared_dead(self, really: bool) -> None:
-        """And is; but no kernel is left to say so."""
-        if really:
-            epoch = self.decode.receiver.peer.epoch
-            self.restart_decode()
-            self.fence(epoch)
+                self.restart(place)
             self.poll()
 
     # ------------------------------------------------------------------------------------ what holds
 
     @invariant()
     def no_page_is_lost_or_owned_twice(self) -> None:
-        assert len(self.decode.free) + len(self.decode.used) == NUM_PAGES
-        assert not self.decode.free & self.decode.used.keys()
+        for worker in self.workers:
+            assert len(worker.free) + len(worker.used) == NUM_PAGES
+            assert not worker.free & worker.used.keys()
 
     @invariant()
     def no_write_is_in_flight_to_a_page_of_somebody_else(self) -> None:
+        targets = {worker.transport.name: worker for worker in self.workers}
         for write in self.network.writes:
-            if write.target != self.decode.transport.name:
+            if write.target not in targets:
                 continue
             for copy in write.copies:
-                owner = self.decode.used.get(copy.remote // LAYOUT.page_bytes)
+                owner = targets[write.target].used.get(copy.remote // LAYOUT.page_bytes)
                 assert owner is not None, "a free page is being written"
-                assert owner[1] is not Use.HELD, "a page that is decoded from is being written"
-                assert owner[0].prefill.transport is write.source
+                assert owner[1] in (Use.IN_FLIGHT, Use.QUARANTINED), "a page in use here is being written"
+                assert owner[0].source.transport is write.source
 
     @invariant()
     def what_is_decoded_from_is_what_was_computed(self) -> None:
-        for page, (job, use) in self.decode.used.items():
-            if use is not Use.HELD:
-                continue
-            begin = job.first_token + job.remote.index(page) * LAYOUT.page_size
-            for token in range(begin, min(begin + LAYOUT.page_size, job.num_tokens)):
-                arrived = page_view(self.decode.pool, page)[:, token - begin]
-                np.testing.assert_array_equal(arrived, token_kv(job, token))
+        for worker in self.workers:
+            for page, (job, use) in worker.used.items():
+                if use is not Use.HELD:
+                    continue
+                begin = job.first_token + job.remote.index(page) * LAYOUT.page_size
+                for token in range(begin, min(begin + LAYOUT.page_size, job.num_tokens)):
+                    arrived = page_view(worker.pool, page)[:, token - begin]
+                    np.testing.assert_array_equal(arrived, token_kv(job, token))
 
     def teardown(self) -> None:
         """The network heals. Whatever is still going on must come to an end, with every page returned."""
+        for place, worker in enumerate(self.workers):
+            if worker.epoch in self.fenced:  # it comes back, and is ended at once
+                self.unnoticed.append(worker.transport.name)
+                self.restart(place)
         for _ in range(200):
             while self.unnoticed:
                 self.network.notice(self.unnoticed.pop(0))
@@ -305,86 +321,73 @@ class HandoffMachine(RuleBasedStateMachine):
                 self.network.deliver(self.network.messages[0])
             self.now += 0.5
             self.poll()
-        assert self.prefill.sender.num_live == 0
-        assert self.decode.receiver.num_live == 0
-        for job, use in set(self.decode.used.values()):
-            assert use is Use.HELD, "pages stay in quarantine though everybody is well"
-            self.give_back(job)
-        assert len(self.decode.free) == NUM_PAGES
+        for worker in self.workers:
+            assert worker.endpoint.sender.num_live == worker.endpoint.receiver.num_live == 0
+            for job, use in worker.used.values():
+                never_begun = use is Use.SENDING and not job.opened
+                assert use is Use.HELD or never_begun, f"pages are {use.name} though everybody is well"
         for job in self.jobs:
-            assert job.sent or not job.opened or job.prefill is not self.prefill
+            assert job.sent or not job.opened or job.source is not self.workers[job.place]
 
     # --------------------------------------------------------------------------------------- helpers
 
     def poll(self) -> None:
-        for sent in self.prefill.sender.poll(self.now):
-            assert isinstance(sent, HandedOver | SendFailed)
-            job = self.jobs[sent.handoff_id - 1]
-            assert not job.sent, "a handoff ended twice at its sender"
-            job.sent = True
-            # The next owner overwrites the pages at once.
-            self.prefill.pool.bytes[job.local] = 0xEE
-            self.prefill.free.update(job.local)
-        for received in self.decode.receiver.poll(self.now):
-            job = self.jobs[received.handoff_id - 1]
-            uses = {self.decode.used[page][1] for page in job.remote}
-            match received:
-                case Ready(_, final):
-                    assert uses == {Use.IN_FLIGHT}
-                    assert final.first_token == job.answer, "a wrong token would be streamed"
-                    self.decode.used.update(dict.fromkeys(job.remote, (job, Use.HELD)))
-                case ReceiveFailed():
-                    assert uses == {Use.IN_FLIGHT}
-                    self.decode.used.update(dict.fromkeys(job.remote, (job, Use.QUARANTINED)))
-                case Drained():
-                    assert uses == {Use.QUARANTINED}
-                    self.give_back(job)
+        for worker in self.workers:
+            for event in worker.endpoint.poll(self.now):
+                if not isinstance(event, Reopened):
+                    self.on_event(worker, event)
 
-    def restart_prefill(self) -> None:
-        self.prefill = Prefill(self.network, self.next_epoch())
+    def on_event(self, worker: Worker, event: SenderEvent | ReceiverEvent) -> None:
+        job = self.jobs[event.handoff_id - 1]
+        uses = {worker.used[page][1] for page in job.remote} if job.target is worker else set()
+        match event:
+            case HandedOver() | SendFailed():
+                assert not job.sent, "a handoff ended twice at its sender"
+                job.sent = True
+                # The next owner overwrites the pages at once.
+                worker.pool.bytes[job.local] = 0xEE
+                worker.give_back(job.local)
+            case Ready(_, final):
+                assert uses == {Use.IN_FLIGHT}
+                assert final.first_token == job.answer, "a wrong token would be streamed"
+                worker.use(job.remote, job, Use.HELD)
+            case ReceiveFailed():
+                assert uses == {Use.IN_FLIGHT}
+                worker.use(job.remote, job, Use.QUARANTINED)
+            case Drained():
+                assert uses == {Use.QUARANTINED}
+                worker.give_back(job.remote)
+
+    def restart(self, place: int) -> None:
+        self.workers[place] = worker = Worker(self.network, self.next_epoch())
         for epoch in self.fenced:
-            self.prefill.sender.fence(epoch, FENCED, self.now)
-
-    def restart_decode(self) -> None:
-        self.decode = Decode(self.network, self.next_epoch())
-        for epoch in self.fenced:
-            self.decode.receiver.fence(epoch, FENCED, self.now)
-
-    def fence(self, epoch: int) -> None:
-        self.fenced.append(epoch)
-        self.prefill.sender.fence(epoch, FENCED, self.now)
-        self.decode.receiver.fence(epoch, FENCED, self.now)
-
-    def give_back(self, job: Job) -> None:
-        for page in job.remote:
-            del self.decode.used[page]
-        self.decode.free.update(job.remote)
+            worker.endpoint.fence(epoch, FENCED, self.now)
 
     def current(self) -> list[Job]:
-        """Jobs of the prefill worker that lives."""
-        return [job for job in self.jobs if job.prefill is self.prefill]
+        """Jobs of workers that live."""
+        return [job for job in self.jobs if job.source is self.workers[job.place]]
 
     def computing(self) -> list[Job]:
         return [job for job in self.current() if job.opened and not job.finished and not job.sent]
 
     def held(self) -> list[Job]:
-        return [job for job, use in self.decode.used.values() if use is Use.HELD]
+        return [job for worker in self.workers for job, use in worker.used.values() if use is Use.HELD]
 
     def start(self, job: Job) -> None:
         job.opened = True
-        self.prefill.sender.open(job.id, self.now, TIMEOUT_S)
+        job.source.endpoint.sender.open(job.id, self.now, TIMEOUT_S)
         self.poll()
 
     def reserve(self, job: Job) -> None:
+        worker = self.workers[1 - job.place]
         needed = LAYOUT.num_pages(job.num_tokens) - job.first_token // LAYOUT.page_size
-        pages = sorted(self.decode.free)[:needed]
-        if len(pages) < needed:
+        pages = worker.take(needed, job, Use.IN_FLIGHT)
+        if not pages:
             return
-        sender = job.prefill.sender.peer
         try:
-            ticket = self.decode.receiver.reserve(
+            ticket = worker.endpoint.receiver.reserve(
                 job.id,
-                sender,
+                job.source.known,
                 pages,
                 job.first_token,
                 job.num_tokens,
@@ -393,25 +396,25 @@ class HandoffMachine(RuleBasedStateMachine):
                 request_digest=job.id,
             )
         except PeerUnreachable:
+            worker.give_back(pages)
             return
-        job.decode, job.remote = self.decode, pages
-        self.decode.free -= set(pages)
-        self.decode.used.update(dict.fromkeys(pages, (job, Use.IN_FLIGHT)))
+        job.target, job.remote = worker, pages
         self.tickets.append(ticket)
 
     def attach(self, ticket: Ticket) -> None:
-        self.prefill.sender.attach(ticket, self.now)
+        place = self.jobs[ticket.handoff_id - 1].place
+        self.workers[place].endpoint.sender.attach(ticket, self.now)
         self.poll()
 
     def compute(self, job: Job, upto: int) -> None:
         run_model(job, upto)
-        self.prefill.sender.computed(job.id, job.local, upto, self.now)
+        job.source.endpoint.sender.computed(job.id, job.local, upto, self.now)
         self.poll()
 
     def finish(self, job: Job, final: Final) -> None:
         run_model(job, job.num_tokens)
         job.finished = True
-        self.prefill.sender.finish(job.id, job.local, job.num_tokens, final, self.now)
+        job.source.endpoint.sender.finish(job.id, job.local, job.num_tokens, final, self.now)
         self.poll()
 
 

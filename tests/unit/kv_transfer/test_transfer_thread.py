@@ -14,10 +14,9 @@ from kv_transfer import (
     HandedOver,
     Ready,
     ReceiveFailed,
-    ReceiverThread,
     Reserved,
-    SenderThread,
     SendFailed,
+    TransferThread,
 )
 from kv_transfer.transports import LoopbackNetwork, LoopbackTransport
 from tests.kv_support import LAYOUT, REQUEST, Pool, expect_handed_over, final_for, receiver_on, sender_on
@@ -36,11 +35,15 @@ class Pair:
         self.received: queue.SimpleQueue[Any] = queue.SimpleQueue()
         sender = sender_on(LoopbackTransport("p", self.source.memory, network), self.source)
         receiver = receiver_on(LoopbackTransport("d", self.target.memory, network), self.target)
-        self.sender = SenderThread(sender, self.sent.put, self.sent.put)
-        self.receiver = ReceiverThread(receiver, self.received.put, self.received.put)
+        self.threads = [
+            TransferThread(sender.endpoint, self.sent.put, self.sent.put),
+            TransferThread(receiver.endpoint, self.received.put, self.received.put),
+        ]
+        self.sender = self.threads[0].sender
+        self.receiver = self.threads[1].receiver
 
     def reserve(self, num_tokens: int = 30) -> Reserved:
-        self.receiver.reserve(1, self.sender.peer, PAGES, 0, num_tokens, 5.0, request_digest=REQUEST)
+        self.receiver.reserve(1, self.threads[0].peer, PAGES, 0, num_tokens, 5.0, request_digest=REQUEST)
         event = self.received.get(timeout=5)
         assert isinstance(event, Reserved)
         return event
@@ -49,11 +52,11 @@ class Pair:
 @pytest.fixture
 def pair() -> Iterator[Pair]:
     pair = Pair()
-    pair.sender.start()
-    pair.receiver.start()
+    for thread in pair.threads:
+        thread.start()
     yield pair
-    pair.sender.stop()
-    pair.receiver.stop()
+    for thread in pair.threads:
+        thread.stop()
 
 
 def test_a_prompt_computed_in_chunks_arrives_intact(pair: Pair) -> None:
@@ -82,7 +85,7 @@ def test_an_abort_reaches_the_other_side_and_returns_its_pages(pair: Pair) -> No
 
 
 def test_a_refused_reservation_is_an_event_like_any_other(pair: Pair) -> None:
-    stranger = replace(pair.sender.peer, layout_hash="another")
+    stranger = replace(pair.threads[0].peer, layout_hash="another")
     pair.receiver.reserve(1, stranger, PAGES, 0, 30, 5.0, request_digest=REQUEST)
     failed = pair.received.get(timeout=5)
     assert isinstance(failed, ReceiveFailed)
@@ -93,5 +96,5 @@ def test_a_refused_reservation_is_an_event_like_any_other(pair: Pair) -> None:
 def test_a_fault_of_the_endpoint_itself_is_reported_once_and_ends_the_thread(pair: Pair) -> None:
     pair.sender.open(1, timeout_s=5.0)
     pair.reserve()
-    pair.receiver.reserve(1, pair.sender.peer, PAGES, 0, 30, 5.0, request_digest=REQUEST)
+    pair.receiver.reserve(1, pair.threads[0].peer, PAGES, 0, 30, 5.0, request_digest=REQUEST)
     assert isinstance(pair.received.get(timeout=5), ValueError)

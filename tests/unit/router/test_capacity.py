@@ -31,7 +31,7 @@ views = st.builds(
     total_pages=st.integers(0, 100),
     free_pages=st.integers(0, 100),
     running=st.integers(0, 8),
-    waiting=st.integers(0, 1),
+    starved=st.integers(0, 1),
     incoming=st.integers(0, 3),
     queued_handoffs=st.integers(0, 3),
     queued_pages=st.integers(0, 50),
@@ -67,7 +67,7 @@ def test_a_worker_that_has_not_reported_is_trusted_to_have_room() -> None:
     "load",
     [
         {"free_pages": 2},
-        {"waiting": 1},
+        {"starved": 1},
         {"running": 8},
         {"running": 5, "incoming": 1, "queued_handoffs": 1, "promised": 1},
         {"queued_handoffs": 1, "queued_pages": 98},

@@ -183,7 +183,7 @@ def test_help_teaches_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
             "max-model-len": st.integers(-5, 10**9),
             "decode-workers": st.integers(-5, 100),
             "prefill-workers": st.integers(-5, 100),
-            "mode": st.sampled_from(["mixed", "disagg"]),
+            "mode": st.sampled_from(["mixed", "disagg", "adaptive"]),
         },
     )
 )

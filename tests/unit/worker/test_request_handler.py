@@ -10,23 +10,22 @@ from engine.core.request import Request
 from engine.core.sampling_params import Sampling
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from tests.unit.engine.test_engine import make_engine
+from tests.unit.worker.handlers import handled
 from worker.jobs import Job
-from worker.outbox import Outbox
-from worker.role import Role
 
 
 def test_first_tokens_are_reported_before_those_of_answers_that_run() -> None:
     outbox = Mock()
-    role = Role(Mock(), outbox, Mock(), clock=lambda: 0.0)
+    worker = handled(Mock(), outbox)
     requests = [Request(id=id, prompt=[1], sampling=Sampling(max_tokens=9)) for id in range(4)]
     for request in requests:
         request.num_cached = 0
-        role.jobs.add(Job(request, Mock(), 0.0, math.inf, sampling_pb2.Sampling()))
+        worker.jobs.add(Job(request, Mock(), 0.0, math.inf, sampling_pb2.Sampling()))
 
     def step(ids: list[int]) -> list[int]:
         outbox.token.reset_mock()
         tokens = [TokenOut(requests[id], token=7, logprobs=None, finish=None, is_stop=False) for id in ids]
-        role.on_step(StepOutput(started=[], num_tokens=len(ids), tokens=tokens))
+        worker.handler.on_step(StepOutput(started=[], num_tokens=len(ids), tokens=tokens))
         return [call.args[0].id for call in outbox.token.call_args_list]
 
     assert step([0, 1]) == [0, 1]
@@ -36,21 +35,35 @@ def test_first_tokens_are_reported_before_those_of_answers_that_run() -> None:
 
 def test_the_first_token_says_how_much_of_the_prompt_was_cached_and_no_other_does() -> None:
     engine, session = make_engine(), Mock()
-    role = Role(engine, Outbox(), Mock(), clock=lambda: 0.0)
-    engine.hooks = role
-    role.open(session)
+    worker = handled(engine)
+    handler = worker.handler
+    handler.open(session)
 
     def cached_tokens(request_id: int, prompt: list[int]) -> list[int]:
         session.send.reset_mock()
         sampling = sampling_pb2.Sampling(max_tokens=3, ignore_eos=True)
         work = worker_pb2.Work(request_id=request_id, prompt=prompt, sampling=sampling)
-        role.handle(session, worker_pb2.Command(submit=worker_pb2.Submit(work=work)))
+        handler.handle(session, worker_pb2.Command(submit=worker_pb2.Submit(work=work)), 0.0)
         while engine.has_work:
-            role.on_step(engine.step())
-            role.outbox.flush(0)
+            handler.on_step(engine.step())
+            worker.outbox.flush(0)
         batches = [call.args[0] for call in session.send.call_args_list]
         return [token.cached_tokens for batch in batches for token in batch.tokens]
 
     prompt = list(range(30))
     assert cached_tokens(1, prompt) == [0, 0, 0]
     assert cached_tokens(2, prompt) == [28, 0, 0]
+
+
+def test_a_request_waits_from_its_arrival_and_not_from_when_the_engine_thread_reads_it() -> None:
+    engine, session = make_engine(), Mock()
+    worker = handled(engine)
+    worker.handler.open(session)
+    worker.clock.now = 5.0
+    sampling = sampling_pb2.Sampling(max_tokens=1)
+    work = worker_pb2.Work(request_id=1, prompt=[1, 2, 3], sampling=sampling, timeout_s=6.0)
+    worker.handler.handle(session, worker_pb2.Command(submit=worker_pb2.Submit(work=work)), 1.0)
+    assert worker.handler.next_wakeup() == 7.0
+    engine.step()
+    (started,) = [s for call in session.send.call_args_list for s in call.args[0].started]
+    assert started.queued_s == 4.0

@@ -1,25 +1,24 @@
-"""The decode worker's half of a handoff: lend pages, wait for the KV, decode from it."""
+"""Requests whose KV comes from another worker: lend pages, wait for the KV, decode from it."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from engine.core.kv_manager import Reservation
+from engine.core.request import RequestId
 from engine.engine import Engine
 from engine.errors import InvalidRequest
-from kv_transfer import Drained, Peer, Ready, ReceiveFailed, ReceiverEvent, ReceiverThread, Reserved
+from kv_transfer import Drained, Peer, Ready, ReceiveFailed, ReceiverCommands, ReceiverEvent, Reserved
 from rpc.baton.v1 import worker_pb2
+from worker.answers import Answers
 from worker.convert import peer_from_proto, ticket_to_proto
 from worker.handoff import digest_of
 from worker.jobs import Job
-from worker.metrics import WorkerMetrics
-from worker.outbox import Outbox
-from worker.role import CommandRefused, Role
+from worker.refusal import CommandRefused
 
-__all__ = ["DecodeRole"]
+__all__ = ["IncomingHandoffs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,31 +45,26 @@ class _Incoming:
     waited_s: float
 
 
-class DecodeRole(Role):
-    """Requests arrive with their KV. One that is submitted instead is prefilled here, as in mixed mode."""
+class IncomingHandoffs:
+    """Requests whose KV another worker computes: pages are lent to it, first come, first served."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        outbox: Outbox,
-        metrics: WorkerMetrics,
-        clock: Callable[[], float],
-        receiver: ReceiverThread,
-    ) -> None:
-        super().__init__(engine, outbox, metrics, clock)
+    def __init__(self, engine: Engine, answers: Answers, receiver: ReceiverCommands) -> None:
+        self._engine = engine
+        self._answers = answers
         self._receiver = receiver
         self._waiting: deque[_Waiting] = deque()
-        """First come, first served: a large request is not passed by small ones for ever."""
-        self._incoming: dict[int, _Incoming] = {}
-        self._quarantined: dict[int, Reservation] = {}
+        """In order of arrival: a large request is not passed by small ones for ever."""
+        self._incoming: dict[RequestId, _Incoming] = {}
+        self._quarantined: dict[RequestId, Reservation] = {}
         """Given up, but the sender may still write: longer than the job."""
 
     # ------------------------------------------------------------------------------ from the router
 
     def reserve(self, job: Job, message: worker_pb2.Reserve) -> None:
+        """Raises CommandRefused."""
         if job.id in self._quarantined:
             raise CommandRefused(worker_pb2.FAILURE_CODE_INVALID, f"request id {job.id} is in use")
-        if len(self._waiting) >= self.engine.config.max_waiting_requests:
+        if len(self._waiting) >= self._engine.config.max_waiting_requests:
             raise CommandRefused(
                 worker_pb2.FAILURE_CODE_OVERLOADED, f"{len(self._waiting)} handoffs wait for pages already"
             )
@@ -83,31 +77,36 @@ class DecodeRole(Role):
             )
         )
 
-    def fence(self, message: worker_pb2.Fence) -> None:
-        self._receiver.fence(message.epoch, message.reason)
+    def drop(self, job: Job) -> bool:
+        """The router does not want the request any more. False: no pages are lent for it.
+
+        One that waits for pages is skipped when its turn comes.
+        """
+        incoming = self._incoming.get(job.id)
+        if incoming is None:
+            return False
+        self._quarantine(incoming)
+        self._receiver.abort(job.id)
+        return True
 
     # ------------------------------------------------------------------------------ from the loop
 
     def tick(self, now: float) -> None:
-        super().tick(now)
+        """Before every step: fail what waits for too long, lend pages as far as they go."""
         self._give_up_late(now)
         self._lend_pages(now)
 
     def next_wakeup(self) -> float:
-        waiting = (w.deadline for w in self._waiting if w.job.id in self.jobs)
-        return min(super().next_wakeup(), min(waiting, default=math.inf))
+        """When `tick` has something to do by time alone; math.inf: never."""
+        return min((w.deadline for w in self._waiting if self._is_wanted(w)), default=math.inf)
 
-    def load(self) -> worker_pb2.Load:
-        load = super().load()
-        waiting = [w.job.request for w in self._waiting if w.job.id in self.jobs]
+    def add_load(self, load: worker_pb2.Load) -> None:
+        waiting = [w.job.request for w in self._waiting if self._is_wanted(w)]
         load.incoming = len(self._incoming)
         load.queued_handoffs = len(waiting)
-        load.queued_pages = sum(-(-request.num_tokens // self.engine.config.page_size) for request in waiting)
-        return load
-
-    @property
-    def num_unexpected(self) -> int:
-        return self._receiver.num_unexpected
+        load.queued_pages = sum(
+            -(-request.num_tokens // self._engine.config.page_size) for request in waiting
+        )
 
     # ------------------------------------------------------------------------------ from the receiver
 
@@ -116,54 +115,49 @@ class DecodeRole(Role):
             case Reserved(handoff_id, ticket):
                 # A handoff that was given up meanwhile is being drained; nobody needs its ticket.
                 if (incoming := self._incoming.get(handoff_id)) is not None:
-                    self.outbox.reserved(incoming.job, ticket_to_proto(ticket), incoming.waited_s)
+                    self._answers.outbox.reserved(incoming.job, ticket_to_proto(ticket), incoming.waited_s)
             case Ready():
                 self._on_ready(event)
             case ReceiveFailed(handoff_id, reason):
                 if (incoming := self._incoming.get(handoff_id)) is not None:
                     self._quarantine(incoming)
-                    self.metrics.transfer_failures.inc()
-                    self.fail(incoming.job, worker_pb2.FAILURE_CODE_HANDOFF, reason)
+                    self._answers.metrics.transfer_failures.inc()
+                    self._answers.fail(incoming.job, worker_pb2.FAILURE_CODE_HANDOFF, reason)
             case Drained(handoff_id):
-                self.engine.free_reservation(self._quarantined.pop(handoff_id))
+                self._engine.free_reservation(self._quarantined.pop(handoff_id))
 
     def _on_ready(self, ready: Ready) -> None:
         incoming = self._incoming.pop(ready.handoff_id, None)
         if incoming is None:
             # Aborted while the last page came in. The sender is done, so there is nothing to drain.
-            self.engine.free_reservation(self._quarantined.pop(ready.handoff_id))
+            self._engine.free_reservation(self._quarantined.pop(ready.handoff_id))
             return
         request = incoming.job.request
         request.output.append(ready.final.first_token)
-        self.engine.admit_remote(request, incoming.reservation)
-        self.metrics.transfer_seconds.observe(ready.transfer_s)
-        self.metrics.transfer_exposed_seconds.observe(ready.exposed_s)
-        self.outbox.arrived(incoming.job, ready.transfer_s, ready.exposed_s)
+        self._engine.admit_remote(request, incoming.reservation)
+        self._answers.metrics.transfer_seconds.observe(ready.transfer_s)
+        self._answers.metrics.transfer_exposed_seconds.observe(ready.exposed_s)
+        self._answers.outbox.arrived(incoming.job, ready.transfer_s, ready.exposed_s)
 
     # ------------------------------------------------------------------------------ inside
 
-    def drop(self, job: Job) -> None:
-        if (incoming := self._incoming.get(job.id)) is not None:
-            self._quarantine(incoming)
-            self._receiver.abort(job.id)
-        else:
-            # In the engine, or in `_waiting`, where a job that is gone is skipped when its turn comes.
-            self.engine.abort(job.id)
+    def _is_wanted(self, waiting: _Waiting) -> bool:
+        return waiting.job.id in self._answers.jobs
 
     def _quarantine(self, incoming: _Incoming) -> None:
         del self._incoming[incoming.job.id]
-        self.engine.quarantine(incoming.reservation)
+        self._engine.quarantine(incoming.reservation)
         self._quarantined[incoming.job.id] = incoming.reservation
 
     def _give_up_late(self, now: float) -> None:
-        for waiting in [w for w in self._waiting if w.deadline <= now and w.job.id in self.jobs]:
+        for waiting in [w for w in self._waiting if w.deadline <= now and self._is_wanted(w)]:
             reason = f"no pages became free within {now - waiting.since:.1f} s"
-            self.fail(waiting.job, worker_pb2.FAILURE_CODE_OVERLOADED, reason)
+            self._answers.fail(waiting.job, worker_pb2.FAILURE_CODE_OVERLOADED, reason)
 
     def _lend_pages(self, now: float) -> None:
         while self._waiting:
             first = self._waiting[0]
-            if first.job.id in self.jobs and not self._lend(first, now):
+            if self._is_wanted(first) and not self._lend(first, now):
                 return
             self._waiting.popleft()
 
@@ -172,15 +166,15 @@ class DecodeRole(Role):
         job = waiting.job
         request = job.request
         try:
-            reservation = self.engine.reserve(request)
+            reservation = self._engine.reserve(request)
         except InvalidRequest as error:
-            self.fail(job, worker_pb2.FAILURE_CODE_INVALID, str(error))
+            self._answers.fail(job, worker_pb2.FAILURE_CODE_INVALID, str(error))
             return True
         if reservation is None:
             return False
         incoming = _Incoming(job, reservation, waited_s=now - waiting.since)
         self._incoming[job.id] = incoming
-        self.metrics.reserve_seconds.observe(incoming.waited_s)
+        self._answers.metrics.reserve_seconds.observe(incoming.waited_s)
         self._receiver.reserve(
             job.id,
             waiting.sender,

@@ -1,21 +1,21 @@
-"""What a decode worker reports of the handoffs that wait at it."""
+"""What a worker reports of the handoffs that wait at it."""
 
 from __future__ import annotations
 
-from typing import Any
 from unittest.mock import Mock
 
-from decode_worker.decode_role import DecodeRole
 from engine.core.events import EngineStats
 from engine.core.kv_manager import Reservation
 from engine.core.request import Request
 from engine.kv_cache.pages import PageCounts
 from rpc.baton.v1 import sampling_pb2, worker_pb2
+from tests.unit.worker.handlers import Handled, handled
 
 PAGE = 16
 COUNTS = PageCounts(free=40, held=60, cached=0, in_flight=0, quarantined=0, total=100)
 STATS = EngineStats(
     waiting=1,
+    starved=1,
     running=7,
     waiting_tokens=0,
     available_pages=40,
@@ -48,36 +48,36 @@ class Engine:
         return Reservation(request, 0, [])
 
 
-def decode_role(room: int) -> DecodeRole:
-    engine: Any = Engine(room)
-    return DecodeRole(engine, Mock(), Mock(), lambda: 0.0, receiver=Mock())
+def worker_with(room: int) -> Handled:
+    return handled(Engine(room), Mock())
 
 
-def reserve(role: DecodeRole, request_id: int, tokens: int) -> None:
+def reserve(worker: Handled, request_id: int, tokens: int) -> None:
     sampling = sampling_pb2.Sampling(max_tokens=5)
     work = worker_pb2.Work(request_id=request_id, prompt=[1] * tokens, sampling=sampling)
-    role.handle(Mock(), worker_pb2.Command(reserve=worker_pb2.Reserve(work=work, timeout_s=60.0)))
+    reserve = worker_pb2.Reserve(work=work, timeout_s=60.0)
+    worker.handler.handle(Mock(), worker_pb2.Command(reserve=reserve), 0.0)
 
 
 def test_handoffs_that_have_pages_and_those_that_wait_for_some_are_reported() -> None:
-    role = decode_role(room=1)
+    worker = worker_with(room=1)
     for request_id, tokens in enumerate((100, 17, 16)):
-        reserve(role, request_id, tokens)
-    role.tick(0.0)
-    load = role.load()
+        reserve(worker, request_id, tokens)
+    worker.handler.tick(0.0)
+    load = worker.handler.load()
     assert (load.running, load.waiting, load.free_pages, load.total_pages) == (7, 1, 40, 100)
     assert (load.incoming, load.queued_handoffs, load.queued_pages) == (1, 2, 2 + 1)
 
 
 def test_a_handoff_that_was_given_up_while_it_waited_is_not_reported() -> None:
-    role = decode_role(room=0)
-    reserve(role, 1, 100)
-    reserve(role, 2, 100)
-    role.handle(Mock(), worker_pb2.Command(abort=worker_pb2.Abort(request_id=1)))
-    assert role.load().queued_handoffs == 1
+    worker = worker_with(room=0)
+    reserve(worker, 1, 100)
+    reserve(worker, 2, 100)
+    worker.handler.handle(Mock(), worker_pb2.Command(abort=worker_pb2.Abort(request_id=1)), 0.0)
+    assert worker.handler.load().queued_handoffs == 1
 
 
 def test_every_command_is_counted_for_the_session_it_came_over() -> None:
-    role, session = decode_role(room=0), Mock()
-    role.handle(session, worker_pb2.Command(abort=worker_pb2.Abort(request_id=1)))
-    role.outbox.handled.assert_called_once_with(session)  # type: ignore[attr-defined]
+    worker, session = worker_with(room=0), Mock()
+    worker.handler.handle(session, worker_pb2.Command(abort=worker_pb2.Abort(request_id=1)), 0.0)
+    worker.outbox.handled.assert_called_once_with(session)

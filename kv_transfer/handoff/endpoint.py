@@ -1,0 +1,115 @@
+"""A worker's end of all its handoffs: one transport, which a sender and a receiver share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from kv_transfer.errors import BadMessage
+from kv_transfer.handoff.events import EndpointEvent, Reopened
+from kv_transfer.handoff.messages import Body, Confirm, Drain, Finish, Message, Push, Revoke, decode
+from kv_transfer.handoff.port import KVPort
+from kv_transfer.handoff.receiver import KVReceiver
+from kv_transfer.handoff.sender import KVSender
+from kv_transfer.ticket import Peer
+from kv_transfer.transports.base import Arrival, PeerLost, WriteDone, WriteFailed
+
+__all__ = ["KVEndpoint"]
+
+
+class KVEndpoint:
+    """Polls the transport and gives each event to the half that it is for. Owns no thread and no clock.
+
+    Writes are the sender's. Messages are told apart by their kind. The loss of a peer, a fence, and a
+    transport that is opened anew concern both halves.
+    """
+
+    def __init__(
+        self, port: KVPort, *, drain_timeout_s: float = 5.0, revoke_interval_s: float = 0.25
+    ) -> None:
+        """`drain_timeout_s`: see KVSender; `revoke_interval_s`: see KVReceiver."""
+        self.sender = KVSender(port, drain_timeout_s=drain_timeout_s)
+        self.receiver = KVReceiver(port, revoke_interval_s=revoke_interval_s)
+        self._port = port
+        self._events: list[EndpointEvent] = []
+        self._readers: Final[dict[type[Body], Callable[[Message, float], None]]] = {
+            Push: self.receiver.on_message,
+            Finish: self.receiver.on_message,
+            Drain: self.receiver.on_message,
+            Confirm: self.sender.on_message,
+            Revoke: self.sender.on_message,
+        }
+
+    @property
+    def peer(self) -> Peer:
+        """This worker, as its peers reach it now."""
+        return self._port.peer
+
+    @property
+    def num_unexpected(self) -> int:
+        """Late, duplicate, foreign or damaged messages so far."""
+        return self._port.unexpected.total()
+
+    def is_busy(self, now: float) -> bool:
+        """Whether something is likely to come soon."""
+        return self.sender.is_busy() or self.receiver.is_busy(now)
+
+    def poll(self, now: float) -> list[EndpointEvent]:
+        """Makes progress; O(live handoffs)."""
+        for event in self._port.transport.poll():
+            match event:
+                case WriteDone(write):
+                    self.sender.on_write_done(write, now)
+                case WriteFailed(write, reason):
+                    self.sender.on_write_failed(write, reason, now)
+                case Arrival(data):
+                    self._on_arrival(data, now)
+                case PeerLost(name, reason):
+                    self._port.peers.disconnected(name)
+                    self.sender.on_peer_lost(name, reason, now)
+                    self.receiver.on_peer_lost(name, reason, now)
+        events, self._events = self._events, []
+        return [*events, *self.sender.due(now), *self.receiver.due(now)]
+
+    def fence(self, epoch: int, reason: str, now: float) -> None:
+        """Another authority declared the peer of that epoch dead: it is refused from now on.
+
+        That does not prove that its writes have ended: a host that was only cut off may come back with
+        writes under way. If pages are lent to the peer, this worker closes its own transport first, so that
+        no write can land, and then frees them. Every other handoff, in either direction, fails with that
+        and has to be tried again. A peer on this host is only refused: its end is known by itself.
+
+        Raises RightsRemain, and what opening the transport raises: then this process has to end.
+        """
+        port = self._port
+        for peer in port.peers.fence(epoch):
+            if port.transport.is_local(peer):
+                continue
+            why = f"{peer.name} was declared dead: {reason}"
+            if self.receiver.has_lent_to(epoch):
+                port.reopen(why)
+                self._events.append(Reopened(port.peer))
+                self.sender.on_reopened(why, now)
+                self.receiver.on_reopened(why, now)
+                return
+            port.peers.disconnected(peer.name)
+            port.transport.forget(peer)
+            self.sender.on_peer_lost(peer.name, f"it was declared dead: {reason}", now)
+
+    def close(self) -> None:
+        self._port.transport.close()
+        self.sender.close()
+        self.receiver.close()
+
+    def _on_arrival(self, data: bytes, now: float) -> None:
+        try:
+            message = decode(data)
+        except BadMessage:
+            self._port.unexpected["damaged"] += 1
+            return
+        if self._port.peers.ignores(message.source):
+            self._port.unexpected["fenced"] += 1
+        elif message.target != self._port.peer.epoch:
+            self._port.unexpected["foreign"] += 1
+        else:
+            self._readers[type(message.body)](message, now)

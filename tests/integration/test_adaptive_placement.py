@@ -1,0 +1,177 @@
+"""A prefill and a decode worker of which a policy uses each for either part of a request, or for both."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from router.config.settings import Mode, RouterConfig, Routing
+from router.dispatch.adaptive_placing import AdaptivePlacing
+from router.dispatch.dispatcher import ClusterDispatcher
+from router.dispatch.metrics import RouterMetrics
+from router.dispatch.worker_choice import WorkerChoice
+from router.placement import ClusterView, Placement, RequestView, Why
+from router.workers.registry import Registry
+from rpc.baton.v1 import router_pb2, sampling_pb2
+from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
+from tests.faults.local_cluster import LocalWorker
+from tests.integration.conftest import Oracle
+from tests.integration.tiny_cluster import Link, slow_down, worker
+from worker.config import WorkerRole
+
+P, D = "prefill-0", "decode-0"
+EVERY_PAIR = [(P, P), (D, D), (P, D), (D, P)]
+ROLES = {WorkerRole.PREFILL: ROLE_PREFILL, WorkerRole.DECODE: ROLE_DECODE}
+
+
+def prompt(seed: int, length: int = 50) -> list[int]:
+    return [(seed * 31 + i * i * 7) % 97 for i in range(length)]
+
+
+class Forced:
+    """Places requests on the given pairs in turn; on the worker that is left if one is gone."""
+
+    def __init__(self, *pairs: tuple[str, str]) -> None:
+        self.pairs = pairs
+        self.placed = 0
+
+    def place(self, request: RequestView, view: ClusterView) -> Placement:
+        ids = {worker.id.partition("@")[0]: worker.id for worker in view.workers}
+        left = view.workers[0].id
+        prefill, decode = self.pairs[self.placed % len(self.pairs)]
+        self.placed += 1
+        return Placement(ids.get(prefill, left), ids.get(decode, left), Why("forced"))
+
+
+@dataclass
+class Cluster:
+    dispatcher: ClusterDispatcher
+    registry: Registry
+    links: dict[str, Link]
+
+    async def generate(self, tokens: list[int], max_tokens: int = 12) -> tuple[list[int], router_pb2.Timings]:
+        sampling = sampling_pb2.Sampling(
+            max_tokens=max_tokens, top_p=1.0, repetition_penalty=1.0, ignore_eos=True, seed=7
+        )
+        answer: list[int] = []
+        async with aclosing(self.dispatcher.generate(tokens, sampling)) as deltas:
+            async for delta in deltas:
+                answer += delta.token_ids
+        assert delta.timings is not None
+        return answer, delta.timings
+
+    async def all_pages_back(self) -> None:
+        for link in self.links.values():
+            await link.all_pages_back()
+
+
+@asynccontextmanager
+async def cluster(folder: Path, policy: Forced | None, **engine: int) -> AsyncIterator[Cluster]:
+    """`policy` None: the one that serves."""
+    async with AsyncExitStack() as stack:
+        links = {
+            f"{role.value}-0": await stack.enter_async_context(worker(folder, role, "loopback", **engine))
+            for role in ROLES
+        }
+        handles = [
+            LocalWorker(f"{role.value}-0", ROLES[role], links[f"{role.value}-0"].host) for role in ROLES
+        ]
+        registry = await stack.enter_async_context(Registry(handles))
+        assert await registry.wait_for_all(20.0)
+        choice = WorkerChoice(registry, Routing.LEAST_LOADED)
+        placing = None if policy is None else AdaptivePlacing(registry, choice, lambda _: policy)
+        config = RouterConfig(model="tiny", mode=Mode.ADAPTIVE)
+        dispatcher = ClusterDispatcher(config, registry, RouterMetrics("adaptive"), placing)
+        yield Cluster(dispatcher, registry, links)
+
+
+@pytest.mark.parametrize("pair", EVERY_PAIR)
+async def test_tokens_are_those_of_transformers_wherever_they_are_computed(
+    folder: Path, oracle: Oracle, pair: tuple[str, str]
+) -> None:
+    async with cluster(folder, Forced(pair)) as served:
+        answer, timings = await served.generate(prompt(3))
+        assert answer == oracle(prompt(3), 12)
+        assert (timings.prefill_worker, timings.decode_worker) == pair
+        assert timings.placement.startswith("forced")
+        await served.all_pages_back()
+
+
+async def test_workers_hand_over_to_each_other_crosswise_while_they_decode(
+    folder: Path, oracle: Oracle
+) -> None:
+    async with cluster(folder, Forced(*EVERY_PAIR)) as served:
+        prompts = [prompt(seed, 10 + 5 * seed) for seed in range(12)]
+        answers = await asyncio.gather(*(served.generate(p) for p in prompts))
+        assert [answer for answer, _ in answers] == [oracle(p, 12) for p in prompts]
+        await served.all_pages_back()
+
+
+async def test_crosswise_handoffs_and_decodes_that_fill_the_pools_all_end_right(
+    folder: Path, oracle: Oracle
+) -> None:
+    async with cluster(folder, Forced(*EVERY_PAIR), num_pages=36) as served:
+        prompts = [prompt(seed, 40) for seed in range(12)]
+        answers = await asyncio.gather(*(served.generate(p, max_tokens=40) for p in prompts))
+        assert [answer for answer, _ in answers] == [oracle(p, 40) for p in prompts]
+        await served.all_pages_back()
+
+
+async def test_clients_that_leave_in_the_middle_of_crosswise_handoffs_leave_no_page_behind(
+    folder: Path,
+) -> None:
+    async with cluster(folder, Forced(*EVERY_PAIR)) as served:
+        for link in served.links.values():
+            slow_down(link.host, seconds=0.01)
+        asked = [asyncio.create_task(served.generate(prompt(seed, 60), 40)) for seed in range(8)]
+        for link in served.links.values():
+            async with asyncio.timeout(10.0):
+                while not (await link.pages()).held:  # noqa: ASYNC110
+                    await asyncio.sleep(0.005)
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+        await served.all_pages_back()
+
+
+@pytest.mark.parametrize("pair", EVERY_PAIR)
+@pytest.mark.parametrize("ended", [P, D])
+async def test_a_stream_goes_on_when_either_worker_ends(
+    folder: Path, oracle: Oracle, pair: tuple[str, str], ended: str
+) -> None:
+    async with cluster(folder, Forced(pair)) as served:
+        for link in served.links.values():
+            slow_down(link.host, seconds=0.01)
+        asked = asyncio.create_task(served.generate(prompt(5), max_tokens=40))
+        session = next(s for s in served.registry.sessions() if s.worker_id == pair[1])
+        async with asyncio.timeout(10.0):
+            while not session.load.view().running:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        await served.links[ended].host.stop()
+        answer, _ = await asked
+        assert answer == oracle(prompt(5), 40)
+        again, timings = await served.generate(prompt(6))
+        assert again == oracle(prompt(6), 12)
+        assert timings.prefill_worker == timings.decode_worker == (P if ended == D else D)
+
+
+async def test_the_serving_policy_learns_from_steps_and_says_why(folder: Path, oracle: Oracle) -> None:
+    async with cluster(folder, None) as served:
+        for seed in range(6):
+            answer, timings = await served.generate(prompt(seed))
+            assert answer == oracle(prompt(seed), 12)
+            assert timings.placement.startswith("adaptive: TTFT")
+        placing = served.dispatcher._placing
+        assert isinstance(placing, AdaptivePlacing)
+        assert placing._ledger is not None
+        assert any(w.fit._observed for w in placing._ledger._workers.values())
+        view = placing._ledger.view(0.0)
+        assert all(
+            (w.decodes, w.incoming, w.prompts, w.context_tokens) == (0, 0, (), 0) for w in view.workers
+        )
+        await served.all_pages_back()

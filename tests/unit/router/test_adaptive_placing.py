@@ -1,0 +1,104 @@
+"""From a policy's answer to a route."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from router.dispatch.adaptive_placing import AdaptivePlacing
+from router.dispatch.failures import AttemptFailed
+from router.dispatch.sequence import Sequence
+from router.dispatch.waterfall import Waterfall
+from router.placement import ClusterView, Placement, RequestView, Why
+from router.workers.load import WorkerLoad
+from rpc.baton.v1 import sampling_pb2, worker_pb2
+from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
+
+
+class HandsOver:
+    """From the worker that prefers to prefill to the other; notes what it sees."""
+
+    def place(self, request: RequestView, view: ClusterView) -> Placement:
+        self.view = view
+        by_name = {worker.id.partition("@")[0]: worker.id for worker in view.workers}
+        return Placement(by_name["p"], by_name["d"], Why("test"))
+
+
+def session(name: str, role: worker_pb2.Role, epoch: int = 1) -> Any:
+    peer = worker_pb2.Peer(page_bytes=1 << 20)
+    info = worker_pb2.WorkerInfo(
+        worker_id=name, role=role, epoch=epoch, page_size=16, num_pages=100, max_model_len=512, peer=peer
+    )
+    return SimpleNamespace(worker_id=name, info=info, load=WorkerLoad(16, 8), alive=True, on_step=None)
+
+
+def sequence() -> Sequence:
+    return Sequence([1] * 40, sampling_pb2.Sampling(max_tokens=8), Waterfall(0.0))
+
+
+class Served:
+    def __init__(self) -> None:
+        self.p, self.d = session("p", ROLE_PREFILL), session("d", ROLE_DECODE)
+        self.policy = HandsOver()
+        self.choice = Mock()
+        self.choice.trusted.side_effect = lambda: [self.p, self.d]
+        registry = Mock()
+        registry.complaints.return_value = []
+        self.placing = AdaptivePlacing(registry, self.choice, lambda _: self.policy, clock=lambda: 1.0)
+
+    def route(self, avoid: frozenset[str] = frozenset()) -> Any:
+        return self.placing.route(sequence(), avoid)
+
+
+def test_room_on_the_decode_worker_is_kept_from_the_choice_until_it_is_picked() -> None:
+    served = Served()
+    route = served.route()
+    assert not route.is_local
+    assert (route.pick(ROLE_PREFILL), route.pick(ROLE_DECODE)) == (served.p, served.d)
+    assert served.d.load.view().promised == 1
+    route.claim.release()
+    assert served.d.load.view().promised == 0
+
+
+def test_a_decode_worker_without_room_for_the_kv_gets_the_whole_request() -> None:
+    served = Served()
+    served.choice.has_room.return_value = False
+    route = served.route()
+    assert route.is_local
+    assert route.pick(ROLE_DECODE) is served.d
+    assert "no room" in route.why
+
+
+def test_a_retry_is_for_one_worker_that_it_did_not_fail_on() -> None:
+    served = Served()
+    served.choice.pick_any.return_value = served.p
+    route = served.route(avoid=frozenset({"d"}))
+    assert route.is_local
+    assert route.pick(ROLE_DECODE) is served.p
+    served.choice.pick_any.assert_called_once_with(40, {"d"})
+
+
+def test_a_decode_worker_that_is_lost_before_its_turn_fails_the_attempt() -> None:
+    served = Served()
+    route = served.route()
+    served.d.alive = False
+    with pytest.raises(AttemptFailed):
+        route.pick(ROLE_DECODE)
+
+
+def test_a_restarted_worker_starts_with_nothing_and_keeps_nothing_of_its_predecessor() -> None:
+    served = Served()
+    old = served.route()
+    served.d = session("d", ROLE_DECODE, epoch=2)
+    served.route()
+    (fresh,) = [worker for worker in served.policy.view.workers if worker.id.startswith("d")]
+    assert (fresh.decodes, fresh.incoming) == (0, 0)
+    old.tracker.tokens(1)
+    old.tracker.arrived()
+    old.tracker.ended()
+    served.route()
+    (fresh,) = [worker for worker in served.policy.view.workers if worker.id.startswith("d")]
+    assert (fresh.decodes, fresh.incoming, fresh.context_tokens) == (0, 1, 0)

@@ -1,0 +1,46 @@
+"""Request handlers with a KV endpoint that only notes what it is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+from unittest.mock import Mock
+
+from worker.answers import Answers
+from worker.incoming_handoffs import IncomingHandoffs
+from worker.outbox import Outbox
+from worker.outgoing_handoffs import OutgoingHandoffs
+from worker.request_handler import Handoffs, RequestHandler
+
+__all__ = ["Handled", "handled"]
+
+
+@dataclass
+class Clock:
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Handled:
+    """A handler and what a test looks at."""
+
+    engine: Any
+    outbox: Any
+    transfer: Mock = field(default_factory=Mock)
+    clock: Clock = field(default_factory=Clock)
+
+    def __post_init__(self) -> None:
+        self.answers = Answers(self.outbox, Mock())
+        self.jobs = self.answers.jobs
+        outgoing = OutgoingHandoffs(self.engine, self.answers, self.clock, self.transfer.sender, 60.0)
+        incoming = IncomingHandoffs(self.engine, self.answers, self.transfer.receiver)
+        handoffs = Handoffs(self.transfer, outgoing, incoming)
+        self.handler = RequestHandler(self.engine, self.answers, self.clock, handoffs)
+        self.engine.hooks = self.handler
+
+
+def handled(engine: Any, outbox: Any = None) -> Handled:
+    return Handled(engine, Outbox() if outbox is None else outbox)

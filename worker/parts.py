@@ -1,0 +1,27 @@
+"""Everything that a worker has before it can handle requests."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from engine.engine import Engine
+from worker.config import WorkerConfig
+from worker.inbox import Inbox
+from worker.metrics import WorkerMetrics
+from worker.outbox import Outbox
+
+__all__ = ["Parts"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    config: WorkerConfig
+    epoch: int
+    """Drawn at random by every start: a restarted worker is a new peer."""
+    engine: Engine
+    metrics: WorkerMetrics
+    inbox: Inbox = field(default_factory=Inbox)
+    outbox: Outbox = field(default_factory=Outbox)
+    clock: Callable[[], float] = time.monotonic

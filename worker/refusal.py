@@ -1,0 +1,15 @@
+"""A command that a worker does not carry out."""
+
+from __future__ import annotations
+
+from rpc.baton.v1 import worker_pb2
+
+__all__ = ["CommandRefused"]
+
+
+class CommandRefused(Exception):
+    """The router's command cannot be carried out; its request fails with `code`."""
+
+    def __init__(self, code: worker_pb2.FailureCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code

@@ -1,0 +1,274 @@
+"""What a worker does with requests, apart from computing them.
+
+`RequestHandler` carries out a router's commands. With a KV transport it has two collaborators: requests that
+are computed here for another worker are `OutgoingHandoffs`', requests whose KV comes from another worker are
+`IncomingHandoffs`'. Everything here runs on the engine thread, between steps or from within one (the
+engine's hooks).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from engine.core.events import StepOutput, TokenOut
+from engine.core.request import Request, RequestId
+from engine.engine import Engine
+from engine.errors import EngineError, InvalidRequest, QueueFull
+from kv_transfer import EndpointEvent, HandedOver, Reopened, SendFailed
+from kv_transfer.transfer_thread import TransferThread
+from rpc.baton.v1 import worker_pb2
+from worker.answers import Answers
+from worker.convert import (
+    load_to_proto,
+    peer_to_proto,
+    request_from_proto,
+    stats_to_proto,
+    step_work_to_proto,
+    ticket_from_proto,
+)
+from worker.incoming_handoffs import IncomingHandoffs
+from worker.jobs import Job
+from worker.metrics import Outcome
+from worker.outgoing_handoffs import OutgoingHandoffs
+from worker.refusal import CommandRefused
+from worker.session import RouterSession
+
+__all__ = ["Handoffs", "RequestHandler"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Handoffs:
+    """A worker's KV endpoint, and what the worker does with it."""
+
+    transfer: TransferThread
+    outgoing: OutgoingHandoffs
+    incoming: IncomingHandoffs
+
+
+class RequestHandler:
+    """Also the engine's hooks: see `engine.engine.Hooks`."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        answers: Answers,
+        clock: Callable[[], float],
+        handoffs: Handoffs | None = None,
+    ) -> None:
+        """`handoffs` is None where the cluster has no KV transport: every request is computed to its end."""
+        self._engine = engine
+        self._answers = answers
+        self._clock = clock
+        self._handoffs = handoffs
+
+    @property
+    def transfer(self) -> TransferThread | None:
+        """The thread of the KV endpoint. None: no KV comes or goes."""
+        return None if self._handoffs is None else self._handoffs.transfer
+
+    # ------------------------------------------------------------------------------ from the router
+
+    def open(self, session: RouterSession) -> None:
+        self._answers.outbox.open(session)
+
+    def close(self, session: RouterSession) -> None:
+        """The router went away: nobody waits for its requests any more."""
+        self._answers.outbox.close(session)
+        for job in self._answers.jobs.of(session):
+            self.abort(job.id)
+
+    def handle(self, session: RouterSession, command: worker_pb2.Command, arrived: float) -> None:
+        """Carry out one command. What is wrong with one request fails that request, never the worker.
+
+        `arrived`: when the command came to this process, on the handler's clock. Requests wait from then on,
+        also while the engine thread is at a step.
+        """
+        self._answers.outbox.handled(session)
+        match command.WhichOneof("kind"):
+            case "submit":
+                submit = command.submit
+                begin = self._hand_over if submit.hand_over else self._submit
+                self._begin(session, submit.work, arrived, begin)
+            case "reserve":
+                reserve = command.reserve
+                self._begin(session, reserve.work, arrived, lambda job: self._reserve(job, reserve))
+            case "abort":
+                self.abort(command.abort.request_id)
+            case "attach":
+                self._attach(command.attach.ticket)
+            case "fence":
+                self._fence(command.fence)
+            case None:
+                log.warning("a command of a kind unknown here: router and worker differ in version")
+
+    def abort(self, request_id: RequestId) -> None:
+        """Forget the request, wherever it is. One that has ended already is nothing unusual."""
+        job = self._answers.jobs.get(request_id)
+        if job is not None:
+            self._answers.end(job, Outcome.ABORTED)
+            self._drop(job)
+
+    # ------------------------------------------------------------------------------ from the loop
+
+    def on_step(self, output: StepOutput) -> None:
+        told = [(job, t) for t in output.tokens if (job := self._answers.jobs.get(t.request.id)) is not None]
+        # The router passes them on one by one, and the first token of an answer is waited for most.
+        for job, token in sorted(told, key=lambda pair: pair[0].said_cached):
+            self._report(job, token)
+        for request, message in output.failed:
+            if (job := self._answers.jobs.get(request.id)) is not None:
+                self._answers.fail(job, worker_pb2.FAILURE_CODE_INTERNAL, message)
+        if output.measured is not None and self._handoffs is not None:
+            self._answers.outbox.measured(step_work_to_proto(output.measured))
+
+    def tick(self, now: float) -> None:
+        """Whatever is due by time alone. Runs before every step, and at `next_wakeup` when idle."""
+        for job in self._answers.jobs.overdue(now):
+            self._drop(job)
+            self._answers.fail(job, worker_pb2.FAILURE_CODE_DEADLINE, "the request's time is up")
+        if self._handoffs is not None:
+            self._handoffs.incoming.tick(now)
+            self._handoffs.outgoing.tick(now)
+
+    def next_wakeup(self) -> float:
+        """When `tick` has something to do, on the handler's clock; math.inf: not by time."""
+        deadline = self._answers.jobs.next_deadline()
+        return deadline if self._handoffs is None else min(deadline, self._handoffs.incoming.next_wakeup())
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is promised to anybody. Pages in quarantine do not count: nobody waits for them, and the
+        page check knows their owner."""
+        return not self._answers.jobs and (self._handoffs is None or not self._handoffs.outgoing)
+
+    def load(self) -> worker_pb2.Load:
+        load = load_to_proto(self._engine.stats())
+        if self._handoffs is not None:
+            self._handoffs.incoming.add_load(load)
+        return load
+
+    def stats(self) -> worker_pb2.WorkerStats:
+        unexpected = 0 if self._handoffs is None else self._handoffs.transfer.num_unexpected
+        return stats_to_proto(self._engine.stats(), unexpected)
+
+    # ------------------------------------------------------------------------------ from the KV endpoint
+
+    def on_transfer(self, event: EndpointEvent) -> None:
+        assert self._handoffs is not None
+        match event:
+            case HandedOver() | SendFailed():
+                self._handoffs.outgoing.on_transfer(event)
+            case Reopened(peer):
+                self._answers.outbox.reopened(peer_to_proto(peer))
+            case _:
+                self._handoffs.incoming.on_transfer(event)
+
+    # ------------------------------------------------------------------------------ the engine's hooks
+
+    def on_started(self, requests: Sequence[Request]) -> None:
+        """Told at once and not with the step's other events: a handoff's pages are found meanwhile."""
+        if self._handoffs is not None:
+            self._handoffs.outgoing.on_started(requests)
+        now = self._clock()
+        for request in requests:
+            if (job := self._answers.jobs.get(request.id)) is not None:
+                self._answers.metrics.queue_seconds.observe(now - job.arrival)
+                self._answers.outbox.started(job, queued_s=now - job.arrival)
+        self._answers.outbox.flush_early()
+
+    def on_computed(self, request: Request, upto: int) -> None:
+        """KV of tokens [0, upto) is in the pool."""
+        if self._handoffs is None:
+            return
+        self._handoffs.outgoing.on_computed(request, upto)
+        if upto < len(request.prompt) and (job := self._answers.jobs.get(request.id)) is not None:
+            self._answers.outbox.progress(job, upto)
+
+    def on_finished(self, request: Request) -> bool:
+        """True keeps the request's pages until `engine.release`."""
+        return self._handoffs is not None and self._handoffs.outgoing.on_finished(request)
+
+    # ------------------------------------------------------------------------------ inside
+
+    def _submit(self, job: Job) -> None:
+        """Raises QueueFull or InvalidRequest."""
+        self._engine.submit(job.request)
+
+    def _hand_over(self, job: Job) -> None:
+        """Raises QueueFull, InvalidRequest or CommandRefused."""
+        self._with_transport().outgoing.submit(job)
+
+    def _reserve(self, job: Job, message: worker_pb2.Reserve) -> None:
+        """Raises CommandRefused."""
+        self._with_transport().incoming.reserve(job, message)
+
+    def _report(self, job: Job, token: TokenOut) -> None:
+        if self._handoffs is not None and self._handoffs.outgoing.goes_on(job.id):
+            self._answers.report(job, token, finish=None)
+            return
+        self._answers.report(job, token, token.finish)
+        if token.finish is not None:
+            self._answers.end(job, Outcome.FINISHED)
+
+    def _with_transport(self) -> Handoffs:
+        """Raises CommandRefused."""
+        if self._handoffs is None:
+            raise CommandRefused(worker_pb2.FAILURE_CODE_INVALID, "this worker has no KV transport")
+        return self._handoffs
+
+    def _attach(self, ticket: worker_pb2.Ticket) -> None:
+        if self._handoffs is not None:
+            self._handoffs.outgoing.attach(ticket_from_proto(ticket))
+        else:
+            log.warning("a ticket for %d, but this worker has no KV transport", ticket.handoff_id)
+
+    def _fence(self, message: worker_pb2.Fence) -> None:
+        """A peer was declared dead. Without a transport there are no peers."""
+        if self._handoffs is not None:
+            self._handoffs.transfer.fence(message.epoch, message.reason)
+
+    def _drop(self, job: Job) -> None:
+        """Stop working on it and free its pages, as soon as that is safe. Says nothing to anybody."""
+        handoffs = self._handoffs
+        if handoffs is None or not (handoffs.outgoing.drop(job) or handoffs.incoming.drop(job)):
+            self._engine.abort(job.id)
+
+    def _begin(
+        self,
+        session: RouterSession,
+        work: worker_pb2.Work,
+        arrived: float,
+        begin: Callable[[Job], None],
+    ) -> None:
+        job = Job(
+            request=request_from_proto(work, arrived),
+            session=session,
+            arrival=arrived,
+            deadline=arrived + work.timeout_s if work.timeout_s > 0 else math.inf,
+            sampling=work.sampling,
+        )
+        try:
+            self._check(job)
+            begin(job)
+        except CommandRefused as error:
+            self._answers.refuse(job, error.code, str(error))
+        except InvalidRequest as error:
+            self._answers.refuse(job, worker_pb2.FAILURE_CODE_INVALID, str(error))
+        except QueueFull as error:
+            self._answers.refuse(job, worker_pb2.FAILURE_CODE_OVERLOADED, str(error))
+        except EngineError:
+            raise  # the engine's own accounts are wrong
+        except Exception as error:
+            log.exception("request %d", job.id)
+            self._answers.refuse(job, worker_pb2.FAILURE_CODE_INTERNAL, f"{type(error).__name__}: {error}")
+        else:
+            self._answers.jobs.add(job)
+
+    def _check(self, job: Job) -> None:
+        if job.id in self._answers.jobs:
+            raise CommandRefused(worker_pb2.FAILURE_CODE_INVALID, f"request id {job.id} is in use")
