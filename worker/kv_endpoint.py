@@ -57,15 +57,18 @@ def open_endpoint(parts: Parts) -> KVEndpoint:
 
         return open_ranks(config, runner, parts.epoch)
     memory, layout = memory_of(runner.kv), layout_of(runner)
-    name = worker_name(config, parts.epoch)
-    times = count(1)
+    name, times = worker_name(config, parts.epoch), count(1)
+
+    def reopen() -> Transport:
+        return open_transport(config, f"{name}~{next(times)}", memory)
+
     return KVEndpoint(
         transport=open_transport(config, name, memory),
         memory=memory,
         layout=layout,
         digester=digester_of(runner.kv, memory, layout),
         epoch=parts.epoch,
-        reopen=lambda: open_transport(config, f"{name}~{next(times)}", memory),
+        reopen=reopen if config.transport in _CLOSED_FOR_GOOD else None,
     )
 
 
@@ -133,6 +136,10 @@ def _ucxx(name: str, memory: PoolMemory, host: str) -> Transport:
 def _loopback(name: str, memory: PoolMemory, host: str) -> Transport:
     return LoopbackTransport(name, memory)
 
+
+_CLOSED_FOR_GOOD: Final = {"nixl", "loopback"}
+"""Transports whose `close` ends every connection. UCXX keeps those that have receives under way: a worker
+that uses it ends its process instead."""
 
 _TRANSPORTS: Final[dict[str, Callable[[str, PoolMemory, str], Transport]]] = {
     "nixl": _nixl,

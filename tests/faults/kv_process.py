@@ -70,7 +70,7 @@ def _serve(
             pool.memory,
             LAYOUT,
             epoch,
-            reopen=lambda: make_transport(kind, f"{name}~", pool, host.address),
+            reopen=(lambda: make_transport(kind, f"{name}~", pool, host.address)) if kind == "nixl" else None,
         )
         endpoint = ReceiverThread(receiver, emit, emit)
     endpoint.start()
