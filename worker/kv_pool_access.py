@@ -17,6 +17,7 @@ from kv_transfer.transports import LoopbackTransport, Transport
 from worker.config import WorkerConfig
 
 __all__ = [
+    "CLOSED_FOR_GOOD",
     "UnknownTransport",
     "digester_of",
     "layout_of",
@@ -100,3 +101,7 @@ _TRANSPORTS: Final[dict[str, Callable[[str, PoolMemory, WorkerConfig], Transport
     "ucxx": _ucxx,
     "loopback": _loopback,
 }
+
+CLOSED_FOR_GOOD: Final = frozenset({"nixl", "loopback"})
+"""Transports whose `close` ends every connection. UCXX keeps those that have receives under way: a worker
+that uses it ends its process instead."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 from itertools import count
 
 from kv_transfer import KVPort
+from kv_transfer.transports import Transport
 from worker.kv_pool_access import (
+    CLOSED_FOR_GOOD,
     digester_of,
     layout_of,
     memory_of,
@@ -29,11 +31,15 @@ def open_port(parts: Parts) -> KVPort:
     memory, layout = memory_of(runner.kv), layout_of(runner)
     name = worker_name(config, parts.epoch)
     times = count(1)
+
+    def reopen() -> Transport:
+        return open_transport(config, f"{name}~{next(times)}", memory)
+
     return KVPort(
         open_transport(config, name, memory),
         memory,
         layout,
         parts.epoch,
         digester=digester_of(runner.kv, memory, layout),
-        reopen=lambda: open_transport(config, f"{name}~{next(times)}", memory),
+        reopen=reopen if config.transport in CLOSED_FOR_GOOD else None,
     )

@@ -90,4 +90,5 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Ends every connection and registration: no memory of ours is read or written afterwards, by this
-        process or by a peer on another host, whatever the peer still has under way."""
+        process or by a peer on another host, whatever the peer still has under way. (Not with UCXX: see
+        `worker.kv_endpoint`.)"""

@@ -67,7 +67,7 @@ def _serve(
         pool.memory,
         LAYOUT,
         epoch,
-        reopen=lambda: make_transport(kind, f"{name}~", pool, host.address),
+        reopen=(lambda: make_transport(kind, f"{name}~", pool, host.address)) if kind == "nixl" else None,
     )
     thread = TransferThread(KVEndpoint(port, drain_timeout_s=1.0), emit, emit)
     half = thread.sender if role == "sender" else thread.receiver

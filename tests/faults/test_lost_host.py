@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from kv_transfer import Drained, Ready, ReceiveFailed
+from kv_transfer.errors import RightsRemain
 from tests.faults.kv_process import LAYOUT, Host, Remote
 from tests.faults.test_kv_peer_faults import NUM_TOKENS, PAGES, TooLate, begin, complete, conclusive
 from tests.faults.two_hosts import TwoHosts, why_not
@@ -21,9 +22,9 @@ TCP = {"UCX_TLS": "tcp", "UCX_NET_DEVICES": "cable"}
 MENDED_S = 30.0
 
 
-@pytest.fixture(params=["nixl", "ucxx"])
-def kind(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+@pytest.fixture
+def kind() -> str:
+    return "nixl"
 
 
 @pytest.fixture
@@ -89,3 +90,14 @@ def test_a_fenced_host_that_comes_back_with_a_write_under_way_changes_no_page(
     refused = receiver.event()
     assert isinstance(refused, ReceiveFailed)
     assert "only its successor" in refused.reason
+
+
+@pytest.mark.parametrize("kind", ["ucxx"])
+@conclusive
+def test_a_receiver_whose_transport_does_not_close_ends_instead_of_freeing_pages(
+    stack: ExitStack, kind: str
+) -> None:
+    _, sender, receiver, _ = interrupted(stack, kind)
+    sender.kill()
+    receiver.call("fence", 1, "its node is dead")
+    assert isinstance(receiver.event(), RightsRemain)
