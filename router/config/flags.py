@@ -90,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="router",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
-        usage="router --model MODEL [--mode mixed|disagg] [flags]",
+        usage="router --model MODEL [--mode mixed|disagg|adaptive] [flags]",
         formatter_class=_HelpFormatter,
         allow_abbrev=False,
         # A flag that was not given leaves no trace, so that the file's value stands.
