@@ -36,11 +36,11 @@ demo: setup  ## Serve SmolLM2 with a prefill and a decode worker, stream an answ
 
 test test-all: export OMP_NUM_THREADS := 1
 
-test: LEFT_OUT := gpu or soak or thorough
+test: LEFT_OUT := gpu or soak or cluster or thorough
 test: setup  ## Run the tests that every change must pass: some minutes, no GPU (ARGS=tests/unit: only those)
 	$(run_tests)
 
-test-all: LEFT_OUT := gpu or soak
+test-all: LEFT_OUT := gpu or soak or cluster
 test-all: setup  ## Run every test that needs no GPU and ends within minutes
 	$(run_tests)
 

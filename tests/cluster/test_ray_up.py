@@ -61,6 +61,7 @@ def cluster(small: SmallModel, tmp_path_factory: pytest.TempPathFactory) -> Iter
     wheel = build_wheel(tmp_path_factory.mktemp("checkout"))
     settings = {
         "device": "cpu",
+        "dtype": "float32",  # texts are compared with those of transformers
         "worker-cpus": 1,
         "kv-pool-tokens": 16384,
         "worker-timeout": TIMEOUT_S,
