@@ -115,7 +115,7 @@ def test_prompts_computed_by_one_engine_and_answered_by_another(
     requests = []
     for id, prompt in enumerate(PROMPTS):
         source = new_request(id, prompt, max_tokens=1)
-        prefill.submit(source, hand_over=True)
+        prefill.submit(source)
         while prefill.has_work:
             prefill.step()
         request = new_request(id, prompt)
