@@ -216,7 +216,7 @@ class WorkerSession:
                 if self._heard:
                     self._heard = False
                     silence.heard()
-                elif silence.passed(passed) is Hearing.LOST:
+                elif silence.passed(passed) is Hearing.LOST or self._is_late_to_begin:
                     loss = WorkerLost(f"{self.worker_id} was silent for {silent_s:.1f} s", Loss.SILENT)
                     break
                 elif silence.hearing is Hearing.LATE and probe is None and not silence.has_answered:
@@ -234,6 +234,11 @@ class WorkerSession:
                 probe.cancel()
         call.cancel()
         return loss
+
+    @property
+    def _is_late_to_begin(self) -> bool:
+        """A session over which nothing was ever said has no streams to keep: a new one may fare better."""
+        return self._silence.hearing is Hearing.LATE and not self._speaks.done()
 
     def _on_hearing(self, silent_s: float) -> None:
         if self.hearing is Hearing.LATE:

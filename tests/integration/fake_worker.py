@@ -133,8 +133,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     async def Describe(  # noqa: N802
         self, request: worker_pb2.DescribeRequest, context: grpc.aio.ServicerContext
     ) -> worker_pb2.WorkerInfo:
-        if self.behaviour.dumb:
-            await asyncio.Event().wait()
+        while self.behaviour.dumb:  # noqa: ASYNC110 - as a stopped process, it answers when it goes on
+            await asyncio.sleep(0.01)
         while self.behaviour.stalled:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         peer = worker_pb2.Peer(name=f"{self.worker_id}@{self.epoch}", epoch=self.epoch)

@@ -86,7 +86,7 @@ async def test_a_killed_worker_is_restarted_and_its_request_goes_on(
 async def test_a_worker_that_is_stopped_is_given_up_and_replaced(
     local_ray: LocalRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("router.cluster.ray_cluster._ANSWER_S", 1.0)
+    monkeypatch.setattr("router.cluster.ray_worker._ANSWER_S", 1.0)
     async with one_worker(local_ray, tmp_path, fake_actor) as registry:
         assert await registry.wait_for_all(60.0)
         dispatcher = ClusterDispatcher(RouterConfig(model="m"), registry, RouterMetrics("mixed"))

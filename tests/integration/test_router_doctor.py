@@ -28,7 +28,7 @@ def test_a_machine_that_runs_the_tests_passes(model: Path) -> None:
     assert run.returncode == 0, run.stdout + run.stderr
     assert "0 FAIL" in run.stdout
     assert "GB/s in 64 MiB writes, by " in run.stdout
-    assert "bytes a token in float32" in run.stdout
+    assert "bytes a token in " in run.stdout
 
 
 def test_two_processes_that_cannot_reach_each_other_are_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
