@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
@@ -170,7 +171,7 @@ async def test_the_serving_policy_learns_from_steps_and_says_why(folder: Path, o
         assert isinstance(placing, AdaptivePlacing)
         assert placing._ledger is not None
         assert any(w.fit._observed for w in placing._ledger._workers.values())
-        view = placing._ledger.view(0.0)
+        view = placing._ledger.view(time.monotonic())
         assert all(
             (w.decodes, w.incoming, w.prompts, w.context_tokens) == (0, 0, (), 0) for w in view.workers
         )
