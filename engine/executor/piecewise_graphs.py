@@ -23,7 +23,7 @@ from engine.executor.forward import Enqueuing
 from engine.executor.gemm_autotune import faster_library, sample_weights
 from engine.layers.ops import Rotation
 from engine.models.base import CausalLM
-from engine.parallel.communicator import Ranks
+from engine.parallel.communicator import Communicator
 
 __all__ = ["PiecewiseGraphs", "token_sizes"]
 
@@ -83,13 +83,13 @@ class PiecewiseGraphs:
         *,
         largest: int,
         scratch_slot: int,
-        ranks: Ranks,
+        communicator: Communicator,
         progress: Progress,
     ) -> None:
         """`largest`: tokens of the largest step."""
         self._model = model
         self._attention = attention
-        self._ranks = ranks
+        self._communicator = communicator
         self._scratch_slot = scratch_slot
         weight, part = model.embed.weight, model.part
         ids = torch.zeros(largest, dtype=torch.int64, device=weight.device)
@@ -143,7 +143,7 @@ class PiecewiseGraphs:
                 progress("Capturing CUDA graphs of mixed steps", done, len(sizes))
                 with faster_library(weights, rows=size):
                     chain = self._captured(size, pool)
-                took = self._ranks.all_reduce_min(_microseconds(chain))  # the same sizes on all ranks
+                took = self._communicator.all_reduce_min(_microseconds(chain))  # the same sizes on all ranks
                 if took < _GAIN * fastest:
                     fastest = took
                     self._chains[size] = chain

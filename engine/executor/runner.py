@@ -26,7 +26,8 @@ from engine.executor.piecewise_graphs import PiecewiseGraphs
 from engine.kv_cache.pool import KVPool
 from engine.loader.model_loader import load_model
 from engine.loader.weights_identity import weights_identity
-from engine.parallel.communicator import ALONE, Ranks
+from engine.parallel.communicator import SINGLE_RANK, Communicator
+from engine.parallel.step_channel import StepChannel
 from engine.sampling.logprobs import LogprobTensors
 from engine.sampling.sampler import Sampler
 from engine.spec.model_spec import ModelSpec
@@ -106,13 +107,16 @@ class StepInFlight:
 class ModelRunner:
     """Owns the weights, the KV pool and every other tensor of a worker; of one rank of it, if it has more."""
 
-    def __init__(self, config: EngineConfig, progress: Progress = silent, ranks: Ranks = ALONE) -> None:
-        """With `ranks`, every rank builds its runner at the same time: they size and rehearse together.
+    def __init__(
+        self, config: EngineConfig, progress: Progress = silent, communicator: Communicator = SINGLE_RANK
+    ) -> None:
+        """With several ranks, all build their runners at the same time: they size the KV pool together.
 
         Makes the device the calling thread's current one; another thread that takes over does so itself.
         """
         self._device = enter_device(config.device)
-        self.ranks = ranks
+        self.communicator = communicator
+        self._step_channel = StepChannel(communicator)
         with advising("the weights", "use a smaller model, or more ranks (--tensor-parallel-size)"):
             self._model = load_model(
                 config.model_path,
@@ -121,7 +125,7 @@ class ModelRunner:
                 load_format=config.load_format,
                 seed=config.seed,
                 progress=progress,
-                ranks=ranks,
+                communicator=communicator,
             )
         self.spec: ModelSpec = self._model.spec
         """Of the whole model."""
@@ -133,8 +137,10 @@ class ModelRunner:
             max_requests=config.max_running_requests,
             device=self._device,
         )
-        # Page ids are the same on all ranks, so the smallest room decides.
-        self.kv = self._pool(config, ranks.all_reduce_min(config.num_pages or self._pages_that_fit(config)))
+        # Page ids are the same on all ranks, so the rank with the least memory decides.
+        self.kv = self._pool(
+            config, communicator.all_reduce_min(config.num_pages or self._pages_that_fit(config))
+        )
         self._steps = StepWriter(config.max_running_requests)
         self._batches = BatchBuilder(
             page_size=config.page_size,
@@ -153,7 +159,7 @@ class ModelRunner:
     def prepare(self, plan: StepPlan) -> PreparedStep:
         """Do what comes before the device's first work. A step is launched before the next is prepared."""
         inputs = self._steps.write(plan)
-        self.ranks.broadcast_step(inputs)
+        self._step_channel.send(inputs)
         sampling = [chunk for chunk in plan.chunks if chunk.samples]
         return PreparedStep(*self._prepared(inputs), sampling)
 
@@ -162,7 +168,7 @@ class ModelRunner:
         return StepInFlight(self._enqueue(step), step.sampling)
 
     def execute_step(self, inputs: StepInputs) -> None:
-        """What `prepare` and `launch` are on the leader, for a rank that follows: all of it but to sample."""
+        """On ranks other than 0: compute a step that rank 0 has prepared. Only rank 0 samples."""
         for _ in self._enqueue_part(inputs):
             pass
 
@@ -173,7 +179,7 @@ class ModelRunner:
         if not step.sampling:
             return Readback([], self._device)
         sampled = self._sampler.sample(self._model.logits(hidden[batch.sample_rows]), step.sampling)
-        self.ranks.broadcast(sampled.tokens)
+        self.communicator.broadcast(sampled.tokens)
         self._last_tokens[batch.sample_slots] = sampled.tokens
         return Readback(sampled.tensors(), self._device)
 
@@ -185,7 +191,7 @@ class ModelRunner:
             return
         self._model.logits(hidden[batch.sample_rows])
         tokens = torch.empty_like(batch.sample_slots)
-        self.ranks.broadcast(tokens)
+        self.communicator.broadcast(tokens)
         self._last_tokens[batch.sample_slots] = tokens
 
     def _prepared(self, inputs: StepInputs) -> tuple[Forward, Batch]:
@@ -196,10 +202,11 @@ class ModelRunner:
         return forward, batch
 
     def close(self) -> None:
-        """Give the device's memory back. The runner is of no use afterwards, nor are those of other ranks."""
-        # Before the ranks part: NCCL does not let go of them while there are graphs in which they meet.
+        """Free the device's memory. Neither this runner nor those of other ranks can be used afterwards."""
+        # Graphs first: NCCL does not release a communicator that a captured graph uses.
         del self._forwards, self._model, self.kv
-        self.ranks.close()
+        self._step_channel.close()
+        self.communicator.close()
 
     # -------------------------------------------------------------------------------------- set-up
 
@@ -265,7 +272,7 @@ class ModelRunner:
                         attention,
                         largest=config.cuda_graph_max_tokens,
                         scratch_slot=self.kv.scratch_page * config.page_size,
-                        ranks=self.ranks,
+                        communicator=self.communicator,
                         progress=progress,
                     )
                 )

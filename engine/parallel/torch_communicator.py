@@ -1,12 +1,12 @@
-"""Ranks that are processes: gloo between their hosts, NCCL between their GPUs.
+"""Collectives between processes: gloo between their hosts, NCCL between their GPUs.
 
-Backends are used directly and not through torch's process-wide default group: that one exists once a process,
-its objects travel pickled, and it has nothing that is needed here.
+The backends are used directly instead of torch's default process group: that one exists once per process and
+pickles objects.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Final
@@ -17,104 +17,77 @@ from torch import distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.nn import functional
 
-from engine.batch.step_inputs import HEADER_INTS, StepInputs
 from engine.errors import RankLost
 from engine.spec.shard import Shard
 
-__all__ = ["RankGroup"]
+__all__ = ["TorchCommunicator"]
 
-_LEADER: Final = 0
-_FOR_EVER: Final = timedelta(days=3650)
-"""For waits that end with the leader's next step, or with a process: the kernel closes its connections."""
+_FIRST_RANK: Final = 0
+_NO_TIMEOUT: Final = timedelta(days=3650)
+"""For waits that end with rank 0's next step, or with its process: the kernel closes its connections."""
 
 
-class RankGroup:
-    """Implements `Ranks`. One thread a rank makes all calls."""
+class TorchCommunicator:
+    """Implements `Communicator`. One thread of each rank makes all calls."""
 
-    def __init__(self, store: Any, shard: Shard, device: torch.device, *, patience_s: float) -> None:
-        """`patience_s`: how long one rank waits for another in the middle of a step. Raises RuntimeError."""
+    def __init__(self, store: Any, shard: Shard, device: torch.device, *, timeout_s: float) -> None:
+        """`timeout_s`: how long one rank waits for another in the middle of a step. Raises RuntimeError."""
         self.shard = shard
-        patience = timedelta(seconds=patience_s)
-        self._host: Any = _gloo(PrefixStore("host", store), shard, patience)
+        timeout = timedelta(seconds=timeout_s)
+        self._host: Any = _gloo(PrefixStore("host", store), shard, timeout)
         self._device = self._host
         if device.type == "cuda":
-            self._device = _nccl(PrefixStore("device", store), shard, patience)
+            self._device = _nccl(PrefixStore("device", store), shard, timeout)
         self._reduce = _options(dist.AllreduceOptions())
-        self._gather = _options(dist.GatherOptions(), rootRank=_LEADER)
-        self._broadcast = _options(dist.BroadcastOptions(), rootRank=_LEADER)
-
-    def broadcast_step(self, inputs: StepInputs) -> None:
-        self._tell(torch.from_numpy(inputs.header()))
-        self._tell(torch.from_numpy(inputs.payload()))
-
-    def receive_step(self) -> StepInputs | None:
-        """For a rank that follows: waits for the leader's next step; None: there is none."""
-        header = torch.zeros(HEADER_INTS, dtype=torch.int64)
-        self._tell(header)
-        if not header[0]:
-            return None
-        payload = torch.empty(StepInputs.payload_ints(header.numpy()), dtype=torch.int64)
-        self._tell(payload)
-        return StepInputs.unpack(header.numpy(), payload.numpy())
+        self._gather = _options(dist.GatherOptions(), rootRank=_FIRST_RANK)
+        self._broadcast = _options(dist.BroadcastOptions(), rootRank=_FIRST_RANK)
 
     def all_reduce(self, partial: Tensor) -> Tensor:
-        with _losing_ranks():
-            _done(self._device.allreduce([partial], self._reduce))
+        with _rank_errors():
+            _wait(self._device.allreduce([partial], self._reduce))
         return partial
 
     def gather_columns(self, piece: Tensor, total: int) -> Tensor:
-        width = len(Shard(_LEADER, self.shard.size).vocabulary(total))
+        width = len(Shard(_FIRST_RANK, self.shard.size).vocabulary(total))
         padded = functional.pad(piece, (0, width - piece.shape[1])).contiguous()
         pieces: list[list[Tensor]] = []
         if self.shard.is_first_rank:
             pieces = [[torch.empty_like(padded) for _ in range(self.shard.size)]]
-        with _losing_ranks():
-            _done(self._device.gather(pieces, [padded], self._gather))
+        with _rank_errors():
+            _wait(self._device.gather(pieces, [padded], self._gather))
         return torch.cat(pieces[0], dim=1)[:, :total] if pieces else piece
 
     def broadcast(self, tokens: Tensor) -> None:
-        with _losing_ranks():
-            _done(self._device.broadcast([tokens], self._broadcast))
+        with _rank_errors():
+            _wait(self._device.broadcast([tokens], self._broadcast))
 
     def all_reduce_min(self, number: int) -> int:
-        least = torch.tensor([number], dtype=torch.int64)
-        options = _options(dist.AllreduceOptions(), reduceOp=dist.ReduceOp.MIN, timeout=_FOR_EVER)
-        with _losing_ranks():
-            _done(self._host.allreduce([least], options))
-        return int(least)
+        smallest = torch.tensor([number], dtype=torch.int64)
+        options = _options(dist.AllreduceOptions(), reduceOp=dist.ReduceOp.MIN, timeout=_NO_TIMEOUT)
+        with _rank_errors():
+            _wait(self._host.allreduce([smallest], options))
+        return int(smallest)
 
-    def broadcast_ints(self, numbers: Sequence[int]) -> list[int]:
-        agreed = torch.tensor(list(numbers), dtype=torch.int64)
-        self._tell(agreed)
-        result: list[int] = agreed.tolist()
-        return result
+    def broadcast_host(self, numbers: Tensor) -> None:
+        options = _options(dist.BroadcastOptions(), rootRank=_FIRST_RANK, timeout=_NO_TIMEOUT)
+        with _rank_errors():
+            _wait(self._host.broadcast([numbers], options))
 
     def close(self) -> None:
-        try:
-            if self.shard.is_first_rank:
-                self._tell(torch.zeros(HEADER_INTS, dtype=torch.int64))
-        except RankLost:
-            pass  # it needs no telling
-        finally:
-            # The connections go with the groups, and with them whatever the others still wait for.
-            self._host = self._device = None
-
-    def _tell(self, numbers: Tensor) -> None:
-        options = _options(dist.BroadcastOptions(), rootRank=_LEADER, timeout=_FOR_EVER)
-        with _losing_ranks():
-            _done(self._host.broadcast([numbers], options))
+        # The groups close their connections when they are destroyed.
+        self._host = self._device = None
 
 
-def _gloo(store: Any, shard: Shard, patience: timedelta) -> Any:
+def _gloo(store: Any, shard: Shard, timeout: timedelta) -> Any:
     options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-    options._timeout = patience
+    options._timeout = timeout
     return dist.ProcessGroupGloo(store, shard.rank, shard.size, options)
 
 
-def _nccl(store: Any, shard: Shard, patience: timedelta) -> Any:
+def _nccl(store: Any, shard: Shard, timeout: timedelta) -> Any:
     options = dist.ProcessGroupNCCL.Options()
-    options._timeout = patience
+    options._timeout = timeout
     return dist.ProcessGroupNCCL(store, shard.rank, shard.size, options)
 
 
@@ -126,15 +99,15 @@ def _options(options: Any, **values: Any) -> Any:
     return options
 
 
-def _done(work: Any) -> None:
-    """On a GPU the work is only enqueued, and waits for nothing here."""
+def _wait(work: Any) -> None:
+    """For the host's part. On a GPU the work is only enqueued, and nothing blocks."""
     if work is not None:
         work.wait()
 
 
 @contextmanager
-def _losing_ranks() -> Iterator[None]:
-    """torch.distributed raises RuntimeError for whatever happens to another rank."""
+def _rank_errors() -> Iterator[None]:
+    """Turn torch.distributed's RuntimeError, raised for any failure of another rank, into RankLost."""
     try:
         yield
     except RuntimeError as error:

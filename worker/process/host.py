@@ -26,7 +26,7 @@ from common.progress import Progress, silent
 from engine.engine import Engine
 from engine.executor.runner import ModelRunner
 from engine.loader.checkpoint import local_copy
-from engine.parallel import ALONE, Ranks, RendezvousServer
+from engine.parallel import SINGLE_RANK, Communicator, RendezvousServer
 from engine.warmup import warm_up, warmup_plan_for
 from rpc.baton.v1 import worker_pb2, worker_pb2_grpc
 from rpc.server import GrpcServer
@@ -142,18 +142,18 @@ class WorkerHost:
         path = local_copy(config.source, config.engine.model_path, self._progress)
         return replace(config, engine=replace(config.engine, model_path=path))
 
-    def _form_group(self) -> Ranks:
+    def _form_group(self) -> Communicator:
         """All ranks of this worker, found and ready to load."""
         rank_processes, config = self._rank_processes, self.config
         if rank_processes is None:
-            return ALONE
+            return SINGLE_RANK
         rendezvous = RendezvousServer(config.engine.tensor_parallel_size)
         self._running.callback(rank_processes.stop)
         rank_processes.start(config, rendezvous.place)
         return rendezvous.join_as_first_rank(
             torch.device(config.engine.device),
-            patience_s=config.step_timeout_s,
-            absent=rank_processes.trouble,
+            timeout_s=config.step_timeout_s,
+            failure=rank_processes.trouble,
         )
 
     def _run_threads(self) -> worker_pb2.WorkerInfo:

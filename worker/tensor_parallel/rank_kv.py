@@ -1,4 +1,4 @@
-"""The KV of a worker of several ranks: each has a pool and a transport, and the leader speaks for all."""
+"""KV handoffs of a worker with several ranks: each has its pool and transport; rank 0 runs the protocol."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import socket
 import threading
 from dataclasses import replace
 from typing import Final
+
+import torch
 
 from engine.executor.runner import ModelRunner
 from kv_transfer import KVLayout, KVPort, PoolMemory
@@ -31,12 +33,13 @@ _HALF: Final = 32
 
 
 def open_ranks(config: WorkerConfig, runner: ModelRunner, epoch: int) -> KVPort:
-    """On the leader, while the others call `serve_kv`: the port of the whole worker's KV."""
-    shard = runner.ranks.shard
+    """On rank 0, while the others call `serve_kv`: the port of the whole worker's KV."""
+    shard = runner.communicator.shard
     with socket.create_server((_LOOPBACK, 0)) as listener:
         listener.settimeout(_PATIENCE_S)
         port: int = listener.getsockname()[1]
-        runner.ranks.broadcast_ints([port, epoch >> _HALF, epoch & ((1 << _HALF) - 1)])
+        announced = [port, epoch >> _HALF, epoch & ((1 << _HALF) - 1)]
+        runner.communicator.broadcast_host(torch.tensor(announced, dtype=torch.int64))
         links = _accept(listener, config, epoch, shard.size)
     layout = _layout(runner)
     whole = replace(layout, tp_size=1, tp_rank=0)
@@ -53,8 +56,10 @@ def open_ranks(config: WorkerConfig, runner: ModelRunner, epoch: int) -> KVPort:
 
 
 def serve_kv(config: WorkerConfig, runner: ModelRunner) -> None:
-    """On a rank that follows: does as the leader's `open_ranks` asks, on a thread of its own."""
-    port, high, low = runner.ranks.broadcast_ints([0, 0, 0])
+    """On other ranks: serve `open_ranks` of rank 0, on a thread of its own."""
+    announced = torch.zeros(3, dtype=torch.int64)
+    runner.communicator.broadcast_host(announced)
+    port, high, low = announced.tolist()
     pool, writer, digester = _rank(config, runner, high << _HALF | low)
     connection = socket.create_connection((_LOOPBACK, port), _PATIENCE_S)
     connection.settimeout(None)
@@ -90,5 +95,5 @@ def _rank_name(config: WorkerConfig, epoch: int, rank: int) -> str:
 
 def _layout(runner: ModelRunner) -> KVLayout:
     """Of one rank's pages. Their digests add up, whoever holds what."""
-    shard = runner.ranks.shard
+    shard = runner.communicator.shard
     return replace(layout_of(runner), tp_size=shard.size, tp_rank=shard.rank, digest=SUM64)
