@@ -1,18 +1,20 @@
-"""The array of integers from which the decode kernel reads who computes what. Numpy alone."""
+"""How the contexts of a batch of decodes are split over thread blocks, as arrays. Numpy alone."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from itertools import accumulate
+from typing import Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from engine.attention.decode_plan import DecodePlan
 from engine.batch.block_tables import BlockTables
 from engine.batch.step_inputs import Ints
 
-__all__ = ["Decodes", "PlanFields"]
+__all__ = ["DecodePlan", "Decodes", "PlanLayout"]
+
+A = TypeVar("A")
 
 _ALIGNMENT: Final = 4
 """Integers: a kernel is compiled once for pointers that are 16-byte aligned, and again for others."""
@@ -32,42 +34,46 @@ class Decodes:
         return Decodes(lens, self.block_tables.padded(missing, page))
 
 
-class PlanFields:
-    """Where things lie in the array, for R requests and a grid of P parts, in integers. Pages come last.
+class DecodePlan(NamedTuple, Generic[A]):
+    """P parts of R contexts: arrays on the host, int32 tensors on the device, or their sizes or offsets."""
 
-    They are those of `PlanTensors`.
-    """
+    page_indptr: A
+    """[R + 1]: where a request's pages begin in `pages`."""
+    last_page_lens: A
+    """[R]: tokens in the last page of each request."""
+    first_parts: A
+    """[R + 1]: where a request's parts begin if all were in the order of requests."""
+    owners: A
+    """[P]: the request of each part, in the order in which to launch them; -1: none."""
+    indices: A
+    """[P]: which part of its request."""
+    part_tokens: A
+    """[1]: tokens of each part but a request's last."""
+    pages: A
+    """[number of pages]."""
+
+
+class PlanLayout:
+    """Where each field of a plan lies in one array of int32, for R requests and a grid of P parts."""
 
     def __init__(self, requests: int, parts: int) -> None:
         self.requests, self.parts = requests, parts
-        self.end = 0
-        self.page_indptr = self._field(requests + 1)
-        self.last_page_lens = self._field(requests)
-        self.first_parts = self._field(requests + 1)
-        self.owners = self._field(parts)
-        self.indices = self._field(parts)
-        self.part_tokens = self._field(1)
+        self.sizes = DecodePlan(requests + 1, requests, requests + 1, parts, parts, 1, 0)
+        """Without the pages, which come last."""
+        aligned = [-(-size // _ALIGNMENT) * _ALIGNMENT for size in self.sizes]
+        self.offsets = DecodePlan(*accumulate(aligned[:-1], initial=0))
 
-    def _field(self, size: int) -> int:
-        begin = self.end
-        self.end += -(-size // _ALIGNMENT) * _ALIGNMENT
-        return begin
+    @property
+    def fixed_ints(self) -> int:
+        """Integers before the pages."""
+        return self.offsets.pages
 
-    def pack(self, decodes: Decodes, cut: DecodePlan, page_size: int) -> npt.NDArray[np.int32]:
-        lists = decodes.block_tables
-        if len(cut.owners) > self.parts:
-            raise ValueError(f"{len(cut.owners)} parts do not fit a grid of {self.parts}")
-        packed = np.zeros(self.end + len(lists.pages), dtype=np.int32)
-
-        def put(field: int, values: Ints) -> None:
-            packed[field : field + len(values)] = values
-
-        put(self.page_indptr, lists.indptr)
-        put(self.last_page_lens, decodes.context_lens - (lists.counts - 1) * page_size)
-        put(self.first_parts, cut.first_parts)
-        packed[self.owners : self.owners + self.parts] = -1
-        put(self.owners, cut.owners)
-        put(self.indices, cut.indices)
-        packed[self.part_tokens] = cut.part_pages * page_size
-        put(self.end, lists.pages)
+    def pack(self, plan: DecodePlan[Ints]) -> npt.NDArray[np.int32]:
+        """Raises ValueError if `plan` has more parts than the grid."""
+        if len(plan.owners) > self.parts:
+            raise ValueError(f"{len(plan.owners)} parts do not fit a grid of {self.parts}")
+        packed = np.zeros(self.fixed_ints + len(plan.pages), dtype=np.int32)
+        packed[self.offsets.owners : self.offsets.owners + self.parts] = -1
+        for offset, values in zip(self.offsets, plan, strict=True):
+            packed[offset : offset + len(values)] = values
         return packed

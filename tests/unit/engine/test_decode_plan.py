@@ -1,4 +1,4 @@
-"""The array that tells a GPU's thread blocks what to read: an interpreter in place of the kernel obeys it."""
+"""The array from which a GPU's thread blocks read their work: interpreted here instead of by the kernel."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.attention.decode_array import Decodes, PlanFields
-from engine.attention.decode_plan import DecodePlanner
+from engine.attention.decode_planner import DecodePlanner
 from engine.batch.block_tables import BlockTables
+from engine.batch.decode_plan import Decodes, PlanLayout
 
 HEAD_DIM = 4
 SCRATCH = 0
@@ -23,12 +23,14 @@ def planner(page_size: int) -> DecodePlanner:
     return DecodePlanner(multiprocessors=1, num_kv_heads=1, page_size=page_size)
 
 
-def obey(ints: npt.NDArray[np.int32], fields: PlanFields, q: Floats, keys: Floats, values: Floats) -> Floats:
+def interpret(
+    ints: npt.NDArray[np.int32], layout: PlanLayout, q: Floats, keys: Floats, values: Floats
+) -> Floats:
     """What the kernel does with one head: `keys` and `values` are [page, token, feature]."""
-    page_size = keys.shape[1]
+    page_size, fields = keys.shape[1], layout.offsets
     part_tokens = int(ints[fields.part_tokens])
     results: dict[int, tuple[Floats, float]] = {}
-    for block in range(fields.parts):
+    for block in range(layout.parts):
         if ints[fields.owners + block] < 0:
             continue
         owner, index = int(ints[fields.owners + block]), int(ints[fields.indices + block])
@@ -36,13 +38,13 @@ def obey(ints: npt.NDArray[np.int32], fields: PlanFields, q: Floats, keys: Float
         context = (last - first - 1) * page_size + int(ints[fields.last_page_lens + owner])
         tokens = np.arange(index * part_tokens, min((index + 1) * part_tokens, context))
         assert len(tokens), "a thread block with nothing to read"
-        pages = ints[fields.end + first + tokens // page_size]
+        pages = ints[fields.pages + first + tokens // page_size]
         scores = np.exp(keys[pages, tokens % page_size] @ q[owner])
         place = int(ints[fields.first_parts + owner]) + index
         assert place not in results, "two parts would write the same result"
         results[place] = (scores @ values[pages, tokens % page_size], scores.sum())
     rows = []
-    for row in range(fields.requests):
+    for row in range(layout.requests):
         begin, end = (int(ints[fields.first_parts + row + i]) for i in (0, 1))
         parts = [results.pop(place) for place in range(begin, end)]
         rows.append(sum(weighted for weighted, _ in parts) / sum(total for _, total in parts))
@@ -68,10 +70,10 @@ def test_every_request_gets_its_attention(
     keys, values = rng.normal(size=(2, len(pages) + 1, page_size, HEAD_DIM))
     q = rng.normal(size=(len(contexts) + missing, HEAD_DIM))
     decodes = Decodes(np.array(contexts), BlockTables.of(lists)).padded(missing, SCRATCH)
-    cut = planner(page_size).plan(decodes.block_tables.counts)
-    fields = PlanFields(len(q), len(cut.owners) + spare)
+    plan = planner(page_size).plan(decodes)
+    layout = PlanLayout(len(q), len(plan.owners) + spare)
 
-    out = obey(fields.pack(decodes, cut, page_size), fields, q, keys, values)
+    out = interpret(layout.pack(plan), layout, q, keys, values)
 
     for row, (table, context) in enumerate(zip(lists, contexts, strict=True)):
         own_keys, own_values = (kind[table].reshape(-1, HEAD_DIM)[:context] for kind in (keys, values))
@@ -81,6 +83,6 @@ def test_every_request_gets_its_attention(
 
 def test_a_plan_larger_than_its_grid_is_refused() -> None:
     decodes = Decodes(np.array([900]), BlockTables.of([list(range(57))]))
-    cut = planner(16).plan(decodes.block_tables.counts)
+    plan = planner(16).plan(decodes)
     with pytest.raises(ValueError, match="do not fit a grid of 1"):
-        PlanFields(1, 1).pack(decodes, cut, 16)
+        PlanLayout(1, 1).pack(plan)
