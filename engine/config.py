@@ -1,4 +1,4 @@
-"""What an engine is told at its start; complete and validated, nothing is read from the environment."""
+"""Configuration of an engine: complete and validated. Nothing is read from the environment."""
 
 from __future__ import annotations
 
@@ -56,15 +56,15 @@ class EngineConfig:
     max_model_len: int = 8192
     max_running_requests: int = 256
     chunk_budget: int | None = 512
-    """Tokens a step may compute; None: whole prompts at once, chunking is off."""
+    """Token budget of a step; None: chunking is off, prompts are computed whole."""
     itl_target_s: float | None = None
-    """While requests decode, prompts get as much of a step as keeps the time between steps near this."""
+    """Target step time while requests decode: prefill chunks are sized to meet it."""
     token_tile: int = 1
-    """Rows that the device's matrix kernels compute at a time: such steps are rounded to them."""
+    """Rows per tile of the device's GEMM kernels; steps full of prompts are rounded to whole tiles."""
     costly_context: float = math.inf
-    """Tokens of context to which to attend costs as much as all else that a prompt token takes."""
+    """Context length at which attention costs as much as the rest of a prompt token."""
     long_prefill_token_threshold: int | None = None
-    """At most this many tokens of one prompt a step."""
+    """Largest number of tokens of one prompt per step."""
     batching: Batching = Batching.MIXED
     policy: Policy = Policy.SHORTEST
     prompt_patience: float = PATIENCE
@@ -81,6 +81,6 @@ class EngineConfig:
     cuda_graph_max_batch: int = 0
     """Largest decode batch captured as a CUDA graph; 0: none."""
     cuda_graph_max_tokens: int = 0
-    """Tokens of the largest step with prompts that is captured, but for its attention; 0: none."""
+    """Largest step with prompts captured as piecewise CUDA graphs, in tokens; 0: none."""
     seed: int = 0
     """For dummy weights and the random policy."""

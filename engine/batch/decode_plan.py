@@ -29,7 +29,7 @@ class Decodes:
     block_tables: BlockTables
 
     def padded(self, missing: int, page: int) -> Decodes:
-        """With so many more requests of one token, on this page."""
+        """With `missing` more requests of one token each, on `page`."""
         lens = np.concatenate([self.context_lens, np.ones(missing, dtype=np.int64)])
         return Decodes(lens, self.block_tables.padded(missing, page))
 

@@ -1,4 +1,4 @@
-"""What a step brings forth."""
+"""Output of a step."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class StepMeasured:
 
     prompt_tokens: int
     attention_pairs: float
-    """Of a prompt token and one that it attends to."""
+    """Pairs of a prompt token and a token that it attends to."""
     decodes: int
     context_tokens: int
-    """Of all decodes together."""
+    """Sum of the context lengths of all decodes."""
     seconds: float
 
 
@@ -42,20 +42,20 @@ class StepOutput:
     started: list[Request] = field(default_factory=list)
     """Requests whose first chunk is being computed."""
     failed: list[tuple[Request, str]] = field(default_factory=list)
-    """Requests that ended with an error of their own; the others are not affected."""
+    """Requests that failed; others in the step are not affected."""
     num_tokens: int = 0
-    """Tokens that the step computed; 0: there was nothing to compute."""
+    """Tokens computed by the step; 0: it had no work."""
     completed: bool = False
-    """A step has completed, perhaps without tokens: requests that waited for its pages may go on."""
+    """Whether a step has completed, perhaps without tokens; its pages may be free now."""
     measured: StepMeasured | None = None
-    """Of that step; a sample of the steps is measured."""
+    """Work and time of that step; only a sample of steps is measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
     waiting: int
     starved: int
-    """`waiting` if one of those waits for pages or was preempted; 0 if all only wait for room in a step."""
+    """`waiting` if any waiting request lacks pages or was preempted; 0 if all only wait for token budget."""
     running: int
     waiting_tokens: int
     """Prompt tokens not yet computed."""

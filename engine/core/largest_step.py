@@ -1,4 +1,4 @@
-"""The largest step that a scheduler plans, for measuring what a step needs. Plain Python."""
+"""The largest step that a scheduler plans, for measuring activation memory. Plain Python."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class Span(NamedTuple):
 
 
 def largest_step(config: EngineConfig) -> list[Span]:
-    """Chunks of a step with as many tokens as any has; prompts first, then decodes.
+    """Chunks of a step with the largest number of tokens; prompts first, then decodes.
 
     Prompts are at the end of the longest context, where attention reads most. A budget beyond that context
     takes several prompts, and the result may then have a few requests more than run at once.
     """
     longest, decodes = config.max_model_len, config.max_running_requests - 1
-    # With chunking off, one whole prompt, or several that are no longer together.
+    # With chunking off: one whole prompt, or several that are together no longer than that.
     budget = longest + decodes if config.chunk_budget is None else config.chunk_budget
     tokens = max(budget - decodes, config.page_size)
     whole, rest = divmod(tokens, longest)

@@ -44,12 +44,12 @@ class StepResult:
     tokens: list[int]
     logprobs: list[TokenLogprobs | None]
     errors: dict[int, str] = field(default_factory=dict)
-    """Index among the sampling chunks to what went wrong; that entry's token means nothing."""
+    """Errors by index among the sampling chunks; the token of such an entry is undefined, but in range."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedStep:
-    """A step of which the device knows all it has to, and has not been told to begin."""
+    """A step whose inputs are on the device and whose first kernel is not enqueued yet."""
 
     forward: Forward
     batch: Batch
@@ -58,17 +58,17 @@ class PreparedStep:
 
 
 class StepInFlight:
-    """A step that was handed to the device and may still be running there."""
+    """A step that is enqueued, at least in part, and may still be running."""
 
     def __init__(self, enqueuing: Generator[None, None, Readback], chunks: list[Chunk]) -> None:
-        """`chunks` are those that sample. Enqueues as much as the device needs to begin."""
+        """`chunks` are those that sample. Enqueues the first part."""
         self._enqueuing = enqueuing
         self._chunks = chunks
         self._readback: Readback | None = None
         self.proceed()
 
     def proceed(self) -> bool:
-        """Enqueue some more of it; whether there was more. All of it is enqueued before the next step is."""
+        """Enqueue the next part; False if there is none. All parts are enqueued before the next step is."""
         if self._readback is not None:
             return False
         try:
@@ -78,15 +78,15 @@ class StepInFlight:
         return True
 
     def done(self) -> bool:
-        """Whether the device has done the step, so that `result` returns at once."""
+        """Whether the step has completed, so that `result` does not block."""
         return self._readback is not None and self._readback.done()
 
     def result(self) -> StepResult:
-        """Wait until the device has done the step, and read what it sampled."""
+        """Wait for the step and return what it sampled."""
         while self.proceed():
             pass
         assert self._readback is not None
-        read = self._readback.wait()  # even if nothing is to be read: the KV must be in the pool now
+        read = self._readback.wait()  # also when nothing is sampled: the KV must be in the pool afterwards
         if not self._chunks:
             return StepResult([], [])
         tokens, finite, *logprobs = read
@@ -105,14 +105,14 @@ class StepInFlight:
 
 
 class ModelRunner:
-    """Owns the weights, the KV pool and every other tensor of a worker; of one rank of it, if it has more."""
+    """Owns the weights, the KV pool and every other tensor of a worker, or of one of its ranks."""
 
     def __init__(
         self, config: EngineConfig, progress: Progress = silent, communicator: Communicator = SINGLE_RANK
     ) -> None:
         """With several ranks, all build their runners at the same time: they size the KV pool together.
 
-        Makes the device the calling thread's current one; another thread that takes over does so itself.
+        Makes the device current for the calling thread. Any other thread that uses the runner must do so too.
         """
         self._device = enter_device(config.device)
         self.communicator = communicator
@@ -150,21 +150,21 @@ class ModelRunner:
             device=self._device,
         )
         self._forwards = self._ways(self._attention_over(self.kv, config), config, progress)
-        """The first that fits is taken."""
+        """The first that fits a batch computes it."""
         # The token last sampled for each slot. The next step reads it here, so that it can be enqueued
         # before the host knows what was sampled.
         self._last_tokens = torch.zeros(config.max_running_requests, dtype=torch.int64, device=self._device)
 
     @torch.inference_mode()
     def prepare(self, plan: StepPlan) -> PreparedStep:
-        """Do what comes before the device's first work. A step is launched before the next is prepared."""
+        """Copy a step's inputs, plan its attention. A step must be launched before the next is prepared."""
         inputs = self._steps.write(plan)
         self._step_channel.send(inputs)
         sampling = [chunk for chunk in plan.chunks if chunk.samples]
         return PreparedStep(*self._prepared(inputs), sampling)
 
     def launch(self, step: PreparedStep) -> StepInFlight:
-        """Let the device begin with a step; `StepInFlight.proceed` enqueues the rest. Waits for no GPU."""
+        """Enqueue the first part of a step; `StepInFlight.proceed` enqueues the rest. Never blocks on a GPU."""
         return StepInFlight(self._enqueue(step), step.sampling)
 
     def execute_step(self, inputs: StepInputs) -> None:
@@ -229,7 +229,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _pages_that_fit(self, config: EngineConfig) -> int:
-        """Run the largest step on a pool without pages and see what it leaves."""
+        """Profile run: measure the memory of the largest step, on a pool without pages."""
         if self._device.type != "cuda":
             raise EngineError("num_pages must be given: the pool sizes itself on a GPU only")
         pool = self._pool(config, 0)
@@ -243,7 +243,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _profile_run(self, batch: Batch, attention: AttentionBackend, *, rows: int) -> None:
-        """Compute a step and sample `rows` of it, in whatever way takes the most memory."""
+        """Compute a step and sample `rows` of it with the options that take the most memory."""
         attention.prepare(batch)
         hidden = self._model(batch.input_ids, batch.positions, attention)
         self._sampler.profile_run(self._model.logits(hidden[:rows]))
