@@ -21,7 +21,7 @@ _LABELS: Final = ("role", "mode", "worker")
 
 
 class Outcome(Enum):
-    """How a request ended at a worker."""
+    """How a request ended on a worker."""
 
     FINISHED = "finished"
     HANDED_OVER = "handed_over"
@@ -41,7 +41,7 @@ class Labels:
 
 
 class WorkerMetrics:
-    """What happens is counted as it happens; what is, is asked when somebody scrapes (`watch`)."""
+    """Events are counted as they happen; state is collected at each scrape (`watch`)."""
 
     def __init__(self, role: str, mode: str, worker: str) -> None:
         self.registry = CollectorRegistry()
@@ -73,7 +73,7 @@ class WorkerMetrics:
         self._requests[outcome].inc()
 
     def watch(self, stats: Callable[[], worker_pb2.WorkerStats | None]) -> None:
-        """Export what `stats` says at every scrape; None (the engine does not answer) exports nothing."""
+        """Export the result of `stats` at every scrape; None (the engine does not answer) exports nothing."""
         self.registry.register(_StatsCollector(stats, self._labels))
 
     def _counter(self, name: str, text: str) -> Counter:
@@ -93,7 +93,7 @@ class _StatsCollector(Collector):
         self._labels = labels
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: registering must not wait for an engine that has not started."""
+        """Empty, so that registration does not wait for an engine that has not started."""
         return ()
 
     def collect(self) -> Iterable[Metric]:

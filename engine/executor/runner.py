@@ -164,7 +164,7 @@ class ModelRunner:
         return PreparedStep(*self._prepared(inputs), sampling)
 
     def launch(self, step: PreparedStep) -> StepInFlight:
-        """Enqueue the first part of a step; `StepInFlight.proceed` enqueues the rest. Never blocks on a GPU."""
+        """Enqueue the first part of a step; `StepInFlight.proceed` enqueues the rest. Never blocks."""
         return StepInFlight(self._enqueue(step), step.sampling)
 
     def execute_step(self, inputs: StepInputs) -> None:

@@ -47,7 +47,7 @@ def open_ranks(config: WorkerConfig, runner: ModelRunner, epoch: int) -> KVPort:
     memory = memory_of(runner.kv)
     return KVPort(
         ShardedTransport(worker_name(config, epoch), writer, pool, links, whole),
-        # Of no pool that there is: a page here has the heads of all ranks.
+        # Of a virtual pool whose pages have the heads of all ranks.
         PoolMemory(0, whole.page_bytes, memory.num_pages, memory.device),
         whole,
         epoch,
@@ -69,12 +69,12 @@ def serve_kv(config: WorkerConfig, runner: ModelRunner) -> None:
 
 
 def _accept(listener: socket.socket, config: WorkerConfig, epoch: int, size: int) -> list[RankLink]:
-    """A link to each other rank, in order. The epoch, which is in their names, is known to them alone."""
+    """A link to each other rank, in order. Ranks authenticate by the epoch, which is part of their names."""
     links: dict[str, RankLink] = {}
     names = [_rank_name(config, epoch, rank) for rank in range(1, size)]
     while not links.keys() >= set(names):
         connection, _ = listener.accept()
-        connection.settimeout(_PATIENCE_S)  # whoever comes and is silent
+        connection.settimeout(_PATIENCE_S)  # for connections that send nothing
         link = RankLink(connection)
         connection.settimeout(None)
         links[link.pool.name] = link
@@ -82,7 +82,7 @@ def _accept(listener: socket.socket, config: WorkerConfig, epoch: int, size: int
 
 
 def _rank(config: WorkerConfig, runner: ModelRunner, epoch: int) -> tuple[Peer, RankWriter, PageDigester]:
-    """One rank's own pool, on whatever rank this is."""
+    """The pool of this rank, its writer and its digester."""
     layout, memory = _layout(runner), memory_of(runner.kv)
     transport = open_transport(config, _rank_name(config, epoch, layout.tp_rank), memory)
     pool = Peer.of(transport.name, epoch, transport.metadata, memory, layout)
@@ -94,6 +94,6 @@ def _rank_name(config: WorkerConfig, epoch: int, rank: int) -> str:
 
 
 def _layout(runner: ModelRunner) -> KVLayout:
-    """Of one rank's pages. Their digests add up, whoever holds what."""
+    """Layout of one rank's pages. Digests are sums, so those of all ranks add up to the page's."""
     shard = runner.communicator.shard
     return replace(layout_of(runner), tp_size=shard.size, tp_rank=shard.rank, digest=SUM64)
