@@ -1,8 +1,7 @@
-"""A cluster of deploy/cluster.yaml, run by an operator: three nodes, and the operator's own machine."""
+"""A cluster of deploy/cluster.yaml on simulated machines: three nodes, and the operator's own machine."""
 
 from __future__ import annotations
 
-import ctypes
 import re
 import shutil
 import subprocess
@@ -11,25 +10,31 @@ import sysconfig
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import httpx
-import orjson
 import yaml
 
-from tests.cluster.machines import HOME, USER, Machine, Machines
-from tests.faults.small_model import Question
+from scripts.cluster.clients import Question, Stream, ask
+from scripts.cluster.machines import HOME, USER, Machine, Machines
+from scripts.cluster.namespaces import enter_network
 
-__all__ = ["NODES", "ROOT", "Stream", "ThreeNodes", "build_wheel", "commands"]
+__all__ = ["DEPLOY", "NODES", "ThreeNodes", "Worker", "build_wheel", "command_with", "commands"]
 
 ROOT: Final = Path(__file__).resolve().parents[2]
+DEPLOY: Final = ROOT / "deploy"
 NODES: Final = {"head": "10.0.0.10", "w1": "10.0.0.11", "w2": "10.0.0.12"}
 ADDRESSES: Final = {"ops": "10.0.0.2", **NODES}
 URL: Final = f"http://{NODES['head']}:30000"
 READY_S: Final = 240.0
-_CLONE_NEWNET: Final = 0x40000000
+_MOST_STREAMS: Final = 16
+_LOG_CHARS: Final = 6000
+_WORKER: Final = re.compile(
+    r"(?P<worker>\S+) +(?P<requests>\d+) requests"
+    r"  (?:pid (?P<pid>\d+) on (?P<host>\S+)|no process)  (?P<standing>.*)"
+)
 _COMMAND: Final = re.compile(r"#   ((?:make|ray|prometheus|setsid) .*)")
 
 
@@ -38,8 +43,14 @@ def commands(file: Path) -> list[str]:
     return [match.group(1) for line in file.read_text().splitlines() if (match := _COMMAND.match(line))]
 
 
+def command_with(*words: str) -> str:
+    """The one command in the comments of deploy/cluster.yaml that contains all of `words`."""
+    (found,) = [line for line in commands(DEPLOY / "cluster.yaml") if all(word in line for word in words)]
+    return found
+
+
 def build_wheel(folder: Path) -> Path:
-    """Runs `make wheel` in a copy of what git would track; returns the folder with the wheel."""
+    """Runs `make wheel` in a copy, below `folder`, of what git would track. Returns the wheel's folder."""
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0")
     for name in filter(None, names):
@@ -47,33 +58,33 @@ def build_wheel(folder: Path) -> Path:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name)
     make = ["make", "--old-file=setup", "wheel", f"BIN={Path(sys.executable).parent}"]
-    subprocess.run(make, cwd=folder, check=True)
+    subprocess.run(make, cwd=folder, check=True, stdout=subprocess.DEVNULL)
     return folder / "dist"
 
 
-@dataclass
-class Stream:
-    """What a client saw."""
-
-    text: str = ""
-    stamps: list[float] = field(default_factory=list)
-    error: str = ""
-
-    @property
-    def longest_pause(self) -> float:
-        return max((b - a for a, b in zip(self.stamps, self.stamps[1:], strict=False)), default=0.0)
+@dataclass(frozen=True, slots=True)
+class Worker:
+    node: str
+    """Name of its node; empty while it has no process."""
+    pid: int
+    """There; 0 while it has no process."""
+    requests: int
+    standing: str
 
 
 class ThreeNodes:
-    """Use as a context manager, for the machines and the clients' threads."""
+    """Context manager: starts the machines, with nothing of the cluster running on them."""
 
-    def __init__(self, wheel: Path, model: Path, **settings: object) -> None:
-        """`settings` are the operator's edits of deploy/router.yaml, besides the model."""
+    def __init__(
+        self, wheel: Path, model: Path, echo: Callable[[str], None] = print, **settings: object
+    ) -> None:
+        """`echo` is told each command that the operator types. `settings` are the operator's edits of
+        deploy/router.yaml, besides the model."""
         self._wheel = wheel
+        self._echo = echo
         self._settings = {"model": str(model), **settings}
-        shared = [path for path in (Path(sys.prefix), model) if path.exists()]
-        self.machines = Machines(ADDRESSES, shared)
-        self.clients: ThreadPoolExecutor
+        self.machines = Machines(ADDRESSES, [Path(sys.prefix), model])
+        self._clients: ThreadPoolExecutor
 
     def __enter__(self) -> ThreeNodes:
         self.machines.__enter__()
@@ -82,15 +93,15 @@ class ThreeNodes:
                 _prepare(machine)
             self._check_out(self.ops)
             space = self.ops.namespace
-            self.clients = ThreadPoolExecutor(16, initializer=_enter, initargs=(space,))
+            self._clients = ThreadPoolExecutor(_MOST_STREAMS, initializer=enter_network, initargs=(space,))
         except BaseException:
             self.machines.__exit__()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.clients.shutdown(wait=False, cancel_futures=True)
-        self.machines.__exit__()
+        self._clients.shutdown(wait=False, cancel_futures=True)
+        self.machines.__exit__()  # which ends what the clients still read
 
     @property
     def ops(self) -> Machine:
@@ -101,8 +112,8 @@ class ThreeNodes:
         return [self.machines[name] for name in NODES]
 
     def type(self, command: str, *, timeout_s: float = 300.0, check: bool = True) -> str:
-        """Runs a command as the operator does, in the checkout; returns its output."""
-        print(f"$ {command}", flush=True)
+        """Runs a command as the operator does, in the checkout. Returns its output, stderr included."""
+        self._echo(f"$ {command}")
         done = self.ops.run(
             f"exec bash --login -c {_quoted(f'cd ~/checkout; {command}')} 2>&1",
             user=USER,
@@ -117,7 +128,7 @@ class ThreeNodes:
         file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | settings))
 
     def get(self, path: str) -> httpx.Response:
-        return self.clients.submit(httpx.get, URL + path, timeout=10).result()
+        return self._clients.submit(httpx.get, URL + path, timeout=10).result()
 
     def is_ready(self) -> bool:
         try:
@@ -126,42 +137,59 @@ class ThreeNodes:
             return False
 
     def wait_until(self, what: Callable[[], Any], within_s: float = READY_S) -> Any:
-        """The first true value of `what()`."""
+        """The first true value of `what()`. Raises TimeoutError, with the end of the router's log."""
         deadline = time.monotonic() + within_s
         while not (value := what()):
-            assert time.monotonic() < deadline, self.log()[-6000:]
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"after {within_s:g} s; the router's log ends with:\n{self.log()[-_LOG_CHARS:]}"
+                )
             time.sleep(0.2)
         return value
 
     def wait_for_workers(self, within_s: float = READY_S) -> None:
-        """Until all of them are in service."""
-        self.wait_until(lambda: self.standings() and set(self.standings().values()) == {"ready"}, within_s)
+        """Waits until every worker is in service. Raises TimeoutError."""
+        self.wait_until(
+            lambda: {worker.standing for worker in self.workers().values()} == {"ready"}, within_s
+        )
 
-    def standings(self) -> dict[str, str]:
-        """Of the workers, as `router workers` says on the head."""
+    def active_nodes(self) -> int:
+        """As `ray status` counts them."""
+        text = self.type(command_with("ray status"))
+        active = text.partition("Active:")[2].partition("Pending:")[0]
+        return sum(int(count) for count in re.findall(r"^ *(\d+) ", active, re.MULTILINE))
+
+    def mend(self, node: Machine) -> None:
+        """Restores the link of a node that was cut off, and waits until every worker is in service."""
+        self.machines.mend(node.name)
+        self.wait_until(lambda: self.active_nodes() == len(NODES) and node.processes("raylet/raylet"))
+        self.wait_for_workers()
+
+    def workers(self) -> dict[str, Worker]:
+        """By name, as `router workers` lists them on the head; empty without an answer."""
         done = self.machines["head"].run("~/baton/venv/bin/router workers", user=USER, check=False)
-        rows = (line.split() for line in done.stdout.splitlines())
-        return {row[0]: " ".join(row[5:]) for row in rows if len(row) > 5}
+        names = {address: name for name, address in NODES.items()}
+        rows = filter(None, map(_WORKER.fullmatch, done.stdout.splitlines()))
+        return {
+            row["worker"]: Worker(
+                names.get(row["host"] or "", ""), int(row["pid"] or 0), int(row["requests"]), row["standing"]
+            )
+            for row in rows
+        }
 
     def homes(self) -> dict[str, str]:
-        """Names of nodes by worker, from the line that the router wrote at its last start."""
-        line = re.findall(r"^workers: (.* on .*)$", self.log(), re.MULTILINE)[-1]
-        names = {address: name for name, address in NODES.items()}
-        homes = {}
-        for part in line.split("; "):
-            workers, address = re.fullmatch(r"(.*) on .* \(([\d.]+)\)", part).groups()  # type: ignore[union-attr]
-            homes |= dict.fromkeys(workers.split(", "), names[address])
-        return homes
+        """Names of nodes by worker, of workers that have a session with the router."""
+        return {name: worker.node for name, worker in self.workers().items() if worker.node}
 
     def log(self) -> str:
-        """The router's."""
+        """The router's log."""
         return self.machines["head"].run("cat ~/baton/router.log || true", user=USER).stdout
 
     def pages(self, worker: str) -> dict[str, int]:
-        """Pages of a worker's pool by state; empty if it cannot be asked."""
+        """Pages of a worker's pool by state; empty if the worker cannot be reached."""
         for target in self.get("/sd/workers").json()[0]["targets"]:
             try:
-                text = self.clients.submit(httpx.get, f"http://{target}/metrics", timeout=5).result().text
+                text = self._clients.submit(httpx.get, f"http://{target}/metrics", timeout=5).result().text
             except httpx.HTTPError:
                 continue
             if f'worker="{worker}"' in text:
@@ -170,36 +198,36 @@ class ThreeNodes:
         return {}
 
     def ask(self, question: Question) -> Stream:
-        """Waits for the whole answer."""
+        """Returns when the answer is complete."""
         return self.stream([question])[0].result()
 
     def stream(self, questions: Sequence[Question]) -> list[Future[Stream]]:
-        """Asks all at once. Each result is there when its stream is over."""
+        """Asks all at once. Each future is done when its stream is over."""
         return [future for future, _ in self.watch(questions)]
 
     def watch(self, questions: Sequence[Question]) -> list[tuple[Future[Stream], Stream]]:
-        """The same; the streams grow while they are watched."""
+        """The same, with the streams themselves, which grow meanwhile."""
         streams = [Stream() for _ in questions]
         return [
-            (self.clients.submit(_ask, question, stream), stream)
+            (self._clients.submit(ask, URL, question, stream), stream)
             for question, stream in zip(questions, streams, strict=True)
         ]
 
     def _check_out(self, ops: Machine) -> None:
-        """The operator's machine: the deploy folder, the wheel, the ssh key, and settings edited."""
+        """Puts deploy/, the wheel and the ssh key on the operator's machine, and edits the settings."""
         private = Path(self.machines.key).read_text()
         ops.run(
             f"mkdir -p ~/.ssh ~/checkout/dist; umask 077; echo '{private}' > ~/.ssh/id_ed25519", user=USER
         )
         root = Path(f"/proc/{ops.pid}/root{HOME}/checkout")
-        shutil.copytree(ROOT / "deploy", root / "deploy")
+        shutil.copytree(DEPLOY, root / "deploy")
         shutil.copytree(self._wheel, root / "dist", dirs_exist_ok=True)
         self.edit(**self._settings)
         ops.run(f"chown -R {USER}: {HOME}")
 
 
 def _prepare(machine: Machine) -> None:
-    """What pip would install in some minutes: an environment that finds the packages of this one."""
+    """Makes an environment that finds the packages of this one, instead of installing them for minutes."""
     packages = sysconfig.get_path("purelib")
     machine.run(
         f"""
@@ -212,40 +240,6 @@ def _prepare(machine: Machine) -> None:
         """,
         user=USER,
     )
-
-
-def _ask(question: Question, stream: Stream) -> Stream:
-    body = {
-        "prompt": question.prompt,
-        "max_tokens": question.max_tokens,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-    }
-    try:
-        with httpx.stream("POST", f"{URL}/v1/completions", json=body, timeout=200) as response:
-            if response.status_code != 200:
-                stream.error = f"{response.status_code} {response.read()[:500]!r}"
-                return stream
-            for line in response.iter_lines():
-                if not line.startswith("data: ") or line == "data: [DONE]":
-                    continue
-                chunk = orjson.loads(line[6:])
-                if "error" in chunk:
-                    stream.error = str(chunk["error"])
-                    return stream
-                stream.stamps.append(time.monotonic())
-                stream.text += chunk["choices"][0]["text"]
-    except httpx.HTTPError as error:
-        stream.error = f"{type(error).__name__}: {error}"
-    return stream
-
-
-def _enter(namespace: str) -> None:
-    """The sockets of this thread are those of that machine from now on."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    with open(f"/run/netns/{namespace}") as file:
-        assert libc.setns(file.fileno(), _CLONE_NEWNET) == 0
 
 
 def _quoted(text: str) -> str:
