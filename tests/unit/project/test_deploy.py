@@ -195,3 +195,25 @@ def test_the_service_starts_a_router_again_unless_its_settings_are_wrong(
     assert service("stop").returncode == 0
     assert "drained" in service("log").stdout
     assert service("status").returncode == 1
+
+
+_RAY = """#!/bin/bash
+[ "$1" = start ] || exit 0
+echo start >> ~/starts
+[ "$(wc -l < ~/starts)" -gt 1 ] || { echo "timed out during startup"; exit 1; }
+echo "Ray runtime started"
+exec sleep 2
+"""
+
+
+def test_a_node_whose_ray_is_slow_to_start_tries_again(tmp_path: Path) -> None:
+    ray = tmp_path / "baton" / "venv" / "bin" / "ray"
+    ray.parent.mkdir(parents=True)
+    ray.write_text(_RAY)
+    ray.chmod(0o755)
+    environment = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
+    done = subprocess.run(
+        ["bash", DEPLOY / "start_ray", "head"], env=environment, check=True, capture_output=True, text=True
+    )
+    assert "timed out during startup" in done.stderr
+    assert (tmp_path / "starts").read_text() == "start\n" * 2
