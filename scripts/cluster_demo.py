@@ -170,8 +170,7 @@ class Demo:
     def _await_fence(self, cluster: ThreeNodes, survivors: Sequence[str]) -> None:
         with self._waiting_step("Ray declares the node dead, and the router fences its worker"):
             cluster.wait_until(lambda: "is fenced" in cluster.log(), FENCED_S)
-            for name in survivors:
-                cluster.wait_until(lambda name=name: _is_idle(cluster.pages(name)), FENCED_S)
+            cluster.wait_until_idle(survivors, FENCED_S)
         self._show_log(cluster)
         self._show_pages(cluster, survivors)
 
@@ -297,10 +296,6 @@ def _readable_copy(model: Path, folder: Path) -> Path:
     for file in model.iterdir():
         shutil.copyfile(file, folder / file.name)
     return folder
-
-
-def _is_idle(pages: dict[str, int]) -> bool:
-    return bool(pages) and not (pages["held"] or pages["in_flight"] or pages["quarantined"])
 
 
 def _table(streams: Sequence[Stream]) -> Table:

@@ -55,7 +55,7 @@ def actor_on(
     node: Node, cls: Callable[..., object], *arguments: object, environment: dict[str, str]
 ) -> NodeActor:
     """Starts `cls(*arguments)` there; it takes no CPU and no GPU from workers. Returns at once."""
-    actor = ray.remote(cls).options(  # type: ignore[call-overload]
+    actor = ray.remote(cls).options(
         num_cpus=0,
         scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
         runtime_env={"env_vars": environment},

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,6 +84,8 @@ class ThreeNodes:
         self._echo = echo
         self._settings = {"model": str(model), **settings}
         self.machines = Machines(ADDRESSES, [Path(sys.prefix), model])
+        self.typed: list[str] = []
+        """Commands, in order."""
         self._clients: ThreadPoolExecutor
 
     def __enter__(self) -> ThreeNodes:
@@ -114,6 +116,7 @@ class ThreeNodes:
     def type(self, command: str, *, timeout_s: float = 300.0, check: bool = True) -> str:
         """Runs a command as the operator does, in the checkout. Returns its output, stderr included."""
         self._echo(f"$ {command}")
+        self.typed.append(command)
         done = self.ops.run(
             f"exec bash --login -c {_quoted(f'cd ~/checkout; {command}')} 2>&1",
             user=USER,
@@ -197,6 +200,10 @@ class ThreeNodes:
                 return {state: int(float(count)) for state, count in found}
         return {}
 
+    def wait_until_idle(self, workers: Collection[str], within_s: float = READY_S) -> None:
+        """Until no page of their pools is held, in flight or quarantined. Raises TimeoutError."""
+        self.wait_until(lambda: all(_is_idle(self.pages(worker)) for worker in workers), within_s)
+
     def ask(self, question: Question) -> Stream:
         """Returns when the answer is complete."""
         return self.stream([question])[0].result()
@@ -224,6 +231,10 @@ class ThreeNodes:
         shutil.copytree(self._wheel, root / "dist", dirs_exist_ok=True)
         self.edit(**self._settings)
         ops.run(f"chown -R {USER}: {HOME}")
+
+
+def _is_idle(pages: dict[str, int]) -> bool:
+    return bool(pages) and not (pages["held"] or pages["in_flight"] or pages["quarantined"])
 
 
 def _prepare(machine: Machine) -> None:

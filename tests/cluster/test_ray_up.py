@@ -85,21 +85,12 @@ def show(**figures: object) -> None:
     print(" ", ", ".join(f"{name} {value}" for name, value in figures.items()), flush=True)
 
 
-def is_balanced(pages: dict[str, int]) -> bool:
-    return bool(pages) and not (pages["held"] or pages["in_flight"] or pages["quarantined"])
-
-
-def test_three_nodes_pass_the_doctor_and_the_router_places_a_worker_on_each(cluster: ThreeNodes) -> None:
+def test_the_router_waits_for_three_nodes_and_places_a_worker_on_each(cluster: ThreeNodes) -> None:
     began = time.monotonic()
     cluster.type(command_with("get-auth-token"))
     print(cluster.type(command_with("ray up -y deploy"), timeout_s=600)[-3000:])
     up = time.monotonic()
     cluster.type(command_with("rsync-up"))
-    checked = cluster.type(command_with("service doctor"), timeout_s=600)
-    print(checked)
-    assert "3 alive" in checked
-    for name in NODES:
-        assert re.search(rf"OK +baton-{name} → .* GB/s in 64 MiB writes, by tcp/eth0", checked)
     cluster.type(command_with("service start"))
     cluster.wait_until(cluster.is_ready, 600)
     show(ray_up=f"{up - began:.0f} s", ready=f"{time.monotonic() - up:.0f} s later")
@@ -110,6 +101,16 @@ def test_three_nodes_pass_the_doctor_and_the_router_places_a_worker_on_each(clus
     assert "workers:" in cluster.type(command_with("service log"))
     for node in cluster.nodes:
         assert node.run("stat -c %a ~/.ray/auth_token", user=USER).stdout.strip() == "600"
+
+
+def test_the_doctor_moves_kv_from_each_node_to_the_next(cluster: ThreeNodes) -> None:
+    rows = cluster.type(command_with("service doctor"))
+    print(rows)
+    assert "3 alive" in rows
+    for name in NODES:
+        assert re.search(rf"^OK +baton-{name} +packages: ", rows, re.MULTILINE)
+        assert re.search(rf"baton-{name} → baton-\w+ connects to ", rows)
+        assert re.search(rf"baton-{name} → baton-\w+ .* GB/s in 64 MiB writes, by tcp/eth0", rows)
 
 
 def test_answers_are_right_and_their_kv_crosses_the_wire(cluster: ThreeNodes, small: SmallModel) -> None:
@@ -217,8 +218,7 @@ def cut_under_load(cluster: ThreeNodes, small: SmallModel, *, seed: int) -> str:
     expect(small, later, cluster.ask(later))
     cluster.wait_until(is_fenced, 120)
     show(fenced=f"{time.monotonic() - cut:.0f} s after the cut")
-    for other in others:
-        cluster.wait_until(lambda other=other: is_balanced(cluster.pages(other)), 60)
+    cluster.wait_until_idle(others, 60)
     return name
 
 
@@ -263,7 +263,7 @@ def test_pages_lent_to_a_prefill_worker_on_a_lost_node_come_back_after_the_fence
     cluster.wait_until(lambda: "prefill-0 is fenced" in cluster.log(), 60)
     for asked, (future, _) in zip(questions, watched, strict=True):
         expect(small, asked, future.result())
-    cluster.wait_until(lambda: is_balanced(cluster.pages(receiver)), 60)
+    cluster.wait_until_idle([receiver], 60)
     cluster.mend(node)
 
 
@@ -323,3 +323,8 @@ def test_ray_down_leaves_no_process_on_any_node(cluster: ThreeNodes) -> None:
     for node in cluster.nodes:
         cluster.wait_until(lambda node=node: not node.processes(*OF_BATON), 150)
     show(nothing_left=f"{time.monotonic() - down:.0f} s after ray down")
+
+
+def test_every_command_of_the_file_was_run_as_it_stands(cluster: ThreeNodes) -> None:
+    wheel = command_with("make wheel")  # by build_wheel
+    assert set(commands(DEPLOY / "cluster.yaml")) - set(cluster.typed) == {wheel}
