@@ -164,7 +164,7 @@ class Demo:
         with self._step(f"The same again; the link of {node}, where {victim} lives, is cut in mid-stream"):
             streams = self._stream(cluster, cut_when_all_stream)
         self._show_log(cluster)
-        self._compare(undisturbed, streams)
+        self.compare(undisturbed, streams)
         return [name for name in cluster.workers() if name != victim]
 
     def _await_fence(self, cluster: ThreeNodes, survivors: Sequence[str]) -> None:
@@ -181,7 +181,7 @@ class Demo:
         self._show_workers(cluster)
         with self._step("The same answers once more"):
             streams = self._stream(cluster)
-        self._compare(undisturbed, streams)
+        self.compare(undisturbed, streams)
 
     def _stop(self, cluster: ThreeNodes) -> None:
         with self._waiting_step("Stop"):
@@ -266,7 +266,7 @@ class Demo:
             table.add_row(name, *(str(pages[state]) for state in states))
         self._console.print(table)
 
-    def _compare(self, undisturbed: Sequence[Stream], streams: Sequence[Stream]) -> None:
+    def compare(self, undisturbed: Sequence[Stream], streams: Sequence[Stream]) -> None:
         """Raises Failed unless every answer is complete and the same as before."""
         self._require_complete(streams)
         paused = [stream.longest_pause for stream in streams if stream.longest_pause > 1.0]

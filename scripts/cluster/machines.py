@@ -274,3 +274,7 @@ def _which(tool: str) -> str | None:
 
 def _run(*command: str) -> None:
     subprocess.run(command, check=True, capture_output=True)
+
+
+if __name__ == "__main__":
+    sys.exit(why_not() or None)
