@@ -38,9 +38,9 @@ def run(argv: Sequence[str]) -> int:
 
 def _workers(arguments: argparse.Namespace, ask: Ask) -> None:
     for worker in ask("GET", "/workers"):
-        standing = worker["standing"] + (f" ({worker['trouble']})" if worker["trouble"] else "")
+        state = worker["state"] + (f" ({worker['trouble']})" if worker["trouble"] else "")
         home = f"pid {worker['pid']} on {worker['host']}" if worker["pid"] else "no process"
-        print(f"{worker['worker']:<12} {worker['requests']:>4} requests  {home}  {standing}")
+        print(f"{worker['worker']:<12} {worker['requests']:>4} requests  {home}  {state}")
 
 
 def _drain(arguments: argparse.Namespace, ask: Ask) -> None:

@@ -33,7 +33,7 @@ _MOST_STREAMS: Final = 16
 _LOG_CHARS: Final = 6000
 _WORKER: Final = re.compile(
     r"(?P<worker>\S+) +(?P<requests>\d+) requests"
-    r"  (?:pid (?P<pid>\d+) on (?P<host>\S+)|no process)  (?P<standing>.*)"
+    r"  (?:pid (?P<pid>\d+) on (?P<host>\S+)|no process)  (?P<state>.*)"
 )
 _COMMAND: Final = re.compile(r"#   ((?:make|ray|prometheus|setsid) .*)")
 
@@ -69,7 +69,7 @@ class Worker:
     pid: int
     """There; 0 while it has no process."""
     requests: int
-    standing: str
+    state: str
 
 
 class ThreeNodes:
@@ -152,9 +152,7 @@ class ThreeNodes:
 
     def wait_for_workers(self, within_s: float = READY_S) -> None:
         """Waits until every worker is in service. Raises TimeoutError."""
-        self.wait_until(
-            lambda: {worker.standing for worker in self.workers().values()} == {"ready"}, within_s
-        )
+        self.wait_until(lambda: {worker.state for worker in self.workers().values()} == {"ready"}, within_s)
 
     def active_nodes(self) -> int:
         """As `ray status` counts them."""
@@ -175,7 +173,7 @@ class ThreeNodes:
         rows = filter(None, map(_WORKER.fullmatch, done.stdout.splitlines()))
         return {
             row["worker"]: Worker(
-                names.get(row["host"] or "", ""), int(row["pid"] or 0), int(row["requests"]), row["standing"]
+                names.get(row["host"] or "", ""), int(row["pid"] or 0), int(row["requests"]), row["state"]
             )
             for row in rows
         }
