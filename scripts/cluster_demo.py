@@ -163,6 +163,8 @@ class Demo:
 
         with self._step(f"The same again; the link of {node}, where {victim} lives, is cut in mid-stream"):
             streams = self._stream(cluster, cut_when_all_stream)
+        if not cluster.machines.cut_off:
+            raise Failed("a stream ended before all had begun: nothing was cut")
         self._show_log(cluster)
         self.compare(undisturbed, streams)
         return [name for name in cluster.workers() if name != victim]
