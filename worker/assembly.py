@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 from kv_transfer import EndpointEvent, KVEndpoint, TransferThread
 from worker.answers import Answers
+from worker.grammar_loading import GrammarLoading
 from worker.incoming_handoffs import IncomingHandoffs
 from worker.kv_port import open_port
 from worker.outgoing_handoffs import OutgoingHandoffs
@@ -24,8 +25,9 @@ def assemble(parts: Parts) -> RequestHandler:
     Raises what opening the transport raises.
     """
     answers = Answers(parts.outbox, parts.metrics)
+    grammars = GrammarLoading(parts.engine.grammars, parts.inbox)
     if parts.config.transport is None:
-        return RequestHandler(parts.engine, answers, parts.clock)
+        return RequestHandler(parts.engine, answers, parts.clock, grammars)
 
     def on_event(event: EndpointEvent) -> None:
         parts.inbox.post(handler.on_transfer, event)
@@ -35,5 +37,7 @@ def assemble(parts: Parts) -> RequestHandler:
         parts.engine, answers, parts.clock, transfer.sender, parts.config.handoff_timeout_s
     )
     incoming = IncomingHandoffs(parts.engine, answers, transfer.receiver)
-    handler = RequestHandler(parts.engine, answers, parts.clock, Handoffs(transfer, outgoing, incoming))
+    handler = RequestHandler(
+        parts.engine, answers, parts.clock, grammars, Handoffs(transfer, outgoing, incoming)
+    )
     return handler
