@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from typing import Final
 
 from engine.grammar.compiler import GrammarCompiler
@@ -33,7 +32,7 @@ class GrammarLoading:
     def compile(self, grammar: Grammar, then: Callable[[Future[Matcher]], None]) -> None:
         """Call `then` on the engine thread, with a matcher or the GrammarError that the future raises."""
         compiling = self._threads.submit(self._compiler.matcher, grammar)
-        compiling.add_done_callback(partial(self._inbox.post, then))
+        compiling.add_done_callback(lambda matcher: self._inbox.post(then, matcher))
 
     def stop(self) -> None:
         """Wait for the grammars that are being compiled; the others never are."""
