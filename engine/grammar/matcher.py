@@ -67,10 +67,9 @@ def fill_masks(matchers: Sequence[Matcher], masks: Words) -> list[GrammarError |
     assert len(matchers) == len(masks)
     rows = [(matcher.inner, row) for row, matcher in enumerate(matchers)]
     _executor().unsafe_compute_mask_ptr(rows, masks.ctypes.data, masks.shape[1] * 4, len(masks))
-    some: list[bool] = masks.any(axis=1).tolist()
     return [
-        None if any_allowed and not matcher.failed else matcher.failure()
-        for matcher, any_allowed in zip(matchers, some, strict=True)
+        None if mask.any() and not matcher.failed else matcher.failure()
+        for matcher, mask in zip(matchers, masks, strict=True)
     ]
 
 
