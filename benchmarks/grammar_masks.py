@@ -20,7 +20,7 @@ import torch
 from benchmarks.lib.machine import describe_machine
 from engine.core.plan import Chunk
 from engine.core.request import Request
-from engine.core.sampling_params import Sampling
+from engine.core.sampling_params import SamplingParams
 from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.grammar import Grammar, GrammarKind
 from engine.loader.checkpoint import resolve
@@ -125,7 +125,7 @@ def _measured(rows: int, steps: int, folder: Path, spec: ModelSpec, compiler: Gr
 
 
 def _request(slot: int, grammar: Grammar | None, compiler: GrammarCompiler) -> Request:
-    sampling = Sampling(max_tokens=_LONGEST, grammar=grammar)
+    sampling = SamplingParams(max_tokens=_LONGEST, grammar=grammar)
     matcher = None if grammar is None else compiler.matcher(grammar)
     return Request(id=slot, prompt=[5], sampling=sampling, slot=slot, matcher=matcher)
 

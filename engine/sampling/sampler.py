@@ -15,16 +15,16 @@ import torch
 
 from engine.core.plan import Chunk
 from engine.core.request import Request
-from engine.core.sampling_params import MAX_LOGPROBS, Sampling
+from engine.core.sampling_params import MAX_LOGPROBS, SamplingParams
 from engine.grammar.grammar import Grammar, GrammarKind
 from engine.sampling.cpu import TorchSampling
-from engine.sampling.draw import likeliest
+from engine.sampling.gumbel_sample import greedy_sample
 from engine.sampling.sampled import Sampled
 from engine.sampling.token_masks import TokenMasks
 
 __all__ = ["Sampled", "Sampler"]
 
-_EVERYTHING: Final = Sampling(
+_EVERYTHING: Final = SamplingParams(
     max_tokens=2,
     min_tokens=1,
     temperature=1.0,
@@ -70,11 +70,11 @@ class Sampler:
         temperature and truncation then apply in this order. `masks` are of every row with a grammar. `logits`
         is consumed.
         """
-        if masks is None and all(chunk.request.sampling.only_likeliest for chunk in chunks):
-            return Sampled(*likeliest(logits), None)
+        if masks is None and all(chunk.request.sampling.argmax_only for chunk in chunks):
+            return Sampled(*greedy_sample(logits), None)
         return self._way.sample(logits, chunks, masks)
 
-    def rehearse(self, logits: torch.Tensor) -> None:
+    def profile_run(self, logits: torch.Tensor) -> None:
         """Do all that rows like `logits` may ask for: compiles every kernel, and allocates what they need.
 
         `logits` are consumed and have at most as many rows as there are requests.
@@ -83,7 +83,7 @@ class Sampler:
         number = len(logits)
         words = np.full((number, -(-self._vocab_size // 32)), -1, dtype=np.int32)
         for sampling, masks in (
-            (Sampling(max_tokens=2), None),
+            (SamplingParams(max_tokens=2), None),
             (everything, TokenMasks(list(range(number)), words)),
         ):
             requests = [Request(-1 - slot, [0], sampling, slot=slot) for slot in range(number)]

@@ -35,7 +35,7 @@ class Served:
 
     async def ask(self, tokens: list[int], max_tokens: int = 4) -> tuple[list[int], str, int]:
         """The answer, the worker that computed it, and the prompt tokens that it had cached."""
-        sampling = sampling_pb2.Sampling(
+        sampling = sampling_pb2.SamplingParams(
             max_tokens=max_tokens, top_p=1.0, repetition_penalty=1.0, ignore_eos=True
         )
         answer: list[int] = []

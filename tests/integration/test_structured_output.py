@@ -1,4 +1,4 @@
-"""Structured output through both front doors, with real workers, in every mode."""
+"""Structured output through both frontends, with real workers, in every mode."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from engine.config import EngineConfig
 from engine.core.events import StepOutput
 from engine.core.request import Request
-from engine.core.sampling_params import FinishReason, Sampling
+from engine.core.sampling_params import FinishReason, SamplingParams
 from engine.engine import Engine
 from engine.errors import GrammarError
 from engine.grammar.compiler import GrammarCompiler
@@ -57,7 +57,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> SmallModel:
 
 @torch.inference_mode()
 def reference(model: SmallModel, prompt: Sequence[int], grammar: Grammar) -> list[int]:
-    """The likeliest tokens that the grammar allows, by transformers and without a KV cache."""
+    """The most likely tokens that the grammar allows, by transformers and without a KV cache."""
     spec = ModelSpec.from_folder(model.folder)
     matcher = GrammarCompiler(model.folder, spec).matcher(grammar)
     output: list[int] = []
@@ -82,7 +82,7 @@ def config(model: SmallModel, **changes: object) -> EngineConfig:
 
 def requests(**sampling: Any) -> list[Request]:
     """One with each grammar, and two without."""
-    greedy = Sampling(max_tokens=MAX_TOKENS, **sampling)
+    greedy = SamplingParams(max_tokens=MAX_TOKENS, **sampling)
     free = replace(greedy, ignore_eos=True)
     return [
         *(
@@ -146,7 +146,7 @@ def test_a_request_whose_kv_arrives_goes_on_after_the_token_that_came_with_it(
 ) -> None:
     first, second = (Engine(config(model, overlap=True)) for _ in range(2))
     prompt, grammar = PROMPTS[0], GRAMMARS[0]
-    sampling = Sampling(max_tokens=1, grammar=grammar)
+    sampling = SamplingParams(max_tokens=1, grammar=grammar)
     prefill = Request(id=1, prompt=prompt, sampling=sampling)
     run(first, prefill)
     decode = Request(id=1, prompt=prompt, sampling=replace(sampling, max_tokens=MAX_TOKENS))
@@ -201,7 +201,7 @@ def test_sampled_outputs_follow_their_grammar_and_overlap_changes_none(
 
 def test_logprobs_of_a_constrained_token_are_of_the_models_own_distribution(model: SmallModel) -> None:
     prompt, grammar = PROMPTS[0], Grammar(GrammarKind.CHOICE, '["lazy"]')
-    request = Request(id=1, prompt=prompt, sampling=Sampling(max_tokens=8, grammar=grammar, logprobs=2))
+    request = Request(id=1, prompt=prompt, sampling=SamplingParams(max_tokens=8, grammar=grammar, logprobs=2))
     steps = run(Engine(config(model, overlap=True)), request)
     told = [token.logprobs for step in steps for token in step.tokens]
     sequence = [*prompt, *request.output]
@@ -240,7 +240,9 @@ def test_a_grammar_that_fails_midway_ends_its_own_request_alone(
 
 def test_a_grammar_that_cannot_be_compiled_refuses_its_request(model: SmallModel) -> None:
     engine = Engine(config(model))
-    bad = Request(id=1, prompt=[5], sampling=Sampling(max_tokens=4, grammar=Grammar(GrammarKind.REGEX, "[")))
+    bad = Request(
+        id=1, prompt=[5], sampling=SamplingParams(max_tokens=4, grammar=Grammar(GrammarKind.REGEX, "["))
+    )
     with pytest.raises(GrammarError, match="regular expression"):
         engine.submit(bad)
     with pytest.raises(GrammarError, match="regular expression"):
@@ -294,7 +296,9 @@ def test_an_output_that_ends_validates_against_its_schema(
         }
     grammar = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))
     request = Request(
-        id=1, prompt=[5, 6, 7], sampling=Sampling(max_tokens=240, temperature=1.0, seed=seed, grammar=grammar)
+        id=1,
+        prompt=[5, 6, 7],
+        sampling=SamplingParams(max_tokens=240, temperature=1.0, seed=seed, grammar=grammar),
     )
     run(Engine(config(model, overlap=True)), request)
     if request.finish is FinishReason.STOP:

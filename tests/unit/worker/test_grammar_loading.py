@@ -54,7 +54,7 @@ def begin(worker: Handled, timeout_s: float = 0.0) -> Any:
     session = Mock()
     worker.handler.open(session)
     grammar = sampling_pb2.Grammar(kind=sampling_pb2.GRAMMAR_KIND_REGEX, text="a")
-    sampling = sampling_pb2.Sampling(max_tokens=3, grammar=grammar)
+    sampling = sampling_pb2.SamplingParams(max_tokens=3, grammar=grammar)
     work = worker_pb2.Work(request_id=1, prompt=[5], sampling=sampling, timeout_s=timeout_s)
     worker.handler.handle(session, worker_pb2.Command(submit=worker_pb2.Submit(work=work)), 0.0)
     assert not worker.engine.has_work
