@@ -12,6 +12,7 @@ from router.dispatch.interface import Dispatcher
 from router.errors import InvalidRequest, NotFound, Unavailable
 from router.processing.clients import CURRENT_CLIENT
 from router.processing.completion import Completion
+from router.processing.constraint import ConstraintChecks
 from router.processing.generation_request import Chat, GenerationRequest, Prompt
 from router.processing.run import Run, Running, SequencePlan
 from router.processing.sampling_options import derive_seed
@@ -36,6 +37,7 @@ class Generation:
         self.tokenizer: Final = tokenizer
         self._dispatcher: Final = dispatcher
         self.limits: Final = limits
+        self._constraints: Final = ConstraintChecks()
         self._running: Running = {}
         self.created: Final = int(time.time())
         """Since when the model is served, as seconds of Unix time."""
@@ -59,6 +61,8 @@ class Generation:
         # Asked again when the run begins; here it saves the tokenizing.
         CURRENT_CLIENT.get().require_room(len(request.prompts) * request.n)
         options.check(model.vocab_size)
+        if options.constraint is not None:
+            await self._constraints.check(options.constraint)
         sequences: list[SequencePlan] = []
         for prompt in request.prompts:
             await asyncio.sleep(0)  # between short prompts, which are tokenized at once, others get a turn

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from router.errors import InvalidRequest
+from router.processing.constraint import Constraint, grammar_to_proto
 from router.request_limits import LOGPROBS_LIMIT
 from rpc.baton.v1 import sampling_pb2
 
@@ -60,6 +61,8 @@ class SamplingOptions:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    constraint: Constraint | None = None
+    """What the output must look like; whether it can be enforced is for `ConstraintChecks` to say."""
 
     def check(self, vocab_size: int) -> None:
         """Raise InvalidRequest if a value is out of bounds, whatever the prompt is."""
@@ -78,6 +81,18 @@ class SamplingOptions:
                     param="min_tokens",
                 )
         self._check_stops(vocab_size)
+        self._check_ends()
+
+    def _check_ends(self) -> None:
+        """A constrained output ends where its grammar says so."""
+        if self.constraint is None:
+            return
+        for name in ("min_tokens", "ignore_eos"):
+            if getattr(self, name):
+                raise InvalidRequest(
+                    f"{name} cannot be used with {self.constraint.param}, which says where the output ends.",
+                    param=name,
+                )
 
     def _check_stops(self, vocab_size: int) -> None:
         if len(self.stop) > MAX_STOP_STRINGS:
@@ -132,6 +147,7 @@ class SamplingOptions:
             logprobs=self.logprobs,
             stop_token_ids=self.stop_token_ids,
             ignore_eos=self.ignore_eos,
+            grammar=None if self.constraint is None else grammar_to_proto(self.constraint.grammar),
         )
 
 

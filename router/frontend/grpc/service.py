@@ -12,6 +12,7 @@ import grpc
 from router.errors import InvalidRequest, RouterError
 from router.frontend.disclosure import as_router_error, disclosed
 from router.processing.completion import Chunk
+from router.processing.constraint import constraint_from_proto
 from router.processing.generation import Generation
 from router.processing.generation_request import Chat, GenerationRequest, Prompt
 from router.processing.run import Run
@@ -89,7 +90,12 @@ def _request(
         id=request_id,
         prompts=[_prompt(request)],
         options=SamplingOptions(
-            **options, stop=tuple(given.stop), stop_token_ids=tuple(given.stop_token_ids)
+            **options,
+            stop=tuple(given.stop),
+            stop_token_ids=tuple(given.stop_token_ids),
+            constraint=constraint_from_proto(given.grammar, "sampling.grammar")
+            if given.HasField("grammar")
+            else None,
         ),
         model=request.model,
         n=request.n or 1,

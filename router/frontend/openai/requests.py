@@ -14,6 +14,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from router.errors import InvalidRequest
 from router.frontend.openai.messages import MessageBody, for_template
+from router.frontend.openai.structured_output import ConstrainedBody
 from router.processing.generation_request import Chat, GenerationRequest, Prompt
 from router.processing.sampling_options import SamplingOptions
 
@@ -44,7 +45,6 @@ NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "parallel_tool_calls": (True, False),
     "prediction": (),
     "reasoning_effort": ("none",),
-    "response_format": ({"type": "text"},),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
@@ -97,7 +97,7 @@ class StreamOptions(BaseModel):
     """Padding against eavesdroppers, of OpenAI's own network; no effect."""
 
 
-class GenerationBody(BaseModel):
+class GenerationBody(ConstrainedBody):
     """What both endpoints have in common."""
 
     model_config = _STRICT
@@ -166,6 +166,7 @@ class GenerationBody(BaseModel):
             "stop": self.stop,
             "stop_token_ids": None if self.stop_token_ids is None else tuple(self.stop_token_ids),
             "ignore_eos": self.ignore_eos,
+            "constraint": self.constraint,
         } | more
         return SamplingOptions(**{name: value for name, value in given.items() if value is not None})
 

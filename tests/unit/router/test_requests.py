@@ -101,7 +101,6 @@ def test_a_wrong_type_is_refused_by_name(param: str, value: Any) -> None:
         ("temprature", 0, "unknown_parameter"),
         ("tools", [{"type": "function"}], "unsupported_parameter"),
         ("logit_bias", {"50256": -100}, "unsupported_parameter"),
-        ("response_format", {"type": "json_object"}, "unsupported_parameter"),
         ("best_of", 3, "unsupported_parameter"),
     ],
 )
