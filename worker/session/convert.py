@@ -57,6 +57,7 @@ def sampling_from_proto(message: sampling_pb2.SamplingParams) -> SamplingParams:
         logprobs=message.logprobs if message.HasField("logprobs") else None,
         stop_token_ids=tuple(message.stop_token_ids),
         ignore_eos=message.ignore_eos,
+        logit_bias=tuple(sorted(message.logit_bias.items())),
         grammar=_grammar_from_proto(message.grammar) if message.HasField("grammar") else None,
     )
 
