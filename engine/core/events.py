@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from engine.core.request import Request, TokenId
 from engine.core.sampling_params import FinishReason, TokenLogprobs
+from engine.errors import EngineError
 from engine.kv_cache.pages import PageCounts
 
 __all__ = ["EngineStats", "StepMeasured", "StepOutput", "TokenOut"]
@@ -41,8 +42,8 @@ class StepOutput:
     tokens: list[TokenOut] = field(default_factory=list)
     started: list[Request] = field(default_factory=list)
     """Requests whose first chunk is being computed."""
-    failed: list[tuple[Request, str]] = field(default_factory=list)
-    """Requests that failed; others in the step are not affected."""
+    failed: list[tuple[Request, EngineError]] = field(default_factory=list)
+    """Requests that failed; others in the step are not affected. An InvalidRequest is the client's fault."""
     num_tokens: int = 0
     """Tokens computed by the step; 0: it had no work."""
     completed: bool = False
