@@ -337,7 +337,7 @@ class Engine:
         return not sampling.ignore_eos and token in self.runner.spec.eos_token_ids
 
     def _fail(self, request: Request, error: EngineError, output: StepOutput) -> None:
-        """Unless its grammar is at fault, its KV must not be reused, even if the request has ended meanwhile."""
+        """Unless its grammar is at fault, its KV must not be reused, even if it has ended meanwhile."""
         if not isinstance(error, GrammarError):
             if request.finish is not None and request.id not in self._kept:
                 self.kv.forget(request)
