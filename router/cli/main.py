@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from router.admin.client import COMMANDS, run
 from router.cli.open_files import allow_many_connections
+from router.cli.packages import shadowed_packages
 from router.config.flags import ConfigError, parse
 from router.config.settings import LogLevel
 
@@ -37,6 +38,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         for problem in error.problems:
             print(f"router: {problem}", file=sys.stderr)
         return _USAGE_ERROR
+    if shadowed := list(shadowed_packages()):
+        for problem in shadowed:
+            print(f"router: {problem}", file=sys.stderr)
+        return 1
     allow_many_connections()
     _configure_logging(config.log_level)
     for name, value in _QUIET.items():
