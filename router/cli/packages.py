@@ -21,6 +21,6 @@ def shadowed_packages(find: Callable[[str], ModuleSpec | None] = find_spec) -> I
         origin = None if spec is None else spec.origin
         if origin is None or Path(origin).resolve().parents[1] != _ROOT:
             yield (
-                f"package {name!r} is found at {origin}, not in {_ROOT}: another distribution has a package of"
+                f"package {name!r} is found at {origin}, not in {_ROOT}: another distribution has one of"
                 " this name; install Baton in a virtual environment of its own"
             )
