@@ -18,6 +18,7 @@ from router.admin.endpoint import LOOPBACK, AdminServer, admin_app
 from router.cli.ports import PortTaken, check_free, taking
 from router.cli.progress import StartupDisplay
 from router.cli.shutdown import Interrupted, Shutdown
+from router.cli.sizes import sizes
 from router.cluster.nodes import residents
 from router.cluster.ray_cluster import Cluster, ClusterError
 from router.cluster.ray_worker import RayWorker
@@ -170,6 +171,8 @@ class _Start:
         freeze_startup()
         workers = [(session.worker_id, session.info.node) for session in registry.sessions()]
         self.display.say(f"workers: {residents(workers, await cluster.nodes())}")
+        for line in sizes(session.info for session in registry.sessions()):
+            self.display.say(line)
         self._summarize(model, plans, service, time.monotonic() - began)
         return service
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from common.ports import PortRange
@@ -14,6 +14,7 @@ from engine.spec.errors import UnsupportedModel
 from engine.spec.model_spec import ModelSpec
 from engine.spec.shard import Shard
 from prefill_worker.preferences import prefer
+from router.cluster.accelerators import memory_of
 from router.config.settings import Device, Dtype, Mode, RouterConfig, flag_name
 from worker.config import WorkerConfig, WorkerRole
 
@@ -65,6 +66,8 @@ class WorkerPlan:
     """For each of its ranks."""
     gpus: int
     """For each of its ranks."""
+    accelerator: str | None = None
+    """Ray's accelerator type of its node; None: any."""
 
     @property
     def ranks(self) -> int:
@@ -92,12 +95,18 @@ def plan_workers(config: RouterConfig, checkpoint: Checkpoint, machine: Machine)
             host=machine.host,
             network=config.worker_network,
             ports=PortRange.parse(config.worker_ports) if config.worker_ports is not None else None,
+            log_format=config.log_format.value,
+            decode_log_interval=config.decode_log_interval,
             handoff_timeout_s=config.handoff_timeout,
             step_timeout_s=config.step_timeout,
             router_timeout_s=config.router_timeout,
         )
         counts[role] += 1
-        plans.append(WorkerPlan(worker, cpus=machine.cpus, gpus=1 if machine.device == "cuda" else 0))
+        accelerator = config.for_role(prefill=role is WorkerRole.PREFILL).accelerator
+        on_gpu = machine.device == "cuda"
+        if accelerator is not None and not on_gpu:
+            raise PlanError(f"--accelerator {accelerator} needs GPUs, but the workers run on the CPU")
+        plans.append(WorkerPlan(worker, cpus=machine.cpus, gpus=int(on_gpu), accelerator=accelerator))
     return plans
 
 
@@ -124,8 +133,9 @@ def estimate_pool(config: RouterConfig, checkpoint: Checkpoint, machine: Machine
 
 def _engine(config: RouterConfig, checkpoint: Checkpoint, machine: Machine, role: WorkerRole) -> EngineConfig:
     spec = checkpoint.spec()
-    ranks = config.ranks(prefill=role is WorkerRole.PREFILL)
     part = _part(config, checkpoint, spec, role)
+    config = config.for_role(prefill=role is WorkerRole.PREFILL)
+    machine, ranks = _where(config, machine), config.tensor_parallel_size
     dtype = _dtype(config, spec, machine)
     limit = _model_limit(config, checkpoint, spec)
     taken = _weight_bytes(checkpoint, spec, dtype) // ranks
@@ -163,14 +173,21 @@ def _engine(config: RouterConfig, checkpoint: Checkpoint, machine: Machine, role
     )
 
 
+def _where(config: RouterConfig, machine: Machine) -> Machine:
+    """The machine as it is on nodes of the accelerator that is asked for."""
+    memory = memory_of(config.accelerator)
+    return machine if memory is None else replace(machine, memory_bytes=memory)
+
+
 def _part(config: RouterConfig, checkpoint: Checkpoint, spec: ModelSpec, role: WorkerRole) -> ModelSpec:
     """What a rank computes of the model."""
-    name = config.ranks_setting(prefill=role is WorkerRole.PREFILL)
-    ranks = getattr(config, name)
+    prefill = role is WorkerRole.PREFILL
+    ranks = config.ranks(prefill=prefill)
     try:
         return Shard(0, ranks).of(spec)
     except UnsupportedModel as error:
-        raise PlanError(f"{flag_name(name)} {ranks} does not suit {checkpoint.name}: {error}") from None
+        flag = config.flag_for("tensor_parallel_size", prefill=prefill)
+        raise PlanError(f"{flag} {ranks} does not suit {checkpoint.name}: {error}") from None
 
 
 def _dtype(config: RouterConfig, spec: ModelSpec, machine: Machine) -> str:
@@ -280,8 +297,6 @@ def _graphs(config: RouterConfig, machine: Machine, ranks: int) -> _Graphs:
 
 def _chunk_budget(config: RouterConfig, machine: Machine, role: WorkerRole, ranks: int) -> int | None:
     asked = config.chunked_prefill_size
-    if role is WorkerRole.PREFILL and config.prefill_chunked_prefill_size is not None:
-        asked = config.prefill_chunked_prefill_size
     if asked == -1:
         return None
     if asked is not None:

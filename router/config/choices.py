@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-__all__ = ["Device", "Dtype", "LogLevel", "Mode", "NodePlacement", "Routing", "Transport"]
+__all__ = ["Device", "Dtype", "LogFormat", "LogLevel", "Mode", "NodePlacement", "Routing", "Transport"]
 
 
 class Mode(Enum):
@@ -59,3 +59,8 @@ class LogLevel(Enum):
     INFO = "info"
     WARNING = "warning"
     ERROR = "error"
+
+
+class LogFormat(Enum):
+    TEXT = "text"
+    JSON = "json"

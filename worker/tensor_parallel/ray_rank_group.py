@@ -24,10 +24,10 @@ __all__ = ["RankActor", "crew_of"]
 class RankActor:
     """One rank. Lives as long as its leader."""
 
-    def __init__(self, log_level: int) -> None:
+    def __init__(self, log_level: int, log_format: str) -> None:
         from worker.log import log_to_stderr
 
-        log_to_stderr(log_level)
+        log_to_stderr(log_level, log_format)
 
     def follow(self, config: WorkerConfig, meeting: Meeting, rank: int) -> None:
         from worker.tensor_parallel.rank_process import follow
@@ -37,14 +37,15 @@ class RankActor:
 
 def crew_of(config: WorkerConfig, bundle: int, log_level: int) -> Crew | None:
     """None for a worker of one rank."""
-    return _RayCrew(bundle, log_level) if config.engine.tensor_parallel_size > 1 else None
+    return _RayCrew(bundle, log_level, config.log_format) if config.engine.tensor_parallel_size > 1 else None
 
 
 class _RayCrew(Crew):
-    def __init__(self, bundle: int, log_level: int) -> None:
+    def __init__(self, bundle: int, log_level: int, log_format: str) -> None:
         super().__init__()
         self._bundle = bundle
         self._log_level = log_level
+        self._log_format = log_format
         self._actors: list[Any] = []
 
     def start(self, config: WorkerConfig, meeting: Meeting) -> None:
@@ -66,7 +67,8 @@ class _RayCrew(Crew):
         assert group is not None, "the router places every worker in a bundle"
         place = PlacementGroupSchedulingStrategy(group, self._bundle)
         options = {"num_cpus": mine.get("CPU", 0), "num_gpus": mine.get("GPU", 0), "max_restarts": 0}
-        return ray.remote(RankActor).options(**options, scheduling_strategy=place).remote(self._log_level)
+        actor = ray.remote(RankActor).options(**options, scheduling_strategy=place)
+        return actor.remote(self._log_level, self._log_format)
 
     def _watch(self, ends: dict[Any, int]) -> None:
         """Waits for the first rank to end: none should, before its leader."""

@@ -27,7 +27,7 @@ DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
 def exported_metrics() -> set[str]:
     """Names as Prometheus stores them, with _total, _bucket and so on; also of series without a sample."""
     router, worker = RouterMetrics("disagg"), WorkerMetrics("decode", "disagg", "decode-0")
-    worker.watch(worker_pb2.WorkerStats)
+    worker.watch(worker_pb2.WorkerStats, max_running=256)
     names = set()
     for registry in (router.registry, worker.registry):
         for family in registry.collect():

@@ -116,6 +116,21 @@ def test_disagg_has_a_prefill_worker_by_default_and_mixed_has_none() -> None:
             "--model m --prefill-tensor-parallel-size 2",
             ["--prefill-tensor-parallel-size 2", "--mode mixed", "--tensor-parallel-size"],
         ),
+        (
+            "--model m --prefill-kv-pool-tokens 4096",
+            ["--prefill-kv-pool-tokens 4096", "--mode mixed", "use --kv-pool-tokens"],
+        ),
+        (
+            "--model m --mode disagg --decode-kv-pool-tokens 64 --max-model-len 100",
+            ["--decode-kv-pool-tokens 64", "--max-model-len 100"],
+        ),
+        (
+            "--model m --decode-kv-pool-tokens 64 --decode-kv-memory-fraction 0.5",
+            ["--decode-kv-pool-tokens", "--decode-kv-memory-fraction", "give one of them"],
+        ),
+        ("--model m --decode-kv-memory-fraction 2", ["--decode-kv-memory-fraction 2"]),
+        ("--model m --decode-cuda-graph-max-bs -1", ["--decode-cuda-graph-max-bs -1"]),
+        ("--model m --device cpu --decode-accelerator H100", ["--decode-accelerator H100", "--device"]),
         ("--model m --worker-network 10.1.2.3/16", ["--worker-network 10.1.2.3/16", "10.1.0.0/16"]),
     ],
 )
