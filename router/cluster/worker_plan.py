@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from common.ports import PortRange
-from engine.config import EngineConfig
+from engine.config import EngineConfig, SchedulerConfig
 from engine.device.defaults import GPU_TOKEN_TILE, PREFILL_CHUNK, defaults_for
 from engine.loader.checkpoint import Checkpoint
 from engine.spec.errors import UnsupportedModel
@@ -138,6 +138,7 @@ def _engine(config: RouterConfig, checkpoint: Checkpoint, machine: Machine, role
         )
     on_gpu = machine.device == "cuda"
     graphs = _graphs(config, machine, ranks)
+    chunk_budget = _chunk_budget(config, machine, role, ranks)
     # A GPU worker measures what its largest step leaves; `pool_tokens` was an estimate, to refuse early.
     rehearsed = on_gpu and config.kv_pool_tokens is None
     return EngineConfig(
@@ -149,17 +150,20 @@ def _engine(config: RouterConfig, checkpoint: Checkpoint, machine: Machine, role
         num_pages=0 if rehearsed else pool_tokens // config.page_size,
         kv_memory_fraction=config.kv_memory_fraction or _GPU_MEMORY_FRACTION,
         max_model_len=min(limit, pool_tokens),
-        max_running_requests=config.max_running_requests,
-        chunk_budget=_chunk_budget(config, machine, role, ranks),
+        scheduler=SchedulerConfig(
+            max_running_requests=config.max_running_requests,
+            max_waiting_requests=config.max_queued_requests,
+            chunk_budget=chunk_budget,
+            chunked_prefill=chunk_budget is not None,
+            itl_target_s=_itl_target_s(config, on_gpu=on_gpu),
+            token_tile=GPU_TOKEN_TILE if on_gpu else 1,
+            costly_context=_ATTENTION_RATE * part.balanced_context,
+        ),
         radix_cache=not config.disable_radix_cache,
-        max_waiting_requests=config.max_queued_requests,
         overlap=on_gpu,
         cuda_graph_max_batch=graphs.batch,
         cuda_graph_max_tokens=graphs.tokens,
         tensor_parallel_size=ranks,
-        itl_target_s=_itl_target_s(config, on_gpu=on_gpu),
-        token_tile=GPU_TOKEN_TILE if on_gpu else 1,
-        costly_context=_ATTENTION_RATE * part.balanced_context,
     )
 
 
