@@ -26,7 +26,7 @@ from benchmarks.cluster import main as cluster
 from benchmarks.lib.client import Record
 from benchmarks.lib.report import Summary, summarize
 from benchmarks.lib.workload import Uniform, Work, make_workload, parse_lengths
-from engine.config import EngineConfig
+from engine.config import EngineConfig, SchedulerConfig
 from engine.core.plan import StepPlan
 from engine.core.request import Request
 from engine.core.sampling_params import Sampling
@@ -187,11 +187,13 @@ def _config(itl_target_s: float | None) -> EngineConfig:
         model_path=Path("none"),
         num_pages=60_000,
         max_model_len=40_960,
-        chunk_budget=16_384,
+        scheduler=SchedulerConfig(
+            chunk_budget=16_384,
+            itl_target_s=itl_target_s,
+            token_tile=GPU_TOKEN_TILE,
+            costly_context=_COSTLY_CONTEXT,
+        ),
         radix_cache=False,
-        itl_target_s=itl_target_s,
-        token_tile=GPU_TOKEN_TILE,
-        costly_context=_COSTLY_CONTEXT,
         overlap=True,
     )
 

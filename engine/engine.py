@@ -22,7 +22,7 @@ from engine.errors import InvalidRequest
 from engine.executor.runner import ModelRunner, StepInFlight, StepResult
 from engine.kv_cache.pages import PageCounts
 from engine.sched.itl_controller import PromptCost
-from engine.sched.scheduler import Limits, Scheduler
+from engine.sched.scheduler import Scheduler
 from engine.sched.step_timing import Rhythm
 
 __all__ = ["NO_HOOKS", "Engine", "Hooks"]
@@ -86,23 +86,7 @@ class Engine:
         self.kv = KVManager(num_pages, config.page_size, radix_cache=config.radix_cache)
         self.max_tokens = min(config.max_model_len, num_pages * config.page_size)
         """A request that fills the pool alone ends there, as one that fills the model's context does."""
-        self.scheduler = Scheduler(
-            Limits(
-                budget=config.chunk_budget,
-                max_running=config.max_running_requests,
-                max_tokens=self.max_tokens,
-                max_waiting=config.max_waiting_requests,
-                longest_chunk=config.long_prefill_token_threshold,
-                itl_target_s=config.itl_target_s,
-                token_tile=config.token_tile,
-                costly_context=config.costly_context,
-                batching=config.batching,
-                policy=config.policy,
-                patience=config.prompt_patience,
-            ),
-            self.kv,
-            seed=config.seed,
-        )
+        self.scheduler = Scheduler(config.scheduler, self.kv, context=self.max_tokens, seed=config.seed)
         self._clock = clock
         self._requests: dict[int, Request] = {}
         """All that have not ended, by id."""
@@ -116,7 +100,7 @@ class Engine:
         self._completed_at = -math.inf
         self._measure_at = self._ended_at = -math.inf
         self._rhythm = Rhythm()
-        self._cost = PromptCost(config.costly_context)
+        self._cost = PromptCost(config.scheduler.costly_context)
         self._steps = self._prompt_tokens = self._generated_tokens = self._cache_hit_tokens = 0
 
     @property
@@ -219,7 +203,7 @@ class Engine:
         if request.num_tokens >= self.max_tokens:
             raise InvalidRequest(f"{request.num_tokens} tokens do not fit: {self.max_tokens} at most")
         active = len(self.scheduler.running) + self.kv.active_reservations
-        if active >= self.config.max_running_requests or self.scheduler.wants_pages:
+        if active >= self.config.scheduler.max_running_requests or self.scheduler.wants_pages:
             return None  # a preempted request, or one that waits for pages, must not starve behind newcomers
         reservation = self.kv.reserve(request, headroom=active)
         if reservation is not None and self._may_be_written(reservation.incoming):

@@ -56,9 +56,10 @@ def program_for(config: EngineConfig) -> Program:
     while length < config.cuda_graph_max_tokens:
         prompts.append(round(length))
         length *= _RATIO
-    if config.chunk_budget is not None:
-        prompts.append(config.chunk_budget + _SHORTEST)
-    return Program(min(_LARGEST_CROWD, config.max_running_requests), tuple(prompts))
+    budget = config.scheduler.chunk_budget
+    if budget is not None and config.scheduler.chunked_prefill:
+        prompts.append(budget + _SHORTEST)
+    return Program(min(_LARGEST_CROWD, config.scheduler.max_running_requests), tuple(prompts))
 
 
 def rehearse(runner: ModelRunner, config: EngineConfig, program: Program) -> None:
@@ -67,7 +68,8 @@ def rehearse(runner: ModelRunner, config: EngineConfig, program: Program) -> Non
     What stays of it is what device and libraries have learnt, and KV in pages that are free.
     """
     everybody = program.crowd + len(program.prompts)
-    freely = replace(config, radix_cache=False, itl_target_s=None, max_waiting_requests=everybody)
+    scheduler = replace(config.scheduler, itl_target_s=None, max_waiting_requests=everybody)
+    freely = replace(config, radix_cache=False, scheduler=scheduler)
     engine = Engine(freely, runner=runner)
     for k in range(program.crowd):
         sampled = k % 2 == 1

@@ -181,12 +181,12 @@ class WorkerHost:
         self._running.callback(thread.join)
         self._running.callback(server.server_close)
         self._running.callback(server.shutdown)
-        parts.metrics.watch(self._stats, max_running=self.config.engine.max_running_requests)
+        parts.metrics.watch(self._stats, max_running=self.config.engine.scheduler.max_running_requests)
         return self._describe(metrics_port=server.server_port)
 
     def _batch_log(self) -> BatchLog:
         engine = self.config.engine
-        target, chunk = engine.itl_target_s, engine.chunk_budget
+        target, chunk = engine.scheduler.itl_target_s, engine.scheduler.chunk_budget
         pace = None if target is None or chunk is None else PaceLog(chunk, target)
         return BatchLog(self.config.decode_log_interval, engine.page_size, pace)
 
@@ -238,9 +238,9 @@ class WorkerHost:
             device=config.engine.device,
             dtype=config.engine.dtype,
             transport=config.transport or "",
-            chunked_prefill_size=config.engine.chunk_budget or 0,
-            max_running_requests=config.engine.max_running_requests,
-            step_target_s=config.engine.itl_target_s or 0.0,
+            chunked_prefill_size=config.engine.scheduler.chunk_budget or 0,
+            max_running_requests=config.engine.scheduler.max_running_requests,
+            step_target_s=config.engine.scheduler.itl_target_s or 0.0,
             cuda_graph_max_bs=config.engine.cuda_graph_max_batch,
             cuda_graph_max_tokens=config.engine.cuda_graph_max_tokens,
             pid=os.getpid(),

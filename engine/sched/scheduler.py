@@ -7,11 +7,10 @@ import random
 from bisect import insort
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 
-from engine.config import PATIENCE, Batching, Policy
+from engine.config import Batching, SchedulerConfig
 from engine.core.kv_manager import KVManager
 from engine.core.plan import Chunk, StepPlan
 from engine.core.request import PENDING, Request
@@ -24,34 +23,9 @@ from engine.sched.policy import rank
 from engine.sched.prefixes_in_flight import Beginnings
 from engine.sched.token_budget import Progress, share_budget, unfilled, whole_prompts
 
-__all__ = ["Limits", "Scheduler"]
+__all__ = ["Scheduler"]
 
 _turn = attrgetter("turn")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    budget: int | None
-    """Tokens a step; None: chunking is off."""
-    max_running: int
-    max_tokens: int
-    """Prompt and output of one request together."""
-    max_waiting: int = 4096
-    longest_chunk: int | None = None
-    itl_target_s: float | None = None
-    """Chunks beside decodes are kept so small that steps take about so long."""
-    token_tile: int = 1
-    """Such steps have a multiple of so many tokens, if there are prompts enough."""
-    costly_context: float = math.inf
-    """See PromptCost."""
-    batching: Batching = Batching.MIXED
-    policy: Policy = Policy.SHORTEST
-    patience: float = PATIENCE
-    """See `EngineConfig.prompt_patience`. Raises ValueError unless it is finite and above 0."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.patience < math.inf:
-            raise ValueError(f"patience {self.patience}: use a finite number above 0, such as {PATIENCE:g}")
 
 
 class Scheduler:
@@ -61,9 +35,11 @@ class Scheduler:
     differ only in how many tokens they have to catch up with.
     """
 
-    def __init__(self, limits: Limits, kv: KVManager, *, seed: int = 0) -> None:
-        self.limits = limits
+    def __init__(self, config: SchedulerConfig, kv: KVManager, *, context: int, seed: int = 0) -> None:
+        """`context`: prompt and output tokens that one request may have."""
+        self.config = config
         self.kv = kv
+        self.context = context
         self.waiting: list[Request] = []
         """By `Request.turn`: those that were preempted first."""
         self.adopted: deque[Request] = deque()
@@ -73,11 +49,11 @@ class Scheduler:
         self.num_preemptions = 0
         self.pacer = (
             None
-            if limits.itl_target_s is None or limits.budget is None
-            else ChunkPacer(limits.itl_target_s, limits.budget)
+            if config.itl_target_s is None or config.chunk_budget is None
+            else ChunkPacer(config.itl_target_s, config.chunk_budget)
         )
-        self._cost = PromptCost(limits.costly_context)
-        self._slots = list(range(limits.max_running - 1, -1, -1))
+        self._cost = PromptCost(config.costly_context)
+        self._slots = list(range(config.max_running_requests - 1, -1, -1))
         self._rng = random.Random(seed)
         self._lengths = OutputLengths()
         self._in_flight = Beginnings(kv.page_size)
@@ -92,17 +68,16 @@ class Scheduler:
 
     def submit(self, request: Request) -> None:
         """Raises InvalidRequest for one that can never run, QueueFull if too many wait."""
-        if request.num_tokens >= self.limits.max_tokens:
+        if request.num_tokens >= self.context:
             raise InvalidRequest(
-                f"{request.num_tokens} tokens leave no room for an answer: "
-                f"the context holds {self.limits.max_tokens}"
+                f"{request.num_tokens} tokens leave no room for an answer: the context holds {self.context}"
             )
-        if len(self.waiting) >= self.limits.max_waiting:
+        if len(self.waiting) >= self.config.max_waiting_requests:
             raise QueueFull(f"{len(self.waiting)} requests wait already")
         if self.kv.cache is not None:
             cached = self.kv.cache.match(request.tokens(0, request.num_tokens - 1), touch=False)
             request.num_expected = len(cached.pages) * self.kv.page_size
-        request.handicap = self._submitted / self.limits.patience
+        request.handicap = self._submitted / self.config.prompt_patience
         self._submitted += request.num_pending - request.num_expected
         insort(self.waiting, request, key=_turn)
 
@@ -137,7 +112,7 @@ class Scheduler:
         if not self._prompts_have_their_turn():
             decodes = self._continue_decodes(step)
         reading = sorted(self._prompts(), key=_turn)
-        if self.limits.batching is Batching.MIXED or not decodes:
+        if self.config.batching is Batching.MIXED or not decodes:
             prompts = self._continue_prompts(reading, len(decodes))
         self._is_reading = any(r.num_pending > 1 for r in reading)
         self._prompts_were_last = bool(prompts)
@@ -181,8 +156,10 @@ class Scheduler:
 
     def _prompts_have_their_turn(self) -> bool:
         """Only when batches are separate: prompts first, but never twice in a row while others decode."""
-        if self.limits.batching is Batching.MIXED or not any(self._prompts()):
+        if self.config.batching is Batching.MIXED or not any(self._prompts()):
             return False
+        if self.config.batching is Batching.PREFILL_FIRST:
+            return True
         return not (self._prompts_were_last and any(self._decodes()))
 
     def _admit_adopted(self) -> None:
@@ -202,7 +179,7 @@ class Scheduler:
         reading = deque(sorted(self._prompts(), key=_turn))
         outlook = Outlook(self.kv, self._lengths, self.running)
         demand = 0
-        for request in list(rank(self.waiting, self.limits.policy, self.kv.cache, self._rng)):
+        for request in list(rank(self.waiting, self.config.policy, self.kv.cache, self._rng)):
             while reading and reading[0].turn <= request.turn:
                 demand += self._demand(reading.popleft())
             if not self._slots or demand >= room:
@@ -224,7 +201,7 @@ class Scheduler:
 
     def _demand(self, prompt: Request) -> int:
         """Tokens of a step that a prompt would take."""
-        return min(prompt.num_pending, self.limits.longest_chunk or prompt.num_pending)
+        return min(prompt.num_pending, self.config.longest_chunk(self.context) or prompt.num_pending)
 
     def _start(self, request: Request) -> None:
         request.slot = self._slots.pop()
@@ -273,7 +250,7 @@ class Scheduler:
     def _lengths_of(self, prompts: list[Progress], num_decodes: int) -> list[int]:
         """How many tokens of each prompt to compute beside so many decodes."""
         room = allowed = self._prompt_budget(num_decodes)
-        if self.limits.budget is None:
+        if not self.config.chunked_prefill:
             return whole_prompts(prompts, room)
         lengths = self._share(prompts, room)
         if self.pacer is None or not num_decodes or not any(lengths):
@@ -282,14 +259,14 @@ class Scheduler:
         if cost > self.pacer.budget:
             room = int(sum(lengths) * self.pacer.budget / cost)
         if sum(p.pending for p in prompts) > room:
-            tokens = whole_tiles(num_decodes + room, self.limits.token_tile)
-            room = max(min(tokens, self.limits.budget) - num_decodes, self.kv.page_size)
+            tokens = whole_tiles(num_decodes + room, self.config.token_tile)
+            room = max(min(tokens, self.config.chunk_budget) - num_decodes, self.kv.page_size)
         if room != allowed:
             lengths = self._share(prompts, room)
         return unfilled(prompts, lengths, room)
 
     def _share(self, prompts: list[Progress], room: int) -> list[int]:
-        return share_budget(prompts, room, self.kv.page_size, self.limits.longest_chunk)
+        return share_budget(prompts, room, self.kv.page_size, self.config.longest_chunk(self.context))
 
     def _compute(self, request: Request, length: int) -> Chunk:
         """Plan the next `length` tokens of a request, and advance it as if they were computed."""
@@ -320,14 +297,14 @@ class Scheduler:
         return (
             num_tokens - request.num_computed == 1
             and len(request.output) < request.sampling.max_tokens
-            and num_tokens < self.limits.max_tokens
+            and num_tokens < self.context
         )
 
     def _prompt_budget(self, num_decodes: int) -> int:
         """What decodes leave of a step, but at least one page: prompts are not starved either."""
-        if self.limits.budget is None:
-            return self.limits.max_tokens
-        budget = self.limits.budget - num_decodes
+        if self.config.chunk_budget is None:
+            return self.context
+        budget = self.config.chunk_budget - num_decodes
         if self.pacer is not None and num_decodes:
             budget = min(budget, self.pacer.budget)
         return max(budget, self.kv.page_size)

@@ -11,6 +11,7 @@ from typing import Any, Final, NoReturn
 
 import yaml
 
+from engine.presets import PRESETS, Preset
 from router.config.aliases import translated, translates
 from router.config.settings import SETTINGS, RouterConfig, Setting, configured
 from router.config.validation import problems_of
@@ -61,7 +62,8 @@ def parse(argv: Sequence[str]) -> RouterConfig:
     given = _given(argv)
     path: Path | None = given.pop("config", None)
     settings: dict[str, Any] = {**(_from_file(path) if path else {}), **given}
-    config = configured(settings)
+    preset = settings.get("preset", Preset.BATON)
+    config = configured({"page_size": PRESETS[preset].page_size, **settings})
     problems = problems_of(config)
     if problems:
         raise ConfigError(problems)
@@ -196,6 +198,8 @@ def _coerced(name: str, value: object) -> object:
             pass
     elif type_ is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
+    elif type_ is str and type(value) is int:
+        return str(value)
     elif type(value) is type_:
         return value
     raise ValueError(f"{value!r} is not {_expectation(type_)}")

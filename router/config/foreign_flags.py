@@ -78,6 +78,15 @@ _RENAMED: Final[dict[str, Translation]] = {
     "--max-num-tokens": _TOKENS,
     "--max-num-seqs": _RUNNING,
     "--max-batch-size": _RUNNING,
+    "--prefill-chunk-size": Renamed("--long-prefill-token-threshold"),
+    "--scheduling-policy": Renamed("--schedule-policy"),
+    "--priority-scheduling-preemption-threshold": Renamed("--priority-preemption-threshold"),
+    "--schedule-low-priority-values-first": Switch(on=("--low-priority-values-first",)),
+    "--enable-priority-scheduling": Switch(on=("--schedule-policy=priority",)),
+    "--enable-mixed-chunk": Switch(on=("--batching=mixed",), off=("--batching=prefill-first",)),
+    "--no-enable-mixed-chunk": Switch(on=("--batching=prefill-first",)),
+    "--enable-chunked-prefill": Switch(off=("--disable-chunked-prefill",)),
+    "--no-enable-chunked-prefill": Switch(on=("--disable-chunked-prefill",)),
     "--max-cudagraph-capture-size": Renamed("--cuda-graph-max-bs"),
     "--piecewise-cuda-graph-max-tokens": Renamed("--cuda-graph-max-tokens"),
     "--watchdog-timeout": Renamed("--step-timeout"),
@@ -232,7 +241,11 @@ _UNAVAILABLE: Final[dict[str, Translation]] = {
         "tokens are sent when their step ends", "--stream-interval", "--multi-step-stream-outputs"
     ),
     **_unavailable("preempted requests are computed again", "--preemption-mode", "--num-lookahead-slots"),
-    **_unavailable("the scheduler is one class; its flags are under `batching`", "--scheduler-cls"),
+    **_unavailable(
+        "the number of prompts in a step follows from its tokens; use --max-prefill-tokens",
+        "--prefill-max-requests",
+    ),
+    **_unavailable("the scheduler is one class; its flags are under `scheduling`", "--scheduler-cls"),
     **_unavailable(
         _LOGS,
         *("--uvicorn-log-level", "--log-level-http", "--disable-log-requests", "--enable-log-requests"),

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final, get_args, get_type_hints
 from router.config.choices import Device, Dtype, LogFormat, LogLevel, Mode, NodePlacement, Routing, Transport
 from router.config.option import Option
 from router.config.role_settings import RoleSettings
+from router.config.scheduling import SchedulingSettings
 
 __all__ = [
     "SETTINGS",
@@ -426,6 +427,7 @@ class RouterConfig:
         ),
     ] = 40
 
+    scheduling: SchedulingSettings = field(default_factory=SchedulingSettings)
     roles: RoleSettings = field(default_factory=RoleSettings)
 
     @property
@@ -519,5 +521,5 @@ def _settings_of(owner: type, group: str | None = None) -> dict[str, Setting]:
     return settings
 
 
-_GROUPS: Final[Mapping[str, type]] = {"roles": RoleSettings}
+_GROUPS: Final[Mapping[str, type]] = {"scheduling": SchedulingSettings, "roles": RoleSettings}
 SETTINGS: Final = _settings_of(RouterConfig)

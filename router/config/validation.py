@@ -12,6 +12,8 @@ from itertools import combinations
 from typing import Any, Final
 
 from common.ports import PortRange
+from engine.config import Policy
+from engine.presets import PRESETS
 from router.config.environment import WrongEnvironment, environment_of
 from router.config.origins import is_origin, origins_of
 from router.config.settings import Device, Dtype, Mode, RouterConfig, Transport, flag_name
@@ -201,6 +203,42 @@ def _batching(config: RouterConfig) -> Iterator[str]:
         yield f"--max-queued-requests {config.max_queued_requests}: use 1 or more"
 
 
+def _scheduling(config: RouterConfig) -> Iterator[str]:
+    asked = config.scheduling
+    for name in (
+        "max_prefill_tokens",
+        "max_num_partial_prefills",
+        "max_long_partial_prefills",
+        "aging_tokens",
+        "fair_share_tokens",
+    ):
+        value = getattr(asked, name)
+        if value is not None and value < 1:
+            yield f"{flag_name(name)} {value}: use 1 or more"
+    threshold = asked.long_prefill_token_threshold
+    if threshold not in (None, "auto") and not (threshold.isdecimal() and int(threshold) > 0):
+        yield f"--long-prefill-token-threshold {threshold}: use a number of tokens above 0, or auto"
+    factor = asked.schedule_conservativeness
+    if factor is not None and not 0 < factor < math.inf:
+        yield f"--schedule-conservativeness {factor:g}: use a number above 0, such as 1"
+    has_threshold = threshold or PRESETS[asked.preset].scheduler.long_prefill_token_threshold
+    if asked.max_long_partial_prefills is not None and not has_threshold:
+        yield (
+            f"--max-long-partial-prefills {asked.max_long_partial_prefills} means nothing without"
+            " --long-prefill-token-threshold"
+        )
+    if asked.priority_preemption_threshold is not None and asked.schedule_policy is not Policy.PRIORITY:
+        yield (
+            f"--priority-preemption-threshold {asked.priority_preemption_threshold} needs --schedule-policy"
+            " priority"
+        )
+    if asked.disable_chunked_prefill and config.chunked_prefill_size == -1:
+        yield (
+            "--disable-chunked-prefill keeps the budget and --chunked-prefill-size -1 has none; give one of"
+            " them"
+        )
+
+
 def _chunk(flag: str, chunk: int, page_size: int) -> Iterator[str]:
     if chunk == -1:
         return
@@ -254,6 +292,7 @@ _CHECKS: Final[tuple[Callable[[RouterConfig], Iterator[str]], ...]] = (
     _security,
     _memory,
     _batching,
+    _scheduling,
     _handoff,
     _positive,
 )

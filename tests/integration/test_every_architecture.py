@@ -12,10 +12,10 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from engine.config import EngineConfig
 from engine.core.request import Request
 from engine.core.sampling_params import Sampling
 from engine.engine import NO_HOOKS, Engine
+from tests.engine_config import engine_config
 from tests.unit.engine.test_models import NAMES, reference
 
 MAX_TOKENS = 24
@@ -39,7 +39,7 @@ class Model:
         self.answers = [greedy(oracle, prompt) for prompt in PROMPTS]
 
     def engine(self, chunk: int | None, page: int, tokens: int = 512, hooks: Any = NO_HOOKS) -> Engine:
-        config = EngineConfig(
+        config = engine_config(
             model_path=self.folder,
             chunk_budget=chunk,
             page_size=page,

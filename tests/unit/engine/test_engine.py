@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,18 +9,19 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from engine.config import Batching, EngineConfig, Policy
+from engine.config import Batching, Policy
 from engine.core.kv_manager import Reservation
 from engine.core.request import Request
 from engine.core.sampling_params import FinishReason, Sampling
 from engine.engine import NO_HOOKS, Engine
 from engine.errors import InvalidRequest, QueueFull
+from tests.engine_config import engine_config
 from tests.unit.fake_runner import EOS, VOCAB, FakeRunner, extend, reference
 
 
 def make_engine(hooks: Any = NO_HOOKS, **settings: Any) -> Engine:
     settings = {"page_size": 4, "num_pages": 64, "chunk_budget": 16, "max_running_requests": 8} | settings
-    config = EngineConfig(model_path=Path("none"), **settings)
+    config = engine_config(**settings)
     runner: Any = FakeRunner(config.page_size, config.num_pages)
     return Engine(config, hooks=hooks, runner=runner)
 

@@ -106,7 +106,7 @@ def test_a_fraction_that_the_weights_fill_alone_is_refused(tmp_path: Path) -> No
     [(CPU, 256), (gpu(16), 2048), (gpu(40), 4096), (gpu(80), 8192), (gpu(141), 8192), (gpu(180), 16384)],
 )
 def test_chunks_grow_with_the_device(checkpoint: Checkpoint, machine: Machine, chunk: int) -> None:
-    assert plan(checkpoint, machine).engine.chunk_budget == chunk
+    assert plan(checkpoint, machine).engine.scheduler.chunk_budget == chunk
 
 
 @pytest.mark.parametrize(("machine", "chunk"), [(CPU, 256), (gpu(16), 2048), (gpu(141), 2048)])
@@ -132,14 +132,14 @@ def test_the_step_of_prefill_workers_can_be_set_with_that_of_all_and_by_itself(
 
 
 def chunks(config: RouterConfig, checkpoint: Checkpoint, machine: Machine) -> list[int | None]:
-    return [plan.config.engine.chunk_budget for plan in plan_workers(config, checkpoint, machine)]
+    return [plan.config.engine.scheduler.chunk_budget for plan in plan_workers(config, checkpoint, machine)]
 
 
 def test_chunks_fit_pages_and_can_be_turned_off(checkpoint: Checkpoint) -> None:
-    assert plan(checkpoint, page_size=24).engine.chunk_budget == 240
-    assert plan(checkpoint, page_size=1024).engine.chunk_budget == 1024
-    assert plan(checkpoint, chunked_prefill_size=-1).engine.chunk_budget is None
-    assert plan(checkpoint, chunked_prefill_size=64).engine.chunk_budget == 64
+    assert plan(checkpoint, page_size=24).engine.scheduler.chunk_budget == 240
+    assert plan(checkpoint, page_size=1024).engine.scheduler.chunk_budget == 1024
+    assert plan(checkpoint, chunked_prefill_size=-1).engine.scheduler.chunk_budget is None
+    assert plan(checkpoint, chunked_prefill_size=64).engine.scheduler.chunk_budget == 64
 
 
 def test_a_gpu_worker_overlaps_captures_graphs_paces_prompts_and_sizes_its_own_pool(
@@ -147,17 +147,17 @@ def test_a_gpu_worker_overlaps_captures_graphs_paces_prompts_and_sizes_its_own_p
 ) -> None:
     engine = plan(checkpoint, gpu(141)).engine
     assert engine.overlap
-    assert (engine.cuda_graph_max_batch, engine.num_pages, engine.itl_target_s) == (256, 0, 0.02)
+    assert (engine.cuda_graph_max_batch, engine.num_pages, engine.scheduler.itl_target_s) == (256, 0, 0.02)
     assert plan(checkpoint, gpu(141), kv_pool_tokens=1600).engine.num_pages == 100
     assert engine.cuda_graph_max_tokens == 2048
-    assert engine.token_tile == 128
-    assert 0 < engine.costly_context < math.inf
+    assert engine.scheduler.token_tile == 128
+    assert 0 < engine.scheduler.costly_context < math.inf
     asked = plan(checkpoint, gpu(141), cuda_graph_max_bs=0, cuda_graph_max_tokens=256).engine
     assert (asked.cuda_graph_max_batch, asked.cuda_graph_max_tokens) == (0, 256)
     on_cpu = plan(checkpoint).engine
-    assert (on_cpu.overlap, on_cpu.cuda_graph_max_batch, on_cpu.itl_target_s) == (False, 0, None)
+    assert (on_cpu.overlap, on_cpu.cuda_graph_max_batch, on_cpu.scheduler.itl_target_s) == (False, 0, None)
     assert on_cpu.cuda_graph_max_tokens == 0
-    assert on_cpu.token_tile == 1
+    assert on_cpu.scheduler.token_tile == 1
 
 
 @pytest.mark.parametrize("name", ["cuda_graph_max_bs", "cuda_graph_max_tokens"])
@@ -174,8 +174,8 @@ def test_a_prefill_worker_has_no_decodes_to_capture(checkpoint: Checkpoint) -> N
 
 
 def test_the_pace_of_prompts_can_be_set_and_turned_off(checkpoint: Checkpoint) -> None:
-    assert plan(checkpoint, itl_target_ms=50.0).engine.itl_target_s == 0.05
-    assert plan(checkpoint, gpu(80), itl_target_ms=0.0).engine.itl_target_s is None
+    assert plan(checkpoint, itl_target_ms=50.0).engine.scheduler.itl_target_s == 0.05
+    assert plan(checkpoint, gpu(80), itl_target_ms=0.0).engine.scheduler.itl_target_s is None
 
 
 def test_weights_are_16_bit_on_gpu_and_on_cpu_what_is_faster(checkpoint: Checkpoint) -> None:
@@ -243,7 +243,10 @@ def test_each_role_has_its_own_chunks_pool_graphs_and_accelerator(checkpoint: Ch
     }
     prefill, decode = plan_workers(configured(settings), checkpoint, gpu(24))
     assert (prefill.accelerator, decode.accelerator) == ("H100", "H20")
-    assert (prefill.config.engine.chunk_budget, decode.config.engine.chunk_budget) == (None, 512)
+    assert (prefill.config.engine.scheduler.chunk_budget, decode.config.engine.scheduler.chunk_budget) == (
+        None,
+        512,
+    )
     assert (prefill.config.engine.kv_memory_fraction, prefill.config.engine.num_pages) == (0.8, 0)
     assert decode.config.engine.num_pages == 2000, "the role's pool stands before the fraction for all"
     assert (prefill.config.engine.cuda_graph_max_tokens, prefill.config.engine.cuda_graph_max_batch) == (0, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from unittest.mock import Mock
 
+from engine.config import SchedulerConfig
 from engine.core.events import EngineStats
 from engine.core.kv_manager import Reservation
 from engine.core.request import Request
@@ -32,7 +33,7 @@ class Engine:
     """Has pages for so many reservations."""
 
     def __init__(self, room: int) -> None:
-        self.config = Mock(page_size=PAGE, max_waiting_requests=100)
+        self.config = Mock(page_size=PAGE, scheduler=SchedulerConfig(max_waiting_requests=100))
         self._room = room
 
     def stats(self) -> EngineStats:
