@@ -260,7 +260,7 @@ class Scheduler:
             room = int(sum(lengths) * self.pacer.budget / cost)
         if sum(p.pending for p in prompts) > room:
             tokens = whole_tiles(num_decodes + room, self.config.token_tile)
-            room = max(min(tokens, self.config.chunk_budget) - num_decodes, self.kv.page_size)
+            room = max(min(tokens, self.config.chunk_budget or tokens) - num_decodes, self.kv.page_size)
         if room != allowed:
             lengths = self._share(prompts, room)
         return unfilled(prompts, lengths, room)
