@@ -20,8 +20,8 @@ class SchedulingSettings:
         Preset,
         Option(
             _GROUP,
-            "plan steps as another system does: sets the page size, the step and this group, each of which may"
-            " be given as well",
+            "plan steps as another system does: sets the page size, the step and this group, each of which"
+            " may be given as well",
         ),
     ] = Preset.BATON
     schedule_policy: Annotated[
@@ -54,8 +54,8 @@ class SchedulingSettings:
         str | None,
         Option(
             _GROUP,
-            "largest number of tokens of one prompt in a step; auto: 4 percent of the context (default: by preset;"
-            " roseinfer: 256)",
+            "largest number of tokens of one prompt in a step; auto: 4 percent of the context"
+            " (default: by preset; roseinfer: 256)",
             "TOKENS|auto",
         ),
     ] = None
