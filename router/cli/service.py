@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from common.garbage_collection import freeze_startup
+from engine.config import Policy
 from engine.device.cpu_dtype import preferred_cpu_dtype
 from engine.loader.checkpoint import Checkpoint, CheckpointError, resolve
 from engine.spec.errors import UnsupportedModel
@@ -165,6 +166,8 @@ class _Start:
             max_prompt_tokens=config.max_prompt_tokens,
             max_completions=config.max_completions,
             max_logprobs=config.max_logprobs,
+            priorities=config.scheduling.effective_policy is Policy.PRIORITY,
+            ttft_deadlines=config.scheduling.effective_policy is Policy.DEADLINE,
         )
         generation = Generation(model, tokenizer, dispatcher, limits)
         service = await self._doors(generation, access, cluster, dispatcher, registry, metrics)

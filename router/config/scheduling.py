@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Final
 
 from engine.config import Batching, Policy
-from engine.presets import Preset
+from engine.presets import PRESETS, Preset
 from router.config.option import Option
 
 __all__ = ["SchedulingSettings"]
@@ -109,3 +109,7 @@ class SchedulingSettings:
             "TOKENS",
         ),
     ] = None
+
+    @property
+    def effective_policy(self) -> Policy:
+        return self.schedule_policy or PRESETS[self.preset].scheduler.policy

@@ -10,7 +10,7 @@ from typing import Final
 
 from router.dispatch.interface import Dispatcher
 from router.errors import InvalidRequest, NotFound, Unavailable
-from router.limits import Limits
+from router.limits import MAX_PRIORITY, Limits
 from router.processing.clients import CURRENT_CLIENT
 from router.processing.completion import Completion
 from router.processing.generation_request import Chat, GenerationRequest, Prompt
@@ -151,9 +151,23 @@ class Generation:
             )
         if not request.timeout_s >= 0.0:
             raise InvalidRequest(f"timeout must not be negative: {request.timeout_s}.", param="timeout")
-        if request.priority:
+        if request.priority and not limits.priorities:
             raise InvalidRequest(
-                "priority is not supported by this server; leave it out, or send 0.",
+                "priority is not supported by this server (--schedule-policy priority goes by it); leave it"
+                " out, or send 0.",
                 param="priority",
                 code="unsupported_parameter",
             )
+        if abs(request.priority) > MAX_PRIORITY:
+            raise InvalidRequest(
+                f"priority must be from {-MAX_PRIORITY} to {MAX_PRIORITY}.", param="priority"
+            )
+        CURRENT_CLIENT.get().require_priority(request.priority)
+        if request.ttft_deadline_s and not limits.ttft_deadlines:
+            raise InvalidRequest(
+                "ttft_deadline is not supported by this server (--schedule-policy deadline goes by it).",
+                param="ttft_deadline",
+                code="unsupported_parameter",
+            )
+        if not request.ttft_deadline_s >= 0.0:
+            raise InvalidRequest("ttft_deadline must not be negative.", param="ttft_deadline")

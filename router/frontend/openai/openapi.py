@@ -20,7 +20,7 @@ from router.frontend.openai.requests import (
     CompletionBody,
     GenerationBody,
 )
-from router.limits import Limits
+from router.limits import MAX_PRIORITY, Limits
 from router.processing.sampling_options import (
     BOUNDS,
     MAX_STOP_CHARACTERS,
@@ -144,7 +144,10 @@ def _rules(model: ServedModel, limits: Limits) -> Mapping[str, Mapping[str, Sche
         "max_tokens": {"integer": tokens},
         "max_completion_tokens": {"integer": tokens},
         "n": {"integer": {"minimum": 1, "maximum": limits.max_completions}},
-        "priority": {"integer": {"enum": [0]}},
+        "priority": {
+            "integer": {"minimum": -MAX_PRIORITY, "maximum": MAX_PRIORITY} if limits.priorities else {"enum": [0]}
+        },
+        **({} if limits.ttft_deadlines else {"ttft_deadline": {"number": {"enum": []}}}),
         "model": {"string": {"enum": [model.name, ""]}},
         "stop": {"string": text, "array": {"maxItems": MAX_STOP_STRINGS, "items": {"type": "string"} | text}},
         "stop_token_ids": {

@@ -73,6 +73,7 @@ _TIMINGS: Final = _object(
     prefill_worker=_TEXT,
     decode_worker=_TEXT,
     placement=_TEXT,
+    waited={"type": "object", "additionalProperties": _NUMBER},
 )
 _TOKEN: Final = {"token": _TEXT, "logprob": _NUMBER, "bytes": _list(_COUNT)}
 

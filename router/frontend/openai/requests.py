@@ -125,7 +125,9 @@ class GenerationBody(BaseModel):
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     priority: int | None = None
-    """Only 0: not supported."""
+    """With --schedule-policy priority; else only 0."""
+    ttft_deadline: Annotated[float | None, Field(gt=0)] = None
+    """Seconds for the first token; with --schedule-policy deadline."""
     timeout: Annotated[float | None, Field(gt=0)] = None
     """Seconds for the whole request."""
     timings: bool | None = None
@@ -180,6 +182,7 @@ class GenerationBody(BaseModel):
             model=self.model or "",
             n=n,
             priority=self.priority or 0,
+            ttft_deadline_s=self.ttft_deadline or 0.0,
             timeout_s=self.timeout or 0.0,
             timings=bool(self.timings),
         )
