@@ -95,7 +95,8 @@ class SchedulerConfig:
     share_prefixes: bool = True
     """A prompt waits for a page that another request is computing, instead of computing it as well."""
     hold_long_chunks: bool = True
-    """A step in which a prompt ends takes no part of a long one: its first token would wait for it."""
+    """With an ITL target, a step in which a prompt ends takes no part of a long one beside decodes: the first
+    token of the prompt would wait for it."""
 
     forecast: Forecast = Forecast.PEAK
     schedule_conservativeness: float = 1.0
@@ -108,9 +109,8 @@ class SchedulerConfig:
     prompt_patience: float = PATIENCE
     """Policy "shortest": a prompt of n tokens is overtaken by at most n * prompt_patience tokens of shorter
     prompts that came later. Finite and above 0."""
-    aging_tokens: int = 1_000_000
-    """A request goes first, whatever the policy, when this many prompt tokens have been admitted since it
-    came."""
+    aging_tokens: int = 4_000_000
+    """Other policies: a request goes first when so many prompt tokens have been admitted since it came."""
     tenant_quantum: int | None = None
     """Prompt tokens that each tenant may have admitted in its turn while requests of several tenants wait
     (deficit round robin); None: all tenants share one queue."""
@@ -149,6 +149,10 @@ class SchedulerConfig:
             raise ValueError(f"long_prefill_token_threshold {threshold}: use 1 or more")
         if self.priority_preemption_threshold is not None and self.policy is not Policy.PRIORITY:
             raise ValueError('priority_preemption_threshold needs policy "priority"')
+        if self.fair_partial_prefills and self.max_partial_prefills is None:
+            raise ValueError("fair_partial_prefills needs max_partial_prefills")
+        if self.tenant_quantum is not None and self.policy in (Policy.LPM, Policy.DFS_WEIGHT):
+            raise ValueError(f'tenant_quantum does not go with policy "{self.policy.value}"')
         if self.max_long_partial_prefills is not None and threshold is None:
             raise ValueError("max_long_partial_prefills needs long_prefill_token_threshold")
 

@@ -18,10 +18,12 @@ from engine.core.kv_manager import KVManager, Reservation
 from engine.core.plan import Chunk, StepPlan
 from engine.core.request import Request
 from engine.core.sampling_params import FinishReason, TokenLogprobs
+from engine.core.waits import WaitReason
 from engine.errors import InvalidRequest
 from engine.executor.runner import ModelRunner, StepInFlight, StepResult
 from engine.kv_cache.pages import PageCounts
 from engine.sched.itl_controller import PromptCost
+from engine.sched.prefill_rate import PrefillRate
 from engine.sched.scheduler import Scheduler
 from engine.sched.step_timing import Rhythm
 
@@ -100,6 +102,7 @@ class Engine:
         self._completed_at = -math.inf
         self._measure_at = self._ended_at = -math.inf
         self._rhythm = Rhythm()
+        self._prefill_rate = PrefillRate()
         self._cost = PromptCost(config.scheduler.costly_context)
         self._steps = self._prompt_tokens = self._generated_tokens = self._cache_hit_tokens = 0
 
@@ -108,10 +111,10 @@ class Engine:
         return bool(self._requests) or self._launched is not None
 
     def submit(self, request: Request) -> None:
-        """Queue a request. Raises InvalidRequest or QueueFull."""
+        """Queue a request. Raises InvalidRequest, QueueFull, or DeadlineUnreachable (a QueueFull)."""
         self._check_new(request)
         request.arrival = self._clock()
-        self.scheduler.submit(request)
+        self.scheduler.submit(request, request.arrival, self._prefill_rate.tokens_a_second)
         self._take_in(request)
 
     def abort(self, request_id: int) -> bool:
@@ -130,7 +133,7 @@ class Engine:
         """
         began = self._clock()
         self.proceed()
-        plan = self.scheduler.plan()
+        plan = self.scheduler.plan(began)
         self._crowded = self.scheduler.is_crowded
         output = StepOutput(
             started=plan.started,
@@ -206,6 +209,8 @@ class Engine:
         if active >= self.config.scheduler.max_running_requests or self.scheduler.wants_pages:
             return None  # a preempted request, or one that waits for pages, must not starve behind newcomers
         reservation = self.kv.reserve(request, headroom=active)
+        if reservation is not None:
+            request.arrival = self._clock()
         if reservation is not None and self._may_be_written(reservation.incoming):
             # The device's queue does not order a peer's write after the step in flight. To wait for that step
             # leaves the device idle afterwards: only for a page that it may still write.
@@ -217,8 +222,10 @@ class Engine:
         """The KV of all tokens but the last has arrived: decode it."""
         self.kv.arrived(reservation)
         request.num_computed = request.num_tokens - 1
-        request.arrival = self._clock()
-        self.scheduler.adopt(request)
+        now = self._clock()
+        request.waited = {WaitReason.TRANSFER: now - request.arrival}
+        request.arrival = now
+        self.scheduler.adopt(request, now)
         self._take_in(request)
 
     def quarantine(self, reservation: Reservation) -> None:
@@ -252,6 +259,7 @@ class Engine:
         return EngineStats(
             waiting=self.scheduler.num_waiting,
             starved=self.scheduler.num_waiting if self.scheduler.wants_pages else 0,
+            waits_for=self.scheduler.waits.reason,
             running=len(self.scheduler.running),
             waiting_tokens=sum(r.num_pending for r in self._requests.values() if r.num_pending > 1),
             available_pages=self.kv.num_available,
@@ -284,6 +292,8 @@ class Engine:
         """Let the scheduler know how long those who decode had to wait for a step with prompts in it."""
         now = self._clock()
         since, self._completed_at = self._completed_at, now
+        if since > -math.inf:
+            self._prefill_rate.observe(plan.prompt_tokens, now - since)
         has_decodes = plan.num_tokens > plan.prompt_tokens > 0
         if self.scheduler.pacer is not None and has_decodes and since > -math.inf:
             self.scheduler.pacer.observe(self._cost.of_step(plan), now - since)

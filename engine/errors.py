@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["EngineError", "InvalidRequest", "PageLeak", "QueueFull", "RankLost"]
+__all__ = ["DeadlineUnreachable", "EngineError", "InvalidRequest", "PageLeak", "QueueFull", "RankLost"]
 
 
 class EngineError(Exception):
@@ -15,6 +15,10 @@ class InvalidRequest(EngineError):
 
 class QueueFull(EngineError):
     """Too many requests wait already; sending it again later may help."""
+
+
+class DeadlineUnreachable(QueueFull):
+    """By the measured rate, the first token of the request would come after its deadline."""
 
 
 class PageLeak(EngineError):

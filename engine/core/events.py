@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from engine.core.request import Request, TokenId
 from engine.core.sampling_params import FinishReason, TokenLogprobs
+from engine.core.waits import WaitReason
 from engine.kv_cache.pages import PageCounts
 
 __all__ = ["EngineStats", "Occupancy", "StepMeasured", "StepOutput", "TokenOut"]
@@ -83,6 +84,8 @@ class EngineStats:
     waiting: int
     starved: int
     """`waiting` if one of those waits for pages or was preempted; 0 if all only wait for room in a step."""
+    waits_for: WaitReason | None
+    """Why the head of the queue waits; None if nothing does."""
     running: int
     waiting_tokens: int
     """Prompt tokens not yet computed."""
