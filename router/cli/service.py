@@ -24,7 +24,7 @@ from router.cluster.nodes import residents
 from router.cluster.ray_cluster import Cluster, ClusterError
 from router.cluster.ray_worker import RayWorker
 from router.cluster.worker_plan import PlanError, WorkerPlan, plan_workers
-from router.config.settings import Dtype, RouterConfig
+from router.config.settings import Dtype, LogFormat, RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics import RouterMetrics
 from router.frontend.access import Access
@@ -35,6 +35,7 @@ from router.limits import Limits
 from router.probes.canary import Canary
 from router.probes.link_check import LinkBroken, rehearse
 from router.processing.generation import Generation
+from router.processing.history import History
 from router.processing.served_model import ServedModel
 from router.processing.tokenizer import Tokenizer, TokenizerError
 from router.workers.fencing import Fencing
@@ -169,8 +170,10 @@ class _Start:
             priorities=config.scheduling.effective_policy is Policy.PRIORITY,
             ttft_deadlines=config.scheduling.effective_policy is Policy.DEADLINE,
         )
-        generation = Generation(model, tokenizer, dispatcher, limits)
-        service = await self._doors(generation, access, cluster, dispatcher, registry, metrics)
+        is_json = config.log_format is LogFormat.JSON
+        history = History(config.explain_requests, logging.INFO if is_json else logging.DEBUG)
+        generation = Generation(model, tokenizer, dispatcher, limits, history)
+        service = await self._doors(generation, history, access, cluster, dispatcher, registry, metrics)
         freeze_startup()
         workers = [(session.worker_id, session.info.node) for session in registry.sessions()]
         self.display.say(f"workers: {residents(workers, await cluster.nodes())}")
@@ -249,6 +252,7 @@ class _Start:
     async def _doors(
         self,
         generation: Generation,
+        history: History,
         access: Access,
         cluster: Cluster,
         dispatcher: ClusterDispatcher,
@@ -289,6 +293,7 @@ class _Start:
             admin_app(
                 registry,
                 dispatcher.able,
+                explain=history.find,
                 drain_timeout_s=self.config.drain_timeout,
                 startup_timeout_s=self.config.startup_timeout,
             ),

@@ -40,6 +40,9 @@ examples:
   router workers | router drain decode-1 | router restart all
       list the workers of a running router; let one leave in order; restart them one by one
 
+  router explain REQUEST
+      where a finished request was computed, and why it waited: budget, pages, policy, transfer
+
   router doctor --model smollm2
       check this machine first: packages, GPUs, limits, and how fast KV travels between two processes
 

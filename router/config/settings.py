@@ -399,11 +399,14 @@ class RouterConfig:
         int | None,
         Option(
             _OPERATION,
-            "loopback port for `router workers`, `drain` and `restart`; 0 picks a free one"
+            "loopback port for `router workers`, `explain`, `drain` and `restart`; 0 picks a free one"
             " (default: --http-port + 1)",
             "PORT",
         ),
     ] = None
+    explain_requests: Annotated[
+        int, Option(_OPERATION, "number of finished requests that `router explain` knows", "N")
+    ] = 1000
     log_level: Annotated[LogLevel, Option(_OPERATION, "log level; debug includes the workers' output")] = (
         LogLevel.INFO
     )
@@ -510,7 +513,7 @@ def configured(values: Mapping[str, Any]) -> RouterConfig:
 
 def _settings_of(owner: type, group: str | None = None) -> dict[str, Setting]:
     hints = get_type_hints(owner, include_extras=True)
-    settings = {}
+    settings: dict[str, Setting] = {}
     for own in fields(owner):
         if own.name in _GROUPS:
             settings |= _settings_of(_GROUPS[own.name], own.name)

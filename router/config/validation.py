@@ -272,6 +272,8 @@ def _positive(config: RouterConfig) -> Iterator[str]:
         )
     if config.max_queued_tokens < 1:
         yield f"--max-queued-tokens {config.max_queued_tokens}: use 1 or more"
+    if config.explain_requests < 0:
+        yield f"--explain-requests {config.explain_requests}: use 1 or more, or 0 to remember none"
     if config.decode_log_interval < 0:
         yield f"--decode-log-interval {config.decode_log_interval}: use 1 or more, or 0 for no batch lines"
     if config.max_attempts < 1:

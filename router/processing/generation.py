@@ -14,6 +14,7 @@ from router.limits import MAX_PRIORITY, Limits
 from router.processing.clients import CURRENT_CLIENT
 from router.processing.completion import Completion
 from router.processing.generation_request import Chat, GenerationRequest, Prompt
+from router.processing.history import History
 from router.processing.run import Run, Running, SequencePlan
 from router.processing.sampling_options import derive_seed
 from router.processing.served_model import ServedModel
@@ -31,12 +32,14 @@ class Generation:
         tokenizer: Tokenizer,
         dispatcher: Dispatcher,
         limits: Limits = Limits(),  # noqa: B008 (frozen)
+        history: History | None = None,
     ) -> None:
         self.model: Final = model
         self.tokenizer: Final = tokenizer
         self._dispatcher: Final = dispatcher
         self.limits: Final = limits
         self._running: Running = {}
+        self._history: Final = history
         self.created: Final = int(time.time())
         """Since when the model is served, as seconds of Unix time."""
 
@@ -74,7 +77,7 @@ class Generation:
                     min_tokens=options.min_tokens,
                 )
                 sequences.append(SequencePlan(token_ids, sampling, completion))
-        return Run(model.name, request, sequences, self._dispatcher, self._running)
+        return Run(model.name, request, sequences, self._dispatcher, self._running, self._history)
 
     def abort(self, request_id: str) -> bool:
         """End a running request, on the workers too. False if the client has none with this id."""

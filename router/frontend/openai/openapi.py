@@ -145,7 +145,9 @@ def _rules(model: ServedModel, limits: Limits) -> Mapping[str, Mapping[str, Sche
         "max_completion_tokens": {"integer": tokens},
         "n": {"integer": {"minimum": 1, "maximum": limits.max_completions}},
         "priority": {
-            "integer": {"minimum": -MAX_PRIORITY, "maximum": MAX_PRIORITY} if limits.priorities else {"enum": [0]}
+            "integer": {"minimum": -MAX_PRIORITY, "maximum": MAX_PRIORITY}
+            if limits.priorities
+            else {"enum": [0]}
         },
         **({} if limits.ttft_deadlines else {"ttft_deadline": {"number": {"enum": []}}}),
         "model": {"string": {"enum": [model.name, ""]}},
