@@ -34,7 +34,7 @@ from engine.device.defaults import GPU_TOKEN_TILE
 from engine.engine import Engine
 from engine.executor.runner import StepResult
 
-__all__ = ["Costs", "simulate"]
+__all__ = ["Costs", "simulate", "simulated_config"]
 
 _PADDING: Final = 32
 """Tokens to whose multiple a step is padded."""
@@ -157,12 +157,19 @@ class _Device:
 
 
 def simulate(
-    load: Sequence[Work], itl_target_s: float | None, costs: Costs, *, late: bool = True
+    load: Sequence[Work],
+    itl_target_s: float | None,
+    costs: Costs,
+    *,
+    late: bool = True,
+    config: EngineConfig | None = None,
 ) -> list[Record]:
-    """One record a request, as a client would have it. `late`: plan when `engine.sched.step_timing` says."""
+    """One record a request, as a client would have it. `late`: plan when `engine.sched.step_timing` says.
+    `config`: instead of the usual one.
+    """
     clock = _Clock()
     device: Any = _Device(clock, costs)
-    engine = Engine(_config(itl_target_s), runner=device, clock=lambda: clock.now)
+    engine = Engine(config or simulated_config(itl_target_s), runner=device, clock=lambda: clock.now)
     records = [Record(sent=work.arrival_s - costs.front, prompt_tokens=len(work.prompt)) for work in load]
     coming = 0
     while coming < len(load) or engine.has_work:
@@ -182,7 +189,7 @@ def simulate(
     return records
 
 
-def _config(itl_target_s: float | None) -> EngineConfig:
+def simulated_config(itl_target_s: float | None) -> EngineConfig:
     return EngineConfig(
         model_path=Path("none"),
         num_pages=60_000,

@@ -162,7 +162,7 @@ class Run:
 
     def _completion(self, index: int) -> CompletionRecord:
         finish, timings = self._ended.get(index, (sampling_pb2.FINISH_REASON_UNSPECIFIED, None))
-        name = sampling_pb2.FinishReason.Name(finish)  # type: ignore[arg-type]
+        name = sampling_pb2.FinishReason.Name(finish)
         tokens = self._sequences[index].completion.num_tokens
         return CompletionRecord(name.removeprefix("FINISH_REASON_").lower(), tokens, timings)
 
