@@ -169,7 +169,7 @@ def main() -> None:
         f"{options.on}: {options.requests} requests, {options.rate:g}/s at load 1, {options.repeats} times;"
         f" {options.input_length} in ({options.long:.0%} {options.long_length}), {options.output_length} out"
     )
-    if found["busy"]:
+    if found["busy"] and options.on == "cpu":  # simulated time does not depend on it
         title += "; the machine was busy"
     console.print(_table(points, title))
     if options.output:
