@@ -26,12 +26,12 @@ from rich.table import Table
 from benchmarks.lib.chunk_plots import Mark, plot_chunks
 from benchmarks.lib.client import Record
 from benchmarks.lib.provenance import provenance
-from benchmarks.lib.report import Spread, Summary, summarize
+from benchmarks.lib.report import Percentiles, Summary, summarize
 from benchmarks.lib.workload import Work, make_workload, parse_lengths
 from benchmarks.simulate import Costs, simulate, simulated_config
 from engine.config import Batching, EngineConfig, SchedulerConfig
 from engine.core.request import Request
-from engine.core.sampling_params import Sampling
+from engine.core.sampling_params import SamplingParams
 from engine.engine import Engine
 from engine.executor.runner import ModelRunner
 from engine.loader.checkpoint import resolve
@@ -71,7 +71,7 @@ def drive(engine: Engine, load: Sequence[Work]) -> list[Record]:
     coming = 0
     while coming < len(load) or engine.has_work:
         while coming < len(load) and records[coming].sent <= time.monotonic():
-            sampling = Sampling(max_tokens=load[coming].max_tokens, ignore_eos=True)
+            sampling = SamplingParams(max_tokens=load[coming].max_tokens, ignore_eos=True)
             engine.submit(Request(coming, load[coming].prompt, sampling))  # type: ignore[arg-type]
             coming += 1
         if not engine.has_work:
@@ -228,7 +228,7 @@ def _save(
         plot_chunks(marks, title, options.output.with_suffix(".png"))
 
 
-def _spreads(summary: Summary) -> dict[str, Spread]:
+def _spreads(summary: Summary) -> dict[str, Percentiles]:
     return {name: getattr(summary, name) for name in _LATENCIES}
 
 

@@ -23,7 +23,7 @@ class Job:
     arrival: float
     deadline: float
     """math.inf: none."""
-    sampling: sampling_pb2.Sampling
+    sampling: sampling_pb2.SamplingParams
     """As the client wants it; a role may have the engine compute only a part."""
     chunks: list[worker_pb2.Span] = field(default_factory=list)
     """When each part of the prompt was computed, for a request that is not handed over."""

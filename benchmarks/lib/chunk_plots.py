@@ -11,7 +11,7 @@ import matplotlib as mpl
 mpl.use("Agg")
 from matplotlib import pyplot as plt
 
-from benchmarks.lib.report import Spread
+from benchmarks.lib.report import Percentiles
 
 __all__ = ["Mark", "plot_chunks"]
 
@@ -24,7 +24,7 @@ class Mark(NamedTuple):
     setting: str
     load: float
     """Of the highest rate that was sent; or any other scale of load."""
-    spreads: dict[str, Spread]
+    spreads: dict[str, Percentiles]
     """By "ttft", "tpot", "itl" and "e2e", in seconds."""
 
 

@@ -13,13 +13,13 @@ from engine.core.request import PENDING, Request
 from engine.core.sampling_params import FinishReason
 from engine.core.waits import WaitClock, WaitReason
 from engine.errors import DeadlineUnreachable, InvalidRequest, QueueFull
-from engine.sched.headroom import NewTokenRatio, Outlook, outlook_for
-from engine.sched.itl_controller import ChunkPacer
+from engine.sched.admission_forecast import AdmissionForecast, NewTokenRatio, outlook_for
+from engine.sched.itl_controller import ITLController
 from engine.sched.page_forecast import OutputLengths
 from engine.sched.policy import rules_for
 from engine.sched.prefill_share import PrefillShare
 from engine.sched.prefix_ranker import PrefixRanker
-from engine.sched.prefixes_in_flight import Beginnings
+from engine.sched.prefixes_in_flight import PrefixesInFlight
 from engine.sched.token_budget import Progress
 from engine.sched.waiting_queue import WaitingQueue
 
@@ -58,7 +58,7 @@ class Scheduler:
         self._slots = list(range(config.max_running_requests - 1, -1, -1))
         self._lengths = OutputLengths()
         self._ratio = NewTokenRatio(config.schedule_conservativeness)
-        self._in_flight = Beginnings(kv.page_size)
+        self._in_flight = PrefixesInFlight(kv.page_size)
         """Chunks of steps that have not completed; empty unless prefixes are shared."""
         self._stopped_by: WaitReason | None = None
         """Why the last plan left requests waiting."""
@@ -70,8 +70,8 @@ class Scheduler:
         """Whether the last plan left prompts to be read."""
 
     @property
-    def pacer(self) -> ChunkPacer | None:
-        return self.share.pacer
+    def itl_controller(self) -> ITLController | None:
+        return self.share.itl_controller
 
     def submit(self, request: Request, now: float = 0.0, prefill_rate: float = math.inf) -> None:
         """Queue a request. `prefill_rate`: prompt tokens a second, as measured.
@@ -230,7 +230,7 @@ class Scheduler:
 
     def _prefill(self, num_decodes: int) -> list[Chunk]:
         prompts: list[Request] = []
-        planned = Beginnings(self.kv.page_size)
+        planned = PrefixesInFlight(self.kv.page_size)
         for request in self._in_turn():
             # Two requests about to compute the same page: the second waits a step and finds it in the cache.
             if self._shares:
@@ -273,7 +273,7 @@ class Scheduler:
             return WaitReason.SLOTS
         room = self.share.room(num_decodes, len(self._reading) + len(self.waiting))
         before = deque(self._in_turn())
-        outlook = outlook_for(self.config, self.kv, self._lengths, self._ratio, self.running)
+        forecast = outlook_for(self.config, self.kv, self._lengths, self._ratio, self.running)
         for key, request in self.waiting.in_order():
             while before and (not self.rules.interleaves or self.rules.admission_key(before[0]) <= key):
                 room.grant(_progress(before.popleft()))
@@ -288,19 +288,19 @@ class Scheduler:
                     continue
                 if not room.offer(rest):
                     return WaitReason.BUDGET
-            if reason := self._take(request, outlook, step):
+            if reason := self._take(request, forecast, step):
                 return reason
             if request.num_cached is not None and key == -math.inf:
                 request.handicap = -math.inf
             self._admitted(request, step, now)
-            outlook.admitted(request)
+            forecast.admitted(request)
             if request.num_pending > 1:
                 room.grant(_progress(request))
         return None
 
-    def _take(self, request: Request, outlook: Outlook, step: StepPlan) -> WaitReason | None:
+    def _take(self, request: Request, forecast: AdmissionForecast, step: StepPlan) -> WaitReason | None:
         """Give a waiting request its pages, and make sure of a slot; what was lacking, if anything."""
-        fits = partial(outlook.headroom, request)
+        fits = partial(forecast.headroom, request)
         was_admitted = request.num_cached is not None
         if self._slots and self.kv.admit(request, headroom=fits):
             if not was_admitted:

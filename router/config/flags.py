@@ -82,7 +82,7 @@ def _given(argv: Sequence[str]) -> dict[str, Any]:
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse, but a mistake is an exception, and an unknown flag is answered with the likeliest one."""
+    """argparse, but a mistake is an exception, and an unknown flag is answered with the most likely one."""
 
     def error(self, message: str) -> NoReturn:
         unknown, sep, words = message.partition("unrecognized arguments: ")

@@ -40,7 +40,7 @@ TIMINGS = router_pb2.Timings(
 
 class FakeDispatcher:
     async def generate(
-        self, prompt: Sequence[int], sampling: sampling_pb2.Sampling, **_: object
+        self, prompt: Sequence[int], sampling: sampling_pb2.SamplingParams, **_: object
     ) -> AsyncGenerator[Delta, bool | None]:
         if prompt[0] == 99:
             raise Overloaded("the queue is full")

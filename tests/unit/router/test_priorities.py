@@ -10,12 +10,12 @@ import grpc
 import pytest
 
 from router.errors import InvalidRequest
-from router.limits import Limits
 from router.processing.clients import CURRENT_CLIENT, Client
 from router.processing.generation import Generation
 from router.processing.generation_request import GenerationRequest
 from router.processing.sampling_options import SamplingOptions
 from router.processing.served_model import ServedModel
+from router.request_limits import RequestLimits
 
 MODEL = ServedModel(name="small", path=Path("none"), mode="mixed", max_model_len=64, vocab_size=100)
 
@@ -24,7 +24,7 @@ def make_request(priority: int) -> GenerationRequest:
     return GenerationRequest(id="a", prompts=[[1, 2, 3]], options=SamplingOptions(), priority=priority)
 
 
-def make_generation(limits: Limits = Limits()) -> Generation:  # noqa: B008 (frozen)
+def make_generation(limits: RequestLimits = RequestLimits()) -> Generation:  # noqa: B008 (frozen)
     tokenizer = Mock()
     tokenizer.encode = AsyncMock(return_value=[1, 2, 3])
     return Generation(MODEL, tokenizer, Mock(), limits)
@@ -45,12 +45,12 @@ async def test_priority_0_asks_for_nothing() -> None:
 
 @pytest.mark.parametrize("priority", [5, -5, (1 << 31) - 1])
 async def test_a_priority_is_taken_where_the_scheduler_goes_by_it(priority: int) -> None:
-    await make_generation(Limits(priorities=True)).start(make_request(priority))
+    await make_generation(RequestLimits(priorities=True)).start(make_request(priority))
 
 
 async def test_a_priority_beyond_the_protocol_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="priority must be from"):
-        await make_generation(Limits(priorities=True)).start(make_request(1 << 31))
+        await make_generation(RequestLimits(priorities=True)).start(make_request(1 << 31))
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ async def test_a_key_may_set_priorities_up_to_its_limit(
 ) -> None:
     token = CURRENT_CLIENT.set(Client("key-1", max_priority=limit))
     try:
-        starting = make_generation(Limits(priorities=True)).start(make_request(priority))
+        starting = make_generation(RequestLimits(priorities=True)).start(make_request(priority))
         if allowed:
             await starting
             return
@@ -75,6 +75,6 @@ async def test_a_key_may_set_priorities_up_to_its_limit(
 
 async def test_a_deadline_for_the_first_token_needs_a_scheduler_that_goes_by_it() -> None:
     request = replace(make_request(0), ttft_deadline_s=2.0)
-    await make_generation(Limits(ttft_deadlines=True)).start(request)
+    await make_generation(RequestLimits(ttft_deadlines=True)).start(request)
     with pytest.raises(InvalidRequest, match="--schedule-policy deadline"):
         await make_generation().start(request)

@@ -13,7 +13,7 @@ import pytest
 from common.log_format import TEXT, formatter
 from engine.core.events import Occupancy, StepOutput, TokenOut
 from engine.core.request import Request
-from engine.core.sampling_params import Sampling
+from engine.core.sampling_params import SamplingParams
 from worker.batch_log import BatchLog
 from worker.pace_log import PaceLog
 
@@ -30,7 +30,7 @@ def occupancy(running: int = 10) -> Occupancy:
 
 
 def request(cached: int = 0) -> Request:
-    return Request(1, [1], Sampling(max_tokens=8), num_cached=cached)
+    return Request(1, [1], SamplingParams(max_tokens=8), num_cached=cached)
 
 
 def prefill() -> StepOutput:

@@ -10,7 +10,7 @@ from engine.core.kv_manager import KVManager
 from engine.core.request import Request
 from engine.sched.page_forecast import OutputLengths, peak_growth
 
-__all__ = ["NewTokenRatio", "Outlook", "outlook_for"]
+__all__ = ["AdmissionForecast", "NewTokenRatio", "outlook_for"]
 
 _CLIP_TOKENS: Final = 4096
 """SGLang counts no more than this many output tokens of a request."""
@@ -18,7 +18,7 @@ _RETRACT_STEPS: Final = 20
 _DECAY_STEPS: Final = 600
 
 
-class Outlook(Protocol):
+class AdmissionForecast(Protocol):
     """The admissions of one plan: what all that run will take until they end, and give back then."""
 
     def headroom(self, request: Request, alone: int) -> int:
@@ -56,7 +56,7 @@ def outlook_for(
     lengths: OutputLengths,
     ratio: NewTokenRatio,
     running: Sequence[Request],
-) -> Outlook:
+) -> AdmissionForecast:
     """Besides `running`, requests whose KV is still on its way from another worker count: they run soon."""
     active = [*running, *(reservation.request for reservation in kv.reservations.values())]
     match config.forecast:
