@@ -13,10 +13,10 @@ import pytest
 from tests.e2e.conftest import NUM_TOKENS, Oracle
 from tests.e2e.router_process import RouterProcess, router
 
-NAMES = ("a question", "300 tokens", "600 tokens", "code")
+NAMES = ("a question", "300 tokens", "code")
 FLAGS = {
-    "sglang": "--preset sglang --chunked-prefill-size 256 --tp-size 1 --max-total-tokens 4096",
-    "vllm": "--preset vllm --max-num-batched-tokens 256 --max-num-seqs 16 --max-model-len 2048",
+    "sglang": "--preset sglang --chunked-prefill-size 128 --tp-size 1 --max-total-tokens 4096",
+    "vllm": "--preset vllm --max-num-batched-tokens 128 --max-num-seqs 16 --max-model-len 2048",
 }
 
 
@@ -35,16 +35,16 @@ def test_a_preset_answers_as_transformers_and_logs_as_the_guides_expect(
             answers = dict(zip(NAMES, clients.map(complete, NAMES), strict=True))
         for name, answer in answers.items():
             assert answer["choices"][0]["text"] == oracle.text(name), name
-        chunks = answers["600 tokens"]["timings"]["chunks"]
+        chunks = answers["300 tokens"]["timings"]["chunks"]
         assert len(chunks) >= 3
-        assert sum(chunk["num_tokens"] for chunk in chunks) == len(oracle.prompts["600 tokens"])
-        assert "chunks of" in explained(service, answers["600 tokens"]["id"])
+        assert sum(chunk["num_tokens"] for chunk in chunks) == len(oracle.prompts["300 tokens"])
+        assert "chunks of" in explained(service, answers["300 tokens"]["id"])
     log = service.text()
     sizes = [int(size) for size in re.findall(r"Prefill batch\. #new-seq: \d+, #new-token: (\d+),", log)]
-    assert max(sizes) <= 256
+    assert max(sizes) <= 128
     assert re.search(r"Decode batch\. #running-req: \d+.*gen throughput \(token/s\): [\d.]+", log)
     page_size = {"sglang": 1, "vllm": 16}[preset]
-    assert re.search(rf"decode-0: KV pool [\d,]+ tokens in pages of {page_size}, .*256 tokens a step", log)
+    assert re.search(rf"decode-0: KV pool [\d,]+ tokens in pages of {page_size}, .*128 tokens a step", log)
 
 
 def explained(service: RouterProcess, request: str) -> str:
