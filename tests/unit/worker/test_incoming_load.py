@@ -17,6 +17,7 @@ COUNTS = PageCounts(free=40, held=60, cached=0, in_flight=0, quarantined=0, tota
 STATS = EngineStats(
     waiting=1,
     starved=1,
+    waits_for=None,
     running=7,
     waiting_tokens=0,
     available_pages=40,
