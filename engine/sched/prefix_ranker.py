@@ -38,6 +38,10 @@ class _Lookup:
     def pages(self) -> int:
         return self.depth + self.partial
 
+    @property
+    def deepest(self) -> RadixNode:
+        return self.child if self.partial and self.child is not None else self.node
+
 
 class PrefixRanker:
     """Remembers where each request's prefix ends; while nothing changed there, that is checked in O(1)."""
@@ -102,7 +106,7 @@ class PrefixRanker:
     def _depth_first(self, requests: Sequence[Request]) -> list[tuple[tuple[int, int], ...]]:
         """Subtrees with most waiting requests first, and each subtree at one go (SGLang's dfs-weight)."""
         known = [self._lookups.get(request.number) for request in requests]
-        nodes = [lookup.node if lookup is not None else self._cache.root for lookup in known]
+        nodes = [lookup.deepest if lookup is not None else self._cache.root for lookup in known]
         weights: Counter[RadixNode] = Counter(nodes)
         paths: dict[RadixNode, list[RadixNode]] = {}
         for node in list(weights):
@@ -116,5 +120,6 @@ class PrefixRanker:
         for node, count in weights.items():
             for at in paths[node]:
                 total[at] += count
-        keys = {node: tuple((-total[at], id(at)) for at in path) for node, path in paths.items()}
+        last = (1, 0)  # a node's own requests come after those of its children
+        keys = {node: (*((-total[at], id(at)) for at in path), last) for node, path in paths.items()}
         return [keys[node] for node in nodes]
