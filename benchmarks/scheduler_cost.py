@@ -20,12 +20,12 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.lib.machine import describe_machine
-from benchmarks.lib.report import Spread
+from benchmarks.lib.report import Percentiles
 from engine.config import Policy, SchedulerConfig
 from engine.core.kv_manager import KVManager
 from engine.core.plan import StepPlan
 from engine.core.request import Request
-from engine.core.sampling_params import FinishReason, Sampling
+from engine.core.sampling_params import FinishReason, SamplingParams
 from engine.sched.scheduler import Scheduler
 
 __all__ = ["measure"]
@@ -88,7 +88,7 @@ class _Load:
         id = next(self._ids)
         group = id % _GROUPS if group is None else group
         prompt = [group] * self._cached + [1000 + id] * (_PROMPT - self._cached)
-        self.scheduler.submit(Request(id, prompt, Sampling(max_tokens=max_tokens), priority=id % 3))
+        self.scheduler.submit(Request(id, prompt, SamplingParams(max_tokens=max_tokens), priority=id % 3))
 
 
 def measure(policy: Policy, running: int, waiting: int, cached: int, steps: int) -> dict[str, list[float]]:
@@ -125,7 +125,7 @@ def _sizes(options: argparse.Namespace) -> tuple[int, int, int, int]:
 
 def _row(costs: dict[str, list[float]]) -> Iterator[str]:
     for milliseconds in costs.values():
-        spread = Spread.of(milliseconds)
+        spread = Percentiles.of(milliseconds)
         yield from (f"{spread.p50:.2f}", f"{spread.p99:.2f}")
 
 

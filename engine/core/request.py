@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from engine.core.sampling_params import FinishReason, Sampling
+from engine.core.sampling_params import FinishReason, SamplingParams
 from engine.core.waits import WaitMark, WaitReason
 from engine.kv_cache.radix import RadixNode
 
@@ -31,7 +31,7 @@ class Request:
 
     id: RequestId
     prompt: Sequence[TokenId]
-    sampling: Sampling
+    sampling: SamplingParams
     output: list[TokenId] = field(default_factory=list)
     priority: int = 0
     """More urgent if larger, unless `SchedulerConfig.low_priority_values_first`."""

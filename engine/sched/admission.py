@@ -12,7 +12,7 @@ from engine.core.plan import StepPlan
 from engine.core.request import Request
 from engine.core.waits import WaitReason
 from engine.errors import DeadlineUnreachable
-from engine.sched.headroom import Forecaster, Outlook
+from engine.sched.admission_forecast import AdmissionForecast, Forecaster
 from engine.sched.policy import PolicyRules
 from engine.sched.prefill_share import PrefillShare
 from engine.sched.queues import Queues
@@ -88,7 +88,7 @@ class Admission:
             return WaitReason.SLOTS
         room = self._share.room(num_decodes, len(queues.reading) + len(queues.waiting))
         before = deque(self.in_turn())
-        outlook = self._forecaster.outlook(queues.running)
+        forecast = self._forecaster.forecast(queues.running)
         for key, request in queues.waiting.in_order():
             while before and (not self._rules.interleaves or key_of(before[0]) <= key):
                 room.grant(_progress(before.popleft()))
@@ -104,7 +104,7 @@ class Admission:
                 if not room.offer(rest):
                     return WaitReason.BUDGET
             is_new = request.num_cached is None
-            if lacking := self._take_pages(request, outlook, step):
+            if lacking := self._take_pages(request, forecast, step):
                 return lacking
             if is_new:
                 request.waited = queues.waits.since(request.wait_mark, now)
@@ -114,16 +114,16 @@ class Admission:
             queues.waiting.admitted(request, request.num_pending)
             request.num_expected = 0
             queues.start(request)
-            outlook.admitted(request)
+            forecast.admitted(request)
             admitted.append(request)
             if request.num_pending > 1:
                 room.grant(_progress(request))
         return None
 
-    def _take_pages(self, request: Request, outlook: Outlook, step: StepPlan) -> WaitReason | None:
+    def _take_pages(self, request: Request, forecast: AdmissionForecast, step: StepPlan) -> WaitReason | None:
         """Pages and a slot for a waiting request, perhaps those of less urgent ones; what was lacking."""
         queues = self._queues
-        if queues.has_slot and self._kv.admit(request, headroom=partial(outlook.headroom, request)):
+        if queues.has_slot and self._kv.admit(request, headroom=partial(forecast.headroom, request)):
             return None
         lacking = WaitReason.PAGES if queues.has_slot else WaitReason.SLOTS
         if not self._preempts:

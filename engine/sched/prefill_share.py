@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from engine.config import SchedulerConfig
-from engine.sched.itl_controller import ChunkPacer, PromptCost, whole_tiles
+from engine.sched.itl_controller import ITLController, PromptCost, whole_tiles
 from engine.sched.token_budget import PrefillLimits, Progress, StepRoom, without_long_chunks
 
 __all__ = ["PrefillShare"]
@@ -16,10 +16,10 @@ class PrefillShare:
     """Sizes chunks; knows no requests, only how far their prompts are."""
 
     def __init__(self, config: SchedulerConfig, page_size: int, context: int) -> None:
-        self.pacer = (
+        self.itl_controller = (
             None
             if config.itl_target_s is None or config.chunk_budget is None
-            else ChunkPacer(config.itl_target_s, config.chunk_budget)
+            else ITLController(config.itl_target_s, config.chunk_budget)
         )
         self._config = config
         self._page_size = page_size
@@ -43,8 +43,8 @@ class PrefillShare:
     def room(self, num_decodes: int, num_prompts: int) -> StepRoom:
         """What so many decodes leave of a step for the prompts that run or wait."""
         tokens = self._tokens(num_decodes)
-        if self.pacer is not None and num_decodes:
-            tokens = max(min(tokens, self.pacer.budget), self._page_size)
+        if self.itl_controller is not None and num_decodes:
+            tokens = max(min(tokens, self.itl_controller.budget), self._page_size)
         return self._room(tokens, num_prompts)
 
     def lengths(self, prompts: Sequence[Progress], num_decodes: int) -> list[int]:
@@ -52,9 +52,9 @@ class PrefillShare:
         room = self.room(num_decodes, len(prompts))
         allowed = room.left
         lengths = [room.grant(prompt) for prompt in prompts]
-        if self.pacer is None or not num_decodes or not self._limits.chunked or not any(lengths):
+        if self.itl_controller is None or not num_decodes or not self._limits.chunked or not any(lengths):
             return lengths
-        allowed, lengths = self._paced(self.pacer.budget, prompts, lengths, num_decodes, allowed)
+        allowed, lengths = self._paced(self.itl_controller.budget, prompts, lengths, num_decodes, allowed)
         return without_long_chunks(prompts, lengths, allowed) if self._config.hold_long_chunks else lengths
 
     def _paced(

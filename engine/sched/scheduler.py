@@ -14,13 +14,13 @@ from engine.core.sampling_params import FinishReason
 from engine.core.waits import WaitReason
 from engine.errors import InvalidRequest, QueueFull
 from engine.sched.admission import Admission
-from engine.sched.headroom import Forecaster
-from engine.sched.itl_controller import ChunkPacer
+from engine.sched.admission_forecast import Forecaster
+from engine.sched.itl_controller import ITLController
 from engine.sched.page_forecast import OutputLengths
 from engine.sched.policy import PolicyRules, rules_for
 from engine.sched.prefill_share import PrefillShare
 from engine.sched.prefix_ranker import PrefixRanker
-from engine.sched.prefixes_in_flight import Beginnings
+from engine.sched.prefixes_in_flight import PrefixesInFlight
 from engine.sched.queues import Queues
 from engine.sched.token_budget import Progress
 from engine.sched.waiting_queue import WaitingQueue
@@ -47,7 +47,7 @@ class Scheduler:
         self._forecaster = Forecaster(config, kv, self._lengths)
         self._admission = Admission(config, kv, self._queues, self._rules, self._share, self._forecaster)
         self._shares_prefixes = kv.cache is not None and config.share_prefixes
-        self._in_flight = Beginnings(kv.page_size)
+        self._in_flight = PrefixesInFlight(kv.page_size)
         """Chunks of steps that have not completed; empty unless prefixes are shared."""
         self._submitted = 0
         """Prompt tokens submitted so far, without those that were cached then."""
@@ -68,8 +68,8 @@ class Scheduler:
         return self._queues.adopted
 
     @property
-    def pacer(self) -> ChunkPacer | None:
-        return self._share.pacer
+    def itl_controller(self) -> ITLController | None:
+        return self._share.itl_controller
 
     @property
     def num_preemptions(self) -> int:
@@ -239,7 +239,7 @@ class Scheduler:
 
     def _prefill(self, num_decodes: int) -> list[Chunk]:
         prompts: list[Request] = []
-        planned = Beginnings(self.kv.page_size)
+        planned = PrefixesInFlight(self.kv.page_size)
         for request in self._admission.in_turn():
             # Two requests about to compute the same page: the second waits a step and finds it in the cache.
             if self._shares_prefixes:

@@ -373,7 +373,7 @@ class RouterConfig:
             "SECONDS",
         ),
     ] = 60.0
-    canary_interval: Annotated[
+    probe_interval: Annotated[
         float,
         Option(
             _ROUTING,
@@ -381,7 +381,7 @@ class RouterConfig:
             "SECONDS",
         ),
     ] = 15.0
-    canary_timeout: Annotated[
+    probe_timeout: Annotated[
         float,
         Option(
             _ROUTING,

@@ -10,7 +10,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from engine.core.request import Request
-from engine.core.sampling_params import Sampling
+from engine.core.sampling_params import SamplingParams
 from engine.engine import Engine
 from engine.presets import PRESETS, Preset
 from tests.engine_config import engine_config
@@ -68,7 +68,7 @@ def test_greedy_output_equals_transformers(
             scheduler=scheduler,
         )
     )
-    sampling = Sampling(max_tokens=MAX_TOKENS, ignore_eos=True)
+    sampling = SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True)
     requests = [Request(i, prompt, sampling) for i, prompt in enumerate(PROMPTS)]
     for request in requests:
         engine.submit(request)

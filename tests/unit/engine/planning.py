@@ -9,7 +9,7 @@ from typing import Any
 from engine.core.kv_manager import KVManager
 from engine.core.plan import StepPlan
 from engine.core.request import Request
-from engine.core.sampling_params import FinishReason, Sampling
+from engine.core.sampling_params import FinishReason, SamplingParams
 from engine.presets import PRESETS, Preset
 from engine.sched.scheduler import Scheduler
 
@@ -21,7 +21,7 @@ def request(
 ) -> Request:
     """A prompt of so many tokens, that shares no page with others but for its prefix."""
     prompt = [*prefix, *[1000 + id] * (tokens - len(prefix))]
-    return Request(id, prompt, Sampling(max_tokens=max_tokens, ignore_eos=True), **fields)
+    return Request(id, prompt, SamplingParams(max_tokens=max_tokens, ignore_eos=True), **fields)
 
 
 class Planner:

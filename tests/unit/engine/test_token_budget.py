@@ -78,7 +78,7 @@ progress = st.builds(
 
 
 @given(st.lists(progress, max_size=12), st.integers(PAGE, 4096), st.integers(1, 4))
-def test_shares_fill_the_budget_and_never_pass_it(prompts: list[Progress], budget: int, sharers: int) -> None:
+def test_chunks_fill_the_budget_and_never_pass_it(prompts: list[Progress], budget: int, sharers: int) -> None:
     chunks = share(prompts, budget, sharers=min(sharers, max(1, len(prompts))))
     assert sum(chunks) <= budget
     for prompt, chunk in zip(prompts, chunks, strict=True):

@@ -13,7 +13,7 @@ from engine.core.kv_manager import KVManager
 from engine.core.request import Request
 from engine.sched.page_forecast import OutputLengths, allowed_tokens, peak_growth
 
-__all__ = ["Forecaster", "Outlook"]
+__all__ = ["AdmissionForecast", "Forecaster"]
 
 _CLIP_TOKENS: Final = 4096
 """SGLang counts no more than this many output tokens of a request."""
@@ -21,7 +21,7 @@ _RETRACT_STEPS: Final = 20
 _DECAY_STEPS: Final = 600
 
 
-class Outlook(Protocol):
+class AdmissionForecast(Protocol):
     """The admissions of one plan: what all that run will take until they end, and give back then."""
 
     def headroom(self, request: Request, alone: int) -> int:
@@ -54,7 +54,7 @@ class _NewTokenRatio:
 
 
 class Forecaster:
-    """Makes an outlook for each plan, by the configured forecast."""
+    """Makes an forecast for each plan, by the configured forecast."""
 
     def __init__(self, config: SchedulerConfig, kv: KVManager, lengths: OutputLengths) -> None:
         self._config = config
@@ -62,7 +62,7 @@ class Forecaster:
         self._lengths = lengths
         self._ratio = _NewTokenRatio(config.schedule_conservativeness)
 
-    def outlook(self, running: Sequence[Request]) -> Outlook:
+    def forecast(self, running: Sequence[Request]) -> AdmissionForecast:
         """Requests whose KV is on its way from another worker count as well: they run soon."""
         kv = self._kv
         active = [*running, *(reservation.request for reservation in kv.reservations.values())]
