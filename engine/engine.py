@@ -259,7 +259,7 @@ class Engine:
         return EngineStats(
             waiting=self.scheduler.num_waiting,
             starved=self.scheduler.num_waiting if self.scheduler.wants_pages else 0,
-            waits_for=self.scheduler.waits.reason,
+            waits_for=self.scheduler.waits_for,
             running=len(self.scheduler.running),
             waiting_tokens=sum(r.num_pending for r in self._requests.values() if r.num_pending > 1),
             available_pages=self.kv.num_available,

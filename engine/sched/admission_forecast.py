@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from engine.config import Forecast, SchedulerConfig
 from engine.core.kv_manager import KVManager
 from engine.core.request import Request
-from engine.sched.page_forecast import OutputLengths, peak_growth
+from engine.sched.page_forecast import OutputLengths, allowed_tokens, peak_growth
 
-__all__ = ["AdmissionForecast", "NewTokenRatio", "outlook_for"]
+__all__ = ["AdmissionForecast", "Forecaster"]
 
 _CLIP_TOKENS: Final = 4096
 """SGLang counts no more than this many output tokens of a request."""
@@ -28,7 +31,7 @@ class AdmissionForecast(Protocol):
         """`request` runs now."""
 
 
-class NewTokenRatio:
+class _NewTokenRatio:
     """SGLang's forecast: the share of the allowed output tokens that running requests will still produce.
 
     It begins at 0.7 times the conservativeness and falls to a seventh of that over 600 decode steps; when a
@@ -50,22 +53,34 @@ class NewTokenRatio:
         self.value = min(1.0, produced / allowed)
 
 
-def outlook_for(
-    config: SchedulerConfig,
-    kv: KVManager,
-    lengths: OutputLengths,
-    ratio: NewTokenRatio,
-    running: Sequence[Request],
-) -> AdmissionForecast:
-    """Besides `running`, requests whose KV is still on its way from another worker count: they run soon."""
-    active = [*running, *(reservation.request for reservation in kv.reservations.values())]
-    match config.forecast:
-        case Forecast.PEAK:
-            return _Peak(kv, lengths, config.schedule_conservativeness, active)
-        case Forecast.NEW_TOKEN_RATIO:
-            return _Ratio(kv.page_size, ratio.value, active)
-        case Forecast.NONE:
-            return _Nothing()
+class Forecaster:
+    """Makes an forecast for each plan, by the configured forecast."""
+
+    def __init__(self, config: SchedulerConfig, kv: KVManager, lengths: OutputLengths) -> None:
+        self._config = config
+        self._kv = kv
+        self._lengths = lengths
+        self._ratio = _NewTokenRatio(config.schedule_conservativeness)
+
+    def forecast(self, running: Sequence[Request]) -> AdmissionForecast:
+        """Requests whose KV is on its way from another worker count as well: they run soon."""
+        kv = self._kv
+        active = [*running, *(reservation.request for reservation in kv.reservations.values())]
+        match self._config.forecast:
+            case Forecast.PEAK:
+                return _Peak(kv, self._lengths, self._config.schedule_conservativeness, active)
+            case Forecast.NEW_TOKEN_RATIO:
+                return _Ratio(kv.page_size, self._ratio.value, active)
+            case Forecast.NONE:
+                return _Nothing()
+
+    def decoded(self) -> None:
+        """A step decodes, and nothing was preempted for it."""
+        self._ratio.decoded()
+
+    def retracted(self, running: Sequence[Request]) -> None:
+        """A request was preempted, and these still run."""
+        self._ratio.retracted([request for request in running if request.output])
 
 
 class _Peak:
@@ -76,33 +91,35 @@ class _Peak:
         self._lengths = lengths
         self._factor = factor
         self._running = running
-        self._alone: list[int] = []
-        self._growth: list[int] = []
+        self._alone: NDArray[np.int64] | None = None
+        self._growth = np.zeros(0, dtype=np.int64)
 
     def headroom(self, request: Request, alone: int) -> int:
         """0 if nothing runs: a request by itself may take what there is."""
         if not self._running:
             return 0
-        if not self._growth:
-            self._growth = [self._growth_of(r) for r in self._running]
-            self._count_alone()
-        elif self._kv.is_second_reader(request):
-            self._count_alone()
-        return peak_growth([*self._alone, alone], [*self._growth, self._growth_of(request)])
+        if not len(self._growth):
+            self._growth = self._growth_of(self._running)
+        growth = self._growth_of([request])
+        most = int(self._growth.sum() + growth[0])
+        if most + alone <= self._kv.num_available:
+            return most  # enough even if none gives anything back before the others are done
+        if self._alone is None or self._kv.is_second_reader(request):
+            self._alone = np.array([self._kv.pages_alone(r) for r in self._running], dtype=np.int64)
+        return peak_growth(np.append(self._alone, alone), np.append(self._growth, growth))
 
     def admitted(self, request: Request) -> None:
         self._running.append(request)
-        if self._growth:
-            self._alone.append(self._kv.pages_alone(request))
-            self._growth.append(self._growth_of(request))
+        if self._alone is not None:
+            self._alone = np.append(self._alone, self._kv.pages_alone(request))
+        if len(self._growth):
+            self._growth = np.append(self._growth, self._growth_of([request]))
 
-    def _count_alone(self) -> None:
-        self._alone = [self._kv.pages_alone(r) for r in self._running]
-
-    def _growth_of(self, request: Request) -> int:
-        """Pages that it will probably still take."""
-        allowed = max(request.sampling.max_tokens - len(request.output), 0)
-        tokens = min(int(self._lengths.remaining(request) * self._factor), allowed)
+    def _growth_of(self, requests: Sequence[Request]) -> NDArray[np.int64]:
+        """Pages that they will probably still take."""
+        tokens = self._lengths.remaining(requests)
+        if self._factor != 1.0:
+            tokens = np.minimum((tokens * self._factor).astype(np.int64), allowed_tokens(requests))
         return -(-tokens // self._kv.page_size)
 
 

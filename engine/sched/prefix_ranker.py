@@ -38,6 +38,10 @@ class _Lookup:
     def pages(self) -> int:
         return self.depth + self.partial
 
+    @property
+    def deepest(self) -> RadixNode:
+        return self.child if self.partial and self.child is not None else self.node
+
 
 class PrefixRanker:
     """Remembers where each request's prefix ends; while nothing changed there, that is checked in O(1)."""
@@ -57,28 +61,30 @@ class PrefixRanker:
     def order(self, items: Sequence[_T], request_of: Callable[[_T], Request]) -> list[_T]:
         """`items` in the order in which to admit their requests; ties keep their order."""
         requests = [request_of(item) for item in items]
-        searches = _SEARCHES
-        changed = self._version != self._cache.version
-        for request in requests:
-            known = self._lookups.get(request.number)
-            if known is None or (changed and not self._is_alive(known)):
-                if searches:
-                    searches -= 1
-                    self._lookups[request.number] = self._search(request, self._cache.root)
-            elif changed and not self._is_current(known):
-                self._lookups[request.number] = self._search(request, known.node)
-        if searches:
-            self._version = self._cache.version
+        self._look_up(requests, changed=self._version != self._cache.version)
         ranks = self._rank(requests)
         return [items[index] for index in sorted(range(len(items)), key=ranks.__getitem__)]
 
-    def _is_alive(self, known: _Lookup) -> bool:
-        node = known.node
-        return (node.parent is not None or node is self._cache.root) and node.depth == known.depth
-
-    def _is_current(self, known: _Lookup) -> bool:
-        child = known.node.children.get(known.key)
-        return child is known.child and (child is None or len(child.pages) == known.length)
+    def _look_up(self, requests: Sequence[Request], *, changed: bool) -> None:
+        lookups, root = self._lookups, self._cache.root
+        searches = _SEARCHES
+        for request in requests:
+            known = lookups.get(request.number)
+            if known is not None and not changed:
+                continue
+            start = root
+            if known is not None:
+                node = known.node
+                if node.depth == known.depth and (node.parent is not None or node is root):
+                    child = node.children.get(known.key)
+                    if child is known.child and (child is None or len(child.pages) == known.length):
+                        continue
+                    start = node
+            if start is not root or searches:
+                searches -= start is root
+                lookups[request.number] = self._search(request, start)
+        if searches:
+            self._version = self._cache.version
 
     def _search(self, request: Request, start: RadixNode) -> _Lookup:
         size = self._cache.page_size
@@ -100,7 +106,7 @@ class PrefixRanker:
     def _depth_first(self, requests: Sequence[Request]) -> list[tuple[tuple[int, int], ...]]:
         """Subtrees with most waiting requests first, and each subtree at one go (SGLang's dfs-weight)."""
         known = [self._lookups.get(request.number) for request in requests]
-        nodes = [lookup.node if lookup is not None else self._cache.root for lookup in known]
+        nodes = [lookup.deepest if lookup is not None else self._cache.root for lookup in known]
         weights: Counter[RadixNode] = Counter(nodes)
         paths: dict[RadixNode, list[RadixNode]] = {}
         for node in list(weights):
@@ -114,5 +120,6 @@ class PrefixRanker:
         for node, count in weights.items():
             for at in paths[node]:
                 total[at] += count
-        keys = {node: tuple((-total[at], id(at)) for at in path) for node, path in paths.items()}
+        last = (1, 0)  # a node's own requests come after those of its children
+        keys = {node: (*((-total[at], id(at)) for at in path), last) for node, path in paths.items()}
         return [keys[node] for node in nodes]

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedModel
@@ -136,7 +137,10 @@ def test_prompts_computed_by_one_engine_and_answered_by_another(
 @pytest.mark.parametrize("page", [1, 4, 16])
 def test_preempted_and_computed_again(model: Model, page: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # Without foresight, admission lets in what will not fit.
-    monkeypatch.setattr("engine.sched.page_forecast.OutputLengths.remaining", lambda *_: 0)
+    monkeypatch.setattr(
+        "engine.sched.page_forecast.OutputLengths.remaining",
+        lambda _, requests: np.zeros(len(requests), dtype=int),
+    )
     engine = model.engine(16, page, tokens=192)
     requests = [new_request(i, prompt) for i, prompt in enumerate(PROMPTS)]
     for request in requests:

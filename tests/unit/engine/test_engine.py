@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -135,7 +136,8 @@ def test_a_pool_too_small_for_all_preempts_and_still_gives_the_reference(
     overlap: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "engine.sched.page_forecast.OutputLengths.remaining", lambda *_: 0
+        "engine.sched.page_forecast.OutputLengths.remaining",
+        lambda _, requests: np.zeros(len(requests), int),
     )  # answers get longer than thought
     engine = make_engine(num_pages=12, overlap=overlap, radix_cache=False)
     requests = [make_request(i, [i, 2, 3, 4, 5], max_tokens=30, ignore_eos=True) for i in range(4)]
