@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from engine.core.events import StepOutput, TokenOut
 from engine.core.request import Request, RequestId
 from engine.engine import Engine
-from engine.errors import EngineError, InvalidRequest, QueueFull
+from engine.errors import DeadlineUnreachable, EngineError, InvalidRequest, QueueFull
 from engine.kv_cache.journal import CacheChange
 from kv_transfer import EndpointEvent, HandedOver, Reopened, SendFailed
 from kv_transfer.transfer_thread import TransferThread
@@ -283,6 +283,8 @@ class RequestHandler:
             self._answers.refuse(job, error.code, str(error))
         except InvalidRequest as error:
             self._answers.refuse(job, worker_pb2.FAILURE_CODE_INVALID, str(error))
+        except DeadlineUnreachable as error:
+            self._answers.refuse(job, worker_pb2.FAILURE_CODE_DEADLINE, str(error))
         except QueueFull as error:
             self._answers.refuse(job, worker_pb2.FAILURE_CODE_OVERLOADED, str(error))
         except EngineError:

@@ -103,10 +103,7 @@ _RENAMED: Final[dict[str, Translation]] = {
         "--routing",
         {
             "random": Unavailable("use --routing round-robin, or power-of-two for the better of two random"),
-            "kv": Unavailable(
-                "workers with cached prefixes are preferred by --mode adaptive; --routing has round-robin,"
-                " least-loaded and power-of-two"
-            ),
+            "kv": "prefix-aware",
         },
     ),
     "--disaggregation-transfer-backend": Renamed(

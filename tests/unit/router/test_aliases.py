@@ -104,9 +104,8 @@ ANSWERED: dict[str, list[str]] = {
         "--max-attempts",
     ],
     f"--model {LLAMA} --router-mode kv --kv-overlap-score-weight 1.0": [
-        "--router-mode kv: ",
-        "--mode adaptive",
         "--kv-overlap-score-weight: ",
+        "--mode adaptive",
     ],
 }
 

@@ -8,6 +8,7 @@ from unittest.mock import Mock
 from engine.core.events import StepOutput, TokenOut
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
+from engine.errors import DeadlineUnreachable
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from tests.unit.engine.test_engine import make_engine
 from tests.unit.worker.handlers import handled
@@ -102,3 +103,16 @@ def test_a_started_request_says_what_it_waited_for() -> None:
     started = [s for call in session.send.call_args_list for s in call.args[0].started]
     assert [s.request_id for s in started] == [1, 2]
     assert set(started[1].waited) == {"budget"}
+
+
+def test_a_request_that_cannot_keep_its_deadline_is_told_so_at_once() -> None:
+    engine, session = make_engine(), Mock()
+    engine.submit = Mock(side_effect=DeadlineUnreachable("the first token would come after 9 s"))
+    worker = handled(engine)
+    worker.handler.open(session)
+    work = worker_pb2.Work(request_id=1, prompt=[1, 2, 3], ttft_target_s=2.0)
+    worker.handler.handle(session, worker_pb2.Command(submit=worker_pb2.Submit(work=work)), 0.0)
+    worker.outbox.flush(0)
+    (failed,) = [f for call in session.send.call_args_list for f in call.args[0].failed]
+    assert failed.code == worker_pb2.FAILURE_CODE_DEADLINE
+    assert failed.message == "the first token would come after 9 s"
