@@ -44,7 +44,8 @@ class OutputLengths:
 def allowed_tokens(requests: Sequence[Request]) -> NDArray[np.int64]:
     """Output tokens that each may still have."""
     most = np.array([request.sampling.max_tokens for request in requests], dtype=np.int64)
-    return np.maximum(most - _produced(requests), 0)
+    left: NDArray[np.int64] = np.maximum(most - _produced(requests), 0)
+    return left
 
 
 def _produced(requests: Sequence[Request]) -> NDArray[np.int64]:
