@@ -113,7 +113,7 @@ def _on_cpu(options: argparse.Namespace) -> Measure:
 
 def _on_simulator(_: argparse.Namespace) -> Measure:
     def measure(setting: Setting, load: Sequence[Work]) -> list[Record]:
-        config = simulated_config(None)
+        config = simulated_config()
         config = replace(config, scheduler=scheduler_of(setting, config.scheduler))
         return simulate(load, None, Costs(), config=config)
 

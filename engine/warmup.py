@@ -53,7 +53,10 @@ def warmup_plan_for(config: EngineConfig) -> WarmupPlan:
         return WarmupPlan(crowd=1)
     prompts = []
     length = float(_SHORTEST)
-    while length < config.cuda_graph_max_tokens:
+    largest = float(config.cuda_graph_max_tokens)
+    if not config.scheduler.chunked_prefill:  # longer prompts are refused
+        largest = min(largest, config.scheduler.prefill_limit(config.max_model_len))
+    while length < largest:
         prompts.append(round(length))
         length *= _RATIO
     budget = config.scheduler.chunk_budget

@@ -23,9 +23,12 @@ def largest_step(config: EngineConfig) -> list[Span]:
     takes several prompts, and the result may then have a few requests more than run at once.
     """
     longest, decodes = config.max_model_len, config.scheduler.max_running_requests - 1
-    limit = config.scheduler.prefill_limit(longest)
-    # Without a budget, decodes take nothing of what prompts may have.
-    tokens = limit if config.scheduler.chunk_budget is None else max(limit - decodes, config.page_size)
+    scheduler = config.scheduler
+    limit = scheduler.prefill_limit(longest)
+    if scheduler.chunk_budget is None:  # decodes take nothing of what prompts may have
+        tokens = limit if scheduler.chunked_prefill else longest
+    else:
+        tokens = max(limit - decodes, config.page_size)
     whole, rest = divmod(tokens, longest)
     lengths = [longest] * whole + [rest] * bool(rest) + [1] * decodes
     return [Span(longest - length if length > 1 else 0, length) for length in lengths]

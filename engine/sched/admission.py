@@ -70,8 +70,8 @@ class Admission:
     def check_deadline(self, request: Request, now: float, prefill_rate: float) -> None:
         """Raises DeadlineUnreachable. Requests that run or go before it share the prefill rate with it."""
         key = self._rules.admission_key(request)
-        before = [other for other in self._queues.waiting if self._rules.admission_key(other) <= key]
-        tokens = sum(r.num_pending - r.num_expected for r in [*self._queues.reading, *before, request])
+        before = [*self._queues.reading, *self._queues.waiting.ahead_of(key)]
+        tokens = sum(r.num_pending - r.num_expected for r in [*before, request])
         wait = tokens / prefill_rate
         if now + wait > request.deadline:
             raise DeadlineUnreachable(

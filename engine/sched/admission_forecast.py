@@ -54,7 +54,7 @@ class _NewTokenRatio:
 
 
 class Forecaster:
-    """Makes an forecast for each plan, by the configured forecast."""
+    """Makes a forecast for each plan, by the configured kind."""
 
     def __init__(self, config: SchedulerConfig, kv: KVManager, lengths: OutputLengths) -> None:
         self._config = config

@@ -38,14 +38,15 @@ class OutputLengths:
         guess = np.minimum(left, np.maximum(int(self._mean) - produced, produced // 2))
         samplings = [request.sampling for request in requests]
         certain = [s.ignore_eos and not s.stop_token_ids for s in samplings]
-        return np.where(certain, left, guess)
+        tokens: NDArray[np.int64] = np.where(certain, left, guess)
+        return tokens
 
 
 def allowed_tokens(requests: Sequence[Request]) -> NDArray[np.int64]:
     """Output tokens that each may still have."""
     most = np.array([request.sampling.max_tokens for request in requests], dtype=np.int64)
-    left: NDArray[np.int64] = np.maximum(most - _produced(requests), 0)
-    return left
+    allowed: NDArray[np.int64] = np.maximum(most - _produced(requests), 0)
+    return allowed
 
 
 def _produced(requests: Sequence[Request]) -> NDArray[np.int64]:

@@ -147,7 +147,7 @@ class Scheduler:
 
     def complete(self, chunk: Chunk) -> None:
         """The step has run: the chunk's KV is really in the pool."""
-        if chunk.length > 1:
+        if chunk.length > 1 and self._in_flight:
             self._in_flight.discard(chunk.request, chunk.start)
         if chunk.request.slot >= 0 and chunk.length > 1:  # else it was preempted or has ended meanwhile
             self.kv.store(chunk.request, chunk.end)

@@ -104,6 +104,10 @@ class WaitingQueue:
         age = self.admitted_tokens - request.tokens_before
         return self._aging_tokens is not None and age >= self._aging_tokens
 
+    def ahead_of(self, key: float) -> Iterator[Request]:
+        """Requests that the policy puts before a new one with this key."""
+        return (entry.request for entry in self._entries if entry.key <= key)
+
     def in_order(self) -> Iterator[tuple[float, Request]]:
         """Requests with their keys; -inf for those that have waited so long that they go first.
 
