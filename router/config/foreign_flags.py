@@ -151,9 +151,9 @@ _NO_OFFLOAD: Final = "KV and weights stay in device memory; use --kv-memory-frac
 _PER_REQUEST: Final = "every request has its own seed (the `seed` field)"
 _BACKEND: Final = "the kernels follow from the device and the model; see `router doctor`"
 _TEMPLATE: Final = "the checkpoint's own tokenizer and chat template are used"
-_NO_PARSER: Final = "the text of the answer is returned as it is; there are no parsers for this"
+_ALWAYS_SO: Final = "there is nothing to choose here; leave it out"
 _LOGS: Final = "use --log-level and --log-format"
-_TRACES: Final = "there are no traces; ask for `timings` in a request, or use `router explain REQUEST`"
+_TRACES: Final = "ask for `timings` in a request, or use `router explain REQUEST`"
 _BUS: Final = "the router finds its workers through Ray; there is no etcd, NATS or namespace to name"
 
 
@@ -227,7 +227,31 @@ _UNAVAILABLE: Final[dict[str, Translation]] = {
         *("--skip-tokenizer-init", "--hf-overrides", "--json-model-override-args", "--generation-config"),
     ),
     **_unavailable("give the folder of a downloaded revision to --model", "--revision", "--download-dir"),
-    **_unavailable(_NO_PARSER, "--reasoning-parser", "--dyn-reasoning-parser"),
+    **_unavailable(
+        _ALWAYS_SO,
+        *("--sleep-on-idle", "--allow-auto-truncate", "--enable-request-id-headers", "--stream-output"),
+        *("--disable-hybrid-kv-cache-manager", "--disable-hybrid-swa-memory", "--enable-p2p-check"),
+        *("--disable-frontend-multiprocessing", "--tokenizer-worker-num", "--api-server-count"),
+        *("--max-parallel-loading-workers", "--enable-memory-saver", "--enable-sleep-mode", "--warmups"),
+    ),
+    **_unavailable(
+        "clients say it in their requests",
+        "--sampling-defaults",
+        "--preferred-sampling-params",
+        "--response-role",
+    ),
+    **_unavailable(
+        "pages of the least recently used prefixes are evicted first",
+        *("--radix-eviction-policy", "--prefix-caching-hash-algo"),
+    ),
+    **_unavailable("use --schedule-conservativeness", "--num-reserved-decode-tokens"),
+    **_unavailable("Ray chooses the GPUs; see --accelerator", "--base-gpu-id", "--gpu-id-step"),
+    **_unavailable("use --startup-timeout", "--dist-timeout"),
+    **_unavailable("use --worker-ports", "--nccl-port", "--data-parallel-rpc-port"),
+    **_unavailable("the gRPC API is always served; see --grpc-port", "--grpc-mode"),
+    **_unavailable("put a proxy in front of the router", "--root-path", "--middleware", "--ssl-ca-certs"),
+    **_unavailable("use --cors-origins", "--allow-credentials", "--allowed-methods", "--allowed-headers"),
+    **_unavailable("the context is that of the checkpoint", "--rope-scaling", "--rope-theta"),
     **_unavailable(
         _ENGINE,
         *("--async-scheduling", "--no-async-scheduling", "--disable-overlap-schedule", "--enable-dbo"),
@@ -251,7 +275,7 @@ _UNAVAILABLE: Final[dict[str, Translation]] = {
     ),
     **_unavailable(
         _TRACES,
-        *("--otlp-traces-endpoint", "--oltp-traces-endpoint", "--enable-trace", "--collect-detailed-traces"),
+        *("--enable-trace", "--collect-detailed-traces", "--enable-request-time-stats-logging"),
     ),
     **_unavailable("use --max-logprobs for the largest number of alternatives", "--logprobs-mode"),
     **_unavailable("there are no embedding models here", "--is-embedding", "--task", "--runner"),
