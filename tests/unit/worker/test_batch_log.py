@@ -14,13 +14,13 @@ from common.log_format import TEXT, formatter
 from engine.core.events import Occupancy, StepOutput, TokenOut
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
-from worker.batch_log import BatchLog
-from worker.pace_log import PaceLog
+from worker.process.batch_log import BatchLog
+from worker.process.pace_log import PaceLog
 
 LINES = """\
-2026-01-01 INFO worker.batch_log: Prefill batch. #new-seq: 2, #new-token: 2040, #cached-token: 32, \
+2026-01-01 INFO worker.process.batch_log: Prefill batch. #new-seq: 2, #new-token: 2040, #cached-token: 32, \
 token usage: 0.25, #running-req: 8, #queue-req: 3
-2026-01-01 INFO worker.batch_log: Decode batch. #running-req: 10, #token: 4000, token usage: 0.25, \
+2026-01-01 INFO worker.process.batch_log: Decode batch. #running-req: 10, #token: 4000, token usage: 0.25, \
 gen throughput (token/s): 50.00, #queue-req: 3
 """
 
@@ -47,7 +47,7 @@ def decode(tokens: int = 10) -> StepOutput:
 
 @pytest.fixture
 def lines(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    caplog.set_level(logging.INFO, logger="worker.batch_log")
+    caplog.set_level(logging.INFO, logger="worker.process.batch_log")
     return caplog
 
 
@@ -122,7 +122,7 @@ def test_a_json_line_has_the_same_numbers_as_fields(lines: pytest.LogCaptureFixt
         "cached_tokens": 32,
         "decodes": 8,
     }
-    assert (fields["level"], fields["logger"]) == ("info", "worker.batch_log")
+    assert (fields["level"], fields["logger"]) == ("info", "worker.process.batch_log")
     assert formatter(TEXT).format(lines.records[0]).endswith(lines.records[0].getMessage())
 
 
@@ -138,7 +138,7 @@ def test_an_exception_stays_on_one_json_line() -> None:
 def test_the_log_says_when_the_itl_target_shrinks_chunks_and_when_they_are_whole_again(
     lines: pytest.LogCaptureFixture,
 ) -> None:
-    lines.set_level(logging.INFO, logger="worker.pace_log")
+    lines.set_level(logging.INFO, logger="worker.process.pace_log")
     batches = BatchLog(0, page_size=16, pace=PaceLog(8192, itl_target_s=0.02))
     for paced in (8000, 5000, 4000, 3500, 1000, 900, 1500, 4096, 8192, 8192):
         batches.on_step(prefill(), replace(occupancy(), paced_tokens=paced), 0.0, 0.1)
@@ -148,7 +148,7 @@ def test_the_log_says_when_the_itl_target_shrinks_chunks_and_when_they_are_whole
 
 
 def test_steps_without_decodes_say_nothing_about_the_target(lines: pytest.LogCaptureFixture) -> None:
-    lines.set_level(logging.INFO, logger="worker.pace_log")
+    lines.set_level(logging.INFO, logger="worker.process.pace_log")
     alone = StepOutput(num_tokens=512, num_prompts=1, prompt_tokens=512)
     batches = BatchLog(0, page_size=16, pace=PaceLog(8192, itl_target_s=0.02))
     batches.on_step(alone, replace(occupancy(), paced_tokens=512), 0.0, 0.1)

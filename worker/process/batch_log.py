@@ -9,7 +9,7 @@ import logging
 
 from common.log_format import data
 from engine.core.events import Occupancy, StepOutput
-from worker.pace_log import PaceLog
+from worker.process.pace_log import PaceLog
 
 __all__ = ["BatchLog"]
 
