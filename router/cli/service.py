@@ -172,7 +172,10 @@ class _Start:
         )
         is_json = config.log_format is LogFormat.JSON
         history = History(config.explain_requests, logging.INFO if is_json else logging.DEBUG)
-        generation = Generation(model, tokenizer, dispatcher, limits, history)
+        formats = tokenizer.output_formats.chosen(
+            config.tool_call_parser.value, config.reasoning_parser.value
+        )
+        generation = Generation(model, tokenizer, dispatcher, limits, formats, history)
         service = await self._frontends(generation, history, access, cluster, dispatcher, registry, metrics)
         freeze_gc()
         workers = [(session.worker_id, session.info.node) for session in registry.sessions()]
