@@ -157,7 +157,7 @@ class Demo:
             if survivors or not all(len(stream.stamps) >= CUT_AT for stream in streams):
                 return
             workers = cluster.workers()
-            victim = _busiest(workers)
+            victim = busiest(workers)
             survivors[:] = [name for name in workers if name != victim]
             cluster.machines.cut(workers[victim].node)
             self._console.print(
@@ -303,7 +303,7 @@ class Demo:
             raise Failed("; ".join(errors))
 
 
-def _busiest(workers: Mapping[str, Worker]) -> str:
+def busiest(workers: Mapping[str, Worker]) -> str:
     """The worker with most requests on a node other than the head, which has the router. Raises Failed."""
     busy = {name: w.requests for name, w in workers.items() if w.requests and w.node not in ("", "head")}
     if not busy:
