@@ -12,17 +12,24 @@ from pydantic_core import PydanticCustomError
 from engine.grammar.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 from router.errors import InvalidRequest
 from router.processing.constraint import Constraint
+from router.processing.validation import STRICT
 
-__all__ = ["ANY_JSON_OBJECT", "ConstrainedBody", "ResponseFormat", "StructuredOutputs"]
+__all__ = [
+    "ANY_JSON_OBJECT",
+    "ConstrainedBody",
+    "NamedSchema",
+    "ResponseFormat",
+    "SchemaText",
+    "StructuredOutputs",
+    "json_constraint",
+]
 
 MAX_CHOICES: Final = 4096
 
 ANY_JSON_OBJECT: Final = '{"type":"object"}'
 """The JSON Schema of `json_object`."""
 
-_STRICT: Final = ConfigDict(
-    strict=True, allow_inf_nan=False, extra="forbid", use_attribute_docstrings=True, serialize_by_alias=True
-)
+_STRICT: Final = STRICT | ConfigDict(serialize_by_alias=True)
 
 
 def _schema_text(value: Any) -> Any:
@@ -35,7 +42,7 @@ def _schema_text(value: Any) -> Any:
 
 
 _Text: TypeAlias = Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR_BYTES)]
-_Schema: TypeAlias = Annotated[
+SchemaText: TypeAlias = Annotated[
     _Text, BeforeValidator(_schema_text, json_schema_input_type=dict[str, Any] | str)
 ]
 _Choices: TypeAlias = Annotated[list[_Text], Field(min_length=1, max_length=MAX_CHOICES)]
@@ -48,7 +55,7 @@ class NamedSchema(BaseModel):
     """No effect."""
     description: str | None = None
     """No effect: describe the format to the model in the prompt."""
-    schema_: Annotated[_Schema, Field(alias="schema")]
+    schema_: Annotated[SchemaText, Field(alias="schema")]
     strict: bool | None = None
     """No effect: every schema is enforced."""
 
@@ -75,7 +82,7 @@ class StructuredOutputs(BaseModel):
 
     model_config = _STRICT
 
-    json_: Annotated[_Schema | None, Field(alias="json")] = None
+    json_: Annotated[SchemaText | None, Field(alias="json")] = None
     json_object: bool | None = None
     regex: _Text | None = None
     choice: _Choices | None = None
@@ -89,7 +96,7 @@ class ConstrainedBody(BaseModel):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     """vLLM's."""
-    guided_json: _Schema | None = None
+    guided_json: SchemaText | None = None
     """vLLM's until 0.11."""
     guided_regex: _Text | None = None
     """vLLM's until 0.11."""
@@ -97,7 +104,7 @@ class ConstrainedBody(BaseModel):
     """vLLM's until 0.11."""
     guided_grammar: _Text | None = None
     """vLLM's until 0.11."""
-    json_schema: _Schema | None = None
+    json_schema: SchemaText | None = None
     """SGLang's."""
     regex: _Text | None = None
     """SGLang's."""
@@ -140,6 +147,11 @@ class ConstrainedBody(BaseModel):
         ):
             if value is not None:
                 yield _constraint(kind, value, param)
+
+
+def json_constraint(schema: str, param: str) -> Constraint:
+    """The output is JSON of that schema; `param` is the field that asks for it."""
+    return _constraint(GrammarKind.JSON_SCHEMA, schema, param)
 
 
 def _constraint(kind: GrammarKind, value: str | list[str], param: str) -> Constraint:
