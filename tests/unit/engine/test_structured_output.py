@@ -11,7 +11,7 @@ import jsonschema
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.config import EngineConfig
@@ -287,10 +287,15 @@ _SCHEMAS = st.recursive(
 )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.fixture(scope="module")
+def overlapping(model: SmallModel) -> Engine:
+    return Engine(config(model, overlap=True))
+
+
+@settings(max_examples=25, deadline=None)
 @given(schema=_SCHEMAS, seed=st.integers(0, 1 << 32))
 def test_an_output_that_ends_validates_against_its_schema(
-    model: SmallModel, schema: dict[str, Any], seed: int
+    model: SmallModel, overlapping: Engine, schema: dict[str, Any], seed: int
 ) -> None:
     if "properties" not in schema:
         schema = {"type": "object", "properties": {"value": schema}, "required": ["value"]} | {
@@ -302,7 +307,7 @@ def test_an_output_that_ends_validates_against_its_schema(
         prompt=[5, 6, 7],
         sampling=SamplingParams(max_tokens=240, temperature=1.0, seed=seed, grammar=grammar),
     )
-    run(Engine(config(model, overlap=True)), request)
+    run(overlapping, request)
     if request.finish is FinishReason.STOP:
         jsonschema.validate(json.loads(model.text(request.output)), schema)
     else:
