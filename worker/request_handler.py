@@ -292,9 +292,11 @@ class RequestHandler:
             sampling=work.sampling,
         )
         grammar = job.request.sampling.grammar
+        if grammar is not None:
+            job.request.matcher = self.grammars.matcher(grammar)
         if job.id in self._answers.jobs:
             trouble = _Trouble(worker_pb2.FAILURE_CODE_INVALID, f"request id {job.id} is in use")
-        elif grammar is not None and not self.grammars.is_ready(grammar):
+        elif grammar is not None and job.request.matcher is None:
             self.grammars.compile(grammar, partial(self._on_compiled, job, begin))
             trouble = None
         else:
