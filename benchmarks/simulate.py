@@ -105,6 +105,9 @@ class _Step:
         self.clock.now += now
         return True
 
+    def proceed_early(self) -> bool:
+        return self.proceed()
+
     def done(self) -> bool:
         return not self.launch and self.ends <= self.clock.now
 
