@@ -29,6 +29,8 @@ from router.frontend.access import Access
 from router.frontend.api_keys import BadKeyFile
 from router.frontend.grpc.server import GrpcConfig, GrpcServer
 from router.frontend.http.server import HttpConfig, HttpServer
+from router.frontend.page.routes import page_routes
+from router.frontend.page.status import StatusReader
 from router.limits import Limits
 from router.probes.canary import Canary
 from router.probes.link_check import LinkBroken, rehearse
@@ -250,6 +252,9 @@ class _Start:
         metrics: RouterMetrics,
     ) -> _Service:
         config = self.config
+        status = StatusReader(
+            generation.model, registry, metrics.recent, dispatcher.backlog, lambda: dispatcher.running
+        )
         http = HttpServer(
             generation,
             HttpConfig(
@@ -264,6 +269,7 @@ class _Start:
             ),
             metrics=metrics.registry,
             worker_targets=registry.metrics_targets,
+            routes=page_routes(status.read),
         )
         grpc = GrpcServer(
             generation,

@@ -184,8 +184,8 @@ class RouterConfig:
         str | None,
         Option(
             _SECURITY,
-            "file of keys for /metrics and /sd/workers, one per line (default: closed with --api-key-file,"
-            " else open)",
+            "file of keys for /metrics, /sd/workers and /status, one per line (default: closed with"
+            " --api-key-file, else open)",
             "FILE",
         ),
     ] = None

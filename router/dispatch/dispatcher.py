@@ -58,16 +58,21 @@ class ClusterDispatcher:
         self._registry = registry
         self._metrics = metrics
         self._placing = placing or placing_for(config, registry)
-        self._backlog = Backlog(config.max_queued_tokens, config.max_queue_wait)
+        self.backlog: Final = Backlog(config.max_queued_tokens, config.max_queue_wait)
         self._culprits = Culprits()
         self._admission = Admission(self._placing.has_room, self._placing.claim, self._retry_window)
         registry.watch(self._admission.look)
-        metrics.watch_backlog(self._backlog)
+        metrics.watch_backlog(self.backlog)
         metrics.watch_admission(self._admission)
         self._running = 0
         self._idle = asyncio.Event()
         self._idle.set()
         self._draining = False
+
+    @property
+    def running(self) -> int:
+        """Sequences in work."""
+        return self._running
 
     def ready(self) -> bool:
         return not self._draining and self._placing.is_ready()
@@ -105,6 +110,8 @@ class ClusterDispatcher:
             with place:
                 async with aclosing(self._with_retries(sequence, place)) as deltas:
                     async for delta in deltas:
+                        if len(sequence.output) == len(delta.token_ids):
+                            self._metrics.served(len(prompt))
                         self._metrics.sent(len(delta.token_ids))
                         if delta.finish:
                             outcome = _OUTCOMES.get(delta.finish, "unknown")
@@ -121,12 +128,12 @@ class ClusterDispatcher:
             raise
         finally:
             self._leave()
-            self._metrics.finished(waterfall, outcome, time.monotonic())
+            self._metrics.finished(sequence, outcome, time.monotonic())
 
     def _admit(self, sequence: Sequence) -> Place:
         """Raises Overloaded."""
         try:
-            place = self._backlog.enter(len(sequence.prompt), sequence.seconds_left())
+            place = self.backlog.enter(len(sequence.prompt), sequence.seconds_left())
         except Overloaded as error:
             self._metrics.counted(error.code or "error")
             raise
@@ -221,15 +228,15 @@ class ClusterDispatcher:
     async def _turn(self, sequence: Sequence, want: Want) -> Turn:
         """Waits until the sequence may go to the workers. Raises Overloaded, DeadlineExceeded."""
         patience = min(self._config.max_queue_wait, sequence.seconds_left())
-        self._backlog.held_back += 1
+        self.backlog.held_back += 1
         try:
             return await self._admission.wait(want, patience)
         except TimeoutError:
             if not sequence.seconds_left():
                 raise out_of_time() from None
-            raise overloaded("no decode worker had room in time", self._backlog.wait_s()) from None
+            raise overloaded("no decode worker had room in time", self.backlog.wait_s()) from None
         finally:
-            self._backlog.held_back -= 1
+            self.backlog.held_back -= 1
 
     def _retry_window(self) -> int:
         """Enough for two steps of every worker: one that is computed, and one that waits for it."""

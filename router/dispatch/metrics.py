@@ -9,7 +9,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from router.dispatch.admission import Admission
 from router.dispatch.failures import AttemptFailed
 from router.dispatch.prefill_queue import Backlog
-from router.dispatch.waterfall import Waterfall
+from router.dispatch.recent import EndedRequest, Recent
+from router.dispatch.sequence import Sequence
 from rpc.baton.v1 import router_pb2
 
 __all__ = ["RouterMetrics"]
@@ -27,6 +28,7 @@ class RouterMetrics:
 
     def __init__(self, mode: str) -> None:
         self.registry = CollectorRegistry()
+        self.recent: Final = Recent()
         self._own = ("router", mode, "router")
         self._mode = mode
 
@@ -85,13 +87,29 @@ class RouterMetrics:
     def admitted(self, prompt_tokens: int) -> None:
         self._prompt_tokens.inc(prompt_tokens)
 
+    def served(self, prompt_tokens: int) -> None:
+        """The first token of a prompt is out."""
+        self.recent.served(prompt_tokens)
+
     def sent(self, tokens: int) -> None:
         """Tokens that the client has now."""
         self._output_tokens.inc(tokens)
+        self.recent.sent(tokens)
 
-    def finished(self, waterfall: Waterfall, outcome: str, at: float) -> None:
+    def finished(self, sequence: Sequence, outcome: str, at: float) -> None:
         """Once an admitted sequence, however it ended. `at` is on the waterfall's clock."""
+        waterfall = sequence.waterfall
         self.counted(outcome)
+        self.recent.ended(
+            EndedRequest(
+                id=sequence.id,
+                outcome=outcome,
+                ended=at,
+                prompt_tokens=len(sequence.prompt),
+                output_tokens=len(sequence.output),
+                timings=waterfall.timings(at),
+            )
+        )
         passed = at - waterfall.arrival
         if waterfall.first_token is None:
             self._no_first_token.labels(*self._own, outcome).observe(passed)
@@ -104,6 +122,7 @@ class RouterMetrics:
 
     def on_first_token(self, timings: router_pb2.Timings) -> None:
         self._first_token.observe(timings.ttft_s)
+        self.recent.first_token(timings.ttft_s)
         self._observe(timings, _STAGES_TO_FIRST)
 
     def on_second_token(self, timings: router_pb2.Timings) -> None:
@@ -111,6 +130,10 @@ class RouterMetrics:
 
     def on_gap(self, seconds: float) -> None:
         self._inter_token.observe(seconds)
+        self.recent.gap(seconds)
+
+    def on_handed_over(self, prefill_worker: str, decode_worker: str, size: int) -> None:
+        self.recent.handed_over(prefill_worker, decode_worker, size)
 
     def retried(self, failed: AttemptFailed) -> None:
         self._retries.labels(*self._own, failed.worker_id or "none").inc()

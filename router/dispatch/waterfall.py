@@ -28,6 +28,9 @@ class Observer(Protocol):
     def on_gap(self, seconds: float) -> None:
         """The time between two tokens; once for each token after the first."""
 
+    def on_handed_over(self, prefill_worker: str, decode_worker: str, size: int) -> None:
+        """So many bytes of KV are at the decode worker."""
+
 
 class _Nobody:
     def on_first_token(self, timings: router_pb2.Timings) -> None:
@@ -37,6 +40,9 @@ class _Nobody:
         pass
 
     def on_gap(self, seconds: float) -> None:
+        pass
+
+    def on_handed_over(self, prefill_worker: str, decode_worker: str, size: int) -> None:
         pass
 
 
@@ -102,6 +108,7 @@ class Waterfall:
         offset = (self.submitted or self.arrival) - self.arrival
         self._chunks = [_shifted(span, offset) for span in event.chunks]
         self._pushes = [_shifted(span, offset) for span in event.pushes]
+        self.observer.on_handed_over(self.prefill_worker, self.decode_worker, event.bytes)
 
     def timings(self, at: float) -> router_pb2.Timings:
         """As of now; stages that were not reached are 0."""

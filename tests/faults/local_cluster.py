@@ -13,6 +13,8 @@ from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics import RouterMetrics
 from router.frontend.grpc.server import GrpcConfig, GrpcServer
 from router.frontend.http.server import HttpConfig, HttpServer
+from router.frontend.page.routes import page_routes
+from router.frontend.page.status import StatusReader
 from router.processing.generation import Generation
 from router.processing.served_model import ServedModel
 from router.workers.registry import Registry
@@ -123,7 +125,10 @@ def _front_doors(small: SmallModel, mode: Mode, registry: Registry) -> tuple[Htt
         eos_token_ids=(1,),
     )
     generation = Generation(model, small.tokenizer, dispatcher)
-    http = HttpServer(generation, HttpConfig(port=0), metrics=metrics.registry)
+    status = StatusReader(model, registry, metrics.recent, dispatcher.backlog, lambda: dispatcher.running)
+    http = HttpServer(
+        generation, HttpConfig(port=0), metrics=metrics.registry, routes=page_routes(status.read)
+    )
     return http, GrpcServer(generation, GrpcConfig(port=0))
 
 

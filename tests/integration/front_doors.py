@@ -16,6 +16,7 @@ from router.errors import RouterError
 from router.frontend.api_keys import ApiKeys
 from router.frontend.grpc.server import GrpcConfig, GrpcServer
 from router.frontend.http.server import HttpConfig, HttpServer
+from router.frontend.page.routes import page_routes
 from router.limits import Limits
 from router.processing.generation import Generation
 from router.processing.served_model import ServedModel
@@ -148,6 +149,10 @@ class FrontDoors:
         return f"127.0.0.1:{self.grpc.port}"
 
 
+async def _no_status() -> dict[str, object]:
+    return {"workers": []}
+
+
 @cache
 def load_tokenizer(folder: Path) -> Tokenizer:
     """Kept from test to test: it has no state."""
@@ -192,6 +197,7 @@ async def front_doors(
         ),
         metrics=registry,
         worker_targets=lambda: ["10.0.0.1:9000", "10.0.0.2:9000"],
+        routes=page_routes(_no_status),
     )
     grpc = GrpcServer(generation, GrpcConfig(port=0, tls=tls, keys=keys))
     await http.start()

@@ -58,6 +58,7 @@ def build_app(
     keys: ApiKeys | None = None,
     metrics_keys: ApiKeys | None = None,
     cors_origins: Sequence[str] = (),
+    routes: Sequence[Route] = (),
 ) -> Starlette:
     """An ASGI application over `generation`; see HttpServer for the parameters."""
     openai = _OpenAI(generation, max_body_bytes)
@@ -75,6 +76,7 @@ def build_app(
             Route("/version", _answering(operations.version), methods=["GET"]),
             Route("/openapi.json", _answering(operations.openapi), methods=["GET"]),
             Route("/sd/workers", _answering(operations.workers), methods=["GET"]),
+            *routes,
         ],
         exception_handlers={HTTPException: _no_such_route},
         middleware=[*_cors(cors_origins), Middleware(RequireApiKey, keys, metrics_keys)],

@@ -18,7 +18,7 @@ from router.processing.completion import Chunk
 from router.processing.run import Run, Usage
 from rpc.baton.v1 import router_pb2, sampling_pb2
 
-__all__ = ["Answer", "EventWriter"]
+__all__ = ["Answer", "EventWriter", "timings_object"]
 
 _DONE: Final = b"data: [DONE]\n\n"
 _STAGES: Final = (
@@ -76,7 +76,9 @@ class EventWriter:
         }
         if chunk.finish:
             ending["stop_reason"] = chunk.stop
-        timings = b"" if chunk.timings is None else b',"timings":' + orjson.dumps(_timings(chunk.timings))
+        timings = (
+            b"" if chunk.timings is None else b',"timings":' + orjson.dumps(timings_object(chunk.timings))
+        )
         return b"%b%b%b,%b]%b%b}\n\n" % (
             self._before[chunk.index],
             orjson.dumps(chunk.text),
@@ -129,7 +131,7 @@ class Answer:
         answer["choices"] = [self._choice(index) for index in range(run.num_completions)]
         answer["usage"] = _usage(run.usage)
         if (timings := self._last[0].timings) is not None:
-            answer["timings"] = _timings(timings)
+            answer["timings"] = timings_object(timings)
         return orjson.dumps(answer)
 
     def _choice(self, index: int) -> dict[str, Any]:
@@ -159,7 +161,7 @@ def _usage(usage: Usage) -> dict[str, Any]:
     }
 
 
-def _timings(timings: router_pb2.Timings) -> dict[str, Any]:
+def timings_object(timings: router_pb2.Timings) -> dict[str, Any]:
     """The waterfall; spans are [{begin_s, end_s, first_token, num_tokens, bytes}]."""
     return {stage: getattr(timings, stage) for stage in _STAGES} | {
         "chunks": _spans(timings.chunks),
