@@ -98,7 +98,11 @@ class _Chat:
             "/new": lambda _: self._conversation.messages.clear(),
             "/save": self._save,
         }
-        commands.get(word, lambda _: self._console.print(_HELP, markup=False))(rest)
+        command = commands.get(word)
+        if command is None:
+            self._console.print(_HELP, markup=False)
+        else:
+            command(rest)
         return True
 
     def _ask(self, text: str) -> None:

@@ -71,6 +71,11 @@ class Tokenizer:
         """Ids of a conversation that `render` wrote, with its special tokens and no others."""
         return await self._encode(text, add_special_tokens=False)
 
+    def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
+        """Ids of several texts, computed on all cores. Blocks."""
+        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        return [encoding.ids for encoding in encodings]
+
     def render(self, messages: Sequence[Message], options: Mapping[str, Any]) -> str:
         """A conversation as text, up to where the assistant's answer begins. Raises InvalidRequest."""
         if self._chat_template is None:
