@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from engine.core.events import TokenOut
 from engine.core.sampling_params import FinishReason
 from rpc.baton.v1 import worker_pb2
@@ -11,6 +13,8 @@ from worker.metrics import Outcome, WorkerMetrics
 from worker.outbox import Outbox
 
 __all__ = ["Answers"]
+
+log = logging.getLogger(__name__)
 
 
 class Answers:
@@ -41,10 +45,12 @@ class Answers:
 
     def fail(self, job: Job, code: worker_pb2.FailureCode, message: str) -> None:
         """The end of a job that holds nothing any more, or that its owner gives up."""
+        log.info("request %s failed here: %s", job.name, message)
         self.end(job, Outcome.FAILED)
         self.outbox.failed(job.session, job.id, code, message)
 
     def refuse(self, job: Job, code: worker_pb2.FailureCode, message: str) -> None:
         """The end of a job that was never taken in."""
+        log.info("request %s refused: %s", job.name, message)
         self.metrics.ended(Outcome.REFUSED)
         self.outbox.failed(job.session, job.id, code, message)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from common.metric_export import MetricNames
 from common.ports import PortRange
 from engine.config import EngineConfig
 
@@ -43,6 +44,7 @@ class WorkerConfig:
     """PEM. Only the holder of its key is served. None: whoever comes is, and that is on loopback only."""
     mode: str = "mixed"
     """Of the cluster; a label of this worker's metrics."""
+    metric_names: MetricNames = MetricNames.BATON
     handoff_timeout_s: float = 60.0
     """How long a handoff may make no progress; then its sender gives it up."""
     step_timeout_s: float = 300.0

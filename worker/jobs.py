@@ -25,6 +25,8 @@ class Job:
     """math.inf: none."""
     sampling: sampling_pb2.Sampling
     """As the client wants it; a role may have the engine compute only a part."""
+    name: str = ""
+    """The client's request id and traceparent, for logs."""
     said_cached: bool = False
     """Whether the router knows how much of the prompt was cached."""
 

@@ -11,10 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from common.garbage_collection import freeze_startup
+from common.metric_export import exported
 from engine.device.cpu_dtype import preferred_cpu_dtype
 from engine.loader.checkpoint import Checkpoint, CheckpointError, resolve
 from engine.spec.errors import UnsupportedModel
 from router.admin.endpoint import LOOPBACK, AdminServer, admin_app
+from router.cli.loop_lag import watch_loop
 from router.cli.ports import PortTaken, check_free, taking
 from router.cli.progress import StartupDisplay
 from router.cli.shutdown import Interrupted, Shutdown
@@ -23,7 +25,7 @@ from router.cluster.ray_cluster import Cluster, ClusterError
 from router.cluster.ray_worker import RayWorker
 from router.cluster.worker_plan import PlanError, WorkerPlan, plan_workers
 from router.config.settings import Dtype, RouterConfig
-from router.dispatch.dispatcher import ClusterDispatcher
+from router.dispatch.dispatcher import ClusterDispatcher, OnEnd
 from router.dispatch.metrics import RouterMetrics
 from router.frontend.access import Access
 from router.frontend.api_keys import BadKeyFile
@@ -37,6 +39,7 @@ from router.probes.link_check import LinkBroken, rehearse
 from router.processing.generation import Generation
 from router.processing.served_model import ServedModel
 from router.processing.tokenizer import Tokenizer, TokenizerError
+from router.tracing.otlp import TraceExporter
 from router.workers.fencing import Fencing
 from router.workers.registry import Registry, WorkerBroken, WorkerHandle
 from rpc.baton.v1 import worker_pb2
@@ -150,7 +153,7 @@ class _Start:
             decode_workers=config.decode_workers,
         )
         tokenizer = await tokenizing
-        dispatcher = ClusterDispatcher(config, registry, metrics)
+        dispatcher = ClusterDispatcher(config, registry, metrics, on_end=self._tracing(model.name))
         if config.hands_over:
             await self._rehearse(registry, dispatcher)
         await self.stack.enter_async_context(
@@ -174,6 +177,12 @@ class _Start:
         self.display.say(f"workers: {residents(workers, await cluster.nodes())}")
         self._summarize(model, plans, service, time.monotonic() - began)
         return service
+
+    def _tracing(self, model: str) -> OnEnd:
+        endpoint = self.config.otlp_traces_endpoint
+        if endpoint is None:
+            return lambda _sequence, _outcome, _at: None
+        return self.stack.enter_context(TraceExporter(endpoint, model)).ended
 
     async def _cluster(self, checkpoint: Checkpoint) -> tuple[Cluster, list[WorkerPlan]]:
         cluster = Cluster(self.config)
@@ -252,6 +261,8 @@ class _Start:
         metrics: RouterMetrics,
     ) -> _Service:
         config = self.config
+        lag = asyncio.create_task(watch_loop(metrics.loop_lag.observe), name="loop lag")
+        self.stack.callback(lag.cancel)
         status = StatusReader(
             generation.model, registry, metrics.recent, dispatcher.backlog, lambda: dispatcher.running
         )
@@ -267,7 +278,11 @@ class _Start:
                 cors_origins=access.cors_origins,
                 keep_alive_s=config.http_keep_alive,
             ),
-            metrics=metrics.registry,
+            metrics=exported(
+                metrics.registry,
+                {"role": "router", "mode": config.mode.value, "model_name": generation.model.name},
+                config.metrics_names,
+            ),
             worker_targets=registry.metrics_targets,
             routes=page_routes(status.read),
         )

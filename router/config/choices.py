@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from enum import Enum
 
-__all__ = ["Device", "Dtype", "LogLevel", "Mode", "NodePlacement", "Routing", "Transport"]
+from common.metric_export import MetricNames
+
+__all__ = ["Device", "Dtype", "LogLevel", "MetricNames", "Mode", "NodePlacement", "Routing", "Transport"]
 
 
 class Mode(Enum):

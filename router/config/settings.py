@@ -10,13 +10,23 @@ from dataclasses import dataclass, fields
 from types import NoneType
 from typing import Annotated, Any, Final, get_args, get_type_hints
 
-from router.config.choices import Device, Dtype, LogLevel, Mode, NodePlacement, Routing, Transport
+from router.config.choices import (
+    Device,
+    Dtype,
+    LogLevel,
+    MetricNames,
+    Mode,
+    NodePlacement,
+    Routing,
+    Transport,
+)
 
 __all__ = [
     "SETTINGS",
     "Device",
     "Dtype",
     "LogLevel",
+    "MetricNames",
     "Mode",
     "NodePlacement",
     "RouterConfig",
@@ -419,6 +429,22 @@ class RouterConfig:
             "PORT",
         ),
     ] = None
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        Option(
+            _OPERATION,
+            "OpenTelemetry collector to send traces to, OTLP over HTTP, such as http://127.0.0.1:4318"
+            " (default: no traces); $OTEL_EXPORTER_OTLP_HEADERS is sent along",
+            "URL",
+        ),
+    ] = None
+    metrics_names: Annotated[
+        MetricNames,
+        Option(
+            _OPERATION,
+            "names of Prometheus metrics; vllm: vLLM's names where it has the same metric",
+        ),
+    ] = MetricNames.BATON
     log_level: Annotated[LogLevel, Option(_OPERATION, "log level; debug includes the workers' output")] = (
         LogLevel.INFO
     )

@@ -7,17 +7,18 @@ import logging
 import math
 import random
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from collections.abc import Sequence as Tokens
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeAlias
 
 from router.config.settings import RouterConfig
 from router.dispatch.admission import Admission, Turn, Want
 from router.dispatch.attempt import Attempt, DisaggAttempt, MixedAttempt
 from router.dispatch.culprits import Culprits
 from router.dispatch.failures import AttemptFailed, nobody_is_ready, out_of_time
+from router.dispatch.identity import CURRENT_REQUEST, RequestIdentity
 from router.dispatch.interface import Delta
 from router.dispatch.metrics import RouterMetrics
 from router.dispatch.placing import placing_for
@@ -32,7 +33,7 @@ from router.workers.session import WorkerSession
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE
 
-__all__ = ["ClusterDispatcher"]
+__all__ = ["ClusterDispatcher", "OnEnd"]
 
 _log = logging.getLogger(__name__)
 
@@ -41,6 +42,9 @@ _LONGEST_PAUSE_S: Final = 2.0
 _RETRY_STEPS: Final = 2
 _RETRY_TOKENS: Final = 8192
 """Of a step of a worker without chunking."""
+
+
+OnEnd: TypeAlias = Callable[[Sequence, str, float], object]
 
 
 class ClusterDispatcher:
@@ -52,8 +56,13 @@ class ClusterDispatcher:
         registry: Registry,
         metrics: RouterMetrics,
         placing: Placing | None = None,
+        on_end: OnEnd = lambda _sequence, _outcome, _at: None,
     ) -> None:
-        """`placing`: where sequences are computed; None: as `config.mode` says."""
+        """`placing`: where sequences are computed; None: as `config.mode` says.
+
+        `on_end(sequence, outcome, at)` is told of every admitted sequence that is over; it must not wait.
+        """
+        self._on_end = on_end
         self._config = config
         self._registry = registry
         self._metrics = metrics
@@ -101,7 +110,17 @@ class ClusterDispatcher:
         now = time.monotonic()
         waterfall = Waterfall(now, self._metrics)
         deadline = now + timeout_s if timeout_s > 0 else math.inf
-        sequence = Sequence(prompt, sampling, waterfall, priority, deadline)
+        identity = CURRENT_REQUEST.get() or RequestIdentity()
+        sequence = Sequence(
+            prompt,
+            sampling,
+            waterfall,
+            priority,
+            deadline,
+            id=identity.sequence_id(),
+            trace=identity.trace,
+            operation=identity.operation,
+        )
         self._refuse_culprits(sequence)
         place = self._admit(sequence)
         self._enter()
@@ -128,7 +147,9 @@ class ClusterDispatcher:
             raise
         finally:
             self._leave()
-            self._metrics.finished(sequence, outcome, time.monotonic())
+            ended = time.monotonic()
+            self._metrics.finished(sequence, outcome, ended)
+            self._on_end(sequence, outcome, ended)
 
     def _admit(self, sequence: Sequence) -> Place:
         """Raises Overloaded."""

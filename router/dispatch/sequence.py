@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 
+from router.dispatch.identity import TraceContext
 from router.dispatch.waterfall import Waterfall
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 
@@ -24,6 +25,11 @@ class Sequence:
     """time.monotonic() at which its time is up."""
     id: str = field(default_factory=lambda: secrets.token_hex(8))
     """For the log, and for the client of one that has to be looked up there."""
+    trace: TraceContext = field(default_factory=lambda: TraceContext.of(None))
+    operation: str = "text_completion"
+    """gen_ai.operation.name of the GenAI semantic conventions."""
+    span_id: str = field(default_factory=lambda: secrets.token_hex(8))
+    """Of its span in the trace."""
     output: list[int] = field(default_factory=list)
     """What the client has; an attempt after a failure goes on from here."""
 
@@ -45,4 +51,6 @@ class Sequence:
             sampling=self.sampling,
             priority=self.priority,
             timeout_s=0.0 if left == math.inf else max(left, 1e-3),
+            name=self.id,
+            traceparent=self.trace.traceparent(self.span_id),
         )

@@ -8,6 +8,8 @@ travelled.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -28,8 +30,8 @@ class Observer(Protocol):
     def on_gap(self, seconds: float) -> None:
         """The time between two tokens; once for each token after the first."""
 
-    def on_handed_over(self, prefill_worker: str, decode_worker: str, size: int) -> None:
-        """So many bytes of KV are at the decode worker."""
+    def on_handed_over(self, prefill_worker: str, decode_worker: str, size: int, seconds: float) -> None:
+        """So many bytes of KV are at the decode worker; for so long some of them travelled."""
 
 
 class _Nobody:
@@ -42,7 +44,7 @@ class _Nobody:
     def on_gap(self, seconds: float) -> None:
         pass
 
-    def on_handed_over(self, prefill_worker: str, decode_worker: str, size: int) -> None:
+    def on_handed_over(self, prefill_worker: str, decode_worker: str, size: int, seconds: float) -> None:
         pass
 
 
@@ -108,7 +110,8 @@ class Waterfall:
         offset = (self.submitted or self.arrival) - self.arrival
         self._chunks = [_shifted(span, offset) for span in event.chunks]
         self._pushes = [_shifted(span, offset) for span in event.pushes]
-        self.observer.on_handed_over(self.prefill_worker, self.decode_worker, event.bytes)
+        travelled = _covered((span.begin_s, span.end_s) for span in event.pushes)
+        self.observer.on_handed_over(self.prefill_worker, self.decode_worker, event.bytes, travelled)
 
     def timings(self, at: float) -> router_pb2.Timings:
         """As of now; stages that were not reached are 0."""
@@ -130,6 +133,15 @@ class Waterfall:
             decode_worker=self.decode_worker,
             placement=self.why,
         )
+
+
+def _covered(spans: Iterable[tuple[float, float]]) -> float:
+    """Seconds that lie in at least one of the spans."""
+    covered, upto = 0.0, -math.inf
+    for begin, end in sorted(spans):
+        covered += max(end - max(begin, upto), 0.0)
+        upto = max(upto, end)
+    return covered
 
 
 def _shifted(span: worker_pb2.Span, offset: float) -> router_pb2.TimingSpan:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
+from common.metric_export import exported
 from engine.config import EngineConfig
 from router.config.settings import Mode, RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher
@@ -127,7 +128,11 @@ def _front_doors(small: SmallModel, mode: Mode, registry: Registry) -> tuple[Htt
     generation = Generation(model, small.tokenizer, dispatcher)
     status = StatusReader(model, registry, metrics.recent, dispatcher.backlog, lambda: dispatcher.running)
     http = HttpServer(
-        generation, HttpConfig(port=0), metrics=metrics.registry, routes=page_routes(status.read)
+        generation,
+        HttpConfig(port=0),
+        metrics=exported(metrics.registry, {"role": "router", "model_name": model.name}),
+        worker_targets=registry.metrics_targets,
+        routes=page_routes(status.read),
     )
     return http, GrpcServer(generation, GrpcConfig(port=0))
 

@@ -9,6 +9,7 @@ from typing import Final, NoReturn
 
 import grpc
 
+from router.dispatch.identity import CURRENT_REQUEST, RequestIdentity, TraceContext
 from router.errors import InvalidRequest, RouterError
 from router.frontend.disclosure import as_router_error, disclosed
 from router.processing.completion import Chunk
@@ -52,6 +53,7 @@ class RouterService(router_pb2_grpc.RouterServicer):
         self, request: router_pb2.GenerateRequest, context: _GenerateContext
     ) -> AsyncGenerator[router_pb2.GenerateResponse, None]:
         request_id = request.request_id or f"gen-{secrets.token_hex(12)}"
+        CURRENT_REQUEST.set(_identity(request, request_id, context))
         try:
             run = await self._generation.start(_request(request, request_id, context.time_remaining()))
             async with aclosing(run.chunks()) as chunks:
@@ -78,6 +80,14 @@ class RouterService(router_pb2_grpc.RouterServicer):
             decode_workers=model.decode_workers,
             eos_token_ids=model.eos_token_ids,
         )
+
+
+def _identity(
+    request: router_pb2.GenerateRequest, request_id: str, context: _GenerateContext
+) -> RequestIdentity:
+    metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+    operation = "chat" if request.HasField("chat") else "text_completion"
+    return RequestIdentity(request_id[:100], TraceContext.of(metadata.get("traceparent")), operation)
 
 
 def _request(

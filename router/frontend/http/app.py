@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from router.dispatch.identity import CURRENT_REQUEST, RequestIdentity, TraceContext
 from router.errors import (
     InvalidRequest,
     MethodNotAllowed,
@@ -44,6 +45,8 @@ __all__ = ["build_app"]
 
 _Endpoint: TypeAlias = Callable[[Request, str], Awaitable[Response]]
 """Takes the request and its id."""
+_OPERATIONS: Final = {"chatcmpl": "chat"}
+"""gen_ai.operation.name by kind of request; text_completion for all others."""
 _CLIENT_GONE_STATUS: Final = 499
 """nginx's; nobody reads it."""
 _JSON: Final = "application/json"
@@ -217,6 +220,8 @@ def _answering(endpoint: _Endpoint, kind: str = "req") -> Callable[[Request], Aw
 
     async def answer(request: Request) -> Response:
         request_id = new_request_id(kind)
+        trace = TraceContext.of(request.headers.get("traceparent"))
+        CURRENT_REQUEST.set(RequestIdentity(request_id, trace, _OPERATIONS.get(kind, "text_completion")))
         try:
             response = await endpoint(request, request_id)
         except (ClientGone, ClientDisconnect):

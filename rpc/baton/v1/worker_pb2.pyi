@@ -111,20 +111,24 @@ class Command(_message.Message):
     def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ...) -> None: ...
 
 class Work(_message.Message):
-    __slots__ = ("request_id", "prompt", "output", "sampling", "priority", "timeout_s")
+    __slots__ = ("request_id", "prompt", "output", "sampling", "priority", "timeout_s", "name", "traceparent")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     prompt: _containers.RepeatedScalarFieldContainer[int]
     output: _containers.RepeatedScalarFieldContainer[int]
     sampling: _sampling_pb2.Sampling
     priority: int
     timeout_s: float
-    def __init__(self, request_id: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., output: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.Sampling, _Mapping]] = ..., priority: _Optional[int] = ..., timeout_s: _Optional[float] = ...) -> None: ...
+    name: str
+    traceparent: str
+    def __init__(self, request_id: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., output: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.Sampling, _Mapping]] = ..., priority: _Optional[int] = ..., timeout_s: _Optional[float] = ..., name: _Optional[str] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class Submit(_message.Message):
     __slots__ = ("work", "hand_over")
