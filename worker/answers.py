@@ -45,12 +45,12 @@ class Answers:
 
     def fail(self, job: Job, code: worker_pb2.FailureCode, message: str) -> None:
         """The end of a job that holds nothing any more, or that its owner gives up."""
-        log.info("request %s failed here: %s", job.name, message)
+        log.info("request %s failed here: %s", job.label, message)
         self.end(job, Outcome.FAILED)
         self.outbox.failed(job.session, job.id, code, message)
 
     def refuse(self, job: Job, code: worker_pb2.FailureCode, message: str) -> None:
         """The end of a job that was never taken in."""
-        log.info("request %s refused: %s", job.name, message)
+        log.info("request %s refused: %s", job.label, message)
         self.metrics.ended(Outcome.REFUSED)
         self.outbox.failed(job.session, job.id, code, message)

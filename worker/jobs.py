@@ -26,13 +26,20 @@ class Job:
     sampling: sampling_pb2.Sampling
     """As the client wants it; a role may have the engine compute only a part."""
     name: str = ""
-    """The client's request id and traceparent, for logs."""
+    """The client's request id."""
+    traceparent: str = ""
+    """Of W3C Trace Context."""
     said_cached: bool = False
     """Whether the router knows how much of the prompt was cached."""
 
     @property
     def id(self) -> RequestId:
         return self.request.id
+
+    @property
+    def label(self) -> str:
+        """For logs."""
+        return f"{self.name or self.id} ({self.traceparent or 'no trace'})"
 
 
 class Jobs:

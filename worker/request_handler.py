@@ -251,9 +251,9 @@ class RequestHandler:
             arrival=arrived,
             deadline=arrived + work.timeout_s if work.timeout_s > 0 else math.inf,
             sampling=work.sampling,
-            name=f"{work.name or work.request_id} ({work.traceparent or 'no trace'})",
+            name=work.name,
+            traceparent=work.traceparent,
         )
-        log.debug("request %s: attempt %d begins", job.name, job.id)
         try:
             self._check(job)
             begin(job)
@@ -266,7 +266,7 @@ class RequestHandler:
         except EngineError:
             raise  # the engine's own accounts are wrong
         except Exception as error:
-            log.exception("request %s", job.name)
+            log.exception("request %s", job.label)
             self._answers.refuse(job, worker_pb2.FAILURE_CODE_INTERNAL, f"{type(error).__name__}: {error}")
         else:
             self._answers.jobs.add(job)
