@@ -32,7 +32,7 @@ class Failed(Exception):
 @dataclass(slots=True, eq=False)
 class OfflineSequence:
     prompt: Sequence[int]
-    sampling: sampling_pb2.Sampling
+    sampling: sampling_pb2.SamplingParams
     completion: Completion
     output: CompletionOutput
 

@@ -11,7 +11,7 @@ __all__ = ["CompletionOutput", "Logprob", "RequestOutput"]
 class Logprob:
     logprob: float
     rank: int
-    """1 is the likeliest."""
+    """1 is the most likely."""
     decoded_token: str
 
 
@@ -23,7 +23,7 @@ class CompletionOutput:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[dict[int, Logprob]] | None = None
-    """For each token, by token id: the token itself and the likeliest ones. None if not asked for."""
+    """For each token, by token id: the token itself and the most likely ones. None if not asked for."""
     finish_reason: str | None = None
     """"stop" or "length"."""
     stop_reason: str | int | None = None

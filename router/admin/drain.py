@@ -12,7 +12,7 @@ from router.workers.registry import Registry
 from router.workers.session import WorkerSession
 from rpc.baton.v1 import worker_pb2
 
-__all__ = ["Able", "Departures", "LastOfItsRole", "NoSuchWorker", "NotBackInTime"]
+__all__ = ["Able", "LastOfItsRole", "NoSuchWorker", "NotBackInTime", "WorkerDrainer"]
 
 Able: TypeAlias = Callable[[worker_pb2.Role], list[WorkerSession]]
 
@@ -31,7 +31,7 @@ class NotBackInTime(Exception):
     """The worker was restarted and is not ready; it is still sought."""
 
 
-class Departures:
+class WorkerDrainer:
     """What an operator may ask for. Each call returns when it is done; they may overlap."""
 
     def __init__(self, registry: Registry, able: Able | None = None) -> None:

@@ -44,7 +44,7 @@ def top_screen(status: Mapping[str, Any], max_requests: int = 10) -> RenderableT
 
 def _head(status: Mapping[str, Any]) -> Text:
     model = status["model"]
-    ready = sum(worker["standing"] == "ready" for worker in status["workers"])
+    ready = sum(worker["state"] == "ready" for worker in status["workers"])
     return Text.assemble(
         (model["name"], "bold"),
         f"  {model['mode']}, context {model['max_model_len']:,}, up {_span(status['uptime_s'])}, "
@@ -76,13 +76,13 @@ def _figures(status: Mapping[str, Any]) -> Table:
 def _workers(workers: Sequence[Mapping[str, Any]]) -> Table:
     table = _table("worker", "state", "KV pages", "used", "running", "waiting", "in/s", "out/s")
     for worker in workers:
-        style = "green" if worker["standing"] == "ready" else "red"
+        style = "green" if worker["state"] == "ready" else "red"
         pages = worker.get("pages")
         total = sum(pages.values()) if pages else 0
         used = f"{1 - pages['free'] / total:.0%}" if pages and total else "–"
         table.add_row(
             worker["id"],
-            Text(worker["standing"], style=style),
+            Text(worker["state"], style=style),
             _pages(pages, total),
             used,
             str(worker.get("running", "–")),

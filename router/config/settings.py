@@ -383,7 +383,7 @@ class RouterConfig:
             "SECONDS",
         ),
     ] = 60.0
-    canary_interval: Annotated[
+    probe_interval: Annotated[
         float,
         Option(
             _ROUTING,
@@ -391,7 +391,7 @@ class RouterConfig:
             "SECONDS",
         ),
     ] = 15.0
-    canary_timeout: Annotated[
+    probe_timeout: Annotated[
         float,
         Option(
             _ROUTING,

@@ -58,7 +58,7 @@ def test_a_stop_string_ends_the_text_before_it(llm: LLM) -> None:
     assert (stopped.outputs[0].finish_reason, stopped.outputs[0].stop_reason) == ("stop", stop)
 
 
-def test_logprobs_name_the_chosen_token_and_the_likeliest(llm: LLM) -> None:
+def test_logprobs_name_the_chosen_token_and_the_most_likely(llm: LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=4, logprobs=2, ignore_eos=True)
     [answer] = llm.generate(["one"], params, progress=False)
     output = answer.outputs[0]

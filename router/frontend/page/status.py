@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from router.dispatch.prefill_queue import Backlog
+from router.dispatch.prefill_queue import PrefillQueue
 from router.dispatch.recent import EndedRequest, Handoffs, Recent
 from router.dispatch.windows import QuantileWindow
 from router.frontend.openai.responses import timings_object
@@ -33,14 +33,14 @@ class StatusReader:
         model: ServedModel,
         registry: Registry,
         recent: Recent,
-        backlog: Backlog,
+        backlog: PrefillQueue,
         running: Callable[[], int],
     ) -> None:
         """`running()`: sequences that the router has in work."""
         self._model = model
         self._registry = registry
         self._recent = recent
-        self._backlog = backlog
+        self._prefill_queue = backlog
         self._running = running
         self._stats = WorkerStatsReader(registry)
 
@@ -59,9 +59,9 @@ class StatusReader:
             "requests": {
                 "running": self._running(),
                 "waiting": sum(s.load.waiting for s in self._registry.sessions()),
-                "held_back": self._backlog.held_back,
-                "queued_tokens": self._backlog.tokens,
-                "predicted_wait_s": self._backlog.wait_s(),
+                "held_back": self._prefill_queue.held_back,
+                "queued_tokens": self._prefill_queue.tokens,
+                "predicted_wait_s": self._prefill_queue.wait_s(),
                 "ended_per_s": recent.ended_requests.rate(now),
             },
             "tokens": {
@@ -93,7 +93,7 @@ def _worker(member: Member, figures: WorkerFigures | None) -> dict[str, Any]:
     described: dict[str, Any] = {
         "id": member.handle.worker_id,
         "role": worker_pb2.Role.Name(member.handle.role).removeprefix("ROLE_").lower(),
-        "standing": member.standing.value,
+        "state": member.state.value,
         "device": session.info.device if session else None,
         "dtype": session.info.dtype if session else None,
         "requests": session.load.requests if session else 0,

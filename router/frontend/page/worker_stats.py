@@ -68,7 +68,7 @@ class WorkerStatsReader:
         try:
             stats = await session.stats(_PATIENCE_S)
         except RpcError:
-            return session.worker_id, figures  # its standing says what is wrong with it
+            return session.worker_id, figures  # its state says what is wrong with it
         figures = figures or WorkerFigures(session.info.epoch)
         figures.samples.append((self._clock(), stats))
         return session.worker_id, figures

@@ -45,14 +45,14 @@ def status(**changes: Any) -> dict[str, Any]:
             {
                 "id": "prefill-0",
                 "role": "prefill",
-                "standing": "ready",
+                "state": "ready",
                 "running": 1,
                 "waiting": 2,
                 "pages": {"held": 10, "cached": 20, "in_flight": 0, "quarantined": 0, "free": 70},
                 "prompt_tokens_per_s": 120.0,
                 "output_tokens_per_s": None,
             },
-            {"id": "decode-0", "role": "decode", "standing": "away"},
+            {"id": "decode-0", "role": "decode", "state": "away"},
         ],
         "links": [
             {"from": "prefill-0", "to": "decode-0", "handoffs": 4, "bytes": 2e7, "bytes_per_s": 5e6},

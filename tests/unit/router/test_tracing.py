@@ -32,7 +32,7 @@ def ended_sequence(trace: TraceContext) -> Sequence:
     marks.hand_over(worker_pb2.HandedOver(bytes=640, chunks=spans, pushes=spans))
     marks.arrive(101.2)
     marks.tokens(1, 101.5)
-    sampling = sampling_pb2.Sampling(max_tokens=9, temperature=0.5, top_p=1.0)
+    sampling = sampling_pb2.SamplingParams(max_tokens=9, temperature=0.5, top_p=1.0)
     return Sequence([1, 2, 3], sampling, marks, id="chatcmpl-1", trace=trace, operation="chat", output=[4, 5])
 
 
