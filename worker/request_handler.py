@@ -17,6 +17,7 @@ from engine.core.events import StepOutput, TokenOut
 from engine.core.request import Request, RequestId
 from engine.engine import Engine
 from engine.errors import EngineError, InvalidRequest, QueueFull
+from engine.kv_cache.journal import CacheChange
 from kv_transfer import EndpointEvent, HandedOver, Reopened, SendFailed
 from kv_transfer.transfer_thread import TransferThread
 from rpc.baton.v1 import worker_pb2
@@ -74,7 +75,8 @@ class RequestHandler:
     # ------------------------------------------------------------------------------ from the router
 
     def open(self, session: RouterSession) -> None:
-        self._answers.outbox.open(session)
+        cache = self._engine.kv.cache
+        self._answers.outbox.open(session, () if cache is None else cache.blocks())
 
     def close(self, session: RouterSession) -> None:
         """The router went away: nobody waits for its requests any more."""
@@ -145,6 +147,11 @@ class RequestHandler:
         """Nothing is promised to anybody. Pages in quarantine do not count: nobody waits for them, and the
         page check knows their owner."""
         return not self._answers.jobs and (self._handoffs is None or not self._handoffs.outgoing)
+
+    def cache_changes(self) -> list[CacheChange]:
+        """Since the last call."""
+        cache = self._engine.kv.cache
+        return [] if cache is None else cache.take_changes()
 
     def load(self) -> worker_pb2.Load:
         load = load_to_proto(self._engine.stats())

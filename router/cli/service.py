@@ -264,7 +264,7 @@ class _Start:
         lag = asyncio.create_task(watch_loop(metrics.loop_lag.observe), name="loop lag")
         self.stack.callback(lag.cancel)
         status = StatusReader(
-            generation.model, registry, metrics.recent, dispatcher.backlog, lambda: dispatcher.running
+            generation.model, registry, metrics.recent, dispatcher.prefill_queue, lambda: dispatcher.running
         )
         http = HttpServer(
             generation,

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
+from common.block_hash import BlockHash
 from router.dispatch.failures import AttemptFailed, failure_of, loss_of, out_of_time, speaks_against
 from router.dispatch.interface import Delta
 from router.dispatch.route import Route
@@ -42,6 +43,9 @@ class _Part:
     session: WorkerSession
     request_id: int
     tokens: int
+    fresh: int
+    """Of those, tokens that the worker did not have cached."""
+    blocks: list[BlockHash]
     active: bool = True
     """It may hold something of the request: it counts as load, and is told when the attempt is given up."""
     begun: bool = False
@@ -80,7 +84,8 @@ class _Part:
     def _end(self) -> None:
         if self.active:
             self.active = False
-            self.session.load.remove(self.tokens)
+            self.session.load.remove(self.fresh)
+            self.session.cached.forget(self.blocks)
 
 
 class Attempt(ABC):
@@ -152,8 +157,10 @@ class Attempt(ABC):
     def _enlist(self, role: worker_pb2.Role, take: Take) -> _Part:
         """A worker for this role, whose events go to `take`."""
         session = self._route.pick(role)
-        part = _Part(session, self._id, self._sequence.num_tokens)
-        session.load.add(part.tokens)
+        tokens, blocks = self._sequence.num_tokens, self._sequence.blocks(session.cached.page_size)
+        part = _Part(session, self._id, tokens, tokens - session.cached.matching_tokens(blocks), blocks)
+        session.load.add(part.fresh)
+        session.cached.expect(blocks)
         self._parts.append(part)
         session.listen(self._id, partial(self._on_event, take))
         return part

@@ -67,11 +67,11 @@ class ClusterDispatcher:
         self._registry = registry
         self._metrics = metrics
         self._placing = placing or placing_for(config, registry)
-        self.backlog: Final = PrefillQueue(config.max_queued_tokens, config.max_queue_wait)
+        self.prefill_queue: Final = PrefillQueue(config.max_queued_tokens, config.max_queue_wait)
         self._poison_requests = PoisonRequests()
         self._admission = Admission(self._placing.has_room, self._placing.claim, self._retry_window)
         registry.watch(self._admission.look)
-        metrics.watch_prefill_queue(self.backlog)
+        metrics.watch_prefill_queue(self.prefill_queue)
         metrics.watch_admission(self._admission)
         self._running = 0
         self._idle = asyncio.Event()
@@ -154,7 +154,7 @@ class ClusterDispatcher:
     def _admit(self, sequence: Sequence) -> Place:
         """Raises Overloaded."""
         try:
-            place = self.backlog.enter(len(sequence.prompt), sequence.seconds_left())
+            place = self.prefill_queue.enter(len(sequence.prompt), sequence.seconds_left())
         except Overloaded as error:
             self._metrics.counted(error.code or "error")
             raise
@@ -252,15 +252,15 @@ class ClusterDispatcher:
     async def _turn(self, sequence: Sequence, want: AdmissionRequest) -> AdmissionGrant:
         """Waits until the sequence may go to the workers. Raises Overloaded, DeadlineExceeded."""
         patience = min(self._config.max_queue_wait, sequence.seconds_left())
-        self.backlog.held_back += 1
+        self.prefill_queue.held_back += 1
         try:
             return await self._admission.wait(want, patience)
         except TimeoutError:
             if not sequence.seconds_left():
                 raise out_of_time() from None
-            raise overloaded("no decode worker had room in time", self.backlog.wait_s()) from None
+            raise overloaded("no decode worker had room in time", self.prefill_queue.wait_s()) from None
         finally:
-            self.backlog.held_back -= 1
+            self.prefill_queue.held_back -= 1
 
     def _retry_window(self) -> int:
         """Enough for two steps of every worker: one that is computed, and one that waits for it."""

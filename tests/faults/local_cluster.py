@@ -126,7 +126,9 @@ def _open_frontends(small: SmallModel, mode: Mode, registry: Registry) -> tuple[
         eos_token_ids=(1,),
     )
     generation = Generation(model, small.tokenizer, dispatcher)
-    status = StatusReader(model, registry, metrics.recent, dispatcher.backlog, lambda: dispatcher.running)
+    status = StatusReader(
+        model, registry, metrics.recent, dispatcher.prefill_queue, lambda: dispatcher.running
+    )
     http = HttpServer(
         generation,
         HttpConfig(port=0),
