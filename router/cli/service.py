@@ -280,7 +280,12 @@ class _Start:
             ),
             metrics=exported(
                 metrics.registry,
-                {"role": "router", "mode": config.mode.value, "model_name": generation.model.name},
+                {
+                    "role": "router",
+                    "mode": config.mode.value,
+                    "worker": "router",
+                    "model_name": generation.model.name,
+                },
                 config.metrics_names,
             ),
             worker_targets=registry.metrics_targets,

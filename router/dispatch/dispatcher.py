@@ -225,19 +225,19 @@ class ClusterDispatcher:
         self._metrics.retried(failed)
         verdict = retries.failed(failed, len(sequence.output))
         if verdict is None:
-            _log.info("trying request %s again (%d attempts left): %s", sequence.id, retries.left, failed)
+            _log.info("trying request %s again (%d attempts left): %s", sequence.label, retries.left, failed)
             return
         if retries.is_poison:
             self._poison_requests.add(sequence.id, sequence.prompt, sequence.sampling)
             _log.error(
                 "request %s (%d prompt tokens, %d of the answer) ended %s: giving it up",
-                sequence.id,
+                sequence.label,
                 len(sequence.prompt),
                 len(sequence.output),
                 " and ".join(retries.ended),
             )
         else:
-            _log.warning("giving request %s up: %s", sequence.id, failed)
+            _log.warning("giving request %s up: %s", sequence.label, failed)
         raise verdict from failed
 
     def _refuse_poison_requests(self, sequence: Sequence) -> None:

@@ -37,6 +37,16 @@ class Sequence:
     """By page size."""
 
     @property
+    def traceparent(self) -> str:
+        """For the workers: they act within this sequence's span."""
+        return self.trace.traceparent(self.span_id)
+
+    @property
+    def label(self) -> str:
+        """For logs, here and at the workers."""
+        return f"{self.id} ({self.traceparent})"
+
+    @property
     def num_tokens(self) -> int:
         return len(self.prompt) + len(self.output)
 
@@ -62,5 +72,5 @@ class Sequence:
             priority=self.priority,
             timeout_s=0.0 if left == math.inf else max(left, 1e-3),
             name=self.id,
-            traceparent=self.trace.traceparent(self.span_id),
+            traceparent=self.traceparent,
         )

@@ -18,7 +18,7 @@ from router.frontend.page.routes import page_routes
 from router.frontend.page.status import StatusReader
 from router.processing.generation import Generation
 from router.processing.served_model import ServedModel
-from router.workers.registry import Registry
+from router.workers.registry import Registry, WorkerHandle
 from rpc.baton.v1 import worker_pb2
 from rpc.channel import Endpoint
 from tests.faults.small_model import MAX_LEN, SmallModel
@@ -105,17 +105,23 @@ async def local_cluster(
             await host.start()
             stack.push_async_callback(host.stop)
             handles.append(LocalWorker(config.worker_id, _ROLES[role], host))
-        registry = await stack.enter_async_context(Registry(handles))
+        metrics = RouterMetrics(mode.value)
+
+        def on_change(handle: WorkerHandle, up: bool) -> None:
+            metrics.worker_changed(handle.worker_id, handle.worker_id.partition("-")[0], up=up)
+
+        registry = await stack.enter_async_context(Registry(handles, on_change))
         assert await registry.wait_for_all(_PATIENCE_S)
-        http, grpc = _open_frontends(small, mode, registry)
+        http, grpc = _open_frontends(small, mode, registry, metrics)
         for frontend in (http, grpc):
             await frontend.start()
             stack.push_async_callback(_closing(frontend.stop))
         yield LocalCluster(registry, http, grpc, deaths)
 
 
-def _open_frontends(small: SmallModel, mode: Mode, registry: Registry) -> tuple[HttpServer, GrpcServer]:
-    metrics = RouterMetrics(mode.value)
+def _open_frontends(
+    small: SmallModel, mode: Mode, registry: Registry, metrics: RouterMetrics
+) -> tuple[HttpServer, GrpcServer]:
     dispatcher = ClusterDispatcher(RouterConfig(model="small", mode=mode), registry, metrics)
     model = ServedModel(
         name="small",

@@ -87,7 +87,12 @@ def _identity(
 ) -> RequestIdentity:
     metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
     operation = "chat" if request.HasField("chat") else "text_completion"
-    return RequestIdentity(request_id[:100], TraceContext.of(metadata.get("traceparent")), operation)
+    return RequestIdentity(_loggable(request_id), TraceContext.of(metadata.get("traceparent")), operation)
+
+
+def _loggable(request_id: str) -> str:
+    """The client chose it: no line breaks, and no end."""
+    return "".join(c if c.isprintable() else "?" for c in request_id[:100])
 
 
 def _request(
