@@ -21,7 +21,7 @@ from engine.device.current import enter_device
 from engine.engine import Engine
 from engine.executor.runner import ModelRunner
 from engine.loader.checkpoint import resolve
-from engine.warmup import rehearse, warmup_plan_for
+from engine.warmup import warm_up, warmup_plan_for
 from router.cluster.worker_plan import Machine, device_for, plan_workers
 from router.config.settings import Device, Dtype, RouterConfig
 from router.config.validation import problems_of
@@ -69,7 +69,7 @@ class LLM:
         self._tokenizer = Tokenizer.load(checkpoint.path, vocab_size=spec.vocab_size)
         runner = ModelRunner(engine_config)
         self._engine = Engine(engine_config, runner=runner)
-        rehearse(runner, engine_config, warmup_plan_for(engine_config))
+        warm_up(runner, engine_config, warmup_plan_for(engine_config))
         self._runner = Runner(self._engine, self._tokenizer)
         self._vocab_size = spec.vocab_size
 
