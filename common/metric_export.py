@@ -12,7 +12,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-__all__ = ["MetricNames", "exported"]
+__all__ = ["VLLM", "MetricNames", "exported"]
 
 
 class MetricNames(Enum):
@@ -28,7 +28,7 @@ class _Name:
     """Labels that are called differently."""
 
 
-_VLLM: Final[Mapping[str, _Name]] = {
+VLLM: Final[Mapping[str, _Name]] = {
     "baton_running_requests": _Name("vllm:num_requests_running"),
     "baton_waiting_requests": _Name("vllm:num_requests_waiting"),
     "baton_token_usage": _Name("vllm:kv_cache_usage_perc"),
@@ -59,7 +59,7 @@ def exported(
     `labels` are added to samples that do not have them. Nothing is kept: each scrape asks `source`.
     """
     target = CollectorRegistry()
-    target.register(_Export(source, labels, _VLLM if names is MetricNames.VLLM else {}))
+    target.register(_Export(source, labels, VLLM if names is MetricNames.VLLM else {}))
     return target
 
 

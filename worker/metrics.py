@@ -111,6 +111,11 @@ class _StatsCollector(Collector):
             ("baton_waiting_requests", "Requests queued at the worker", stats.load.waiting),
             ("baton_running_requests", "Requests being computed", stats.load.running),
             ("baton_waiting_tokens", "Prompt tokens not computed yet", stats.load.waiting_tokens),
+            (
+                "baton_token_usage",
+                "Share of the KV pool that requests hold: neither free nor evictable",
+                1 - stats.load.free_pages / max(stats.load.total_pages, 1),
+            ),
         )
         for name, text, value in gauges:
             gauge = GaugeMetricFamily(name, text, labels=_LABELS)
@@ -121,6 +126,11 @@ class _StatsCollector(Collector):
             ("baton_preemptions", "Requests that gave their pages back to start over", stats.preemptions),
             ("baton_computed_prompt_tokens", "Prompt tokens computed", stats.prompt_tokens),
             ("baton_generated_tokens", "Tokens sampled", stats.generated_tokens),
+            (
+                "baton_cache_queried_tokens",
+                "Prompt tokens looked up in the prefix cache",
+                stats.prompt_tokens + stats.cache_hit_tokens,
+            ),
             ("baton_cache_hit_tokens", "Prompt tokens found in the prefix cache", stats.cache_hit_tokens),
             ("baton_unexpected_messages", "Late or duplicate handoff messages", stats.unexpected_messages),
         )

@@ -204,13 +204,7 @@ DASHBOARDS: dict[str, dict[str, tuple[Panel, ...]]] = {
             Panel(
                 "Share of the pool that is in use",
                 "percentunit",
-                (
-                    (
-                        '1 - sum by (worker) (baton_kv_pages{state=~"free|cached"})'
-                        " / sum by (worker) (baton_kv_pages)",
-                        "{{worker}}",
-                    ),
-                ),
+                (("sum by (worker) (baton_token_usage)", "{{worker}}"),),
             ),
             Panel(
                 "Prompt tokens from the prefix cache",

@@ -92,7 +92,7 @@ async def test_every_panel_draws_something_and_no_alert_fires(tmp_path: Path) ->
         assert not missing
         alerts = (await server.get("/api/v1/alerts")).json()["data"]["alerts"]
         rules = (await server.get("/api/v1/rules")).json()["data"]["groups"]
-    assert not alerts
+    assert not [alert["labels"] for alert in alerts if alert["state"] == "firing"]
     assert not [rule["name"] for group in rules for rule in group["rules"] if rule["health"] != "ok"]
 
 

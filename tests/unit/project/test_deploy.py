@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
+from common.metric_export import VLLM
 from router.config.flags import parse
 from router.dispatch.metrics import RouterMetrics
 from rpc.baton.v1 import worker_pb2
@@ -75,6 +76,13 @@ def test_panels_do_not_overlap(file: Path) -> None:
         for y in range(grid["y"], grid["y"] + grid["h"])
     ]
     assert len(cells) == len(set(cells))
+
+
+def test_metrics_that_get_vllms_names_exist() -> None:
+    router, worker = RouterMetrics("disagg"), WorkerMetrics("decode", "disagg", "decode-0")
+    worker.watch(worker_pb2.WorkerStats)
+    families = {family.name for r in (router.registry, worker.registry) for family in r.collect()}
+    assert set(VLLM) <= families
 
 
 def test_alerts_are_about_metrics_that_exist() -> None:
