@@ -44,6 +44,9 @@ async def test_the_page_shows_workers_links_figures_and_requests(small: SmallMod
         await page.until("document.querySelector('#links text')?.textContent")
         workers = await page.evaluate("[...document.querySelectorAll('.worker h3')].map(e => e.textContent)")
         assert workers == ["prefill-0", "decode-0"]
+        states = "[...document.querySelectorAll('.worker .state')].map(e => e.textContent)"
+        assert await page.evaluate(states) == ["ready", "ready"]
+        assert await page.evaluate("document.querySelector('#connection').textContent") == "live"
         figures = await page.evaluate("document.querySelector('#figures').innerText")
         assert "TTFT p50" in figures
         assert "p99" in figures
@@ -63,5 +66,5 @@ async def test_the_chat_answers_with_its_timeline_on_a_phone(small: SmallModel) 
         )
         rate = await page.until("document.querySelector('.message.assistant .rate')?.textContent")
         assert "tokens/s" in rate
-        assert await page.evaluate("document.querySelectorAll('.message .waterfall .stage').length") >= 5
+        assert await page.evaluate("document.querySelectorAll('.message .waterfall .stage').length") >= 2
         assert not await page.evaluate("document.documentElement.scrollWidth > innerWidth")

@@ -33,14 +33,14 @@ class StatusReader:
         model: ServedModel,
         registry: Registry,
         recent: Recent,
-        backlog: PrefillQueue,
+        prefill_queue: PrefillQueue,
         running: Callable[[], int],
     ) -> None:
         """`running()`: sequences that the router has in work."""
         self._model = model
         self._registry = registry
         self._recent = recent
-        self._prefill_queue = backlog
+        self._prefill_queue = prefill_queue
         self._running = running
         self._stats = WorkerStatsReader(registry)
 

@@ -52,7 +52,7 @@ def status(**changes: Any) -> dict[str, Any]:
                 "prompt_tokens_per_s": 120.0,
                 "output_tokens_per_s": None,
             },
-            {"id": "decode-0", "role": "decode", "state": "away"},
+            {"id": "decode-0", "role": "decode", "state": "unavailable"},
         ],
         "links": [
             {"from": "prefill-0", "to": "decode-0", "handoffs": 4, "bytes": 2e7, "bytes_per_s": 5e6},

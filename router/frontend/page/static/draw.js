@@ -68,6 +68,7 @@ export function waterfall(timings) {
   };
   let begin = 0;
   for (const [name, length] of stages) {
+    if (name !== "prefill" && length === 0) continue;
     row(name.replace("_", " "), [[begin, begin + length, name, false]], seconds(length), false);
     begin += length;
     if (name !== "prefill") continue;

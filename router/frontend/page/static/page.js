@@ -48,7 +48,7 @@ function show(status) {
     `context ${model.max_model_len.toLocaleString("en")}`,
     `up ${uptime(status.uptime_s)}`,
   ].filter(Boolean).join(" · ");
-  const away = workers.filter((worker) => worker.standing !== "ready").length;
+  const away = workers.filter((worker) => worker.state !== "ready").length;
   connection(away ? `${workers.length - away} of ${workers.length} workers` : "live", away ? "bad" : "good");
   showFigures(status);
   showWorkers(status);
@@ -101,9 +101,9 @@ function pairs(mode, workers, links) {
 }
 
 function card(worker) {
-  const kind = { ready: "", late: "warn", doubted: "warn", leaving: "warn" }[worker.standing] ?? "bad";
+  const kind = { ready: "", late: "warn", suspect: "warn", draining: "warn" }[worker.state] ?? "bad";
   const made = element("div", `worker ${kind}`);
-  made.append(element("span", "state", worker.standing), element("h3", "", worker.id));
+  made.append(element("span", "state", worker.state), element("h3", "", worker.id));
   if (!worker.pages) return made;
   const total = Object.values(worker.pages).reduce((sum, pages) => sum + pages, 0);
   const bar = element("div", "bar");
