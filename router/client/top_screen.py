@@ -26,7 +26,7 @@ _STAGES: Final = (
     ("first_decode_s", "green"),
 )
 _SPARKS: Final = "▁▂▃▄▅▆▇█"
-_BAR: Final = 18
+_BAR: Final = 12
 _REQUEST_BAR: Final = 24
 _ID: Final = 8
 """Last characters of a request's id: enough to find it among those shown."""
