@@ -131,10 +131,12 @@ function drawLinks(links, cards) {
     if (!from || !to || from === to) return [];
     const [a, b] = [from.getBoundingClientRect(), to.getBoundingClientRect()];
     const reversed = a.left > b.left;
-    const level = a.left === b.left;
-    const x1 = (reversed ? a.left : a.right) - frame.left, x2 = (reversed || level ? b.right : b.left) - frame.left;
+    const isLevel = a.left === b.left; // within one column: bend towards the middle of the graph
+    const isRight = a.left - frame.left > frame.width / 2;
+    const x1 = (reversed || (isLevel && isRight) ? a.left : a.right) - frame.left;
+    const x2 = isLevel ? x1 : (reversed ? b.right : b.left) - frame.left;
     const y1 = a.top + a.height / 2 - frame.top, y2 = b.top + b.height / 2 - frame.top;
-    const bend = level ? x1 + 40 : (x1 + x2) / 2;
+    const bend = isLevel ? x1 + (isRight ? -45 : 45) : (x1 + x2) / 2;
     const path = svgElement("path", { d: `M${x1},${y1} C${bend},${y1} ${bend},${y2} ${x2},${y2}` });
     const flowing = link.bytes_per_s > 0;
     path.setAttribute("class", flowing ? "flow" : "");
@@ -143,7 +145,8 @@ function drawLinks(links, cards) {
     // Labels of links that cross lie at different heights of their curves.
     const isWide = Math.abs(x2 - x1) > 120;
     const at = links.length > 1 && isWide ? 0.3 + 0.4 * ((index % 3) / 2) : 0.5;
-    const mean = x1 + (x2 - x1) * at, height = y1 + (y2 - y1) * (3 * at * at - 2 * at * at * at);
+    const mean = isLevel ? (x1 + bend) / 2 : x1 + (x2 - x1) * at;
+    const height = y1 + (y2 - y1) * (3 * at * at - 2 * at * at * at);
     const label = svgElement("text", { x: mean, y: height - 6 });
     label.textContent = flowing ? `${bytes(link.bytes_per_s)}/s` : bytes(link.bytes);
     const title = svgElement("title", {});
