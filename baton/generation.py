@@ -15,7 +15,7 @@ from router.dispatch.interface import Delta
 from router.processing.completion import Chunk, Completion
 from router.processing.tokenizer import Tokenizer
 from rpc.baton.v1 import sampling_pb2
-from worker.convert import FINISH_REASONS, logprobs_to_proto, sampling_from_proto
+from worker.session.convert import FINISH_REASONS, logprobs_to_proto, sampling_from_proto
 
 __all__ = ["Failed", "OfflineSequence", "Runner"]
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from router.dispatch.prefill_queue import PrefillQueue
+from router.dispatch.admission.prefill_queue import PrefillQueue
 from router.dispatch.recent import EndedRequest, Handoffs, Recent
 from router.dispatch.windows import QuantileWindow
 from router.frontend.openai.responses import timings_object
