@@ -26,9 +26,11 @@ from router.cluster.worker_plan import Machine, device_for, plan_workers
 from router.config.settings import Device, Dtype, RouterConfig
 from router.config.validation import problems_of
 from router.errors import InvalidRequest
+from router.processing.bounds import ServedBounds
 from router.processing.completion import Completion
 from router.processing.sampling_options import SamplingOptions, derive_seed
 from router.processing.tokenizer import Tokenizer
+from router.request_limits import LOGPROBS_LIMIT
 
 __all__ = ["LLM", "Failed"]
 
@@ -72,6 +74,13 @@ class LLM:
         warm_up(runner, engine_config, warmup_plan_for(engine_config))
         self._runner = Runner(self._engine, self._tokenizer)
         self._vocab_size = spec.vocab_size
+        self._bounds = ServedBounds(
+            model_names=(checkpoint.name, ""),
+            last_token_id=spec.vocab_size - 1,
+            max_new_tokens=self.max_model_len - 1,
+            max_completions=_UNLIMITED,
+            max_logprobs=LOGPROBS_LIMIT,
+        )
 
     @property
     def max_model_len(self) -> int:
@@ -154,7 +163,7 @@ class LLM:
             )
         if min(prompt) < 0 or max(prompt) >= self._vocab_size:
             raise ValueError(f"A prompt has a token id out of range: 0 to {self._vocab_size - 1}.")
-        options = params.options(self._vocab_size)
+        options = params.options(self._bounds)
         if options.max_tokens is not None:  # as in vLLM, the context ends an answer that asks for more
             options = replace(options, max_tokens=min(options.max_tokens, room))
         seed = secrets.randbits(64) if options.seed is None else options.seed

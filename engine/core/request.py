@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from engine.core.sampling_params import FinishReason, SamplingParams
+from engine.grammar.matcher import Matcher
 from engine.kv_cache.radix import RadixNode
 
 __all__ = ["PENDING", "PageId", "Request", "RequestId", "TokenId"]
@@ -50,6 +51,8 @@ class Request:
     """Tokens found in the prefix cache at first admission; None before that."""
     pinned: bool = False
     """A peer may read its pages, which therefore stay: the request is never preempted."""
+    matcher: Matcher | None = None
+    """Follows `sampling.grammar`; set when an engine takes the request."""
     finish: FinishReason | None = None
 
     @property
