@@ -39,7 +39,7 @@ __all__ = ["build_app"]
 
 _Endpoint: TypeAlias = Callable[[Request, str], Awaitable[Response]]
 """Takes the request and its id."""
-_OPERATIONS: Final = {"chatcmpl": "chat"}
+_OPERATIONS: Final = {"chatcmpl": "chat", "msg": "chat", "resp": "chat"}
 """gen_ai.operation.name by kind of request; text_completion for all others."""
 _CLIENT_GONE_STATUS: Final = 499
 """nginx's; nobody reads it."""
