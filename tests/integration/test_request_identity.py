@@ -15,7 +15,7 @@ from router.dispatch.identity import CURRENT_REQUEST, RequestIdentity, TraceCont
 from rpc.baton.v1.router_pb2 import GenerateRequest
 from rpc.baton.v1.router_pb2_grpc import RouterStub
 from tests.integration.fake_cluster import pair, service
-from tests.integration.frontends import ScriptedDispatcher, frontends
+from tests.integration.frontends import ScriptedDispatcher, open_frontends
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 TRACEPARENT = f"00-{TRACE}-{PARENT}-01"
@@ -43,7 +43,7 @@ def identities(dispatcher: ScriptedDispatcher) -> list[RequestIdentity]:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_http_requests_sequences_have_its_id_and_its_trace(folder: Path, stream: bool) -> None:
-    async with frontends(folder) as opened, httpx.AsyncClient(base_url=opened.url) as client:
+    async with open_frontends(folder) as opened, httpx.AsyncClient(base_url=opened.url) as client:
         seen = identities(opened.dispatcher)
         body = {"messages": [{"role": "user", "content": "hi"}], "n": 2, "stream": stream}
         answer = await client.post("/v1/chat/completions", json=body, headers={"traceparent": TRACEPARENT})
@@ -55,7 +55,7 @@ async def test_an_http_requests_sequences_have_its_id_and_its_trace(folder: Path
 
 
 async def test_requests_without_a_trace_begin_one_each(folder: Path) -> None:
-    async with frontends(folder) as opened, httpx.AsyncClient(base_url=opened.url) as client:
+    async with open_frontends(folder) as opened, httpx.AsyncClient(base_url=opened.url) as client:
         seen = identities(opened.dispatcher)
         for _ in range(2):  # on one connection
             await client.post("/v1/completions", json={"prompt": "hi"})
@@ -64,7 +64,7 @@ async def test_requests_without_a_trace_begin_one_each(folder: Path) -> None:
 
 
 async def test_a_grpc_call_brings_its_trace_as_metadata(folder: Path) -> None:
-    async with frontends(folder) as opened, grpc.aio.insecure_channel(opened.target) as channel:
+    async with open_frontends(folder) as opened, grpc.aio.insecure_channel(opened.target) as channel:
         seen = identities(opened.dispatcher)
         request = GenerateRequest(request_id="mine", text="hi")
         async for _ in RouterStub(channel).Generate(request, metadata=(("traceparent", TRACEPARENT),)):
