@@ -23,6 +23,8 @@ class Panel:
     """(expression, legend) each."""
     help: str = ""
     stacked: bool = False
+    limit: float | None = None
+    """Drawn as a line; docs/tuning.md and the alerts have the same."""
 
 
 def quantiles(metric: str, by: str = "") -> tuple[tuple[str, str], ...]:
@@ -46,8 +48,8 @@ def rate(metric: str, by: str) -> tuple[tuple[str, str], ...]:
 DASHBOARDS: dict[str, dict[str, tuple[Panel, ...]]] = {
     "overview": {
         "What clients see": (
-            Panel("Time to first token", "s", quantiles("baton_ttft_seconds")),
-            Panel("Between two tokens", "s", quantiles("baton_itl_seconds")),
+            Panel("Time to first token", "s", quantiles("baton_ttft_seconds"), limit=1.0),
+            Panel("Between two tokens", "s", quantiles("baton_itl_seconds"), limit=0.1),
             Panel(
                 "Time per output token", "s", quantiles("baton_tpot_seconds"), help="Mean of each request."
             ),
@@ -191,7 +193,9 @@ DASHBOARDS: dict[str, dict[str, tuple[Panel, ...]]] = {
             Panel(
                 "Waiting prompt tokens", "short", (("sum by (worker) (baton_waiting_tokens)", "{{worker}}"),)
             ),
-            Panel("Preemptions", "short", rate("baton_preemptions_total", "worker")),
+            Panel("Preemptions", "short", rate("baton_preemptions_total", "worker"), limit=0.1),
+            Panel("Prompt tokens of a step", "short", quantiles("baton_step_prompt_tokens", "role")),
+            Panel("Decodes of a step", "short", quantiles("baton_step_decodes", "role")),
         ),
         "KV": (
             Panel(
@@ -202,9 +206,16 @@ DASHBOARDS: dict[str, dict[str, tuple[Panel, ...]]] = {
                 stacked=True,
             ),
             Panel(
-                "Share of the pool that is in use",
+                "Token usage",
                 "percentunit",
                 (("sum by (worker) (baton_token_usage)", "{{worker}}"),),
+                limit=0.95,
+            ),
+            Panel(
+                "Running requests against their limit",
+                "percentunit",
+                (("baton_running_requests / baton_max_running_requests", "{{worker}}"),),
+                limit=0.95,
             ),
             Panel(
                 "Prompt tokens from the prefix cache",
@@ -288,14 +299,21 @@ def _panels(rows: dict[str, tuple[Panel, ...]]) -> Iterator[dict[str, Any]]:
 
 def _panel(panel: Panel, grid: dict[str, int]) -> dict[str, Any]:
     source = {"type": "prometheus", "uid": "${source}"}
-    drawing = {"fillOpacity": 30, "stacking": {"mode": "normal"}} if panel.stacked else {"fillOpacity": 0}
+    drawing: dict[str, Any] = (
+        {"fillOpacity": 30, "stacking": {"mode": "normal"}} if panel.stacked else {"fillOpacity": 0}
+    )
+    defaults: dict[str, Any] = {"unit": panel.unit, "min": 0, "custom": drawing}
+    if panel.limit is not None:
+        drawing["thresholdsStyle"] = {"mode": "line"}
+        steps = [{"color": "green", "value": None}, {"color": "red", "value": panel.limit}]
+        defaults["thresholds"] = {"mode": "absolute", "steps": steps}
     return {
         "type": "timeseries",
         "title": panel.title,
         "description": panel.help,
         "datasource": source,
         "gridPos": grid,
-        "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0, "custom": drawing}, "overrides": []},
+        "fieldConfig": {"defaults": defaults, "overrides": []},
         "targets": [
             {"refId": chr(ord("A") + index), "expr": expression, "legendFormat": legend, "datasource": source}
             for index, (expression, legend) in enumerate(panel.series)

@@ -9,6 +9,7 @@ from common.metric_export import MetricNames
 __all__ = [
     "Device",
     "Dtype",
+    "LogFormat",
     "LogLevel",
     "MetricNames",
     "Mode",
@@ -96,3 +97,8 @@ class LogLevel(Enum):
     INFO = "info"
     WARNING = "warning"
     ERROR = "error"
+
+
+class LogFormat(Enum):
+    TEXT = "text"
+    JSON = "json"

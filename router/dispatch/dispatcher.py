@@ -102,6 +102,8 @@ class ClusterDispatcher:
         sampling: sampling_pb2.SamplingParams,
         *,
         priority: int = 0,
+        tenant: str = "",
+        ttft_deadline_s: float = 0.0,
         timeout_s: float = 0.0,
     ) -> AsyncGenerator[Delta, bool | None]:
         """See `Dispatcher.generate`."""
@@ -110,6 +112,7 @@ class ClusterDispatcher:
         now = time.monotonic()
         waterfall = Waterfall(now, self._metrics)
         deadline = now + timeout_s if timeout_s > 0 else math.inf
+        first_due = now + ttft_deadline_s if ttft_deadline_s > 0 else math.inf
         identity = CURRENT_REQUEST.get() or RequestIdentity()
         sequence = Sequence(
             prompt,
@@ -117,6 +120,8 @@ class ClusterDispatcher:
             waterfall,
             priority,
             deadline,
+            tenant,
+            first_due,
             id=identity.sequence_id(),
             trace=identity.trace,
             operation=identity.operation,

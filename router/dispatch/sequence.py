@@ -24,6 +24,9 @@ class Sequence:
     priority: int = 0
     deadline: float = math.inf
     """time.monotonic() at which its time is up."""
+    tenant: str = ""
+    first_due: float = math.inf
+    """time.monotonic() by which the client wants the first token."""
     id: str = field(default_factory=lambda: secrets.token_hex(8))
     """For the log, and for the client of one that has to be looked up there."""
     trace: TraceContext = field(default_factory=lambda: TraceContext.of(None))
@@ -73,4 +76,12 @@ class Sequence:
             timeout_s=0.0 if left == math.inf else max(left, 1e-3),
             name=self.id,
             traceparent=self.traceparent,
+            tenant=self.tenant,
+            ttft_target_s=self._seconds_to_first_token(),
         )
+
+    def _seconds_to_first_token(self) -> float:
+        """0 without a deadline, or once the client has a token."""
+        if self.first_due == math.inf or self.output:
+            return 0.0
+        return max(self.first_due - time.monotonic(), 1e-3)
