@@ -42,7 +42,8 @@ def quantiles(metric: str, by: str = "") -> tuple[tuple[str, str], ...]:
 
 
 def rate(metric: str, by: str) -> tuple[tuple[str, str], ...]:
-    return ((f"sum by ({by}) (rate({metric}{WINDOW}))", f"{{{{{by}}}}}"),)
+    legend = " ".join(f"{{{{{label}}}}}" for label in by.split(", "))
+    return ((f"sum by ({by}) (rate({metric}{WINDOW}))", legend),)
 
 
 DASHBOARDS: dict[str, dict[str, tuple[Panel, ...]]] = {
