@@ -290,6 +290,8 @@ class RequestHandler:
             arrival=arrived,
             deadline=arrived + work.timeout_s if work.timeout_s > 0 else math.inf,
             sampling=work.sampling,
+            name=work.name,
+            traceparent=work.traceparent,
         )
         grammar = job.request.sampling.grammar
         if grammar is not None:
@@ -333,6 +335,6 @@ class RequestHandler:
         except EngineError:
             raise  # internal error of the engine
         except Exception as error:
-            log.exception("request %d", job.id)
+            log.exception("request %s", job.label)
             return _Trouble(worker_pb2.FAILURE_CODE_INTERNAL, f"{type(error).__name__}: {error}")
         return None

@@ -87,10 +87,11 @@ def plan_workers(config: RouterConfig, checkpoint: Checkpoint, machine: Machine)
         worker = WorkerConfig(
             worker_id=f"{role.value}-{counts[role]}",
             role=role,
-            model=checkpoint.name,
+            model=config.served_model_name or checkpoint.name,
             source=config.model,
             engine=engines[role],
             mode=config.mode.value,
+            metric_names=config.metrics_names,
             transport=config.kv_transport.value if config.hands_over else None,
             kv_by_ranks=config.hands_over and config.num_ranks > len(roles),
             host=machine.host,
