@@ -129,6 +129,7 @@ def test_sglang_retracts_the_request_with_the_fewest_output_tokens() -> None:
     first, second = request(1, 30, 80), request(2, 20, 45)
     planned.submit(first)
     planned.step()
+    planned.step()
     planned.submit(second)
     assert first_preempted(planned) == [second]
 
