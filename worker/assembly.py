@@ -6,12 +6,13 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from kv_transfer import EndpointEvent, KVEndpoint, TransferThread
-from worker.answers import Answers
-from worker.incoming_handoffs import IncomingHandoffs
-from worker.kv_port import open_port
-from worker.outgoing_handoffs import OutgoingHandoffs
+from worker.grammar_loading import GrammarLoading
+from worker.handoffs.incoming import IncomingHandoffs
+from worker.handoffs.kv_port import open_port
+from worker.handoffs.outgoing import OutgoingHandoffs
 from worker.parts import Parts
 from worker.request_handler import Handoffs, RequestHandler
+from worker.session.answers import Answers
 
 __all__ = ["Assemble", "Parts", "assemble"]
 
@@ -26,8 +27,9 @@ def assemble(parts: Parts) -> RequestHandler:
     if (cache := parts.engine.kv.cache) is not None:
         cache.keep_journal()
     answers = Answers(parts.outbox, parts.metrics)
+    grammars = GrammarLoading(parts.engine.grammars, parts.inbox)
     if parts.config.transport is None:
-        return RequestHandler(parts.engine, answers, parts.clock)
+        return RequestHandler(parts.engine, answers, parts.clock, grammars)
 
     def on_event(event: EndpointEvent) -> None:
         parts.inbox.post(handler.on_transfer, event)
@@ -37,5 +39,7 @@ def assemble(parts: Parts) -> RequestHandler:
         parts.engine, answers, parts.clock, transfer.sender, parts.config.handoff_timeout_s
     )
     incoming = IncomingHandoffs(parts.engine, answers, transfer.receiver)
-    handler = RequestHandler(parts.engine, answers, parts.clock, Handoffs(transfer, outgoing, incoming))
+    handler = RequestHandler(
+        parts.engine, answers, parts.clock, grammars, Handoffs(transfer, outgoing, incoming)
+    )
     return handler

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from engine.core.request import Request, TokenId
 from engine.core.sampling_params import FinishReason, TokenLogprobs
 from engine.core.waits import WaitReason
+from engine.errors import EngineError
 from engine.kv_cache.pages import PageCounts
 
 __all__ = ["EngineStats", "StepMeasured", "StepOutput", "TokenOut"]
@@ -42,8 +43,9 @@ class StepOutput:
     tokens: list[TokenOut] = field(default_factory=list)
     started: list[Request] = field(default_factory=list)
     """Requests whose first chunk is being computed."""
-    failed: list[tuple[Request, str]] = field(default_factory=list)
-    """Requests that ended with an error of their own; the others are not affected."""
+    failed: list[tuple[Request, EngineError]] = field(default_factory=list)
+    """Requests that ended with an error of their own; the others are not affected. An InvalidRequest is the
+    client's fault."""
     num_tokens: int = 0
     """Tokens that the step computed; 0: there was nothing to compute."""
     completed: bool = False

@@ -9,6 +9,7 @@ from typing import Final, TypeAlias
 
 from engine.core.sampling_params import FinishReason, SamplingParams
 from engine.core.waits import WaitMark, WaitReason
+from engine.grammar.matcher import Matcher
 from engine.kv_cache.radix import RadixNode
 
 __all__ = ["PENDING", "PageId", "Request", "RequestId", "TokenId"]
@@ -64,6 +65,8 @@ class Request:
     """Seconds until it was admitted, or until its KV was here, by reason."""
     pinned: bool = False
     """A peer may read its pages, which therefore stay: the request is never preempted."""
+    matcher: Matcher | None = None
+    """Follows `sampling.grammar`; set when an engine takes the request."""
     finish: FinishReason | None = None
 
     @property

@@ -8,8 +8,8 @@ from engine.core.kv_manager import Reservation
 from kv_transfer import Drained, ReceiveFailed
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from tests.unit.worker.handlers import handled
-from worker.answers import Answers
 from worker.request_handler import RequestHandler
+from worker.session.answers import Answers
 
 FENCE = worker_pb2.Command(fence=worker_pb2.Fence(worker_id="prefill-0", epoch=7, reason="no power"))
 
@@ -21,7 +21,7 @@ def test_a_fence_reaches_the_kv_endpoint_once() -> None:
 
 
 def test_a_worker_without_a_transport_has_no_peers_to_fence() -> None:
-    RequestHandler(Mock(), Answers(Mock(), Mock()), lambda: 0.0).handle(Mock(), FENCE, 0.0)
+    RequestHandler(Mock(), Answers(Mock(), Mock()), lambda: 0.0, Mock()).handle(Mock(), FENCE, 0.0)
 
 
 def test_a_worker_with_pages_in_quarantine_is_idle_so_that_its_pages_are_checked() -> None:

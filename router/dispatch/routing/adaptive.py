@@ -1,0 +1,242 @@
+"""The mode in which a policy decides for every request where it is computed.
+
+The decision is made by `router.placement`, which sees numbers alone. Here its view is kept up to date from
+what this router sends and hears, and its answer becomes a route.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Set
+from typing import Final
+
+from router.config.settings import RouterConfig
+from router.dispatch.admission.admission_queue import AdmissionRequest, Claim
+from router.dispatch.failures import nobody_is_ready
+from router.dispatch.routing.route import Pick, Route
+from router.dispatch.routing.worker_choice import Promise, WorkerChoice, cached_tokens
+from router.dispatch.sequence import Sequence
+from router.placement import (
+    AdaptivePlacement,
+    Ledger,
+    Link,
+    Placement,
+    PlacementPolicy,
+    Preference,
+    RequestView,
+    StepWork,
+    Targets,
+    WorkerFacts,
+)
+from router.placement.view import WorkerId
+from router.workers.registry import Registry
+from router.workers.session import WorkerSession
+from rpc.baton.v1 import worker_pb2
+from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
+
+__all__ = ["AdaptivePlacing", "adaptive"]
+
+_ITL_TARGET_MS: Final = {"cuda": 20.0, "cpu": 100.0}
+"""Bound on the mean time between tokens where --itl-target-ms is not given, or 0."""
+_LINK: Final = Link(bytes_per_s=10e9, latency_s=0.004)
+"""What a handoff is taken to cost. Messages and polls dominate it for all but the longest prompts."""
+_PREFERS: Final = {ROLE_PREFILL: Preference.PREFILL, ROLE_DECODE: Preference.DECODE}
+
+
+def adaptive(config: RouterConfig, registry: Registry, choice: WorkerChoice) -> AdaptivePlacing:
+    """Places requests by the targets that `config` has."""
+
+    def policy(device: str) -> PlacementPolicy:
+        itl_ms = config.itl_target_ms or _ITL_TARGET_MS["cuda" if device.startswith("cuda") else "cpu"]
+        return AdaptivePlacement(Targets(ttft_s=config.ttft_target_ms / 1e3, itl_s=itl_ms / 1e3))
+
+    return AdaptivePlacing(registry, choice, policy)
+
+
+class AdaptivePlacing:
+    """Implements `Placing`. Every worker can take either part of a sequence, and both.
+
+    A sequence that failed before is computed by one worker to its end, the least loaded that it did not fail
+    on. So is one for whose KV the chosen decode worker has no room now: it waits there, where it holds
+    nothing, rather than on the prefill worker with all its pages.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        choice: WorkerChoice,
+        policy: Callable[[str], PlacementPolicy],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`policy(device)` makes the policy, once the first worker is known."""
+        self._registry = registry
+        self._choice = choice
+        self._make_policy = policy
+        self._clock = clock
+        self._policy: PlacementPolicy | None = None
+        self._ledger: Ledger | None = None
+        self._known: dict[WorkerId, WorkerSession] = {}
+        self._pages: dict[WorkerId, int] = {}
+        self._ids = itertools.count(1)
+
+    def is_ready(self) -> bool:
+        return bool(self._choice.everyone())
+
+    def has_room(self, want: AdmissionRequest) -> bool:
+        """Requests queue at the workers; see the class."""
+        return True
+
+    def claim(self, want: AdmissionRequest) -> Claim | None:
+        return None  # it comes with the route
+
+    def prefill_workers(self) -> list[WorkerSession]:
+        return self._choice.everyone()
+
+    def able(self, role: worker_pb2.Role) -> list[WorkerSession]:
+        return self._registry.sessions()
+
+    def probe(self, pick: Pick) -> Route:
+        return Route(pick, is_local=pick(ROLE_PREFILL) is pick(ROLE_DECODE), why="probe")
+
+    def route(self, sequence: Sequence, avoid: Set[str]) -> Route | None:
+        if avoid:
+            session = self._choice.pick_any(sequence.num_tokens, avoid)
+            return None if session is None else _local(session, "adaptive: another worker after a failure")
+        sessions = self._choice.preferred()
+        if not sessions:
+            return None
+        return self._place(sequence, sessions)
+
+    def _place(self, sequence: Sequence, sessions: list[WorkerSession]) -> Route:
+        now = self._clock()
+        ledger, policy = self._look(sessions)
+        left = max(sequence.sampling.max_tokens - len(sequence.output), 1)
+        request = RequestView(
+            prompt_tokens=sequence.num_tokens,
+            expected_output=ledger.expected_output(left),
+            arrived=sequence.waterfall.arrival,
+            cached={key: cached_tokens(session, sequence) for key, session in self._known.items()},
+        )
+        placement = policy.place(request, ledger.view(now))
+        why = _explain(placement)
+        prefill, decode = self._known[placement.prefill_worker], self._known[placement.decode_worker]
+        if prefill is not decode and not self._choice.has_room(decode, sequence.num_tokens):
+            placement = Placement(placement.decode_worker, placement.decode_worker, placement.why)
+            prefill, why = decode, f"{why}; no room for its KV there now"
+        number = next(self._ids)
+        ledger.placed(number, request, placement, now)
+        tracker = _Tracked(ledger, number, placement, sequence)
+        if prefill is decode:
+            return _local(decode, why, tracker)
+
+        def pick(role: worker_pb2.Role) -> WorkerSession:
+            session = prefill if role == ROLE_PREFILL else decode
+            if not session.alive:
+                raise nobody_is_ready(self._registry.complaints())
+            return session
+
+        claim = Promise(decode.load, sequence.num_tokens)
+        return Route(pick, is_local=False, why=why, claim=claim, tracker=tracker)
+
+    def _look(self, sessions: list[WorkerSession]) -> tuple[Ledger, PlacementPolicy]:
+        """Brings the ledger up to date with the workers that can be used now. O(workers)."""
+        if self._ledger is None or self._policy is None:
+            info = sessions[0].info
+            self._ledger = Ledger(kv_bytes_per_token=info.peer.page_bytes // info.page_size, link=_LINK)
+            self._policy = self._make_policy(info.device)
+        ledger = self._ledger
+        current = {_key(session): session for session in sessions}
+        for key in self._known.keys() - current.keys():
+            del self._known[key]
+            ledger.remove(key)
+        for key, session in current.items():
+            if self._known.get(key) is not session:
+                self._known[key] = session
+                self._pages.pop(key, None)
+                ledger.add(_facts(key, session.info))
+                session.on_step = _Measured(ledger, key)
+            pages = session.load.view().free_pages
+            if self._pages.get(key) != pages:
+                self._pages[key] = pages
+                ledger.reported(key, pages)
+        return ledger, self._policy
+
+
+class _Measured:
+    """Takes a worker's measured steps in."""
+
+    def __init__(self, ledger: Ledger, key: WorkerId) -> None:
+        self._ledger = ledger
+        self._key = key
+
+    def __call__(self, step: worker_pb2.StepWork) -> None:
+        work = StepWork(step.prompt_tokens, step.attention_pairs, step.decodes, step.context_tokens)
+        self._ledger.stepped(self._key, work, step.seconds)
+
+
+class _Tracked:
+    """Implements `Tracker`: keeps the ledger up to date with one attempt."""
+
+    def __init__(self, ledger: Ledger, number: int, placement: Placement, sequence: Sequence) -> None:
+        self._ledger = ledger
+        self._number = number
+        self._placement = placement
+        self._prompt_tokens = sequence.num_tokens
+        self._tokens = 0
+
+    def progress(self, num_computed: int) -> None:
+        self._ledger.progressed(self._number, max(self._prompt_tokens - num_computed, 1))
+
+    def tokens(self, count: int) -> None:
+        decoded = count
+        if not self._tokens:
+            self._ledger.read(self._number)
+            decoded -= 1
+        self._tokens += count
+        if decoded:
+            self._ledger.decoded(self._placement.decode_worker, decoded)
+
+    def arrived(self) -> None:
+        self._ledger.arrived(self._number)
+
+    def ended(self) -> None:
+        self._ledger.ended(self._number, self._tokens)
+
+
+def _local(session: WorkerSession, why: str, tracker: _Tracked | None = None) -> Route:
+    if tracker is None:
+        return Route(lambda _: session, is_local=True, why=why)
+    return Route(lambda _: session, is_local=True, why=why, tracker=tracker)
+
+
+def _key(session: WorkerSession) -> WorkerId:
+    """Of an incarnation: what is known of a process does not hold for its successor."""
+    return f"{session.worker_id}@{session.info.epoch:x}"
+
+
+def _facts(key: WorkerId, info: worker_pb2.WorkerInfo) -> WorkerFacts:
+    return WorkerFacts(
+        id=key,
+        prefers=_PREFERS.get(info.role, Preference.BOTH),
+        chunk_tokens=info.chunked_prefill_size or info.max_model_len,
+        step_target_s=info.step_target_s or None,
+        total_pages=info.num_pages,
+        page_size=info.page_size,
+    )
+
+
+def _explain(placement: Placement) -> str:
+    """One line: the choice, what was predicted for it, and what the runner-up would have cost."""
+    why = placement.why
+    if not why.candidates:
+        return why.policy
+    chosen, *others = why.candidates
+    text = (
+        f"{why.policy}: TTFT {chosen.ttft_s * 1e3:.0f} ms, TPOT {chosen.tpot_s * 1e3:.1f} ms,"
+        f" {chosen.expected_misses:.3f} misses expected"
+    )
+    if others:
+        name, other = others[0].decode_worker.partition("@")[0], others[0].prefill_worker.partition("@")[0]
+        text += f"; next best {other} to {name} with {others[0].expected_misses:.3f}"
+    return text

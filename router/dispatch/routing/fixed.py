@@ -1,0 +1,86 @@
+"""Modes in which a worker's role alone says what it computes."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+from router.dispatch.admission.admission_queue import AdmissionRequest, Claim
+from router.dispatch.failures import nobody_is_ready
+from router.dispatch.routing.route import Pick, Route
+from router.dispatch.routing.worker_choice import WorkerChoice
+from router.dispatch.sequence import Sequence
+from router.workers.registry import Registry
+from router.workers.session import WorkerSession
+from rpc.baton.v1 import worker_pb2
+from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
+
+__all__ = ["DisaggPlacing", "MixedPlacing"]
+
+
+class MixedPlacing:
+    """Every worker computes its requests from the first token to the last. Implements `Placing`."""
+
+    def __init__(self, registry: Registry, choice: WorkerChoice) -> None:
+        self._registry = registry
+        self._choice = choice
+
+    def is_ready(self) -> bool:
+        return bool(self._registry.ready(ROLE_DECODE))
+
+    def has_room(self, want: AdmissionRequest) -> bool:
+        """Requests queue at the workers, where they are admitted without a word to and fro."""
+        return True
+
+    def claim(self, want: AdmissionRequest) -> Claim | None:
+        return None
+
+    def route(self, sequence: Sequence, avoid: Set[str]) -> Route | None:
+        session = self._choice.pick(ROLE_DECODE, sequence, avoid)
+        return None if session is None else Route(lambda _: session, is_local=True, why="mixed")
+
+    def probe(self, pick: Pick) -> Route:
+        return Route(pick, is_local=True, why="probe")
+
+    def prefill_workers(self) -> list[WorkerSession]:
+        return self._registry.ready(ROLE_DECODE)
+
+    def able(self, role: worker_pb2.Role) -> list[WorkerSession]:
+        return [s for s in self._registry.sessions() if s.info.role == role]
+
+
+class DisaggPlacing:
+    """Prefill workers compute prompts, decode workers the rest. Implements `Placing`.
+
+    The decode worker is chosen when its pages are to be reserved, on the freshest view of the load.
+    """
+
+    def __init__(self, registry: Registry, choice: WorkerChoice) -> None:
+        self._registry = registry
+        self._choice = choice
+
+    def is_ready(self) -> bool:
+        return all(self._registry.ready(role) for role in (ROLE_PREFILL, ROLE_DECODE))
+
+    def has_room(self, want: AdmissionRequest) -> bool:
+        return self._choice.can_decode(want.tokens, want.avoid)
+
+    def claim(self, want: AdmissionRequest) -> Claim | None:
+        return self._choice.promise(want.tokens, want.avoid)
+
+    def route(self, sequence: Sequence, avoid: Set[str]) -> Route | None:
+        def pick(role: worker_pb2.Role) -> WorkerSession:
+            session = self._choice.pick(role, sequence, avoid)
+            if session is None:
+                raise nobody_is_ready(self._registry.complaints())
+            return session
+
+        return Route(pick, is_local=False, why="disagg")
+
+    def probe(self, pick: Pick) -> Route:
+        return Route(pick, is_local=False, why="probe")
+
+    def prefill_workers(self) -> list[WorkerSession]:
+        return self._registry.ready(ROLE_PREFILL)
+
+    def able(self, role: worker_pb2.Role) -> list[WorkerSession]:
+        return [s for s in self._registry.sessions() if s.info.role == role]

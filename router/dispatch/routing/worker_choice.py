@@ -1,0 +1,109 @@
+"""The pure decisions of router/workers/capacity.py, applied to the workers that are there now."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Set
+
+from router.config.settings import Routing
+from router.dispatch.routing.policies import POLICIES
+from router.dispatch.sequence import Sequence
+from router.workers.capacity import Rank, WorkerView, any_has_room, place, preferred
+from router.workers.circuit_breaker import CircuitState
+from router.workers.heartbeat_monitor import Liveness
+from router.workers.load import WorkerLoad
+from router.workers.registry import Registry
+from router.workers.session import WorkerSession
+from rpc.baton.v1 import worker_pb2
+from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
+
+__all__ = ["Promise", "WorkerChoice", "cached_tokens"]
+
+_NOBODY: frozenset[str] = frozenset()
+
+
+class Promise:
+    """Room on one worker for a request that will be sent there, or to a better one. See `admission.Claim`."""
+
+    __slots__ = ("_load", "_pages")
+
+    def __init__(self, load: WorkerLoad, tokens: int) -> None:
+        self._load = load
+        self._pages = load.promise(tokens)
+
+    def release(self) -> None:
+        """To be called once."""
+        self._load.withdraw(self._pages)
+
+
+class WorkerChoice:
+    """Workers by role, by the setting --routing."""
+
+    def __init__(self, registry: Registry, routing: Routing) -> None:
+        self._registry = registry
+        self._choose = POLICIES[routing]
+        self._turns = {role: itertools.count() for role in worker_pb2.Role.values()}
+        """Roles do not share a turn, or two of each would always be paired in the same way."""
+
+    def pick(
+        self, role: worker_pb2.Role, sequence: Sequence, avoid: Set[str] = _NOBODY
+    ) -> WorkerSession | None:
+        """The worker that gets the sequence; None if none is ready. O(workers), and O(tokens) once."""
+        ready = self._registry.ready(role)
+        if not ready:
+            return None
+        views = [
+            session.load.view(_rank(session, avoid), cached_tokens(session, sequence)) for session in ready
+        ]
+        return ready[place(views, sequence.num_tokens, self._choose, next(self._turns[role]))]
+
+    def pick_any(self, tokens: int, avoid: Set[str] = _NOBODY) -> WorkerSession | None:
+        """The least loaded worker, whatever its role; None if none is ready. O(workers)."""
+        ready = self.everyone()
+        if not ready:
+            return None
+        return ready[place(_views(ready, avoid), tokens, POLICIES[Routing.LEAST_LOADED], 0)]
+
+    def everyone(self) -> list[WorkerSession]:
+        """Sessions to all workers that can be used now."""
+        return [*self._registry.ready(ROLE_PREFILL), *self._registry.ready(ROLE_DECODE)]
+
+    def preferred(self) -> list[WorkerSession]:
+        """Those of `everyone` that nothing speaks against, or against which the least does."""
+        ready = self.everyone()
+        return [ready[i] for i in preferred(_views(ready, _NOBODY))]
+
+    def has_room(self, session: WorkerSession, tokens: int) -> bool:
+        """Whether this worker has pages and a slot for a request of so many tokens now."""
+        return session.load.view().has_room(tokens)
+
+    def can_decode(self, tokens: int, avoid: Set[str] = _NOBODY) -> bool:
+        """Whether a decode worker has room now. True if none is there: then there is nothing to wait for."""
+        return any_has_room(_views(self._registry.ready(ROLE_DECODE), avoid), tokens)
+
+    def promise(self, tokens: int, avoid: Set[str] = _NOBODY) -> Promise | None:
+        """Keeps room on a decode worker; None if none is there."""
+        ready = self._registry.ready(ROLE_DECODE)
+        if not ready:
+            return None
+        # Always by load, and not in turn: a promise is about room, and takes nobody's turn.
+        views = _views(ready, avoid)
+        session = ready[place(views, tokens, POLICIES[Routing.LEAST_LOADED], 0)]
+        return Promise(session.load, tokens)
+
+
+def cached_tokens(session: WorkerSession, sequence: Sequence) -> int:
+    """Of the sequence's prompt, tokens that the worker has cached or will have. O(log tokens)."""
+    return session.cached.matching_tokens(sequence.blocks(session.cached.page_size))
+
+
+def _views(sessions: list[WorkerSession], avoid: Set[str]) -> list[WorkerView]:
+    return [session.load.view(_rank(session, avoid)) for session in sessions]
+
+
+def _rank(session: WorkerSession, avoid: Set[str]) -> Rank:
+    if session.liveness is not Liveness.GOOD:
+        return Rank.LATE
+    if session.worker_id in avoid:
+        return Rank.AVOIDED
+    return Rank.GOOD if session.breaker.state is CircuitState.CLOSED else Rank.SUSPECT

@@ -1,0 +1,187 @@
+"""Requests whose KV comes from another worker: lend pages, wait for the KV, decode from it."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+
+from engine.core.kv_manager import Reservation
+from engine.core.request import RequestId
+from engine.engine import Engine
+from engine.errors import InvalidRequest
+from kv_transfer import Drained, Peer, Ready, ReceiveFailed, ReceiverCommands, ReceiverEvent, Reserved
+from rpc.baton.v1 import worker_pb2
+from worker.handoffs.request_digest import digest_of
+from worker.session.answers import Answers
+from worker.session.convert import peer_from_proto, ticket_to_proto
+from worker.session.jobs import Job
+from worker.session.refusal import CommandRefused
+
+__all__ = ["IncomingHandoffs"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A handoff for which there were no free pages yet."""
+
+    job: Job
+    sender: Peer
+    since: float
+    timeout_s: float
+    """For the pages to become free; then again, for every piece of the KV."""
+
+    @property
+    def deadline(self) -> float:
+        return self.since + self.timeout_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Incoming:
+    """A handoff that has pages, which the sender may write."""
+
+    job: Job
+    reservation: Reservation
+    waited_s: float
+
+
+class IncomingHandoffs:
+    """Requests whose KV another worker computes: pages are lent to it, first come, first served."""
+
+    def __init__(self, engine: Engine, answers: Answers, receiver: ReceiverCommands) -> None:
+        self._engine = engine
+        self._answers = answers
+        self._receiver = receiver
+        self._waiting: deque[_Waiting] = deque()
+        """In order of arrival: a large request is not passed by small ones for ever."""
+        self._incoming: dict[RequestId, _Incoming] = {}
+        self._quarantined: dict[RequestId, Reservation] = {}
+        """Given up, but the sender may still write: longer than the job."""
+
+    # ------------------------------------------------------------------------------ from the router
+
+    def reserve(self, job: Job, message: worker_pb2.Reserve) -> None:
+        """Raises CommandRefused."""
+        if job.id in self._quarantined:
+            raise CommandRefused(worker_pb2.FAILURE_CODE_INVALID, f"request id {job.id} is in use")
+        if len(self._waiting) >= self._engine.config.scheduler.max_waiting_requests:
+            raise CommandRefused(
+                worker_pb2.FAILURE_CODE_OVERLOADED, f"{len(self._waiting)} handoffs wait for pages already"
+            )
+        self._waiting.append(
+            _Waiting(
+                job=job,
+                sender=peer_from_proto(message.sender),
+                since=job.arrival,
+                timeout_s=message.timeout_s,
+            )
+        )
+
+    def drop(self, job: Job) -> bool:
+        """The router does not want the request any more. False: no pages are lent for it.
+
+        One that waits for pages is skipped when its turn comes.
+        """
+        incoming = self._incoming.get(job.id)
+        if incoming is None:
+            return False
+        self._quarantine(incoming)
+        self._receiver.abort(job.id)
+        return True
+
+    # ------------------------------------------------------------------------------ from the loop
+
+    def tick(self, now: float) -> None:
+        """Before every step: fail what waits for too long, lend pages as far as they go."""
+        self._give_up_late(now)
+        self._lend_pages(now)
+
+    def next_wakeup(self) -> float:
+        """When `tick` has something to do by time alone; math.inf: never."""
+        return min((w.deadline for w in self._waiting if self._is_wanted(w)), default=math.inf)
+
+    def add_load(self, load: worker_pb2.Load) -> None:
+        waiting = [w.job.request for w in self._waiting if self._is_wanted(w)]
+        load.incoming = len(self._incoming)
+        load.queued_handoffs = len(waiting)
+        load.queued_pages = sum(
+            -(-request.num_tokens // self._engine.config.page_size) for request in waiting
+        )
+
+    # ------------------------------------------------------------------------------ from the receiver
+
+    def on_transfer(self, event: ReceiverEvent) -> None:
+        match event:
+            case Reserved(handoff_id, ticket):
+                # A handoff that was given up meanwhile is being drained; nobody needs its ticket.
+                if (incoming := self._incoming.get(handoff_id)) is not None:
+                    self._answers.outbox.reserved(incoming.job, ticket_to_proto(ticket), incoming.waited_s)
+            case Ready():
+                self._on_ready(event)
+            case ReceiveFailed(handoff_id, reason):
+                if (incoming := self._incoming.get(handoff_id)) is not None:
+                    self._quarantine(incoming)
+                    self._answers.metrics.transfer_failures.inc()
+                    self._answers.fail(incoming.job, worker_pb2.FAILURE_CODE_HANDOFF, reason)
+            case Drained(handoff_id):
+                self._engine.free_reservation(self._quarantined.pop(handoff_id))
+
+    def _on_ready(self, ready: Ready) -> None:
+        incoming = self._incoming.pop(ready.handoff_id, None)
+        if incoming is None:
+            # Aborted while the last page came in. The sender is done, so there is nothing to drain.
+            self._engine.free_reservation(self._quarantined.pop(ready.handoff_id))
+            return
+        request = incoming.job.request
+        request.output.append(ready.final.first_token)
+        self._engine.admit_remote(request, incoming.reservation)
+        self._answers.metrics.transfer_seconds.observe(ready.transfer_s)
+        self._answers.metrics.transfer_exposed_seconds.observe(ready.exposed_s)
+        self._answers.outbox.arrived(incoming.job, ready.transfer_s, ready.exposed_s)
+
+    # ------------------------------------------------------------------------------ inside
+
+    def _is_wanted(self, waiting: _Waiting) -> bool:
+        return waiting.job.id in self._answers.jobs
+
+    def _quarantine(self, incoming: _Incoming) -> None:
+        del self._incoming[incoming.job.id]
+        self._engine.quarantine(incoming.reservation)
+        self._quarantined[incoming.job.id] = incoming.reservation
+
+    def _give_up_late(self, now: float) -> None:
+        for waiting in [w for w in self._waiting if w.deadline <= now and self._is_wanted(w)]:
+            reason = f"no pages became free within {now - waiting.since:.1f} s"
+            self._answers.fail(waiting.job, worker_pb2.FAILURE_CODE_OVERLOADED, reason)
+
+    def _lend_pages(self, now: float) -> None:
+        while self._waiting:
+            first = self._waiting[0]
+            if self._is_wanted(first) and not self._lend(first, now):
+                return
+            self._waiting.popleft()
+
+    def _lend(self, waiting: _Waiting, now: float) -> bool:
+        """Lend pages to the first in the queue; False while there are too few."""
+        job = waiting.job
+        request = job.request
+        try:
+            reservation = self._engine.reserve(request)
+        except InvalidRequest as error:
+            self._answers.fail(job, worker_pb2.FAILURE_CODE_INVALID, str(error))
+            return True
+        if reservation is None:
+            return False
+        incoming = _Incoming(job, reservation, waited_s=now - waiting.since)
+        self._incoming[job.id] = incoming
+        self._answers.metrics.reserve_seconds.observe(incoming.waited_s)
+        self._receiver.reserve(
+            job.id,
+            waiting.sender,
+            reservation.incoming,
+            reservation.first_token,
+            request.num_tokens,
+            timeout_s=waiting.timeout_s,
+            request_digest=digest_of(request, request.num_tokens, job.sampling),
+        )
+        return True

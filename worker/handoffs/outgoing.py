@@ -1,0 +1,186 @@
+"""Requests that are computed here to their first token, while their KV goes to another worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from engine.core.request import Request, RequestId
+from engine.core.sampling_params import FinishReason
+from engine.engine import Engine
+from kv_transfer import Final as FinalState
+from kv_transfer import HandedOver, PushSpan, SenderCommands, SenderEvent, SendFailed, Ticket
+from rpc.baton.v1 import worker_pb2
+from worker.handoffs.request_digest import digest_of
+from worker.metrics import Outcome
+from worker.session.answers import Answers
+from worker.session.jobs import Job
+
+__all__ = ["OutgoingHandoffs"]
+
+
+@dataclass(slots=True, eq=False)
+class _Sending:
+    """A request whose KV is, or will be, on its way to another worker."""
+
+    job: Job
+    computed: int
+    """Tokens whose KV is in the pool."""
+    chunks: list[worker_pb2.Span] = field(default_factory=list)
+    goes_on: bool = False
+    """The prompt is computed, and the first token did not end the request: the receiver continues it."""
+
+
+class OutgoingHandoffs:
+    """Requests end here with their first token; their pages stay until the sender has done with them.
+
+    A request belongs here from `submit` on if its pages may be read by the sender: it is pinned, so that the
+    scheduler does not preempt it. Methods about a request that is not handed over do nothing.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        answers: Answers,
+        clock: Callable[[], float],
+        sender: SenderCommands,
+        handoff_timeout_s: float,
+    ) -> None:
+        self._engine = engine
+        self._answers = answers
+        self._clock = clock
+        self._sender = sender
+        self._handoff_timeout_s = handoff_timeout_s
+        self._sending: dict[RequestId, _Sending] = {}
+        """From the first chunk until the sender reads the pages no more: longer than the job, if need be."""
+        self._step_began = 0.0
+
+    def __len__(self) -> int:
+        """Requests whose pages the sender may read."""
+        return len(self._sending)
+
+    # ------------------------------------------------------------------------------ from the router
+
+    def submit(self, job: Job) -> None:
+        """Raises what `Engine.submit` raises."""
+        request = job.request
+        request.sampling = replace(request.sampling, max_tokens=len(request.output) + 1)
+        request.pinned = True
+        self._engine.submit(request)
+
+    def attach(self, ticket: Ticket) -> None:
+        # Also for a request that is gone: the sender then tells the receiver that nobody will write.
+        self._sender.attach(ticket)
+
+    def drop(self, job: Job) -> bool:
+        """The router does not want the request any more. False: it is not on its way to another worker.
+
+        While it is computed, the engine ends it and `on_finished` the handoff; after that only the handoff is
+        left to end. Its pages are free when the sender says that it reads them no more.
+        """
+        if job.id not in self._sending:
+            return False
+        if not self._engine.abort(job.id):
+            self._sender.abort(job.id)
+        return True
+
+    # ------------------------------------------------------------------------------ from the loop
+
+    def tick(self, now: float) -> None:
+        """A step begins."""
+        self._step_began = now
+
+    def goes_on(self, request_id: RequestId) -> bool:
+        """Whether another worker continues the request that has just ended here."""
+        sending = self._sending.get(request_id)
+        return sending is not None and sending.goes_on
+
+    # ------------------------------------------------------------------------------ the engine's hooks
+
+    def on_started(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            if request.pinned and (job := self._answers.jobs.get(request.id)) is not None:
+                self._sending[request.id] = _Sending(job, computed=request.num_cached or 0)
+                self._sender.open(request.id, self._handoff_timeout_s)
+
+    def on_computed(self, request: Request, upto: int) -> None:
+        sending = self._sending.get(request.id)
+        if sending is None:
+            return
+        arrival = sending.job.arrival
+        sending.chunks.append(
+            worker_pb2.Span(
+                begin_s=self._step_began - arrival,
+                end_s=self._clock() - arrival,
+                first_token=sending.computed,
+                num_tokens=upto - sending.computed,
+            )
+        )
+        sending.computed = upto
+        self._sender.computed(request.id, self._pages(request, upto), upto)
+
+    def on_finished(self, request: Request) -> bool:
+        """True: the sender still reads the request's pages."""
+        sending = self._sending.get(request.id)
+        if sending is None:
+            return False
+        sending.goes_on = self._is_to_go_on(sending)
+        if sending.goes_on:
+            # The first token's own KV is for the receiver to compute.
+            num_tokens = request.num_tokens - 1
+            final = FinalState(
+                first_token=request.output[-1],
+                position=num_tokens,
+                seed=request.sampling.seed,
+                request_digest=digest_of(request, num_tokens, sending.job.sampling),
+            )
+            self._sender.finish(request.id, self._pages(request, num_tokens), num_tokens, final)
+        else:
+            self._sender.abort(request.id)
+        return True
+
+    # ------------------------------------------------------------------------------ from the sender
+
+    def on_transfer(self, event: SenderEvent) -> None:
+        """Either way, the pages are no longer read."""
+        sending = self._sending.pop(event.handoff_id)
+        job, answers = sending.job, self._answers
+        if job.request.finish is None:
+            self._engine.abort(job.id)
+        else:
+            self._engine.release(job.request)
+        match event:
+            case HandedOver(_, num_bytes, pushes):
+                answers.metrics.transfer_bytes.inc(num_bytes)
+                if job.id in answers.jobs:
+                    answers.end(job, Outcome.HANDED_OVER)
+                    spans = [_span(push, job.arrival) for push in pushes]
+                    answers.outbox.handed_over(job, num_bytes, sending.chunks, spans)
+            case SendFailed(_, reason):
+                if job.id in answers.jobs:
+                    answers.metrics.transfer_failures.inc()
+                    answers.fail(job, worker_pb2.FAILURE_CODE_HANDOFF, reason)
+
+    # ------------------------------------------------------------------------------ inside
+
+    def _is_to_go_on(self, sending: _Sending) -> bool:
+        request = sending.job.request
+        return (
+            request.finish is FinishReason.LENGTH
+            and len(request.output) < sending.job.sampling.max_tokens
+            and request.num_tokens < self._engine.max_tokens
+        )
+
+    def _pages(self, request: Request, num_tokens: int) -> list[int]:
+        """Those that hold computed tokens. Pages behind them may still be exchanged for cached ones."""
+        return request.pages[: -(-num_tokens // self._engine.config.page_size)]
+
+
+def _span(push: PushSpan, arrival: float) -> worker_pb2.Span:
+    return worker_pb2.Span(
+        begin_s=push.begin - arrival,
+        end_s=push.end - arrival,
+        first_token=push.first_token,
+        num_tokens=push.num_tokens,
+        bytes=push.bytes,
+    )

@@ -1,0 +1,135 @@
+"""The one thread in which everything about requests happens.
+
+It runs what others posted, computes a step, and sends each session one batch of events; then again. With
+nothing to compute it sleeps until somebody posts, or until a deadline.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+from engine.device.current import enter_device
+from engine.engine import Engine
+from worker.metrics import WorkerMetrics
+from worker.request_handler import RequestHandler
+from worker.session.inbox import Inbox
+from worker.session.outbox import Outbox
+
+__all__ = ["EngineDied", "EngineLoop"]
+
+log = logging.getLogger(__name__)
+
+_LOAD_INTERVAL_S: Final = 0.1
+"""How old a report of a busy worker's load may be. Counting the load costs O(requests)."""
+
+Clock: TypeAlias = Callable[[], float]
+
+
+class EngineDied(Exception):
+    """The engine failed, and with it every request of this worker."""
+
+
+class EngineLoop:
+    """Owns the engine, the request handler and the outbox from `start` until `stop`."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        handler: RequestHandler,
+        inbox: Inbox,
+        outbox: Outbox,
+        metrics: WorkerMetrics,
+        *,
+        clock: Clock,
+        on_death: Callable[[EngineDied], None],
+    ) -> None:
+        """`on_death` is called from the engine thread, once, after all sessions were told."""
+        self._engine = engine
+        self._handler = handler
+        self._inbox = inbox
+        self._outbox = outbox
+        self._metrics = metrics
+        self._clock = clock
+        self._on_death = on_death
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._stopping = False
+        self._steps = 0
+        self._load_due = 0.0
+        self._turn_began = math.inf
+        """math.inf while it sleeps."""
+        self._settled = False
+        """The last turn neither computed nor completed anything: nor will the next before a message comes, or
+        a deadline."""
+        self._proved = True
+        """The pages were counted since the worker last did anything."""
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends after the current step, and waits for that. Requests still here are forgotten."""
+        self._stopping = True
+        self._inbox.post(lambda: None)
+        self._thread.join()
+
+    def busy_s(self) -> float:
+        """From any thread: how long its current turn has taken so far; -inf while it sleeps."""
+        return self._clock() - self._turn_began
+
+    def _run(self) -> None:
+        try:
+            enter_device(self._engine.config.device)
+            while not self._stopping:
+                patience = self._patience()
+                self._turn_began = self._clock() if patience == 0.0 else math.inf
+                if self._inbox.run(patience):
+                    self._settled = self._proved = False
+                self._turn()
+        except BaseException as error:  # also what libraries in other languages panic with, and SystemExit
+            log.exception("the engine failed")
+            death = EngineDied(f"the engine failed: {type(error).__name__}: {error}")
+            self._turn_began = math.inf
+            self._outbox.fail(str(death))
+            self._on_death(death)
+            self._inbox.refuse(death, until=lambda: self._stopping)
+
+    def _patience(self) -> float | None:
+        """Seconds to wait for a message; None: for ever."""
+        if not self._settled:
+            return max(0.0, self._engine.plan_at() - self._clock())
+        wakeup = self._handler.next_wakeup()
+        return None if wakeup == math.inf else max(0.0, wakeup - self._clock())
+
+    def _turn(self) -> None:
+        began = self._turn_began = self._clock()
+        self._handler.tick(began)
+        self._settled = True
+        if self._engine.has_work:
+            self._outbox.flush_early()  # a ticket, or an arrival, must not wait for the step
+            if began >= self._engine.plan_at():
+                self._step(began)
+            else:
+                self._settled = False  # a message came; others may, before the step has to be planned
+        elif self._handler.idle and not self._proved:
+            # A leak shows as soon as nobody can own anything. Serving on would mean wrong tokens, one day.
+            self._engine.check_pages()
+            self._proved = True
+        if self._settled or began >= self._load_due:
+            self._load_due = began + _LOAD_INTERVAL_S
+            self._outbox.report_load(self._handler.load())
+        # With the end of an answer: a chat's next turn may come as soon as the router hears of that.
+        self._outbox.report_cache(self._handler.cache_changes())
+        self._outbox.flush(self._steps)
+        self._engine.proceed()
+
+    def _step(self, began: float) -> None:
+        output = self._engine.step()
+        self._steps += 1
+        self._settled = not (output.num_tokens or output.completed)
+        self._proved = False
+        self._handler.on_step(output)
+        self._metrics.step_seconds.observe(self._clock() - began)

@@ -1,0 +1,258 @@
+"""One worker: the engine thread, the transfer thread, the gRPC server and the metrics endpoint.
+
+Knows nothing of Ray: the actors are thin, and tests run hosts in their own process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NoAnswer
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+
+import grpc
+import torch
+from prometheus_client import start_http_server
+
+from common.garbage_collection import tune_gc
+from common.ports import bind_within
+from common.progress import Progress, silent
+from engine.engine import Engine
+from engine.executor.runner import ModelRunner
+from engine.loader.checkpoint import local_copy
+from engine.parallel import ALONE, Ranks, RendezvousServer
+from engine.warmup import warm_up, warmup_plan_for
+from rpc.baton.v1 import worker_pb2, worker_pb2_grpc
+from rpc.server import GrpcServer
+from rpc.tls import Identity
+from worker.assembly import Assemble, Parts, assemble
+from worker.config import WorkerConfig, WorkerRole
+from worker.metrics import WorkerMetrics
+from worker.network import is_loopback
+from worker.process.engine_loop import EngineDied, EngineLoop
+from worker.process.router_watch import RouterWatch
+from worker.process.service import WorkerService
+from worker.process.watchdog import Watchdog
+from worker.request_handler import RequestHandler
+from worker.session.convert import peer_to_proto
+from worker.tensor_parallel.rank_processes import RankProcesses
+
+__all__ = ["WorkerHost"]
+
+log = logging.getLogger(__name__)
+
+_SERVICE = "baton.v1.Worker"
+_SCRAPE_PATIENCE_S = 2.0
+
+
+class WorkerHost:
+    """`start`, serve, `stop`; once each. All methods belong to one asyncio loop."""
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        assemble: Assemble = assemble,
+        *,
+        on_death: Callable[[EngineDied], None],
+        progress: Progress = silent,
+        rank_processes: RankProcesses | None = None,
+    ) -> None:
+        """`on_death`: the engine failed and the worker is of no use any more. It should end, and be started
+        anew; called on the asyncio loop, after health and the open sessions have said so.
+        `rank_processes` runs the other ranks of a worker that has several. Raises ValueError for a worker
+        that other machines could reach and that asks nobody for a certificate.
+        """
+        self.config = config
+        self.address = ""
+        """host:port of the gRPC server, once started."""
+        if config.router_certificate is None and not is_loopback(config.host):
+            raise ValueError(f"{config.worker_id} would serve whoever reaches {config.host}")
+        if (rank_processes is None) != (config.engine.tensor_parallel_size == 1):
+            raise ValueError(
+                f"{config.worker_id}: rank_processes must be given exactly if there are several ranks"
+            )
+        self._rank_processes = rank_processes
+        self._identity = Identity.draw() if config.router_certificate is not None else None
+        self._assemble = assemble
+        self._on_death = on_death
+        self._progress = progress
+        self._router_watch = RouterWatch(
+            config.router_timeout_s, lambda reason: self._on_engine_death(EngineDied(reason))
+        )
+        self._ports = None if config.ports is None else config.ports.halves()[0]
+        self._running = ExitStack()
+        """Undoes what `start` did, last first."""
+
+    @property
+    def certificate(self) -> bytes | None:
+        """PEM: by it the router knows this incarnation. None: it serves in plaintext."""
+        return None if self._identity is None else self._identity.certificate
+
+    async def start(self) -> worker_pb2.WorkerInfo:
+        """Loads the model and serves. Raises what loading raises; then nothing is left running."""
+        self._asyncio = asyncio.get_running_loop()
+        try:
+            # A thread of its own, gone afterwards: OpenMP counts the helpers of every thread that computed,
+            # and once they are more than the cores, the engine thread's sleep after each operation.
+            with ThreadPoolExecutor(1, thread_name_prefix="loading") as loader:
+                self._parts, self._handler = await self._asyncio.run_in_executor(loader, self._build)
+            tune_gc()
+            info = self._run_threads()
+            await self._serve(info)
+            if self._rank_processes is not None:
+                self._rank_processes.end.add_done_callback(self._on_rank_end)
+        except BaseException:
+            await asyncio.to_thread(self._running.close)
+            raise
+        self._parts.metrics.ready.set(1)
+        log.info("%s serves on %s", self.config.worker_id, self.address)
+        return info
+
+    async def stop(self) -> None:
+        """Ends every session and every thread. Requests still here are aborted."""
+        await self._server.stop()
+        self._router_watch.stop()
+        await asyncio.to_thread(self._running.close)
+
+    def _build(self) -> tuple[Parts, RequestHandler]:
+        config = self.config = self._with_model_of_this_machine()
+        runner = ModelRunner(config.engine, self._progress, self._form_group())
+        engine = Engine(config.engine, runner=runner)
+        parts = Parts(
+            config=config,
+            epoch=secrets.randbits(64),
+            engine=engine,
+            metrics=WorkerMetrics(config.role.value, config.mode, config.worker_id),
+        )
+        self._running.callback(engine.close)
+        handler = engine.hooks = self._assemble(parts)
+        self._running.callback(handler.grammars.stop)
+        # Not before: until the handler is assembled, other ranks wait for KV ports, and not for steps.
+        self._progress("Warming up", 0, 0)
+        warm_up(runner, config.engine, warmup_plan_for(config.engine))
+        engine.grammars.load()  # holds the interpreter lock: not while requests are computed
+        return parts, handler
+
+    def _with_model_of_this_machine(self) -> WorkerConfig:
+        config = self.config
+        path = local_copy(config.source, config.engine.model_path, self._progress)
+        return replace(config, engine=replace(config.engine, model_path=path))
+
+    def _form_group(self) -> Ranks:
+        """All ranks of this worker, found and ready to load."""
+        rank_processes, config = self._rank_processes, self.config
+        if rank_processes is None:
+            return ALONE
+        rendezvous = RendezvousServer(config.engine.tensor_parallel_size)
+        self._running.callback(rank_processes.stop)
+        rank_processes.start(config, rendezvous.place)
+        return rendezvous.join_as_first_rank(
+            torch.device(config.engine.device),
+            patience_s=config.step_timeout_s,
+            absent=rank_processes.trouble,
+        )
+
+    def _run_threads(self) -> worker_pb2.WorkerInfo:
+        parts, transfer = self._parts, self._handler.transfer
+        loop = EngineLoop(
+            parts.engine,
+            self._handler,
+            parts.inbox,
+            parts.outbox,
+            parts.metrics,
+            clock=parts.clock,
+            on_death=self._on_engine_death,
+        )
+        if transfer is not None:
+            transfer.start()
+            self._running.callback(transfer.stop)
+        loop.start()
+        self._running.callback(loop.stop)
+        watchdog = Watchdog(loop, self.config.step_timeout_s, self._on_engine_death)
+        watchdog.start()
+        self._running.callback(watchdog.stop)
+        server, thread = bind_within(
+            self._ports,
+            lambda port: start_http_server(port, addr=self.config.host, registry=parts.metrics.registry),
+        )
+        self._running.callback(thread.join)
+        self._running.callback(server.server_close)
+        self._running.callback(server.shutdown)
+        parts.metrics.watch(self._stats)
+        return self._describe(metrics_port=server.server_port)
+
+    async def _serve(self, info: worker_pb2.WorkerInfo) -> None:
+        service = WorkerService(self._parts.inbox, self._handler, info, self._parts.clock, self._router_watch)
+        self._server = GrpcServer(_SERVICE, partial(_register, service))
+        credentials = self._credentials()
+        port = bind_within(self._ports, lambda port: self._server.bind(self.config.host, port, credentials))
+        await self._server.start()
+        self.address = f"{self.config.host}:{port}"
+        await self._server.set_serving(True)
+        self._router_watch.start()
+
+    def _credentials(self) -> grpc.ServerCredentials | None:
+        router = self.config.router_certificate
+        return None if self._identity is None or router is None else self._identity.serve(router)
+
+    def _on_engine_death(self, death: EngineDied) -> None:
+        """On the engine thread, or the watchdog's."""
+        self._parts.metrics.ready.set(0)
+        asyncio.run_coroutine_threadsafe(self._report_death(death), self._asyncio)
+
+    def _on_rank_end(self, end: Future[str]) -> None:
+        """On whichever thread noticed. Without one of its ranks this worker has no model."""
+        if not end.cancelled():
+            self._on_engine_death(EngineDied(end.result()))
+
+    async def _report_death(self, death: EngineDied) -> None:
+        await self._server.set_serving(False)
+        self._on_death(death)
+
+    def _stats(self) -> worker_pb2.WorkerStats | None:
+        """For a scrape, on its own thread."""
+        try:
+            return self._parts.inbox.ask(self._handler.stats).result(_SCRAPE_PATIENCE_S)
+        except (EngineDied, NoAnswer):
+            return None
+
+    def _describe(self, metrics_port: int) -> worker_pb2.WorkerInfo:
+        config, engine, transfer = self.config, self._parts.engine, self._handler.transfer
+        info = worker_pb2.WorkerInfo(
+            worker_id=config.worker_id,
+            role=_ROLES[config.role],
+            epoch=self._parts.epoch,
+            model=config.model,
+            page_size=config.engine.page_size,
+            num_pages=engine.kv.pool.num_pages,
+            max_model_len=engine.max_tokens,
+            device=config.engine.device,
+            dtype=config.engine.dtype,
+            transport=config.transport or "",
+            chunked_prefill_size=config.engine.scheduler.chunk_budget or 0,
+            max_running_requests=config.engine.scheduler.max_running_requests,
+            step_target_s=config.engine.scheduler.itl_target_s or 0.0,
+            pid=os.getpid(),
+            metrics_address=f"{config.host}:{metrics_port}",
+            node=config.node,
+        )
+        if transfer is not None:
+            info.peer.CopyFrom(peer_to_proto(transfer.peer))
+            info.layout_hash = transfer.peer.layout_hash
+        return info
+
+
+def _register(service: WorkerService, server: grpc.aio.Server) -> None:
+    worker_pb2_grpc.add_WorkerServicer_to_server(service, server)  # type: ignore[no-untyped-call]
+
+
+_ROLES = {
+    WorkerRole.PREFILL: worker_pb2.ROLE_PREFILL,
+    WorkerRole.DECODE: worker_pb2.ROLE_DECODE,
+}

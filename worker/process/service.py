@@ -1,0 +1,98 @@
+"""The gRPC face of a worker: `baton.v1.Worker`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
+
+import grpc
+
+from rpc.baton.v1 import worker_pb2, worker_pb2_grpc
+from worker.process.engine_loop import EngineDied
+from worker.process.router_watch import RouterWatch
+from worker.request_handler import RequestHandler
+from worker.session.inbox import Inbox
+from worker.session.router_session import RouterSession, SessionBroken
+
+__all__ = ["WorkerService"]
+
+T = TypeVar("T")
+Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+
+
+class WorkerService(worker_pb2_grpc.WorkerServicer):
+    """Translates calls into messages to the engine thread; decides nothing itself."""
+
+    def __init__(
+        self,
+        inbox: Inbox,
+        handler: RequestHandler,
+        info: worker_pb2.WorkerInfo,
+        clock: Callable[[], float],
+        router_watch: RouterWatch,
+    ) -> None:
+        """`clock`: the handler's."""
+        self._inbox = inbox
+        self._handler = handler
+        self._info = info
+        self._clock = clock
+        self._router_watch = router_watch
+
+    async def Session(  # noqa: N802
+        self, request_iterator: AsyncIterator[worker_pb2.Command], context: Context
+    ) -> None:
+        """Ends when the router hangs up, which aborts all requests that came over it.
+
+        The stream lives from the first moment, also when the engine is in the middle of a long step.
+        """
+        with self._router_watch.session():
+            await self._serve(request_iterator, context)
+
+    async def _serve(self, request_iterator: AsyncIterator[worker_pb2.Command], context: Context) -> None:
+        session = RouterSession()
+        try:
+            opened = self._inbox.ask(lambda: self._handler.open(session))
+            opened.add_done_callback(partial(_fail_with, session))
+            reader = asyncio.create_task(self._read(request_iterator, session))
+            try:
+                async for batch in session.batches():
+                    await context.write(batch)
+            except SessionBroken as error:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+            finally:
+                reader.cancel()
+        finally:
+            self._inbox.post(self._handler.close, session)
+
+    async def Describe(  # noqa: N802
+        self, request: worker_pb2.DescribeRequest, context: Context
+    ) -> worker_pb2.WorkerInfo:
+        return self._info
+
+    async def GetStats(  # noqa: N802
+        self, request: worker_pb2.GetStatsRequest, context: Context
+    ) -> worker_pb2.WorkerStats:
+        """Answered between two steps, after every command that was sent before."""
+        return await self._ask_engine(self._handler.stats, context)
+
+    async def _read(self, commands: AsyncIterator[worker_pb2.Command], session: RouterSession) -> None:
+        try:
+            async for command in commands:
+                self._inbox.post(self._handler.handle, session, command, self._clock())
+        finally:
+            session.close()
+
+    async def _ask_engine(self, question: Callable[[], T], context: Context) -> T:
+        try:
+            return await asyncio.wrap_future(self._inbox.ask(question))
+        except EngineDied as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+            raise
+
+
+def _fail_with(session: RouterSession, opened: Future[None]) -> None:
+    if not opened.cancelled() and (error := opened.exception()) is not None:
+        session.fail(str(error))

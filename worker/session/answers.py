@@ -1,0 +1,50 @@
+"""The requests that a worker answers for, and how each of them ends."""
+
+from __future__ import annotations
+
+from engine.core.events import TokenOut
+from engine.core.sampling_params import FinishReason
+from rpc.baton.v1 import worker_pb2
+from worker.metrics import Outcome, WorkerMetrics
+from worker.session.convert import FINISH_REASONS, logprobs_to_proto
+from worker.session.jobs import Job, Jobs
+from worker.session.outbox import Outbox
+
+__all__ = ["Answers"]
+
+
+class Answers:
+    """Jobs, and what their routers hear about them. Belongs to the engine thread."""
+
+    def __init__(self, outbox: Outbox, metrics: WorkerMetrics) -> None:
+        self.jobs = Jobs()
+        self.outbox = outbox
+        self.metrics = metrics
+
+    def report(self, job: Job, token: TokenOut, finish: FinishReason | None) -> None:
+        """Tell the router of a new token; `finish` is the reason that the router shall hear."""
+        cached = 0 if job.said_cached else job.request.num_cached or 0
+        job.said_cached = True
+        self.outbox.token(
+            job,
+            token.token,
+            logprobs=None if token.logprobs is None else logprobs_to_proto(token.logprobs),
+            finish=FINISH_REASONS[finish],
+            stop_token=token.token if token.is_stop else None,
+            cached_tokens=cached,
+        )
+
+    def end(self, job: Job, outcome: Outcome) -> None:
+        """The job is over; nothing more is said about it. Once a job."""
+        self.jobs.take(job.id)
+        self.metrics.ended(outcome)
+
+    def fail(self, job: Job, code: worker_pb2.FailureCode, message: str) -> None:
+        """The end of a job that holds nothing any more, or that its owner gives up."""
+        self.end(job, Outcome.FAILED)
+        self.outbox.failed(job.session, job.id, code, message)
+
+    def refuse(self, job: Job, code: worker_pb2.FailureCode, message: str) -> None:
+        """The end of a job that was never taken in."""
+        self.metrics.ended(Outcome.REFUSED)
+        self.outbox.failed(job.session, job.id, code, message)

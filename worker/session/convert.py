@@ -1,0 +1,163 @@
+"""The protocol's messages as the engine's dataclasses, and back."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Final
+
+from engine.core.events import EngineStats, StepMeasured
+from engine.core.request import Request
+from engine.core.sampling_params import FinishReason, SamplingParams, TokenLogprobs
+from engine.grammar.grammar import Grammar, GrammarKind
+from kv_transfer import Peer, Ticket
+from rpc.baton.v1 import sampling_pb2, worker_pb2
+
+__all__ = [
+    "FINISH_REASONS",
+    "load_to_proto",
+    "logprobs_to_proto",
+    "peer_from_proto",
+    "peer_to_proto",
+    "request_from_proto",
+    "sampling_from_proto",
+    "stats_to_proto",
+    "step_work_to_proto",
+    "ticket_from_proto",
+    "ticket_to_proto",
+]
+
+FINISH_REASONS: Final[dict[FinishReason | None, sampling_pb2.FinishReason]] = {
+    None: sampling_pb2.FINISH_REASON_UNSPECIFIED,
+    FinishReason.STOP: sampling_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: sampling_pb2.FINISH_REASON_LENGTH,
+    FinishReason.ABORT: sampling_pb2.FINISH_REASON_ABORT,
+}
+
+_GRAMMAR_KINDS: Final[dict[sampling_pb2.GrammarKind, GrammarKind]] = {
+    sampling_pb2.GRAMMAR_KIND_JSON_SCHEMA: GrammarKind.JSON_SCHEMA,
+    sampling_pb2.GRAMMAR_KIND_REGEX: GrammarKind.REGEX,
+    sampling_pb2.GRAMMAR_KIND_CHOICE: GrammarKind.CHOICE,
+    sampling_pb2.GRAMMAR_KIND_EBNF: GrammarKind.EBNF,
+}
+
+
+def sampling_from_proto(message: sampling_pb2.SamplingParams) -> SamplingParams:
+    """Values are taken as they are: the router has validated them."""
+    return SamplingParams(
+        max_tokens=message.max_tokens,
+        min_tokens=message.min_tokens,
+        temperature=message.temperature,
+        top_p=message.top_p,
+        top_k=message.top_k,
+        min_p=message.min_p,
+        seed=message.seed,
+        repetition_penalty=message.repetition_penalty,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        logprobs=message.logprobs if message.HasField("logprobs") else None,
+        stop_token_ids=tuple(message.stop_token_ids),
+        ignore_eos=message.ignore_eos,
+        logit_bias=tuple(sorted(message.logit_bias.items())),
+        grammar=_grammar_from_proto(message.grammar) if message.HasField("grammar") else None,
+    )
+
+
+def _grammar_from_proto(message: sampling_pb2.Grammar) -> Grammar:
+    return Grammar(_GRAMMAR_KINDS[message.kind], message.text)
+
+
+def request_from_proto(work: worker_pb2.Work, arrival: float) -> Request:
+    """A request that has not been computed yet. Costs O(prompt + output)."""
+    return Request(
+        id=work.request_id,
+        prompt=list(work.prompt),
+        sampling=sampling_from_proto(work.sampling),
+        output=list(work.output),
+        priority=work.priority,
+        arrival=arrival,
+    )
+
+
+def logprobs_to_proto(logprobs: TokenLogprobs) -> sampling_pb2.TokenLogprobs:
+    return sampling_pb2.TokenLogprobs(
+        logprob=logprobs.logprob,
+        rank=logprobs.rank,
+        top_ids=[token for token, _ in logprobs.top],
+        top_logprobs=[logprob for _, logprob in logprobs.top],
+    )
+
+
+def peer_to_proto(peer: Peer) -> worker_pb2.Peer:
+    return worker_pb2.Peer(**asdict(peer))
+
+
+def peer_from_proto(message: worker_pb2.Peer) -> Peer:
+    return Peer(
+        name=message.name,
+        epoch=message.epoch,
+        metadata=message.metadata,
+        base_address=message.base_address,
+        page_bytes=message.page_bytes,
+        num_pages=message.num_pages,
+        device_index=message.device_index,
+        layout_hash=message.layout_hash,
+    )
+
+
+def ticket_to_proto(ticket: Ticket) -> worker_pb2.Ticket:
+    return worker_pb2.Ticket(
+        handoff_id=ticket.handoff_id,
+        receiver=peer_to_proto(ticket.receiver),
+        epoch=ticket.epoch,
+        layout_hash=ticket.layout_hash,
+        pages=ticket.pages,
+        first_token=ticket.first_token,
+        num_tokens=ticket.num_tokens,
+        timeout_s=ticket.timeout_s,
+        secret=ticket.secret,
+        sender=ticket.sender,
+    )
+
+
+def ticket_from_proto(message: worker_pb2.Ticket) -> Ticket:
+    """Nothing is checked here: `Ticket.require` does that, where the pool is known."""
+    return Ticket(
+        handoff_id=message.handoff_id,
+        receiver=peer_from_proto(message.receiver),
+        epoch=message.epoch,
+        layout_hash=message.layout_hash,
+        pages=tuple(message.pages),
+        first_token=message.first_token,
+        num_tokens=message.num_tokens,
+        timeout_s=message.timeout_s,
+        secret=message.secret,
+        sender=message.sender,
+    )
+
+
+def load_to_proto(stats: EngineStats) -> worker_pb2.Load:
+    return worker_pb2.Load(
+        waiting=stats.waiting,
+        starved=stats.starved,
+        running=stats.running,
+        waiting_tokens=stats.waiting_tokens,
+        free_pages=stats.available_pages,
+        total_pages=stats.pages.total,
+    )
+
+
+def step_work_to_proto(measured: StepMeasured) -> worker_pb2.StepWork:
+    return worker_pb2.StepWork(**asdict(measured))
+
+
+def stats_to_proto(stats: EngineStats, unexpected_messages: int) -> worker_pb2.WorkerStats:
+    return worker_pb2.WorkerStats(
+        load=load_to_proto(stats),
+        pages=worker_pb2.PageCounts(**asdict(stats.pages)),
+        steps=stats.steps,
+        preemptions=stats.preemptions,
+        prompt_tokens=stats.prompt_tokens,
+        generated_tokens=stats.generated_tokens,
+        cache_hit_tokens=stats.cache_hit_tokens,
+        unexpected_messages=unexpected_messages,
+    )

@@ -1,0 +1,80 @@
+"""Every request that a worker answers for, and when each runs out of time."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from engine.core.request import Request, RequestId
+from rpc.baton.v1 import sampling_pb2
+from worker.session.router_session import RouterSession
+
+__all__ = ["Job", "Jobs"]
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One attempt at one sequence, as the worker sees it. Times are on the engine loop's clock."""
+
+    request: Request
+    session: RouterSession
+    arrival: float
+    deadline: float
+    """math.inf: none."""
+    sampling: sampling_pb2.SamplingParams
+    """As the client wants it; a role may have the engine compute only a part."""
+    said_cached: bool = False
+    """Whether the router knows how much of the prompt was cached."""
+
+    @property
+    def id(self) -> RequestId:
+        return self.request.id
+
+
+class Jobs:
+    """Jobs by id. A job that is taken out is answered: nothing more is said about it."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[RequestId, Job] = {}
+        self._deadlines: list[tuple[float, RequestId]] = []
+        """Heap; entries of jobs that are gone are skipped when they come up."""
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def __iter__(self) -> Iterator[Job]:
+        return iter(self._jobs.values())
+
+    def __contains__(self, request_id: RequestId) -> bool:
+        return request_id in self._jobs
+
+    def add(self, job: Job) -> None:
+        self._jobs[job.id] = job
+        if job.deadline < math.inf:
+            heapq.heappush(self._deadlines, (job.deadline, job.id))
+
+    def get(self, request_id: RequestId) -> Job | None:
+        return self._jobs.get(request_id)
+
+    def take(self, request_id: RequestId) -> Job | None:
+        """The job, which is the worker's no longer; None if it has been answered already."""
+        return self._jobs.pop(request_id, None)
+
+    def of(self, session: RouterSession) -> list[Job]:
+        return [job for job in self._jobs.values() if job.session is session]
+
+    def next_deadline(self) -> float:
+        """math.inf when no job has one."""
+        while self._deadlines and self._deadlines[0][1] not in self._jobs:
+            heapq.heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else math.inf
+
+    def overdue(self, now: float) -> list[Job]:
+        """Jobs whose deadline has passed; each is reported once."""
+        late: list[Job] = []
+        while self.next_deadline() <= now:
+            _, request_id = heapq.heappop(self._deadlines)
+            late.append(self._jobs[request_id])
+        return late

@@ -1,0 +1,158 @@
+"""What the engine thread has to report: one EventBatch a step for each session, and no more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from common.block_hash import BlockHash
+from engine.core.request import RequestId, TokenId
+from engine.kv_cache.journal import CacheChange
+from rpc.baton.v1 import sampling_pb2, worker_pb2
+from worker.session.jobs import Job
+from worker.session.router_session import RouterSession
+
+__all__ = ["Outbox"]
+
+_BLOCKS_A_BATCH: Final = 100_000
+"""Of 9 bytes at most: a message of a session stays below gRPC's limit of 4 MiB."""
+
+
+class Outbox:
+    """Collects events by session until `flush`. Belongs to the engine thread."""
+
+    def __init__(self) -> None:
+        self._handled: dict[RouterSession, int] = {}
+        """Commands of each session, carried out so far."""
+        self._counted: dict[RouterSession, int] = {}
+        """Those that `_load` covers."""
+        self._batches: dict[RouterSession, worker_pb2.EventBatch] = {}
+        self._load = worker_pb2.Load()
+        self._peer: worker_pb2.Peer | None = None
+        self._step = 0
+
+    def open(self, session: RouterSession, cached: Sequence[BlockHash] = ()) -> None:
+        """From now on `session` hears of this worker's load and cache; at once for the first time."""
+        self._handled[session] = self._counted[session] = 0
+        batch = self._batch(session)
+        if self._peer is not None:
+            batch.peer.CopyFrom(self._peer)
+        for first in range(0, len(cached), _BLOCKS_A_BATCH):
+            blocks = cached[first : first + _BLOCKS_A_BATCH]
+            change = worker_pb2.CacheChange(stored=True, blocks=blocks)
+            session.send(worker_pb2.EventBatch(cache=[change]))
+
+    def close(self, session: RouterSession) -> None:
+        for known in (self._handled, self._counted, self._batches):
+            known.pop(session, None)
+
+    def handled(self, session: RouterSession) -> None:
+        """A command of this session is being carried out."""
+        if session in self._handled:
+            self._handled[session] += 1
+
+    def fail(self, reason: str) -> None:
+        """End every session: the worker cannot go on."""
+        for session in self._handled:
+            session.fail(reason)
+        for known in (self._handled, self._counted, self._batches):
+            known.clear()
+
+    def report_load(self, load: worker_pb2.Load) -> None:
+        """Goes along with every batch; a session without events is told when it has changed, or when it
+        covers more of the session's commands.
+        """
+        changed = load != self._load
+        self._load = load
+        for session, handled in self._handled.items():
+            if changed or handled != self._counted[session]:
+                self._counted[session] = handled
+                self._batch(session)
+
+    def report_cache(self, changes: Sequence[CacheChange]) -> None:
+        """Every session hears of every change, in order."""
+        if not changes:
+            return
+        for session in self._handled:
+            cache = self._batch(session).cache
+            for change in changes:
+                cache.add(stored=change.stored, blocks=change.blocks)
+
+    def flush(self, step: int) -> None:
+        """Send what there is, as of `step`."""
+        self._step = step
+        self.flush_early()
+
+    def flush_early(self) -> None:
+        """Send what there is in the middle of a step: what cannot wait for its end."""
+        for session, batch in self._batches.items():
+            batch.step = self._step
+            batch.load.CopyFrom(self._load)
+            batch.commands = self._counted[session]
+            session.send(batch)
+        self._batches.clear()
+
+    def token(
+        self,
+        job: Job,
+        token: TokenId,
+        *,
+        logprobs: sampling_pb2.TokenLogprobs | None,
+        finish: sampling_pb2.FinishReason,
+        stop_token: TokenId | None,
+        cached_tokens: int,
+    ) -> None:
+        self._batch(job.session).tokens.add(
+            request_id=job.id,
+            ids=(token,),
+            logprobs=() if logprobs is None else (logprobs,),
+            finish=finish,
+            stop_token=stop_token,
+            cached_tokens=cached_tokens,
+        )
+
+    def started(self, job: Job, queued_s: float) -> None:
+        self._batch(job.session).started.add(
+            request_id=job.id, cached_tokens=job.request.num_cached, queued_s=queued_s
+        )
+
+    def progress(self, job: Job, num_computed: int) -> None:
+        self._batch(job.session).progress.add(request_id=job.id, num_computed=num_computed)
+
+    def measured(self, work: worker_pb2.StepWork) -> None:
+        """Every session that is told something anyway hears of the step."""
+        for batch in self._batches.values():
+            batch.step_work.CopyFrom(work)
+
+    def reserved(self, job: Job, ticket: worker_pb2.Ticket, waited_s: float) -> None:
+        self._batch(job.session).reserved.add(request_id=job.id, ticket=ticket, waited_s=waited_s)
+
+    def handed_over(
+        self, job: Job, num_bytes: int, chunks: Sequence[worker_pb2.Span], pushes: Sequence[worker_pb2.Span]
+    ) -> None:
+        self._batch(job.session).handed_over.add(
+            request_id=job.id, bytes=num_bytes, chunks=chunks, pushes=pushes
+        )
+
+    def arrived(self, job: Job, transfer_s: float, exposed_s: float) -> None:
+        self._batch(job.session).arrived.add(request_id=job.id, transfer_s=transfer_s, exposed_s=exposed_s)
+
+    def reopened(self, peer: worker_pb2.Peer) -> None:
+        """Every session, present and future, hears how peers reach this worker's KV pool now."""
+        self._peer = peer
+        for session in self._handled:
+            self._batch(session).peer.CopyFrom(peer)
+
+    def failed(
+        self, session: RouterSession, request_id: RequestId, code: worker_pb2.FailureCode, message: str
+    ) -> None:
+        self._batch(session).failed.add(request_id=request_id, code=code, message=message)
+
+    def _batch(self, session: RouterSession) -> worker_pb2.EventBatch:
+        """The batch being filled; one that nobody reads any more if the session has ended."""
+        batch = self._batches.get(session)
+        if batch is None:
+            batch = worker_pb2.EventBatch()
+            if session in self._handled:
+                self._batches[session] = batch
+        return batch
