@@ -114,7 +114,9 @@ def test_constrained_tokens_are_those_of_a_reference_loop(
     num_pages: int,
     chunk_budget: int | None,
 ) -> None:
-    monkeypatch.setattr("engine.sched.page_forecast.OutputLengths.remaining", lambda *_: 0)
+    monkeypatch.setattr(
+        "engine.sched.page_forecast.OutputLengths.remaining", lambda _, requests: np.zeros(len(requests), int)
+    )
     engine = Engine(config(model, num_pages=num_pages, chunk_budget=chunk_budget, overlap=overlap))
     submitted = requests()
     run(engine, *submitted)
