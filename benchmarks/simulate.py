@@ -36,7 +36,7 @@ from engine.engine import Engine
 from engine.executor.runner import StepResult
 from engine.presets import PRESETS, Preset
 
-__all__ = ["Costs", "simulate"]
+__all__ = ["Costs", "simulate", "simulated_config"]
 
 _PADDING: Final = 32
 """Tokens to whose multiple a step is padded."""
@@ -105,6 +105,9 @@ class _Step:
         self.clock.now += now
         return True
 
+    def proceed_early(self) -> bool:
+        return self.proceed()
+
     def done(self) -> bool:
         return not self.launch and self.ends <= self.clock.now
 
@@ -169,11 +172,15 @@ def simulate(
     preset: Preset = Preset.BATON,
     chunk_budget: int = _CHUNK_BUDGET,
     late: bool = True,
+    config: EngineConfig | None = None,
 ) -> list[Record]:
-    """One record a request, as a client would have it. `late`: plan when `engine.sched.step_timing` says."""
+    """One record a request, as a client would have it. `late`: plan when `engine.sched.step_timing` says.
+    `config`: in place of the preset with its budget and target.
+    """
     clock = _Clock()
     device: Any = _Device(clock, costs)
-    engine = Engine(_config(preset, chunk_budget, itl_target_s), runner=device, clock=lambda: clock.now)
+    config = config or simulated_config(preset, chunk_budget, itl_target_s)
+    engine = Engine(config, runner=device, clock=lambda: clock.now)
     records = [Record(sent=work.arrival_s - costs.front, prompt_tokens=len(work.prompt)) for work in load]
     coming = 0
     while coming < len(load) or engine.has_work:
@@ -193,7 +200,9 @@ def simulate(
     return records
 
 
-def _config(preset: Preset, chunk_budget: int, itl_target_s: float | None) -> EngineConfig:
+def simulated_config(
+    preset: Preset = Preset.BATON, chunk_budget: int = _CHUNK_BUDGET, itl_target_s: float | None = None
+) -> EngineConfig:
     settings = PRESETS[preset]
     scheduler = settings.scheduler
     if scheduler.chunk_budget is not None:

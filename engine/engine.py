@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from engine.config import EngineConfig
-from engine.core.events import EngineStats, StepMeasured, StepOutput, TokenOut
+from engine.core.events import EngineStats, Occupancy, StepMeasured, StepOutput, TokenOut
 from engine.core.kv_manager import KVManager, Reservation
 from engine.core.plan import Chunk, StepPlan
 from engine.core.request import Request
@@ -138,7 +138,12 @@ class Engine:
         self.proceed()
         plan = self.scheduler.plan(began)
         self._crowded = self.scheduler.is_crowded
-        output = StepOutput(started=plan.started, num_tokens=plan.num_tokens)
+        output = StepOutput(
+            started=plan.started,
+            num_tokens=plan.num_tokens,
+            num_prompts=plan.num_prompts,
+            prompt_tokens=plan.prompt_tokens,
+        )
         for request in plan.started:
             self._cache_hit_tokens += request.num_cached or 0
         if plan.started:
@@ -242,6 +247,16 @@ class Engine:
     def check_pages(self) -> PageCounts:
         """Raises PageLeak unless every page has exactly one owner. O(pages): for idle times and tests."""
         return self.kv.check([*self._requests.values(), *self._kept.values()])
+
+    def occupancy(self) -> Occupancy:
+        total, itl_controller = self.kv.pool.num_pages, self.scheduler.itl_controller
+        return Occupancy(
+            waiting=self.scheduler.num_waiting,
+            running=len(self.scheduler.running),
+            used_pages=total - self.kv.num_available,
+            total_pages=total,
+            paced_tokens=None if itl_controller is None else itl_controller.budget,
+        )
 
     def stats(self) -> EngineStats:
         return EngineStats(
