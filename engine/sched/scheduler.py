@@ -174,6 +174,9 @@ class Scheduler:
             if not decodes and not prompts:
                 decodes = self._decode(self._make_room(step))
         self._prompts_were_last = bool(prompts)
+        step.leaves_prompts = bool(prompts) and (
+            bool(self._queues.reading) or self._admission.stopped_by is WaitReason.BUDGET
+        )
         self._note_waits(step, now)
         # Attention runs longer chunks and single tokens through different kernels; see Batch.
         step.chunks = [c for c in prompts if c.length > 1] + [c for c in prompts if c.length == 1] + decodes
