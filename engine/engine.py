@@ -297,7 +297,7 @@ class Engine:
         """Report the ITL of a mixed step to the ITL controller."""
         now = self._clock()
         since, self._completed_at = self._completed_at, now
-        if since > -math.inf:
+        if since > -math.inf and plan.leaves_prompts:
             self._prefill_rate.observe(plan.prompt_tokens, now - since)
         has_decodes = plan.num_tokens > plan.prompt_tokens > 0
         if self.scheduler.itl_controller is not None and has_decodes and since > -math.inf:

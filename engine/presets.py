@@ -38,6 +38,7 @@ PRESETS: Final[Mapping[Preset, PresetSettings]] = MappingProxyType(
         Preset.SGLANG: PresetSettings(
             SchedulerConfig(
                 policy=Policy.FCFS,
+                batching=Batching.PREFILL_FIRST,  # --enable-mixed-chunk is off by default
                 chunk_budget=2048,
                 max_prefill_tokens=16_384,
                 max_partial_prefills=1,

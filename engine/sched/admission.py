@@ -116,7 +116,7 @@ class Admission:
             queues.start(request)
             forecast.admitted(request)
             admitted.append(request)
-            if request.num_pending > 1:
+            if queues.is_prompt(request):
                 room.grant(_progress(request))
         return None
 

@@ -110,7 +110,9 @@ class _Peak:
 
     def admitted(self, request: Request) -> None:
         self._running.append(request)
-        if self._alone is not None:
+        if self._kv.is_second_reader(request):
+            self._alone = None  # another request holds less by itself now
+        elif self._alone is not None:
             self._alone = np.append(self._alone, self._kv.pages_alone(request))
         if len(self._growth):
             self._growth = np.append(self._growth, self._growth_of([request]))

@@ -9,8 +9,6 @@ __all__ = ["PrefillRate"]
 
 _WEIGHT: Final = 0.1
 """Of the newest step: the last ten or so count."""
-_LEAST_TOKENS: Final = 64
-"""A step with fewer says little about what it could have computed."""
 
 
 class PrefillRate:
@@ -23,8 +21,11 @@ class PrefillRate:
         return self._tokens / self._seconds if self._seconds else math.inf
 
     def observe(self, tokens: int, seconds: float) -> None:
-        """A step that came `seconds` after the one before computed so many prompt tokens."""
-        if tokens < _LEAST_TOKENS or seconds <= 0:
+        """A step that came `seconds` after the one before computed so many prompt tokens, and left others.
+
+        Steps that had room for more say nothing about how many there could have been.
+        """
+        if seconds <= 0:
             return
         self._tokens += _WEIGHT * (tokens - self._tokens) if self._seconds else tokens
         self._seconds += _WEIGHT * (seconds - self._seconds) if self._seconds else seconds

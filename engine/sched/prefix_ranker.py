@@ -103,23 +103,26 @@ class PrefixRanker:
         known = [self._lookups.get(request.number) for request in requests]
         return [-lookup.pages if lookup is not None else 0 for lookup in known]
 
-    def _depth_first(self, requests: Sequence[Request]) -> list[tuple[tuple[int, int], ...]]:
+    def _depth_first(self, requests: Sequence[Request]) -> list[int]:
         """Subtrees with most waiting requests first, and each subtree at one go (SGLang's dfs-weight)."""
         known = [self._lookups.get(request.number) for request in requests]
         nodes = [lookup.deepest if lookup is not None else self._cache.root for lookup in known]
-        weights: Counter[RadixNode] = Counter(nodes)
-        paths: dict[RadixNode, list[RadixNode]] = {}
-        for node in list(weights):
-            above: list[RadixNode] = []
-            at: RadixNode | None = node
-            while at is not None:
-                above.append(at)
-                at = at.parent
-            paths[node] = above[::-1]
-        total: Counter[RadixNode] = Counter()
-        for node, count in weights.items():
+        paths = {node: _path(node) for node in nodes}
+        weights: Counter[RadixNode] = Counter()
+        for node, count in Counter(nodes).items():
             for at in paths[node]:
-                total[at] += count
+                weights[at] += count
         last = (1, 0)  # a node's own requests come after those of its children
-        keys = {node: (*((-total[at], id(at)) for at in path), last) for node, path in paths.items()}
-        return [keys[node] for node in nodes]
+        keys = {node: [*((-weights[at], id(at)) for at in path), last] for node, path in paths.items()}
+        ranks = {node: rank for rank, node in enumerate(sorted(keys, key=keys.__getitem__))}
+        return [ranks[node] for node in nodes]
+
+
+def _path(node: RadixNode) -> list[RadixNode]:
+    """From the root down to `node`."""
+    path: list[RadixNode] = []
+    at: RadixNode | None = node
+    while at is not None:
+        path.append(at)
+        at = at.parent
+    return path[::-1]

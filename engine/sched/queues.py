@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 
-from engine.config import SchedulerConfig
+from engine.config import Batching, SchedulerConfig
 from engine.core.kv_manager import KVManager
 from engine.core.plan import StepPlan
 from engine.core.request import Request
@@ -26,12 +26,13 @@ class Queues:
         self.running: list[Request] = []
         """In order of admission."""
         self.reading: list[Request] = []
-        """Those of `running` that have more than one token to compute, in the same order."""
+        """Prompts in progress: those of `running` for which `is_prompt` holds, in the same order."""
         self.waits = WaitClock()
         self.num_preemptions = 0
         self._kv = kv
         self._rules = rules
         self._slots = list(range(config.max_running_requests - 1, -1, -1))
+        self._separate = config.batching is not Batching.MIXED
         self._number = 0
 
     @property
@@ -41,6 +42,11 @@ class Queues:
     @property
     def num_waiting(self) -> int:
         return len(self.waiting) + len(self.adopted)
+
+    def is_prompt(self, request: Request) -> bool:
+        """Whether it has more than one token to compute; in separate batches, also its prompt's last one."""
+        pending = request.num_pending
+        return pending > 1 or (self._separate and pending == 1 and not request.output)
 
     def register(self, request: Request, now: float) -> None:
         """Every request, before it is in any of the queues."""
@@ -52,7 +58,7 @@ class Queues:
     def start(self, request: Request) -> None:
         request.slot = self._slots.pop()
         self.running.append(request)
-        if request.num_pending > 1:
+        if self.is_prompt(request):
             self.reading.append(request)
 
     def start_adopted(self) -> None:
@@ -62,7 +68,7 @@ class Queues:
 
     def read(self) -> None:
         """Chunks were planned, or pages found in the cache: forget prompts that have none left."""
-        self.reading = [r for r in self.reading if r.num_pending > 1]
+        self.reading = list(filter(self.is_prompt, self.reading))
 
     def remove(self, request: Request) -> None:
         if request.slot >= 0:

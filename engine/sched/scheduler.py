@@ -51,6 +51,8 @@ class Scheduler:
         """Chunks of steps that have not completed; empty unless prefixes are shared."""
         self._submitted = 0
         """Prompt tokens submitted so far, without those that were cached then."""
+        self._least_output = 0 if config.batching is Batching.MIXED else 1
+        """Of a decode: in separate batches, the last token of a prompt is prefill."""
         self._prompts_were_last = False
 
     @property
@@ -172,6 +174,9 @@ class Scheduler:
             if not decodes and not prompts:
                 decodes = self._decode(self._make_room(step))
         self._prompts_were_last = bool(prompts)
+        step.leaves_prompts = bool(prompts) and (
+            bool(self._queues.reading) or self._admission.stopped_by is WaitReason.BUDGET
+        )
         self._note_waits(step, now)
         # Attention runs longer chunks and single tokens through different kernels; see Batch.
         step.chunks = [c for c in prompts if c.length > 1] + [c for c in prompts if c.length == 1] + decodes
@@ -204,7 +209,7 @@ class Scheduler:
         num_tokens = len(request.prompt) + produced
         return (
             num_tokens - request.num_computed == 1
-            and produced < request.sampling.max_tokens
+            and self._least_output <= produced < request.sampling.max_tokens
             and num_tokens < self.context
         )
 

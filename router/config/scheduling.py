@@ -95,8 +95,8 @@ class SchedulingSettings:
         int | None,
         Option(
             _GROUP,
-            "a request goes first, whatever the policy, when this many prompt tokens were admitted since it"
-            " came (default: 1000000)",
+            "a request goes first when this many prompt tokens were admitted since it came; policy shortest"
+            " ages prompts by itself (default: 4000000)",
             "TOKENS",
         ),
     ] = None

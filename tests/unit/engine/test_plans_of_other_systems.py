@@ -46,7 +46,7 @@ def test_the_number_of_steps_of_a_long_prompt(preset: Preset, tokens: int, budge
 def test_decodes_come_out_of_the_budget_and_only_pages_of_one_token_leave_no_rounding(
     preset: Preset, chunk: int
 ) -> None:
-    planner = Planner(preset, chunk_budget=2048)
+    planner = Planner(preset, chunk_budget=2048, batching=Batching.MIXED)
     planner.decoding(8)
     planner.submit(request(1, 10_000))
     assert planner.step().chunks[0].length == chunk
@@ -55,7 +55,7 @@ def test_decodes_come_out_of_the_budget_and_only_pages_of_one_token_leave_no_rou
 @pytest.mark.parametrize("preset", [Preset.SGLANG, Preset.VLLM])
 def test_a_long_prompt_beside_ten_decodes_takes_74_steps(preset: Preset) -> None:
     """The guide says 73 steps and a rest of 1,500: 150,000 - 73 * 2,038 = 1,226, which takes one more."""
-    planner = Planner(preset, chunk_budget=2048)
+    planner = Planner(preset, chunk_budget=2048, batching=Batching.MIXED)
     planner.decoding(10)
     planner.submit(request(1, 150_000))
     assert planner.chunks_of(1) == [2038] * 73 + [1226]
@@ -136,6 +136,21 @@ def test_sglang_without_chunks_takes_whole_prompts_up_to_max_prefill_tokens_and_
     ]
 
 
+def test_sglang_does_not_mix_unless_told_to() -> None:
+    planner = Planner(Preset.SGLANG, chunk_budget=2048)
+    planner.decoding(8)
+    planner.submit(request(1, 5000, 2))
+    steps = [[chunk.length for chunk in planner.step().chunks] for _ in range(4)]
+    assert steps == [[2048], [2048], [904], [1] * 9]
+
+
+@pytest.mark.parametrize("batching", [Batching.PREFILL_FIRST, Batching.ALTERNATING])
+def test_the_last_token_of_a_prompt_does_not_wait_for_a_step_of_decodes(batching: Batching) -> None:
+    planner = Planner(Preset.SGLANG, chunk_budget=256, batching=batching)
+    planner.submit(request(1, 257), request(2, 2000))
+    assert planner.chunks(1, 2)[:2] == [[256, 0], [1, 255]]
+
+
 def kinds(planner: Planner, steps: int) -> str:
     """P for a step of prompts, D for one of decodes, M for both."""
     planned = [{c.length > 1 for c in planner.step().chunks} for _ in range(steps)]
@@ -175,7 +190,7 @@ def test_roseinfer_advances_every_prompt_by_its_chunk_in_the_prefill_half_of_an_
 
 @pytest.mark.parametrize("preset", CHUNKING)
 def test_requests_that_ask_for_logprobs_share_steps_with_others(preset: Preset) -> None:
-    planner = Planner(preset, chunk_budget=256)
+    planner = Planner(preset, chunk_budget=256, batching=Batching.MIXED)
     planner.decoding(2)
     asking = request(1, 1000)
     asking.sampling = replace(asking.sampling, logprobs=5)

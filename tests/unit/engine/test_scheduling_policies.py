@@ -13,6 +13,7 @@ from engine.core.waits import WaitReason
 from engine.errors import DeadlineUnreachable
 from engine.presets import Preset
 from tests.unit.engine.planning import Planner, request
+from tests.unit.engine.test_engine import make_engine, make_request
 
 PAGE = 16
 
@@ -128,6 +129,7 @@ def test_sglang_retracts_the_request_with_the_fewest_output_tokens() -> None:
     planned.scheduler._forecaster._ratio.value = 0.0
     first, second = request(1, 30, 80), request(2, 20, 45)
     planned.submit(first)
+    planned.step()
     planned.step()
     planned.submit(second)
     assert first_preempted(planned) == [second]
@@ -265,3 +267,26 @@ def test_a_request_knows_that_others_were_admitted_before_it() -> None:
 def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SchedulerConfig(**settings)
+
+
+def test_only_steps_that_leave_prompts_tell_how_many_tokens_a_second_there_could_be() -> None:
+    now = 0.0
+    engine = make_engine(chunk_budget=64, num_pages=400)
+    engine._clock = lambda: now
+
+    def serve(id: int, tokens: int) -> None:
+        nonlocal now
+        engine.submit(make_request(id, [id] * tokens, max_tokens=1))
+        while engine.has_work:
+            now += 0.5
+            engine.step()
+
+    for id in range(1, 6):
+        serve(id, 20)
+    assert engine._prefill_rate.tokens_a_second == math.inf
+    serve(9, 640)
+    assert engine._prefill_rate.tokens_a_second == pytest.approx(128.0)
+    late = make_request(10, [10] * 640, max_tokens=1)
+    late.ttft_target_s = 4.0
+    with pytest.raises(DeadlineUnreachable, match=r"640 prompt tokens at 128 a second"):
+        engine.submit(late)
