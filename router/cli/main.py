@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from common.log_format import formatter
 from router.admin.client import COMMANDS, run
 from router.cli.open_files import allow_many_connections
+from router.cli.packages import shadowed_packages
 from router.config.flags import ConfigError, parse
 from router.config.settings import LogFormat, LogLevel
 
@@ -38,6 +39,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         for problem in error.problems:
             print(f"router: {problem}", file=sys.stderr)
         return _USAGE_ERROR
+    if shadowed := list(shadowed_packages()):
+        for problem in shadowed:
+            print(f"router: {problem}", file=sys.stderr)
+        return 1
     allow_many_connections()
     _configure_logging(config.log_level, config.log_format)
     for name, value in _QUIET.items():

@@ -103,10 +103,12 @@ def plan_workers(config: RouterConfig, checkpoint: Checkpoint, machine: Machine)
             router_timeout_s=config.router_timeout,
         )
         counts[role] += 1
-        accelerator = config.for_role(prefill=role is WorkerRole.PREFILL).accelerator
+        prefill = role is WorkerRole.PREFILL
+        accelerator = config.for_role(prefill=prefill).accelerator
         on_gpu = machine.device == "cuda"
         if accelerator is not None and not on_gpu:
-            raise PlanError(f"--accelerator {accelerator} needs GPUs, but the workers run on the CPU")
+            flag = config.flag_for("accelerator", prefill=prefill)
+            raise PlanError(f"{flag} {accelerator} needs GPUs, but the workers run on the CPU")
         plans.append(WorkerPlan(worker, cpus=machine.cpus, gpus=int(on_gpu), accelerator=accelerator))
     return plans
 

@@ -73,7 +73,7 @@ class ClusterDispatcher:
         return not self._draining and self._placing.is_ready()
 
     async def drain(self, timeout_s: float) -> int:
-        """Refuses new sequences and lets the running ones finish; returns how many are left."""
+        """Refuse new sequences and wait for the running ones; returns how many are left."""
         self._draining = True
         try:
             async with asyncio.timeout(timeout_s):
@@ -114,7 +114,7 @@ class ClusterDispatcher:
                             delta.timings = waterfall.timings(time.monotonic())
                         if is_stopped := bool((yield delta)):
                             break
-            if is_stopped:  # the workers know by now
+            if is_stopped:  # let the aborts reach the workers
                 outcome = "stop"
                 yield Delta(
                     finish=sampling_pb2.FINISH_REASON_STOP, timings=waterfall.timings(time.monotonic())
@@ -166,7 +166,7 @@ class ClusterDispatcher:
         return replace(route, pick=pick)
 
     async def _with_retries(self, sequence: Sequence, place: Place) -> AsyncGenerator[Delta, None]:
-        """Deltas of as many attempts as it takes; the client sees one sequence."""
+        """Deltas over all attempts, as one sequence."""
         if not self.ready():
             raise nobody_is_ready(self._registry.complaints()).verdict
         retries = RetryState(sequence.id, self._config.max_attempts)
@@ -243,7 +243,7 @@ class ClusterDispatcher:
         return sum(_RETRY_STEPS * (s.info.chunked_prefill_size or _RETRY_TOKENS) for s in ready)
 
     async def _wait_for_workers(self, sequence: Sequence) -> None:
-        """A worker that died is restarted: a request that it had waits for that, within its time."""
+        """Wait for a ready worker, within the sequence's deadline and the failover timeout."""
         patience = min(self._config.failover_timeout, sequence.seconds_left())
         if not await self._registry.wait_until(self._placing.is_ready, patience):
             if not sequence.seconds_left():

@@ -1,4 +1,4 @@
-"""One sequence on its way through the cluster, over all attempts at it."""
+"""A sequence over all its attempts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Sequence:
     id: str = field(default_factory=lambda: secrets.token_hex(8))
     """For the log, and for the client of one that has to be looked up there."""
     output: list[int] = field(default_factory=list)
-    """What the client has; an attempt after a failure goes on from here."""
+    """Tokens that the client has; a retry continues after them."""
     _blocks: dict[int, list[BlockHash]] = field(default_factory=dict)
     """By page size."""
 
@@ -49,7 +49,7 @@ class Sequence:
         return max(self.deadline - time.monotonic(), 0.0)
 
     def work(self, request_id: int) -> worker_pb2.Work:
-        """The sequence as it stands, for a worker that knows nothing of it."""
+        """The sequence with its output so far, as a worker's command needs it."""
         left = self.seconds_left()
         return worker_pb2.Work(
             request_id=request_id,

@@ -1,4 +1,4 @@
-"""Where the time to the first tokens of a request went.
+"""TTFT waterfall: the stages between a request's arrival and its second token.
 
 The five stages follow each other without gaps, from the request's arrival to its second token. A handoff
 mostly runs beside the prefill: `reserve` and `transfer` are only what is left of it after the first token,
@@ -18,7 +18,7 @@ __all__ = ["Observer", "Waterfall"]
 
 
 class Observer(Protocol):
-    """Told of what happens to a request when it happens."""
+    """Callbacks about the progress of a request."""
 
     def on_first_token(self, timings: router_pb2.Timings) -> None:
         """`ttft_s`, `queue_s` and `prefill_s` are final."""
