@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final, Self, TypeAlias, TypedDict, Unpack
 
 import grpc
+from google.protobuf import any_pb2
 
 from rpc.baton.v1 import router_pb2, router_pb2_grpc, sampling_pb2, status_pb2
 from rpc.baton.v1.router_pb2 import Chat, ChatMessage, Tool, ToolCall
@@ -84,7 +85,7 @@ class CallFailed(Exception):
                     self.retry_after_s = retry.retry_delay.ToTimedelta().total_seconds()
 
 
-def _details(error: grpc.aio.AioRpcError) -> Sequence[status_pb2.google_dot_protobuf_dot_any__pb2.Any]:
+def _details(error: grpc.aio.AioRpcError) -> Sequence[any_pb2.Any]:
     for key, value in error.trailing_metadata():
         if key == _DETAILS and isinstance(value, bytes):
             return status_pb2.RpcStatus.FromString(value).details
@@ -154,15 +155,14 @@ class RouterClient:
         request = router_pb2.GenerateRequest(
             request_id=request_id, sampling=router_pb2.SamplingOptions(**sampling)
         )
-        match prompt:
-            case str():
-                request.text = prompt
-            case Chat():
-                request.chat.CopyFrom(prompt)
-            case [ChatMessage(), *_]:
-                request.chat.messages.extend(prompt)  # type: ignore[arg-type]
-            case _:
-                request.token_ids.ids.extend(prompt)  # type: ignore[arg-type]
+        if isinstance(prompt, str):
+            request.text = prompt
+        elif isinstance(prompt, Chat):
+            request.chat.CopyFrom(prompt)
+        elif messages := [message for message in prompt if isinstance(message, ChatMessage)]:
+            request.chat.messages.extend(messages)
+        else:
+            request.token_ids.ids.extend(token for token in prompt if isinstance(token, int))
         call = self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata)
         try:
             async for piece in call:
