@@ -10,7 +10,7 @@ export PYTHONUNBUFFERED = 1
 export GOMP_SPINCOUNT ?= 1000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo wheel test test-all test-cluster test-clients soak lint format constraints proto clean
+.PHONY: help setup demo machines cluster-demo wheel test test-all test-cluster test-clients soak lint format constraints proto clean
 
 PYTEST := $(BIN)/python -m pytest
 
@@ -33,6 +33,13 @@ setup:  ## Make .venv with everything in it (Python 3.11 or 3.12; minutes once, 
 
 demo: setup  ## Serve SmolLM2 with a prefill and a decode worker, stream an answer, show where the time went
 	@$(BIN)/python scripts/demo.py
+
+# Says what is missing before setup takes minutes.
+machines:
+	@$(PYTHON) -m scripts.cluster.machines
+
+cluster-demo: machines setup  ## Cut the link of one of three nodes under load, show what clients see (root, Debian packages)
+	@$(BIN)/python -m scripts.cluster_demo
 
 test test-all: export OMP_NUM_THREADS := 1
 

@@ -9,7 +9,7 @@ from typing import Final
 from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.grammar import Grammar
 from engine.grammar.matcher import Matcher
-from worker.inbox import Inbox
+from worker.session.inbox import Inbox
 
 __all__ = ["GrammarLoading"]
 

@@ -22,7 +22,7 @@ from typing import TypeAlias
 from common.block_hash import BlockHash
 from router.dispatch.failures import AttemptFailed, failure_of, loss_of, out_of_time, speaks_against
 from router.dispatch.interface import Delta
-from router.dispatch.route import Route
+from router.dispatch.routing.route import Route
 from router.dispatch.sequence import Sequence
 from router.errors import RouterError
 from router.workers.events import Event, WorkerLost

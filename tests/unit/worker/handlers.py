@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import Mock
 
-from worker.answers import Answers
 from worker.grammar_loading import GrammarLoading
-from worker.inbox import Inbox
-from worker.incoming_handoffs import IncomingHandoffs
-from worker.outbox import Outbox
-from worker.outgoing_handoffs import OutgoingHandoffs
+from worker.handoffs.incoming import IncomingHandoffs
+from worker.handoffs.outgoing import OutgoingHandoffs
 from worker.request_handler import Handoffs, RequestHandler
+from worker.session.answers import Answers
+from worker.session.inbox import Inbox
+from worker.session.outbox import Outbox
 
 __all__ = ["Handled", "handled"]
 
