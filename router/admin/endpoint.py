@@ -6,8 +6,8 @@ Whoever has an account on this machine may use it; `router workers`, `router dra
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Final
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
 
 import orjson
 from starlette.applications import Starlette
@@ -29,9 +29,15 @@ _STATUS: Final = {NoSuchWorker: 404, LastOfItsRole: 409, NotBackInTime: 504}
 
 
 def admin_app(
-    registry: Registry, able: Able | None = None, *, drain_timeout_s: float, startup_timeout_s: float
+    registry: Registry,
+    able: Able | None = None,
+    *,
+    explain: Callable[[str], Mapping[str, Any] | None] = lambda _: None,
+    drain_timeout_s: float,
+    startup_timeout_s: float,
 ) -> Starlette:
-    """GET /workers; POST /workers/{name}/drain and /workers/{name}/restart, which answer when it is done.
+    """GET /workers; GET /requests/{id}, of one that has ended, as `explain` finds it; POST
+    /workers/{name}/drain and /workers/{name}/restart, which answer when it is done.
 
     Both take `timeout` in seconds (default: `drain_timeout_s`) and `force=1` as query parameters. `able`: see
     `WorkerDrainer`.
@@ -56,8 +62,15 @@ def admin_app(
         )
         return _json({"moved": moved})
 
+    async def explained(request: Request) -> Response:
+        found = explain(request.path_params["id"])
+        if found is None:
+            raise HTTPException(404, "no request of this id has ended lately; see --explain-requests")
+        return _json(found)
+
     return Starlette(
         routes=[
+            Route("/requests/{id:path}", _finishing(explained), methods=["GET"]),
             Route("/workers", workers, methods=["GET"]),
             Route("/workers/{name}/drain", _finishing(drain), methods=["POST"]),
             Route("/workers/{name}/restart", _finishing(restart), methods=["POST"]),

@@ -64,7 +64,7 @@ class IncomingHandoffs:
         """Raises CommandRefused."""
         if job.id in self._quarantined:
             raise CommandRefused(worker_pb2.FAILURE_CODE_INVALID, f"request id {job.id} is in use")
-        if len(self._waiting) >= self._engine.config.max_waiting_requests:
+        if len(self._waiting) >= self._engine.config.scheduler.max_waiting_requests:
             raise CommandRefused(
                 worker_pb2.FAILURE_CODE_OVERLOADED, f"{len(self._waiting)} handoffs wait for pages already"
             )
