@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import count
 
-from engine.config import EngineConfig
 from engine.core.request import Request
 from engine.engine import Engine
 from engine.loader.checkpoint import resolve
 from router.dispatch.interface import Delta
+from tests.engine_config import engine_config
 from tests.integration.frontends import Call
 from worker.session.convert import FINISH_REASONS, sampling_from_proto
 
@@ -21,7 +21,7 @@ MAX_MODEL_LEN = 2048
 def small_engine() -> Engine:
     """SmolLM2 on the CPU."""
     return Engine(
-        EngineConfig(
+        engine_config(
             model_path=resolve("smollm2").path,
             device="cpu",
             dtype="float32",
