@@ -352,6 +352,8 @@ class Engine:
                 self.kv.forget(request)
                 return
             self._distrusted.add(request.id)
+        elif request.sampling.grammar is not None:
+            self.grammars.forget(request.sampling.grammar)
         if request.finish is None:
             output.failed.append((request, error))
             self._end(request, FinishReason.ABORT)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from common.metric_export import MetricNames
 from common.ports import PortRange
 from engine.config import EngineConfig
 
@@ -43,6 +44,7 @@ class WorkerConfig:
     """PEM. Only the holder of its key may connect. None: no authentication, allowed on loopback only."""
     mode: str = "mixed"
     """Of the cluster; a label of this worker's metrics."""
+    metric_names: MetricNames = MetricNames.BATON
     log_format: str = "text"
     """"text" or "json"."""
     decode_log_interval: int = 40

@@ -151,6 +151,11 @@ class _StatsCollector(Collector):
             ("baton_preemptions", "Requests that gave their pages back to start over", stats.preemptions),
             ("baton_computed_prompt_tokens", "Prompt tokens computed", stats.prompt_tokens),
             ("baton_generated_tokens", "Tokens sampled", stats.generated_tokens),
+            (
+                "baton_cache_queried_tokens",
+                "Prompt tokens looked up in the prefix cache",
+                stats.prompt_tokens + stats.cache_hit_tokens,
+            ),
             ("baton_cache_hit_tokens", "Prompt tokens found in the prefix cache", stats.cache_hit_tokens),
             ("baton_unexpected_messages", "Late or duplicate handoff messages", stats.unexpected_messages),
         )

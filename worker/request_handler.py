@@ -290,11 +290,15 @@ class RequestHandler:
             arrival=arrived,
             deadline=arrived + work.timeout_s if work.timeout_s > 0 else math.inf,
             sampling=work.sampling,
+            name=work.name,
+            traceparent=work.traceparent,
         )
         grammar = job.request.sampling.grammar
+        if grammar is not None:
+            job.request.matcher = self.grammars.matcher(grammar)
         if job.id in self._answers.jobs:
             trouble = _Trouble(worker_pb2.FAILURE_CODE_INVALID, f"request id {job.id} is in use")
-        elif grammar is not None and not self.grammars.is_ready(grammar):
+        elif grammar is not None and job.request.matcher is None:
             self.grammars.compile(grammar, partial(self._on_compiled, job, begin))
             trouble = None
         else:
@@ -331,6 +335,6 @@ class RequestHandler:
         except EngineError:
             raise  # internal error of the engine
         except Exception as error:
-            log.exception("request %d", job.id)
+            log.exception("request %s", job.label)
             return _Trouble(worker_pb2.FAILURE_CODE_INTERNAL, f"{type(error).__name__}: {error}")
         return None

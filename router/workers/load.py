@@ -53,6 +53,11 @@ class WorkerLoad:
         if not self.requests:
             self.idle.set()
 
+    @property
+    def waiting(self) -> int:
+        """Requests queued at the worker, as it last reported."""
+        return self._reported.waiting
+
     def promise(self, tokens: int) -> int:
         """Count a request that is about to be sent; returns its pages, for `withdraw`."""
         pages = -(-tokens // self.page_size)

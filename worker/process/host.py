@@ -18,9 +18,10 @@ from functools import partial
 
 import grpc
 import torch
-from prometheus_client import start_http_server
+from prometheus_client import CollectorRegistry, start_http_server
 
 from common.garbage_collection import tune_gc
+from common.metric_export import exported
 from common.ports import bind_within
 from common.progress import Progress, silent
 from engine.engine import Engine
@@ -181,13 +182,23 @@ class WorkerHost:
         self._running.callback(watchdog.stop)
         server, thread = bind_within(
             self._ports,
-            lambda port: start_http_server(port, addr=self.config.host, registry=parts.metrics.registry),
+            lambda port: start_http_server(port, addr=self.config.host, registry=self._exported_metrics()),
         )
         self._running.callback(thread.join)
         self._running.callback(server.server_close)
         self._running.callback(server.shutdown)
         parts.metrics.watch(self._stats, max_running=self.config.engine.scheduler.max_running_requests)
         return self._describe(metrics_port=server.server_port)
+
+    def _exported_metrics(self) -> CollectorRegistry:
+        config = self.config
+        labels = {
+            "role": config.role.value,
+            "mode": config.mode,
+            "worker": config.worker_id,
+            "model_name": config.model,
+        }
+        return exported(self._parts.metrics.registry, labels, config.metric_names)
 
     def _batch_log(self) -> BatchLog:
         engine = self.config.engine

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from engine.core.events import TokenOut
 from engine.core.sampling_params import FinishReason
 from rpc.baton.v1 import worker_pb2
@@ -11,6 +13,8 @@ from worker.session.jobs import Job, Jobs
 from worker.session.outbox import Outbox
 
 __all__ = ["Answers"]
+
+log = logging.getLogger(__name__)
 
 
 class Answers:
@@ -43,10 +47,12 @@ class Answers:
 
     def fail(self, job: Job, code: worker_pb2.FailureCode, message: str) -> None:
         """Fail a job whose resources are released or being released."""
+        log.info("request %s failed here: %s", job.label, message)
         self.end(job, Outcome.FAILED)
         self.outbox.failed(job.session, job.id, code, message)
 
     def refuse(self, job: Job, code: worker_pb2.FailureCode, message: str) -> None:
         """Fail a job that was not accepted."""
+        log.info("request %s refused: %s", job.label, message)
         self.metrics.ended(Outcome.REFUSED)
         self.outbox.failed(job.session, job.id, code, message)

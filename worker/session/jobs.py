@@ -25,6 +25,10 @@ class Job:
     """math.inf: none."""
     sampling: sampling_pb2.SamplingParams
     """Sampling parameters of the client; the engine may compute only the first token."""
+    name: str = ""
+    """The client's request id."""
+    traceparent: str = ""
+    """Of W3C Trace Context."""
     chunks: list[worker_pb2.Span] = field(default_factory=list)
     """When each part of the prompt was computed, for a request that is not handed over."""
     said_cached: bool = False
@@ -33,6 +37,11 @@ class Job:
     @property
     def id(self) -> RequestId:
         return self.request.id
+
+    @property
+    def label(self) -> str:
+        """For logs."""
+        return f"{self.name or self.id} ({self.traceparent or 'no trace'})"
 
 
 class Jobs:
