@@ -1,7 +1,7 @@
 """The engine: requests in, tokens out, one step at a time.
 
-It has one caller, on one thread, and knows no role: what distinguishes a prefill from a decode worker are the
-hooks and who calls `reserve`.
+It has one caller, on one thread. It is the same in prefill and decode workers: they differ in the hooks and
+in calling `reserve`.
 """
 
 from __future__ import annotations
@@ -13,27 +13,29 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from engine.config import EngineConfig
-from engine.core.events import EngineStats, StepMeasured, StepOutput, TokenOut
+from engine.core.events import EngineStats, Occupancy, StepMeasured, StepOutput, TokenOut
 from engine.core.kv_manager import KVManager, Reservation
 from engine.core.plan import Chunk, StepPlan
 from engine.core.request import Request
 from engine.core.sampling_params import FinishReason, TokenLogprobs
+from engine.core.waits import WaitReason
 from engine.errors import EngineError, GrammarError, InvalidRequest
 from engine.executor.runner import ModelRunner, StepInFlight, StepResult
 from engine.grammar.compiler import GrammarCompiler
 from engine.kv_cache.pages import PageCounts
 from engine.sched.itl_controller import PromptCost
-from engine.sched.scheduler import Limits, Scheduler
+from engine.sched.prefill_rate import PrefillRate
+from engine.sched.scheduler import Scheduler
 from engine.sched.step_timing import StepTiming
 
 __all__ = ["NO_HOOKS", "Engine", "Hooks"]
 
 
 class Hooks(Protocol):
-    """How a worker takes part. All are called on the engine's thread."""
+    """Callbacks of a worker. All are called on the engine's thread."""
 
     def on_started(self, requests: Sequence[Request]) -> None:
-        """Their first chunks are about to be computed: what is said now overlaps with that."""
+        """Their first chunks are about to be computed; work done here overlaps with that."""
 
     def on_computed(self, request: Request, upto: int) -> None:
         """The KV of tokens [0, upto) is in the pool."""
@@ -57,7 +59,7 @@ NO_HOOKS: Hooks = _NoHooks()
 
 
 _MEASURE_S: Final = 0.05
-"""Between two steps that are measured for `StepOutput.measured`, which costs O(chunks)."""
+"""Interval between two steps measured for `StepOutput.measured`, which costs O(chunks)."""
 
 
 @dataclass(slots=True)
@@ -89,37 +91,22 @@ class Engine:
         """Compiles what `submit` and `reserve` find not compiled, but may be asked before, on any thread."""
         self.max_tokens = min(config.max_model_len, num_pages * config.page_size)
         """A request that fills the pool alone ends there, as one that fills the model's context does."""
-        self.scheduler = Scheduler(
-            Limits(
-                budget=config.chunk_budget,
-                max_running=config.max_running_requests,
-                max_tokens=self.max_tokens,
-                max_waiting=config.max_waiting_requests,
-                longest_chunk=config.long_prefill_token_threshold,
-                itl_target_s=config.itl_target_s,
-                token_tile=config.token_tile,
-                costly_context=config.costly_context,
-                batching=config.batching,
-                policy=config.policy,
-                patience=config.prompt_patience,
-            ),
-            self.kv,
-            seed=config.seed,
-        )
+        self.scheduler = Scheduler(config.scheduler, self.kv, context=self.max_tokens, seed=config.seed)
         self._clock = clock
         self._requests: dict[int, Request] = {}
         """All that have not ended, by id."""
         self._kept: dict[int, Request] = {}
         """Ended, but a hook keeps their pages."""
         self._distrusted: set[int] = set()
-        """Those of them whose KV nobody else may use."""
+        """Requests whose KV must not be reused, because their logits were not finite."""
         self._launched: _Launched | None = None
         self._crowded = False
-        """The last step had no room for all who waited: who comes now would not join the next either."""
+        """The last step had no room for all waiting requests: a new one would not join the next step."""
         self._completed_at = -math.inf
         self._measure_at = self._ended_at = -math.inf
         self._timing = StepTiming()
-        self._cost = PromptCost(config.costly_context)
+        self._prefill_rate = PrefillRate()
+        self._cost = PromptCost(config.scheduler.costly_context)
         self._steps = self._prompt_tokens = self._generated_tokens = self._cache_hit_tokens = 0
 
     @property
@@ -127,10 +114,10 @@ class Engine:
         return bool(self._requests) or self._launched is not None
 
     def submit(self, request: Request) -> None:
-        """Queue a request. Raises InvalidRequest or QueueFull."""
+        """Queue a request. Raises InvalidRequest, QueueFull, or DeadlineUnreachable (a QueueFull)."""
         self._check_new(request)
         request.arrival = self._clock()
-        self.scheduler.submit(request)
+        self.scheduler.submit(request, request.arrival, self._prefill_rate.tokens_a_second)
         self._take_in(request)
 
     def abort(self, request_id: int) -> bool:
@@ -142,16 +129,21 @@ class Engine:
         return True
 
     def step(self) -> StepOutput:
-        """Compute one step and return the tokens it brought.
+        """Compute one step and return the tokens it sampled.
 
-        With overlap, the tokens are those of the step before: this one is still running on the device while
-        its successor is planned. The device has only been told how it begins; `proceed` does the rest.
+        With overlap, the tokens are those of the previous step: this one still runs on the device while the
+        next is planned. Only its first layers are enqueued; `proceed` enqueues the rest.
         """
         began = self._clock()
         self.proceed()
-        plan = self.scheduler.plan()
+        plan = self.scheduler.plan(began)
         self._crowded = self.scheduler.is_crowded
-        output = StepOutput(started=plan.started, num_tokens=plan.num_tokens)
+        output = StepOutput(
+            started=plan.started,
+            num_tokens=plan.num_tokens,
+            num_prompts=plan.num_prompts,
+            prompt_tokens=plan.prompt_tokens,
+        )
         for request in plan.started:
             self._cache_hit_tokens += request.num_cached or 0
         if plan.started:
@@ -168,7 +160,7 @@ class Engine:
         if self.config.overlap:
             launched, self._launched = self._launched, launched
         if launched is None:
-            self._completed_at = -math.inf  # the device was idle: what comes next did not wait for this
+            self._completed_at = -math.inf  # the device was idle, so the next step did not wait for this one
         else:
             waited = not launched.step.done()
             result = self._result_of(launched)
@@ -182,47 +174,49 @@ class Engine:
         return output
 
     def proceed(self) -> None:
-        """Tell the device the rest of the step in flight: to be called when the tokens of `step` are sent.
+        """Enqueue the rest of the step in flight. Call it after the tokens of `step` are sent.
 
-        It may take milliseconds, for which the tokens of a whole batch would wait. The device has enough to
-        do until then, but not for long; `step` and `reserve` catch up on it.
+        It may take milliseconds, which would delay the tokens of a whole batch. The layers enqueued by `step`
+        keep the device busy meanwhile, but not for long; `step` and `reserve` call it if the caller did not.
         """
         if self._launched is not None:
             while self._launched.step.proceed():
                 pass
 
     def _result_of(self, launched: _Launched) -> StepResult:
-        """As soon as it is there; until then, go on with the step behind it."""
+        """Wait for the result; meanwhile, enqueue the step behind it."""
         behind = self._launched
         while behind is not None and not launched.step.done() and behind.step.proceed_early():
             pass
         return launched.step.result()
 
     def plan_at(self) -> float:
-        """When the next step should begin, by this engine's clock: not before, if more requests may come.
+        """When to call `step` next, by this engine's clock, if more requests may arrive before.
 
-        With overlap, a step that is planned while the device is busy with another keeps out whoever comes
-        between. A caller with nothing else to do may call `step` at any time.
+        With overlap, a request that arrives after a step is planned cannot join it, so planning early while
+        the device is busy delays new requests. A caller with nothing else to do may call `step` at any time.
         """
         if self._launched is None or self._crowded:
             return -math.inf
         return self._timing.plan_at(self.scheduler.has_prompts)
 
     def reserve(self, request: Request) -> Reservation | None:
-        """Set pages aside for a request that another worker prefills; None while there is no room.
+        """Reserve pages for a request that another worker prefills; None while there is no room.
 
-        Raises InvalidRequest if there never will be.
+        Raises InvalidRequest if the pool is too small for it.
         """
         self._check_new(request)
         if request.num_tokens >= self.max_tokens:
             raise InvalidRequest(f"{request.num_tokens} tokens do not fit: {self.max_tokens} at most")
         active = len(self.scheduler.running) + self.kv.active_reservations
-        if active >= self.config.max_running_requests or self.scheduler.wants_pages:
-            return None  # a preempted request, or one that waits for pages, must not starve behind newcomers
+        if active >= self.config.scheduler.max_running_requests or self.scheduler.wants_pages:
+            return None  # preempted requests and those that wait for pages go first, or they would starve
         reservation = self.kv.reserve(request, headroom=active)
+        if reservation is not None:
+            request.arrival = self._clock()
         if reservation is not None and self._may_be_written(reservation.incoming):
-            # The device's queue does not order a peer's write after the step in flight. To wait for that step
-            # leaves the device idle afterwards: only for a page that it may still write.
+            # The device's queue does not order a peer's write after the step in flight, so wait for the step
+            # if it may still write one of these pages. Waiting leaves the device idle afterwards.
             assert self._launched is not None
             self._launched.step.result()
         return reservation
@@ -231,20 +225,22 @@ class Engine:
         """The KV of all tokens but the last has arrived: decode it."""
         self.kv.arrived(reservation)
         request.num_computed = request.num_tokens - 1
-        request.arrival = self._clock()
-        self.scheduler.adopt(request)
+        now = self._clock()
+        request.waited = {WaitReason.TRANSFER: now - request.arrival}
+        request.arrival = now
+        self.scheduler.adopt(request, now)
         self._take_in(request)
 
     def quarantine(self, reservation: Reservation) -> None:
-        """The handoff was given up, but its peer may still write."""
+        """The handoff was aborted, but its peer may still write: quarantine its pages."""
         self.kv.quarantine(reservation)
 
     def free_reservation(self, reservation: Reservation) -> None:
-        """The peer has drained its writes, or cannot reach this worker any more."""
+        """The peer has drained its writes, or cannot reach this worker any more: free the pages."""
         self.kv.free_reservation(reservation)
 
     def release(self, request: Request) -> None:
-        """Take back pages that `Hooks.on_finished` kept."""
+        """Release pages that `Hooks.on_finished` kept."""
         del self._kept[request.id]
         self._release(request)
 
@@ -252,10 +248,21 @@ class Engine:
         """Raises PageLeak unless every page has exactly one owner. O(pages): for idle times and tests."""
         return self.kv.check([*self._requests.values(), *self._kept.values()])
 
+    def occupancy(self) -> Occupancy:
+        total, itl_controller = self.kv.pool.num_pages, self.scheduler.itl_controller
+        return Occupancy(
+            waiting=self.scheduler.num_waiting,
+            running=len(self.scheduler.running),
+            used_pages=total - self.kv.num_available,
+            total_pages=total,
+            paced_tokens=None if itl_controller is None else itl_controller.budget,
+        )
+
     def stats(self) -> EngineStats:
         return EngineStats(
             waiting=self.scheduler.num_waiting,
             starved=self.scheduler.num_waiting if self.scheduler.wants_pages else 0,
+            waits_for=self.scheduler.waits_for,
             running=len(self.scheduler.running),
             waiting_tokens=sum(r.num_pending for r in self._requests.values() if r.num_pending > 1),
             available_pages=self.kv.num_available,
@@ -272,7 +279,7 @@ class Engine:
 
     def _take_in(self, request: Request) -> None:
         if not self.has_work:
-            self._completed_at = -math.inf  # nobody waited while the engine was idle
+            self._completed_at = -math.inf  # the engine was idle, so no request waited for this step
         self._requests[request.id] = request
 
     def _check_new(self, request: Request) -> None:
@@ -287,9 +294,11 @@ class Engine:
             request.matcher = self.grammars.matcher(request.sampling.grammar)
 
     def _observe_itl(self, plan: StepPlan) -> None:
-        """Let the scheduler know how long those who decode had to wait for a step with prompts in it."""
+        """Report the ITL of a mixed step to the ITL controller."""
         now = self._clock()
         since, self._completed_at = self._completed_at, now
+        if since > -math.inf:
+            self._prefill_rate.observe(plan.prompt_tokens, now - since)
         has_decodes = plan.num_tokens > plan.prompt_tokens > 0
         if self.scheduler.itl_controller is not None and has_decodes and since > -math.inf:
             self.scheduler.itl_controller.observe(self._cost.of_step(plan), now - since)
@@ -337,12 +346,14 @@ class Engine:
         return not sampling.ignore_eos and token in self.runner.spec.eos_token_ids
 
     def _fail(self, request: Request, error: EngineError, output: StepOutput) -> None:
-        """Unless its grammar is at fault, nobody may use what it computed, even if it has ended meanwhile."""
+        """Unless its grammar is at fault, its KV must not be reused, even if it has ended meanwhile."""
         if not isinstance(error, GrammarError):
             if request.finish is not None and request.id not in self._kept:
                 self.kv.forget(request)
                 return
             self._distrusted.add(request.id)
+        elif request.sampling.grammar is not None:
+            self.grammars.forget(request.sampling.grammar)
         if request.finish is None:
             output.failed.append((request, error))
             self._end(request, FinishReason.ABORT)
@@ -362,11 +373,11 @@ class Engine:
         self.kv.release(request, keep=trusted)
 
     def _may_be_written(self, pages: list[int]) -> bool:
-        """Whether one of them, free until now, is written by the step in flight."""
+        """Whether the step in flight may write one of these pages, which were free until now."""
         return self._launched is not None and not self._launched.freed.isdisjoint(pages)
 
     def _note_late_writes(self, request: Request) -> None:
-        """Remember which of its pages, about to be free, the step in flight may still write. O(chunks)."""
+        """Record which pages of an ending request the step in flight may still write. O(chunks)."""
         launched = self._launched
         if launched is None:
             return

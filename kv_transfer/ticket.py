@@ -1,4 +1,4 @@
-"""The agreement between a sender and a receiver: who writes which pages of whom, until when."""
+"""Tickets: a receiver's permission for a sender to write pages."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ class Ticket:
     num_tokens: int
     """Tokens whose KV the request needs, the cached ones included."""
     timeout_s: float
-    """After so long without progress the receiver gives up. A duration: the two workers share no clock."""
+    """The receiver aborts after this long without progress. A duration: the workers share no clock."""
     secret: int
-    """Drawn by the receiver, and part of every message about this handoff: a ticket cannot be made up."""
+    """Random number of the receiver, part of every message about this handoff: tickets cannot be forged."""
     sender: str
     """Name of the peer that may write. A sender that opened its transport anew has another name, and must not
     use the ticket: the end of the old name gives the pages back."""
@@ -96,7 +96,7 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class Final:
-    """What only the sender knows when the prompt is computed.
+    """State that the receiver needs from the sender once the prompt is computed.
 
     With positional randomness (seed, position) this and the request itself are the complete sampling
     state: penalties and stop state follow from the tokens.

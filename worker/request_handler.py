@@ -1,9 +1,8 @@
-"""What a worker does with requests, apart from computing them.
+"""Executes the router's commands: submit, abort, reserve, attach, fence.
 
-`RequestHandler` carries out a router's commands. With a KV transport it has two collaborators: requests that
-are computed here for another worker are `OutgoingHandoffs`', requests whose KV comes from another worker are
-`IncomingHandoffs`'. Everything here runs on the engine thread, between steps or from within one (the
-engine's hooks).
+With a KV transport, `OutgoingHandoffs` handles requests whose KV is sent to another worker, and
+`IncomingHandoffs` those whose KV arrives from one. Everything here runs on the engine thread, between steps
+or in the engine's hooks.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Final, NamedTuple
 from engine.core.events import StepOutput, TokenOut
 from engine.core.request import Request, RequestId
 from engine.engine import Engine
-from engine.errors import EngineError, InvalidRequest, QueueFull
+from engine.errors import DeadlineUnreachable, EngineError, InvalidRequest, QueueFull
 from engine.grammar.matcher import Matcher
 from engine.kv_cache.journal import CacheChange
 from kv_transfer import EndpointEvent, HandedOver, Reopened, SendFailed
@@ -49,7 +48,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Handoffs:
-    """A worker's KV endpoint, and what the worker does with it."""
+    """The KV endpoint of a worker, and its handoffs in both directions."""
 
     transfer: TransferThread
     outgoing: OutgoingHandoffs
@@ -74,16 +73,17 @@ class RequestHandler:
         grammars: GrammarLoading,
         handoffs: Handoffs | None = None,
     ) -> None:
-        """`handoffs` is None where the cluster has no KV transport: every request is computed to its end."""
+        """`handoffs`: None without a KV transport; every request then runs to its end here."""
         self._engine = engine
         self._answers = answers
         self._clock = clock
         self.grammars: Final = grammars
         self._handoffs = handoffs
+        self._step_began = 0.0
 
     @property
     def transfer(self) -> TransferThread | None:
-        """The thread of the KV endpoint. None: no KV comes or goes."""
+        """The thread of the KV endpoint; None without a KV transport."""
         return None if self._handoffs is None else self._handoffs.transfer
 
     # ------------------------------------------------------------------------------ from the router
@@ -93,16 +93,16 @@ class RequestHandler:
         self._answers.outbox.open(session, () if cache is None else cache.blocks())
 
     def close(self, session: RouterSession) -> None:
-        """The router went away: nobody waits for its requests any more."""
+        """The router has disconnected: abort all its requests."""
         self._answers.outbox.close(session)
         for job in self._answers.jobs.of(session):
             self.abort(job.id)
 
     def handle(self, session: RouterSession, command: worker_pb2.Command, arrived: float) -> None:
-        """Carry out one command. What is wrong with one request fails that request, never the worker.
+        """Execute one command. An error of one request fails that request, never the worker.
 
-        `arrived`: when the command came to this process, on the handler's clock. Requests wait from then on,
-        also while the engine thread is at a step.
+        `arrived`: when the command reached this process, on the handler's clock. A request's queue time
+        starts then, also if the engine thread is busy with a step.
         """
         self._answers.outbox.handled(session)
         match command.WhichOneof("kind"):
@@ -123,7 +123,7 @@ class RequestHandler:
                 log.warning("a command of a kind unknown here: router and worker differ in version")
 
     def abort(self, request_id: RequestId) -> None:
-        """Forget the request, wherever it is. One that has ended already is nothing unusual."""
+        """Abort a request, whatever its state. No-op for one that has ended."""
         job = self._answers.jobs.get(request_id)
         if job is not None:
             self._answers.end(job, Outcome.ABORTED)
@@ -133,7 +133,7 @@ class RequestHandler:
 
     def on_step(self, output: StepOutput) -> None:
         told = [(job, t) for t in output.tokens if (job := self._answers.jobs.get(t.request.id)) is not None]
-        # The router passes them on one by one, and the first token of an answer is waited for most.
+        # First tokens go first: the router forwards tokens one by one, and TTFT matters most.
         for job, token in sorted(told, key=lambda pair: pair[0].said_cached):
             self._report(job, token)
         for request, error in output.failed:
@@ -145,7 +145,8 @@ class RequestHandler:
             self._answers.outbox.measured(step_work_to_proto(output.measured))
 
     def tick(self, now: float) -> None:
-        """Whatever is due by time alone. Runs before every step, and at `next_wakeup` when idle."""
+        """Handle expired deadlines. Runs before every step, and at `next_wakeup` when idle."""
+        self._step_began = now
         for job in self._answers.jobs.overdue(now):
             self._drop(job)
             self._answers.fail(job, worker_pb2.FAILURE_CODE_DEADLINE, "the request's time is up")
@@ -154,14 +155,14 @@ class RequestHandler:
             self._handoffs.outgoing.tick(now)
 
     def next_wakeup(self) -> float:
-        """When `tick` has something to do, on the handler's clock; math.inf: not by time."""
+        """The next deadline for `tick`, on the handler's clock; math.inf: none."""
         deadline = self._answers.jobs.next_deadline()
         return deadline if self._handoffs is None else min(deadline, self._handoffs.incoming.next_wakeup())
 
     @property
     def idle(self) -> bool:
-        """Nothing is promised to anybody. Pages in quarantine do not count: nobody waits for them, and the
-        page check knows their owner."""
+        """Whether there is neither a job nor a handoff. Quarantined pages do not count: no request waits for
+        them, and the page check accounts for them."""
         return not self._answers.jobs and (self._handoffs is None or not self._handoffs.outgoing)
 
     def cache_changes(self) -> list[CacheChange]:
@@ -194,7 +195,7 @@ class RequestHandler:
     # ------------------------------------------------------------------------------ the engine's hooks
 
     def on_started(self, requests: Sequence[Request]) -> None:
-        """Told at once and not with the step's other events: a handoff's pages are found meanwhile."""
+        """Reported before the step ends, so that the router can reserve the handoff's pages meanwhile."""
         if self._handoffs is not None:
             self._handoffs.outgoing.on_started(requests)
         now = self._clock()
@@ -206,10 +207,13 @@ class RequestHandler:
 
     def on_computed(self, request: Request, upto: int) -> None:
         """KV of tokens [0, upto) is in the pool."""
-        if self._handoffs is None:
+        if self._handoffs is not None:
+            self._handoffs.outgoing.on_computed(request, upto)
+        if upto > len(request.prompt) or (job := self._answers.jobs.get(request.id)) is None:
             return
-        self._handoffs.outgoing.on_computed(request, upto)
-        if upto < len(request.prompt) and (job := self._answers.jobs.get(request.id)) is not None:
+        if not (job.said_cached or request.pinned):
+            self._add_chunk(job, upto)
+        if self._handoffs is not None and upto < len(request.prompt):
             self._answers.outbox.progress(job, upto)
 
     def on_finished(self, request: Request) -> bool:
@@ -217,6 +221,18 @@ class RequestHandler:
         return self._handoffs is not None and self._handoffs.outgoing.on_finished(request)
 
     # ------------------------------------------------------------------------------ inside
+
+    def _add_chunk(self, job: Job, upto: int) -> None:
+        last = job.chunks[-1] if job.chunks else None
+        first = last.first_token + last.num_tokens if last else job.request.num_cached or 0
+        job.chunks.append(
+            worker_pb2.Span(
+                begin_s=self._step_began - job.arrival,
+                end_s=self._clock() - job.arrival,
+                first_token=first,
+                num_tokens=max(upto - first, 0),
+            )
+        )
 
     def _submit(self, job: Job) -> None:
         """Raises QueueFull or InvalidRequest."""
@@ -251,12 +267,12 @@ class RequestHandler:
             log.warning("a ticket for %d, but this worker has no KV transport", ticket.handoff_id)
 
     def _fence(self, message: worker_pb2.Fence) -> None:
-        """A peer was declared dead. Without a transport there are no peers."""
+        """Fence a peer that was declared dead. No-op without a KV transport."""
         if self._handoffs is not None:
             self._handoffs.transfer.fence(message.epoch, message.reason)
 
     def _drop(self, job: Job) -> None:
-        """Stop working on it and free its pages, as soon as that is safe. Says nothing to anybody."""
+        """Stop a request and free its pages as soon as that is safe. Reports nothing to the router."""
         handoffs = self._handoffs
         if handoffs is None or not (handoffs.outgoing.drop(job) or handoffs.incoming.drop(job)):
             self._engine.abort(job.id)
@@ -274,11 +290,15 @@ class RequestHandler:
             arrival=arrived,
             deadline=arrived + work.timeout_s if work.timeout_s > 0 else math.inf,
             sampling=work.sampling,
+            name=work.name,
+            traceparent=work.traceparent,
         )
         grammar = job.request.sampling.grammar
+        if grammar is not None:
+            job.request.matcher = self.grammars.matcher(grammar)
         if job.id in self._answers.jobs:
             trouble = _Trouble(worker_pb2.FAILURE_CODE_INVALID, f"request id {job.id} is in use")
-        elif grammar is not None and not self.grammars.is_ready(grammar):
+        elif grammar is not None and job.request.matcher is None:
             self.grammars.compile(grammar, partial(self._on_compiled, job, begin))
             trouble = None
         else:
@@ -308,11 +328,13 @@ class RequestHandler:
             return _Trouble(error.code, str(error))
         except InvalidRequest as error:
             return _Trouble(worker_pb2.FAILURE_CODE_INVALID, str(error))
+        except DeadlineUnreachable as error:
+            return _Trouble(worker_pb2.FAILURE_CODE_DEADLINE, str(error))
         except QueueFull as error:
             return _Trouble(worker_pb2.FAILURE_CODE_OVERLOADED, str(error))
         except EngineError:
-            raise  # the engine's own accounts are wrong
+            raise  # internal error of the engine
         except Exception as error:
-            log.exception("request %d", job.id)
+            log.exception("request %s", job.label)
             return _Trouble(worker_pb2.FAILURE_CODE_INTERNAL, f"{type(error).__name__}: {error}")
         return None

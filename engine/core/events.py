@@ -1,4 +1,4 @@
-"""What a step brings forth."""
+"""Output of a step."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 
 from engine.core.request import Request, TokenId
 from engine.core.sampling_params import FinishReason, TokenLogprobs
+from engine.core.waits import WaitReason
 from engine.errors import EngineError
 from engine.kv_cache.pages import PageCounts
 
-__all__ = ["EngineStats", "StepMeasured", "StepOutput", "TokenOut"]
+__all__ = ["EngineStats", "Occupancy", "StepMeasured", "StepOutput", "TokenOut"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +31,10 @@ class StepMeasured:
 
     prompt_tokens: int
     attention_pairs: float
-    """Of a prompt token and one that it attends to."""
+    """Pairs of a prompt token and a token that it attends to."""
     decodes: int
     context_tokens: int
-    """Of all decodes together."""
+    """Sum of the context lengths of all decodes."""
     seconds: float
 
 
@@ -43,21 +44,49 @@ class StepOutput:
     started: list[Request] = field(default_factory=list)
     """Requests whose first chunk is being computed."""
     failed: list[tuple[Request, EngineError]] = field(default_factory=list)
-    """Requests that ended with an error of their own; the others are not affected. An InvalidRequest is the
-    client's fault."""
+    """Requests that failed; others in the step are not affected. An InvalidRequest is the client's fault."""
     num_tokens: int = 0
-    """Tokens that the step computed; 0: there was nothing to compute."""
+    """Tokens computed by the step; 0: it had no work."""
+    num_prompts: int = 0
+    """Prompt chunks of the step; all other tokens are decodes."""
+    prompt_tokens: int = 0
+    """Tokens of those chunks."""
     completed: bool = False
-    """A step has completed, perhaps without tokens: requests that waited for its pages may go on."""
+    """Whether a step has completed, perhaps without tokens; its pages may be free now."""
     measured: StepMeasured | None = None
-    """Of that step; a sample of the steps is measured."""
+    """Work and time of that step; only a sample of steps is measured."""
+
+    @property
+    def has_both(self) -> bool:
+        """Prompts and decodes in one step."""
+        return 0 < self.prompt_tokens < self.num_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """How full the engine is: O(1), for every step."""
+
+    waiting: int
+    running: int
+    used_pages: int
+    """Held by requests or in flight: neither free nor evictable."""
+    total_pages: int
+    paced_tokens: int | None = None
+    """Prompt tokens that the ITL target leaves room for in a step with decodes; None: there is no target."""
+
+    @property
+    def usage(self) -> float:
+        """0 to 1: SGLang's token usage."""
+        return self.used_pages / self.total_pages
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
     waiting: int
     starved: int
-    """`waiting` if one of those waits for pages or was preempted; 0 if all only wait for room in a step."""
+    """`waiting` if any waiting request lacks pages or was preempted; 0 if all only wait for token budget."""
+    waits_for: WaitReason | None
+    """Why the head of the queue waits; None if the queue is empty."""
     running: int
     waiting_tokens: int
     """Prompt tokens not yet computed."""

@@ -1,4 +1,4 @@
-"""The largest step that a scheduler plans, for measuring what a step needs. Plain Python."""
+"""The largest step that a scheduler plans, for measuring activation memory. Plain Python."""
 
 from __future__ import annotations
 
@@ -17,15 +17,18 @@ class Span(NamedTuple):
 
 
 def largest_step(config: EngineConfig) -> list[Span]:
-    """Chunks of a step with as many tokens as any has; prompts first, then decodes.
+    """Chunks of a step with the largest number of tokens; prompts first, then decodes.
 
     Prompts are at the end of the longest context, where attention reads most. A budget beyond that context
     takes several prompts, and the result may then have a few requests more than run at once.
     """
-    longest, decodes = config.max_model_len, config.max_running_requests - 1
-    # With chunking off, one whole prompt, or several that are no longer together.
-    budget = longest + decodes if config.chunk_budget is None else config.chunk_budget
-    tokens = max(budget - decodes, config.page_size)
+    longest, decodes = config.max_model_len, config.scheduler.max_running_requests - 1
+    scheduler = config.scheduler
+    limit = scheduler.prefill_limit(longest)
+    if scheduler.chunk_budget is None:  # decodes take nothing of what prompts may have
+        tokens = limit if scheduler.chunked_prefill else longest
+    else:
+        tokens = max(limit - decodes, config.page_size)
     whole, rest = divmod(tokens, longest)
     lengths = [longest] * whole + [rest] * bool(rest) + [1] * decodes
     return [Span(longest - length if length > 1 else 0, length) for length in lengths]

@@ -1,12 +1,14 @@
-"""A sequence on its way through the engine."""
+"""A request inside the engine."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from engine.core.sampling_params import FinishReason, SamplingParams
+from engine.core.waits import WaitMark, WaitReason
 from engine.grammar.matcher import Matcher
 from engine.kv_cache.radix import RadixNode
 
@@ -17,10 +19,10 @@ TokenId: TypeAlias = int
 PageId: TypeAlias = int
 
 PENDING: Final = -1
-"""Stands in `Request.output` for a token that a step in flight is still computing.
+"""Placeholder in `Request.output` for a token that the step in flight is computing.
 
-The scheduler plans step N+1 while step N runs: it needs to know that there will be a token, not which.
-The model runner finds the token itself on the device.
+The scheduler plans step N+1 while step N runs and needs only the number of tokens. The model runner reads the
+token itself from device memory.
 """
 
 
@@ -33,6 +35,11 @@ class Request:
     sampling: SamplingParams
     output: list[TokenId] = field(default_factory=list)
     priority: int = 0
+    """More urgent if larger, unless `SchedulerConfig.low_priority_values_first`."""
+    tenant: str = ""
+    """Requests of one tenant share its turn; see `SchedulerConfig.tenant_quantum`."""
+    ttft_target_s: float = math.inf
+    """The first token is wanted within this time of `arrival`."""
     arrival: float = 0.0
 
     num_computed: int = 0
@@ -44,13 +51,20 @@ class Request:
     locked: RadixNode | None = None
     """The deepest cache node whose pages this request uses; locked against eviction."""
     handicap: float = 0.0
-    """Grows with every prompt submitted before; -inf once preempted. See `turn`."""
+    """Aging term of `turn`: grows with every prompt submitted before; -inf once preempted."""
     num_expected: int = 0
     """Prompt tokens that the prefix cache is expected to hold, until the request is admitted."""
     num_cached: int | None = None
     """Tokens found in the prefix cache at first admission; None before that."""
+    number: int = 0
+    """Counts submissions to one scheduler."""
+    tokens_before: int = 0
+    """Prompt tokens that had been admitted when it was submitted."""
+    wait_mark: WaitMark = ()
+    waited: Mapping[WaitReason, float] = field(default_factory=dict)
+    """Seconds until it was admitted, or until its KV was here, by reason."""
     pinned: bool = False
-    """A peer may read its pages, which therefore stay: the request is never preempted."""
+    """A handoff may read its pages, so the request is never preempted."""
     matcher: Matcher | None = None
     """Follows `sampling.grammar`; set when an engine takes the request."""
     finish: FinishReason | None = None
@@ -61,13 +75,18 @@ class Request:
 
     @property
     def num_pending(self) -> int:
-        """1 while decoding; more while a prompt is being read."""
+        """1 while decoding; more during prefill."""
         return self.num_tokens - self.num_computed
 
     @property
     def turn(self) -> float:
-        """Orders prompts, lowest first: tokens still to compute, aged by `handicap`."""
+        """Prefill order, lowest first: tokens still to compute plus the aging term `handicap`."""
         return self.num_pending - self.num_expected + self.handicap
+
+    @property
+    def deadline(self) -> float:
+        """Of the first token, by the engine's clock."""
+        return self.arrival + self.ttft_target_s
 
     @property
     def awaits_token(self) -> bool:

@@ -1,4 +1,7 @@
-"""Chunk and graph sizes that suit a GPU, by its memory. Free of torch."""
+"""Chunk and graph sizes that suit a GPU, by its memory. Free of torch.
+
+Chunks and decode graphs are SGLang's, at SGLang's bounds (`server_args.py`, `_handle_gpu_memory_settings`).
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,15 @@ __all__ = ["GPU_TOKEN_TILE", "PREFILL_CHUNK", "DeviceDefaults", "defaults_for"]
 GPU_TOKEN_TILE: Final = 128
 """Rows in a tile of most of cuBLAS's kernels."""
 PREFILL_CHUNK: Final = 2048
-"""Most tokens of a step of a worker that only reads prompts. A short prompt waits for the step in flight, and
-an H200 reads as many tokens a second with 2,048 as with 16,384: the larger step only takes longer."""
+"""Default token budget of a prefill worker. A short prompt waits for the step in flight, and an H200 prefills
+as many tokens per second with 2,048 per step as with 16,384."""
 _GIB: Final = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceDefaults:
     chunk_budget: int
-    """Tokens a step may compute: larger GPUs need more to be busy."""
+    """Token budget of a step; larger GPUs need more to be busy."""
     graph_batch: int
     """Largest decode batch captured as a CUDA graph."""
     graph_tokens: int
@@ -29,15 +32,16 @@ class DeviceDefaults:
 
 _BY_MEMORY: Final = (
     # GiB below which, chunk, largest graph of decodes with TP below 4, and from 4 on, largest of mixed steps
-    (20, 2048, 8, 8, 256),
-    (30, 2048, 16, 80, 256),
-    (48, 4096, 32, 160, 512),
-    (100, 8192, 256, 512, 1024),
-    (math.inf, 16384, 512, 512, 2048),
+    (20, 2048, 8, 8, 256),  # T4, 4080
+    (35, 2048, 24, 80, 256),  # A10, 4090, 5090
+    (60, 4096, 32, 160, 512),  # A100 40 GB, L40
+    (90, 8192, 256, 512, 1024),  # H100, A100 80 GB
+    (160, 8192, 256, 512, 2048),  # H20, H200
+    (math.inf, 16384, 512, 512, 2048),  # B200, MI300
 )
 
 
 def defaults_for(total_bytes: int, tp_size: int = 1) -> DeviceDefaults:
-    """For a GPU with so much memory, of `tp_size` that share a model. `graph_tokens` apart, as SGLang."""
+    """For a GPU with so much memory, of `tp_size` that share a model. `graph_tokens` are measured here."""
     chunk, graph, graph_tp, tokens = next(sizes for below, *sizes in _BY_MEMORY if total_bytes < below * _GIB)
     return DeviceDefaults(chunk, graph_tp if tp_size >= 4 else graph, tokens)

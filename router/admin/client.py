@@ -1,4 +1,4 @@
-"""`router workers`, `router drain` and `router restart`: what an operator says to a running router."""
+"""Client of the admin API: `router workers`, `explain`, `drain` and `restart`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlencode
 from urllib.request import ProxyHandler, Request, build_opener
 
+from router.admin.explain import explained
 from router.config.settings import SETTINGS
 
 __all__ = ["COMMANDS", "run"]
@@ -22,7 +23,7 @@ Ask = Callable[[str, str], Any]
 
 
 class _Refused(Exception):
-    """The router says no, or does not answer."""
+    """The router refused, or does not answer."""
 
 
 def run(argv: Sequence[str]) -> int:
@@ -43,6 +44,11 @@ def _workers(arguments: argparse.Namespace, ask: Ask) -> None:
         print(f"{worker['worker']:<12} {worker['requests']:>4} requests  {home}  {state}")
 
 
+def _explain(arguments: argparse.Namespace, ask: Ask) -> None:
+    for line in explained(ask("GET", f"/requests/{quote(arguments.request, safe='')}")):
+        print(line)
+
+
 def _drain(arguments: argparse.Namespace, ask: Ask) -> None:
     for worker in arguments.worker:
         moved = ask("POST", _path(worker, "drain", arguments))["moved"]
@@ -50,7 +56,7 @@ def _drain(arguments: argparse.Namespace, ask: Ask) -> None:
 
 
 def _restart(arguments: argparse.Namespace, ask: Ask) -> None:
-    """One after the other, so that there is always somebody to take over."""
+    """One worker after another, so that the others can take over its requests."""
     everybody = arguments.worker == ["all"]
     workers = [w["worker"] for w in ask("GET", "/workers")] if everybody else arguments.worker
     for worker in workers:
@@ -60,6 +66,7 @@ def _restart(arguments: argparse.Namespace, ask: Ask) -> None:
 
 COMMANDS: Final[dict[str, Callable[[argparse.Namespace, Ask], None]]] = {
     "workers": _workers,
+    "explain": _explain,
     "drain": _drain,
     "restart": _restart,
 }
@@ -83,6 +90,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="router", description="Look after a running router's workers.")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("workers", parents=[common], help="list them")
+    explain = commands.add_parser("explain", parents=[common], help="say why a request took its time")
+    explain.add_argument("request", help="the id of its answer, which is its x-request-id")
     drain = commands.add_parser("drain", parents=[common, leaving], help="let workers leave in order")
     drain.add_argument("worker", nargs="+", help="such as decode-0")
     restart = commands.add_parser(

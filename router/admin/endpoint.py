@@ -1,13 +1,13 @@
-"""The admin API: which workers there are, and how one leaves or is restarted. On loopback only.
+"""Admin API on loopback: list, drain and restart workers.
 
-Whoever has an account on this machine may use it; `router workers`, `router drain` and `router restart` do.
+Every local user may use it. Clients: `router workers`, `router drain` and `router restart`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Final
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
 
 import orjson
 from starlette.applications import Starlette
@@ -29,9 +29,15 @@ _STATUS: Final = {NoSuchWorker: 404, LastOfItsRole: 409, NotBackInTime: 504}
 
 
 def admin_app(
-    registry: Registry, able: Able | None = None, *, drain_timeout_s: float, startup_timeout_s: float
+    registry: Registry,
+    able: Able | None = None,
+    *,
+    explain: Callable[[str], Mapping[str, Any] | None] = lambda _: None,
+    drain_timeout_s: float,
+    startup_timeout_s: float,
 ) -> Starlette:
-    """GET /workers; POST /workers/{name}/drain and /workers/{name}/restart, which answer when it is done.
+    """GET /workers; GET /requests/{id}, of one that has ended, as `explain` finds it; POST
+    /workers/{name}/drain and /workers/{name}/restart, which answer when it is done.
 
     Both take `timeout` in seconds (default: `drain_timeout_s`) and `force=1` as query parameters. `able`: see
     `WorkerDrainer`.
@@ -56,8 +62,15 @@ def admin_app(
         )
         return _json({"moved": moved})
 
+    async def explained(request: Request) -> Response:
+        found = explain(request.path_params["id"])
+        if found is None:
+            raise HTTPException(404, "no request of this id has ended lately; see --explain-requests")
+        return _json(found)
+
     return Starlette(
         routes=[
+            Route("/requests/{id:path}", _finishing(explained), methods=["GET"]),
             Route("/workers", workers, methods=["GET"]),
             Route("/workers/{name}/drain", _finishing(drain), methods=["POST"]),
             Route("/workers/{name}/restart", _finishing(restart), methods=["POST"]),
@@ -83,7 +96,7 @@ class AdminServer:
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]), name="admin-server")
 
     async def stop(self) -> None:
-        """Whoever still waits for an answer gets none."""
+        """Open requests get no response."""
         if self._serving is not None:
             self._server.should_exit = self._server.force_exit = True
             self._server.drop_connections()
@@ -93,10 +106,10 @@ class AdminServer:
 def _finishing(
     endpoint: Callable[[Request], Awaitable[Response]],
 ) -> Callable[[Request], Awaitable[Response]]:
-    """What was begun is finished, also when the operator's client does not wait; errors become answers."""
+    """Finish the operation even if the client disconnects; errors become responses."""
 
     async def answer(request: Request) -> Response:
-        if "origin" in request.headers:  # a web page in a browser on this machine is no operator
+        if "origin" in request.headers:  # refuse browsers: web pages on this machine must not use the API
             raise HTTPException(403, "not for browsers")
         try:
             return await asyncio.shield(asyncio.ensure_future(endpoint(request)))

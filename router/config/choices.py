@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from enum import Enum
 
+from common.metric_export import MetricNames
+
 __all__ = [
     "Device",
     "Dtype",
+    "LogFormat",
     "LogLevel",
+    "MetricNames",
     "Mode",
     "NodePlacement",
     "ReasoningParser",
@@ -93,3 +97,8 @@ class LogLevel(Enum):
     INFO = "info"
     WARNING = "warning"
     ERROR = "error"
+
+
+class LogFormat(Enum):
+    TEXT = "text"
+    JSON = "json"

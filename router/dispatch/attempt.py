@@ -1,10 +1,10 @@
-"""One try at one sequence: which worker is told what, and what each of its events means.
+"""One attempt at a sequence: its commands to workers and their events.
 
-Events are acted upon when they come, and not when the client reads: a client that does not read must not hold
-up a handoff, nor the stream that it shares with others. Only tokens wait for it, in one growing delta.
+Events are handled when they arrive, not when the client reads: a slow client must not delay a handoff or the
+worker's stream. Only its tokens wait, merged into one delta.
 
-An attempt owns what it causes. However it is left (finished, failed, abandoned by the client), every worker
-that may still hold something of it is told to abort.
+However an attempt ends (finished, failed, cancelled by the client), every worker that may hold state of it
+gets an abort.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 __all__ = ["Attempt", "DisaggAttempt", "MixedAttempt"]
 
 Take: TypeAlias = Callable[[Event, Delta], None]
-"""Takes one worker's event in, and adds to the delta. Raises what `Attempt.deltas` raises."""
+"""Handles an event of one worker and adds to the delta. Raises what `Attempt.deltas` raises."""
 
 
 @dataclass(slots=True, eq=False)
 class _Part:
-    """One worker's part in an attempt."""
+    """The part of one worker in an attempt."""
 
     session: WorkerSession
     request_id: int
@@ -47,30 +47,30 @@ class _Part:
     """Of those, tokens that the worker did not have cached."""
     blocks: list[BlockHash]
     active: bool = True
-    """It may hold something of the request: it counts as load, and is told when the attempt is given up."""
+    """Whether the worker may hold state of the request: it counts as load and gets an abort at the end."""
     begun: bool = False
-    """It computes the request, which no longer queues there."""
+    """Whether the request has left the worker's queue."""
 
     def ask(self, command: worker_pb2.Command) -> None:
-        """Sends the command that makes the worker hold something of the request."""
+        """Send the command that creates state on the worker."""
         self.session.send(command)
         self.session.load.sent(self.session.num_sent, self.tokens)
 
     def done(self) -> None:
-        """The worker did what it was asked for."""
+        """The worker has completed its part."""
         if self.active:
             self._end()
             self.session.breaker.request_done()
 
     def failed(self, failed: worker_pb2.Failed) -> AttemptFailed | RouterError:
-        """The worker says that it cannot; returns what that means for the request."""
+        """The worker reported a failure; returns the error for the request."""
         self._end()
         if speaks_against(failed):
             self.session.breaker.request_failed()
         return failure_of(failed, self.session.worker_id)
 
     def lost(self, loss: WorkerLost) -> AttemptFailed:
-        """The worker will say nothing any more; returns what that means for the request."""
+        """The worker is lost; returns the error for the request."""
         begun = self.begun and self.active
         self._end()
         return loss_of(loss, self.session.worker_id, begun=begun)
@@ -96,16 +96,16 @@ class Attempt(ABC):
         self._id = secrets.randbits(64)
         self._parts: list[_Part] = []
         self._delta = Delta()
-        """What the client has not taken yet."""
+        """New tokens that the client has not read yet."""
         self._trouble: Exception | None = None
-        """Raised once the client has that."""
+        """Raised after the client has read them."""
         self._news = asyncio.Event()
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """New tokens up to the finish, merged when the client is slower than the workers.
 
-        Raises AttemptFailed, and RouterError for what another attempt would not mend; tokens that came before
-        are yielded first.
+        Raises AttemptFailed, or RouterError if another attempt would fail too, after yielding the tokens that
+        arrived before.
         """
         deadline, reminder = self._sequence.deadline, None
         if deadline < math.inf:
@@ -137,11 +137,11 @@ class Attempt(ABC):
     @property
     @abstractmethod
     def awaited(self) -> WorkerSession:
-        """The worker whose turn it is: if nothing happens, it is to blame."""
+        """The worker that must act next; a timeout is attributed to it."""
 
     def _on_event(self, take: Take, event: Event) -> None:
         if self._trouble is not None:
-            return  # it is lost; what still comes is of no use
+            return  # the attempt is over; ignore later events
         try:
             take(event, self._delta)
         except Exception as trouble:  # for the client of this request, not for the reader of the stream
@@ -171,6 +171,8 @@ class Attempt(ABC):
     def _take_tokens(self, tokens: worker_pb2.Tokens, at: float, delta: Delta) -> None:
         delta.token_ids.extend(tokens.ids)
         delta.logprobs.extend(tokens.logprobs)
+        if tokens.chunks:
+            self._waterfall.computed(tokens.chunks)
         if tokens.ids:
             self._waterfall.tokens(len(tokens.ids), at)
             self._route.tracker.tokens(len(tokens.ids))
@@ -182,7 +184,7 @@ class Attempt(ABC):
 
 
 class MixedAttempt(Attempt):
-    """One worker does it all."""
+    """One worker prefills and decodes."""
 
     def _begin(self) -> None:
         self._worker = self._enlist(ROLE_DECODE, self._from_worker)
@@ -228,7 +230,7 @@ class DisaggAttempt(Attempt):
         self._has_first_token = False
         self._has_arrived = False
         self._early: list[tuple[worker_pb2.Tokens, float]] = []
-        """Tokens of the decode worker that overtook the first one: two streams have no common order."""
+        """Tokens of the decode worker that arrived before the prefill worker's first token."""
 
     def _begin(self) -> None:
         self._prefill = self._enlist(ROLE_PREFILL, self._from_prefill)
@@ -305,7 +307,7 @@ class DisaggAttempt(Attempt):
 
     @property
     def _is_independent(self) -> bool:
-        """The decode worker has all it needs: whatever becomes of the prefill worker is of no matter."""
+        """Whether the decode worker has all KV, so that a loss of the prefill worker does not matter."""
         return self._has_arrived and self._has_first_token
 
     def _reserve(self) -> None:

@@ -1,4 +1,4 @@
-"""What the frontends ask of the dispatcher: token ids in, token ids out."""
+"""Interface between the frontends and the dispatcher: token ids in, token ids out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Delta", "Dispatcher"]
 
 @dataclass(slots=True)
 class Delta:
-    """What is new of one sequence. Several steps may be merged into one delta."""
+    """New tokens of a sequence. Several steps may be merged into one delta."""
 
     token_ids: list[int] = field(default_factory=list)
     """Includes the stop token, which counts as generated but is never shown."""
@@ -38,6 +38,8 @@ class Dispatcher(Protocol):
         sampling: sampling_pb2.SamplingParams,
         *,
         priority: int = 0,
+        tenant: str = "",
+        ttft_deadline_s: float = 0.0,
         timeout_s: float = 0.0,
     ) -> AsyncGenerator[Delta, bool | None]:
         """Yield new tokens until a delta with a finish reason.
@@ -46,10 +48,11 @@ class Dispatcher(Protocol):
         sequence then counts as stopped, not as aborted, and the answer is a delta without tokens: finish
         reason STOP, and the timings.
         Closing or cancelling the generator aborts the request on every worker that knows of it.
-        `timeout_s` counts from the call; 0 means no deadline. Raises RouterError.
+        `timeout_s` and `ttft_deadline_s`, for the first token, count from the call; 0 means no deadline.
+        Requests of one `tenant` share its turn where the workers' queues are fair. Raises RouterError.
         """
         ...
 
     def ready(self) -> bool:
-        """Whether a request sent now would find workers."""
+        """Whether there are ready workers for a request."""
         ...

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 import torch
 
@@ -64,7 +65,10 @@ async def test_chunks_batches_and_cached_prefixes_give_the_tokens_of_transformer
 async def test_preempted_requests_are_computed_again(
     folder: Path, oracle: Oracle, overlap: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.sched.page_forecast.OutputLengths.remaining", lambda *_: 0)
+    monkeypatch.setattr(
+        "engine.sched.page_forecast.OutputLengths.remaining",
+        lambda _, requests: np.zeros(len(requests), dtype=int),
+    )
     async with shared(folder, num_pages=24, overlap=overlap) as link:
         jobs = [work(prompt(length, seed=length), max_tokens=24) for length in (20, 25, 30, 35)]
         outputs = await asyncio.gather(*(run(link, job) for job in jobs))
@@ -104,8 +108,8 @@ def lead_and_wait(config: WorkerConfig, place: Connection) -> None:
     """A leader with nothing to do, as a process of its own."""
     rendezvous = RendezvousServer(config.engine.tensor_parallel_size)
     place.send(rendezvous.place)
-    group = rendezvous.join_as_first_rank(torch.device("cpu"), patience_s=20.0, absent=str)
-    runner = ModelRunner(config.engine, ranks=group)
+    group = rendezvous.join_as_first_rank(torch.device("cpu"), timeout_s=20.0, failure=str)
+    runner = ModelRunner(config.engine, communicator=group)
     place.send(runner.kv.num_pages)
     time.sleep(600)
 

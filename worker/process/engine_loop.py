@@ -1,7 +1,7 @@
-"""The one thread in which everything about requests happens.
+"""The engine thread: all state of requests belongs to it.
 
-It runs what others posted, computes a step, and sends each session one batch of events; then again. With
-nothing to compute it sleeps until somebody posts, or until a deadline.
+Each iteration runs the functions posted to its inbox, computes a step, and sends each session one batch of
+events. Without work it sleeps until a function is posted or a deadline expires.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Final, TypeAlias
 from engine.device.current import enter_device
 from engine.engine import Engine
 from worker.metrics import WorkerMetrics
+from worker.process.batch_log import BatchLog
 from worker.request_handler import RequestHandler
 from worker.session.inbox import Inbox
 from worker.session.outbox import Outbox
@@ -24,13 +25,13 @@ __all__ = ["EngineDied", "EngineLoop"]
 log = logging.getLogger(__name__)
 
 _LOAD_INTERVAL_S: Final = 0.1
-"""How old a report of a busy worker's load may be. Counting the load costs O(requests)."""
+"""Interval between load reports of a busy worker. Computing the load costs O(requests)."""
 
 Clock: TypeAlias = Callable[[], float]
 
 
 class EngineDied(Exception):
-    """The engine failed, and with it every request of this worker."""
+    """The engine failed; all requests of this worker are lost."""
 
 
 class EngineLoop:
@@ -46,8 +47,9 @@ class EngineLoop:
         *,
         clock: Clock,
         on_death: Callable[[EngineDied], None],
+        batch_log: BatchLog | None = None,
     ) -> None:
-        """`on_death` is called from the engine thread, once, after all sessions were told."""
+        """`on_death` is called once, on the engine thread, after all sessions were failed."""
         self._engine = engine
         self._handler = handler
         self._inbox = inbox
@@ -55,29 +57,30 @@ class EngineLoop:
         self._metrics = metrics
         self._clock = clock
         self._on_death = on_death
+        self._batch_log = batch_log or BatchLog(0, engine.config.page_size)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._stopping = False
         self._steps = 0
         self._load_due = 0.0
         self._turn_began = math.inf
-        """math.inf while it sleeps."""
+        """Start of the current iteration; math.inf while asleep."""
         self._settled = False
-        """The last turn neither computed nor completed anything: nor will the next before a message comes, or
-        a deadline."""
+        """The last iteration had no work, so the next has none before a message arrives or a deadline
+        expires."""
         self._proved = True
-        """The pages were counted since the worker last did anything."""
+        """Whether the pages were checked since the last work."""
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends after the current step, and waits for that. Requests still here are forgotten."""
+        """Stop after the current step, and wait for it. Remaining requests are dropped."""
         self._stopping = True
         self._inbox.post(lambda: None)
         self._thread.join()
 
     def busy_s(self) -> float:
-        """From any thread: how long its current turn has taken so far; -inf while it sleeps."""
+        """Duration of the current iteration so far; -inf while asleep. From any thread."""
         return self._clock() - self._turn_began
 
     def _run(self) -> None:
@@ -89,7 +92,7 @@ class EngineLoop:
                 if self._inbox.run(patience):
                     self._settled = self._proved = False
                 self._turn()
-        except BaseException as error:  # also what libraries in other languages panic with, and SystemExit
+        except BaseException as error:  # including panics of native libraries and SystemExit
             log.exception("the engine failed")
             death = EngineDied(f"the engine failed: {type(error).__name__}: {error}")
             self._turn_began = math.inf
@@ -98,7 +101,7 @@ class EngineLoop:
             self._inbox.refuse(death, until=lambda: self._stopping)
 
     def _patience(self) -> float | None:
-        """Seconds to wait for a message; None: for ever."""
+        """Seconds to wait for a message; None: no limit."""
         if not self._settled:
             return max(0.0, self._engine.plan_at() - self._clock())
         wakeup = self._handler.next_wakeup()
@@ -109,19 +112,21 @@ class EngineLoop:
         self._handler.tick(began)
         self._settled = True
         if self._engine.has_work:
-            self._outbox.flush_early()  # a ticket, or an arrival, must not wait for the step
+            self._outbox.flush_early()  # tickets and arrivals must not wait for the step
             if began >= self._engine.plan_at():
                 self._step(began)
             else:
-                self._settled = False  # a message came; others may, before the step has to be planned
-        elif self._handler.idle and not self._proved:
-            # A leak shows as soon as nobody can own anything. Serving on would mean wrong tokens, one day.
-            self._engine.check_pages()
-            self._proved = True
+                self._settled = False  # a message arrived; more may, before planning
+        else:
+            self._batch_log.rest()
+            if self._handler.idle and not self._proved:
+                # When idle, every page must be free or cached; abort rather than risk corrupt KV.
+                self._engine.check_pages()
+                self._proved = True
         if self._settled or began >= self._load_due:
             self._load_due = began + _LOAD_INTERVAL_S
             self._outbox.report_load(self._handler.load())
-        # With the end of an answer: a chat's next turn may come as soon as the router hears of that.
+        # Before the end of an answer is reported: the next turn of its chat may arrive right after it.
         self._outbox.report_cache(self._handler.cache_changes())
         self._outbox.flush(self._steps)
         self._engine.proceed()
@@ -132,4 +137,6 @@ class EngineLoop:
         self._settled = not (output.num_tokens or output.completed)
         self._proved = False
         self._handler.on_step(output)
-        self._metrics.step_seconds.observe(self._clock() - began)
+        ended = self._clock()
+        self._metrics.on_step(output, ended - began)
+        self._batch_log.on_step(output, self._engine.occupancy(), began, ended)

@@ -1,7 +1,7 @@
-"""The other ranks of a worker as Ray actors, in the bundle that was reserved for all of them.
+"""The ranks of a worker other than 0 as Ray actors, in the placement-group bundle reserved for all its ranks.
 
-A bundle is never spread over nodes, so the ranks share a machine. Their leader makes them, and thereby owns
-them: Ray ends them with it, however it ends.
+A bundle lies on one node, so the ranks share a machine. Rank 0 creates the actors and thereby owns them: Ray
+ends them when rank 0 ends.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ __all__ = ["RankActor", "rank_processes_of"]
 
 
 class RankActor:
-    """One rank. Lives as long as its leader."""
+    """One rank other than 0."""
 
-    def __init__(self, log_level: int) -> None:
+    def __init__(self, log_level: int, log_format: str) -> None:
         from worker.log import log_to_stderr
 
-        log_to_stderr(log_level)
+        log_to_stderr(log_level, log_format)
 
     def run(self, config: WorkerConfig, rendezvous: Rendezvous, rank: int) -> None:
         from worker.tensor_parallel.rank_process import run_rank
@@ -37,14 +37,19 @@ class RankActor:
 
 def rank_processes_of(config: WorkerConfig, bundle: int, log_level: int) -> RankProcesses | None:
     """None for a worker of one rank."""
-    return _RayRankProcesses(bundle, log_level) if config.engine.tensor_parallel_size > 1 else None
+    return (
+        _RayRankProcesses(bundle, log_level, config.log_format)
+        if config.engine.tensor_parallel_size > 1
+        else None
+    )
 
 
 class _RayRankProcesses(RankProcesses):
-    def __init__(self, bundle: int, log_level: int) -> None:
+    def __init__(self, bundle: int, log_level: int, log_format: str) -> None:
         super().__init__()
         self._bundle = bundle
         self._log_level = log_level
+        self._log_format = log_format
         self._actors: list[Any] = []
 
     def start(self, config: WorkerConfig, rendezvous: Rendezvous) -> None:
@@ -60,18 +65,19 @@ class _RayRankProcesses(RankProcesses):
             ray.kill(actor)
 
     def _actor(self) -> Any:
-        """Where its leader is, with the same share of the machine and the same environment."""
+        """In the bundle of rank 0, with the same resources and environment."""
         mine: dict[str, float] = ray.get_runtime_context().get_assigned_resources()  # type: ignore[no-untyped-call]
         group = get_current_placement_group()
         assert group is not None, "the router places every worker in a bundle"
         place = PlacementGroupSchedulingStrategy(group, self._bundle)
         options = {"num_cpus": mine.get("CPU", 0), "num_gpus": mine.get("GPU", 0), "max_restarts": 0}
-        return ray.remote(RankActor).options(**options, scheduling_strategy=place).remote(self._log_level)
+        actor = ray.remote(RankActor).options(**options, scheduling_strategy=place)
+        return actor.remote(self._log_level, self._log_format)
 
     def _watch(self, ends: dict[Any, int]) -> None:
-        """Waits for the first rank to end: none should, before its leader."""
+        """Wait for the first rank to end; none should end before rank 0."""
         (ended,), _ = ray.wait(list(ends), num_returns=1)
-        reason = "it stopped following"
+        reason = "its loop ended"
         try:
             ray.get(ended)
         except RayError as error:

@@ -12,7 +12,7 @@ from typing import Any, Final
 from router.cli.doctor import gpus, links, machine, model, nodes, software
 from router.cli.doctor.report import Finding, Verdict, exit_status, lines_of
 from router.config.flags import ConfigError, add_flag, settings_in
-from router.config.settings import SETTINGS, Device, RouterConfig
+from router.config.settings import SETTINGS, Device, RouterConfig, configured
 from router.config.validation import problems_of
 
 __all__ = ["run"]
@@ -108,7 +108,7 @@ def _parse(argv: Sequence[str]) -> RouterConfig:
     parser.add_argument("--config", type=Path, metavar="FILE", help="the router's settings")
     given: dict[str, Any] = vars(parser.parse_args(argv))
     path = given.pop("config", None)
-    config = RouterConfig(**{**(settings_in(path) if path else {}), **given})
+    config = configured({**(settings_in(path) if path else {}), **given})
     # Here the model may be left out.
     problems = problems_of(config if config.model else replace(config, model="smollm2"))
     if problems:
