@@ -51,7 +51,7 @@ test-all: LEFT_OUT := gpu or soak or cluster or clients
 test-all: setup  ## Run every test that needs no GPU and ends within minutes
 	$(run_tests)
 
-test-cluster: setup  ## Run deploy/cluster.yaml on three machines in namespaces (root, Debian packages, 10 minutes)
+test-cluster: setup  ## Run deploy/cluster.yaml on three machines in namespaces (root, Debian packages, 15 minutes)
 	$(BIN)/python -m pytest -m cluster -x -v tests/cluster $(ARGS)
 
 .clients: tests/clients/requirements.txt tests/clients/package.json
