@@ -1,7 +1,7 @@
 """Log-probabilities of chosen tokens and of the most likely ones, from what the scan left.
 
 The scan leaves the best token of every lane, which has LANE_TOKENS. At most n - 1 lanes have one that is
-better than the n-th best of these, so the n likeliest are among n * LANE_TOKENS, listed in one more pass.
+better than the n-th best of these, so the n most likely are among n * LANE_TOKENS, listed in one more pass.
 """
 
 from __future__ import annotations

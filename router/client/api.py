@@ -30,11 +30,15 @@ class Unreachable(Exception):
 class ApiError(Exception):
     """The router refused or failed a request."""
 
-    def __init__(self, status: int, body: bytes, retry_after_s: float | None = None) -> None:
+    def __init__(
+        self, status: int, body: bytes, retry_after_s: float | None = None, request_id: str = ""
+    ) -> None:
         self.status = status
         self.body = _json_or_text(body)
         """What the router answered."""
         self.retry_after_s = retry_after_s
+        self.request_id = request_id
+        """Under which the router's log has the rest."""
         super().__init__(f"{_message(self.body)} (HTTP {status})")
 
 
@@ -86,7 +90,12 @@ class Api:
             return self._opener.open(request, timeout=self._timeout_s)
         except HTTPError as error:
             with error:
-                raise ApiError(error.code, error.read(), _seconds(error.headers.get("retry-after"))) from None
+                raise ApiError(
+                    error.code,
+                    error.read(),
+                    _seconds(error.headers.get("retry-after")),
+                    error.headers.get("x-request-id", ""),
+                ) from None
 
     def _request(self, path: str, body: object) -> Request:
         headers = {} if self._key is None else {"authorization": f"Bearer {self._key}"}

@@ -70,7 +70,7 @@ class Sender:
                 body = self._api.post(request.url, request.body)
             except ApiError as error:
                 if is_last or error.status not in _LATER:
-                    return Outcome(result_line(request, error.status, error.body), ok=False)
+                    return Outcome(result_line(request, error.status, error.body, error.request_id), ok=False)
                 pause_s = max(pause_s, error.retry_after_s or 0.0)
             except Unreachable as error:
                 if is_last:

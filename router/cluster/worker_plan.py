@@ -161,14 +161,14 @@ def _engine(config: RouterConfig, checkpoint: Checkpoint, machine: Machine, role
     on_gpu = machine.device == "cuda"
     graphs = _graphs(config, machine, ranks)
     # A GPU worker measures what its largest step leaves; `pool_tokens` was an estimate, to refuse early.
-    rehearsed = on_gpu and config.kv_pool_tokens is None
+    profiled = on_gpu and config.kv_pool_tokens is None
     return EngineConfig(
         model_path=checkpoint.path,
         device=machine.device,
         dtype=dtype,
         load_format=config.load_format,
         page_size=config.page_size,
-        num_pages=0 if rehearsed else pool_tokens // config.page_size,
+        num_pages=0 if profiled else pool_tokens // config.page_size,
         kv_memory_fraction=config.kv_memory_fraction or _GPU_MEMORY_FRACTION,
         max_model_len=longest,
         scheduler=scheduler,

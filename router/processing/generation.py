@@ -151,7 +151,8 @@ class Generation:
             if not prompt.messages:
                 raise InvalidRequest("The conversation is empty; it needs a message.", param="messages")
             use, param = prompt.tool_use, "messages"
-            text = tokenizer.render(prompt.messages, prompt.template_options, use.offered)
+            messages = self.formats.messages(prompt.messages)
+            text = tokenizer.render(messages, prompt.template_options, use.offered)
             parser, visible = partial(self.formats.parser, use, text), self.formats.markers
             parser()  # refuses tools whose calls it cannot parse
             self._check_length(tokenizer.fewest_tokens(text), param, "at least ")

@@ -7,15 +7,18 @@ import os
 import shutil
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 
 from engine.loader.checkpoint import resolve
+from router.dispatch.interface import Delta
+from tests.clients.real_model import MAX_MODEL_LEN, engine_script, small_engine
 from tests.clients.scripted_model import weather_script
-from tests.e2e.router_process import router
-from tests.integration.frontends import Frontends, open_frontends
+from tests.integration.frontends import Call, Frontends, open_frontends
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(600)]
 
@@ -25,33 +28,48 @@ PYTHON = ENVIRONMENT / "venv" / "bin" / "python"
 PROGRAMS = sorted(path.name for path in (HERE / "programs").iterdir() if path.suffix in (".py", ".mjs"))
 
 
-@pytest.fixture(scope="module")
-def scripted() -> Iterator[str]:
-    """URL of frontends whose model calls a tool whenever it may."""
+Script: TypeAlias = Callable[[Call], Iterable[Delta]]
+
+
+@contextmanager
+def serving(make_script: Callable[[Frontends], Script]) -> Iterator[str]:
+    """URL of frontends in a thread."""
     opened: list[Frontends] = []
     ready, done = threading.Event(), threading.Event()
 
     async def serve() -> None:
-        async with open_frontends(resolve("smollm2").path, max_model_len=2048) as frontends:
-            frontends.dispatcher.script = weather_script(frontends.generation.tokenizer)
+        async with open_frontends(resolve("smollm2").path, max_model_len=MAX_MODEL_LEN) as frontends:
+            frontends.dispatcher.script = make_script(frontends)
             opened.append(frontends)
             ready.set()
             await asyncio.to_thread(done.wait)
 
     thread = threading.Thread(target=asyncio.run, args=(serve(),))
     thread.start()
-    assert ready.wait(60)
-    yield opened[0].url
-    done.set()
-    thread.join()
+    try:
+        assert ready.wait(60)
+        yield opened[0].url
+    finally:
+        done.set()
+        thread.join()
 
 
 @pytest.fixture(scope="module")
-def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """URL of a router with SmolLM2, which a grammar holds to schemas."""
-    with router(tmp_path_factory.mktemp("router") / "log") as running:
-        running.wait_until_ready()
-        yield running.url
+def scripted() -> Iterator[str]:
+    """Its model calls a tool whenever it may."""
+    with serving(lambda frontends: weather_script(frontends.generation.tokenizer)) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def real() -> Iterator[str]:
+    """Its model is SmolLM2, which a grammar holds to schemas."""
+    engine = small_engine()
+    try:
+        with serving(lambda _: engine_script(engine)) as url:
+            yield url
+    finally:
+        engine.close()
 
 
 def run(program: str, *arguments: str) -> None:
@@ -79,4 +97,4 @@ def test_a_client_works_with_a_model_that_calls_tools(scripted: str, program: st
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_client_gets_json_and_forced_calls_from_a_small_model(real: str, program: str) -> None:
-    run(program, real, "real", "smollm2")
+    run(program, real, "real", "small")

@@ -76,8 +76,8 @@ class SmallModel:
         """Whether `answer` is what it says greedily: in one pass, where `answer` takes one a token."""
         assert question.seed is None
         logits = self.model(torch.tensor([[*question.prompt, *answer]])).logits[0]
-        likeliest = logits.argmax(-1)[len(question.prompt) - 1 : -1].tolist()
-        return len(answer) == question.max_tokens and likeliest == list(answer)
+        most_likely = logits.argmax(-1)[len(question.prompt) - 1 : -1].tolist()
+        return len(answer) == question.max_tokens and most_likely == list(answer)
 
     def text(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode(ids)

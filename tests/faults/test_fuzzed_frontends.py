@@ -61,7 +61,10 @@ def frontends() -> Iterator[Frontends]:
 
 @bounded("examples", here=40, soak=2000)
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize(
+    "path",
+    ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/tokenize", "/detokenize"],
+)
 def test_bodies_and_answers_are_as_the_openapi_document_says(
     frontends: Frontends, path: str, mode: GenerationMode, examples: int
 ) -> None:

@@ -118,6 +118,16 @@ class TestHttp:
             with pytest.raises(openai.AuthenticationError):
                 await stranger.completions.create(model="small", prompt="hi")
 
+    async def test_anthropics_clients_bring_their_key_in_a_header_of_their_own(
+        self, http: httpx.AsyncClient
+    ) -> None:
+        body = {"model": "small", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]}
+        known = await http.post("/v1/messages", json=body, headers={"x-api-key": ALICE})
+        assert known.status_code == 200
+        unknown = await http.post("/v1/messages", json=body, headers={"x-api-key": "wrong-0123456789"})
+        assert unknown.status_code == 401
+        assert unknown.json()["error"]["type"] == "authentication_error"
+
     @pytest.mark.parametrize("stream", [False, True])
     async def test_a_key_at_its_limit_waits_and_others_do_not(
         self, http: httpx.AsyncClient, frontends: Frontends, stream: bool

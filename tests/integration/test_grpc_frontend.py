@@ -129,7 +129,7 @@ NAN = float("nan")
         (
             GenerateRequest(chat=Chat(messages=[ChatMessage(role="tool", content="sunny")])),
             grpc.StatusCode.INVALID_ARGUMENT,
-            "chat.messages.role",
+            "chat.messages.0.tool_call_id",
         ),
         (GenerateRequest(text="hi", model="nope"), grpc.StatusCode.NOT_FOUND, "model"),
         (GenerateRequest(text="word " * 400), grpc.StatusCode.INVALID_ARGUMENT, "prompt"),

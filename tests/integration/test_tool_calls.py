@@ -332,6 +332,8 @@ async def test_anthropics_errors_and_stop_sequences_are_its_own(
     assert wrong.status_code == 404
     assert wrong.json()["type"] == "error"
     assert wrong.json()["error"]["type"] == "not_found_error"
+    reached = (await http.post("/v1/messages", json=body | {"max_tokens": 3})).json()
+    assert reached["stop_reason"] == "max_tokens"
     stopped = (await http.post("/v1/messages", json=body | {"stop_sequences": [" and"]})).json()
     assert (stopped["stop_reason"], stopped["stop_sequence"]) == ("stop_sequence", " and")
 

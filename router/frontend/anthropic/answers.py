@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias
 from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict
 
-__all__ = ["ContentBlock", "Message", "MessageUsage"]
+__all__ = ["ContentBlock", "Message", "MessageError", "MessageUsage"]
 
 _closed = with_config(ConfigDict(extra="forbid"))
 
@@ -55,3 +55,16 @@ class Message(TypedDict):
     stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"] | None
     stop_sequence: str | None
     usage: MessageUsage
+
+
+@_closed
+class MessageErrorDetail(TypedDict):
+    type: str
+    message: str
+
+
+@_closed
+class MessageError(TypedDict):
+    type: Literal["error"]
+    error: MessageErrorDetail
+    request_id: str

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
+from pydantic import ValidationError
+
 from router.errors import InvalidRequest
 from router.frontend.openai.messages import (
     AssistantMessage,
@@ -16,9 +18,10 @@ from router.frontend.openai.messages import (
     UserMessage,
     for_template,
 )
-from router.frontend.openai.tools import choose
+from router.frontend.openai.tools import ToolBody, choose, known_tools
 from router.processing.generation_request import Chat, Prompt
-from router.processing.tools import Tool, ToolUse
+from router.processing.tools import ToolUse
+from router.processing.validation import refusal_of
 from rpc.baton.v1 import router_pb2
 
 __all__ = ["chat_of", "prompt_of"]
@@ -54,14 +57,21 @@ def chat_of(chat: router_pb2.Chat) -> Chat:
 
 
 def _tool_use(chat: router_pb2.Chat) -> ToolUse:
-    tools = []
+    tools: list[ToolBody] = []
     for number, tool in enumerate(chat.tools):
-        parameters = _object(tool.parameters, f"chat.tools.{number}.parameters")
-        tools.append(Tool(tool.name, tool.description or None, *((parameters,) if tool.parameters else ())))
+        param = f"chat.tools.{number}"
+        function: dict[str, Any] = {"name": tool.name, "description": tool.description or None}
+        if tool.parameters:
+            function["parameters"] = _object(tool.parameters, f"{param}.parameters")
+        try:
+            tools.append(ToolBody.model_validate({"type": "function", "function": function}))
+        except ValidationError as error:
+            refusal = refusal_of(error, {"function": function})
+            raise InvalidRequest(refusal.message, param=param, code=refusal.code) from None
     mode = _MODES.get(chat.tool_choice)
     if mode is None:
         raise InvalidRequest(f"There is no tool choice {chat.tool_choice}.", param="chat.tool_choice")
-    return choose(tools, chat.tool_name or None, mode, not chat.single_tool_call)
+    return choose(known_tools(tools), chat.tool_name or None, mode, not chat.single_tool_call)
 
 
 def _object(text: str, param: str) -> dict[str, Any]:

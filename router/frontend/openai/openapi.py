@@ -8,13 +8,14 @@ calls right are refused too.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib.metadata import version
 from typing import Any, Final, TypeAlias
 
 from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import models_json_schema
 
-from router.frontend.anthropic.answers import Message
+from router.frontend.anthropic.answers import Message, MessageError
 from router.frontend.anthropic.requests import CountTokensBody, MessagesBody
 from router.frontend.openai import answers
 from router.frontend.openai.requests import ChatCompletionBody, CompletionBody
@@ -63,7 +64,10 @@ _GETS: Final[dict[str, tuple[Any, str, tuple[str, ...]]]] = {
 
 def openapi_document(model_name: str, bounds: ServedBounds) -> Schema:
     """For one served model, as it would be sent in JSON."""
-    paths: Schema = {path: {"post": _post(*parts)} for path, parts in _POSTS.items()}
+    paths: Schema = {
+        path: {"post": _post(*parts, MessageError if path.startswith("/v1/messages") else answers.Error)}
+        for path, parts in _POSTS.items()
+    }
     paths |= {path: {"get": _get(*parts)} for path, parts in _GETS.items()}
     paths["/v1/models/{name}"]["parameters"] = [
         {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
@@ -90,7 +94,10 @@ def _schemas() -> Schema:
     _, found = models_json_schema(bodies, ref_template=_REFERENCE)  # type: ignore[arg-type]
     kinds = [kind for _, kind, _ in _POSTS.values()] + [kind for kind, _, _ in _GETS.values()]
     _, written = TypeAdapter.json_schemas(
-        [(kind, "validation", TypeAdapter(kind)) for kind in (*dict.fromkeys(kinds), answers.Error)],
+        [
+            (kind, "validation", TypeAdapter(kind))
+            for kind in (*dict.fromkeys(kinds), answers.Error, MessageError)
+        ],
         ref_template=_REFERENCE,
     )
     both = found["$defs"].keys() & written["$defs"].keys()
@@ -99,7 +106,7 @@ def _schemas() -> Schema:
     return schemas
 
 
-def _post(body: type[BaseModel], answer: Any, summary: str) -> Schema:
+def _post(body: type[BaseModel], answer: Any, summary: str, error: Any) -> Schema:
     content: Schema = {"application/json": {"schema": _ref(answer)}}
     if "stream" in body.model_fields:
         content["text/event-stream"] = {}
@@ -108,7 +115,7 @@ def _post(body: type[BaseModel], answer: Any, summary: str) -> Schema:
         "requestBody": {"required": True, "content": {"application/json": {"schema": _ref(body)}}},
         "responses": {
             "200": {"description": "The answer; events with `stream`.", "content": content},
-            **_refusals(*_REFUSALS),
+            **_refusals(_REFUSALS, error),
         },
     }
 
@@ -119,13 +126,13 @@ def _get(answer: Any, summary: str, refusals: tuple[str, ...]) -> Schema:
         "summary": summary,
         "responses": {
             "200": {"description": summary, "content": content},
-            **_refusals("401", "403", *refusals),
+            **_refusals(("401", "403", *refusals), answers.Error),
         },
     }
 
 
-def _refusals(*statuses: str) -> Schema:
-    content = {"application/json": {"schema": _ref(answers.Error)}}
+def _refusals(statuses: Iterable[str], error: Any) -> Schema:
+    content = {"application/json": {"schema": _ref(error)}}
     return {status: {"description": _REFUSALS[status], "content": content} for status in statuses}
 
 

@@ -93,23 +93,26 @@ class StructuredOutputs(BaseModel):
 class ConstrainedBody(BaseModel):
     """What constrains an output. All but `response_format` are extensions; at most one may be given."""
 
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
     response_format: ResponseFormat | None = None
+    """Text, any JSON object, or JSON of a schema: see structured_output.md."""
     structured_outputs: StructuredOutputs | None = None
-    """vLLM's."""
+    """vLLM's: one of json, json_object, regex, choice, grammar."""
     guided_json: SchemaText | None = None
-    """vLLM's until 0.11."""
+    """vLLM's until 0.11: a JSON Schema."""
     guided_regex: _Text | None = None
-    """vLLM's until 0.11."""
+    """vLLM's until 0.11: matches the whole output."""
     guided_choice: _Choices | None = None
-    """vLLM's until 0.11."""
+    """vLLM's until 0.11: the output is one of these texts."""
     guided_grammar: _Text | None = None
-    """vLLM's until 0.11."""
+    """vLLM's until 0.11: GBNF or Lark."""
     json_schema: SchemaText | None = None
-    """SGLang's."""
+    """SGLang's: a JSON Schema."""
     regex: _Text | None = None
-    """SGLang's."""
+    """SGLang's: matches the whole output."""
     ebnf: _Text | None = None
-    """SGLang's."""
+    """SGLang's: GBNF or Lark."""
 
     @property
     def constraint(self) -> Constraint | None:

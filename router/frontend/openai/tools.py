@@ -12,7 +12,15 @@ from router.frontend.fields import TEXT_OR_OBJECT
 from router.processing.tools import Tool, ToolChoice, ToolUse
 from router.processing.validation import STRICT
 
-__all__ = ["NamedToolChoice", "ToolBody", "ToolChoiceBody", "ToolName", "choose", "tool_use"]
+__all__ = [
+    "NamedToolChoice",
+    "ToolBody",
+    "ToolChoiceBody",
+    "ToolName",
+    "choose",
+    "known_tools",
+    "tool_use",
+]
 
 ToolName: TypeAlias = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
 
@@ -58,21 +66,20 @@ ToolChoiceBody: TypeAlias = Annotated[
 
 def tool_use(tools: Sequence[ToolBody], choice: str | NamedToolChoice | None, parallel: bool) -> ToolUse:
     """Raises InvalidRequest where the choice and the tools do not go together."""
-    functions = [tool.function for tool in tools]
-    known = tuple(
+    name = choice.function.name if isinstance(choice, NamedToolChoice) else None
+    return choose(known_tools(tools), name, choice if isinstance(choice, str) else None, parallel)
+
+
+def known_tools(bodies: Sequence[ToolBody]) -> list[Tool]:
+    functions = [body.function for body in bodies]
+    return [
         Tool(
             function.name,
             function.description,
             *(() if function.parameters is None else (function.parameters,)),
         )
         for function in functions
-    )
-    return choose(
-        known,
-        choice.function.name if isinstance(choice, NamedToolChoice) else None,
-        choice if isinstance(choice, str) else None,
-        parallel,
-    )
+    ]
 
 
 def choose(tools: Sequence[Tool], name: str | None, mode: str | None, parallel: bool) -> ToolUse:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 from router.errors import InvalidRequest
 from router.processing.output.first_call import FirstCallOnly
 from router.processing.output.forced import NamedCallParser, RequiredCallsParser
 from router.processing.output.hermes import HermesParser
 from router.processing.output.llama import LlamaJsonParser
-from router.processing.output.mistral import MARKERS, MistralParser
+from router.processing.output.mistral import MARKERS, MistralParser, with_short_ids
 from router.processing.output.parts import OutputParser
 from router.processing.output.reasoning import ReasoningParser, begins_inside
 from router.processing.tools import ToolChoice, ToolUse
@@ -54,6 +56,10 @@ class OutputFormats:
             self.tools if tools == "auto" else ToolFormat(tools),
             format if reasoning in ("auto", "none") else ReasoningFormat(reasoning),
         )
+
+    def messages(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+        """A conversation with ids of calls that the chat template takes."""
+        return with_short_ids(messages) if self.tools is ToolFormat.MISTRAL else messages
 
     @property
     def markers(self) -> tuple[str, ...]:

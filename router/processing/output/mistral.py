@@ -2,19 +2,48 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping, Sequence
 from enum import Enum, auto
-from typing import Final
+from typing import Any, Final
 
 from router.processing.output.call_object import CallObject, JsonValue
 from router.processing.output.parts import Arguments, Call, Content, Part
 from router.processing.output.scan import MarkerFinder, Prose
 
-__all__ = ["MARKERS", "MistralParser"]
+__all__ = ["MARKERS", "MistralParser", "with_short_ids"]
 
 _CALLS: Final = "[TOOL_CALLS]"
 MARKERS: Final = (_CALLS, "[ARGS]", "[CALL_ID]")
 """Control tokens that the parser must see."""
 _SPACE: Final = frozenset(" \t\r\n")
+
+
+_ID_LENGTH: Final = 9
+
+
+def with_short_ids(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The ids of calls as Mistral's templates insist on them: nine letters and digits.
+
+    Other ids, which clients got from another server, are replaced by a digest, the same for a call and its
+    result.
+    """
+    return [_short(message) for message in messages]
+
+
+def _short(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    short = dict(message)
+    if "tool_call_id" in short:
+        short["tool_call_id"] = _short_id(short["tool_call_id"])
+    if "tool_calls" in short:
+        short["tool_calls"] = [{**call, "id": _short_id(call["id"])} for call in short["tool_calls"]]
+    return short
+
+
+def _short_id(call_id: str) -> str:
+    if len(call_id) == _ID_LENGTH and call_id.isascii() and call_id.isalnum():
+        return call_id
+    return hashlib.sha256(call_id.encode()).hexdigest()[:_ID_LENGTH]
 
 
 class _State(Enum):

@@ -11,7 +11,7 @@ import torch
 
 from engine.device.current import enter_device
 from engine.executor.runner import ModelRunner
-from tests.unit.engine.test_engine import make_engine
+from tests.unit.engine.engines import make_engine
 from worker.process.engine_loop import EngineLoop
 from worker.session.inbox import Inbox
 

@@ -6,42 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from engine.config import Batching, Policy
-from engine.core.kv_manager import Reservation
+from engine.config import Batching
 from engine.core.request import Request
-from engine.core.sampling_params import FinishReason, SamplingParams
-from engine.engine import NO_HOOKS, Engine
+from engine.core.sampling_params import FinishReason
+from engine.engine import Engine
 from engine.errors import InvalidRequest, QueueFull
-from tests.engine_config import engine_config
-from tests.unit.fake_runner import EOS, VOCAB, FakeRunner, extend, reference
-
-
-def make_engine(hooks: Any = NO_HOOKS, **settings: Any) -> Engine:
-    settings = {"page_size": 4, "num_pages": 64, "chunk_budget": 16, "max_running_requests": 8} | settings
-    config = engine_config(**settings)
-    runner: Any = FakeRunner(config.page_size, config.num_pages)
-    return Engine(config, hooks=hooks, runner=runner)
-
-
-def make_request(id: int, prompt: list[int], max_tokens: int = 8, **sampling: Any) -> Request:
-    return Request(id, prompt, SamplingParams(max_tokens=max_tokens, **sampling))
-
-
-def run(engine: Engine, *requests: Request) -> None:
-    for request in requests:
-        engine.submit(request)
-    for _ in range(10_000):
-        if not engine.has_work:
-            break
-        engine.step()
-        engine.check_pages()
-    assert not engine.has_work
-    counts = engine.check_pages()
-    assert counts.free + counts.cached == counts.total
+from tests.unit.engine.engines import deliver, make_engine, make_request, run
+from tests.unit.fake_runner import EOS, VOCAB, reference
 
 
 def steps_of(engine: Engine) -> list[list[tuple[int, int, int]]]:
@@ -224,19 +196,6 @@ def test_what_a_failed_request_computed_is_not_used_by_others(overlap: bool) -> 
     assert again.output == reference(prompt, 8)
 
 
-def deliver(engine: Engine, request: Request, reservation: Reservation) -> None:
-    """Write the KV that a prefill worker would send, and its first token."""
-    runner: Any = engine.runner
-    digest = 0
-    for position, token in enumerate(request.prompt):
-        digest = extend(digest, token)
-        if position >= reservation.first_token:
-            page = reservation.pages[position // engine.config.page_size]
-            runner.memory[page][position % engine.config.page_size] = digest
-    request.output.append(reference(request.prompt, 1)[0])
-    engine.admit_remote(request, reservation)
-
-
 @pytest.mark.parametrize("batching", list(Batching))
 def test_only_prompts_still_to_be_read_make_a_step_with_prompts(batching: Batching) -> None:
     """Which is planned earlier: not for a request that has come with its KV."""
@@ -294,124 +253,3 @@ def test_pages_in_quarantine_take_no_place_of_a_running_request() -> None:
     engine.free_reservation(given_up)
     assert engine.kv.active_reservations == 1
     assert engine.check_pages().quarantined == 0
-
-
-class EngineMachine(RuleBasedStateMachine):
-    """Anything may happen to requests at any time; what they get is always the reference."""
-
-    @initialize(
-        page=st.sampled_from([1, 2, 4]),
-        chunk=st.sampled_from([4, 8, 20, None]),
-        pages=st.integers(10, 24),
-        overlap=st.booleans(),
-        radix=st.booleans(),
-        batching=st.sampled_from(Batching),
-        policy=st.sampled_from(Policy),
-    )
-    def start(
-        self,
-        page: int,
-        chunk: int | None,
-        pages: int,
-        overlap: bool,
-        radix: bool,
-        batching: Batching,
-        policy: Policy,
-    ) -> None:
-        self.engine = make_engine(
-            page_size=page,
-            chunk_budget=chunk,
-            num_pages=pages * 4 // page,
-            overlap=overlap,
-            radix_cache=radix,
-            batching=batching,
-            policy=policy,
-            max_running_requests=4,
-        )
-        self.next_id = 0
-        self.live: dict[int, Request] = {}
-        self.reserved: list[tuple[Request, Reservation]] = []
-        self.quarantined: list[Reservation] = []
-
-    def new_request(self, prompt: list[int], max_tokens: int) -> Request:
-        self.next_id += 1
-        return make_request(self.next_id, prompt, max_tokens)
-
-    prompts = st.lists(st.integers(0, 2), min_size=1, max_size=25)
-
-    @rule(prompt=prompts, max_tokens=st.integers(1, 12))
-    def submit(self, prompt: list[int], max_tokens: int) -> None:
-        request = self.new_request(prompt, max_tokens)
-        self.engine.submit(request)
-        self.live[request.id] = request
-
-    @rule(prompt=prompts, max_tokens=st.integers(2, 12))
-    def reserve(self, prompt: list[int], max_tokens: int) -> None:
-        if reference(prompt, 1) == [EOS]:
-            return
-        request = self.new_request(prompt, max_tokens)
-        if (reservation := self.engine.reserve(request)) is not None:
-            self.reserved.append((request, reservation))
-
-    @precondition(lambda self: self.reserved)
-    @rule(data=st.data())
-    def receive(self, data: st.DataObject) -> None:
-        request, reservation = self.reserved.pop(data.draw(st.integers(0, len(self.reserved) - 1)))
-        deliver(self.engine, request, reservation)
-        self.live[request.id] = request
-
-    @precondition(lambda self: self.reserved)
-    @rule(quarantine=st.booleans())
-    def give_up(self, quarantine: bool) -> None:
-        _, reservation = self.reserved.pop()
-        if quarantine:
-            self.engine.quarantine(reservation)
-            self.quarantined.append(reservation)
-        else:
-            self.engine.free_reservation(reservation)
-
-    @precondition(lambda self: self.quarantined)
-    @rule()
-    def drained(self) -> None:
-        self.engine.free_reservation(self.quarantined.pop())
-
-    @precondition(lambda self: self.live)
-    @rule(data=st.data())
-    def abort(self, data: st.DataObject) -> None:
-        request = self.live.pop(data.draw(st.sampled_from(sorted(self.live))))
-        assert self.engine.abort(request.id)
-
-    @rule()
-    def proceed(self) -> None:
-        self.engine.proceed()
-
-    @rule(steps=st.integers(1, 6))
-    def step(self, steps: int) -> None:
-        for _ in range(steps):
-            output = self.engine.step()
-            self.engine.check_pages()
-            assert not output.failed
-            for out in output.tokens:
-                if out.finish is not None:
-                    request = self.live.pop(out.request.id)
-                    assert request.output == reference(request.prompt, request.sampling.max_tokens)
-
-    def teardown(self) -> None:
-        if not hasattr(self, "engine"):
-            return
-        while self.reserved:
-            self.give_up(quarantine=True)
-        while self.quarantined:
-            self.drained()
-        for _ in range(5000):
-            if not self.engine.has_work:
-                break
-            self.step(1)
-        assert not self.live, "a request was forgotten"
-        counts = self.engine.check_pages()
-        assert counts.free + counts.cached == counts.total
-        assert not self.engine.scheduler._in_flight
-
-
-TestEngineMachine = EngineMachine.TestCase
-TestEngineMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)

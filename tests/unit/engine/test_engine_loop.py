@@ -13,7 +13,7 @@ import pytest
 from engine.core.events import StepOutput
 from engine.core.request import Request
 from engine.engine import NO_HOOKS, Engine
-from tests.unit.engine.test_engine import make_engine, make_request, run
+from tests.unit.engine.engines import make_engine, make_request, run
 from tests.unit.fake_runner import reference
 from worker.process.engine_loop import EngineDied, EngineLoop
 from worker.session.inbox import Inbox

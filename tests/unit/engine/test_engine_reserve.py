@@ -6,7 +6,7 @@ from typing import Any
 
 from engine.core.request import Request
 from engine.engine import Engine
-from tests.unit.engine.test_engine import make_engine, make_request
+from tests.unit.engine.engines import make_engine, make_request
 from tests.unit.fake_runner import EOS, VOCAB, reference
 
 

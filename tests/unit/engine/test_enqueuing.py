@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine.engine import Engine
-from tests.unit.engine.test_engine import make_engine, make_request
+from tests.unit.engine.engines import make_engine, make_request
 from tests.unit.fake_runner import FakeRunner
 
 

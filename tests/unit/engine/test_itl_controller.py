@@ -17,7 +17,7 @@ from engine.core.request import Request
 from engine.engine import NO_HOOKS, Engine
 from engine.sched.itl_controller import ITLController, PromptCost, whole_tiles
 from tests.engine_config import engine_config
-from tests.unit.engine.test_engine import deliver, make_request, run
+from tests.unit.engine.engines import deliver, make_request, run
 from tests.unit.engine.test_engine_loop import KeepPages
 from tests.unit.fake_runner import FakeRunner
 

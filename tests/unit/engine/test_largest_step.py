@@ -17,7 +17,7 @@ from engine.core.largest_step import Span, largest_step
 from engine.errors import InvalidRequest
 from engine.executor.runner import ModelRunner
 from engine.sampling.sampler import Sampler
-from tests.unit.engine.test_engine import make_engine, make_request
+from tests.unit.engine.engines import make_engine, make_request
 from tests.unit.tiny import VOCAB, make_config, save_tiny_llama
 
 CPU = torch.device("cpu")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
 from engine.engine import Engine
-from tests.unit.engine.test_engine import make_engine, make_request
+from tests.unit.engine.engines import make_engine, make_request
 from tests.unit.fake_runner import reference
 
 

@@ -13,7 +13,7 @@ from engine.config import Batching, Policy, SchedulerConfig
 from engine.core.request import Request
 from engine.engine import Engine
 from engine.presets import PRESETS, Preset
-from tests.unit.engine.test_engine import make_engine, make_request
+from tests.unit.engine.engines import make_engine, make_request
 from tests.unit.fake_runner import reference
 
 PAGES = {1: 160, 4: 40}

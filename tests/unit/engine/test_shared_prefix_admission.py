@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine.core.request import Request
 from engine.engine import Engine
-from tests.unit.engine.test_engine import make_engine, make_request, run
+from tests.unit.engine.engines import make_engine, make_request, run
 
 PAGE = 4
 PREFIX = 62

@@ -29,7 +29,7 @@ class Router(BaseHTTPRequestHandler):
             type(self).busy -= 1
             self._answer(429, {"error": {"message": "too busy"}}, {"retry-after": "0.25"})
         elif prompt == "bad":
-            self._answer(400, {"error": {"message": "bad prompt"}})
+            self._answer(400, {"error": {"message": "bad prompt"}}, {"x-request-id": "cmpl-9"})
         else:
             self.prompts.append(prompt)
             text = {"id": "cmpl-1", "choices": [{"text": prompt.upper()}], "usage": {"completion_tokens": 2}}
@@ -101,6 +101,7 @@ def test_failed_requests_go_to_the_error_file_and_are_sent_again(url: str, tmp_p
     assert run([str(source), str(output), "--url", url]) == 1
     errors = lines_of(tmp_path / "out.errors.jsonl")
     assert errors["r1"]["response"]["status_code"] == 400
+    assert errors["r1"]["response"]["request_id"] == "cmpl-9"
     assert errors["r1"]["response"]["body"]["error"]["message"] == "bad prompt"
     assert set(lines_of(output)) == {"r0"}
     write_input(source, "a", "good")

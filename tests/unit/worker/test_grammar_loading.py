@@ -13,7 +13,7 @@ from engine.errors import GrammarError
 from engine.grammar.grammar import Grammar
 from engine.grammar.matcher import Matcher
 from rpc.baton.v1 import sampling_pb2, worker_pb2
-from tests.unit.engine.test_engine import make_engine
+from tests.unit.engine.engines import make_engine
 from tests.unit.worker.handlers import Handled, handled
 
 

@@ -6,7 +6,7 @@ from unittest.mock import Mock
 
 from engine.engine import Engine
 from rpc.baton.v1 import sampling_pb2, worker_pb2
-from tests.unit.engine.test_engine import make_engine, make_request
+from tests.unit.engine.engines import make_engine, make_request
 from tests.unit.worker.handlers import Handled, handled
 
 SESSION = Mock()

@@ -13,7 +13,7 @@ from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
 from engine.errors import DeadlineUnreachable
 from rpc.baton.v1 import sampling_pb2, worker_pb2
-from tests.unit.engine.test_engine import make_engine
+from tests.unit.engine.engines import make_engine
 from tests.unit.worker.handlers import handled
 from worker.session.jobs import Job
 

@@ -1,0 +1,51 @@
+"""Engines on a runner whose memory can be read, and requests for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.core.kv_manager import Reservation
+from engine.core.request import Request
+from engine.core.sampling_params import SamplingParams
+from engine.engine import NO_HOOKS, Engine
+from tests.engine_config import engine_config
+from tests.unit.fake_runner import FakeRunner, extend, reference
+
+__all__ = ["deliver", "make_engine", "make_request", "run"]
+
+
+def make_engine(hooks: Any = NO_HOOKS, **settings: Any) -> Engine:
+    settings = {"page_size": 4, "num_pages": 64, "chunk_budget": 16, "max_running_requests": 8} | settings
+    config = engine_config(**settings)
+    runner: Any = FakeRunner(config.page_size, config.num_pages)
+    return Engine(config, hooks=hooks, runner=runner)
+
+
+def make_request(id: int, prompt: list[int], max_tokens: int = 8, **sampling: Any) -> Request:
+    return Request(id, prompt, SamplingParams(max_tokens=max_tokens, **sampling))
+
+
+def run(engine: Engine, *requests: Request) -> None:
+    for request in requests:
+        engine.submit(request)
+    for _ in range(10_000):
+        if not engine.has_work:
+            break
+        engine.step()
+        engine.check_pages()
+    assert not engine.has_work
+    counts = engine.check_pages()
+    assert counts.free + counts.cached == counts.total
+
+
+def deliver(engine: Engine, request: Request, reservation: Reservation) -> None:
+    """Write the KV that a prefill worker would send, and its first token."""
+    runner: Any = engine.runner
+    digest = 0
+    for position, token in enumerate(request.prompt):
+        digest = extend(digest, token)
+        if position >= reservation.first_token:
+            page = reservation.pages[position // engine.config.page_size]
+            runner.memory[page][position % engine.config.page_size] = digest
+    request.output.append(reference(request.prompt, 1)[0])
+    engine.admit_remote(request, reservation)

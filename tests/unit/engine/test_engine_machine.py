@@ -1,0 +1,134 @@
+"""Hypothesis drives an engine: every request gets the reference's tokens, and no page is lost."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from engine.config import Batching, Policy
+from engine.core.kv_manager import Reservation
+from engine.core.request import Request
+from tests.unit.engine.engines import deliver, make_engine, make_request
+from tests.unit.fake_runner import EOS, reference
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """Anything may happen to requests at any time; what they get is always the reference."""
+
+    @initialize(
+        page=st.sampled_from([1, 2, 4]),
+        chunk=st.sampled_from([4, 8, 20, None]),
+        pages=st.integers(10, 24),
+        overlap=st.booleans(),
+        radix=st.booleans(),
+        batching=st.sampled_from(Batching),
+        policy=st.sampled_from(Policy),
+    )
+    def start(
+        self,
+        page: int,
+        chunk: int | None,
+        pages: int,
+        overlap: bool,
+        radix: bool,
+        batching: Batching,
+        policy: Policy,
+    ) -> None:
+        self.engine = make_engine(
+            page_size=page,
+            chunk_budget=chunk,
+            num_pages=pages * 4 // page,
+            overlap=overlap,
+            radix_cache=radix,
+            batching=batching,
+            policy=policy,
+            max_running_requests=4,
+        )
+        self.next_id = 0
+        self.live: dict[int, Request] = {}
+        self.reserved: list[tuple[Request, Reservation]] = []
+        self.quarantined: list[Reservation] = []
+
+    def new_request(self, prompt: list[int], max_tokens: int) -> Request:
+        self.next_id += 1
+        return make_request(self.next_id, prompt, max_tokens)
+
+    prompts = st.lists(st.integers(0, 2), min_size=1, max_size=25)
+
+    @rule(prompt=prompts, max_tokens=st.integers(1, 12))
+    def submit(self, prompt: list[int], max_tokens: int) -> None:
+        request = self.new_request(prompt, max_tokens)
+        self.engine.submit(request)
+        self.live[request.id] = request
+
+    @rule(prompt=prompts, max_tokens=st.integers(2, 12))
+    def reserve(self, prompt: list[int], max_tokens: int) -> None:
+        if reference(prompt, 1) == [EOS]:
+            return
+        request = self.new_request(prompt, max_tokens)
+        if (reservation := self.engine.reserve(request)) is not None:
+            self.reserved.append((request, reservation))
+
+    @precondition(lambda self: self.reserved)
+    @rule(data=st.data())
+    def receive(self, data: st.DataObject) -> None:
+        request, reservation = self.reserved.pop(data.draw(st.integers(0, len(self.reserved) - 1)))
+        deliver(self.engine, request, reservation)
+        self.live[request.id] = request
+
+    @precondition(lambda self: self.reserved)
+    @rule(quarantine=st.booleans())
+    def give_up(self, quarantine: bool) -> None:
+        _, reservation = self.reserved.pop()
+        if quarantine:
+            self.engine.quarantine(reservation)
+            self.quarantined.append(reservation)
+        else:
+            self.engine.free_reservation(reservation)
+
+    @precondition(lambda self: self.quarantined)
+    @rule()
+    def drained(self) -> None:
+        self.engine.free_reservation(self.quarantined.pop())
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        request = self.live.pop(data.draw(st.sampled_from(sorted(self.live))))
+        assert self.engine.abort(request.id)
+
+    @rule()
+    def proceed(self) -> None:
+        self.engine.proceed()
+
+    @rule(steps=st.integers(1, 6))
+    def step(self, steps: int) -> None:
+        for _ in range(steps):
+            output = self.engine.step()
+            self.engine.check_pages()
+            assert not output.failed
+            for out in output.tokens:
+                if out.finish is not None:
+                    request = self.live.pop(out.request.id)
+                    assert request.output == reference(request.prompt, request.sampling.max_tokens)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        while self.reserved:
+            self.give_up(quarantine=True)
+        while self.quarantined:
+            self.drained()
+        for _ in range(5000):
+            if not self.engine.has_work:
+                break
+            self.step(1)
+        assert not self.live, "a request was forgotten"
+        counts = self.engine.check_pages()
+        assert counts.free + counts.cached == counts.total
+        assert not self.engine.scheduler._in_flight
+
+
+TestEngineMachine = EngineMachine.TestCase
+TestEngineMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)

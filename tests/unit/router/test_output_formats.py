@@ -1,0 +1,93 @@
+"""Which parser a model gets, from excerpts of chat templates as their publishers wrote them."""
+
+from __future__ import annotations
+
+import pytest
+
+from router.errors import InvalidRequest
+from router.processing.output.formats import OutputFormats, ReasoningFormat, ToolFormat
+from router.processing.output.mistral import with_short_ids
+from router.processing.output.parts import Arguments, Call, Content, Reasoning
+from router.processing.tools import Tool, ToolChoice, ToolUse, forced_schema
+
+QWEN = (
+    "return a json object with function name and arguments within <tool_call></tool_call> XML tags:"
+    '\\n<tool_call>\\n{\\"name\\": <function-name>, \\"arguments\\": <args-json-object>}\\n</tool_call>'
+)
+QWEN_THINKING = QWEN + "{%- if '</think>' in content %}"
+QWEN_CODER = "<tool_call>\\n<function=example_function_name>\\n<parameter=example_parameter_1>"
+LLAMA_31 = (
+    """{{- '{"name": "' + tool_call.name + '", ' }}{{- '"parameters": ' }}{{- "<|python_tag|>" }}ipython"""
+)
+LLAMA_32 = """{{- '"parameters": ' }}{{- "Environment: ipython\\n" }}"""
+MISTRAL = """{{- "[TOOL_CALLS] [" }}{%- for tool_call in message.tool_calls %}"""
+TOOLS = (
+    Tool("a", parameters={"type": "object"}),
+    Tool("b", parameters={"$ref": "#/$defs/X", "$defs": {"X": {}}}),
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "tools", "reasoning"),
+    [
+        (QWEN, ToolFormat.HERMES, None),
+        (QWEN_THINKING, ToolFormat.HERMES, ReasoningFormat.THINK),
+        (QWEN_CODER, None, None),
+        (LLAMA_31, ToolFormat.LLAMA_JSON, None),
+        (LLAMA_32, ToolFormat.LLAMA_JSON, None),
+        (MISTRAL, ToolFormat.MISTRAL, None),
+        ("{{ tools }}", None, None),
+    ],
+)
+def test_the_format_is_that_of_the_chat_template(
+    source: str, tools: ToolFormat | None, reasoning: ReasoningFormat | None
+) -> None:
+    assert OutputFormats.of_template(source, takes_tools=True) == OutputFormats(tools, reasoning)
+
+
+def test_a_template_without_tools_is_told_of_them_in_hermes_format() -> None:
+    assert OutputFormats.of_template("{{ messages }}", takes_tools=False).tools is ToolFormat.HERMES
+
+
+def test_flags_override_what_the_template_says() -> None:
+    found = OutputFormats(ToolFormat.HERMES, ReasoningFormat.THINK)
+    assert found.chosen("auto", "auto") == found
+    assert found.chosen("mistral", "none") == OutputFormats(ToolFormat.MISTRAL, None)
+    assert found.chosen("llama3-json", "deepseek-r1").reasoning is ReasoningFormat.DEEPSEEK_R1
+
+
+def test_tools_of_a_model_whose_format_is_unknown_are_refused_unless_a_call_is_forced() -> None:
+    unknown = OutputFormats(None, None)
+    with pytest.raises(InvalidRequest, match="--tool-call-parser"):
+        unknown.parser(ToolUse(TOOLS), "")
+    parser = unknown.parser(ToolUse(TOOLS, ToolChoice.REQUIRED), "")
+    assert parser
+    assert parser.feed('[{"name": "a", "arguments": {}}]') == [Call(0, "a"), Arguments(0, "{}")]
+
+
+def test_reasoning_that_the_template_has_opened_needs_no_tag() -> None:
+    formats = OutputFormats(None, ReasoningFormat.THINK)
+    opened, other = formats.parser(ToolUse(), "user: hi\n<think>\n"), formats.parser(ToolUse(), "user: hi\n")
+    assert opened
+    assert other
+    assert opened.feed("hm</think>Yes") == [Reasoning("hm"), Content("Yes")]
+    assert other.feed("hm</think>Yes") == [Content("hm</think>Yes")]
+
+
+def test_the_schemas_of_several_tools_become_one_without_mixing_their_definitions() -> None:
+    schema = forced_schema(ToolUse(TOOLS, ToolChoice.REQUIRED, parallel=False))
+    assert schema["maxItems"] == 1
+    assert schema["$defs"] == {"b.X": {}}
+    arguments = [call["properties"]["arguments"] for call in schema["items"]["anyOf"]]
+    assert arguments == [{"type": "object"}, {"$ref": "#/$defs/b.X"}]
+    assert forced_schema(ToolUse(TOOLS[:1], ToolChoice.NAMED)) == {"type": "object"}
+
+
+def test_mistral_gets_ids_of_nine_characters_the_same_for_call_and_result() -> None:
+    call = {"id": "call_0123456789", "function": {"name": "a", "arguments": {}}}
+    calling, result = with_short_ids(
+        [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": call["id"]}]
+    )
+    assert len(result["tool_call_id"]) == 9
+    assert calling["tool_calls"][0]["id"] == result["tool_call_id"]
+    assert with_short_ids([{"role": "tool", "tool_call_id": "abcDEF123"}])[0]["tool_call_id"] == "abcDEF123"
