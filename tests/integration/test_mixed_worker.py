@@ -186,12 +186,12 @@ async def test_metrics_are_served_in_base_units_with_the_workers_labels(folder: 
         async with httpx.AsyncClient() as http:
             text = (await http.get(f"http://{info.metrics_address}/metrics")).text
         for sample in (
-            'baton_worker_requests_total{mode="mixed",outcome="finished",role="decode",%s} 1.0',
-            'baton_kv_pages{mode="mixed",role="decode",state="held",%s} 0.0',
-            'baton_generated_tokens_total{mode="mixed",role="decode",%s} 8.0',
-            'baton_worker_ready{mode="mixed",role="decode",%s} 1.0',
+            'baton_worker_requests_total{%s,outcome="finished",role="decode",worker="decode-0"} 1.0',
+            'baton_kv_pages{%s,role="decode",state="held",worker="decode-0"} 0.0',
+            'baton_generated_tokens_total{%s,role="decode",worker="decode-0"} 8.0',
+            'baton_worker_ready{%s,role="decode",worker="decode-0"} 1.0',
         ):
-            assert sample % 'worker="decode-0"' in text
+            assert sample % 'mode="mixed",model_name="tiny"' in text
 
 
 async def test_a_dead_engine_breaks_the_sessions_and_says_not_serving(folder: Path) -> None:
