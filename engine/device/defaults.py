@@ -1,8 +1,8 @@
 """Chunk and graph sizes that suit a GPU, by its memory. Free of torch.
 
-Chunks and decode graphs are SGLang's, at SGLang's bounds (`server_args.py`, `_handle_gpu_memory_settings`), but
-for GPUs of 90 to 160 GB: SGLang has 8,192 and 256 there, and every figure measured here on an H200 has 16,384
-and 512. Beside decodes the ITL target bounds the chunk anyway.
+Chunks and decode graphs are SGLang's, at SGLang's bounds (`server_args.py`, `_handle_gpu_memory_settings`),
+except for GPUs of 90 to 160 GB: SGLang has 8,192 and 256 there, and all figures on an H200 were measured with
+16,384 and 512. Beside decodes the ITL target bounds the chunk.
 """
 
 from __future__ import annotations
