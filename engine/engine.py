@@ -138,11 +138,15 @@ class Engine:
         self._end(request, FinishReason.ABORT)
         return True
 
-    def step(self) -> StepOutput:
+    def step(self, *, block: bool = True) -> StepOutput:
         """Compute one step and return the tokens it brought.
 
         With overlap, the tokens are those of the step before: this one is still running on the device while
         its successor is planned. The device has only been told how it begins; `proceed` does the rest.
+
+        If there is nothing to plan, the step in flight is waited for. With `block` False that is left to the
+        caller: the output is `blocked` until `step_in_flight` is done. A request that comes meanwhile is
+        planned at once, and the device goes from one step to the next.
         """
         began = self._clock()
         self.proceed()
@@ -153,6 +157,9 @@ class Engine:
             self._cache_hit_tokens += request.num_cached or 0
         if plan.started:
             self.hooks.on_started(plan.started)
+        if not (block or plan or self._launched is None or self._launched.step.done()):
+            output.blocked = True
+            return output
         launched: _Launched | None = None
         if plan:
             step = self.runner.prepare(plan)
@@ -177,6 +184,11 @@ class Engine:
             self._ended_at = now
             self._complete(launched.plan, result, output)
         return output
+
+    @property
+    def step_in_flight(self) -> StepInFlight | None:
+        """With overlap: the step that the device has, and whose tokens nobody has heard of."""
+        return None if self._launched is None else self._launched.step
 
     def proceed(self) -> None:
         """Tell the device the rest of the step in flight: to be called when the tokens of `step` are sent.

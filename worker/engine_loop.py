@@ -18,6 +18,7 @@ from worker.inbox import Inbox
 from worker.metrics import WorkerMetrics
 from worker.outbox import Outbox
 from worker.request_handler import RequestHandler
+from worker.step_waker import StepWaker
 
 __all__ = ["EngineDied", "EngineLoop"]
 
@@ -64,6 +65,9 @@ class EngineLoop:
         self._settled = False
         """The last turn neither computed nor completed anything: nor will the next before a message comes, or
         a deadline."""
+        self._waker = StepWaker(inbox)
+        self._blocked_since = math.inf
+        """Since when there is nothing to compute before the step in flight ends; math.inf: there is."""
         self._proved = True
         """The pages were counted since the worker last did anything."""
 
@@ -75,6 +79,7 @@ class EngineLoop:
         self._stopping = True
         self._inbox.post(lambda: None)
         self._thread.join()
+        self._waker.stop()
 
     def busy_s(self) -> float:
         """From any thread: how long its current turn has taken so far; -inf while it sleeps."""
@@ -85,7 +90,7 @@ class EngineLoop:
             enter_device(self._engine.config.device)
             while not self._stopping:
                 patience = self._patience()
-                self._turn_began = self._clock() if patience == 0.0 else math.inf
+                self._turn_began = self._clock() if patience == 0.0 else self._blocked_since
                 if self._inbox.run(patience):
                     self._settled = self._proved = False
                 self._turn()
@@ -125,7 +130,14 @@ class EngineLoop:
         self._engine.proceed()
 
     def _step(self, began: float) -> None:
-        output = self._engine.step()
+        output = self._engine.step(block=False)
+        if output.blocked:
+            step = self._engine.step_in_flight
+            assert step is not None
+            self._waker.watch(step)
+            self._blocked_since = min(self._blocked_since, began)
+            return
+        self._blocked_since = math.inf
         self._steps += 1
         self._settled = not (output.num_tokens or output.completed)
         self._proved = False

@@ -47,6 +47,8 @@ class StepOutput:
     """Tokens that the step computed; 0: there was nothing to compute."""
     completed: bool = False
     """A step has completed, perhaps without tokens: requests that waited for its pages may go on."""
+    blocked: bool = False
+    """There is nothing to compute before the step in flight ends, and it has not: see `Engine.step`."""
     measured: StepMeasured | None = None
     """Of that step; a sample of the steps is measured."""
 

@@ -80,6 +80,11 @@ class StepInFlight:
         """Whether the device has done the step, so that `result` returns at once."""
         return self._readback is not None and self._readback.done()
 
+    def wait(self) -> None:
+        """Wait until the device has done a step that is enqueued as a whole. From any thread."""
+        assert self._readback is not None
+        self._readback.wait()
+
     def result(self) -> StepResult:
         """Wait until the device has done the step, and read what it sampled."""
         while self.proceed():

@@ -36,6 +36,8 @@ _ATTENTION_RATE: Final = 0.75
 """What attention reaches of the arithmetic a second that matrices do: 516 of 690 TFLOP/s on an H200."""
 _GPU_MEMORY_FRACTION: Final = 0.9
 _GPU_ITL_TARGET_MS: Final = 20.0
+_STEP_SHARE: Final = 0.95
+"""Of the ITL target, in adaptive mode: TPOT is kept only if steps with prompts stay below that."""
 
 
 class PlanError(Exception):
@@ -253,7 +255,10 @@ def _itl_target_s(config: RouterConfig, *, on_gpu: bool) -> float | None:
     target = config.itl_target_ms
     if target is None and on_gpu:
         target = _GPU_ITL_TARGET_MS
-    return target / 1000 if target else None
+    if not target:
+        return None
+    share = _STEP_SHARE if config.mode is Mode.ADAPTIVE else 1.0
+    return share * target / 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +285,8 @@ def _graphs(config: RouterConfig, machine: Machine, ranks: int) -> _Graphs:
 
 def _chunk_budget(config: RouterConfig, machine: Machine, role: WorkerRole, ranks: int) -> int | None:
     asked = config.chunked_prefill_size
-    if role is WorkerRole.PREFILL and config.prefill_chunked_prefill_size is not None:
+    reads = role is WorkerRole.PREFILL or config.mode is Mode.ADAPTIVE  # there, whatever it started as
+    if reads and config.prefill_chunked_prefill_size is not None:
         asked = config.prefill_chunked_prefill_size
     if asked == -1:
         return None
@@ -288,7 +294,7 @@ def _chunk_budget(config: RouterConfig, machine: Machine, role: WorkerRole, rank
         return asked
     on_cpu = machine.device == "cpu"
     tokens = _CPU_CHUNK_TOKENS if on_cpu else defaults_for(machine.memory_bytes, ranks).chunk_budget
-    if role is WorkerRole.PREFILL:
+    if reads:
         tokens = min(tokens, PREFILL_CHUNK)
     return max(tokens // config.page_size, 1) * config.page_size
 

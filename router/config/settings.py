@@ -276,7 +276,8 @@ class RouterConfig:
         int | None,
         Option(
             _BATCHING,
-            "the same for prefill workers (default: --chunked-prefill-size, or else at most 2048)",
+            "the same for prefill workers, and for all in --mode adaptive (default: --chunked-prefill-size,"
+            " or else at most 2048)",
             "TOKENS",
         ),
     ] = None

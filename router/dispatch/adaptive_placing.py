@@ -14,7 +14,7 @@ from typing import Final
 from router.config.settings import RouterConfig
 from router.dispatch.admission import Claim, Want
 from router.dispatch.failures import nobody_is_ready
-from router.dispatch.route import Pick, Route
+from router.dispatch.route import Pick, Route, Untracked
 from router.dispatch.sequence import Sequence
 from router.dispatch.worker_choice import Promise, WorkerChoice
 from router.placement import (
@@ -40,7 +40,7 @@ __all__ = ["AdaptivePlacing", "adaptive"]
 _ITL_TARGET_MS: Final = {"cuda": 20.0, "cpu": 100.0}
 """Bound on the mean time between tokens where --itl-target-ms is not given, or 0."""
 _LINK: Final = Link(bytes_per_s=10e9, latency_s=0.004)
-"""What a handoff is taken to cost. Messages and polls dominate it for all but the longest prompts."""
+"""What a handoff is taken to cost until the link check, and handoffs after it, show the bandwidth."""
 _PREFERS: Final = {ROLE_PREFILL: Preference.PREFILL, ROLE_DECODE: Preference.DECODE}
 
 
@@ -97,7 +97,10 @@ class AdaptivePlacing:
         return self._registry.sessions()
 
     def probe(self, pick: Pick) -> Route:
-        return Route(pick, is_local=pick(ROLE_PREFILL) is pick(ROLE_DECODE), why="probe")
+        prefill, decode = pick(ROLE_PREFILL), pick(ROLE_DECODE)
+        ledger, _ = self._look(self._choice.everyone() or [prefill, decode])
+        tracker = _Probed(ledger, _key(prefill), _key(decode))
+        return Route(pick, is_local=prefill is decode, why="probe", tracker=tracker)
 
     def route(self, sequence: Sequence, avoid: Set[str]) -> Route | None:
         if avoid:
@@ -174,6 +177,17 @@ class _Measured:
         self._ledger.stepped(self._key, work, step.seconds)
 
 
+class _Probed(Untracked):
+    """A probe says how fast its KV travels, and counts for nothing else."""
+
+    def __init__(self, ledger: Ledger, source: WorkerId, destination: WorkerId) -> None:
+        self._ledger = ledger
+        self._pair = source, destination
+
+    def handed_over(self, num_bytes: int, seconds: float) -> None:
+        self._ledger.transferred(*self._pair, num_bytes, seconds)
+
+
 class _Tracked:
     """Implements `Tracker`: keeps the ledger up to date with one attempt."""
 
@@ -198,6 +212,10 @@ class _Tracked:
 
     def arrived(self) -> None:
         self._ledger.arrived(self._number)
+
+    def handed_over(self, num_bytes: int, seconds: float) -> None:
+        placement = self._placement
+        self._ledger.transferred(placement.prefill_worker, placement.decode_worker, num_bytes, seconds)
 
     def ended(self) -> None:
         self._ledger.ended(self._number, self._tokens)

@@ -23,6 +23,7 @@ from router.dispatch.failures import AttemptFailed, failure_of, loss_of, out_of_
 from router.dispatch.interface import Delta
 from router.dispatch.route import Route
 from router.dispatch.sequence import Sequence
+from router.dispatch.waterfall import busy_seconds
 from router.errors import RouterError
 from router.workers.events import Event, WorkerLost
 from router.workers.session import WorkerSession
@@ -254,6 +255,8 @@ class DisaggAttempt(Attempt):
                 self._route.tracker.progress(progress.num_computed)
             case worker_pb2.HandedOver() as handed_over:
                 self._waterfall.hand_over(handed_over)
+                seconds = busy_seconds((push.begin_s, push.end_s) for push in handed_over.pushes)
+                self._route.tracker.handed_over(handed_over.bytes, seconds)
                 self._prefill.done()
             case worker_pb2.Failed() as failed:
                 trouble = self._prefill.failed(failed)

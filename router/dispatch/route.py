@@ -11,7 +11,7 @@ from router.dispatch.sequence import Sequence
 from router.workers.session import WorkerSession
 from rpc.baton.v1 import worker_pb2
 
-__all__ = ["NO_TRACKER", "Pick", "Placing", "Route", "Tracker"]
+__all__ = ["NO_TRACKER", "Pick", "Placing", "Route", "Tracker", "Untracked"]
 
 Pick: TypeAlias = Callable[[worker_pb2.Role], WorkerSession]
 """Names the worker that computes the prompt (ROLE_PREFILL), or the one that decodes. Raises AttemptFailed."""
@@ -29,11 +29,16 @@ class Tracker(Protocol):
     def arrived(self) -> None:
         """The KV is on the decode worker."""
 
+    def handed_over(self, num_bytes: int, seconds: float) -> None:
+        """KV travelled: so many bytes, in so many seconds in which writes were under way."""
+
     def ended(self) -> None:
         """The attempt is over, in whatever way."""
 
 
-class _NoTracker:
+class Untracked:
+    """Implements `Tracker`: does nothing."""
+
     def progress(self, num_computed: int) -> None:
         pass
 
@@ -43,11 +48,14 @@ class _NoTracker:
     def arrived(self) -> None:
         pass
 
+    def handed_over(self, num_bytes: int, seconds: float) -> None:
+        pass
+
     def ended(self) -> None:
         pass
 
 
-NO_TRACKER: Tracker = _NoTracker()
+NO_TRACKER: Tracker = Untracked()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,13 @@ travelled.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from rpc.baton.v1 import router_pb2, worker_pb2
 
-__all__ = ["Observer", "Waterfall"]
+__all__ = ["Observer", "Waterfall", "busy_seconds"]
 
 
 class Observer(Protocol):
@@ -133,3 +134,12 @@ def _shifted(span: worker_pb2.Span, offset: float) -> router_pb2.TimingSpan:
         num_tokens=span.num_tokens,
         bytes=span.bytes,
     )
+
+
+def busy_seconds(spans: Iterable[tuple[float, float]]) -> float:
+    """Seconds in which at least one of the spans, each (begin, end), was under way."""
+    total = latest = 0.0
+    for begin, end in sorted(spans):
+        total += max(end - max(begin, latest), 0.0)
+        latest = max(latest, end)
+    return total

@@ -8,6 +8,7 @@ from typing import Final, TypeAlias
 from router.placement.fading import Fading
 from router.placement.policies import Placement
 from router.placement.step_time import PRIOR, StepTime, StepTimeFit, StepWork
+from router.placement.transfer_rate import TransferRates
 from router.placement.view import (
     IDLE,
     ClusterView,
@@ -81,8 +82,9 @@ class Ledger:
     """
 
     def __init__(self, *, kv_bytes_per_token: int, link: Link) -> None:
+        """`link`: between any two workers, until handoffs show its bandwidth."""
         self._kv_bytes_per_token = kv_bytes_per_token
-        self._link = link
+        self._rates = TransferRates(link)
         self._workers: dict[WorkerId, _Worker] = {}
         self._placed: dict[RequestId, _Placed] = {}
         self._mean_output = _FIRST_GUESS
@@ -96,6 +98,7 @@ class Ledger:
     def remove(self, worker_id: WorkerId) -> None:
         """The worker is gone. Its requests are still to be ended, one by one."""
         self._workers.pop(worker_id, None)
+        self._rates.forget(worker_id)
 
     def expected_output(self, max_tokens: int) -> int:
         """Tokens that an answer will probably have: the mean of those that ended, at most `max_tokens`."""
@@ -196,6 +199,10 @@ class Ledger:
             worker.fit.observe(work, seconds)
             worker.view = None
 
+    def transferred(self, source: WorkerId, destination: WorkerId, num_bytes: int, seconds: float) -> None:
+        """KV was handed over: so many bytes, in so many seconds in which writes were under way."""
+        self._rates.observe(source, destination, num_bytes, seconds)
+
     # ------------------------------------------------------------------------------ the view
 
     def view(self, now: float) -> ClusterView:
@@ -205,7 +212,8 @@ class Ledger:
             workers=workers,
             demand=self._demand(now),
             kv_bytes_per_token=self._kv_bytes_per_token,
-            link=self._link,
+            link=self._rates.link,
+            links=self._rates.links,
         )
 
     def _demand(self, now: float) -> Demand:

@@ -72,6 +72,22 @@ def test_a_decode_worker_without_room_for_the_kv_gets_the_whole_request() -> Non
     assert "no room" in route.why
 
 
+def test_links_have_the_bandwidth_that_handoffs_and_the_link_check_show() -> None:
+    served = Served()
+    sessions = {ROLE_PREFILL: served.p, ROLE_DECODE: served.d}
+    served.choice.everyone.side_effect = lambda: [served.p, served.d]
+    served.route()
+    assert served.policy.view.link_between("p@1", "d@1").bytes_per_s == 10e9
+    served.placing.probe(sessions.__getitem__).tracker.handed_over(400_000_000, 0.01)
+    served.route().tracker.handed_over(1000, 1.0)
+    served.route()
+    after = served.policy.view
+    assert after.link_between("p@1", "d@1").bytes_per_s == pytest.approx(40e9), "little KV says nothing"
+    assert after.link_between("d@1", "p@1").bytes_per_s == pytest.approx(40e9), (
+        "no handoff was seen: as the others"
+    )
+
+
 def test_a_retry_is_for_one_worker_that_it_did_not_fail_on() -> None:
     served = Served()
     served.choice.pick_any.return_value = served.p

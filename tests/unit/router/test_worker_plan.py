@@ -126,6 +126,20 @@ def test_the_step_of_prefill_workers_can_be_set_with_that_of_all_and_by_itself(
     assert chunks(replace(both, prefill_chunked_prefill_size=-1), checkpoint, gpu(141)) == [None, 4096]
 
 
+def test_every_worker_of_an_adaptive_cluster_reads_prompts_as_prefill_workers_do(
+    checkpoint: Checkpoint,
+) -> None:
+    config = RouterConfig(model="m", mode=Mode.ADAPTIVE)
+    assert chunks(config, checkpoint, gpu(141)) == [2048, 2048]
+    assert chunks(replace(config, prefill_chunked_prefill_size=512), checkpoint, gpu(141)) == [512, 512]
+
+
+def test_steps_of_an_adaptive_cluster_stay_below_the_itl_target(checkpoint: Checkpoint) -> None:
+    config = RouterConfig(model="m", mode=Mode.ADAPTIVE, itl_target_ms=20.0)
+    targets = [worker.config.engine.itl_target_s for worker in plan_workers(config, checkpoint, gpu(141))]
+    assert targets == [pytest.approx(0.019)] * 2
+
+
 def chunks(config: RouterConfig, checkpoint: Checkpoint, machine: Machine) -> list[int | None]:
     return [plan.config.engine.chunk_budget for plan in plan_workers(config, checkpoint, machine)]
 
