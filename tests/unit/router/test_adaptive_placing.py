@@ -83,9 +83,7 @@ def test_links_have_the_bandwidth_that_handoffs_and_the_link_check_show() -> Non
     served.route()
     after = served.policy.view
     assert after.link_between("p@1", "d@1").bytes_per_s == pytest.approx(40e9), "little KV says nothing"
-    assert after.link_between("d@1", "p@1").bytes_per_s == pytest.approx(40e9), (
-        "no handoff was seen: as the others"
-    )
+    assert after.link_between("d@1", "p@1").bytes_per_s == pytest.approx(40e9), "unseen: as the others"
 
 
 def test_a_retry_is_for_one_worker_that_it_did_not_fail_on() -> None:
