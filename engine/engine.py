@@ -217,10 +217,15 @@ class Engine:
             return -math.inf
         return self._rhythm.plan_at(self.scheduler.has_prompts)
 
-    def reserve(self, request: Request) -> Reservation | None:
-        """Set pages aside for a request that another worker prefills; None while there is no room.
+    def computed(self, request: Request) -> int:
+        """Tokens whose KV is in the pool, without those that the step in flight computes. O(chunks)."""
+        chunks = [] if self._launched is None else self._launched.plan.chunks
+        return next((c.start for c in chunks if c.request is request), request.num_computed)
 
-        Raises InvalidRequest if there never will be.
+    def reserve(self, request: Request, room: int = 0) -> Reservation | None:
+        """Set pages aside for a request whose KV another worker sends; None while there are too few.
+
+        `room`: tokens by which it may grow until then. Raises InvalidRequest if there will never be enough.
         """
         self._check_new(request)
         if request.num_tokens >= self.max_tokens:
@@ -228,7 +233,8 @@ class Engine:
         active = len(self.scheduler.running) + self.kv.active_reservations
         if active >= self.config.max_running_requests or self.scheduler.wants_pages:
             return None  # a preempted request, or one that waits for pages, must not starve behind newcomers
-        reservation = self.kv.reserve(request, headroom=active)
+        room = min(room, self.max_tokens - request.num_tokens)
+        reservation = self.kv.reserve(request, headroom=active, room=room)
         if reservation is not None and self._may_be_written(reservation.incoming):
             # The device's queue does not order a peer's write after the step in flight. To wait for that step
             # leaves the device idle afterwards: only for a page that it may still write.
@@ -236,10 +242,10 @@ class Engine:
             self._launched.step.result()
         return reservation
 
-    def admit_remote(self, request: Request, reservation: Reservation) -> None:
-        """The KV of all tokens but the last has arrived: decode it."""
+    def admit_remote(self, request: Request, reservation: Reservation, num_computed: int) -> None:
+        """The KV of so many tokens has arrived: compute what follows. Its output is complete by now."""
         self.kv.arrived(reservation)
-        request.num_computed = request.num_tokens - 1
+        request.num_computed = max(num_computed, reservation.first_token)
         request.arrival = self._clock()
         self.scheduler.adopt(request)
         self._take_in(request)
@@ -331,7 +337,7 @@ class Engine:
             finish = FinishReason.STOP
         elif length >= request.sampling.max_tokens or len(request.prompt) + length >= self.max_tokens:
             finish = FinishReason.LENGTH
-        output.tokens.append(TokenOut(request, token, logprobs, finish, is_stop))
+        output.tokens.append(TokenOut(request, token, chunk.output_index, logprobs, finish, is_stop))
         if finish is not None:
             self._end(request, finish)
 

@@ -91,7 +91,7 @@ class Ticket:
         needed = layout.num_pages(self.num_tokens) - self.first_token // layout.page_size
         if len(self.pages) < needed or len(set(self.pages)) != len(self.pages):
             raise BadTicket(
-                f"ticket {self.handoff_id:x} names {len(self.pages)} pages, not {needed} or more distinct ones"
+                f"ticket {self.handoff_id:x} names {len(self.pages)} pages, not {needed} distinct ones"
             )
         if min(self.pages) < 0 or max(self.pages) >= self.receiver.num_pages:
             raise BadTicket(

@@ -32,6 +32,7 @@ class Answers:
             finish=FINISH_REASONS[finish],
             stop_token=token.token if token.is_stop else None,
             cached_tokens=cached,
+            position=token.position,
         )
 
     def end(self, job: Job, outcome: Outcome) -> None:

@@ -9,6 +9,7 @@ from kv_transfer import EndpointEvent, KVEndpoint, TransferThread
 from worker.answers import Answers
 from worker.incoming_handoffs import IncomingHandoffs
 from worker.kv_port import open_port
+from worker.migrations import Migrations
 from worker.outgoing_handoffs import OutgoingHandoffs
 from worker.parts import Parts
 from worker.request_handler import Handoffs, RequestHandler
@@ -34,6 +35,10 @@ def assemble(parts: Parts) -> RequestHandler:
     outgoing = OutgoingHandoffs(
         parts.engine, answers, parts.clock, transfer.sender, parts.config.handoff_timeout_s
     )
+    migrations = Migrations(
+        parts.engine, answers, parts.clock, transfer.sender, parts.config.handoff_timeout_s
+    )
     incoming = IncomingHandoffs(parts.engine, answers, transfer.receiver)
-    handler = RequestHandler(parts.engine, answers, parts.clock, Handoffs(transfer, outgoing, incoming))
+    handoffs = Handoffs(transfer, outgoing, migrations, incoming)
+    handler = RequestHandler(parts.engine, answers, parts.clock, handoffs)
     return handler

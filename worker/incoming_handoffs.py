@@ -30,6 +30,8 @@ class _Waiting:
     since: float
     timeout_s: float
     """For the pages to become free; then again, for every piece of the KV."""
+    room: int
+    """Tokens that the request may grow by until its KV is here."""
 
     @property
     def deadline(self) -> float:
@@ -74,6 +76,7 @@ class IncomingHandoffs:
                 sender=peer_from_proto(message.sender),
                 since=job.arrival,
                 timeout_s=message.timeout_s,
+                room=message.room_tokens,
             )
         )
 
@@ -101,11 +104,11 @@ class IncomingHandoffs:
         return min((w.deadline for w in self._waiting if self._is_wanted(w)), default=math.inf)
 
     def add_load(self, load: worker_pb2.Load) -> None:
-        waiting = [w.job.request for w in self._waiting if self._is_wanted(w)]
+        waiting = [w for w in self._waiting if self._is_wanted(w)]
         load.incoming = len(self._incoming)
         load.queued_handoffs = len(waiting)
         load.queued_pages = sum(
-            -(-request.num_tokens // self._engine.config.page_size) for request in waiting
+            -(-(w.job.request.num_tokens + w.room) // self._engine.config.page_size) for w in waiting
         )
 
     # ------------------------------------------------------------------------------ from the receiver
@@ -133,8 +136,8 @@ class IncomingHandoffs:
             self._engine.free_reservation(self._quarantined.pop(ready.handoff_id))
             return
         request = incoming.job.request
-        request.output.append(ready.final.first_token)
-        self._engine.admit_remote(request, incoming.reservation)
+        request.output.extend(ready.final.tokens)
+        self._engine.admit_remote(request, incoming.reservation, ready.final.position)
         self._answers.metrics.transfer_seconds.observe(ready.transfer_s)
         self._answers.metrics.transfer_exposed_seconds.observe(ready.exposed_s)
         self._answers.outbox.arrived(incoming.job, ready.transfer_s, ready.exposed_s)
@@ -166,7 +169,7 @@ class IncomingHandoffs:
         job = waiting.job
         request = job.request
         try:
-            reservation = self._engine.reserve(request)
+            reservation = self._engine.reserve(request, waiting.room)
         except InvalidRequest as error:
             self._answers.fail(job, worker_pb2.FAILURE_CODE_INVALID, str(error))
             return True

@@ -82,6 +82,7 @@ class Outbox:
         finish: sampling_pb2.FinishReason,
         stop_token: TokenId | None,
         cached_tokens: int,
+        position: int,
     ) -> None:
         self._batch(job.session).tokens.add(
             request_id=job.id,
@@ -90,6 +91,7 @@ class Outbox:
             finish=finish,
             stop_token=stop_token,
             cached_tokens=cached_tokens,
+            position=position,
         )
 
     def started(self, job: Job, queued_s: float) -> None:
@@ -116,7 +118,12 @@ class Outbox:
         )
 
     def arrived(self, job: Job, transfer_s: float, exposed_s: float) -> None:
-        self._batch(job.session).arrived.add(request_id=job.id, transfer_s=transfer_s, exposed_s=exposed_s)
+        self._batch(job.session).arrived.add(
+            request_id=job.id,
+            transfer_s=transfer_s,
+            exposed_s=exposed_s,
+            position=len(job.request.output),
+        )
 
     def reopened(self, peer: worker_pb2.Peer) -> None:
         """Every session, present and future, hears how peers reach this worker's KV pool now."""

@@ -9,10 +9,10 @@ from engine.core.request import Request, RequestId
 from engine.core.sampling_params import FinishReason
 from engine.engine import Engine
 from kv_transfer import Final as FinalState
-from kv_transfer import HandedOver, PushSpan, SenderCommands, SenderEvent, SendFailed, Ticket
+from kv_transfer import HandedOver, SenderCommands, SenderEvent, SendFailed, Ticket
 from rpc.baton.v1 import worker_pb2
 from worker.answers import Answers
-from worker.handoff import digest_of
+from worker.handoff import digest_of, pages_of, push_span
 from worker.jobs import Job
 from worker.metrics import Outcome
 
@@ -129,7 +129,7 @@ class OutgoingHandoffs:
             # The first token's own KV is for the receiver to compute.
             num_tokens = request.num_tokens - 1
             final = FinalState(
-                first_token=request.output[-1],
+                tokens=(request.output[-1],),
                 position=num_tokens,
                 seed=request.sampling.seed,
                 request_digest=digest_of(request, num_tokens, sending.job.sampling),
@@ -154,7 +154,7 @@ class OutgoingHandoffs:
                 answers.metrics.transfer_bytes.inc(num_bytes)
                 if job.id in answers.jobs:
                     answers.end(job, Outcome.HANDED_OVER)
-                    spans = [_span(push, job.arrival) for push in pushes]
+                    spans = [push_span(push, job.arrival) for push in pushes]
                     answers.outbox.handed_over(job, num_bytes, sending.chunks, spans)
             case SendFailed(_, reason):
                 if job.id in answers.jobs:
@@ -172,15 +172,4 @@ class OutgoingHandoffs:
         )
 
     def _pages(self, request: Request, num_tokens: int) -> list[int]:
-        """Those that hold computed tokens. Pages behind them may still be exchanged for cached ones."""
-        return request.pages[: -(-num_tokens // self._engine.config.page_size)]
-
-
-def _span(push: PushSpan, arrival: float) -> worker_pb2.Span:
-    return worker_pb2.Span(
-        begin_s=push.begin - arrival,
-        end_s=push.end - arrival,
-        first_token=push.first_token,
-        num_tokens=push.num_tokens,
-        bytes=push.bytes,
-    )
+        return pages_of(request, num_tokens, self._engine.config.page_size)

@@ -1,9 +1,9 @@
 """What a worker does with requests, apart from computing them.
 
-`RequestHandler` carries out a router's commands. With a KV transport it has two collaborators: requests that
-are computed here for another worker are `OutgoingHandoffs`', requests whose KV comes from another worker are
-`IncomingHandoffs`'. Everything here runs on the engine thread, between steps or from within one (the
-engine's hooks).
+`RequestHandler` carries out a router's commands. With a KV transport it has three collaborators: requests
+that are computed here for another worker are `OutgoingHandoffs`', running ones that move are `Migrations`',
+requests whose KV comes from another worker are `IncomingHandoffs`'. Everything here runs on
+the engine thread, between steps or from within one (the engine's hooks).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from engine.core.events import StepOutput, TokenOut
 from engine.core.request import Request, RequestId
 from engine.engine import Engine
 from engine.errors import EngineError, InvalidRequest, QueueFull
-from kv_transfer import EndpointEvent, HandedOver, Reopened, SendFailed
+from kv_transfer import CaughtUp, EndpointEvent, HandedOver, Reopened, SendFailed
 from kv_transfer.transfer_thread import TransferThread
 from rpc.baton.v1 import worker_pb2
 from worker.answers import Answers
@@ -32,6 +32,7 @@ from worker.convert import (
 from worker.incoming_handoffs import IncomingHandoffs
 from worker.jobs import Job
 from worker.metrics import Outcome
+from worker.migrations import Migrations
 from worker.outgoing_handoffs import OutgoingHandoffs
 from worker.refusal import CommandRefused
 from worker.session import RouterSession
@@ -47,6 +48,7 @@ class Handoffs:
 
     transfer: TransferThread
     outgoing: OutgoingHandoffs
+    migrations: Migrations
     incoming: IncomingHandoffs
 
 
@@ -101,17 +103,24 @@ class RequestHandler:
                 self.abort(command.abort.request_id)
             case "attach":
                 self._attach(command.attach.ticket)
+            case "migrate":
+                self._migrate(command.migrate)
             case "fence":
                 self._fence(command.fence)
             case None:
                 log.warning("a command of a kind unknown here: router and worker differ in version")
 
     def abort(self, request_id: RequestId) -> None:
-        """Forget the request, wherever it is. One that has ended already is nothing unusual."""
+        """Forget the request, wherever it is. One that has ended already is nothing unusual.
+
+        The id may also be that of a move: then the request goes on here.
+        """
         job = self._answers.jobs.get(request_id)
         if job is not None:
             self._answers.end(job, Outcome.ABORTED)
             self._drop(job)
+        elif self._handoffs is not None:
+            self._handoffs.migrations.cancel(request_id)
 
     # ------------------------------------------------------------------------------ from the loop
 
@@ -123,6 +132,8 @@ class RequestHandler:
         for request, message in output.failed:
             if (job := self._answers.jobs.get(request.id)) is not None:
                 self._answers.fail(job, worker_pb2.FAILURE_CODE_INTERNAL, message)
+        if self._handoffs is not None:
+            self._handoffs.migrations.on_step()
         if output.measured is not None and self._handoffs is not None:
             self._answers.outbox.measured(step_work_to_proto(output.measured))
 
@@ -134,17 +145,21 @@ class RequestHandler:
         if self._handoffs is not None:
             self._handoffs.incoming.tick(now)
             self._handoffs.outgoing.tick(now)
+            self._handoffs.migrations.tick(now)
 
     def next_wakeup(self) -> float:
         """When `tick` has something to do, on the handler's clock; math.inf: not by time."""
         deadline = self._answers.jobs.next_deadline()
-        return deadline if self._handoffs is None else min(deadline, self._handoffs.incoming.next_wakeup())
+        if self._handoffs is None:
+            return deadline
+        return min(deadline, self._handoffs.incoming.next_wakeup(), self._handoffs.migrations.next_wakeup())
 
     @property
     def idle(self) -> bool:
         """Nothing is promised to anybody. Pages in quarantine do not count: nobody waits for them, and the
         page check knows their owner."""
-        return not self._answers.jobs and (self._handoffs is None or not self._handoffs.outgoing)
+        handoffs = self._handoffs
+        return not self._answers.jobs and not (handoffs and (handoffs.outgoing or handoffs.migrations))
 
     def load(self) -> worker_pb2.Load:
         load = load_to_proto(self._engine.stats())
@@ -161,8 +176,10 @@ class RequestHandler:
     def on_transfer(self, event: EndpointEvent) -> None:
         assert self._handoffs is not None
         match event:
-            case HandedOver() | SendFailed():
-                self._handoffs.outgoing.on_transfer(event)
+            case CaughtUp() | HandedOver() | SendFailed():
+                handoffs = self._handoffs
+                moves = event.handoff_id in handoffs.migrations
+                (handoffs.migrations if moves else handoffs.outgoing).on_transfer(event)
             case Reopened(peer):
                 self._answers.outbox.reopened(peer_to_proto(peer))
             case _:
@@ -186,12 +203,16 @@ class RequestHandler:
         if self._handoffs is None:
             return
         self._handoffs.outgoing.on_computed(request, upto)
+        self._handoffs.migrations.on_computed(request, upto)
         if upto < len(request.prompt) and (job := self._answers.jobs.get(request.id)) is not None:
             self._answers.outbox.progress(job, upto)
 
     def on_finished(self, request: Request) -> bool:
         """True keeps the request's pages until `engine.release`."""
-        return self._handoffs is not None and self._handoffs.outgoing.on_finished(request)
+        handoffs = self._handoffs
+        return handoffs is not None and (
+            handoffs.outgoing.on_finished(request) or handoffs.migrations.on_finished(request)
+        )
 
     # ------------------------------------------------------------------------------ inside
 
@@ -226,6 +247,13 @@ class RequestHandler:
             self._handoffs.outgoing.attach(ticket_from_proto(ticket))
         else:
             log.warning("a ticket for %d, but this worker has no KV transport", ticket.handoff_id)
+
+    def _migrate(self, message: worker_pb2.Migrate) -> None:
+        if self._handoffs is not None:
+            job = self._answers.jobs.get(message.request_id)
+            self._handoffs.migrations.begin(job, ticket_from_proto(message.ticket))
+        else:
+            log.warning("request %d is to move, but this worker has no KV transport", message.request_id)
 
     def _fence(self, message: worker_pb2.Fence) -> None:
         """A peer was declared dead. Without a transport there are no peers."""

@@ -17,6 +17,8 @@ class TokenOut:
 
     request: Request
     token: TokenId
+    position: int
+    """In the answer, counted from 0."""
     logprobs: TokenLogprobs | None
     finish: FinishReason | None
     is_stop: bool = False

@@ -50,6 +50,8 @@ class Request:
     """Tokens found in the prefix cache at first admission; None before that."""
     pinned: bool = False
     """A peer may read its pages, which therefore stay: the request is never preempted."""
+    paused: bool = False
+    """No step computes any of it until it goes on, here or elsewhere. It keeps its pages and its slot."""
     finish: FinishReason | None = None
 
     @property

@@ -237,24 +237,37 @@ class Scheduler:
         while position < len(self.running):
             request = self.running[position]
             if self._decodable(request):
-                if not self._make_room(request, step):
-                    break  # it had to go itself, and was the last that decodes
-                decodes.append(self._compute(request, 1))
+                if self._make_room(request, step):
+                    decodes.append(self._compute(request, 1))
+                elif not request.pinned:
+                    continue  # it had to go itself, and another has its place
             position += 1
         return decodes
 
     def _make_room(self, request: Request, step: StepPlan) -> bool:
         """A page for the next token, if need be from the last admitted, which has not been served yet.
 
-        Pinned requests keep theirs. They do not decode, so `request` itself can always be the victim.
+        Pinned requests keep theirs: one that decodes waits until its handoff is over, if nobody behind it can
+        make room.
         """
         while not self.kv.grow(request):
-            victim = next(r for r in reversed(self.running) if not r.pinned)
+            victim = self._last_preemptible(request)
+            if victim is None:
+                return False
             self.preempt(victim)
             step.preempted.append(victim)
             if victim is request:
                 return False
         return True
+
+    def _last_preemptible(self, request: Request) -> Request | None:
+        """Of `request` and those behind it, which have no token in this step yet."""
+        for other in reversed(self.running):
+            if not other.pinned:
+                return other
+            if other is request:
+                return None
+        return None
 
     def _continue_prompts(self, reading: list[Request], num_decodes: int) -> list[Chunk]:
         prompts: list[Request] = []
@@ -309,7 +322,7 @@ class Scheduler:
         return self._is_reading or any(r.num_pending > 1 for r in self.waiting)
 
     def _prompts(self) -> Iterator[Request]:
-        return (r for r in self.running if r.num_pending > 1)
+        return (r for r in self.running if r.num_pending > 1 and not r.paused)
 
     def _decodes(self) -> Iterator[Request]:
         return (r for r in self.running if self._decodable(r))
@@ -319,6 +332,7 @@ class Scheduler:
         num_tokens = request.num_tokens
         return (
             num_tokens - request.num_computed == 1
+            and not request.paused
             and len(request.output) < request.sampling.max_tokens
             and num_tokens < self.limits.max_tokens
         )

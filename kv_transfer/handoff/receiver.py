@@ -77,8 +77,8 @@ class KVReceiver:
     ) -> Ticket:
         """Lends `pages`, which will hold tokens from `first_token` on, to `sender`.
 
-        The receiver knows `num_tokens` tokens of the request; `pages` may have room for more, which the sender
-        samples until it has sent the rest.
+        The receiver knows `num_tokens` tokens of the request; `pages` may have room for more, which the
+        sender samples until it has sent the rest.
 
         It fails when `timeout_s` pass in which no page arrives. `request_digest` must equal the sender's,
         or it fails. Raises LayoutMismatch, BadTicket or PeerUnreachable; then nothing was lent. ValueError:

@@ -402,9 +402,7 @@ class HandoffMachine(RuleBasedStateMachine):
             assert worker.endpoint.sender.num_live == worker.endpoint.receiver.num_live == 0
             for job, use in worker.used.values():
                 never_begun = use is Use.SENDING and not job.opened
-                assert use in (Use.HELD, Use.RUNNING) or never_begun, (
-                    f"pages are {use.name} though everybody is well"
-                )
+                assert use in (Use.HELD, Use.RUNNING) or never_begun, f"pages are still {use.name}"
         for job in self.jobs:
             assert job.sent or not job.opened or job.source is not self.workers[job.place]
 

@@ -8,6 +8,7 @@ from unittest.mock import Mock
 
 from worker.answers import Answers
 from worker.incoming_handoffs import IncomingHandoffs
+from worker.migrations import Migrations
 from worker.outbox import Outbox
 from worker.outgoing_handoffs import OutgoingHandoffs
 from worker.request_handler import Handoffs, RequestHandler
@@ -37,7 +38,8 @@ class Handled:
         self.jobs = self.answers.jobs
         outgoing = OutgoingHandoffs(self.engine, self.answers, self.clock, self.transfer.sender, 60.0)
         incoming = IncomingHandoffs(self.engine, self.answers, self.transfer.receiver)
-        handoffs = Handoffs(self.transfer, outgoing, incoming)
+        migrations = Migrations(self.engine, self.answers, self.clock, self.transfer.sender, 60.0)
+        handoffs = Handoffs(self.transfer, outgoing, migrations, incoming)
         self.handler = RequestHandler(self.engine, self.answers, self.clock, handoffs)
         self.engine.hooks = self.handler
 
