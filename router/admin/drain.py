@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
-from typing import TypeAlias
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeAlias
 
 from router.workers.member import Member
 from router.workers.registry import Registry
 from router.workers.session import WorkerSession
 from rpc.baton.v1 import worker_pb2
 
-__all__ = ["Able", "Departures", "LastOfItsRole", "NoSuchWorker", "NotBackInTime"]
+__all__ = ["Able", "Departures", "Evacuate", "LastOfItsRole", "NoSuchWorker", "NotBackInTime"]
 
 Able: TypeAlias = Callable[[worker_pb2.Role], list[WorkerSession]]
+Evacuate: TypeAlias = Callable[[str, float], Awaitable[int]]
+"""(worker, seconds a move may take) -> running answers that moved to other workers with their KV."""
+
+_MOVE_S: Final = 10.0
+"""That the move of one answer may take; most are a matter of milliseconds."""
+_AGAIN_S: Final = 0.2
+"""Between two attempts to move what is left: prompts that have become answers, answers that found no room."""
+
+
+async def _nothing_moves(worker_id: str, timeout_s: float) -> int:
+    return 0
+
 
 _log = logging.getLogger(__name__)
 
@@ -34,16 +46,20 @@ class NotBackInTime(Exception):
 class Departures:
     """What an operator may ask for. Each call returns when it is done; they may overlap."""
 
-    def __init__(self, registry: Registry, able: Able | None = None) -> None:
+    def __init__(
+        self, registry: Registry, able: Able | None = None, evacuate: Evacuate | None = None
+    ) -> None:
         """`able(role)`: workers that could take a role's part in a sequence; None: those of the role."""
         self._registry = registry
+        self._evacuate = evacuate or _nothing_moves
         self._able = able or (lambda role: [s for s in registry.sessions() if s.info.role == role])
 
     async def drain(self, worker_id: str, timeout_s: float, *, force: bool = False) -> int:
         """Ends the worker, which gets no new request from now on. Its place stays reserved.
 
-        Requests that it has not finished after `timeout_s` go on elsewhere: prompt and answer so far are
-        computed again there, and the client's stream continues. Returns how many. Raises NoSuchWorker, and
+        Running answers move to other workers with their KV, at once and while they go on. What could not
+        move has `timeout_s` to finish; then prompt and answer so far are computed again elsewhere, and the
+        client's stream continues. Returns how many moved in either way. Raises NoSuchWorker, and
         LastOfItsRole unless `force`.
         """
         member = self._member(worker_id)
@@ -56,8 +72,7 @@ class Departures:
             _log.info(
                 "%s leaves: %d requests have %g s to finish", worker_id, session.load.requests, timeout_s
             )
-            if not await session.idle(timeout_s):
-                moved = session.load.requests
+            moved = await self._empty(session, timeout_s)
             session.dismiss(f"{worker_id} was asked to leave")
         await member.handle.stop()
         _log.info("%s has left; %d of its requests moved", worker_id, moved)
@@ -79,6 +94,18 @@ class Departures:
             raise NotBackInTime(f"{worker_id} is not ready after {startup_s:g} s: {member.trouble}")
         _log.info("%s is back after %.1f s", worker_id, time.monotonic() - began)
         return moved
+
+    async def _empty(self, session: WorkerSession, timeout_s: float) -> int:
+        """Waits until the worker has no requests, and helps; returns how many moved, or have to."""
+        moved, ends = 0, time.monotonic() + timeout_s
+        while True:
+            moved += await self._evacuate(session.worker_id, min(_MOVE_S, max(timeout_s, _AGAIN_S)))
+            left = ends - time.monotonic()
+            if await session.idle(min(_AGAIN_S, max(left, 0.0))):
+                return moved
+            if left <= _AGAIN_S:
+                _log.info("%d requests are to be computed again elsewhere", session.load.requests)
+                return moved + session.load.requests
 
     def _member(self, worker_id: str) -> Member:
         for member in self._registry.members():

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from router.admin.drain import Able, Departures, LastOfItsRole, NoSuchWorker, NotBackInTime
+from router.admin.drain import Able, Departures, Evacuate, LastOfItsRole, NoSuchWorker, NotBackInTime
 from router.frontend.http.server import QuietServer, listen
 from router.workers.member import Member
 from router.workers.registry import Registry
@@ -29,14 +29,19 @@ _STATUS: Final = {NoSuchWorker: 404, LastOfItsRole: 409, NotBackInTime: 504}
 
 
 def admin_app(
-    registry: Registry, able: Able | None = None, *, drain_timeout_s: float, startup_timeout_s: float
+    registry: Registry,
+    able: Able | None = None,
+    evacuate: Evacuate | None = None,
+    *,
+    drain_timeout_s: float,
+    startup_timeout_s: float,
 ) -> Starlette:
     """GET /workers; POST /workers/{name}/drain and /workers/{name}/restart, which answer when it is done.
 
-    Both take `timeout` in seconds (default: `drain_timeout_s`) and `force=1` as query parameters. `able`: see
-    `Departures`.
+    Both take `timeout` in seconds (default: `drain_timeout_s`) and `force=1` as query parameters. `able` and
+    `evacuate`: see `Departures`.
     """
-    departures = Departures(registry, able)
+    departures = Departures(registry, able, evacuate)
 
     async def workers(request: Request) -> Response:
         return _json([_described(member) for member in registry.members()])

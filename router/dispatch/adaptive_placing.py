@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Set
+from dataclasses import replace
 from typing import Final
 
 from router.config.settings import RouterConfig
@@ -89,6 +90,9 @@ class AdaptivePlacing:
 
     def claim(self, want: Want) -> Claim | None:
         return None  # it comes with the route
+
+    def refuge(self, tokens: int, leaving: str) -> WorkerSession | None:
+        return self._choice.refuge(self._choice.trusted(), tokens, leaving)
 
     def readers(self) -> list[WorkerSession]:
         return self._choice.everyone()
@@ -212,6 +216,10 @@ class _Tracked:
 
     def arrived(self) -> None:
         self._ledger.arrived(self._number)
+
+    def moved(self, session: WorkerSession) -> None:
+        self._placement = replace(self._placement, decode_worker=_key(session))
+        self._ledger.moved(self._number, _key(session), self._tokens)
 
     def handed_over(self, num_bytes: int, seconds: float) -> None:
         placement = self._placement

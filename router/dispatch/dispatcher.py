@@ -17,6 +17,7 @@ from router.config.settings import RouterConfig
 from router.dispatch.admission import Admission, Turn, Want
 from router.dispatch.attempt import Attempt, DisaggAttempt, MixedAttempt
 from router.dispatch.culprits import Culprits
+from router.dispatch.evacuation import Answers
 from router.dispatch.failures import AttemptFailed, nobody_is_ready, out_of_time
 from router.dispatch.interface import Delta
 from router.dispatch.metrics import RouterMetrics
@@ -61,6 +62,7 @@ class ClusterDispatcher:
         self._backlog = Backlog(config.max_queued_tokens, config.max_queue_wait)
         self._culprits = Culprits()
         self._admission = Admission(self._placing.has_room, self._placing.claim, self._retry_window)
+        self._answers = Answers(self._placing.refuge)
         registry.watch(self._admission.look)
         metrics.watch_backlog(self._backlog)
         metrics.watch_admission(self._admission)
@@ -141,6 +143,10 @@ class ClusterDispatcher:
         """See `Placing.able`."""
         return self._placing.able(role)
 
+    async def evacuate(self, worker_id: str, timeout_s: float) -> int:
+        """See `Answers.evacuate`."""
+        return await self._answers.evacuate(worker_id, timeout_s)
+
     def _attempt(self, sequence: Sequence, route: Route) -> Attempt:
         if route.is_local:
             return MixedAttempt(sequence, route)
@@ -173,13 +179,14 @@ class ClusterDispatcher:
             try:
                 with turn:
                     attempt = self._attempt(sequence, self._route(sequence, tries.avoid, turn))
-                    async with aclosing(attempt.deltas()) as deltas:
-                        async for delta in deltas:
-                            place.served()
-                            turn.computed()
-                            delta.cached_tokens = None if sequence.output else delta.cached_tokens
-                            sequence.output.extend(delta.token_ids)
-                            yield delta
+                    with self._answers.running(attempt):
+                        async with aclosing(attempt.deltas()) as deltas:
+                            async for delta in deltas:
+                                place.served()
+                                turn.computed()
+                                delta.cached_tokens = None if sequence.output else delta.cached_tokens
+                                sequence.output.extend(delta.token_ids)
+                                yield delta
             except AttemptFailed as failed:
                 self._take_in(failed, tries, sequence)
             else:

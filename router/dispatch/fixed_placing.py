@@ -41,6 +41,9 @@ class MixedPlacing:
     def probe(self, pick: Pick) -> Route:
         return Route(pick, is_local=True, why="probe")
 
+    def refuge(self, tokens: int, leaving: str) -> WorkerSession | None:
+        return self._choice.refuge(self._registry.ready(ROLE_DECODE), tokens, leaving)
+
     def readers(self) -> list[WorkerSession]:
         return self._registry.ready(ROLE_DECODE)
 
@@ -78,6 +81,9 @@ class DisaggPlacing:
 
     def probe(self, pick: Pick) -> Route:
         return Route(pick, is_local=False, why="probe")
+
+    def refuge(self, tokens: int, leaving: str) -> WorkerSession | None:
+        return self._choice.refuge(self._registry.ready(ROLE_DECODE), tokens, leaving)
 
     def readers(self) -> list[WorkerSession]:
         return self._registry.ready(ROLE_PREFILL)

@@ -29,6 +29,9 @@ class Tracker(Protocol):
     def arrived(self) -> None:
         """The KV is on the decode worker."""
 
+    def moved(self, session: WorkerSession) -> None:
+        """This worker decodes from now on."""
+
     def handed_over(self, num_bytes: int, seconds: float) -> None:
         """KV travelled: so many bytes, in so many seconds in which writes were under way."""
 
@@ -46,6 +49,9 @@ class Untracked:
         pass
 
     def arrived(self) -> None:
+        pass
+
+    def moved(self, session: WorkerSession) -> None:
         pass
 
     def handed_over(self, num_bytes: int, seconds: float) -> None:
@@ -89,6 +95,9 @@ class Placing(Protocol):
 
     def probe(self, pick: Pick) -> Route:
         """How the workers that `pick` names are put to the test."""
+
+    def refuge(self, tokens: int, leaving: str) -> WorkerSession | None:
+        """Where a running answer of so many tokens moves to from `leaving`; None: no other has room."""
 
     def readers(self) -> list[WorkerSession]:
         """Workers that compute prompts now."""

@@ -74,6 +74,10 @@ class Waterfall:
         self.prefill_worker, self.why = prefill_worker, why
         self.decode_worker = decode_worker or prefill_worker
 
+    def moved(self, worker: str) -> None:
+        """Another worker decodes from now on."""
+        self.decode_worker = worker
+
     def start(self, event: worker_pb2.Started, at: float) -> None:
         """The event may be a step old; the wait that it reports is exact."""
         if self.started is None and self.first_token is None and self.submitted is not None:

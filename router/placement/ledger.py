@@ -165,6 +165,21 @@ class Ledger:
             worker.context_tokens += tokens
             worker.view = None
 
+    def moved(self, request_id: RequestId, worker_id: WorkerId, output_tokens: int) -> None:
+        """Another worker decodes from now on, after so many tokens of the answer."""
+        placed = self._placed.get(request_id)
+        if placed is None:
+            return
+        before = placed.placement.decode_worker
+        placed.placement = replace(placed.placement, decode_worker=worker_id)
+        for worker, sign in ((self._workers.get(before), -1), (self._workers.get(worker_id), 1)):
+            if worker is not None:
+                worker.decodes += sign
+                worker.context_tokens += sign * (placed.prompt_tokens + output_tokens)
+                worker.view = None
+        self._load(before, -1, -placed.prompt_tokens)
+        self._load(worker_id, 1, placed.prompt_tokens)
+
     def ended(self, request_id: RequestId, output_tokens: int) -> None:
         """The request is over, in whatever way, after so many tokens of its answer."""
         placed = self._placed.pop(request_id, None)
