@@ -2,7 +2,7 @@
 
     python -m benchmarks.compare --cpu
 
-Each contestant gets the machine to itself and answers the same requests: first all at once, then others one
+Each system gets the machine to itself and answers the same requests: first all at once, then others one
 after the other. Prompts have one length, so that transformers' batch holds no padding; answers have one
 length too, and are greedy unless Baton is asked to sample. Baton is measured from outside, over HTTP; the
 others from inside their process.
@@ -24,7 +24,7 @@ from benchmarks.lib.machine import describe_machine
 from benchmarks.lib.plots import plot_comparison
 from benchmarks.lib.report import Summary
 from benchmarks.lib.sampling_flags import body_of, sampling_arguments
-from benchmarks.lib.systems import Contest, Outcome, baton, transformers, vllm
+from benchmarks.lib.systems import Comparison, Outcome, baton, transformers, vllm
 from benchmarks.lib.workload import Fixed, Work, make_workload
 from engine.device.cpu_dtype import preferred_cpu_dtype
 
@@ -36,7 +36,7 @@ _RESULTS = Path(__file__).parent / "results"
 def main() -> None:
     options = _parser().parse_args()
     console = Console()
-    contest = Contest(
+    comparison = Comparison(
         model=options.model,
         device="cpu" if options.cpu else "cuda",
         dtype=options.dtype or (preferred_cpu_dtype() if options.cpu else "bfloat16"),
@@ -46,28 +46,28 @@ def main() -> None:
         asked=body_of(options),
     )
     pool = 2 * options.concurrency * (options.input_length + options.output_length)
-    contenders = {
-        "Baton mixed": partial(baton, contest, "mixed", "--kv-pool-tokens", str(pool)),
-        "Baton disagg": partial(baton, contest, "disagg", "--kv-pool-tokens", str(pool)),
-        "transformers": partial(transformers, contest),
+    systems = {
+        "Baton mixed": partial(baton, comparison, "mixed", "--kv-pool-tokens", str(pool)),
+        "Baton disagg": partial(baton, comparison, "disagg", "--kv-pool-tokens", str(pool)),
+        "transformers": partial(transformers, comparison),
     }
     if options.vllm_python:
-        contenders["vLLM"] = partial(vllm, contest, options.vllm_python)
+        systems["vLLM"] = partial(vllm, comparison, options.vllm_python)
     outcomes = []
-    for name, run in contenders.items():
+    for name, run in systems.items():
         with console.status(f"{name} …"):
             outcomes.append(run())
     title = (
-        f"{options.model}, {contest.dtype}, {options.input_length} tokens in, {options.output_length} out, "
-        f"on {describe_machine()}"
+        f"{options.model}, {comparison.dtype}, {options.input_length} tokens in, {options.output_length} out"
+        f", on {describe_machine()}"
     )
     console.print(comparison_table(outcomes, options.concurrency, title))
-    _save(outcomes, title, options.results / f"compare-{contest.device}")
-    console.print(f"Written to {options.results}/compare-{contest.device}.json and .png")
+    _save(outcomes, title, options.results / f"compare-{comparison.device}")
+    console.print(f"Written to {options.results}/compare-{comparison.device}.json and .png")
 
 
 def comparison_table(outcomes: Sequence[Outcome], concurrency: int, title: str) -> Table:
-    """One column a contestant. Tokens a second count prompt and output; latencies are in milliseconds."""
+    """One column a system. Tokens a second count prompt and output; latencies are in milliseconds."""
     table = Table(title=title, title_justify="left", show_edge=False)
     table.add_column("")
     for outcome in outcomes:

@@ -18,7 +18,7 @@ from benchmarks.lib.sampling_flags import sampling_arguments, sampling_of
 from benchmarks.lib.workload import Fixed, make_workload
 from benchmarks.offline import run
 from engine.config import EngineConfig
-from engine.core.sampling_params import Sampling
+from engine.core.sampling_params import SamplingParams
 from engine.device.cpu_dtype import preferred_cpu_dtype
 from engine.engine import Engine
 from engine.loader.checkpoint import resolve
@@ -31,7 +31,7 @@ def tokens_per_cpu_second(
     requests: int,
     input_length: int,
     output_length: int,
-    sampling: Callable[[int, int], Sampling],
+    sampling: Callable[[int, int], SamplingParams],
 ) -> float:
     """Prompt and output tokens; the thread that calls is the only one that computes."""
     workload = make_workload(

@@ -24,7 +24,7 @@ from engine.attention.flashinfer_chunks import ChunkAttention
 from engine.attention.flashinfer_kernels import Heads
 from engine.attention.kernel_choice import splits_contexts
 from engine.batch.batch import Ints
-from engine.batch.block_tables import PageLists, starts_of
+from engine.batch.block_tables import BlockTables, starts_of
 from engine.kv_cache.pool import KVPool
 
 __all__ = ["measure"]
@@ -53,7 +53,7 @@ def measure(attention: ChunkAttention, pool: KVPool, lengths: Ints, contexts: In
     """Microseconds a layer by kernel: the best of a few rounds, each a graph of some runs."""
     counts = -(-contexts // _PAGE_SIZE)
     pages = np.random.default_rng(0).permutation(_NUM_PAGES)[: int(counts.sum())]
-    lists, rows = PageLists(pages, starts_of(counts)), starts_of(lengths)
+    lists, rows = BlockTables(pages, starts_of(counts)), starts_of(lengths)
     q = torch.randn(int(rows[-1]), _HEADS.query, _HEADS.dim, device=pool.tensor.device, dtype=torch.bfloat16)
     out = torch.empty_like(q)
 

@@ -20,13 +20,13 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.lib.machine import describe_machine
-from benchmarks.lib.report import Spread
+from benchmarks.lib.report import Percentiles
 from engine.batch.batch import BatchBuilder
 from engine.batch.step_inputs import StepWriter
 from engine.core.kv_manager import KVManager
 from engine.core.plan import StepPlan
 from engine.core.request import Request
-from engine.core.sampling_params import Sampling
+from engine.core.sampling_params import SamplingParams
 from engine.sched.scheduler import Limits, Scheduler
 
 __all__ = ["HostCost", "measure"]
@@ -54,7 +54,7 @@ def measure(running: int, context: int, steps: int) -> HostCost:
     """`steps` steps in which `running` requests decode; their prompts had `context` tokens."""
     scheduler, writer, builder = _engine(running, context + steps + 1)
     for i in range(running):
-        sampling = Sampling(max_tokens=steps + 1, ignore_eos=True)
+        sampling = SamplingParams(max_tokens=steps + 1, ignore_eos=True)
         scheduler.submit(Request(id=i, prompt=[i] * context, sampling=sampling))
     warm_up = HostCost()
     while len(_step(scheduler, writer, builder, warm_up).chunks) < running or any(
@@ -119,7 +119,7 @@ def _table(cost: HostCost, title: str) -> Table:
         ("together", cost.total),
     )
     for name, values in parts:
-        spread = Spread.of(values)
+        spread = Percentiles.of(values)
         table.add_row(name, f"{spread.p50:.2f}", f"{spread.p99:.2f}")
     return table
 

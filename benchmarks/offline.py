@@ -23,7 +23,7 @@ from benchmarks.lib.sampling_flags import sampling_arguments, sampling_of
 from benchmarks.lib.workload import Work, make_workload, parse_lengths
 from engine.config import EngineConfig
 from engine.core.request import Request
-from engine.core.sampling_params import Sampling
+from engine.core.sampling_params import SamplingParams
 from engine.device.cpu_dtype import preferred_cpu_dtype
 from engine.engine import Engine
 from engine.loader.checkpoint import resolve
@@ -35,7 +35,7 @@ def run(
     engine: Engine,
     workload: Sequence[Work],
     on_tokens: Callable[[int], None],
-    sampling: Callable[[int, int], Sampling],
+    sampling: Callable[[int, int], SamplingParams],
 ) -> list[Record]:
     """Answer everything, to full length; one record a request, in the workload's order.
 

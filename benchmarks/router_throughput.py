@@ -3,7 +3,7 @@
     python -m benchmarks.router_throughput
 
 The router has one core to itself; the worker and all clients share another. Each stream gets one token a
-beat, as from an engine that takes so long for a step. A token's latency is counted from the moment in which
+step, as from an engine that takes so long for a step. A token's latency is counted from the moment in which
 the worker gives its step's tokens to gRPC, until the client has read it: both ends of two sockets included.
 Where the router cannot keep up, it sends several tokens in one event; that shows as tokens an event.
 """
@@ -27,9 +27,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.lib.machine import describe_machine
-from benchmarks.lib.modelless_worker import Metronome
+from benchmarks.lib.mock_worker import MockWorker
 from benchmarks.lib.rayless_router import run_router
-from benchmarks.lib.report import Spread
+from benchmarks.lib.report import Percentiles
 from engine.loader.checkpoint import Checkpoint, resolve
 from router.processing.tokenizer import Tokenizer
 
@@ -37,20 +37,20 @@ __all__ = ["Outcome", "Setting", "measure", "stage"]
 
 _RESULTS: Final = Path(__file__).parent / "results"
 _LOADS: Final = ((1, 10.0), (32, 12.5), (128, 12.5), (256, 12.5), (512, 12.5))
-"""Streams at a time, and milliseconds a beat."""
+"""Streams at a time, and milliseconds a step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     streams: int
-    beat_ms: float
+    step_ms: float
     offered: float
     """Tokens a second that the worker would give."""
     streamed: float
     """Tokens a second that the clients got."""
     tokens_an_event: float
     router_cores: float
-    latency_ms: Spread
+    latency_ms: Percentiles
 
 
 def main() -> None:
@@ -71,17 +71,17 @@ async def _measure_all(model: str, seconds: float, console: Console) -> list[Out
     cores = sorted(os.sched_getaffinity(0))
     async with stage(checkpoint, router_core=cores[0]) as setting:
         os.sched_setaffinity(0, cores[1:2] or cores)
-        await measure(setting, streams=8, beat_ms=5.0, seconds=1.0)  # warm
+        await measure(setting, streams=8, step_ms=5.0, seconds=1.0)  # warm
         outcomes = []
-        for streams, beat_ms in _LOADS:
+        for streams, step_ms in _LOADS:
             with console.status(f"{streams} streams …"):
-                outcomes.append(await measure(setting, streams=streams, beat_ms=beat_ms, seconds=seconds))
+                outcomes.append(await measure(setting, streams=streams, step_ms=step_ms, seconds=seconds))
         return outcomes
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    metronome: Metronome
+    mock_worker: MockWorker
     router: psutil.Process
     port: int
     """The router's, for HTTP."""
@@ -91,8 +91,8 @@ class Setting:
 async def stage(checkpoint: Checkpoint, *, router_core: int) -> AsyncIterator[Setting]:
     """A worker here and a router in a process of its own, with the tokenizer of the checkpoint."""
     folder, vocab_size = checkpoint.path, checkpoint.spec().vocab_size
-    metronome = Metronome(_words(Tokenizer.load(folder, vocab_size=vocab_size)))
-    endpoint = await metronome.start()
+    mock_worker = MockWorker(_words(Tokenizer.load(folder, vocab_size=vocab_size)))
+    endpoint = await mock_worker.start()
     pipe, far_end = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(
         target=run_router, args=(folder, vocab_size, endpoint.address, router_core, far_end), daemon=True
@@ -100,19 +100,19 @@ async def stage(checkpoint: Checkpoint, *, router_core: int) -> AsyncIterator[Se
     process.start()
     try:
         port = await asyncio.to_thread(pipe.recv)
-        yield Setting(metronome, psutil.Process(process.pid), port)
+        yield Setting(mock_worker, psutil.Process(process.pid), port)
     finally:
         process.terminate()
         await asyncio.to_thread(process.join)
-        await metronome.stop()
+        await mock_worker.stop()
 
 
-async def measure(setting: Setting, *, streams: int, beat_ms: float, seconds: float) -> Outcome:
+async def measure(setting: Setting, *, streams: int, step_ms: float, seconds: float) -> Outcome:
     """Run `streams` streams for about `seconds`; they begin at the same time and have the same length."""
-    metronome = setting.metronome
-    metronome.beat_s = beat_ms / 1e3
-    metronome.by_prompt.clear()
-    num_tokens = max(2, round(seconds * 1e3 / beat_ms))
+    mock_worker = setting.mock_worker
+    mock_worker.step_s = step_ms / 1e3
+    mock_worker.by_prompt.clear()
+    num_tokens = max(2, round(seconds * 1e3 / step_ms))
     cpu = _cpu_seconds(setting.router)
     began = time.monotonic()
     listeners = await asyncio.gather(*(_listen(setting.port, k, num_tokens) for k in range(streams)))
@@ -120,18 +120,18 @@ async def measure(setting: Setting, *, streams: int, beat_ms: float, seconds: fl
     cpu = _cpu_seconds(setting.router) - cpu
     latencies: list[float] = []
     for k, listener in enumerate(listeners):
-        said = metronome.by_prompt[_first_token(k)].said
-        if len(listener.heard) != len(said):
-            raise SystemExit(f"Stream {k} had {len(listener.heard)} of {len(said)} tokens.")
-        latencies += [1e3 * (heard - at) for heard, at in zip(listener.heard, said, strict=True)]
+        sent_at = mock_worker.by_prompt[_first_token(k)].sent_at
+        if len(listener.heard) != len(sent_at):
+            raise SystemExit(f"Stream {k} had {len(listener.heard)} of {len(sent_at)} tokens.")
+        latencies += [1e3 * (heard - at) for heard, at in zip(listener.heard, sent_at, strict=True)]
     return Outcome(
         streams=streams,
-        beat_ms=beat_ms,
-        offered=streams * 1e3 / beat_ms,
+        step_ms=step_ms,
+        offered=streams * 1e3 / step_ms,
         streamed=streams * num_tokens / took,
         tokens_an_event=len(latencies) / sum(listener.num_events for listener in listeners),
         router_cores=cpu / took,
-        latency_ms=Spread.of(latencies),
+        latency_ms=Percentiles.of(latencies),
     )
 
 
@@ -197,13 +197,13 @@ def _cpu_seconds(process: psutil.Process) -> float:
 
 def _table(outcomes: Sequence[Outcome], title: str) -> Table:
     table = Table(title=title, title_justify="left", show_edge=False)
-    for name in ("streams", "beat", "offered", "streamed", "tokens", "router", "latency", "latency"):
+    for name in ("streams", "step", "offered", "streamed", "tokens", "router", "latency", "latency"):
         table.add_column(name, justify="right")
     table.add_row("", "ms", "tokens/s", "tokens/s", "an event", "cores", "p50, ms", "p99, ms")
     for o in outcomes:
         table.add_row(
             str(o.streams),
-            f"{o.beat_ms:g}",
+            f"{o.step_ms:g}",
             f"{o.offered:,.0f}",
             f"{o.streamed:,.0f}",
             f"{o.tokens_an_event:.2f}",

@@ -19,17 +19,17 @@ import torch
 from benchmarks.lib.machine import describe_machine
 from engine.core.plan import Chunk
 from engine.core.request import PENDING, Request
-from engine.core.sampling_params import Sampling
+from engine.core.sampling_params import SamplingParams
 from engine.sampling.sampler import Sampler
 
 __all__ = ["main"]
 
-_DRAWN: Final = Sampling(max_tokens=1000, temperature=1.0)
+_DRAWN: Final = SamplingParams(max_tokens=1000, temperature=1.0)
 _NUCLEUS: Final = replace(_DRAWN, top_p=0.95)
 _PENALISED: Final = {"repetition_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": 0.1}
 
-SETS: Final[dict[str, Sampling]] = {
-    "greedy": Sampling(max_tokens=1000),
+SETS: Final[dict[str, SamplingParams]] = {
+    "greedy": SamplingParams(max_tokens=1000),
     "temperature 1": _DRAWN,
     "top-p 0.95": _NUCLEUS,
     "top-p 0.5": replace(_DRAWN, top_p=0.5),
@@ -99,7 +99,7 @@ def _column(
     return cells
 
 
-def _steps(sampling: Sampling, rows: int, vocab: int, count: int) -> Iterator[list[Chunk]]:
+def _steps(sampling: SamplingParams, rows: int, vocab: int, count: int) -> Iterator[list[Chunk]]:
     """Chunks of steps that follow each other: every step draws at the next position."""
     prompt = random.Random(0).choices(range(vocab), k=_PROMPT)
     requests = [Request(id, prompt, replace(sampling, seed=id), slot=id) for id in range(rows)]

@@ -3,7 +3,7 @@
     python -m benchmarks.simulate --rate 30 --itl-targets 14,20,30,0
     python -m benchmarks.simulate --cluster --help
 
-The real engine plans the steps, with its scheduler, pages, pacing and planning ahead; a formula says how long
+The real engine plans the steps: scheduler, pages, ITL controller, planning ahead. A formula says how long
 the device and the host take for each, and the clock jumps from one event to the next. `Costs` are those of
 Llama-3.1-8B on an H200, fitted to measured steps.
 """
@@ -29,7 +29,7 @@ from benchmarks.lib.workload import Uniform, Work, make_workload, parse_lengths
 from engine.config import EngineConfig
 from engine.core.plan import StepPlan
 from engine.core.request import Request
-from engine.core.sampling_params import Sampling
+from engine.core.sampling_params import SamplingParams
 from engine.device.defaults import GPU_TOKEN_TILE
 from engine.engine import Engine
 from engine.executor.runner import StepResult
@@ -197,7 +197,7 @@ def _config(itl_target_s: float | None) -> EngineConfig:
 
 
 def _request(number: int, work: Work) -> Request:
-    sampling = Sampling(max_tokens=work.max_tokens, ignore_eos=True)
+    sampling = SamplingParams(max_tokens=work.max_tokens, ignore_eos=True)
     assert not isinstance(work.prompt, str)
     return Request(id=number, prompt=list(work.prompt), sampling=sampling)
 

@@ -23,7 +23,7 @@ from engine.executor.runner import ModelRunner, StepInFlight, StepResult
 from engine.kv_cache.pages import PageCounts
 from engine.sched.itl_controller import PromptCost
 from engine.sched.scheduler import Limits, Scheduler
-from engine.sched.step_timing import Rhythm
+from engine.sched.step_timing import StepTiming
 
 __all__ = ["NO_HOOKS", "Engine", "Hooks"]
 
@@ -115,7 +115,7 @@ class Engine:
         """The last step had no room for all who waited: who comes now would not join the next either."""
         self._completed_at = -math.inf
         self._measure_at = self._ended_at = -math.inf
-        self._rhythm = Rhythm()
+        self._timing = StepTiming()
         self._cost = PromptCost(config.costly_context)
         self._steps = self._prompt_tokens = self._generated_tokens = self._cache_hit_tokens = 0
 
@@ -166,7 +166,7 @@ class Engine:
             if self.config.overlap:
                 now, before = self._clock(), self._launched
                 dry = before is not None and before.step.done()
-                self._rhythm.prepared(self._cost.of_step(plan), now - began, now, dry=dry)
+                self._timing.prepared(self._cost.of_step(plan), now - began, now, dry=dry)
             at = self._clock()
             launched = _Launched(plan, self.runner.launch(step), at)
         if self.config.overlap:
@@ -177,7 +177,7 @@ class Engine:
             waited = not launched.step.done()
             result = self._result_of(launched)
             now = self._clock()
-            self._rhythm.completed(now, waited=waited, more=self._launched is not None)
+            self._timing.completed(now, waited=waited, more=self._launched is not None)
             if waited and now >= self._measure_at:
                 self._measure_at = now + _MEASURE_S
                 output.measured = _measured(launched.plan, now - max(launched.at, self._ended_at))
@@ -215,7 +215,7 @@ class Engine:
         """
         if self._launched is None or self._crowded:
             return -math.inf
-        return self._rhythm.plan_at(self.scheduler.has_prompts)
+        return self._timing.plan_at(self.scheduler.has_prompts)
 
     def computed(self, request: Request) -> int:
         """Tokens whose KV is in the pool, without those that the step in flight computes. O(chunks)."""
@@ -299,16 +299,16 @@ class Engine:
         if min(request.prompt) < 0 or max(request.prompt) >= vocab:
             raise InvalidRequest(f"token ids must be in [0, {vocab})")
 
-    def _observe_pace(self, plan: StepPlan) -> None:
+    def _observe_itl(self, plan: StepPlan) -> None:
         """Let the scheduler know how long those who decode had to wait for a step with prompts in it."""
         now = self._clock()
         since, self._completed_at = self._completed_at, now
         has_decodes = plan.num_tokens > plan.prompt_tokens > 0
-        if self.scheduler.pacer is not None and has_decodes and since > -math.inf:
-            self.scheduler.pacer.observe(self._cost.of_step(plan), now - since)
+        if self.scheduler.itl_controller is not None and has_decodes and since > -math.inf:
+            self.scheduler.itl_controller.observe(self._cost.of_step(plan), now - since)
 
     def _complete(self, plan: StepPlan, result: StepResult, output: StepOutput) -> None:
-        self._observe_pace(plan)
+        self._observe_itl(plan)
         self._steps += 1
         output.completed = True
         sampled = -1

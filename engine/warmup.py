@@ -11,11 +11,11 @@ from typing import Any, Final
 
 from engine.config import EngineConfig
 from engine.core.request import Request
-from engine.core.sampling_params import Sampling
+from engine.core.sampling_params import SamplingParams
 from engine.engine import Engine
 from engine.executor.runner import ModelRunner
 
-__all__ = ["Program", "program_for", "rehearse"]
+__all__ = ["WarmupPlan", "warm_up", "warmup_plan_for"]
 
 _SHORT: Final = 8
 """Tokens of the crowd's prompts."""
@@ -37,20 +37,20 @@ _SAMPLED: Final[dict[str, Any]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class WarmupPlan:
     crowd: int
     """Short prompts, all at once."""
     prompts: tuple[int, ...] = ()
     """Lengths of prompts that come one by one while the crowd decodes."""
 
 
-def program_for(config: EngineConfig) -> Program:
+def warmup_plan_for(config: EngineConfig) -> WarmupPlan:
     """For a GPU: batches and prompts of all sizes that are captured, and a prompt of more than one chunk.
 
     A CPU has less to prepare, and would take minutes for what takes a GPU a second.
     """
     if config.device == "cpu":
-        return Program(crowd=1)
+        return WarmupPlan(crowd=1)
     prompts = []
     length = float(_SHORTEST)
     while length < config.cuda_graph_max_tokens:
@@ -58,23 +58,23 @@ def program_for(config: EngineConfig) -> Program:
         length *= _RATIO
     if config.chunk_budget is not None:
         prompts.append(config.chunk_budget + _SHORTEST)
-    return Program(min(_LARGEST_CROWD, config.max_running_requests), tuple(prompts))
+    return WarmupPlan(min(_LARGEST_CROWD, config.max_running_requests), tuple(prompts))
 
 
-def rehearse(runner: ModelRunner, config: EngineConfig, program: Program) -> None:
+def warm_up(runner: ModelRunner, config: EngineConfig, plan: WarmupPlan) -> None:
     """Serve prompts that nobody sent, with an engine of its own: before another one uses the runner's pool.
 
     What stays of it is what device and libraries have learnt, and KV in pages that are free.
     """
-    everybody = program.crowd + len(program.prompts)
+    everybody = plan.crowd + len(plan.prompts)
     freely = replace(config, radix_cache=False, itl_target_s=None, max_waiting_requests=everybody)
     engine = Engine(freely, runner=runner)
-    for k in range(program.crowd):
+    for k in range(plan.crowd):
         sampled = k % 2 == 1
         # Greedy ones end last: there are batches of both kinds, and of greedy rows alone.
-        last = k // _ENDS == (program.crowd - 1) // _ENDS and not sampled
+        last = k // _ENDS == (plan.crowd - 1) // _ENDS and not sampled
         _submit(engine, id=k, length=_SHORT, max_tokens=2 + k // _ENDS + last, sampled=sampled)
-    coming = list(enumerate(program.prompts, program.crowd))
+    coming = list(enumerate(plan.prompts, plan.crowd))
     while engine.has_work or coming:
         engine.step()
         if coming:
@@ -85,6 +85,6 @@ def rehearse(runner: ModelRunner, config: EngineConfig, program: Program) -> Non
 
 def _submit(engine: Engine, *, id: int, length: int, max_tokens: int, sampled: bool = False) -> None:
     prompt = [0] * min(length, engine.max_tokens - 1)
-    sampling = Sampling(max_tokens=max_tokens, ignore_eos=True)
+    sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
     # No request that is served has such an id: what a slot's last one said is known by it.
     engine.submit(Request(-1 - id, prompt, replace(sampling, **_SAMPLED) if sampled else sampling))

@@ -1,4 +1,4 @@
-"""What can go wrong with a request, once: every front door renders these errors its own way."""
+"""What can go wrong with a request, once: every frontend renders these errors its own way."""
 
 from __future__ import annotations
 

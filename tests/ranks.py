@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import torch
 
-from engine.parallel import OpenMeeting, RankGroup, attend
+from engine.parallel import RankGroup, RendezvousServer, join
 
 __all__ = ["together"]
 
@@ -23,14 +23,14 @@ def together(size: int, work: Callable[[RankGroup], T]) -> list[T]:
 
     def run(rank: int) -> T:
         if rank == 0:
-            group = meeting.lead(CPU, patience_s=PATIENCE_S, absent=str)
+            group = rendezvous.join_as_first_rank(CPU, patience_s=PATIENCE_S, absent=str)
         else:
-            group = attend(meeting.place, rank, CPU, patience_s=PATIENCE_S)
+            group = join(rendezvous.place, rank, CPU, patience_s=PATIENCE_S)
         try:
             return work(group)
         finally:
             group.close()
 
-    meeting = OpenMeeting(size)
+    rendezvous = RendezvousServer(size)
     with ThreadPoolExecutor(size) as threads:
         return [future.result() for future in [threads.submit(run, rank) for rank in range(size)]]

@@ -15,14 +15,14 @@ from transformers import (
 
 from engine.core.plan import Chunk
 from engine.core.request import PENDING, Request
-from engine.core.sampling_params import Sampling
+from engine.core.sampling_params import SamplingParams
 
 __all__ = ["any_sampling", "assert_follows", "chunks_of", "say_pending", "warped"]
 
 
-def any_sampling(rng: random.Random, vocab: int) -> Sampling:
+def any_sampling(rng: random.Random, vocab: int) -> SamplingParams:
     """Every parameter is off about half of the time."""
-    return Sampling(
+    return SamplingParams(
         max_tokens=100,
         min_tokens=rng.choice([0, 0, 2]),
         temperature=rng.choice([0.0, 0.6, 1.0, 1.0, 1.7]),
@@ -38,7 +38,7 @@ def any_sampling(rng: random.Random, vocab: int) -> Sampling:
     )
 
 
-def chunks_of(samplings: Sequence[Sampling], vocab: int, seed: int = 0) -> list[Chunk]:
+def chunks_of(samplings: Sequence[SamplingParams], vocab: int, seed: int = 0) -> list[Chunk]:
     """One row for each, of prompts of their own, which have no output yet."""
     rng = random.Random(seed)
     chunks = []
@@ -59,7 +59,7 @@ def say_pending(chunks: Sequence[Chunk]) -> list[Chunk]:
     return following
 
 
-def warped(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+def warped(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
     """Probabilities [vocab], float64, that transformers gives to tokens with these `logits` [vocab]."""
     ids = torch.zeros(1, 1, dtype=torch.int64)
     scores = TemperatureLogitsWarper(sampling.temperature)(ids, logits[None].double().cpu())

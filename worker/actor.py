@@ -54,7 +54,7 @@ class WorkerActor:
     def __init__(self, config: WorkerConfig, bundle: int = 0, log_level: int = logging.INFO) -> None:
         """`bundle`: of the actor's placement group, where there is room for its other ranks too."""
         from worker.host import WorkerHost
-        from worker.tensor_parallel.ray_rank_group import crew_of
+        from worker.tensor_parallel.ray_rank_processes import rank_processes_of
 
         log_to_stderr(log_level)
         config = replace(config, host=_host(config), node=ray.get_runtime_context().get_node_id())
@@ -62,7 +62,7 @@ class WorkerActor:
             config,
             on_death=_end_process,
             progress=self._on_progress,
-            crew=crew_of(config, bundle, log_level),
+            rank_processes=rank_processes_of(config, bundle, log_level),
         )
         self._progress = LoadProgress("starting", 0, 0)
         self._starting: asyncio.Task[Listening] | None = None

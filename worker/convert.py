@@ -7,7 +7,7 @@ from typing import Final
 
 from engine.core.events import EngineStats, StepMeasured
 from engine.core.request import Request
-from engine.core.sampling_params import FinishReason, Sampling, TokenLogprobs
+from engine.core.sampling_params import FinishReason, SamplingParams, TokenLogprobs
 from kv_transfer import Peer, Ticket
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 
@@ -33,9 +33,9 @@ FINISH_REASONS: Final[dict[FinishReason | None, sampling_pb2.FinishReason]] = {
 }
 
 
-def sampling_from_proto(message: sampling_pb2.Sampling) -> Sampling:
+def sampling_from_proto(message: sampling_pb2.SamplingParams) -> SamplingParams:
     """Values are taken as they are: the router has validated them."""
-    return Sampling(
+    return SamplingParams(
         max_tokens=message.max_tokens,
         min_tokens=message.min_tokens,
         temperature=message.temperature,

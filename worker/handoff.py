@@ -9,7 +9,7 @@ from rpc.baton.v1 import sampling_pb2, worker_pb2
 __all__ = ["digest_of", "pages_of", "push_span"]
 
 
-def digest_of(request: Request, num_tokens: int, sampling: sampling_pb2.Sampling) -> int:
+def digest_of(request: Request, num_tokens: int, sampling: sampling_pb2.SamplingParams) -> int:
     """Digest of a request as the router described it: its first `num_tokens` tokens and its sampling.
 
     Prefill and decode worker compute it from their own copies; if the two differ, one of them would go on

@@ -20,14 +20,14 @@ import grpc
 import torch
 from prometheus_client import start_http_server
 
-from common.garbage_collection import calm_collector
+from common.garbage_collection import tune_gc
 from common.ports import bind_within
 from common.progress import Progress, silent
 from engine.engine import Engine
 from engine.executor.runner import ModelRunner
 from engine.loader.checkpoint import local_copy
-from engine.parallel import ALONE, OpenMeeting, Ranks
-from engine.warmup import program_for, rehearse
+from engine.parallel import ALONE, Ranks, RendezvousServer
+from engine.warmup import warm_up, warmup_plan_for
 from rpc.baton.v1 import worker_pb2, worker_pb2_grpc
 from rpc.server import GrpcServer
 from rpc.tls import Identity
@@ -40,7 +40,7 @@ from worker.network import is_loopback
 from worker.request_handler import RequestHandler
 from worker.router_watch import RouterWatch
 from worker.service import WorkerService
-from worker.tensor_parallel.rank_group import Crew
+from worker.tensor_parallel.rank_processes import RankProcesses
 from worker.watchdog import Watchdog
 
 __all__ = ["WorkerHost"]
@@ -61,21 +61,23 @@ class WorkerHost:
         *,
         on_death: Callable[[EngineDied], None],
         progress: Progress = silent,
-        crew: Crew | None = None,
+        rank_processes: RankProcesses | None = None,
     ) -> None:
         """`on_death`: the engine failed and the worker is of no use any more. It should end, and be started
-        anew; called on the asyncio loop, after health and the open sessions have said so. `crew` runs the
-        other ranks of a worker that has some. Raises ValueError for a worker that other machines could reach
-        and that asks nobody for a certificate.
+        anew; called on the asyncio loop, after health and the open sessions have said so.
+        `rank_processes` runs the other ranks of a worker that has several. Raises ValueError for a worker
+        that other machines could reach and that asks nobody for a certificate.
         """
         self.config = config
         self.address = ""
         """host:port of the gRPC server, once started."""
         if config.router_certificate is None and not is_loopback(config.host):
             raise ValueError(f"{config.worker_id} would serve whoever reaches {config.host}")
-        if (crew is None) != (config.engine.tensor_parallel_size == 1):
-            raise ValueError(f"{config.worker_id}: a worker has a crew exactly if it has several ranks")
-        self._crew = crew
+        if (rank_processes is None) != (config.engine.tensor_parallel_size == 1):
+            raise ValueError(
+                f"{config.worker_id}: rank_processes must be given exactly if there are several ranks"
+            )
+        self._rank_processes = rank_processes
         self._identity = Identity.draw() if config.router_certificate is not None else None
         self._assemble = assemble
         self._on_death = on_death
@@ -100,11 +102,11 @@ class WorkerHost:
             # and once they are more than the cores, the engine thread's sleep after each operation.
             with ThreadPoolExecutor(1, thread_name_prefix="loading") as loader:
                 self._parts, self._handler = await self._asyncio.run_in_executor(loader, self._build)
-            calm_collector()
+            tune_gc()
             info = self._run_threads()
             await self._serve(info)
-            if self._crew is not None:
-                self._crew.end.add_done_callback(self._on_crew_end)
+            if self._rank_processes is not None:
+                self._rank_processes.end.add_done_callback(self._on_rank_end)
         except BaseException:
             await asyncio.to_thread(self._running.close)
             raise
@@ -120,7 +122,7 @@ class WorkerHost:
 
     def _build(self) -> tuple[Parts, RequestHandler]:
         config = self.config = self._with_model_of_this_machine()
-        runner = ModelRunner(config.engine, self._progress, self._muster())
+        runner = ModelRunner(config.engine, self._progress, self._form_group())
         engine = Engine(config.engine, runner=runner)
         parts = Parts(
             config=config,
@@ -131,8 +133,8 @@ class WorkerHost:
         self._running.callback(engine.close)
         handler = engine.hooks = self._assemble(parts)
         # Not before: until the handler is assembled, other ranks wait for KV ports, and not for steps.
-        self._progress("Rehearsing", 0, 0)
-        rehearse(runner, config.engine, program_for(config.engine))
+        self._progress("Warming up", 0, 0)
+        warm_up(runner, config.engine, warmup_plan_for(config.engine))
         return parts, handler
 
     def _with_model_of_this_machine(self) -> WorkerConfig:
@@ -140,16 +142,18 @@ class WorkerHost:
         path = local_copy(config.source, config.engine.model_path, self._progress)
         return replace(config, engine=replace(config.engine, model_path=path))
 
-    def _muster(self) -> Ranks:
+    def _form_group(self) -> Ranks:
         """All ranks of this worker, found and ready to load."""
-        crew, config = self._crew, self.config
-        if crew is None:
+        rank_processes, config = self._rank_processes, self.config
+        if rank_processes is None:
             return ALONE
-        meeting = OpenMeeting(config.engine.tensor_parallel_size)
-        self._running.callback(crew.stop)
-        crew.start(config, meeting.place)
-        return meeting.lead(
-            torch.device(config.engine.device), patience_s=config.step_timeout_s, absent=crew.trouble
+        rendezvous = RendezvousServer(config.engine.tensor_parallel_size)
+        self._running.callback(rank_processes.stop)
+        rank_processes.start(config, rendezvous.place)
+        return rendezvous.join_as_first_rank(
+            torch.device(config.engine.device),
+            patience_s=config.step_timeout_s,
+            absent=rank_processes.trouble,
         )
 
     def _run_threads(self) -> worker_pb2.WorkerInfo:
@@ -198,14 +202,14 @@ class WorkerHost:
     def _on_engine_death(self, death: EngineDied) -> None:
         """On the engine thread, or the watchdog's."""
         self._parts.metrics.ready.set(0)
-        asyncio.run_coroutine_threadsafe(self._say_farewell(death), self._asyncio)
+        asyncio.run_coroutine_threadsafe(self._report_death(death), self._asyncio)
 
-    def _on_crew_end(self, end: Future[str]) -> None:
+    def _on_rank_end(self, end: Future[str]) -> None:
         """On whichever thread noticed. Without one of its ranks this worker has no model."""
         if not end.cancelled():
             self._on_engine_death(EngineDied(end.result()))
 
-    async def _say_farewell(self, death: EngineDied) -> None:
+    async def _report_death(self, death: EngineDied) -> None:
         await self._server.set_serving(False)
         self._on_death(death)
 

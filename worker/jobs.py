@@ -23,7 +23,7 @@ class Job:
     arrival: float
     deadline: float
     """math.inf: none."""
-    sampling: sampling_pb2.Sampling
+    sampling: sampling_pb2.SamplingParams
     """As the client wants it; a role may have the engine compute only a part."""
     said_cached: bool = False
     """Whether the router knows how much of the prompt was cached."""

@@ -21,7 +21,7 @@ from benchmarks.cluster.traffic import Arrival
 from benchmarks.cluster.worker import SimWorker, StepReport, WorkerSettings
 from engine.core.kv_manager import Reservation
 from engine.core.request import Request
-from engine.core.sampling_params import Sampling
+from engine.core.sampling_params import SamplingParams
 from router.placement import (
     PRIOR,
     Ledger,
@@ -265,4 +265,4 @@ class Simulation:
 
 
 def _request(number: int, prompt: Sequence[int], max_tokens: int) -> Request:
-    return Request(id=number, prompt=prompt, sampling=Sampling(max_tokens=max_tokens, ignore_eos=True))
+    return Request(id=number, prompt=prompt, sampling=SamplingParams(max_tokens=max_tokens, ignore_eos=True))

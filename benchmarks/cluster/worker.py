@@ -192,9 +192,9 @@ class SimWorker:
     def _complete(self, step: _Step) -> None:
         at = step.ends
         plan, work = step.plan, step.work
-        pacer, is_mixed = self.scheduler.pacer, work.prompt_tokens and work.decodes
-        if pacer is not None and is_mixed and self._completed_at > -math.inf:
-            pacer.observe(self._cost.of_step(plan), at - self._completed_at)
+        itl_controller, is_mixed = self.scheduler.itl_controller, work.prompt_tokens and work.decodes
+        if itl_controller is not None and is_mixed and self._completed_at > -math.inf:
+            itl_controller.observe(self._cost.of_step(plan), at - self._completed_at)
         self._completed_at = at
         report = StepReport(at, work, at - step.begins)
         for chunk in plan.chunks:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.lib.sampling_flags import sampling_arguments, sampling_of
-from common.garbage_collection import calm_collector
+from common.garbage_collection import tune_gc
 from engine.config import EngineConfig
 from engine.core.request import Request
 from engine.device.defaults import defaults_for
@@ -57,7 +57,7 @@ def build_engine(options: argparse.Namespace) -> Engine:
             overlap=not options.no_overlap,
         )
     )
-    calm_collector()
+    tune_gc()
     return engine
 
 

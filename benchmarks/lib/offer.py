@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from benchmarks.lib.client import Record, Target, open_client, send
 from benchmarks.lib.workload import Work
-from common.garbage_collection import freeze_startup
+from common.garbage_collection import freeze_gc
 
 __all__ = ["offer"]
 
@@ -29,7 +29,7 @@ async def offer(
 
     `console` shows progress.
     """
-    freeze_startup()  # or a collection of this process would be taken for a pause of the server
+    freeze_gc()  # or a collection of this process would be taken for a pause of the server
     gate = asyncio.Semaphore(max_concurrency) if max_concurrency else nullcontext()
     progress = Progress(
         TextColumn("{task.description}"),

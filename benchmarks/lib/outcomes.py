@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from benchmarks.lib.client import Record
-from benchmarks.lib.report import Spread, Summary
+from benchmarks.lib.report import Percentiles, Summary
 
 __all__ = ["Interruption", "Point"]
 
@@ -40,9 +40,9 @@ class Interruption:
         return f"chunks of {self.chunk}" if self.chunk else "chunking off"
 
     @property
-    def itl(self) -> Spread:
+    def itl(self) -> Percentiles:
         """Of the running answers, from the long prompt's arrival on."""
-        return Spread.of(
+        return Percentiles.of(
             after - before
             for record in self.decodes
             for before, after in pairwise(record.arrivals)

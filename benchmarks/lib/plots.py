@@ -23,7 +23,7 @@ _DPI: Final = 150
 
 
 def plot_comparison(outcomes: Sequence[Outcome], title: str, path: Path) -> None:
-    """Four panels of bars, one bar a contestant."""
+    """Four panels of bars, one bar a system."""
     names = [outcome.name for outcome in outcomes]
     panels = {
         "tokens/s, all at once": [outcome.together.total_rate for outcome in outcomes],

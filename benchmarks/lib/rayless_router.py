@@ -1,4 +1,4 @@
-"""The router as `router.cli.service` builds it, without Ray, canary and gRPC front end: to measure it."""
+"""The router as `router.cli.service` builds it, without Ray, probe and gRPC front end: to measure it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from common.garbage_collection import freeze_startup
+from common.garbage_collection import freeze_gc
 from router.config.settings import RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics import RouterMetrics
@@ -65,6 +65,6 @@ async def _route(folder: Path, vocab_size: int, worker: str, pipe: Connection) -
         )
         http = HttpServer(generation, HttpConfig(port=0), metrics=CollectorRegistry())
         await http.start()
-        freeze_startup()
+        freeze_gc()
         pipe.send(http.port)
         await asyncio.Event().wait()

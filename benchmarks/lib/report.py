@@ -11,11 +11,11 @@ from rich.table import Table
 
 from benchmarks.lib.client import Record
 
-__all__ = ["Objective", "Spread", "Summary", "summarize", "summary_table"]
+__all__ = ["Objective", "Percentiles", "Summary", "summarize", "summary_table"]
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class Percentiles:
     """A distribution in five numbers; all 0 where nothing was measured."""
 
     mean: float
@@ -25,7 +25,7 @@ class Spread:
     max: float
 
     @classmethod
-    def of(cls, values: Iterable[float]) -> Spread:
+    def of(cls, values: Iterable[float]) -> Percentiles:
         array = np.fromiter(values, dtype=np.float64)
         if not array.size:
             return cls(0.0, 0.0, 0.0, 0.0, 0.0)
@@ -62,10 +62,10 @@ class Summary:
     duration_s: float
     prompt_tokens: int
     output_tokens: int
-    ttft: Spread
-    itl: Spread
-    tpot: Spread
-    e2e: Spread
+    ttft: Percentiles
+    itl: Percentiles
+    tpot: Percentiles
+    e2e: Percentiles
     good: int
     """Answers that met the objective."""
 
@@ -106,10 +106,10 @@ def summarize(records: Sequence[Record], objective: Objective = ANYTHING) -> Sum
         duration_s=duration,
         prompt_tokens=sum(record.prompt_tokens for record in answered),
         output_tokens=sum(record.output_tokens for record in answered),
-        ttft=Spread.of(record.ttft for record in answered),
-        itl=Spread.of(itl for record in answered for itl in record.itls),
-        tpot=Spread.of(record.tpot for record in answered if record.output_tokens > 1),
-        e2e=Spread.of(record.e2e for record in answered),
+        ttft=Percentiles.of(record.ttft for record in answered),
+        itl=Percentiles.of(itl for record in answered for itl in record.itls),
+        tpot=Percentiles.of(record.tpot for record in answered if record.output_tokens > 1),
+        e2e=Percentiles.of(record.e2e for record in answered),
         good=sum(objective.is_met_by(record) for record in answered),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Final
 
-from engine.core.sampling_params import Sampling
+from engine.core.sampling_params import SamplingParams
 
 __all__ = ["body_of", "sampling_arguments", "sampling_of"]
 
@@ -29,9 +29,9 @@ def body_of(options: argparse.Namespace) -> dict[str, float]:
     }
 
 
-def sampling_of(options: argparse.Namespace, max_tokens: int, seed: int) -> Sampling:
+def sampling_of(options: argparse.Namespace, max_tokens: int, seed: int) -> SamplingParams:
     """What an engine is asked for, answered to full length."""
-    return Sampling(
+    return SamplingParams(
         max_tokens=max_tokens,
         temperature=options.temperature,
         top_p=options.top_p,

@@ -21,12 +21,12 @@ from benchmarks.lib.server import BatonServer
 from benchmarks.lib.workload import Work
 from engine.loader.checkpoint import resolve
 
-__all__ = ["Contest", "Outcome", "baton", "transformers", "vllm"]
+__all__ = ["Comparison", "Outcome", "baton", "transformers", "vllm"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contest:
-    """The same for every contestant."""
+class Comparison:
+    """The same for every system."""
 
     model: str
     device: str
@@ -61,21 +61,21 @@ class Outcome:
         }
 
 
-def baton(contest: Contest, mode: str, *flags: str) -> Outcome:
+def baton(comparison: Comparison, mode: str, *flags: str) -> Outcome:
     """Baton from outside, over HTTP, as its users have it."""
-    command = ["--mode", mode, "--model", contest.model, "--served-model-name", "model"]
-    command += ["--device", contest.device, "--dtype", contest.dtype, *flags]
+    command = ["--mode", mode, "--model", comparison.model, "--served-model-name", "model"]
+    command += ["--device", comparison.device, "--dtype", comparison.dtype, *flags]
     with BatonServer(*command) as server, PeakMemory(server.pid) as memory:
-        target = Target(server.url, "model", extra={"ignore_eos": True, **contest.asked})
-        _answers(target, contest.warmup, 1)
-        together = _answers(target, contest.together, None)
-        alone = _answers(target, contest.alone, 1)
+        target = Target(server.url, "model", extra={"ignore_eos": True, **comparison.asked})
+        _answers(target, comparison.warmup, 1)
+        together = _answers(target, comparison.together, None)
+        alone = _answers(target, comparison.alone, 1)
     return Outcome(f"Baton {mode}", together, alone, memory.peak_bytes)
 
 
-def transformers(contest: Contest) -> Outcome:
+def transformers(comparison: Comparison) -> Outcome:
     """transformers' `generate` from inside its process: all requests of a batch in one call."""
-    job = {**_job(contest), "device": contest.device}
+    job = {**_job(comparison), "device": comparison.device}
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.transformers_baseline"],
         stdin=subprocess.PIPE,
@@ -89,15 +89,15 @@ def transformers(contest: Contest) -> Outcome:
     return _outcome("transformers", json.loads(output), memory.peak_bytes)
 
 
-def vllm(contest: Contest, python: Path) -> Outcome:
+def vllm(comparison: Comparison, python: Path) -> Outcome:
     """vLLM's engine from inside its process, under the interpreter of its own environment."""
     script = Path(__file__).with_name("vllm_baseline.py")
-    longest = max(len(work.prompt) + work.max_tokens for work in contest.together)
+    longest = max(len(work.prompt) + work.max_tokens for work in comparison.together)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment.setdefault("VLLM_CPU_KVCACHE_SPACE", "4")
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "records.json"
-        job = {**_job(contest), "max_model_len": longest + 1, "output": str(output)}
+        job = {**_job(comparison), "max_model_len": longest + 1, "output": str(output)}
         process = subprocess.Popen(
             [python, script], stdin=subprocess.PIPE, stdout=sys.stderr, text=True, cwd=folder, env=environment
         )
@@ -108,14 +108,14 @@ def vllm(contest: Contest, python: Path) -> Outcome:
         return _outcome("vLLM", json.loads(output.read_text()), memory.peak_bytes)
 
 
-def _job(contest: Contest) -> dict[str, Any]:
+def _job(comparison: Comparison) -> dict[str, Any]:
     """The first batch warms up, the second is all at once, each of the others one request."""
-    batches = [[contest.warmup[0].prompt], [work.prompt for work in contest.together]]
+    batches = [[comparison.warmup[0].prompt], [work.prompt for work in comparison.together]]
     return {
-        "model_path": str(resolve(contest.model).path),
-        "dtype": contest.dtype,
-        "max_tokens": contest.max_tokens,
-        "batches": batches + [[work.prompt] for work in contest.alone],
+        "model_path": str(resolve(comparison.model).path),
+        "dtype": comparison.dtype,
+        "max_tokens": comparison.max_tokens,
+        "batches": batches + [[work.prompt] for work in comparison.alone],
     }
 
 

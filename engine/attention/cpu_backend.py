@@ -26,7 +26,7 @@ class CpuAttention:
         """What the step points to must not be freed before it ends."""
 
     def prepare(self, batch: Batch) -> None:
-        pool, lists = self._pool, batch.page_lists
+        pool, lists = self._pool, batch.block_tables
         arrays = (batch.query_indptr, batch.context_lens, lists.indptr, lists.pages)
         self._held = (*arrays, batch.slot_mapping, batch.positions)
         self._step = Step(

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.attention.decode_plan import DecodePlan
-from engine.batch.block_tables import PageLists
+from engine.batch.block_tables import BlockTables
 from engine.batch.step_inputs import Ints
 
 __all__ = ["Decodes", "PlanFields"]
@@ -24,12 +24,12 @@ class Decodes:
 
     context_lens: Ints
     """[R]"""
-    page_lists: PageLists
+    block_tables: BlockTables
 
     def padded(self, missing: int, page: int) -> Decodes:
         """With so many more requests of one token, on this page."""
         lens = np.concatenate([self.context_lens, np.ones(missing, dtype=np.int64)])
-        return Decodes(lens, self.page_lists.padded(missing, page))
+        return Decodes(lens, self.block_tables.padded(missing, page))
 
 
 class PlanFields:
@@ -54,7 +54,7 @@ class PlanFields:
         return begin
 
     def pack(self, decodes: Decodes, cut: DecodePlan, page_size: int) -> npt.NDArray[np.int32]:
-        lists = decodes.page_lists
+        lists = decodes.block_tables
         if len(cut.owners) > self.parts:
             raise ValueError(f"{len(cut.owners)} parts do not fit a grid of {self.parts}")
         packed = np.zeros(self.end + len(lists.pages), dtype=np.int32)

@@ -14,7 +14,7 @@ from engine.attention.flashinfer_chunks import ChunkAttention
 from engine.attention.flashinfer_kernels import Heads
 from engine.attention.paged_decodes import DecodeAttention
 from engine.batch.batch import Batch
-from engine.batch.block_tables import PageLists
+from engine.batch.block_tables import BlockTables
 from engine.kernels.rotate_store import rotate_store
 from engine.kv_cache.pool import KVPool
 from engine.layers.flashinfer_ops import Positions
@@ -43,10 +43,12 @@ class FlashInferAttention:
         self._num_decodes = batch.num_requests - n
         self._slots = batch.slot_mapping
         if n:
-            lists = batch.page_lists.part(0, n)
+            lists = batch.block_tables.part(0, n)
             self._chunks.prepare(batch.query_indptr[: n + 1], batch.context_lens[:n], lists)
         if self._num_decodes:
-            self._decodes.plan(Decodes(batch.context_lens[n:], batch.page_lists.part(n, batch.num_requests)))
+            self._decodes.plan(
+                Decodes(batch.context_lens[n:], batch.block_tables.part(n, batch.num_requests))
+            )
 
     def forward(self, layer: int, qkv: torch.Tensor, rotation: Rotation | None) -> torch.Tensor:
         queries = qkv[:, : self._num_heads]
@@ -85,7 +87,7 @@ class FlashInferAttention:
         self._graph_slots = torch.full((max_batch,), self._scratch_slot, dtype=torch.int64, device=device)
 
     def prepare_capture(self, batch_size: int) -> None:
-        none = Decodes(np.empty(0, dtype=np.int64), PageLists.of([]))
+        none = Decodes(np.empty(0, dtype=np.int64), BlockTables.of([]))
         self._graph_slots.fill_(self._scratch_slot)
         self._enter_graph(none.padded(batch_size, self._pool.scratch_page))
 
@@ -94,7 +96,7 @@ class FlashInferAttention:
         self._graph_slots[:n].copy_(batch.slot_mapping)
         if n < batch_size:
             self._graph_slots[n:batch_size].fill_(self._scratch_slot)
-        decodes = Decodes(batch.context_lens, batch.page_lists)
+        decodes = Decodes(batch.context_lens, batch.block_tables)
         self._enter_graph(decodes.padded(batch_size - n, self._pool.scratch_page))
 
     def _enter_graph(self, decodes: Decodes) -> None:

@@ -12,7 +12,7 @@ import torch
 from engine.attention.flashinfer_kernels import Heads, Kernel, PagedKernel, Ragged, RaggedKernel, Tables
 from engine.attention.kernel_choice import splits_contexts
 from engine.batch.batch import Ints
-from engine.batch.block_tables import PageLists, starts_of
+from engine.batch.block_tables import BlockTables, starts_of
 from engine.device.staging import send
 from engine.kernels.gather import gather_kv
 from engine.kv_cache.pool import KVPool
@@ -60,21 +60,21 @@ class ChunkAttention:
         self._copy = torch.empty((2, max_rows, pool.num_kv_heads, pool.head_dim), dtype=dtype, device=device)
         self._gathering: _Gathering | None = None
 
-    def prepare(self, query_indptr: Ints, context_lens: Ints, page_lists: PageLists) -> None:
+    def prepare(self, query_indptr: Ints, context_lens: Ints, block_tables: BlockTables) -> None:
         """Plan a step of chunks; arrays as in Batch, of the chunks alone."""
         lengths = np.diff(query_indptr)
         if splits_contexts(lengths, context_lens, self._num_heads, self._multiprocessors):
             self._paged = self._split
-            self._plan_pages(query_indptr, context_lens, page_lists)
+            self._plan_pages(query_indptr, context_lens, block_tables)
             return
         self._paged = self._whole
         padded = -(-(context_lens + RaggedKernel.TILE) // self._pool.page_size)
         num_rows = int(padded.sum()) * self._pool.page_size
         readers = float(lengths @ context_lens) / float(context_lens.sum())
         if num_rows <= self._copy.shape[1] and readers >= _WORTH_A_COPY:
-            self._plan_copy(query_indptr, context_lens, page_lists, padded)
+            self._plan_copy(query_indptr, context_lens, block_tables, padded)
         else:
-            self._plan_pages(query_indptr, context_lens, page_lists)
+            self._plan_pages(query_indptr, context_lens, block_tables)
 
     def run(self, q: torch.Tensor, pages: torch.Tensor, out: torch.Tensor) -> None:
         """Attend with all rows of the chunks, `[T, heads, dim]`, to one layer of the pool."""
@@ -85,20 +85,22 @@ class ChunkAttention:
         gather_kv(pages, self._gathering.sources, self._gathering.fills, rows)
         self._ragged.run(q, rows[0], rows[1], out)
 
-    def _plan_pages(self, query_indptr: Ints, context_lens: Ints, page_lists: PageLists) -> None:
-        batch = Ragged(_int32(query_indptr), _int32(page_lists.indptr), _int32(context_lens))
-        last_fills = context_lens - (page_lists.counts - 1) * self._pool.page_size
-        arrays = [batch.query_indptr, batch.kv_indptr, _int32(page_lists.pages), _int32(last_fills)]
+    def _plan_pages(self, query_indptr: Ints, context_lens: Ints, block_tables: BlockTables) -> None:
+        batch = Ragged(_int32(query_indptr), _int32(block_tables.indptr), _int32(context_lens))
+        last_fills = context_lens - (block_tables.counts - 1) * self._pool.page_size
+        arrays = [batch.query_indptr, batch.kv_indptr, _int32(block_tables.pages), _int32(last_fills)]
         self._paged.plan(batch, Tables(*send(arrays, self._pool.tensor.device)))
         self._gathering = None
 
-    def _plan_copy(self, query_indptr: Ints, context_lens: Ints, page_lists: PageLists, padded: Ints) -> None:
+    def _plan_copy(
+        self, query_indptr: Ints, context_lens: Ints, block_tables: BlockTables, padded: Ints
+    ) -> None:
         page_size = self._pool.page_size
         first = starts_of(padded)
         owner = np.repeat(np.arange(len(padded)), padded)
         index = np.arange(first[-1]) - first[owner]
         fills = np.clip(context_lens[owner] - index * page_size, 0, page_size)
-        sources = page_lists.pages[page_lists.indptr[owner] + np.where(fills > 0, index, 0)]
+        sources = block_tables.pages[block_tables.indptr[owner] + np.where(fills > 0, index, 0)]
         batch = Ragged(_int32(query_indptr), _int32(first * page_size), _int32(context_lens))
         arrays = [batch.query_indptr, batch.kv_indptr, _int32(sources), _int32(fills)]
         query_rows, kv_rows, sent_sources, sent_fills = send(arrays, self._pool.tensor.device)

@@ -34,14 +34,14 @@ class DecodeAttention:
 
     def plan(self, decodes: Decodes) -> None:
         """Of any number of requests, for a step that is launched kernel by kernel."""
-        cut = self._planner.plan(decodes.page_lists.counts)
+        cut = self._planner.plan(decodes.block_tables.counts)
         fields = PlanFields(len(decodes.context_lens), len(cut.owners))
         packed = torch.from_numpy(fields.pack(decodes, cut, self._page_size))
         self._plan = _tensors(fields, packed.pin_memory().to(self._device, non_blocking=True))
 
     def plan_into(self, ints: torch.Tensor, decodes: Decodes) -> None:
         """Likewise for a graph of just so many requests, which reads `ints`."""
-        cut = self._planner.plan(decodes.page_lists.counts)
+        cut = self._planner.plan(decodes.block_tables.counts)
         requests = len(decodes.context_lens)
         fields = PlanFields(requests, self._planner.most_parts(requests))
         packed = torch.from_numpy(fields.pack(decodes, cut, self._page_size))

@@ -73,7 +73,7 @@ class TorchAttention:
         page_size = self._pool.page_size
         self._page = torch.div(batch.slot_mapping, page_size, rounding_mode="floor")
         self._offset = batch.slot_mapping - self._page * page_size
-        tables = batch.page_lists.table(fill=self._pool.scratch_page)
+        tables = batch.block_tables.table(fill=self._pool.scratch_page)
         self._clear_new_tails(batch, tables)
         n = batch.num_chunks
         self._chunks = [self._plan_chunk(batch, tables, r) for r in range(n)]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine.batch.block_tables import PageLists, starts_of
+from engine.batch.block_tables import BlockTables, starts_of
 from engine.batch.step_inputs import Ints, StepInputs
 from engine.core.largest_step import Span
 from engine.core.request import PENDING
@@ -38,7 +38,7 @@ class Batch:
     """[R + 1]: request r owns rows query_indptr[r] to query_indptr[r + 1]."""
     context_lens: Ints
     """[R]: tokens that the last row of a request attends to, itself included."""
-    page_lists: PageLists
+    block_tables: BlockTables
     """The pages of each request that hold its context."""
 
     sample_rows: torch.Tensor
@@ -82,12 +82,12 @@ class BatchBuilder:
         indptr = starts_of(lengths)
 
         self._refresh_tables(inputs)
-        page_lists = self._page_lists(slots, -(-context_lens // page_size))
+        block_tables = self._block_tables(slots, -(-context_lens // page_size))
 
         owner = np.repeat(np.arange(len(slots)), lengths)
         positions = np.arange(indptr[-1]) + (starts - indptr[:-1])[owner]
         page, offset = np.divmod(positions, page_size)
-        slot_mapping = page_lists.pages[page_lists.indptr[owner] + page] * page_size + offset
+        slot_mapping = block_tables.pages[block_tables.indptr[owner] + page] * page_size + offset
 
         sampling = inputs.samples.astype(np.bool_)
         pending = np.flatnonzero(inputs.input_ids == PENDING)
@@ -103,17 +103,17 @@ class BatchBuilder:
             num_chunks=int(np.count_nonzero(lengths > 1)),
             query_indptr=indptr,
             context_lens=context_lens,
-            page_lists=page_lists,
+            block_tables=block_tables,
             sample_rows=sent[3],
             sample_slots=sent[4],
             pending_rows=sent[5],
             pending_slots=sent[6],
         )
 
-    def _page_lists(self, slots: Ints, counts: Ints) -> PageLists:
+    def _block_tables(self, slots: Ints, counts: Ints) -> BlockTables:
         tables = self._tables
         lists = [tables[slot, :count] for slot, count in zip(slots.tolist(), counts.tolist(), strict=True)]
-        return PageLists(np.concatenate(lists), starts_of(counts))
+        return BlockTables(np.concatenate(lists), starts_of(counts))
 
     def _refresh_tables(self, inputs: StepInputs) -> None:
         end = 0
@@ -139,7 +139,7 @@ def scratch_batch(spans: Sequence[Span], scratch_page: int, page_size: int, devi
         num_chunks=int(np.count_nonzero(lengths > 1)),
         query_indptr=starts_of(lengths),
         context_lens=context_lens,
-        page_lists=PageLists(np.full(counts.sum(), scratch_page, dtype=np.int64), starts_of(counts)),
+        block_tables=BlockTables(np.full(counts.sum(), scratch_page, dtype=np.int64), starts_of(counts)),
         sample_rows=sent[3],
         sample_slots=sent[3],
         pending_rows=sent[3],

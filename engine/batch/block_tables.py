@@ -12,18 +12,18 @@ import numpy as np
 
 from engine.batch.step_inputs import Ints
 
-__all__ = ["PageLists", "starts_of"]
+__all__ = ["BlockTables", "starts_of"]
 
 
 @dataclass(frozen=True, slots=True)
-class PageLists:
+class BlockTables:
     pages: Ints
     """[N]."""
     indptr: Ints
     """[R + 1]: request r has pages[indptr[r]:indptr[r + 1]]."""
 
     @classmethod
-    def of(cls, lists: list[list[int]]) -> PageLists:
+    def of(cls, lists: list[list[int]]) -> BlockTables:
         pages = np.array([page for pages in lists for page in pages], dtype=np.int64)
         return cls(pages, starts_of(np.array([len(pages) for pages in lists], dtype=np.int64)))
 
@@ -32,15 +32,15 @@ class PageLists:
         """[R]."""
         return np.diff(self.indptr)
 
-    def part(self, begin: int, end: int) -> PageLists:
+    def part(self, begin: int, end: int) -> BlockTables:
         """Those of requests begin to end."""
         indptr = self.indptr[begin : end + 1]
-        return PageLists(self.pages[indptr[0] : indptr[-1]], indptr - indptr[0])
+        return BlockTables(self.pages[indptr[0] : indptr[-1]], indptr - indptr[0])
 
-    def padded(self, missing: int, page: int) -> PageLists:
+    def padded(self, missing: int, page: int) -> BlockTables:
         """With so many more requests, that have just this page each."""
         ends = self.indptr[-1] + np.arange(1, missing + 1)
-        return PageLists(
+        return BlockTables(
             np.concatenate([self.pages, np.full(missing, page)]), np.concatenate([self.indptr, ends])
         )
 

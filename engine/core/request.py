@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from engine.core.sampling_params import FinishReason, Sampling
+from engine.core.sampling_params import FinishReason, SamplingParams
 from engine.kv_cache.radix import RadixNode
 
 __all__ = ["PENDING", "PageId", "Request", "RequestId", "TokenId"]
@@ -29,7 +29,7 @@ class Request:
 
     id: RequestId
     prompt: Sequence[TokenId]
-    sampling: Sampling
+    sampling: SamplingParams
     output: list[TokenId] = field(default_factory=list)
     priority: int = 0
     arrival: float = 0.0

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-__all__ = ["MAX_LOGIT_BIASES", "MAX_LOGPROBS", "FinishReason", "Sampling", "TokenLogprobs"]
+__all__ = ["MAX_LOGIT_BIASES", "MAX_LOGPROBS", "FinishReason", "SamplingParams", "TokenLogprobs"]
 
 MAX_LOGPROBS: Final = 20
 """Likeliest tokens that a request may have reported at each position."""
@@ -20,7 +20,7 @@ class FinishReason(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
+class SamplingParams:
     """Sampling of one request.
 
     Randomness is a pure function of `seed` and the position of the token that is drawn, so a request
@@ -46,12 +46,12 @@ class Sampling:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the likeliest token is taken: of equally likely ones, the first."""
+        """Whether the most likely token is taken: of equally likely ones, the first."""
         return self.temperature == 0.0 or self.top_k == 1
 
     @property
-    def only_likeliest(self) -> bool:
-        """Whether nothing but the likeliest token is asked for, of logits as they are."""
+    def argmax_only(self) -> bool:
+        """Whether nothing but the most likely token is asked for, of logits as they are."""
         return (
             self.is_greedy
             and self.logprobs is None

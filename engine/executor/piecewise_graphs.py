@@ -25,7 +25,7 @@ from engine.layers.ops import Rotation
 from engine.models.base import CausalLM
 from engine.parallel.communicator import Ranks
 
-__all__ = ["MixedGraphs", "token_sizes"]
+__all__ = ["PiecewiseGraphs", "token_sizes"]
 
 _GAIN: Final = 0.985
 """Of two sizes, the smaller is worth having if it takes less than this part of the larger one's time."""
@@ -69,7 +69,7 @@ class _Chain:
             graph.replay()
 
 
-class MixedGraphs:
+class PiecewiseGraphs:
     """Captured forward passes without their attention, all in one memory pool. A `Forward`.
 
     More tokens may take less time, since cuBLAS chooses its kernels by rules of thumb. A size that is no
@@ -143,7 +143,7 @@ class MixedGraphs:
                 progress("Capturing CUDA graphs of mixed steps", done, len(sizes))
                 with faster_library(weights, rows=size):
                     chain = self._captured(size, pool)
-                took = self._ranks.least(_microseconds(chain))  # the same sizes on all ranks
+                took = self._ranks.all_reduce_min(_microseconds(chain))  # the same sizes on all ranks
                 if took < _GAIN * fastest:
                     fastest = took
                     self._chains[size] = chain

@@ -22,7 +22,7 @@ from engine.device.readback import Readback
 from engine.errors import EngineError
 from engine.executor.cuda_graphs import GRAPH_BYTES, DecodeGraphs
 from engine.executor.forward import Eager, Forward
-from engine.executor.piecewise_graphs import MixedGraphs
+from engine.executor.piecewise_graphs import PiecewiseGraphs
 from engine.kv_cache.pool import KVPool
 from engine.loader.model_loader import load_model
 from engine.loader.weights_identity import weights_identity
@@ -139,7 +139,7 @@ class ModelRunner:
             device=self._device,
         )
         # Page ids are the same on all ranks, so the smallest room decides.
-        self.kv = self._pool(config, ranks.least(config.num_pages or self._pages_that_fit(config)))
+        self.kv = self._pool(config, ranks.all_reduce_min(config.num_pages or self._pages_that_fit(config)))
         self._steps = StepWriter(config.max_running_requests)
         self._batches = BatchBuilder(
             page_size=config.page_size,
@@ -158,7 +158,7 @@ class ModelRunner:
     def prepare(self, plan: StepPlan) -> PreparedStep:
         """Do what comes before the device's first work. A step is launched before the next is prepared."""
         inputs = self._steps.write(plan)
-        self.ranks.announce(inputs)
+        self.ranks.broadcast_step(inputs)
         sampling = [chunk for chunk in plan.chunks if chunk.samples]
         return PreparedStep(*self._prepared(inputs), sampling)
 
@@ -166,7 +166,7 @@ class ModelRunner:
         """Let the device begin with a step; `StepInFlight.proceed` enqueues the rest. Waits for no GPU."""
         return StepInFlight(self._enqueue(step), step.sampling)
 
-    def follow(self, inputs: StepInputs) -> None:
+    def execute_step(self, inputs: StepInputs) -> None:
         """What `prepare` and `launch` are on the leader, for a rank that follows: all of it but to sample."""
         for _ in self._enqueue_part(inputs):
             pass
@@ -178,7 +178,7 @@ class ModelRunner:
         if not step.sampling:
             return Readback([], self._device)
         sampled = self._sampler.sample(self._model.logits(hidden[batch.sample_rows]), step.sampling)
-        self.ranks.share(sampled.tokens)
+        self.ranks.broadcast(sampled.tokens)
         self._last_tokens[batch.sample_slots] = sampled.tokens
         return Readback(sampled.tensors(), self._device)
 
@@ -190,7 +190,7 @@ class ModelRunner:
             return
         self._model.logits(hidden[batch.sample_rows])
         tokens = torch.empty_like(batch.sample_slots)
-        self.ranks.share(tokens)
+        self.ranks.broadcast(tokens)
         self._last_tokens[batch.sample_slots] = tokens
 
     def _prepared(self, inputs: StepInputs) -> tuple[Forward, Batch]:
@@ -235,16 +235,16 @@ class ModelRunner:
         batch = scratch_batch(largest_step(config), pool.scratch_page, config.page_size, self._device)
         advice = "lower --chunked-prefill-size or --max-running-requests"
         with advising(f"a step of {len(batch.input_ids)} tokens", advice), Probe(self._device) as probe:
-            self._rehearse(batch, attention, rows=config.max_running_requests)
+            self._profile_run(batch, attention, rows=config.max_running_requests)
         reserve = GRAPH_BYTES if config.cuda_graph_max_batch or config.cuda_graph_max_tokens else 0
         return probe.pages_that_fit(pool.page_bytes, fraction=config.kv_memory_fraction, reserve=reserve)
 
     @torch.inference_mode()
-    def _rehearse(self, batch: Batch, attention: AttentionBackend, *, rows: int) -> None:
+    def _profile_run(self, batch: Batch, attention: AttentionBackend, *, rows: int) -> None:
         """Compute a step and sample `rows` of it, in whatever way takes the most memory."""
         attention.prepare(batch)
         hidden = self._model(batch.input_ids, batch.positions, attention)
-        self._sampler.rehearse(self._model.logits(hidden[:rows]))
+        self._sampler.profile_run(self._model.logits(hidden[:rows]))
 
     @advising("CUDA graphs", "lower --kv-memory-fraction, --cuda-graph-max-bs or --cuda-graph-max-tokens")
     @torch.inference_mode()
@@ -265,7 +265,7 @@ class ModelRunner:
                 )
             if config.cuda_graph_max_tokens:
                 ways.append(
-                    MixedGraphs(
+                    PiecewiseGraphs(
                         self._model,
                         attention,
                         largest=config.cuda_graph_max_tokens,

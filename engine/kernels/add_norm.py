@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.pdl import await_inputs, starts_early
+from engine.kernels.pdl import pdl_wait, supports_pdl
 
 __all__ = ["add_norm"]
 
@@ -24,7 +24,7 @@ def add_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps:
     if num_rows == 0:
         return
     block = triton.next_power_of_2(size)
-    early = starts_early(x.device)
+    use_pdl = supports_pdl(x.device)
     _add_norm[(num_rows,)](
         x,
         residual,
@@ -32,20 +32,20 @@ def add_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps:
         eps,
         size=size,
         block=block,
-        early=early,
+        use_pdl=use_pdl,
         num_warps=max(1, min(16, block // 512)),
-        launch_pdl=early,
+        launch_pdl=use_pdl,
     )
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _add_norm(  # type: ignore[no-untyped-def]
-    x_ptr, residual_ptr, weight_ptr, eps, size: tl.constexpr, block: tl.constexpr, early: tl.constexpr
+    x_ptr, residual_ptr, weight_ptr, eps, size: tl.constexpr, block: tl.constexpr, use_pdl: tl.constexpr
 ):
     column = tl.arange(0, block)
     inside = column < size
     weight = tl.load(weight_ptr + column, mask=inside).to(tl.float32)
-    await_inputs(early)
+    pdl_wait(use_pdl)
     row = tl.program_id(0).to(tl.int64) * size + column
     total = tl.load(x_ptr + row, mask=inside, other=0.0).to(tl.float32)
     total += tl.load(residual_ptr + row, mask=inside, other=0.0).to(tl.float32)

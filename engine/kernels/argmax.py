@@ -1,4 +1,4 @@
-"""The likeliest token of each row, and whether the row is finite, in one pass over the vocabulary."""
+"""The most likely token of each row, and whether the row is finite, in one pass over the vocabulary."""
 
 from __future__ import annotations
 
@@ -6,22 +6,24 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = ["likeliest"]
+__all__ = ["greedy_sample"]
 
 
-def likeliest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def greedy_sample(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """For each row of `logits` [S, vocab]: index of its largest entry, the first of equals, as [S] int64; and
     whether all its entries are finite, as [S] bool. Where they are not, the index means nothing, but is one.
     """
     num_rows, vocab = logits.shape
     tokens = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     finite = torch.empty(num_rows, dtype=torch.bool, device=logits.device)
-    _likeliest[(num_rows,)](logits, tokens, finite, logits.stride(0), vocab=vocab, block=8192, num_warps=16)
+    _greedy_sample[(num_rows,)](
+        logits, tokens, finite, logits.stride(0), vocab=vocab, block=8192, num_warps=16
+    )
     return tokens, finite
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _likeliest(  # type: ignore[no-untyped-def]
+def _greedy_sample(  # type: ignore[no-untyped-def]
     logits_ptr, tokens_ptr, finite_ptr, stride, vocab: tl.constexpr, block: tl.constexpr
 ):
     row = tl.program_id(0).to(tl.int64)

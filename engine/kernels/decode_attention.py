@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.pdl import await_inputs, starts_early
+from engine.kernels.pdl import pdl_wait, supports_pdl
 
 __all__ = ["DecodeWorkspace", "PlanTensors", "attend"]
 
@@ -72,7 +72,7 @@ def attend(
     _, num_heads, dim = q.shape
     _, _, kv_heads, page_size, _ = pages.shape
     group = num_heads // kv_heads
-    early = starts_early(q.device)
+    use_pdl = supports_pdl(q.device)
     _attend[(kv_heads, len(plan.owners))](
         q,
         pages,
@@ -102,9 +102,9 @@ def attend(
         dim=dim,
         tile=_TILE,
         stages=_STAGES,
-        early=early,
+        use_pdl=use_pdl,
         num_warps=_WARPS,
-        launch_pdl=early,
+        launch_pdl=use_pdl,
     )
 
 
@@ -138,7 +138,7 @@ def _attend(  # type: ignore[no-untyped-def]
     dim: tl.constexpr,
     tile: tl.constexpr,
     stages: tl.constexpr,
-    early: tl.constexpr,
+    use_pdl: tl.constexpr,
 ):
     # Key heads of a part side by side: in memory they are, too.
     head = tl.program_id(0)
@@ -160,7 +160,7 @@ def _attend(  # type: ignore[no-untyped-def]
     own_rows = row[:, None] < group
     query = (head * group + row[:, None]) * dim + feature
     keys = pages_ptr + head * head_stride + feature
-    await_inputs(early)
+    pdl_wait(use_pdl)
     q = tl.load(q_ptr + owner.to(tl.int64) * q_stride + query, mask=own_rows, other=0.0)
     highest = tl.full((rows,), -float("inf"), dtype=tl.float32)
     total = tl.zeros((rows,), dtype=tl.float32)

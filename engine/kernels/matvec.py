@@ -1,6 +1,6 @@
 """A matrix times one vector: the linear layers of a lone decode, which are nothing but reading weights.
 
-The weights that a program reads first are on their way before its vector is there (early.py): on an H200 the
+The weights that a program reads first are on their way before its vector is there (pdl.py): on an H200 the
 matrices and norms of an 8B model's layer take some 106 µs in place of 118, where memory alone would take 104.
 """
 
@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.pdl import await_inputs, starts_early
+from engine.kernels.pdl import pdl_wait, supports_pdl
 
 __all__ = ["gated_matvec", "matvec", "suits"]
 
@@ -61,7 +61,7 @@ def _launch(
 ) -> None:
     num_rows, num_columns = out.shape[1], weight.shape[1]
     tiling = _tiling(num_columns)
-    early = starts_early(x.device)
+    use_pdl = supports_pdl(x.device)
     _matvec[(num_rows // tiling.rows,)](
         x,
         weight,
@@ -75,9 +75,9 @@ def _launch(
         tile_columns=tiling.columns,
         ahead=tiling.ahead,
         stages=tiling.stages,
-        early=early,
+        use_pdl=use_pdl,
         num_warps=8 if gated else 4,
-        launch_pdl=early,
+        launch_pdl=use_pdl,
     )
 
 
@@ -102,7 +102,7 @@ def _matvec(  # type: ignore[no-untyped-def]
     tile_columns: tl.constexpr,
     ahead: tl.constexpr,
     stages: tl.constexpr,
-    early: tl.constexpr,
+    use_pdl: tl.constexpr,
 ):
     row = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)
     column = tl.arange(0, tile_columns)
@@ -115,7 +115,7 @@ def _matvec(  # type: ignore[no-untyped-def]
         second = tl.load(weights + tile_columns, eviction_policy="evict_first")
         if gated:
             other_second = tl.load(others + tile_columns, eviction_policy="evict_first")
-    await_inputs(early)
+    pdl_wait(use_pdl)
     # Products are summed across lanes only at the end: a reduction in every round would wait for its loads.
     x = tl.load(x_ptr + column).to(tl.float32)[None, :]
     sums = first.to(tl.float32) * x

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.pdl import await_inputs, starts_early
+from engine.kernels.pdl import pdl_wait, supports_pdl
 
 __all__ = ["rotate_store"]
 
@@ -36,7 +36,7 @@ def rotate_store(
     num_heads = num_rows - 2 * kv_heads
     table, positions = angles or (qkv, slots)
     block = triton.next_power_of_2(kv_heads)
-    early = starts_early(qkv.device)
+    use_pdl = supports_pdl(qkv.device)
     _rotate_store[(num_tokens, triton.cdiv(num_heads, block) + 2)](
         qkv,
         table,
@@ -55,9 +55,9 @@ def rotate_store(
         half=head_dim // 2,
         block=block,
         rotary=angles is not None,
-        early=early,
+        use_pdl=use_pdl,
         num_warps=max(1, min(8, block * head_dim // 512)),
-        launch_pdl=early,
+        launch_pdl=use_pdl,
     )
 
 
@@ -80,7 +80,7 @@ def _rotate_store(  # type: ignore[no-untyped-def]
     half: tl.constexpr,
     block: tl.constexpr,
     rotary: tl.constexpr,
-    early: tl.constexpr,
+    use_pdl: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     # Programs of a token: values, keys, then so many heads of queries each.
@@ -94,7 +94,7 @@ def _rotate_store(  # type: ignore[no-untyped-def]
         first = (part - 2) * block
         inside = (first + head < num_heads) & (column < half)
     source = qkv_ptr + token * qkv_stride + (first + head) * 2 * half + column
-    await_inputs(early)
+    pdl_wait(use_pdl)
     left = tl.load(source, mask=inside)
     right = tl.load(source + half, mask=inside)
     if rotary:  # noqa: SIM102 (this is known when the kernel is compiled, the next is not)

@@ -198,7 +198,7 @@ def judge(  # type: ignore[no-untyped-def]
     total = tl.sum(tl.load(sums, mask=split < splits, other=0), axis=0)
     likelier = tl.sum(tl.load(sums + 1, mask=split < splits, other=0), axis=0)
     share = total.to(tl.float64) * top_p.to(tl.float64)
-    # At least one step: the likeliest token stays.
+    # At least one step: the most likely token stays.
     target = tl.where(top_k > 0, top_k.to(tl.float64) * MEASURE_STEPS, tl.maximum(share, 1.0))
     drawn = tl.load(at + 5).to(tl.int32)
     high = tl.load(at + 2).to(tl.int32)

@@ -1,4 +1,4 @@
-"""Log-probabilities of chosen tokens and of the likeliest ones, from what the scan left.
+"""Log-probabilities of chosen tokens and of the most likely ones, from what the scan left.
 
 The scan leaves the best token of every lane, which has LANE_TOKENS. At most n - 1 lanes have one that is
 better than the n-th best of these, so the n likeliest are among n * LANE_TOKENS, listed in one more pass.
@@ -81,7 +81,7 @@ def rank(  # type: ignore[no-untyped-def]
     vocab: tl.constexpr,
     splits: tl.constexpr,
 ):
-    """Grid (splits, measured rows). Counts what is likelier than the chosen token; lists the likeliest."""
+    """Grid (splits, measured rows). Counts what is likelier than the chosen token; lists the most likely."""
     split = tl.program_id(0)
     row = tl.load(places_ptr + tl.program_id(1)).to(tl.int64)
     chosen = tl.load(floors_ptr + row * 2)
@@ -125,7 +125,7 @@ def report(  # type: ignore[no-untyped-def]
     splits: tl.constexpr,
     padded: tl.constexpr,
 ):
-    """Grid (measured rows,). Log-probability and rank of the chosen token, and the likeliest, best first."""
+    """Grid (measured rows,). Log-probability and rank of the chosen token; the most likely, best first."""
     place = tl.program_id(0).to(tl.int64)
     row = tl.load(places_ptr + place).to(tl.int64)
     split = tl.arange(0, padded)
@@ -153,7 +153,7 @@ def report(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _asked(rows_ptr, ints_ptr, row):  # type: ignore[no-untyped-def]
-    """How many of the likeliest tokens the row's request asks for."""
+    """How many of the most likely tokens the row's request asks for."""
     slot = tl.load(rows_ptr + row * 4).to(tl.int64)
     return tl.load(ints_ptr + slot * NUM_INTS + 2)
 

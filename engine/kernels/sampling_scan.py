@@ -6,10 +6,10 @@ import triton
 import triton.language as tl
 
 from engine.kernels.sampling_tiles import (
-    DRAWN,
     LANES,
     MEASURED,
     ONE_COUNT,
+    RANDOM,
     RECORDED,
     STATS,
     TRUNCATED,
@@ -80,7 +80,7 @@ def scan(  # type: ignore[no-untyped-def]
         tl.store(peaks_ptr + at * LANES + lane, peak)
         lowest = lanes_min(tl.where(value > -float("inf"), value, float("inf")))
         tl.store(stats_ptr + at * STATS + 2, tl.min(lowest, axis=0))
-    if (flags & DRAWN) != 0:
+    if (flags & RANDOM) != 0:
         score, token = _drawn(value, column, column < vocab, source, key_of(rows_ptr, row), vocab)
     else:
         score = tl.max(peak, axis=0)

@@ -2,7 +2,7 @@
 
 A row of logits is read by several thread blocks ("splits"), SPLIT columns each. How a row is divided depends
 on nothing but the vocabulary, and partial results are combined in a fixed order or as integers: a row's
-token does not depend on the batch. `engine.sampling.draw` says the same in numpy, with the same rounding.
+token does not depend on the batch. `engine.sampling.gumbel_sample` does the same in numpy, rounding alike.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ import triton
 import triton.language as tl
 
 __all__ = [
+    "BELOW_MIN_TOKENS",
     "BIAS_SHIFT",
     "COUNT_SHIFT",
-    "DRAWN",
-    "EARLY",
     "EDITED",
     "FLOATS",
     "INTS",
@@ -28,6 +27,7 @@ __all__ = [
     "NUM_FLOATS",
     "NUM_INTS",
     "ONE_COUNT",
+    "RANDOM",
     "RECORDED",
     "SPLIT",
     "STATS",
@@ -43,11 +43,11 @@ WIDE: Final = tl.constexpr(8)
 SPLIT: Final = tl.constexpr(2 * 256 * 8)
 
 # Flags of a row.
-DRAWN: Final = tl.constexpr(1)
-"""A token is drawn; otherwise the likeliest is taken."""
+RANDOM: Final = tl.constexpr(1)
+"""A token is drawn; otherwise the most likely is taken."""
 EDITED: Final = tl.constexpr(2)
 """Logits are changed by penalties, biases or forbidden ends."""
-EARLY: Final = tl.constexpr(4)
+BELOW_MIN_TOKENS: Final = tl.constexpr(4)
 """Ends are forbidden."""
 TRUNCATED: Final = tl.constexpr(8)
 RECORDED: Final = tl.constexpr(16)
@@ -143,7 +143,7 @@ def _edited(raw, column, marked, source, vocab: tl.constexpr):  # type: ignore[n
     value = tl.where(seen, value * tl.where(value > 0, inverse, repetition), value)
     value = value - frequency * said
     value = value - tl.where(said > 0, presence, 0.0)
-    forbidden = ((mark & MARK_END) != 0) & ((flags & EARLY) != 0)
+    forbidden = ((mark & MARK_END) != 0) & ((flags & BELOW_MIN_TOKENS) != 0)
     return tl.where(forbidden, -float("inf"), value)
 
 
@@ -214,7 +214,7 @@ def within(deficits, bound):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def mass_of(deficits):  # type: ignore[no-untyped-def]
-    """exp(-deficit): probability relative to the likeliest token's."""
+    """exp(-deficit): probability relative to the most likely token's."""
     return tl.exp2(deficits * (-_STEP * _LOG2_E))
 
 

@@ -38,7 +38,7 @@ class _SumLinear(Linear):
         self._ranks = ranks
 
     def forward(self, x: Tensor) -> Tensor:
-        bias = self.bias if self._ranks.shard.leads else None  # summed, it must come in once
+        bias = self.bias if self._ranks.shard.is_first_rank else None  # summed, it must come in once
         return self._ranks.all_reduce(self.product(x, bias))
 
 

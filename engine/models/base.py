@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from engine.layers.modules import Embedding, Linear
 from engine.layers.ops import Rotation
 from engine.layers.sharded import head_of
-from engine.models.weights import Slot, WeightTable
+from engine.models.weight_table import ParamSlice, WeightTable
 from engine.parallel.communicator import Ranks
 from engine.spec.model_spec import ModelSpec
 from engine.spec.shard import Cut
@@ -65,10 +65,10 @@ class CausalLM(nn.Module, ABC):
     def weight_table(self) -> WeightTable:
         """Which modules of the checkpoint fill which modules of this model."""
 
-    def head_slot(self) -> Slot:
+    def head_param(self) -> ParamSlice:
         """Where a head that is not tied comes from."""
         vocab = self.spec.vocab_size
-        return Slot("head", cut=Cut(0, vocab, (self.shard.vocabulary(vocab),)))
+        return ParamSlice("head", cut=Cut(0, vocab, (self.shard.vocabulary(vocab),)))
 
     def source_name(self, name: str) -> str:
         """The name in `weight_table` of the checkpoint's tensor `name`, where spellings vary."""

@@ -11,7 +11,7 @@ from engine.layers.modules import Embedding, LayerNorm, Linear
 from engine.layers.ops import Ops
 from engine.layers.sharded import sum_linear
 from engine.models.base import Attention, CausalLM
-from engine.models.weights import Slot, WeightTable, per_layer
+from engine.models.weight_table import ParamSlice, WeightTable, per_layer
 from engine.parallel.communicator import Ranks
 from engine.spec.model_spec import ModelSpec
 
@@ -42,16 +42,16 @@ class GPT2Model(CausalLM):
         heads = shard.rows(whole.q_size, part.q_size, blocks=3)  # queries, keys, values
         features = shard.rows(whole.intermediate_size, part.intermediate_size)
         layer = {
-            "ln_1": Slot("attention_norm"),
-            "attn.c_attn": Slot("qkv", transposed=True, cut=heads),
-            "attn.c_proj": Slot("out", transposed=True, cut=shard.columns(whole.q_size)),
-            "ln_2": Slot("mlp_norm"),
-            "mlp.c_fc": Slot("up", transposed=True, cut=features),
-            "mlp.c_proj": Slot("down", transposed=True, cut=shard.columns(whole.intermediate_size)),
+            "ln_1": ParamSlice("attention_norm"),
+            "attn.c_attn": ParamSlice("qkv", transposed=True, cut=heads),
+            "attn.c_proj": ParamSlice("out", transposed=True, cut=shard.columns(whole.q_size)),
+            "ln_2": ParamSlice("mlp_norm"),
+            "mlp.c_fc": ParamSlice("up", transposed=True, cut=features),
+            "mlp.c_proj": ParamSlice("down", transposed=True, cut=shard.columns(whole.intermediate_size)),
         }
-        table = {"wte": Slot("embed"), "wpe": Slot("embed_position"), "ln_f": Slot("norm")}
+        table = {"wte": ParamSlice("embed"), "wpe": ParamSlice("embed_position"), "ln_f": ParamSlice("norm")}
         if not self.spec.tied_embeddings:
-            table["lm_head"] = self.head_slot()
+            table["lm_head"] = self.head_param()
         return table | dict(per_layer(self.spec.num_layers, "h.{}.", "layers.{}.", layer))
 
     def source_name(self, name: str) -> str:

@@ -14,7 +14,7 @@ from engine.layers.ops import Ops, Rotation
 from engine.layers.rope import rope_table
 from engine.layers.sharded import sum_linear
 from engine.models.base import Attention, CausalLM
-from engine.models.weights import Slot, WeightTable, per_layer
+from engine.models.weight_table import ParamSlice, WeightTable, per_layer
 from engine.parallel.communicator import Ranks
 from engine.spec.model_spec import ModelSpec
 
@@ -47,24 +47,24 @@ class LlamaModel(CausalLM):
         heads, kv_heads = shard.rows(whole.q_size, q), shard.rows(whole.kv_size, kv)
         features = shard.rows(whole.intermediate_size, mlp)
         layer = {
-            "input_layernorm": Slot("input_norm"),
-            "self_attn.q_proj": Slot("attention.qkv", 0, q, cut=heads),
-            "self_attn.k_proj": Slot("attention.qkv", q, kv, cut=kv_heads),
-            "self_attn.v_proj": Slot("attention.qkv", q + kv, kv, cut=kv_heads),
-            "self_attn.o_proj": Slot("attention.out", cut=shard.columns(whole.q_size)),
-            "post_attention_layernorm": Slot("mlp_norm"),
-            "mlp.gate_proj": Slot("mlp.gate_up", 0, mlp, cut=features),
-            "mlp.up_proj": Slot("mlp.gate_up", mlp, mlp, cut=features),
-            "mlp.down_proj": Slot("mlp.down", cut=shard.columns(whole.intermediate_size)),
+            "input_layernorm": ParamSlice("input_norm"),
+            "self_attn.q_proj": ParamSlice("attention.qkv", 0, q, cut=heads),
+            "self_attn.k_proj": ParamSlice("attention.qkv", q, kv, cut=kv_heads),
+            "self_attn.v_proj": ParamSlice("attention.qkv", q + kv, kv, cut=kv_heads),
+            "self_attn.o_proj": ParamSlice("attention.out", cut=shard.columns(whole.q_size)),
+            "post_attention_layernorm": ParamSlice("mlp_norm"),
+            "mlp.gate_proj": ParamSlice("mlp.gate_up", 0, mlp, cut=features),
+            "mlp.up_proj": ParamSlice("mlp.gate_up", mlp, mlp, cut=features),
+            "mlp.down_proj": ParamSlice("mlp.down", cut=shard.columns(whole.intermediate_size)),
         }
         if self.spec.qk_norm:
             layer |= {
-                "self_attn.q_norm": Slot("attention.q_norm"),
-                "self_attn.k_norm": Slot("attention.k_norm"),
+                "self_attn.q_norm": ParamSlice("attention.q_norm"),
+                "self_attn.k_norm": ParamSlice("attention.k_norm"),
             }
-        table = {"model.embed_tokens": Slot("embed"), "model.norm": Slot("norm")}
+        table = {"model.embed_tokens": ParamSlice("embed"), "model.norm": ParamSlice("norm")}
         if not self.spec.tied_embeddings:
-            table["lm_head"] = self.head_slot()
+            table["lm_head"] = self.head_param()
         return table | dict(per_layer(self.spec.num_layers, "model.layers.{}.", "layers.{}.", layer))
 
     def ignores(self, name: str) -> bool:

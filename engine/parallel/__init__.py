@@ -2,7 +2,7 @@
 
 from engine.parallel.communicator import ALONE, Ranks
 from engine.parallel.group import RankGroup
-from engine.parallel.rendezvous import Meeting, OpenMeeting, attend
+from engine.parallel.rendezvous import Rendezvous, RendezvousServer, join
 from engine.spec.shard import Shard
 
-__all__ = ["ALONE", "Meeting", "OpenMeeting", "RankGroup", "Ranks", "Shard", "attend"]
+__all__ = ["ALONE", "RankGroup", "Ranks", "Rendezvous", "RendezvousServer", "Shard", "join"]

@@ -23,7 +23,7 @@ class Ranks(Protocol):
     def shard(self) -> Shard:
         """This rank's part."""
 
-    def announce(self, inputs: StepInputs) -> None:
+    def broadcast_step(self, inputs: StepInputs) -> None:
         """The leader tells the others of the step that all are about to compute."""
 
     def all_reduce(self, partial: Tensor) -> Tensor:
@@ -34,14 +34,14 @@ class Ranks(Protocol):
         as wide as the leader's, but for the last ones, which may be narrower.
         """
 
-    def share(self, tokens: Tensor) -> None:
+    def broadcast(self, tokens: Tensor) -> None:
         """The leader's `tokens`, in place of everybody's."""
 
-    def least(self, number: int) -> int:
+    def all_reduce_min(self, number: int) -> int:
         """The smallest of all ranks' numbers. Waits for all of them, for as long as they live."""
 
-    def agree(self, numbers: Sequence[int]) -> list[int]:
-        """The leader's numbers, on every rank. Waits as `least` does."""
+    def broadcast_ints(self, numbers: Sequence[int]) -> list[int]:
+        """The leader's numbers, on every rank. Waits as `all_reduce_min` does."""
 
     def close(self) -> None:
         """The leader ends the others; then the ranks part."""
@@ -52,7 +52,7 @@ class _Alone:
 
     shard = Shard()
 
-    def announce(self, inputs: StepInputs) -> None:
+    def broadcast_step(self, inputs: StepInputs) -> None:
         pass
 
     def all_reduce(self, partial: Tensor) -> Tensor:
@@ -61,13 +61,13 @@ class _Alone:
     def gather_columns(self, piece: Tensor, total: int) -> Tensor:
         return piece
 
-    def share(self, tokens: Tensor) -> None:
+    def broadcast(self, tokens: Tensor) -> None:
         pass
 
-    def least(self, number: int) -> int:
+    def all_reduce_min(self, number: int) -> int:
         return number
 
-    def agree(self, numbers: Sequence[int]) -> list[int]:
+    def broadcast_ints(self, numbers: Sequence[int]) -> list[int]:
         return list(numbers)
 
     def close(self) -> None:

@@ -43,11 +43,11 @@ class RankGroup:
         self._gather = _options(dist.GatherOptions(), rootRank=_LEADER)
         self._broadcast = _options(dist.BroadcastOptions(), rootRank=_LEADER)
 
-    def announce(self, inputs: StepInputs) -> None:
+    def broadcast_step(self, inputs: StepInputs) -> None:
         self._tell(torch.from_numpy(inputs.header()))
         self._tell(torch.from_numpy(inputs.payload()))
 
-    def next_step(self) -> StepInputs | None:
+    def receive_step(self) -> StepInputs | None:
         """For a rank that follows: waits for the leader's next step; None: there is none."""
         header = torch.zeros(HEADER_INTS, dtype=torch.int64)
         self._tell(header)
@@ -66,24 +66,24 @@ class RankGroup:
         width = len(Shard(_LEADER, self.shard.size).vocabulary(total))
         padded = functional.pad(piece, (0, width - piece.shape[1])).contiguous()
         pieces: list[list[Tensor]] = []
-        if self.shard.leads:
+        if self.shard.is_first_rank:
             pieces = [[torch.empty_like(padded) for _ in range(self.shard.size)]]
         with _losing_ranks():
             _done(self._device.gather(pieces, [padded], self._gather))
         return torch.cat(pieces[0], dim=1)[:, :total] if pieces else piece
 
-    def share(self, tokens: Tensor) -> None:
+    def broadcast(self, tokens: Tensor) -> None:
         with _losing_ranks():
             _done(self._device.broadcast([tokens], self._broadcast))
 
-    def least(self, number: int) -> int:
+    def all_reduce_min(self, number: int) -> int:
         least = torch.tensor([number], dtype=torch.int64)
         options = _options(dist.AllreduceOptions(), reduceOp=dist.ReduceOp.MIN, timeout=_FOR_EVER)
         with _losing_ranks():
             _done(self._host.allreduce([least], options))
         return int(least)
 
-    def agree(self, numbers: Sequence[int]) -> list[int]:
+    def broadcast_ints(self, numbers: Sequence[int]) -> list[int]:
         agreed = torch.tensor(list(numbers), dtype=torch.int64)
         self._tell(agreed)
         result: list[int] = agreed.tolist()
@@ -91,7 +91,7 @@ class RankGroup:
 
     def close(self) -> None:
         try:
-            if self.shard.leads:
+            if self.shard.is_first_rank:
                 self._tell(torch.zeros(HEADER_INTS, dtype=torch.int64))
         except RankLost:
             pass  # it needs no telling

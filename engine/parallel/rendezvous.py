@@ -19,7 +19,7 @@ from engine.errors import RankLost
 from engine.parallel.group import RankGroup
 from engine.spec.shard import Shard
 
-__all__ = ["Meeting", "OpenMeeting", "attend"]
+__all__ = ["Rendezvous", "RendezvousServer", "join"]
 
 _LOOPBACK: Final = "127.0.0.1"
 _CONNECT_S: Final = 60.0
@@ -27,19 +27,19 @@ _LOOK_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class Rendezvous:
     """Where, and for how many."""
 
     port: int
     size: int
 
 
-class OpenMeeting:
+class RendezvousServer:
     """The leader's side."""
 
     def __init__(self, size: int) -> None:
         listener = socket.create_server((_LOOPBACK, 0))
-        self.place = Meeting(listener.getsockname()[1], size)
+        self.place = Rendezvous(listener.getsockname()[1], size)
         # Given a listener of our own, because the store's would listen on every interface.
         self._store = TCPStore(
             _LOOPBACK,
@@ -51,7 +51,9 @@ class OpenMeeting:
             master_listen_fd=listener.detach(),
         )
 
-    def lead(self, device: torch.device, *, patience_s: float, absent: Callable[[], str]) -> RankGroup:
+    def join_as_first_rank(
+        self, device: torch.device, *, patience_s: float, absent: Callable[[], str]
+    ) -> RankGroup:
         """The group, once all are here. `absent` says why somebody will never come; empty: not known yet.
 
         `patience_s`: how long a rank may keep the others waiting in the middle of a step. Raises RankLost.
@@ -64,14 +66,18 @@ class OpenMeeting:
         return RankGroup(self._store, Shard(0, self.place.size), device, patience_s=patience_s)
 
 
-def attend(meeting: Meeting, rank: int, device: torch.device, *, patience_s: float) -> RankGroup:
+def join(rendezvous: Rendezvous, rank: int, device: torch.device, *, patience_s: float) -> RankGroup:
     """The group, for a rank that follows. Raises RankLost if the leader is not there any more."""
     try:
         store = TCPStore(
-            _LOOPBACK, meeting.port, meeting.size, is_master=False, timeout=timedelta(seconds=_CONNECT_S)
+            _LOOPBACK,
+            rendezvous.port,
+            rendezvous.size,
+            is_master=False,
+            timeout=timedelta(seconds=_CONNECT_S),
         )
         store.set(_arrival(rank), "")
-        return RankGroup(store, Shard(rank, meeting.size), device, patience_s=patience_s)
+        return RankGroup(store, Shard(rank, rendezvous.size), device, patience_s=patience_s)
     except RuntimeError as error:  # what torch.distributed raises, of several kinds
         raise RankLost(f"rank {rank} does not find its leader: {error}") from error
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from engine.core.plan import Chunk
-from engine.sampling.draw import all_finite, draw, draw_truncated, likeliest
+from engine.sampling.gumbel_sample import all_finite, greedy_sample, gumbel_sample, gumbel_sample_truncated
 from engine.sampling.logprobs import measure
 from engine.sampling.noise import keys
 from engine.sampling.penalties import Penalties
@@ -22,36 +22,36 @@ Rows: TypeAlias = list[int]
 
 
 @dataclass(slots=True)
-class _Wishes:
+class _RowSets:
     """Which rows ask for what."""
 
     drawn: Rows = field(default_factory=list)
     """From the whole distribution."""
     truncated: Rows = field(default_factory=list)
-    """From the likeliest tokens."""
+    """From the most likely tokens."""
     biased: Rows = field(default_factory=list)
     penalised: Rows = field(default_factory=list)
     measured: Rows = field(default_factory=list)
     """Report log-probabilities."""
-    too_early: Rows = field(default_factory=list)
+    below_min_tokens: Rows = field(default_factory=list)
     """May not end yet."""
 
     @classmethod
-    def of(cls, chunks: Sequence[Chunk]) -> _Wishes:
-        wishes = cls()
+    def of(cls, chunks: Sequence[Chunk]) -> _RowSets:
+        row_sets = cls()
         for row, chunk in enumerate(chunks):
             sampling = chunk.request.sampling
             if not sampling.is_greedy:
-                (wishes.truncated if sampling.truncates else wishes.drawn).append(row)
+                (row_sets.truncated if sampling.truncates else row_sets.drawn).append(row)
             if sampling.logit_bias:
-                wishes.biased.append(row)
+                row_sets.biased.append(row)
             if sampling.has_penalties:
-                wishes.penalised.append(row)
+                row_sets.penalised.append(row)
             if sampling.logprobs is not None:
-                wishes.measured.append(row)
+                row_sets.measured.append(row)
             if sampling.min_tokens and _output_index(chunk) < sampling.min_tokens:
-                wishes.too_early.append(row)
-        return wishes
+                row_sets.below_min_tokens.append(row)
+        return row_sets
 
 
 class TorchSampling:
@@ -62,32 +62,34 @@ class TorchSampling:
 
     def sample(self, logits: torch.Tensor, chunks: Sequence[Chunk]) -> Sampled:
         """Choose one token for each row of `logits` [S, vocab], any float dtype; they are consumed."""
-        wishes = _Wishes.of(chunks)
+        row_sets = _RowSets.of(chunks)
         finite = all_finite(logits)
         logits = logits.float()
-        measured = logits[wishes.measured] if wishes.measured else None
-        self._bias(logits, chunks, wishes.biased)
-        penalised = [chunks[row] for row in wishes.penalised]
+        measured = logits[row_sets.measured] if row_sets.measured else None
+        self._bias(logits, chunks, row_sets.biased)
+        penalised = [chunks[row] for row in row_sets.penalised]
         if penalised:
-            logits[wishes.penalised] = self._penalties.apply(logits[wishes.penalised], penalised)
-        self._forbid_end(logits, chunks, wishes.too_early)
-        tokens = self._choose(logits, chunks, wishes)
+            logits[row_sets.penalised] = self._penalties.apply(logits[row_sets.penalised], penalised)
+        self._forbid_end(logits, chunks, row_sets.below_min_tokens)
+        tokens = self._choose(logits, chunks, row_sets)
         if penalised:
-            self._penalties.record(penalised, tokens[wishes.penalised])
+            self._penalties.record(penalised, tokens[row_sets.penalised])
         if measured is None:
             return Sampled(tokens, finite, None)
-        num_top = max(chunks[row].request.sampling.logprobs or 0 for row in wishes.measured)
-        return Sampled(tokens, finite, measure(measured, tokens[wishes.measured], num_top))
+        num_top = max(chunks[row].request.sampling.logprobs or 0 for row in row_sets.measured)
+        return Sampled(tokens, finite, measure(measured, tokens[row_sets.measured], num_top))
 
-    def _choose(self, logits: torch.Tensor, chunks: Sequence[Chunk], wishes: _Wishes) -> torch.Tensor:
-        tokens = likeliest(logits)[0]
-        if wishes.drawn:
-            rows = wishes.drawn
-            tokens[rows] = draw(logits[rows], self._temperature(chunks, rows), self._keys(chunks, rows))
-        if wishes.truncated:
-            rows = wishes.truncated
+    def _choose(self, logits: torch.Tensor, chunks: Sequence[Chunk], row_sets: _RowSets) -> torch.Tensor:
+        tokens = greedy_sample(logits)[0]
+        if row_sets.drawn:
+            rows = row_sets.drawn
+            tokens[rows] = gumbel_sample(
+                logits[rows], self._temperature(chunks, rows), self._keys(chunks, rows)
+            )
+        if row_sets.truncated:
+            rows = row_sets.truncated
             samplings = [chunks[row].request.sampling for row in rows]
-            tokens[rows] = draw_truncated(
+            tokens[rows] = gumbel_sample_truncated(
                 logits[rows],
                 self._temperature(chunks, rows),
                 self._keys(chunks, rows),

@@ -10,7 +10,7 @@ import torch
 import triton
 
 from engine.core.plan import Chunk
-from engine.core.sampling_params import Sampling
+from engine.core.sampling_params import SamplingParams
 from engine.device.staging import upload
 from engine.kernels import sampling_tiles as tiles
 from engine.kernels.sampling_cut import gather, judge, narrow, prepare, verify
@@ -18,7 +18,7 @@ from engine.kernels.sampling_finish import finish
 from engine.kernels.sampling_report import LANE_TOKENS, RIVALS, rank, report, rivals
 from engine.kernels.sampling_scan import conclude, redraw, scan
 from engine.kernels.sampling_search import JOBS, LIST, PASSES, PIVOTS, STATE, TO_REDRAW
-from engine.sampling.draw import coldest, min_p_limit
+from engine.sampling.gumbel_sample import coldest, min_p_limit
 from engine.sampling.logprobs import LogprobTensors
 from engine.sampling.noise import keys
 from engine.sampling.sampled import Sampled
@@ -36,7 +36,7 @@ _EIGHT_WARPS: Final[_Launch] = {"num_warps": 8, "maxnreg": 64, "enable_fp_fusion
 _SIXTEEN_WARPS: Final[_Launch] = {"num_warps": 16, "enable_fp_fusion": False}
 _FLAGS: Final = {
     name: getattr(tiles, name).value
-    for name in ("DRAWN", "EARLY", "EDITED", "MEASURED", "RECORDED", "TRUNCATED")
+    for name in ("RANDOM", "BELOW_MIN_TOKENS", "EDITED", "MEASURED", "RECORDED", "TRUNCATED")
 }
 
 
@@ -58,7 +58,7 @@ class FusedSampling:
         self._marks = TokenMarks(vocab_size, eos_token_ids, max_requests, device)
         self._floats = self._empty(torch.float32, max_requests, tiles.NUM_FLOATS.value)
         self._ints = self._empty(torch.int32, max_requests, tiles.NUM_INTS.value)
-        self._known: list[Sampling | None] = [None] * max_requests
+        self._known: list[SamplingParams | None] = [None] * max_requests
         """Of each slot, whose parameters are on the device."""
         self._flags = np.zeros(max_requests, dtype=np.int32)
         """Of each slot, those that do not change from step to step."""
@@ -183,11 +183,11 @@ class FusedSampling:
             self._adopt(changed)
         slots = np.array([chunk.slot for chunk in chunks], dtype=np.int64)
         flags = self._flags[slots]
-        for row in np.flatnonzero(flags & _FLAGS["EARLY"]).tolist():
+        for row in np.flatnonzero(flags & _FLAGS["BELOW_MIN_TOKENS"]).tolist():
             chunk = chunks[row]
             if _output_index(chunk) >= chunk.request.sampling.min_tokens:
-                flags[row] &= ~_FLAGS["EARLY"]
-        flags |= np.where(flags & _FLAGS["EARLY"], _FLAGS["EDITED"], 0).astype(np.int32)
+                flags[row] &= ~_FLAGS["BELOW_MIN_TOKENS"]
+        flags |= np.where(flags & _FLAGS["BELOW_MIN_TOKENS"], _FLAGS["EDITED"], 0).astype(np.int32)
         for row in np.flatnonzero(flags & _FLAGS["EDITED"]).tolist():
             self._marks.update(chunks[row], bool(flags[row] & _FLAGS["RECORDED"]))
         seeds = [chunk.request.sampling.seed for chunk in chunks]
@@ -228,7 +228,7 @@ class FusedSampling:
         self._floats.index_copy_(0, slots, upload(floats, torch.float32, self._device))
         self._ints.index_copy_(0, slots, upload(ints, torch.int32, self._device))
 
-    def _num_top(self, sampling: Sampling) -> int:
+    def _num_top(self, sampling: SamplingParams) -> int:
         num_top = sampling.logprobs or 0
         if num_top * LANE_TOKENS > RIVALS.value:
             raise ValueError(f"{num_top} log-probabilities; at most {RIVALS.value // LANE_TOKENS} can be had")
@@ -238,11 +238,11 @@ class FusedSampling:
         return torch.empty(shape, dtype=dtype, device=self._device)
 
 
-def _flags_of(sampling: Sampling) -> int:
-    """What a request's rows ask for; EARLY if they do so up to some token."""
+def _flags_of(sampling: SamplingParams) -> int:
+    """What a request's rows ask for; BELOW_MIN_TOKENS if they do so up to some token."""
     flags = 0
     if not sampling.is_greedy:
-        flags |= _FLAGS["DRAWN"] | (_FLAGS["TRUNCATED"] if sampling.truncates else 0)
+        flags |= _FLAGS["RANDOM"] | (_FLAGS["TRUNCATED"] if sampling.truncates else 0)
     if sampling.has_penalties:
         flags |= _FLAGS["RECORDED"] | _FLAGS["EDITED"]
     if sampling.logit_bias:
@@ -250,7 +250,7 @@ def _flags_of(sampling: Sampling) -> int:
     if sampling.logprobs is not None:
         flags |= _FLAGS["MEASURED"]
     if sampling.min_tokens:
-        flags |= _FLAGS["EARLY"]
+        flags |= _FLAGS["BELOW_MIN_TOKENS"]
     return flags
 
 

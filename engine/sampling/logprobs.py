@@ -21,7 +21,7 @@ class LogprobTensors:
     rank: torch.Tensor
     """[L] int64, from 1."""
     top: torch.Tensor
-    """[L, k] float32, likeliest first."""
+    """[L, k] float32, most likely first."""
     top_ids: torch.Tensor
     """[L, k] int64."""
 
@@ -42,7 +42,7 @@ class LogprobTensors:
 
 
 def measure(logits: torch.Tensor, tokens: torch.Tensor, num_top: int) -> LogprobTensors:
-    """Log-probabilities of `tokens` [L] and of the `num_top` likeliest, from `logits` [L, vocab]."""
+    """Log-probabilities of `tokens` [L] and of the `num_top` most likely tokens, from `logits` [L, vocab]."""
     total = logits.logsumexp(dim=-1, keepdim=True)
     chosen = logits.gather(1, tokens[:, None])
     top, top_ids = logits.topk(num_top, dim=-1)

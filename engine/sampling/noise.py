@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["exponential", "gumbel", "hashed", "keys", "least"]
+__all__ = ["exponential", "exponential_bound", "gumbel", "hashed", "keys"]
 
 _UInts: TypeAlias = npt.NDArray[np.uint32]
 _Floats: TypeAlias = npt.NDArray[np.float32]
@@ -52,7 +52,7 @@ def hashed(keys: npt.NDArray[np.int32], tokens: npt.NDArray[Any]) -> _UInts:
     return bits
 
 
-def least(bits: _UInts) -> _Floats:
+def exponential_bound(bits: _UInts) -> _Floats:
     """1 - u, up to rounding, in units of 2^-32: no more than `exponential`, and without a logarithm."""
     return np.bitwise_xor(bits, ~_HALF).astype(np.float32)
 

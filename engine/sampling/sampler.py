@@ -14,14 +14,14 @@ import torch
 
 from engine.core.plan import Chunk
 from engine.core.request import Request
-from engine.core.sampling_params import MAX_LOGPROBS, Sampling
+from engine.core.sampling_params import MAX_LOGPROBS, SamplingParams
 from engine.sampling.cpu import TorchSampling
-from engine.sampling.draw import likeliest
+from engine.sampling.gumbel_sample import greedy_sample
 from engine.sampling.sampled import Sampled
 
 __all__ = ["Sampled", "Sampler"]
 
-_EVERYTHING: Final = Sampling(
+_EVERYTHING: Final = SamplingParams(
     max_tokens=2,
     min_tokens=1,
     temperature=1.0,
@@ -63,16 +63,16 @@ class Sampler:
         Log-probabilities are of the model's own distribution; logit_bias, penalties, min_tokens, temperature
         and truncation then apply in this order. `logits` is consumed.
         """
-        if all(chunk.request.sampling.only_likeliest for chunk in chunks):
-            return Sampled(*likeliest(logits), None)
+        if all(chunk.request.sampling.argmax_only for chunk in chunks):
+            return Sampled(*greedy_sample(logits), None)
         return self._way.sample(logits, chunks)
 
-    def rehearse(self, logits: torch.Tensor) -> None:
+    def profile_run(self, logits: torch.Tensor) -> None:
         """Do all that rows like `logits` may ask for: compiles every kernel, and allocates what they need.
 
         `logits` are consumed and have at most as many rows as there are requests.
         """
         everything = replace(_EVERYTHING, top_k=min(_EVERYTHING.top_k, self._vocab_size - 1))
-        for sampling in (Sampling(max_tokens=2), everything):
+        for sampling in (SamplingParams(max_tokens=2), everything):
             requests = [Request(-1 - slot, [0], sampling, slot=slot) for slot in range(len(logits))]
             self.sample(logits, [Chunk(request, request.slot, 0, 1, 0) for request in requests])

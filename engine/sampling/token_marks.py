@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from engine.core.plan import Chunk
-from engine.core.sampling_params import Sampling
+from engine.core.sampling_params import SamplingParams
 from engine.device.staging import upload
 from engine.kernels.sampling_tiles import BIAS_SHIFT, COUNT_SHIFT, MARK_END, MARK_PROMPT, MAX_BIASES
 
@@ -78,7 +78,7 @@ class TokenMarks:
         self.bitmap[slot].copy_(upload(packed, torch.int32, self._device))
         self.biases[slot, : len(biases)].copy_(upload(biases, torch.float32, self._device))
 
-    def _ends(self, sampling: Sampling) -> list[int]:
+    def _ends(self, sampling: SamplingParams) -> list[int]:
         if not sampling.min_tokens:
             return []
         ends = sampling.stop_token_ids + (() if sampling.ignore_eos else self._eos_token_ids)

@@ -8,7 +8,7 @@ from typing import Final
 
 from engine.core.plan import StepPlan
 
-__all__ = ["ChunkPacer", "PromptCost", "whole_tiles"]
+__all__ = ["ITLController", "PromptCost", "whole_tiles"]
 
 _SMALLEST: Final = 64
 """Prompts are never starved altogether, however late the decodes are."""
@@ -30,7 +30,7 @@ class PromptCost:
         return sum(self.of(chunk.start, chunk.length) for chunk in plan.chunks if chunk.length > 1)
 
 
-class ChunkPacer:
+class ITLController:
     """Keeps the time between two steps near a target by the size of prompt chunks.
 
     A step takes a + b * n for prompt tokens that cost n, where a (the decodes) and b (the model) change

@@ -7,18 +7,18 @@ from typing import TypeAlias
 
 from engine.core.request import Request
 
-__all__ = ["Beginnings"]
+__all__ = ["PrefixesInFlight"]
 
-_Beginning: TypeAlias = tuple[int, tuple[int, ...]]
+_PageKey: TypeAlias = tuple[int, tuple[int, ...]]
 """Offset of a chunk and the tokens of its first page."""
 
 
-class Beginnings:
+class PrefixesInFlight:
     """Chunks, found by their first page. Calls cost O(tokens of a page), `shared` also what it compares."""
 
     def __init__(self, page_size: int) -> None:
         self._page_size = page_size
-        self._requests: defaultdict[_Beginning, list[Request]] = defaultdict(list)
+        self._requests: defaultdict[_PageKey, list[Request]] = defaultdict(list)
         """Nearly always one of each: two differ in what comes before the page."""
 
     def __bool__(self) -> bool:
@@ -26,26 +26,26 @@ class Beginnings:
 
     def add(self, request: Request, start: int) -> None:
         """`request` has a chunk at `start`. One that ends within its first page is no use to others."""
-        if (beginning := self._beginning(request, start)) is not None:
-            self._requests[beginning].append(request)
+        if (key := self._page_key(request, start)) is not None:
+            self._requests[key].append(request)
 
     def discard(self, request: Request, start: int) -> None:
-        beginning = self._beginning(request, start)
-        if beginning is None or (requests := self._requests.get(beginning)) is None:
+        key = self._page_key(request, start)
+        if key is None or (requests := self._requests.get(key)) is None:
             return
         if request in requests:
             requests.remove(request)
         if not requests:
-            del self._requests[beginning]
+            del self._requests[key]
 
     def shared(self, request: Request, start: int) -> bool:
         """Whether another request's chunk computes the page at `start` that `request` needs."""
-        beginning = self._beginning(request, start)
-        if beginning is None:
+        key = self._page_key(request, start)
+        if key is None:
             return False
-        return any(self._same_prefix(r, request, start) for r in self._requests.get(beginning, ()))
+        return any(self._same_prefix(r, request, start) for r in self._requests.get(key, ()))
 
-    def _beginning(self, request: Request, start: int) -> _Beginning | None:
+    def _page_key(self, request: Request, start: int) -> _PageKey | None:
         if start + self._page_size > request.num_tokens:
             return None
         return start, tuple(request.tokens(start, start + self._page_size))

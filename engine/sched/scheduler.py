@@ -17,12 +17,12 @@ from engine.core.plan import Chunk, StepPlan
 from engine.core.request import PENDING, Request
 from engine.core.sampling_params import FinishReason
 from engine.errors import InvalidRequest, QueueFull
-from engine.sched.headroom import Outlook
-from engine.sched.itl_controller import ChunkPacer, PromptCost, whole_tiles
+from engine.sched.admission_forecast import AdmissionForecast
+from engine.sched.itl_controller import ITLController, PromptCost, whole_tiles
 from engine.sched.page_forecast import OutputLengths
 from engine.sched.policy import rank
-from engine.sched.prefixes_in_flight import Beginnings
-from engine.sched.token_budget import Progress, share_budget, unfilled, whole_prompts
+from engine.sched.prefixes_in_flight import PrefixesInFlight
+from engine.sched.token_budget import Progress, split_budget, unfilled, whole_prompts
 
 __all__ = ["Limits", "Scheduler"]
 
@@ -71,16 +71,16 @@ class Scheduler:
         self.running: list[Request] = []
         """In order of admission. The last that is not pinned is the first to be preempted."""
         self.num_preemptions = 0
-        self.pacer = (
+        self.itl_controller = (
             None
             if limits.itl_target_s is None or limits.budget is None
-            else ChunkPacer(limits.itl_target_s, limits.budget)
+            else ITLController(limits.itl_target_s, limits.budget)
         )
         self._cost = PromptCost(limits.costly_context)
         self._slots = list(range(limits.max_running - 1, -1, -1))
         self._rng = random.Random(seed)
         self._lengths = OutputLengths()
-        self._in_flight = Beginnings(kv.page_size)
+        self._in_flight = PrefixesInFlight(kv.page_size)
         """Chunks of steps that have not completed; empty without a prefix cache."""
         self._short_of_pages = False
         """Whether the last plan left a request waiting because there were no pages for it."""
@@ -200,7 +200,7 @@ class Scheduler:
             return
         room = self._prompt_budget(sum(1 for _ in self._decodes()))
         reading = deque(sorted(self._prompts(), key=_turn))
-        outlook = Outlook(self.kv, self._lengths, self.running)
+        forecast = AdmissionForecast(self.kv, self._lengths, self.running)
         demand = 0
         for request in list(rank(self.waiting, self.limits.policy, self.kv.cache, self._rng)):
             while reading and reading[0].turn <= request.turn:
@@ -210,7 +210,7 @@ class Scheduler:
             if request.awaits_token:
                 continue  # preempted while its last token was on the way: it comes with this step's results
             started = request.num_cached is None
-            if not self.kv.admit(request, headroom=partial(outlook.headroom, request)):
+            if not self.kv.admit(request, headroom=partial(forecast.headroom, request)):
                 self._short_of_pages = True
                 return
             if started:
@@ -218,7 +218,7 @@ class Scheduler:
             self.waiting.remove(request)
             request.num_expected = 0
             self._start(request)
-            outlook.admitted(request)
+            forecast.admitted(request)
             if request.num_pending > 1:
                 demand += self._demand(request)
 
@@ -271,7 +271,7 @@ class Scheduler:
 
     def _continue_prompts(self, reading: list[Request], num_decodes: int) -> list[Chunk]:
         prompts: list[Request] = []
-        planned = Beginnings(self.kv.page_size)
+        planned = PrefixesInFlight(self.kv.page_size)
         for request in reading:
             # Two requests about to compute the same page: the second waits a step and finds it in the cache.
             if self.kv.cache is not None:
@@ -289,11 +289,11 @@ class Scheduler:
         if self.limits.budget is None:
             return whole_prompts(prompts, room)
         lengths = self._share(prompts, room)
-        if self.pacer is None or not num_decodes or not any(lengths):
+        if self.itl_controller is None or not num_decodes or not any(lengths):
             return lengths
         cost = sum(self._cost.of(p.computed, length) for p, length in zip(prompts, lengths, strict=True))
-        if cost > self.pacer.budget:
-            room = int(sum(lengths) * self.pacer.budget / cost)
+        if cost > self.itl_controller.budget:
+            room = int(sum(lengths) * self.itl_controller.budget / cost)
         if sum(p.pending for p in prompts) > room:
             tokens = whole_tiles(num_decodes + room, self.limits.token_tile)
             room = max(min(tokens, self.limits.budget) - num_decodes, self.kv.page_size)
@@ -302,7 +302,7 @@ class Scheduler:
         return unfilled(prompts, lengths, room)
 
     def _share(self, prompts: list[Progress], room: int) -> list[int]:
-        return share_budget(prompts, room, self.kv.page_size, self.limits.longest_chunk)
+        return split_budget(prompts, room, self.kv.page_size, self.limits.longest_chunk)
 
     def _compute(self, request: Request, length: int) -> Chunk:
         """Plan the next `length` tokens of a request, and advance it as if they were computed."""
@@ -342,6 +342,6 @@ class Scheduler:
         if self.limits.budget is None:
             return self.limits.max_tokens
         budget = self.limits.budget - num_decodes
-        if self.pacer is not None and num_decodes:
-            budget = min(budget, self.pacer.budget)
+        if self.itl_controller is not None and num_decodes:
+            budget = min(budget, self.itl_controller.budget)
         return max(budget, self.kv.page_size)

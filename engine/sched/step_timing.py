@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-__all__ = ["Rhythm"]
+__all__ = ["StepTiming"]
 
 _MARGIN_S: Final = 0.0003
 """A device that waits costs everybody a little; a step missed costs one request a whole step."""
@@ -21,7 +21,7 @@ _DRY_S: Final = 0.0005
 """How much earlier to plan, at least, when the device ran dry; if it does again, twice as much."""
 
 
-class Rhythm:
+class StepTiming:
     """Learns how long steps take on the device, and the host until the device can begin one.
 
     When a step ended is known only if the host waited for it. If it had ended before the next was prepared,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["Progress", "share_budget", "unfilled", "whole_prompts"]
+__all__ = ["Progress", "split_budget", "unfilled", "whole_prompts"]
 
 _MANY_STEPS: Final = 4
 """A prompt with so many full steps to go loses little by one that it does not share."""
@@ -18,7 +18,7 @@ class Progress:
     pending: int
 
 
-def share_budget(
+def split_budget(
     prompts: Sequence[Progress], budget: int, page_size: int, longest_chunk: int | None = None
 ) -> list[int]:
     """Tokens to compute of each prompt in this step; `prompts` are in the order in which they are served.
@@ -33,7 +33,7 @@ def share_budget(
 
 
 def unfilled(prompts: Sequence[Progress], chunks: Sequence[int], budget: int) -> list[int]:
-    """`chunks` of `share_budget`, without parts of long prompts if another prompt ends in this step.
+    """`chunks` of `split_budget`, without parts of long prompts if another prompt ends in this step.
 
     The first token of that prompt comes when all of the step is done, and a long prompt would fill any step.
     The prompt that is served first keeps its chunk, so no prompt is starved by short ones that come and go.

@@ -36,7 +36,7 @@ class Shard:
     size: int = 1
 
     @property
-    def leads(self) -> bool:
+    def is_first_rank(self) -> bool:
         """Rank 0 decides what all compute, and is the only one to sample."""
         return self.rank == 0
 

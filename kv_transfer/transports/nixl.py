@@ -127,7 +127,7 @@ class NixlTransport:
         self._lifeline.unwatch(peer.name)
         link = self._links.get(peer.name)
         if link is not None:
-            link.bereave(time.monotonic())
+            link.mark_peer_lost(time.monotonic())
 
     def poll(self) -> list[TransportEvent]:
         self._caller.enter()
@@ -136,11 +136,11 @@ class NixlTransport:
             Arrival(data) for messages in self._agent.get_new_notifs().values() for data in messages
         ]
         for name in self._lifeline.poll(now):
-            self._links.setdefault(name, _Link(name)).bereave(now)
+            self._links.setdefault(name, _Link(name)).mark_peer_lost(now)
         for link in list(self._links.values()):
             self._collect(link, events)
             if link.has_settled(now):
-                self._bury(link, events)
+                self._reap(link, events)
         return events
 
     def close(self) -> None:
@@ -172,7 +172,7 @@ class NixlTransport:
                 link.break_off("a write to it failed", time.monotonic())
                 link.failed.append(number)
 
-    def _bury(self, link: _Link, events: list[TransportEvent]) -> None:
+    def _reap(self, link: _Link, events: list[TransportEvent]) -> None:
         """Forgets a broken link when nothing of it is left in flight."""
         if link.writes and not link.peer_is_gone:
             return  # NIXL has not said yet how they ended

@@ -32,7 +32,7 @@ class Link:
         if not self.broken:
             self.broken, self.broken_at = reason, now
 
-    def bereave(self, now: float) -> None:
+    def mark_peer_lost(self, now: float) -> None:
         """The peer's process is gone. What it had sent may still be on its way, so settling starts anew."""
         self.break_off("its process is gone", now)
         self.peer_is_gone, self.broken_at = True, now

@@ -159,7 +159,7 @@ class UcxxTransport:
         self._lifeline.unwatch(peer.name)
         link = self._links.get(peer.name)
         if link is not None:
-            link.bereave(time.monotonic())
+            link.mark_peer_lost(time.monotonic())
 
     def poll(self) -> list[TransportEvent]:
         self._caller.enter()
@@ -168,11 +168,11 @@ class UcxxTransport:
         self._read(events)
         now = time.monotonic()
         for name in self._lifeline.poll(now):
-            self._links.setdefault(name, _Link(name)).bereave(now)
+            self._links.setdefault(name, _Link(name)).mark_peer_lost(now)
         for link in list(self._links.values()):
             self._collect(link, events, now)
             if link.has_settled(now):
-                self._bury(link, events)
+                self._reap(link, events)
         return events
 
     def close(self) -> None:
@@ -217,7 +217,7 @@ class UcxxTransport:
                 if not link.broken:
                     self._control(link, _Kind.ACK, _ACK.pack(number))
 
-    def _bury(self, link: _Link, events: list[TransportEvent]) -> None:
+    def _reap(self, link: _Link, events: list[TransportEvent]) -> None:
         """Forgets a broken link when nothing of it is left in flight."""
         if not all(pending.is_over for pending in link.everything):
             # UCX gives up by itself on a peer that broke off, but waits for one that never quite connected.

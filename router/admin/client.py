@@ -38,10 +38,8 @@ def run(argv: Sequence[str]) -> int:
 
 def _workers(arguments: argparse.Namespace, ask: Ask) -> None:
     for worker in ask("GET", "/workers"):
-        standing = worker["standing"] + (f" ({worker['trouble']})" if worker["trouble"] else "")
-        print(
-            f"{worker['worker']:<12} {worker['requests']:>4} requests  pid {worker['pid'] or '-'}  {standing}"
-        )
+        state = worker["state"] + (f" ({worker['trouble']})" if worker["trouble"] else "")
+        print(f"{worker['worker']:<12} {worker['requests']:>4} requests  pid {worker['pid'] or '-'}  {state}")
 
 
 def _drain(arguments: argparse.Namespace, ask: Ask) -> None:

@@ -12,7 +12,7 @@ from router.workers.registry import Registry
 from router.workers.session import WorkerSession
 from rpc.baton.v1 import worker_pb2
 
-__all__ = ["Able", "Departures", "Evacuate", "LastOfItsRole", "NoSuchWorker", "NotBackInTime"]
+__all__ = ["Able", "Evacuate", "LastOfItsRole", "NoSuchWorker", "NotBackInTime", "WorkerDrainer"]
 
 Able: TypeAlias = Callable[[worker_pb2.Role], list[WorkerSession]]
 Evacuate: TypeAlias = Callable[[str, float], Awaitable[int]]
@@ -43,7 +43,7 @@ class NotBackInTime(Exception):
     """The worker was restarted and is not ready; it is still sought."""
 
 
-class Departures:
+class WorkerDrainer:
     """What an operator may ask for. Each call returns when it is done; they may overlap."""
 
     def __init__(

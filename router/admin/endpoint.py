@@ -1,4 +1,4 @@
-"""The operators' door: which workers there are, and how one leaves or is restarted. On loopback only.
+"""The admin API: which workers there are, and how one leaves or is restarted. On loopback only.
 
 Whoever has an account on this machine may use it; `router workers`, `router drain` and `router restart` do.
 """
@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from router.admin.drain import Able, Departures, Evacuate, LastOfItsRole, NoSuchWorker, NotBackInTime
+from router.admin.drain import Able, Evacuate, LastOfItsRole, NoSuchWorker, NotBackInTime, WorkerDrainer
 from router.frontend.http.server import QuietServer, listen
 from router.workers.member import Member
 from router.workers.registry import Registry
@@ -39,21 +39,21 @@ def admin_app(
     """GET /workers; POST /workers/{name}/drain and /workers/{name}/restart, which answer when it is done.
 
     Both take `timeout` in seconds (default: `drain_timeout_s`) and `force=1` as query parameters. `able` and
-    `evacuate`: see `Departures`.
+    `evacuate`: see `WorkerDrainer`.
     """
-    departures = Departures(registry, able, evacuate)
+    drainer = WorkerDrainer(registry, able, evacuate)
 
     async def workers(request: Request) -> Response:
         return _json([_described(member) for member in registry.members()])
 
     async def drain(request: Request) -> Response:
-        moved = await departures.drain(
+        moved = await drainer.drain(
             request.path_params["name"], _timeout(request, drain_timeout_s), force=_forced(request)
         )
         return _json({"moved": moved})
 
     async def restart(request: Request) -> Response:
-        moved = await departures.restart(
+        moved = await drainer.restart(
             request.path_params["name"],
             _timeout(request, drain_timeout_s),
             startup_timeout_s,
@@ -116,7 +116,7 @@ def _described(member: Member) -> dict[str, object]:
     return {
         "worker": member.handle.worker_id,
         "role": worker_pb2.Role.Name(member.handle.role).removeprefix("ROLE_").lower(),
-        "standing": member.standing.value,
+        "state": member.state.value,
         "requests": session.load.requests if session else 0,
         "pid": session.info.pid if session else None,
         "trouble": member.trouble,

@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import Final
 
-from common.garbage_collection import freeze_startup
+from common.garbage_collection import freeze_gc
 from engine.device.cpu_dtype import preferred_cpu_dtype
 from engine.loader.checkpoint import Checkpoint, CheckpointError, resolve
 from engine.spec.errors import UnsupportedModel
@@ -29,12 +29,12 @@ from router.frontend.access import Access
 from router.frontend.api_keys import BadKeyFile
 from router.frontend.grpc.server import GrpcConfig, GrpcServer
 from router.frontend.http.server import HttpConfig, HttpServer
-from router.limits import Limits
-from router.probes.canary import Canary
-from router.probes.link_check import LinkBroken, rehearse
+from router.probes.link_check import LinkBroken, check_links
+from router.probes.worker_probe import WorkerProbe
 from router.processing.generation import Generation
 from router.processing.served_model import ServedModel
 from router.processing.tokenizer import Tokenizer, TokenizerError
+from router.request_limits import RequestLimits
 from router.workers.fencing import Fencing
 from router.workers.registry import Registry, WorkerBroken, WorkerHandle
 from rpc.baton.v1 import worker_pb2
@@ -150,24 +150,24 @@ class _Start:
         tokenizer = await tokenizing
         dispatcher = ClusterDispatcher(config, registry, metrics)
         if config.hands_over:
-            await self._rehearse(registry, dispatcher)
+            await self._check_links(registry, dispatcher)
         await self.stack.enter_async_context(
-            Canary(
+            WorkerProbe(
                 registry,
                 dispatcher.attempt,
                 dispatcher.able,
-                interval_s=config.canary_interval,
-                timeout_s=config.canary_timeout,
+                interval_s=config.probe_interval,
+                timeout_s=config.probe_timeout,
             )
         )
-        limits = Limits(
+        limits = RequestLimits(
             max_prompt_tokens=config.max_prompt_tokens,
             max_completions=config.max_completions,
             max_logprobs=config.max_logprobs,
         )
         generation = Generation(model, tokenizer, dispatcher, limits)
-        service = await self._doors(generation, access, cluster, dispatcher, registry, metrics)
-        freeze_startup()
+        service = await self._frontends(generation, access, cluster, dispatcher, registry, metrics)
+        freeze_gc()
         workers = [(session.worker_id, session.info.node) for session in registry.sessions()]
         self.display.say(f"workers: {residents(workers, await cluster.nodes())}")
         self._summarize(model, plans, service, time.monotonic() - began)
@@ -223,10 +223,10 @@ class _Start:
                 )
         return registry
 
-    async def _rehearse(self, registry: Registry, dispatcher: ClusterDispatcher) -> None:
+    async def _check_links(self, registry: Registry, dispatcher: ClusterDispatcher) -> None:
         """Raises LinkBroken."""
         with self.display.stage("links"):
-            links = await rehearse(registry, dispatcher.attempt, timeout_s=self.config.startup_timeout)
+            links = await check_links(registry, dispatcher.attempt, timeout_s=self.config.startup_timeout)
         for link in links:
             self.display.say(str(link))
 
@@ -240,7 +240,7 @@ class _Start:
                     self.display.loading(worker.worker_id, *state)
             await asyncio.sleep(_WATCH_S)
 
-    async def _doors(
+    async def _frontends(
         self,
         generation: Generation,
         access: Access,

@@ -68,7 +68,7 @@ def parse(argv: Sequence[str]) -> RouterConfig:
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse, but a mistake is an exception, and an unknown flag is answered with the likeliest one."""
+    """argparse, but a mistake is an exception, and an unknown flag is answered with the most likely one."""
 
     def error(self, message: str) -> NoReturn:
         unknown, sep, words = message.partition("unrecognized arguments: ")

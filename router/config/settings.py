@@ -374,7 +374,7 @@ class RouterConfig:
             "SECONDS",
         ),
     ] = 60.0
-    canary_interval: Annotated[
+    probe_interval: Annotated[
         float,
         Option(
             _ROUTING,
@@ -382,7 +382,7 @@ class RouterConfig:
             "SECONDS",
         ),
     ] = 15.0
-    canary_timeout: Annotated[
+    probe_timeout: Annotated[
         float,
         Option(
             _ROUTING,

@@ -15,7 +15,7 @@ from common.ports import PortRange
 from router.config.environment import WrongEnvironment, environment_of
 from router.config.origins import is_origin, origins_of
 from router.config.settings import Device, Dtype, Mode, RouterConfig, Transport, flag_name
-from router.limits import LOGPROBS_LIMIT
+from router.request_limits import LOGPROBS_LIMIT
 
 __all__ = ["problems_of"]
 
@@ -28,8 +28,8 @@ _DURATIONS: Final = (
     "worker_timeout",
     "step_timeout",
     "router_timeout",
-    "canary_interval",
-    "canary_timeout",
+    "probe_interval",
+    "probe_timeout",
     "max_queue_wait",
     "http_keep_alive",
 )
@@ -111,7 +111,7 @@ def _network(network: str) -> Iterator[str]:
         yield f"--worker-network {network}: {error}; use a network such as 10.1.0.0/16"
 
 
-def _doors(config: RouterConfig) -> Iterator[str]:
+def _frontends(config: RouterConfig) -> Iterator[str]:
     ports = {
         "http_port": config.http_port,
         "grpc_port": config.grpc_port,
@@ -232,7 +232,7 @@ _CHECKS: Final[tuple[Callable[[RouterConfig], Iterator[str]], ...]] = (
     _model,
     _workers,
     _ranks,
-    _doors,
+    _frontends,
     _security,
     _memory,
     _batching,

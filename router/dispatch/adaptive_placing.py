@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Final
 
 from router.config.settings import RouterConfig
-from router.dispatch.admission import Claim, Want
+from router.dispatch.admission import AdmissionRequest, Claim
 from router.dispatch.failures import nobody_is_ready
 from router.dispatch.route import Pick, Route, Untracked
 from router.dispatch.sequence import Sequence
@@ -84,17 +84,17 @@ class AdaptivePlacing:
     def is_ready(self) -> bool:
         return bool(self._choice.everyone())
 
-    def has_room(self, want: Want) -> bool:
+    def has_room(self, want: AdmissionRequest) -> bool:
         """Requests queue at the workers; see the class."""
         return True
 
-    def claim(self, want: Want) -> Claim | None:
+    def claim(self, want: AdmissionRequest) -> Claim | None:
         return None  # it comes with the route
 
     def refuge(self, tokens: int, leaving: str) -> WorkerSession | None:
-        return self._choice.refuge(self._choice.trusted(), tokens, leaving)
+        return self._choice.refuge(self._choice.preferred(), tokens, leaving)
 
-    def readers(self) -> list[WorkerSession]:
+    def prefill_workers(self) -> list[WorkerSession]:
         return self._choice.everyone()
 
     def able(self, role: worker_pb2.Role) -> list[WorkerSession]:
@@ -110,7 +110,7 @@ class AdaptivePlacing:
         if avoid:
             session = self._choice.pick_any(sequence.num_tokens, avoid)
             return None if session is None else _local(session, "adaptive: another worker after a failure")
-        sessions = self._choice.trusted()
+        sessions = self._choice.preferred()
         if not sessions:
             return None
         return self._place(sequence, sessions)

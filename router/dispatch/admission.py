@@ -15,11 +15,11 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["Admission", "Claim", "Turn", "Want"]
+__all__ = ["Admission", "AdmissionGrant", "AdmissionRequest", "Claim"]
 
 
 @dataclass(frozen=True, slots=True)
-class Want:
+class AdmissionRequest:
     """What waits for its turn."""
 
     tokens: int
@@ -34,7 +34,7 @@ class Claim(Protocol):
     def release(self) -> None: ...
 
 
-class Turn:
+class AdmissionGrant:
     """A sequence's permission to go to the workers; to be closed when its attempt is over."""
 
     __slots__ = ("_admission", "_claim", "_retry_tokens")
@@ -44,7 +44,7 @@ class Turn:
         self._claim = claim
         self._retry_tokens = retry_tokens
 
-    def __enter__(self) -> Turn:
+    def __enter__(self) -> AdmissionGrant:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -77,8 +77,8 @@ class Turn:
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    want: Want
-    turn: asyncio.Future[Turn]
+    want: AdmissionRequest
+    turn: asyncio.Future[AdmissionGrant]
 
 
 class Admission:
@@ -86,8 +86,8 @@ class Admission:
 
     def __init__(
         self,
-        has_room: Callable[[Want], bool],
-        claim: Callable[[Want], Claim | None],
+        has_room: Callable[[AdmissionRequest], bool],
+        claim: Callable[[AdmissionRequest], Claim | None],
         retry_window: Callable[[], int],
     ) -> None:
         """`has_room(want)`: whether a sequence could be decoded now; `claim(want)` then keeps that room,
@@ -105,13 +105,13 @@ class Admission:
         """Sequences that wait."""
         return len(self._retries) + len(self._new)
 
-    def at_once(self, want: Want) -> Turn | None:
+    def try_admit(self, want: AdmissionRequest) -> AdmissionGrant | None:
         """A turn for a sequence that need not wait; None for one that must. O(workers)."""
         if self._retries or (self._new and not want.is_retry):
             return None
         return self._grant(want)
 
-    async def wait(self, want: Want, patience_s: float) -> Turn:
+    async def wait(self, want: AdmissionRequest, patience_s: float) -> AdmissionGrant:
         """A turn when it comes. Raises TimeoutError after `patience_s`."""
         waiting = _Waiting(want, asyncio.get_running_loop().create_future())
         line = self._retries if want.is_retry else self._new
@@ -140,15 +140,15 @@ class Admission:
                 line.popleft()
 
     def retry_computed(self, tokens: int) -> None:
-        """For `Turn`."""
+        """For `AdmissionGrant`."""
         self._retrying -= tokens
         self.look()
 
-    def _grant(self, want: Want) -> Turn | None:
+    def _grant(self, want: AdmissionRequest) -> AdmissionGrant | None:
         retry_tokens = want.tokens if want.is_retry else 0
         if retry_tokens and self._retrying and self._retrying + retry_tokens > self._retry_window():
             return None
         if not self._has_room(want):
             return None
         self._retrying += retry_tokens
-        return Turn(self, self._claim(want), retry_tokens)
+        return AdmissionGrant(self, self._claim(want), retry_tokens)

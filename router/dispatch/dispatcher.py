@@ -14,18 +14,18 @@ from dataclasses import replace
 from typing import Final
 
 from router.config.settings import RouterConfig
-from router.dispatch.admission import Admission, Turn, Want
+from router.dispatch.admission import Admission, AdmissionGrant, AdmissionRequest
 from router.dispatch.attempt import Attempt, DisaggAttempt, MixedAttempt
-from router.dispatch.culprits import Culprits
 from router.dispatch.evacuation import Answers
 from router.dispatch.failures import AttemptFailed, nobody_is_ready, out_of_time
 from router.dispatch.interface import Delta
 from router.dispatch.metrics import RouterMetrics
 from router.dispatch.placing import placing_for
-from router.dispatch.prefill_queue import Backlog, Place, overloaded
+from router.dispatch.poison_requests import PoisonRequests
+from router.dispatch.prefill_queue import Place, PrefillQueue, overloaded
+from router.dispatch.retry_state import RetryState, ended_workers
 from router.dispatch.route import Pick, Placing, Route
 from router.dispatch.sequence import Sequence
-from router.dispatch.tries import Tries, ended_workers
 from router.dispatch.waterfall import Waterfall
 from router.errors import Overloaded, RouterError, Unavailable
 from router.workers.registry import Registry
@@ -59,12 +59,12 @@ class ClusterDispatcher:
         self._registry = registry
         self._metrics = metrics
         self._placing = placing or placing_for(config, registry)
-        self._backlog = Backlog(config.max_queued_tokens, config.max_queue_wait)
-        self._culprits = Culprits()
+        self._prefill_queue = PrefillQueue(config.max_queued_tokens, config.max_queue_wait)
+        self._poison_requests = PoisonRequests()
         self._admission = Admission(self._placing.has_room, self._placing.claim, self._retry_window)
         self._answers = Answers(self._placing.refuge)
         registry.watch(self._admission.look)
-        metrics.watch_backlog(self._backlog)
+        metrics.watch_prefill_queue(self._prefill_queue)
         metrics.watch_admission(self._admission)
         self._running = 0
         self._idle = asyncio.Event()
@@ -87,7 +87,7 @@ class ClusterDispatcher:
     async def generate(
         self,
         prompt: Tokens[int],
-        sampling: sampling_pb2.Sampling,
+        sampling: sampling_pb2.SamplingParams,
         *,
         priority: int = 0,
         timeout_s: float = 0.0,
@@ -99,7 +99,7 @@ class ClusterDispatcher:
         waterfall = Waterfall(now, self._metrics)
         deadline = now + timeout_s if timeout_s > 0 else math.inf
         sequence = Sequence(prompt, sampling, waterfall, priority, deadline)
-        self._refuse_culprits(sequence)
+        self._refuse_poison_requests(sequence)
         place = self._admit(sequence)
         self._enter()
         outcome, is_stopped = "abort", False
@@ -128,7 +128,7 @@ class ClusterDispatcher:
     def _admit(self, sequence: Sequence) -> Place:
         """Raises Overloaded."""
         try:
-            place = self._backlog.enter(len(sequence.prompt), sequence.seconds_left())
+            place = self._prefill_queue.enter(len(sequence.prompt), sequence.seconds_left())
         except Overloaded as error:
             self._metrics.counted(error.code or "error")
             raise
@@ -152,7 +152,7 @@ class ClusterDispatcher:
             return MixedAttempt(sequence, route)
         return DisaggAttempt(sequence, route, self._config.handoff_timeout)
 
-    def _route(self, sequence: Sequence, avoid: set[str], turn: Turn) -> Route:
+    def _route(self, sequence: Sequence, avoid: set[str], turn: AdmissionGrant) -> Route:
         """Raises AttemptFailed."""
         route = self._placing.route(sequence, avoid)
         if route is None:
@@ -172,13 +172,13 @@ class ClusterDispatcher:
         """Deltas of as many attempts as it takes; the client sees one sequence."""
         if not self.ready():
             raise nobody_is_ready(self._registry.complaints()).verdict
-        tries = Tries(sequence.id, self._config.max_attempts)
-        pause, want = _FIRST_PAUSE_S, Want(sequence.num_tokens)
+        retries = RetryState(sequence.id, self._config.max_attempts)
+        pause, want = _FIRST_PAUSE_S, AdmissionRequest(sequence.num_tokens)
         while True:
-            turn = self._admission.at_once(want) or await self._turn(sequence, want)
+            turn = self._admission.try_admit(want) or await self._turn(sequence, want)
             try:
                 with turn:
-                    attempt = self._attempt(sequence, self._route(sequence, tries.avoid, turn))
+                    attempt = self._attempt(sequence, self._route(sequence, retries.avoid, turn))
                     with self._answers.running(attempt):
                         async with aclosing(attempt.deltas()) as deltas:
                             async for delta in deltas:
@@ -188,59 +188,62 @@ class ClusterDispatcher:
                                 sequence.output.extend(delta.token_ids)
                                 yield delta
             except AttemptFailed as failed:
-                self._take_in(failed, tries, sequence)
+                self._take_in(failed, retries, sequence)
             else:
                 return
             await asyncio.sleep(min(pause * random.uniform(0.5, 1.5), sequence.seconds_left()))
-            pause, want = min(pause * 4, _LONGEST_PAUSE_S), Want(sequence.num_tokens, tries.avoid, True)
+            pause, want = (
+                min(pause * 4, _LONGEST_PAUSE_S),
+                AdmissionRequest(sequence.num_tokens, retries.avoid, True),
+            )
             place.again(want.tokens)
             await self._wait_for_workers(sequence)
 
-    def _take_in(self, failed: AttemptFailed, tries: Tries, sequence: Sequence) -> None:
+    def _take_in(self, failed: AttemptFailed, retries: RetryState, sequence: Sequence) -> None:
         """Raises RouterError if there is no other try."""
         self._metrics.retried(failed)
-        verdict = tries.failed(failed, len(sequence.output))
+        verdict = retries.failed(failed, len(sequence.output))
         if verdict is None:
-            _log.info("trying request %s again (%d attempts left): %s", sequence.id, tries.left, failed)
+            _log.info("trying request %s again (%d attempts left): %s", sequence.id, retries.left, failed)
             return
-        if tries.is_culprit:
-            self._culprits.add(sequence.id, sequence.prompt, sequence.sampling)
+        if retries.is_poison:
+            self._poison_requests.add(sequence.id, sequence.prompt, sequence.sampling)
             _log.error(
                 "request %s (%d prompt tokens, %d of the answer) ended %s: giving it up",
                 sequence.id,
                 len(sequence.prompt),
                 len(sequence.output),
-                " and ".join(tries.ended),
+                " and ".join(retries.ended),
             )
         else:
             _log.warning("giving request %s up: %s", sequence.id, failed)
         raise verdict from failed
 
-    def _refuse_culprits(self, sequence: Sequence) -> None:
+    def _refuse_poison_requests(self, sequence: Sequence) -> None:
         """Raises Internal."""
-        known = self._culprits.find(sequence.prompt, sequence.sampling)
+        known = self._poison_requests.find(sequence.prompt, sequence.sampling)
         if known is not None:
             _log.warning("request %s is the same as %s, which ended workers: refused", sequence.id, known)
             error = ended_workers(known)
             self._metrics.counted(error.code or "error")
             raise error
 
-    async def _turn(self, sequence: Sequence, want: Want) -> Turn:
+    async def _turn(self, sequence: Sequence, want: AdmissionRequest) -> AdmissionGrant:
         """Waits until the sequence may go to the workers. Raises Overloaded, DeadlineExceeded."""
         patience = min(self._config.max_queue_wait, sequence.seconds_left())
-        self._backlog.held_back += 1
+        self._prefill_queue.held_back += 1
         try:
             return await self._admission.wait(want, patience)
         except TimeoutError:
             if not sequence.seconds_left():
                 raise out_of_time() from None
-            raise overloaded("no decode worker had room in time", self._backlog.wait_s()) from None
+            raise overloaded("no decode worker had room in time", self._prefill_queue.wait_s()) from None
         finally:
-            self._backlog.held_back -= 1
+            self._prefill_queue.held_back -= 1
 
     def _retry_window(self) -> int:
         """Enough for two steps of every worker: one that is computed, and one that waits for it."""
-        ready = self._placing.readers()
+        ready = self._placing.prefill_workers()
         return sum(_RETRY_STEPS * (s.info.chunked_prefill_size or _RETRY_TOKENS) for s in ready)
 
     async def _wait_for_workers(self, sequence: Sequence) -> None:

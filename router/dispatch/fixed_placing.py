@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 
-from router.dispatch.admission import Claim, Want
+from router.dispatch.admission import AdmissionRequest, Claim
 from router.dispatch.failures import nobody_is_ready
 from router.dispatch.route import Pick, Route
 from router.dispatch.sequence import Sequence
@@ -27,11 +27,11 @@ class MixedPlacing:
     def is_ready(self) -> bool:
         return bool(self._registry.ready(ROLE_DECODE))
 
-    def has_room(self, want: Want) -> bool:
+    def has_room(self, want: AdmissionRequest) -> bool:
         """Requests queue at the workers, where they are admitted without a word to and fro."""
         return True
 
-    def claim(self, want: Want) -> Claim | None:
+    def claim(self, want: AdmissionRequest) -> Claim | None:
         return None
 
     def route(self, sequence: Sequence, avoid: Set[str]) -> Route | None:
@@ -44,7 +44,7 @@ class MixedPlacing:
     def refuge(self, tokens: int, leaving: str) -> WorkerSession | None:
         return self._choice.refuge(self._registry.ready(ROLE_DECODE), tokens, leaving)
 
-    def readers(self) -> list[WorkerSession]:
+    def prefill_workers(self) -> list[WorkerSession]:
         return self._registry.ready(ROLE_DECODE)
 
     def able(self, role: worker_pb2.Role) -> list[WorkerSession]:
@@ -64,10 +64,10 @@ class DisaggPlacing:
     def is_ready(self) -> bool:
         return all(self._registry.ready(role) for role in (ROLE_PREFILL, ROLE_DECODE))
 
-    def has_room(self, want: Want) -> bool:
+    def has_room(self, want: AdmissionRequest) -> bool:
         return self._choice.can_decode(want.tokens, want.avoid)
 
-    def claim(self, want: Want) -> Claim | None:
+    def claim(self, want: AdmissionRequest) -> Claim | None:
         return self._choice.promise(want.tokens, want.avoid)
 
     def route(self, sequence: Sequence, avoid: Set[str]) -> Route | None:
@@ -85,7 +85,7 @@ class DisaggPlacing:
     def refuge(self, tokens: int, leaving: str) -> WorkerSession | None:
         return self._choice.refuge(self._registry.ready(ROLE_DECODE), tokens, leaving)
 
-    def readers(self) -> list[WorkerSession]:
+    def prefill_workers(self) -> list[WorkerSession]:
         return self._registry.ready(ROLE_PREFILL)
 
     def able(self, role: worker_pb2.Role) -> list[WorkerSession]:

@@ -1,4 +1,4 @@
-"""What the front doors ask of the dispatcher: token ids in, token ids out."""
+"""What the frontends ask of the dispatcher: token ids in, token ids out."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Dispatcher(Protocol):
     def generate(
         self,
         prompt: Sequence[int],
-        sampling: sampling_pb2.Sampling,
+        sampling: sampling_pb2.SamplingParams,
         *,
         priority: int = 0,
         timeout_s: float = 0.0,

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from router.dispatch.admission import Admission
 from router.dispatch.failures import AttemptFailed
-from router.dispatch.prefill_queue import Backlog
+from router.dispatch.prefill_queue import PrefillQueue
 from router.dispatch.waterfall import Waterfall
 from rpc.baton.v1 import router_pb2
 
@@ -73,10 +73,10 @@ class RouterMetrics:
             "baton_worker_connects", "Times the worker was taken in", _LABELS, registry=self.registry
         )
 
-    def watch_backlog(self, backlog: Backlog) -> None:
+    def watch_prefill_queue(self, queue: PrefillQueue) -> None:
         """From now on, every scrape asks it."""
-        self._queued_tokens.set_function(lambda: backlog.tokens)
-        self._predicted_wait.set_function(backlog.wait_s)
+        self._queued_tokens.set_function(lambda: queue.tokens)
+        self._predicted_wait.set_function(queue.wait_s)
 
     def watch_admission(self, admission: Admission) -> None:
         """From now on, every scrape asks it."""

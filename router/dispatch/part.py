@@ -34,13 +34,13 @@ class Part:
         """The worker did what it was asked for."""
         if self.active:
             self._end()
-            self.session.health.request_done()
+            self.session.breaker.request_done()
 
     def failed(self, failed: worker_pb2.Failed) -> AttemptFailed | RouterError:
         """The worker says that it cannot; returns what that means for the request."""
         self._end()
         if speaks_against(failed):
-            self.session.health.request_failed()
+            self.session.breaker.request_failed()
         return failure_of(failed, self.session.worker_id)
 
     def lost(self, loss: WorkerLost) -> AttemptFailed:

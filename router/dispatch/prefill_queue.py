@@ -13,7 +13,7 @@ from typing import Final
 
 from router.errors import Overloaded
 
-__all__ = ["Backlog", "Place", "overloaded"]
+__all__ = ["Place", "PrefillQueue", "overloaded"]
 
 _PRESSURE_TOKENS: Final = 8192
 """Only while so many wait, or any is held back for want of room, does the rate say what the cluster can do,
@@ -25,7 +25,7 @@ _RETRY_S: Final = (1.0, 60.0)
 """The least and the most that a client is told to wait."""
 
 
-class Backlog:
+class PrefillQueue:
     """Every operation costs O(1)."""
 
     def __init__(
@@ -83,12 +83,12 @@ class Backlog:
 
 
 class Place:
-    """One prompt in the backlog, until it is served or given up."""
+    """One prompt in the queue, until it is served or given up."""
 
-    __slots__ = ("_backlog", "_is_inside", "_tokens")
+    __slots__ = ("_is_inside", "_prefill_queue", "_tokens")
 
-    def __init__(self, backlog: Backlog, tokens: int) -> None:
-        self._backlog = backlog
+    def __init__(self, queue: PrefillQueue, tokens: int) -> None:
+        self._prefill_queue = queue
         self._tokens = tokens
         self._is_inside = True
 
@@ -105,13 +105,13 @@ class Place:
     def again(self, tokens: int) -> None:
         """It has to be computed again, so many tokens now. It was admitted before, and is not refused."""
         self._leave(served=False)
-        self._backlog.rejoin(tokens)
+        self._prefill_queue.rejoin(tokens)
         self._tokens, self._is_inside = tokens, True
 
     def _leave(self, *, served: bool) -> None:
         if self._is_inside:
             self._is_inside = False
-            self._backlog.leave(self._tokens, served=served)
+            self._prefill_queue.leave(self._tokens, served=served)
 
 
 def overloaded(why: str, retry_s: float) -> Overloaded:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from router.dispatch.admission import Claim, Want
+from router.dispatch.admission import AdmissionRequest, Claim
 from router.dispatch.sequence import Sequence
 from router.workers.session import WorkerSession
 from rpc.baton.v1 import worker_pb2
@@ -84,10 +84,10 @@ class Placing(Protocol):
     def is_ready(self) -> bool:
         """Whether there are workers for every part of a sequence."""
 
-    def has_room(self, want: Want) -> bool:
+    def has_room(self, want: AdmissionRequest) -> bool:
         """Whether a sequence should leave the router now; see `Admission`."""
 
-    def claim(self, want: Want) -> Claim | None:
+    def claim(self, want: AdmissionRequest) -> Claim | None:
         """Keeps room for a sequence that leaves the router; None where the route does that, or nobody."""
 
     def route(self, sequence: Sequence, avoid: Set[str]) -> Route | None:
@@ -99,7 +99,7 @@ class Placing(Protocol):
     def refuge(self, tokens: int, leaving: str) -> WorkerSession | None:
         """Where a running answer of so many tokens moves to from `leaving`; None: no other has room."""
 
-    def readers(self) -> list[WorkerSession]:
+    def prefill_workers(self) -> list[WorkerSession]:
         """Workers that compute prompts now."""
 
     def able(self, role: worker_pb2.Role) -> list[WorkerSession]:

@@ -17,7 +17,7 @@ __all__ = ["Sequence"]
 @dataclass(slots=True, eq=False)
 class Sequence:
     prompt: Tokens[int]
-    sampling: sampling_pb2.Sampling
+    sampling: sampling_pb2.SamplingParams
     waterfall: Waterfall
     priority: int = 0
     deadline: float = math.inf

@@ -9,11 +9,11 @@ from typing import Final
 from router.config.settings import Routing
 from router.dispatch.policies import POLICIES
 from router.workers.capacity import Rank, WorkerView, any_has_room, place, preferred
-from router.workers.circuit_breaker import Trust
+from router.workers.circuit_breaker import CircuitState
+from router.workers.heartbeat_monitor import Liveness
 from router.workers.load import WorkerLoad
 from router.workers.registry import Registry
 from router.workers.session import WorkerSession
-from router.workers.silence import Hearing
 from rpc.baton.v1 import worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 
@@ -66,7 +66,7 @@ class WorkerChoice:
         """Sessions to all workers that can be used now."""
         return [*self._registry.ready(ROLE_PREFILL), *self._registry.ready(ROLE_DECODE)]
 
-    def trusted(self) -> list[WorkerSession]:
+    def preferred(self) -> list[WorkerSession]:
         """Those of `everyone` that nothing speaks against, or against which the least does."""
         ready = self.everyone()
         return [ready[i] for i in preferred(_views(ready, _NOBODY))]
@@ -102,8 +102,8 @@ def _views(sessions: list[WorkerSession], avoid: Set[str]) -> list[WorkerView]:
 
 
 def _rank(session: WorkerSession, avoid: Set[str]) -> Rank:
-    if session.hearing is not Hearing.GOOD:
+    if session.liveness is not Liveness.GOOD:
         return Rank.LATE
     if session.worker_id in avoid:
         return Rank.AVOIDED
-    return Rank.GOOD if session.health.trust is Trust.GOOD else Rank.DOUBTED
+    return Rank.GOOD if session.breaker.state is CircuitState.CLOSED else Rank.SUSPECT

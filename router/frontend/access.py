@@ -1,4 +1,4 @@
-"""Who may use the front doors, and whether others can listen in: what the flags say, loaded and checked."""
+"""Who may use the frontends, and whether others can listen in: what the flags say, loaded and checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""API keys: who may use the front doors."""
+"""API keys: who may use the frontends."""
 
 from __future__ import annotations
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from heapq import nsmallest
 from typing import Final
 
-from router.placement.plan import Division
+from router.placement.plan import PrefillSplit
 from router.placement.policies import Candidate, NoWorker, Placement, Why
-from router.placement.predict import Pace, miss, pace_of, reading_times
+from router.placement.predict import Pace, miss, pace_of, prefill_times
 from router.placement.view import ClusterView, Preference, RequestView, Targets, WorkerId, WorkerView
 
 __all__ = ["AdaptivePlacement"]
@@ -23,7 +23,7 @@ __all__ = ["AdaptivePlacement"]
 _TTFT_UNCERTAINTY: Final = 0.15
 """Relative deviation of predicted TTFT: how gradually a miss becomes certain around a target."""
 _TPOT_UNCERTAINTY: Final = 0.015
-"""The same of TPOT near its target, where the scheduler's own pacing bounds it."""
+"""The same of TPOT near its target, where the scheduler's ITL controller bounds it."""
 _DELAY_WEIGHT: Final = 0.02
 """What a delay of a whole target costs, in misses: prefers the faster of two choices that miss alike."""
 _LATE_WEIGHT: Final = 0.2
@@ -35,7 +35,7 @@ _SHORTLIST: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
-class _Reading:
+class _PrefillEstimate:
     """A worker, if it computed the prompt."""
 
     worker: WorkerView
@@ -51,7 +51,7 @@ class AdaptivePlacement:
 
     def __init__(self, targets: Targets) -> None:
         self.targets = targets
-        self._division = Division(targets)
+        self._split = PrefillSplit(targets)
         self._seen: dict[WorkerId, tuple[WorkerView, Pace, int]] = {}
         """Of each worker as it was seen last: its pace, and its prompt tokens."""
 
@@ -59,19 +59,19 @@ class AdaptivePlacement:
         if not view.workers:
             raise NoWorker("no worker is ready")
         self._look(view.workers)
-        only_read = self._division.readers(view.workers, view.demand, view.now)
-        readers, writers = self._shortlist(request, view.workers, only_read)
-        readings = [self._reading(request, view, worker) for worker in readers]
+        prefill_only = self._split.prefill_workers(view.workers, view.demand, view.now)
+        prefill_workers, decode_workers = self._shortlist(request, view.workers, prefill_only)
+        estimates = [self._reading(request, view, worker) for worker in prefill_workers]
         candidates = [
-            (self._candidate(request, view, reading, writer), reading.worker, writer)
-            for reading in readings
-            for writer in _writers_for(reading.worker, writers, only_read)
+            (self._candidate(request, view, reading, decode_worker), reading.worker, decode_worker)
+            for reading in estimates
+            for decode_worker in _decode_workers_for(reading.worker, decode_workers, prefill_only)
         ]
         best = min(candidate.cost for candidate, _, _ in candidates)
         equal = [c for c in candidates if c[0].cost <= best + _INDIFFERENT]
-        chosen, reader, writer = min(equal, key=lambda c: (_mismatch(c[1], c[2]), c[0].cost))
+        chosen, prefill_worker, decode_worker = min(equal, key=lambda c: (_mismatch(c[1], c[2]), c[0].cost))
         considered = sorted((c for c, _, _ in candidates if c is not chosen), key=lambda c: c.cost)
-        return Placement(reader.id, writer.id, Why("adaptive", (chosen, *considered)))
+        return Placement(prefill_worker.id, decode_worker.id, Why("adaptive", (chosen, *considered)))
 
     def _look(self, workers: Sequence[WorkerView]) -> None:
         """Views are immutable: what was computed for one holds as long as the caller gives the same."""
@@ -87,7 +87,7 @@ class AdaptivePlacement:
         self,
         request: RequestView,
         workers: Sequence[WorkerView],
-        only_read: frozenset[WorkerId],
+        prefill_only: frozenset[WorkerId],
     ) -> tuple[list[WorkerView], list[WorkerView]]:
         """Those that would compute the prompt soonest, and those that decode fastest."""
         seen = self._seen
@@ -96,25 +96,25 @@ class AdaptivePlacement:
         def wait(worker: WorkerView) -> float:
             _, pace, queued = seen[worker.id]
             cached = request.cached_on(worker) if request.cached else 0
-            return (own - cached + queued) / pace.reading_rate
+            return (own - cached + queued) / pace.prefill_rate
 
         def step(worker: WorkerView) -> float:
             return seen[worker.id][1].plain_s
 
-        writers = [worker for worker in workers if worker.id not in only_read]
-        return nsmallest(_SHORTLIST, workers, key=wait), nsmallest(_SHORTLIST, writers, key=step)
+        decode_workers = [worker for worker in workers if worker.id not in prefill_only]
+        return nsmallest(_SHORTLIST, workers, key=wait), nsmallest(_SHORTLIST, decode_workers, key=step)
 
-    def _reading(self, request: RequestView, view: ClusterView, worker: WorkerView) -> _Reading:
+    def _reading(self, request: RequestView, view: ClusterView, worker: WorkerView) -> _PrefillEstimate:
         cached = request.cached_on(worker)
         pace = self._seen[worker.id][1]
         before = [prompt.tokens for prompt in worker.prompts]
         with_it = [*before, request.prompt_tokens - cached]
-        times = reading_times(with_it, pace)
+        times = prefill_times(with_it, pace)
         in_flight = _in_flight(worker, pace)
         waited = view.now - request.arrived
         misses = delay = 0.0
         if before:
-            alone = reading_times(before, pace)
+            alone = prefill_times(before, pace)
             for prompt, then, now in zip(worker.prompts, times, alone, strict=False):
                 age = view.now - prompt.arrived + in_flight
                 target = self.targets.ttft_s
@@ -123,30 +123,30 @@ class AdaptivePlacement:
                 )
                 misses += _LATE_WEIGHT * (max(1.0, (age + then) / target) - max(1.0, (age + now) / target))
                 delay += (then - now) / target
-        return _Reading(worker, waited + in_flight + times[-1], misses, delay)
+        return _PrefillEstimate(worker, waited + in_flight + times[-1], misses, delay)
 
     def _candidate(
-        self, request: RequestView, view: ClusterView, reading: _Reading, writer: WorkerView
+        self, request: RequestView, view: ClusterView, reading: _PrefillEstimate, decode_worker: WorkerView
     ) -> Candidate:
-        reader = reading.worker
-        local = reader.id == writer.id
-        tokens = request.prompt_tokens - request.cached_on(reader)
-        tpot, misses, delay = self._writing(request, writer, tokens if local else 0)
+        prefill_worker = reading.worker
+        local = prefill_worker.id == decode_worker.id
+        tokens = request.prompt_tokens - request.cached_on(prefill_worker)
+        tpot, misses, delay = self._writing(request, decode_worker, tokens if local else 0)
         if not local:
-            _, more, longer = self._slowdown(reader, request, tokens)
+            _, more, longer = self._slowdown(prefill_worker, request, tokens)
             misses, delay = misses + more, delay + longer
-            moved = (request.prompt_tokens - request.cached_on(writer)) * view.kv_bytes_per_token
-            handoff = view.link_between(reader.id, writer.id).seconds(moved)
+            moved = (request.prompt_tokens - request.cached_on(decode_worker)) * view.kv_bytes_per_token
+            handoff = view.link_between(prefill_worker.id, decode_worker.id).seconds(moved)
             tpot += handoff / max(request.expected_output - 1, 1)
         own = 1 - (1 - miss(reading.ttft_s / self.targets.ttft_s, _TTFT_UNCERTAINTY)) * (
             1 - miss(tpot / self.targets.itl_s, _TPOT_UNCERTAINTY)
         )
         misses += own + reading.misses + _LATE_WEIGHT * max(0.0, reading.ttft_s / self.targets.ttft_s - 1.0)
         delay += reading.delay + reading.ttft_s / self.targets.ttft_s + tpot / self.targets.itl_s
-        if not _fits(request, writer):
+        if not _fits(request, decode_worker):
             misses += 1.0
         cost = misses + _DELAY_WEIGHT * delay
-        return Candidate(reader.id, writer.id, reading.ttft_s, tpot, misses, cost)
+        return Candidate(prefill_worker.id, decode_worker.id, reading.ttft_s, tpot, misses, cost)
 
     def _writing(
         self, request: RequestView, worker: WorkerView, prompt_tokens: int
@@ -157,12 +157,12 @@ class AdaptivePlacement:
         pairs = _pairs(worker)
         more = pace_of(worker, decodes + 1, context + request.prompt_tokens, pairs)
         before = pace_of(worker, decodes, context, pairs) if decodes else more
-        slower = more.tpot(self._reading_share(worker, more, request, prompt_tokens))
-        faster = before.tpot(self._reading_share(worker, before, request, 0))
+        slower = more.tpot(self._prefill_share(worker, more, request, prompt_tokens))
+        faster = before.tpot(self._prefill_share(worker, before, request, 0))
         target = self.targets.itl_s
         change = miss(slower / target, _TPOT_UNCERTAINTY) - miss(faster / target, _TPOT_UNCERTAINTY)
         # Prompts that are there already are read more slowly beside one more decode.
-        queued = worker.prompt_tokens / more.reading_rate - worker.prompt_tokens / before.reading_rate
+        queued = worker.prompt_tokens / more.prefill_rate - worker.prompt_tokens / before.prefill_rate
         delay = decodes * (slower - faster) / target + max(0.0, queued) / self.targets.ttft_s
         return slower, decodes * change, delay
 
@@ -174,27 +174,27 @@ class AdaptivePlacement:
         if not decodes:
             return 0.0, 0.0, 0.0
         pace = pace_of(worker, decodes, context, _pairs(worker))
-        slower = pace.tpot(self._reading_share(worker, pace, request, prompt_tokens))
-        faster = pace.tpot(self._reading_share(worker, pace, request, 0))
+        slower = pace.tpot(self._prefill_share(worker, pace, request, prompt_tokens))
+        faster = pace.tpot(self._prefill_share(worker, pace, request, 0))
         target = self.targets.itl_s
         change = miss(slower / target, _TPOT_UNCERTAINTY) - miss(faster / target, _TPOT_UNCERTAINTY)
         return slower, decodes * change, decodes * (slower - faster) / target
 
-    def _reading_share(self, worker: WorkerView, pace: Pace, request: RequestView, more: int) -> float:
+    def _prefill_share(self, worker: WorkerView, pace: Pace, request: RequestView, more: int) -> float:
         """Share of the time, while an answer is written, in which steps have prompts in them."""
         horizon = max(request.expected_output * pace.plain_s, 1e-6)
-        queued = (worker.prompt_tokens + more) / pace.reading_rate / horizon
-        usual = worker.prompt_rate / pace.reading_rate
-        return min(1.0, max(queued, usual + more / pace.reading_rate / horizon))
+        queued = (worker.prompt_tokens + more) / pace.prefill_rate / horizon
+        usual = worker.prompt_rate / pace.prefill_rate
+        return min(1.0, max(queued, usual + more / pace.prefill_rate / horizon))
 
 
-def _writers_for(
-    reader: WorkerView, writers: Sequence[WorkerView], only_read: frozenset[WorkerId]
+def _decode_workers_for(
+    prefill_worker: WorkerView, decode_workers: Sequence[WorkerView], prefill_only: frozenset[WorkerId]
 ) -> list[WorkerView]:
-    """Those of the shortlist, and the reader itself."""
-    found = {writer.id: writer for writer in writers}
-    if reader.id not in only_read:
-        found[reader.id] = reader
+    """Those of the shortlist, and the prefill worker itself."""
+    found = {decode_worker.id: decode_worker for decode_worker in decode_workers}
+    if prefill_worker.id not in prefill_only:
+        found[prefill_worker.id] = prefill_worker
     return list(found.values())
 
 
@@ -229,7 +229,7 @@ def _fits(request: RequestView, worker: WorkerView) -> bool:
     return pages <= worker.available_pages
 
 
-def _mismatch(reader: WorkerView, writer: WorkerView) -> int:
+def _mismatch(prefill_worker: WorkerView, decode_worker: WorkerView) -> int:
     """Preferences that a pair goes against; then, whether KV has to move."""
-    against = (reader.prefers is Preference.DECODE) + (writer.prefers is Preference.PREFILL)
-    return 2 * against + (reader.id != writer.id)
+    against = (prefill_worker.prefers is Preference.DECODE) + (decode_worker.prefers is Preference.PREFILL)
+    return 2 * against + (prefill_worker.id != decode_worker.id)

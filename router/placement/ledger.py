@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
-from router.placement.fading import Fading
+from router.placement.decaying_rate import DecayingRate
 from router.placement.policies import Placement
 from router.placement.step_time import PRIOR, StepTime, StepTimeFit, StepWork
 from router.placement.transfer_rate import TransferRates
@@ -69,7 +69,7 @@ class _Worker:
     incoming_tokens: int = 0
     available_pages: int = 0
     load: Outstanding = IDLE
-    given: Fading = field(default_factory=Fading)
+    given: DecayingRate = field(default_factory=DecayingRate)
     """Prompt tokens."""
     view: WorkerView | None = None
     """None: out of date."""
@@ -88,7 +88,7 @@ class Ledger:
         self._workers: dict[WorkerId, _Worker] = {}
         self._placed: dict[RequestId, _Placed] = {}
         self._mean_output = _FIRST_GUESS
-        self._requests, self._prompts, self._pairs, self._contexts = (Fading() for _ in range(4))
+        self._requests, self._prompts, self._pairs, self._contexts = (DecayingRate() for _ in range(4))
 
     def add(self, facts: WorkerFacts) -> None:
         """A worker came up. One of the same id that was here before is forgotten."""
@@ -108,8 +108,8 @@ class Ledger:
 
     def placed(self, request_id: RequestId, request: RequestView, placement: Placement, now: float) -> None:
         """The request was sent to its workers."""
-        reader = self._workers.get(placement.prefill_worker)
-        page_size = reader.facts.page_size if reader is not None else 1
+        prefill_worker = self._workers.get(placement.prefill_worker)
+        page_size = prefill_worker.facts.page_size if prefill_worker is not None else 1
         cached = min(request.cached.get(placement.prefill_worker, 0), request.prompt_tokens - 1)
         cached = max(0, cached // page_size * page_size)
         placed = _Placed(
@@ -120,10 +120,10 @@ class Ledger:
         self._prompts.add(placed.pending, now)
         self._pairs.add(StepWork.attention_of(cached, placed.pending), now)
         self._contexts.add(request.prompt_tokens, now)
-        if reader is not None:
-            reader.prompts[request_id] = placed
-            reader.given.add(placed.pending, now)
-            reader.view = None
+        if prefill_worker is not None:
+            prefill_worker.prompts[request_id] = placed
+            prefill_worker.given.add(placed.pending, now)
+            prefill_worker.view = None
         if (decoder := self._workers.get(placement.decode_worker)) is not None:
             decoder.incoming += 1
             decoder.incoming_tokens += request.prompt_tokens
@@ -146,9 +146,9 @@ class Ledger:
         if placed is None:
             return
         placed.pending = 0
-        reader = self._workers.get(placed.placement.prefill_worker)
-        if reader is not None and reader.prompts.pop(request_id, None) is not None:
-            reader.view = None
+        prefill_worker = self._workers.get(placed.placement.prefill_worker)
+        if prefill_worker is not None and prefill_worker.prompts.pop(request_id, None) is not None:
+            prefill_worker.view = None
         if placed.placement.is_local:
             self._begin_decoding(placed)
         else:
@@ -187,10 +187,10 @@ class Ledger:
             return
         self._mean_output += _WEIGHT * (output_tokens - self._mean_output)
         placement = placed.placement
-        if (reader := self._workers.get(placement.prefill_worker)) is not None:
-            if reader.prompts.pop(request_id, None) is not None and not placement.is_local:
+        if (prefill_worker := self._workers.get(placement.prefill_worker)) is not None:
+            if prefill_worker.prompts.pop(request_id, None) is not None and not placement.is_local:
                 self._load(placement.prefill_worker, -1, -placed.prompt_tokens)
-            reader.view = None
+            prefill_worker.view = None
         if (decoder := self._workers.get(placement.decode_worker)) is not None:
             if placed.decoding:
                 decoder.decodes -= 1

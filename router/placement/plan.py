@@ -1,10 +1,10 @@
 """How many workers should only read prompts, for the load that comes: the slow half of the adaptive policy.
 
 A worker without decodes reads in long steps, which is efficient; one with decodes reads in short ones, beside
-them. Which division of the workers serves a load best follows from the step-time model and the targets:
+them. Which split of the workers serves a load best follows from the step-time model and the targets:
 
-* few or no readers where short steps waste little (a lenient TPOT target, short contexts, a light load);
-* more readers where decodes leave little of a step, or TTFT is tight.
+* few or no prefill workers where short steps waste little (lenient TPOT target, short contexts, light load);
+* more prefill workers where decodes leave little of a step, or TTFT is tight.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from typing import Final
 from router.placement.predict import Pace, miss, pace_of
 from router.placement.view import Demand, Preference, Targets, WorkerId, WorkerView
 
-__all__ = ["Division", "expected_misses", "preferred_readers"]
+__all__ = ["PrefillSplit", "expected_misses", "preferred_prefill_workers"]
 
 _ROUNDS: Final = 4
 """Of the fixed point between TPOT and the number of decodes."""
 _REVIEWS: Final = 4
-"""How often a division is reviewed while an answer is written."""
+"""How often a split is reviewed while an answer is written."""
 _WORTH_IT: Final = 0.01
 """Share of all requests that a change must save: less is within the error of the model."""
 _LATE_WEIGHT: Final = 1.0
 
 
-class Division:
-    """Keeps the set of readers, and changes it one worker at a time.
+class PrefillSplit:
+    """Keeps the set of prefill workers, and changes it one worker at a time.
 
     A change is made only when it promised to save requests at each of the last `_REVIEWS` reviews, which are
     spread over the time that an answer takes: the decodes that were placed before have to end first, so a
@@ -37,13 +37,15 @@ class Division:
 
     def __init__(self, targets: Targets) -> None:
         self._targets = targets
-        self._readers: frozenset[WorkerId] = frozenset()
+        self._prefill_workers: frozenset[WorkerId] = frozenset()
         self._known: frozenset[WorkerId] = frozenset()
         self._reviewed_at = -math.inf
         self._wanted = 0
-        """Positive: reviews in a row that wanted one reader more; negative: one less."""
+        """Positive: reviews in a row that wanted one prefill worker more; negative: one less."""
 
-    def readers(self, workers: Sequence[WorkerView], demand: Demand, now: float) -> frozenset[WorkerId]:
+    def prefill_workers(
+        self, workers: Sequence[WorkerView], demand: Demand, now: float
+    ) -> frozenset[WorkerId]:
         """Ids of the workers that should get no decodes now; never all. O(workers)."""
         known = frozenset(worker.id for worker in workers)
         if known != self._known:
@@ -51,14 +53,16 @@ class Division:
         elif demand.requests_per_s > 0.0 and now >= self._reviewed_at + self._interval(demand):
             self._reviewed_at = now
             self._review(workers, demand)
-        return self._readers
+        return self._prefill_workers
 
     def _join(self, workers: Sequence[WorkerView], known: frozenset[WorkerId]) -> None:
         """Workers came or went: those that stay keep their part, new ones begin as they prefer."""
         new = {w.id for w in workers if w.prefers is Preference.PREFILL} - self._known
-        readers = (self._readers & known) | new
-        order = preferred_readers(workers, readers)
-        self._readers = frozenset(worker.id for worker in order[: min(len(readers), len(workers) - 1)])
+        prefill_workers = (self._prefill_workers & known) | new
+        order = preferred_prefill_workers(workers, prefill_workers)
+        self._prefill_workers = frozenset(
+            worker.id for worker in order[: min(len(prefill_workers), len(workers) - 1)]
+        )
         self._known = known
         self._wanted = 0
 
@@ -66,8 +70,8 @@ class Division:
         return demand.output_tokens * self._targets.itl_s / _REVIEWS
 
     def _review(self, workers: Sequence[WorkerView], demand: Demand) -> None:
-        order = preferred_readers(workers, self._readers)
-        count = len(self._readers)
+        order = preferred_prefill_workers(workers, self._prefill_workers)
+        count = len(self._prefill_workers)
         now, more, fewer = (
             expected_misses(order[:k], order[k:], demand, self._targets) if 0 <= k < len(order) else math.inf
             for k in (count, count + 1, count - 1)
@@ -79,45 +83,50 @@ class Division:
         self._wanted = self._wanted + step if self._wanted * step > 0 else step
         if abs(self._wanted) >= _REVIEWS:
             self._wanted = 0
-            self._readers = frozenset(worker.id for worker in order[: count + step])
+            self._prefill_workers = frozenset(worker.id for worker in order[: count + step])
 
 
-def preferred_readers(
-    workers: Sequence[WorkerView], readers: frozenset[WorkerId] = frozenset()
+def preferred_prefill_workers(
+    workers: Sequence[WorkerView], prefill_workers: frozenset[WorkerId] = frozenset()
 ) -> list[WorkerView]:
     """Those that read already first, then those that prefer to, then those with the fewest decodes."""
     rank = {Preference.PREFILL: 0, Preference.BOTH: 1, Preference.DECODE: 2}
-    return sorted(workers, key=lambda w: (w.id not in readers, rank[w.prefers], w.decodes + w.incoming))
+    return sorted(
+        workers, key=lambda w: (w.id not in prefill_workers, rank[w.prefers], w.decodes + w.incoming)
+    )
 
 
 def expected_misses(
-    readers: Sequence[WorkerView], writers: Sequence[WorkerView], demand: Demand, targets: Targets
+    prefill_workers: Sequence[WorkerView],
+    decode_workers: Sequence[WorkerView],
+    demand: Demand,
+    targets: Targets,
 ) -> float:
-    """Share of requests that miss a target in the long run, if `readers` only read and `writers` do both.
+    """Share of requests that miss a target in the long run, if `prefill_workers` only prefill.
 
     Above 1 where the load is more than can be served. Prompts are taken to be spread in proportion to
     capacity, and the time to read one to be exponential around service / (1 - load), as where jobs share a
     server.
     """
     pairs = demand.attention / max(demand.prompt_tokens, 1.0)
-    clean = [pace_of(worker, 0, 0.0, pairs) for worker in readers]
+    clean = [pace_of(worker, 0, 0.0, pairs) for worker in prefill_workers]
     tpot = targets.itl_s
     mixed: list[Pace] = []
     load = 0.0
     for _ in range(_ROUNDS):
-        decodes = demand.requests_per_s * demand.output_tokens * tpot / len(writers)
+        decodes = demand.requests_per_s * demand.output_tokens * tpot / len(decode_workers)
         count = max(1, math.ceil(decodes))
         context = decodes * demand.context_tokens
-        mixed = [pace_of(worker, count, context, pairs) for worker in writers]
-        rates = [pace.reading_rate for pace in (*clean, *mixed)]
+        mixed = [pace_of(worker, count, context, pairs) for worker in decode_workers]
+        rates = [pace.prefill_rate for pace in (*clean, *mixed)]
         load = demand.requests_per_s * demand.prompt_tokens / sum(rates)
         tpot = sum(pace.tpot(min(load, 1.0)) for pace in mixed) / len(mixed)
         tpot = min(tpot, 4 * targets.itl_s)
     late = 0.0
     for pace in (*clean, *mixed):
-        service = demand.prompt_tokens / pace.reading_rate + pace.mixed_s / 2
+        service = demand.prompt_tokens / pace.prefill_rate + pace.mixed_s / 2
         tail = math.exp(-targets.ttft_s * max(0.0, 1.0 - load) / service)
-        late += tail * pace.reading_rate
+        late += tail * pace.prefill_rate
     late = late / sum(rates) + _LATE_WEIGHT * max(0.0, load - 1.0)
     slow = miss(tpot / targets.itl_s, 0.05) + _LATE_WEIGHT * max(0.0, tpot / targets.itl_s - 1.0)
     return late + slow

@@ -88,11 +88,11 @@ class DisaggPlacement:
         self._prefill, self._decode = _Picker(choose), _Picker(choose)
 
     def place(self, request: RequestView, view: ClusterView) -> Placement:
-        readers = [w for w in view.workers if w.prefers is not Preference.DECODE]
-        writers = [w for w in view.workers if w.prefers is not Preference.PREFILL]
-        reader = self._prefill.pick(readers)
-        writer = self._decode.pick(writers)
-        return Placement(reader.id, writer.id, Why("disagg"))
+        prefill_workers = [w for w in view.workers if w.prefers is not Preference.DECODE]
+        decode_workers = [w for w in view.workers if w.prefers is not Preference.PREFILL]
+        prefill_worker = self._prefill.pick(prefill_workers)
+        decode_worker = self._decode.pick(decode_workers)
+        return Placement(prefill_worker.id, decode_worker.id, Why("disagg"))
 
 
 class _Picker:

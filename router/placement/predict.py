@@ -15,7 +15,7 @@ from engine.config import PATIENCE
 from router.placement.step_time import StepWork
 from router.placement.view import WorkerView
 
-__all__ = ["Pace", "miss", "pace_of", "reading_times"]
+__all__ = ["Pace", "miss", "pace_of", "prefill_times"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Pace:
     """Those tokens."""
 
     @property
-    def reading_rate(self) -> float:
+    def prefill_rate(self) -> float:
         """Prompt tokens a second while there are enough."""
         return self.mixed_tokens / self.mixed_s
 
@@ -51,13 +51,13 @@ def pace_of(worker: WorkerView, decodes: int, context_tokens: float, pairs_per_t
     return Pace(plain, model.seconds(work), tokens)
 
 
-def reading_times(pending: Sequence[int], pace: Pace) -> list[float]:
+def prefill_times(pending: Sequence[int], pace: Pace) -> list[float]:
     """Seconds until each prompt's last chunk is computed; `pending` tokens are in order of arrival.
 
     A step ends for all its prompts at once, and the last one is as short as what is left.
     """
     total = float(sum(pending))
-    rate, step = pace.reading_rate, pace.mixed_tokens
+    rate, step = pace.prefill_rate, pace.mixed_tokens
     return [min(total, math.ceil(done / step) * step) / rate for done in _work_until_done(pending)]
 
 

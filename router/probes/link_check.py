@@ -1,4 +1,4 @@
-"""Before the doors open, each prefill worker hands the KV of a prompt to a decode worker.
+"""Before the frontends open, each prefill worker hands the KV of a prompt to a decode worker.
 
 A cluster whose workers cannot reach each other's memory says so at the start and not to its first user; who
 starts one reads how fast KV really travels; and the first user does not wait for connections to be made.
@@ -16,19 +16,19 @@ from router.dispatch.failures import AttemptFailed
 from router.dispatch.sequence import Sequence
 from router.dispatch.waterfall import Waterfall, busy_seconds
 from router.errors import RouterError
-from router.probes.canary import MakeAttempt
+from router.probes.worker_probe import MakeAttempt
 from router.workers.registry import Registry
 from router.workers.session import WorkerSession
 from rpc.baton.v1 import router_pb2, sampling_pb2, worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 
-__all__ = ["Link", "LinkBroken", "rehearse"]
+__all__ = ["Link", "LinkBroken", "check_links"]
 
 _SHORT: Final = 8
 """Tokens of the first prompt, which makes the connection."""
 _LONGEST: Final = 2048
 """Tokens of the second at most, which is measured: some hundred megabytes of a large model's KV."""
-_SAMPLING: Final = sampling_pb2.Sampling(
+_SAMPLING: Final = sampling_pb2.SamplingParams(
     max_tokens=3, top_p=1.0, repetition_penalty=1.0, ignore_eos=True, seed=1
 )
 """A few, so that the prefill worker has reported by the time the last one comes."""
@@ -73,7 +73,7 @@ class LinkBroken(Exception):
     """KV does not get from one worker to another; the message says which, and why."""
 
 
-async def rehearse(registry: Registry, make_attempt: MakeAttempt, *, timeout_s: float) -> list[Link]:
+async def check_links(registry: Registry, make_attempt: MakeAttempt, *, timeout_s: float) -> list[Link]:
     """One link for each prefill worker, all at once. Raises LinkBroken.
 
     `timeout_s` is for each prompt.

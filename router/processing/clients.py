@@ -1,4 +1,4 @@
-"""Who is asking: each call belongs to a client, from the door it came through to its last token."""
+"""Who is asking: each call belongs to a client, from the frontend it came through to its last token."""
 
 from __future__ import annotations
 
@@ -61,4 +61,4 @@ class Client:
 ANYBODY: Final = Client("anybody")
 
 CURRENT_CLIENT: Final[ContextVar[Client]] = ContextVar("client", default=ANYBODY)
-"""Set by the door for the call that it lets in."""
+"""Set by the frontend for the call that it lets in."""

@@ -1,4 +1,4 @@
-"""The core behind every front door: prompts in, text out."""
+"""The core behind every frontend: prompts in, text out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Final
 
 from router.dispatch.interface import Dispatcher
 from router.errors import InvalidRequest, NotFound, Unavailable
-from router.limits import Limits
 from router.processing.clients import CURRENT_CLIENT
 from router.processing.completion import Completion
 from router.processing.generation_request import Chat, GenerationRequest, Prompt
@@ -18,6 +17,7 @@ from router.processing.run import Run, Running, SequencePlan
 from router.processing.sampling_options import derive_seed
 from router.processing.served_model import ServedModel
 from router.processing.tokenizer import Tokenizer
+from router.request_limits import RequestLimits
 
 __all__ = ["Generation"]
 
@@ -30,7 +30,7 @@ class Generation:
         model: ServedModel,
         tokenizer: Tokenizer,
         dispatcher: Dispatcher,
-        limits: Limits = Limits(),  # noqa: B008 (frozen)
+        limits: RequestLimits = RequestLimits(),  # noqa: B008 (frozen)
     ) -> None:
         self.model: Final = model
         self.tokenizer: Final = tokenizer

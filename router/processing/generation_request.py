@@ -1,4 +1,4 @@
-"""A request for text, whichever front door it came through."""
+"""A request for text, whichever frontend it came through."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class SequencePlan:
     """One completion to be made: what goes to the dispatcher, and what becomes of its tokens."""
 
     prompt: Sequence[int]
-    sampling: sampling_pb2.Sampling
+    sampling: sampling_pb2.SamplingParams
     completion: Completion
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from router.errors import InvalidRequest
-from router.limits import LOGPROBS_LIMIT
+from router.request_limits import LOGPROBS_LIMIT
 from rpc.baton.v1 import sampling_pb2
 
 __all__ = [
@@ -36,7 +36,7 @@ BOUNDS: Final[dict[str, tuple[float, float]]] = {
     "logprobs": (0, LOGPROBS_LIMIT),
 }
 _COLDEST: Final = 1e-4
-"""Below this temperature the likeliest token is drawn in effect always, and float32 would overflow."""
+"""Below this temperature the most likely token is drawn in effect always, and float32 would overflow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +102,7 @@ class SamplingOptions:
                     param="stop_token_ids",
                 )
 
-    def resolve(self, *, room: int, seed: int, vocab_size: int) -> sampling_pb2.Sampling:
+    def resolve(self, *, room: int, seed: int, vocab_size: int) -> sampling_pb2.SamplingParams:
         """What the workers get; these options must have passed `check`.
 
         `room` is the number of tokens that the context holds after the prompt, at least 1. Raises
@@ -116,9 +116,9 @@ class SamplingOptions:
                     code="context_length_exceeded",
                 )
         temperature, top_p, top_k = self.temperature, self.top_p, self.top_k
-        if top_p == 0.0:  # OpenAI takes it for "the likeliest token only"
+        if top_p == 0.0:  # OpenAI takes it for "the most likely token only"
             top_p, top_k = 1.0, 1
-        return sampling_pb2.Sampling(
+        return sampling_pb2.SamplingParams(
             max_tokens=room if self.max_tokens is None else self.max_tokens,
             min_tokens=self.min_tokens,
             temperature=0.0 if temperature < _COLDEST else temperature,

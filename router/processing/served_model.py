@@ -1,4 +1,4 @@
-"""What the front doors know of the model that is served."""
+"""What the frontends know of the model that is served."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Rank(IntEnum):
     """How willingly a worker is given a request; the smaller the better. See `preferred`."""
 
     GOOD = 0
-    DOUBTED = 1
+    SUSPECT = 1
     """Requests failed on it, several in a row."""
     AVOIDED = 2
     """This very request failed on it."""

@@ -1,7 +1,7 @@
-"""A circuit breaker for one worker: clients' requests make it doubtful, only the canary takes it out of use.
+"""A circuit breaker for one worker: clients' requests make it doubtful, only the probe takes it out of use.
 
 That a few requests failed on a worker may be their own fault, or another worker's. So it is first merely
-avoided, and asked at once for something harmless (see canary.py).
+avoided, and asked at once for something harmless (see worker_probe.py).
 """
 
 from __future__ import annotations
@@ -10,26 +10,26 @@ import time
 from enum import IntEnum
 from typing import Final
 
-__all__ = ["Health", "Trust"]
+__all__ = ["CircuitBreaker", "CircuitState"]
 
 _MAX_FAILURES: Final = 3
 
 
-class Trust(IntEnum):
+class CircuitState(IntEnum):
     """The smaller the better."""
 
-    GOOD = 0
-    DOUBTED = 1
+    CLOSED = 0
+    SUSPECT = 1
     """Requests failed on it, several in a row: it gets new ones only where no other worker is."""
-    BAD = 2
-    """The canary failed on it too: it gets none, until a canary comes back."""
+    OPEN = 2
+    """The probe failed on it too: it gets none, until a probe comes back."""
 
 
-class Health:
+class CircuitBreaker:
     """Of a worker over all its incarnations."""
 
     def __init__(self) -> None:
-        self.trust = Trust.GOOD
+        self.state = CircuitState.CLOSED
         self.proved_at = time.monotonic()
         """When something last went well; at first, the benefit of the doubt."""
         self.failures = 0
@@ -39,18 +39,18 @@ class Health:
         """The worker has done its part in a request."""
         self.failures = 0
         self.proved_at = time.monotonic()
-        if self.trust is Trust.DOUBTED:
-            self.trust = Trust.GOOD
+        if self.state is CircuitState.SUSPECT:
+            self.state = CircuitState.CLOSED
 
     def request_failed(self) -> None:
         """And that speaks against the worker."""
         self.failures += 1
-        if self.failures >= _MAX_FAILURES and self.trust is Trust.GOOD:
-            self.trust = Trust.DOUBTED
+        if self.failures >= _MAX_FAILURES and self.state is CircuitState.CLOSED:
+            self.state = CircuitState.SUSPECT
 
-    def canary_came_back(self) -> None:
-        self.trust = Trust.GOOD
+    def probe_succeeded(self) -> None:
+        self.state = CircuitState.CLOSED
         self.request_done()
 
-    def canary_failed(self) -> None:
-        self.trust = Trust.BAD if self.trust is not Trust.GOOD else Trust.DOUBTED
+    def probe_failed(self) -> None:
+        self.state = CircuitState.OPEN if self.state is not CircuitState.CLOSED else CircuitState.SUSPECT

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Protocol
 
-from router.workers.circuit_breaker import Health, Trust
+from router.workers.circuit_breaker import CircuitBreaker, CircuitState
+from router.workers.heartbeat_monitor import Liveness
 from router.workers.session import WorkerSession
-from router.workers.silence import Hearing
 from rpc.baton.v1 import worker_pb2
 from rpc.channel import Endpoint
 
-__all__ = ["Member", "Standing", "WorkerBroken", "WorkerHandle", "WorkerUnavailable"]
+__all__ = ["Member", "WorkerBroken", "WorkerHandle", "WorkerState", "WorkerUnavailable"]
 
 
 class WorkerUnavailable(Exception):
@@ -46,17 +46,17 @@ class WorkerHandle(Protocol):
         ...
 
 
-class Standing(Enum):
+class WorkerState(Enum):
     READY = "ready"
-    DOUBTED = "doubted"
+    SUSPECT = "suspect"
     """Requests failed on it: avoided while others are ready."""
     LATE = "late"
     """Silent for longer than it should be: keeps its requests, gets new ones only if all are late."""
-    BAD = "bad"
-    """The canary failed on it: gets no requests until one comes back."""
-    AWAY = "away"
+    UNHEALTHY = "unhealthy"
+    """The probe failed on it: gets no requests until one comes back."""
+    UNAVAILABLE = "unavailable"
     """Starting, restarting, or out of reach."""
-    LEAVING = "leaving"
+    DRAINING = "draining"
     """Finishes what it has, gets nothing new."""
     STOPPED = "stopped"
     """Left, and stays away until it is started again."""
@@ -67,7 +67,7 @@ class Member:
     handle: WorkerHandle
     wanted: asyncio.Event
     """Unset from the moment when the worker is to leave: it gets nothing new, and is not sought."""
-    health: Health = field(default_factory=Health)
+    breaker: CircuitBreaker = field(default_factory=CircuitBreaker)
     session: WorkerSession | None = None
     epoch: int | None = None
     trouble: str = "starting"
@@ -75,23 +75,23 @@ class Member:
     keeper: asyncio.Task[None] | None = field(default=None, repr=False)
 
     @property
-    def standing(self) -> Standing:
+    def state(self) -> WorkerState:
         here = self.session is not None and self.session.alive
         if not self.wanted.is_set():
-            return Standing.LEAVING if here else Standing.STOPPED
+            return WorkerState.DRAINING if here else WorkerState.STOPPED
         if self.session is None or not here:
-            return Standing.AWAY
-        standing = _BY_TRUST[self.health.trust]
-        is_late = self.session.hearing is not Hearing.GOOD and standing is not Standing.BAD
-        return Standing.LATE if is_late else standing
+            return WorkerState.UNAVAILABLE
+        state = _BY_CIRCUIT_STATE[self.breaker.state]
+        is_late = self.session.liveness is not Liveness.GOOD and state is not WorkerState.UNHEALTHY
+        return WorkerState.LATE if is_late else state
 
     @property
     def usable(self) -> bool:
-        return self.standing in (Standing.READY, Standing.DOUBTED, Standing.LATE)
+        return self.state in (WorkerState.READY, WorkerState.SUSPECT, WorkerState.LATE)
 
 
-_BY_TRUST: Final = {
-    Trust.GOOD: Standing.READY,
-    Trust.DOUBTED: Standing.DOUBTED,
-    Trust.BAD: Standing.BAD,
+_BY_CIRCUIT_STATE: Final = {
+    CircuitState.CLOSED: WorkerState.READY,
+    CircuitState.SUSPECT: WorkerState.SUSPECT,
+    CircuitState.OPEN: WorkerState.UNHEALTHY,
 }

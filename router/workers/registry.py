@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
 from router.workers.fencing import Fencing
-from router.workers.member import Member, Standing, WorkerBroken, WorkerHandle, WorkerUnavailable
+from router.workers.heartbeat_monitor import HeartbeatMonitor
+from router.workers.member import Member, WorkerBroken, WorkerHandle, WorkerState, WorkerUnavailable
 from router.workers.session import WorkerSession
-from router.workers.silence import Silence
 from rpc.baton.v1 import worker_pb2
 from rpc.status import RpcError
 
@@ -85,7 +85,7 @@ class Registry:
     def complaints(self) -> list[str]:
         """For each worker that is not ready, what was last heard of it."""
         return [
-            f"{m.handle.worker_id}: {m.trouble if m.standing is Standing.AWAY else m.standing.value}"
+            f"{m.handle.worker_id}: {m.trouble if m.state is WorkerState.UNAVAILABLE else m.state.value}"
             for m in self._members
             if not m.usable
         ]
@@ -110,17 +110,17 @@ class Registry:
         return [s.info.metrics_address for s in self.sessions() if s.info.metrics_address]
 
     def watch(self, on_news: Callable[[], None]) -> None:
-        """`on_news` is called when a worker's load or standing has changed; it must not wait."""
+        """`on_news` is called when a worker's load or state has changed; it must not wait."""
         self._on_news = on_news
 
     async def reconsider(self) -> None:
-        """A worker's standing has changed: whoever waits for one looks again."""
+        """A worker's state has changed: whoever waits for one looks again."""
         self._on_news()
         async with self._changed:
             self._changed.notify_all()
 
     async def wait_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
-        """Whether `condition`, about standings, becomes true within the time."""
+        """Whether `condition`, about states, becomes true within the time."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s), self._changed:
                 await self._changed.wait_for(condition)
@@ -167,8 +167,8 @@ class Registry:
         session = await WorkerSession.open(
             worker_id,
             await member.handle.endpoint(),
-            member.health,
-            silence=Silence(self._silence_s, self._grace_s),
+            member.breaker,
+            monitor=HeartbeatMonitor(self._silence_s, self._grace_s),
             on_news=lambda: self._on_news(),
         )
         odd = self._incompatible(session)

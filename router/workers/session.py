@@ -18,10 +18,10 @@ from typing import Final, TypeAlias
 
 import grpc
 
-from router.workers.circuit_breaker import Health
+from router.workers.circuit_breaker import CircuitBreaker
 from router.workers.events import Event, Listener, Loss, WorkerLost
+from router.workers.heartbeat_monitor import HeartbeatMonitor, Liveness
 from router.workers.load import WorkerLoad
-from router.workers.silence import Hearing, Silence
 from rpc.baton.v1 import worker_pb2, worker_pb2_grpc
 from rpc.channel import Endpoint, connect
 from rpc.status import RpcUnreachable, translate
@@ -48,13 +48,13 @@ class WorkerSession:
         channel: grpc.aio.Channel,
         stub: worker_pb2_grpc.WorkerStub,
         info: worker_pb2.WorkerInfo,
-        health: Health,
-        silence: Silence,
+        breaker: CircuitBreaker,
+        monitor: HeartbeatMonitor,
         on_news: Callable[[], None],
     ) -> None:
         self.worker_id = worker_id
         self.info = info
-        self.health = health
+        self.breaker = breaker
         self.load = WorkerLoad(max(info.page_size, 1), info.max_running_requests)
         self.num_sent = 0
         """Commands so far."""
@@ -62,7 +62,7 @@ class WorkerSession:
         """Of the worker's engine, as last heard: while it grows, the engine works."""
         self.on_step: Callable[[worker_pb2.StepWork], None] = lambda _step: None
         """Told of steps whose time the worker measured."""
-        self._silence = silence
+        self._monitor = monitor
         self._on_news = on_news
         self._channel = channel
         self._stub = stub
@@ -81,9 +81,9 @@ class WorkerSession:
         cls,
         worker_id: str,
         endpoint: Endpoint,
-        health: Health,
+        breaker: CircuitBreaker,
         *,
-        silence: Silence,
+        monitor: HeartbeatMonitor,
         on_news: Callable[[], None] = lambda: None,
         timeout_s: float = 10.0,
     ) -> WorkerSession:
@@ -102,7 +102,7 @@ class WorkerSession:
         except BaseException:
             await channel.close()
             raise
-        session = cls(worker_id, channel, stub, info, health, silence, on_news)
+        session = cls(worker_id, channel, stub, info, breaker, monitor, on_news)
         try:
             await session._speaks
         except BaseException:
@@ -115,9 +115,9 @@ class WorkerSession:
         return not self._lost.done()
 
     @property
-    def hearing(self) -> Hearing:
+    def liveness(self) -> Liveness:
         """Whether the worker speaks as often as it should."""
-        return self._silence.hearing
+        return self._monitor.liveness
 
     def listen(self, request_id: int, listener: Listener) -> None:
         """From now on, events of this request go to `listener`. A lost session says so, after this call."""
@@ -205,29 +205,29 @@ class WorkerSession:
         A turn of this loop counts for little, however long it took: a router that was stopped itself
         must not take its own absence for that of its workers.
         """
-        silence, silent_s = self._silence, 0.0
+        monitor, silent_s = self._monitor, 0.0
         probe: asyncio.Task[WorkerLost | None] | None = None
         try:
             while True:
-                began, before = time.monotonic(), silence.hearing
+                began, before = time.monotonic(), monitor.liveness
                 await asyncio.sleep(_TURN_S)
                 passed = min(time.monotonic() - began, _LONGEST_TURN_S)
                 silent_s = 0.0 if self._heard else silent_s + passed
                 if self._heard:
                     self._heard = False
-                    silence.heard()
-                elif silence.passed(passed) is Hearing.LOST or self._is_late_to_begin:
+                    monitor.heard()
+                elif monitor.passed(passed) is Liveness.LOST or self._is_late_to_begin:
                     loss = WorkerLost(f"{self.worker_id} was silent for {silent_s:.1f} s", Loss.SILENT)
                     break
-                elif silence.hearing is Hearing.LATE and probe is None and not silence.has_answered:
+                elif monitor.liveness is Liveness.LATE and probe is None and not monitor.has_answered:
                     probe = asyncio.create_task(self._probe(), name=f"probe {self.worker_id}")
                 if probe is not None and probe.done():
                     if (found := probe.result()) is not None:
                         loss = found
                         break
                     probe = None
-                    silence.answered()
-                if silence.hearing is not before:
+                    monitor.answered()
+                if monitor.liveness is not before:
                     self._on_hearing(silent_s)
         finally:
             if probe is not None:
@@ -238,10 +238,10 @@ class WorkerSession:
     @property
     def _is_late_to_begin(self) -> bool:
         """A session over which nothing was ever said has no streams to keep: a new one may fare better."""
-        return self._silence.hearing is Hearing.LATE and not self._speaks.done()
+        return self._monitor.liveness is Liveness.LATE and not self._speaks.done()
 
     def _on_hearing(self, silent_s: float) -> None:
-        if self.hearing is Hearing.LATE:
+        if self.liveness is Liveness.LATE:
             _log.warning("%s is late: silent for %.1f s; it gets no new request", self.worker_id, silent_s)
         else:
             _log.info("%s is not late any more", self.worker_id)

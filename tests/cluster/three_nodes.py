@@ -135,9 +135,9 @@ class ThreeNodes:
 
     def wait_for_workers(self, within_s: float = READY_S) -> None:
         """Until all of them are in service."""
-        self.wait_until(lambda: self.standings() and set(self.standings().values()) == {"ready"}, within_s)
+        self.wait_until(lambda: self.states() and set(self.states().values()) == {"ready"}, within_s)
 
-    def standings(self) -> dict[str, str]:
+    def states(self) -> dict[str, str]:
         """Of the workers, as `router workers` says on the head."""
         done = self.machines["head"].run("~/baton/venv/bin/router workers", user=USER, check=False)
         rows = (line.split() for line in done.stdout.splitlines())

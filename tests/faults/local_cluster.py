@@ -107,14 +107,14 @@ async def local_cluster(
             handles.append(LocalWorker(config.worker_id, _ROLES[role], host))
         registry = await stack.enter_async_context(Registry(handles))
         assert await registry.wait_for_all(_PATIENCE_S)
-        http, grpc = _front_doors(small, mode, registry)
-        for door in (http, grpc):
-            await door.start()
-            stack.push_async_callback(_closing(door.stop))
+        http, grpc = _open_frontends(small, mode, registry)
+        for frontend in (http, grpc):
+            await frontend.start()
+            stack.push_async_callback(_closing(frontend.stop))
         yield LocalCluster(registry, http, grpc, deaths)
 
 
-def _front_doors(small: SmallModel, mode: Mode, registry: Registry) -> tuple[HttpServer, GrpcServer]:
+def _open_frontends(small: SmallModel, mode: Mode, registry: Registry) -> tuple[HttpServer, GrpcServer]:
     metrics = RouterMetrics(mode.value)
     dispatcher = ClusterDispatcher(RouterConfig(model="small", mode=mode), registry, metrics)
     model = ServedModel(

@@ -63,8 +63,8 @@ class Service:
 
     def clients(self, count: int, *, router_may_die: bool = False) -> list[Client]:
         """Half over HTTP, half over gRPC."""
-        doors: list[Client] = [HttpClient(self.url, router_may_die), GrpcClient(self.target)]
-        return [doors[i % 2] for i in range(count)]
+        frontends: list[Client] = [HttpClient(self.url, router_may_die), GrpcClient(self.target)]
+        return [frontends[i % 2] for i in range(count)]
 
     def workers(self, role: str) -> list[psutil.Process]:
         """Of "prefill" or "decode"."""

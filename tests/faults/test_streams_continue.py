@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from engine.config import EngineConfig
-from router.admin.drain import Departures
+from router.admin.drain import WorkerDrainer
 from router.config.settings import Mode, RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics import RouterMetrics
@@ -62,7 +62,7 @@ class Cluster:
         await self.hosts[self.decoding()].stop()
 
     async def drain_decoder(self) -> None:
-        await Departures(self.registry).drain(self.decoding(), timeout_s=0.0)
+        await WorkerDrainer(self.registry).drain(self.decoding(), timeout_s=0.0)
 
 
 @dataclass

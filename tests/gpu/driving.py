@@ -11,7 +11,7 @@ import torch
 from engine.config import EngineConfig
 from engine.core.plan import Chunk, StepPlan
 from engine.core.request import Request
-from engine.core.sampling_params import Sampling
+from engine.core.sampling_params import SamplingParams
 from engine.engine import Engine
 from engine.executor.runner import ModelRunner
 from tests.gpu.models import VOCAB
@@ -48,7 +48,7 @@ class Forced:
     """Position to log-probabilities [vocab] of the token after it."""
 
     def __post_init__(self) -> None:
-        sampling = Sampling(max_tokens=len(self.tokens), logprobs=VOCAB)
+        sampling = SamplingParams(max_tokens=len(self.tokens), logprobs=VOCAB)
         self.request = Request(id=self.slot, prompt=self.tokens[: self.prompt_length], sampling=sampling)
         self.request.slot = self.slot
         self.request.pages = list(self.pages)
@@ -78,7 +78,9 @@ def step(runner: ModelRunner, *work: tuple[Forced, int]) -> None:
         forced.request.output.append(forced.tokens[position + 1])
 
 
-def generate(config: EngineConfig, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[list[int]]:
+def generate(
+    config: EngineConfig, prompts: Sequence[Sequence[int]], sampling: SamplingParams
+) -> list[list[int]]:
     """Answers of an engine, all prompts at once."""
     engine = Engine(config)
     requests = [Request(id=i, prompt=list(prompt), sampling=sampling) for i, prompt in enumerate(prompts)]

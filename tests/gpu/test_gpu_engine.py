@@ -10,14 +10,14 @@ import torch
 
 from engine.core.plan import Chunk, StepPlan
 from engine.core.request import Request
-from engine.core.sampling_params import Sampling
+from engine.core.sampling_params import SamplingParams
 from engine.engine import Engine
 from engine.executor.runner import ModelRunner
 from tests.gpu.driving import generate, gpu_config, random_tokens
 from tests.gpu.models import save
 
 PROMPTS = [random_tokens(length, seed=length) for length in (5, 100, 33, 64, 200, 1, 17)]
-GREEDY = Sampling(max_tokens=24, ignore_eos=True)
+GREEDY = SamplingParams(max_tokens=24, ignore_eos=True)
 
 
 @torch.no_grad()
@@ -59,7 +59,7 @@ def test_an_engine_on_the_second_gpu_gives_the_same_tokens(tmp_path: Path) -> No
 
 def test_a_seeded_draw_is_the_same_on_gpu_and_cpu(tmp_path: Path) -> None:
     save("llama-64", tmp_path)
-    sampling = Sampling(
+    sampling = SamplingParams(
         max_tokens=16, ignore_eos=True, temperature=0.8, top_p=0.9, top_k=40, seed=5, repetition_penalty=1.1
     )
     exact = {"dtype": "float32", "attention_backend": "torch"}
@@ -72,10 +72,10 @@ def test_launching_a_step_never_waits_for_the_device(graphs: int, tmp_path: Path
     save("llama-128", tmp_path)
     runner = ModelRunner(gpu_config(tmp_path, cuda_graph_max_batch=graphs, cuda_graph_max_tokens=graphs))
     samplings = [
-        Sampling(max_tokens=64),
-        Sampling(max_tokens=64, temperature=0.7, seed=1),
-        Sampling(max_tokens=64, temperature=0.7, top_p=0.9, min_p=0.05, seed=2),
-        Sampling(max_tokens=64, logprobs=3, presence_penalty=0.5, min_tokens=60, stop_token_ids=(7,)),
+        SamplingParams(max_tokens=64),
+        SamplingParams(max_tokens=64, temperature=0.7, seed=1),
+        SamplingParams(max_tokens=64, temperature=0.7, top_p=0.9, min_p=0.05, seed=2),
+        SamplingParams(max_tokens=64, logprobs=3, presence_penalty=0.5, min_tokens=60, stop_token_ids=(7,)),
     ]
     requests = []
     for slot, sampling in enumerate(samplings):
@@ -107,7 +107,7 @@ def test_launching_a_step_never_waits_for_the_device(graphs: int, tmp_path: Path
     assert len(flight.result().tokens) == 4
 
 
-def test_the_pool_takes_what_a_rehearsed_step_leaves(tmp_path: Path) -> None:
+def test_the_pool_takes_what_the_largest_step_leaves(tmp_path: Path) -> None:
     save("llama-128", tmp_path)
     engine = Engine(
         gpu_config(tmp_path, num_pages=0, kv_memory_fraction=0.3, chunk_budget=256, cuda_graph_max_batch=4)

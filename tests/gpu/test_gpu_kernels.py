@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from engine.attention.decode_array import Decodes
-from engine.batch.block_tables import PageLists
+from engine.batch.block_tables import BlockTables
 from engine.layers.ops import Ops
 from engine.layers.rope import rope_table
 from engine.spec.rope_spec import RopeSpec
@@ -82,7 +82,7 @@ def test_decodes_attend_to_their_contexts(
     scratch = int(pages[-1])
     pool = torch.randn(len(pages), 2, kv_heads, page_size, 128, device="cuda", dtype=torch.bfloat16)
     lists = [part.tolist() for part in pages[:-1].split(used)]
-    decodes = Decodes(np.array(contexts), PageLists.of(lists))
+    decodes = Decodes(np.array(contexts), BlockTables.of(lists))
     q = torch.randn(len(contexts) + 3, heads, 128, device="cuda", dtype=torch.bfloat16)
     expected = []
     for row, context in zip(q, contexts, strict=False):
@@ -214,15 +214,15 @@ def test_kernels_that_begin_early_wait_for_what_they_read(tokens: int) -> None:
 
 
 @pytest.mark.parametrize("vocab", [500, 128256])
-def test_likeliest_is_argmax_and_knows_rows_that_are_not_finite(vocab: int) -> None:
-    from engine.kernels.argmax import likeliest
+def test_greedy_sample_is_argmax_and_knows_rows_that_are_not_finite(vocab: int) -> None:
+    from engine.kernels.argmax import greedy_sample
 
     logits = torch.randn(9, vocab, device="cuda", dtype=torch.bfloat16)
     logits[1, vocab - 1] = 40
     logits[2, 3] = logits[2, vocab - 2] = 40
     for row, value in ((5, torch.nan), (6, torch.inf), (7, -torch.inf)):
         logits[row, vocab // 2] = value
-    tokens, finite = likeliest(logits)
+    tokens, finite = greedy_sample(logits)
     assert finite.tolist() == [True] * 5 + [False] * 3 + [True]
     assert tokens[2] == 3
     sound = logits[finite]

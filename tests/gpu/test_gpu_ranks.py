@@ -11,15 +11,15 @@ import torch
 
 from engine.config import EngineConfig
 from engine.core.request import Request
-from engine.core.sampling_params import Sampling
+from engine.core.sampling_params import SamplingParams
 from engine.engine import Engine
 from engine.executor.runner import ModelRunner
-from engine.parallel import OpenMeeting
+from engine.parallel import RendezvousServer
 from tests.gpu.driving import gpu_config
 from tests.gpu.models import save
 from tests.gpu.test_gpu_engine import GREEDY, PROMPTS, expected
 from tests.gpu.test_gpu_logits import deviations, drive, requests
-from tests.process_crew import ProcessCrew
+from tests.local_rank_processes import LocalRankProcesses
 from worker.config import WorkerConfig, WorkerRole
 
 SIZES = [
@@ -33,21 +33,25 @@ SIZES = [
 @contextmanager
 def shared(config: EngineConfig) -> Iterator[ModelRunner]:
     """The leader's runner, on the first GPU; every other rank is a process with a GPU of its own."""
-    meeting = OpenMeeting(config.tensor_parallel_size)
-    crew = ProcessCrew()
-    crew.start(
-        WorkerConfig(worker_id="decode-0", role=WorkerRole.DECODE, model="m", engine=config), meeting.place
+    rendezvous = RendezvousServer(config.tensor_parallel_size)
+    rank_processes = LocalRankProcesses()
+    rank_processes.start(
+        WorkerConfig(worker_id="decode-0", role=WorkerRole.DECODE, model="m", engine=config), rendezvous.place
     )
     try:
-        group = meeting.lead(torch.device("cuda"), patience_s=60.0, absent=crew.trouble)
+        group = rendezvous.join_as_first_rank(
+            torch.device("cuda"), patience_s=60.0, absent=rank_processes.trouble
+        )
         runner = ModelRunner(config, ranks=group)
         yield runner
         runner.close()
     finally:
-        crew.stop()
+        rank_processes.stop()
 
 
-def generate(config: EngineConfig, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[list[int]]:
+def generate(
+    config: EngineConfig, prompts: Sequence[Sequence[int]], sampling: SamplingParams
+) -> list[list[int]]:
     with shared(config) as runner:
         engine = Engine(config, runner=runner)
         work = [Request(id=i, prompt=list(prompt), sampling=sampling) for i, prompt in enumerate(prompts)]

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from engine.core.sampling_params import Sampling
+from engine.core.sampling_params import SamplingParams
 from engine.sampling.sampler import Sampler
 from tests.sampling_cases import any_sampling, assert_follows, chunks_of, say_pending, warped
 
 CUDA = torch.device("cuda")
 CPU = torch.device("cpu")
-DRAWN = Sampling(max_tokens=100, temperature=1.0)
+DRAWN = SamplingParams(max_tokens=100, temperature=1.0)
 CUTS: list[dict[str, Any]] = [
     {},
     {"temperature": 0.6, "top_p": 0.95},
@@ -145,10 +145,10 @@ def compiled() -> Iterator[list[str]]:
     triton.knobs.runtime.jit_cache_hook = before
 
 
-def test_after_a_rehearsal_nothing_is_compiled_allocated_for_good_or_waited_for(compiled: list[str]) -> None:
+def test_after_a_warm_up_nothing_is_compiled_allocated_for_good_or_waited_for(compiled: list[str]) -> None:
     vocab = 32_003
     kernel = sampler(vocab, 64)
-    kernel.rehearse(random_logits(64, vocab).cuda().bfloat16())
+    kernel.profile_run(random_logits(64, vocab).cuda().bfloat16())
     rng = random.Random(7)
     chunks = chunks_of([any_sampling(rng, vocab) for _ in range(64)], vocab)
     logits = random_logits(64, vocab).cuda().bfloat16()

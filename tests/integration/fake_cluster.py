@@ -1,4 +1,4 @@
-"""The dispatcher over fake workers, without front doors and without Ray."""
+"""The dispatcher over fake workers, without frontends and without Ray."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class Service:
         return self.metrics.registry.get_sample_value(name, own) or 0.0
 
 
-def sampling(max_tokens: int) -> sampling_pb2.Sampling:
-    return sampling_pb2.Sampling(max_tokens=max_tokens, seed=1)
+def sampling(max_tokens: int) -> sampling_pb2.SamplingParams:
+    return sampling_pb2.SamplingParams(max_tokens=max_tokens, seed=1)
 
 
 @asynccontextmanager

@@ -56,7 +56,7 @@ class Cluster:
     links: dict[str, Link]
 
     async def generate(self, tokens: list[int], max_tokens: int = 12) -> tuple[list[int], router_pb2.Timings]:
-        sampling = sampling_pb2.Sampling(
+        sampling = sampling_pb2.SamplingParams(
             max_tokens=max_tokens, top_p=1.0, repetition_penalty=1.0, ignore_eos=True, seed=7
         )
         answer: list[int] = []

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from engine.config import EngineConfig
 from engine.core.request import Request
-from engine.core.sampling_params import Sampling
+from engine.core.sampling_params import SamplingParams
 from engine.engine import NO_HOOKS, Engine
 from tests.unit.engine.test_models import NAMES, reference
 
@@ -69,7 +69,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def new_request(id: int, prompt: list[int], max_tokens: int = MAX_TOKENS) -> Request:
-    return Request(id, prompt, Sampling(max_tokens=max_tokens, min_tokens=max_tokens))
+    return Request(id, prompt, SamplingParams(max_tokens=max_tokens, min_tokens=max_tokens))
 
 
 def finish(engine: Engine) -> None:

@@ -17,7 +17,9 @@ from tests.integration.tiny_cluster import worker
 from worker.config import WorkerRole
 
 PROMPTS = [[2 + (i * 7 + k) % 60 for k in range(40)] for i in range(16)]
-SAMPLING = sampling_pb2.Sampling(max_tokens=24, top_p=1.0, repetition_penalty=1.0, ignore_eos=True, seed=7)
+SAMPLING = sampling_pb2.SamplingParams(
+    max_tokens=24, top_p=1.0, repetition_penalty=1.0, ignore_eos=True, seed=7
+)
 ROLES = {WorkerRole.PREFILL: ROLE_PREFILL, WorkerRole.DECODE: ROLE_DECODE}
 
 

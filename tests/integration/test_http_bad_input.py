@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from engine.loader.checkpoint import resolve
-from tests.integration.front_doors import FrontDoors, front_doors
+from tests.integration.frontends import Frontends, open_frontends
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -29,14 +29,14 @@ def folder() -> Path:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def doors(folder: Path) -> AsyncIterator[FrontDoors]:
-    async with front_doors(folder) as opened:
+async def frontends(folder: Path) -> AsyncIterator[Frontends]:
+    async with open_frontends(folder) as opened:
         yield opened
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def http(doors: FrontDoors) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=doors.url, timeout=10) as client:
+async def http(frontends: Frontends) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=frontends.url, timeout=10) as client:
         yield client
 
 
@@ -55,11 +55,11 @@ def assert_refused(
         assert error["code"] == code
 
 
-async def assert_still_serves(doors: FrontDoors, http: httpx.AsyncClient) -> None:
+async def assert_still_serves(frontends: Frontends, http: httpx.AsyncClient) -> None:
     """And whatever was refused never reached a worker."""
-    assert not doors.dispatcher.calls
+    assert not frontends.dispatcher.calls
     assert (await http.post(COMPLETIONS, json={"prompt": "hi"})).status_code == 200
-    doors.dispatcher.calls.clear()
+    frontends.dispatcher.calls.clear()
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ async def assert_still_serves(doors: FrontDoors, http: httpx.AsyncClient) -> Non
 )
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_bad_value_is_refused_by_name(
-    doors: FrontDoors,
+    frontends: Frontends,
     http: httpx.AsyncClient,
     path: str,
     fields: dict[str, Any],
@@ -125,7 +125,7 @@ async def test_a_bad_value_is_refused_by_name(
 ) -> None:
     required = {"prompt": "hi"} if path == COMPLETIONS else {"messages": [{"role": "user", "content": "hi"}]}
     assert_refused(await http.post(path, json={"stream": stream} | required | fields), status, param, code)
-    await assert_still_serves(doors, http)
+    await assert_still_serves(frontends, http)
 
 
 @pytest.mark.parametrize(
@@ -142,13 +142,15 @@ async def test_a_bad_value_is_refused_by_name(
         b'{"prompt": 1,}',
     ],
 )
-async def test_a_malformed_body_is_refused(doors: FrontDoors, http: httpx.AsyncClient, body: bytes) -> None:
+async def test_a_malformed_body_is_refused(
+    frontends: Frontends, http: httpx.AsyncClient, body: bytes
+) -> None:
     for path in (COMPLETIONS, CHAT):
         assert_refused(await http.post(path, content=body, headers=JSON), 400)
-    await assert_still_serves(doors, http)
+    await assert_still_serves(frontends, http)
 
 
-async def test_a_body_of_ten_megabytes_is_refused(doors: FrontDoors, http: httpx.AsyncClient) -> None:
+async def test_a_body_of_ten_megabytes_is_refused(frontends: Frontends, http: httpx.AsyncClient) -> None:
     big = b'{"prompt": "' + b"a" * 10_000_000 + b'"}'
 
     async def in_pieces() -> AsyncIterator[bytes]:
@@ -157,13 +159,13 @@ async def test_a_body_of_ten_megabytes_is_refused(doors: FrontDoors, http: httpx
 
     assert_refused(await http.post(COMPLETIONS, content=big, headers=JSON), 413, code="request_too_large")
     assert_refused(await http.post(CHAT, content=in_pieces(), headers=JSON), 413, code="request_too_large")
-    await assert_still_serves(doors, http)
+    await assert_still_serves(frontends, http)
 
 
 async def test_a_long_text_does_not_stop_the_others_while_it_is_tokenized(
-    doors: FrontDoors, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+    frontends: Frontends, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tokenizer = doors.generation.tokenizer
+    tokenizer = frontends.generation.tokenizer
     encode, others_served = tokenizer._encode_now, threading.Event()
 
     def encode_slowly(text: str, add_special_tokens: bool) -> list[int]:
@@ -185,12 +187,12 @@ async def test_a_long_text_does_not_stop_the_others_while_it_is_tokenized(
     "fields", [{"prompt": "word " * 400_000}, {"messages": [{"role": "user", "content": "word " * 400_000}]}]
 )
 async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(
-    doors: FrontDoors, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
+    frontends: Frontends, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
 ) -> None:
     def tokenize(text: str, add_special_tokens: bool) -> list[int]:
         raise AssertionError("it was tokenized")
 
-    monkeypatch.setattr(doors.generation.tokenizer, "_encode_now", tokenize)
+    monkeypatch.setattr(frontends.generation.tokenizer, "_encode_now", tokenize)
     path, param = (COMPLETIONS, "prompt") if "prompt" in fields else (CHAT, "messages")
     refused = await http.post(path, json=fields)
     assert_refused(refused, 400, param, "context_length_exceeded")
@@ -201,20 +203,20 @@ async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(
     "media_type", [None, "text/plain", "application/x-www-form-urlencoded", "application/jsonx", "json"]
 )
 async def test_what_a_web_page_may_send_without_asking_is_refused(
-    doors: FrontDoors, http: httpx.AsyncClient, media_type: str | None
+    frontends: Frontends, http: httpx.AsyncClient, media_type: str | None
 ) -> None:
     for path in (COMPLETIONS, CHAT):
         headers = {} if media_type is None else {"content-type": media_type}
         refused = await http.post(path, content=b'{"prompt": "hi"}', headers=headers)
         assert_refused(refused, 415, code="unsupported_media_type")
-    await assert_still_serves(doors, http)
+    await assert_still_serves(frontends, http)
 
 
-async def test_a_media_type_may_have_a_charset(doors: FrontDoors, http: httpx.AsyncClient) -> None:
+async def test_a_media_type_may_have_a_charset(frontends: Frontends, http: httpx.AsyncClient) -> None:
     headers = {"content-type": "Application/JSON; charset=utf-8"}
     answered = await http.post(COMPLETIONS, content=b'{"prompt": "hi"}', headers=headers)
     assert answered.status_code == 200
-    doors.dispatcher.calls.clear()
+    frontends.dispatcher.calls.clear()
 
 
 @pytest.mark.parametrize(
@@ -236,13 +238,13 @@ async def test_a_route_that_is_not_there_is_an_openai_error_too(
 
 
 async def test_bytes_that_are_not_http_are_refused_and_others_go_on(
-    doors: FrontDoors, http: httpx.AsyncClient
+    frontends: Frontends, http: httpx.AsyncClient
 ) -> None:
     for noise in (b"\x00" * 100, b"GET / HTTP/9.9\r\n\r\n", b"POST / HTTP/1.1\r\ncontent-length: -1\r\n\r\n"):
-        reader, writer = await asyncio.open_connection("127.0.0.1", doors.http.port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", frontends.http.port)
         writer.write(noise)
         answer = await asyncio.wait_for(reader.read(), 5)
         assert answer.startswith(b"HTTP/1.1 400")
         assert b'"type":"invalid_request_error"' in answer
         writer.close()
-    await assert_still_serves(doors, http)
+    await assert_still_serves(frontends, http)

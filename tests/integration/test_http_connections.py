@@ -17,7 +17,7 @@ import pytest
 from engine.loader.checkpoint import resolve
 from router.frontend.http.protocol import BoundedProtocol
 from tests.certificates import Authority
-from tests.integration.front_doors import FrontDoors, front_doors
+from tests.integration.frontends import Frontends, open_frontends
 
 GET = b"GET /live HTTP/1.1\r\nhost: a\r\n\r\n"
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
@@ -62,14 +62,14 @@ def folder() -> Path:
 
 
 @pytest.fixture
-async def doors(folder: Path) -> AsyncIterator[FrontDoors]:
-    async with front_doors(folder) as opened:
+async def frontends(folder: Path) -> AsyncIterator[Frontends]:
+    async with open_frontends(folder) as opened:
         yield opened
 
 
 @asynccontextmanager
-async def connection_to(doors: FrontDoors, **tls: Any) -> AsyncIterator[Connection]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", doors.http.port, **tls)
+async def connection_to(frontends: Frontends, **tls: Any) -> AsyncIterator[Connection]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", frontends.http.port, **tls)
     try:
         yield Connection(reader, writer)
     finally:
@@ -95,10 +95,10 @@ class TestKeepAlive:
     ) -> None:
         """They come back around that time, a little late too."""
         monkeypatch.setattr(BoundedProtocol, "announced_earlier_s", 2.0)
-        async with front_doors(folder, keep_alive_s=1.0) as doors:
+        async with open_frontends(folder, keep_alive_s=1.0) as frontends:
 
             async def come_back(pause_s: float) -> None:
-                async with connection_to(doors) as connection:
+                async with connection_to(frontends) as connection:
                     for _ in range(2):
                         answer = await connection.ask(GET)
                         assert answer.headers["keep-alive"] == "timeout=1"
@@ -111,39 +111,41 @@ class TestKeepAlive:
     ) -> None:
         monkeypatch.setattr(BoundedProtocol, "announced_earlier_s", 0.1)
         async with (
-            front_doors(folder, keep_alive_s=0.1) as doors,
-            connection_to(doors) as unused,
-            connection_to(doors) as used,
+            open_frontends(folder, keep_alive_s=0.1) as frontends,
+            connection_to(frontends) as unused,
+            connection_to(frontends) as used,
         ):
             assert (await used.ask(GET)).status == 200
             used.writer.write(b"\r\n")  # empty lines are no request
             assert [await unused.rest(), await used.rest()] == [b"", b""]
 
-    async def test_the_time_outlasts_the_idle_timeouts_of_proxies(self, doors: FrontDoors) -> None:
-        async with connection_to(doors) as connection:
+    async def test_the_time_outlasts_the_idle_timeouts_of_proxies(self, frontends: Frontends) -> None:
+        async with connection_to(frontends) as connection:
             announced = (await connection.ask(GET)).headers["keep-alive"]
         assert int(announced.removeprefix("timeout=")) > 75, "nginx' idle timeout; AWS ALB has 60 s"
 
-    async def test_a_client_that_wants_no_other_request_gets_its_close(self, doors: FrontDoors) -> None:
-        async with connection_to(doors) as connection:
+    async def test_a_client_that_wants_no_other_request_gets_its_close(self, frontends: Frontends) -> None:
+        async with connection_to(frontends) as connection:
             answer = await connection.ask(GET.replace(b"host", b"connection: close\r\nhost"))
             assert answer.headers["connection"] == "close"
             assert "keep-alive" not in answer.headers
             assert await connection.rest() == b""
 
-    async def test_before_a_stop_every_answer_is_the_last_of_its_connection(self, doors: FrontDoors) -> None:
-        doors.dispatcher.hang_after = 0
-        async with connection_to(doors) as idle, connection_to(doors) as running:
+    async def test_before_a_stop_every_answer_is_the_last_of_its_connection(
+        self, frontends: Frontends
+    ) -> None:
+        frontends.dispatcher.hang_after = 0
+        async with connection_to(frontends) as idle, connection_to(frontends) as running:
             assert "connection" not in (await idle.ask(GET)).headers
             running.writer.write(POST + b"content-length: %d\r\n\r\n" % len(ASK) + ASK)
-            while not doors.dispatcher.calls:  # noqa: ASYNC110
+            while not frontends.dispatcher.calls:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-            doors.http.wind_down()
-            doors.generation.fail_all()
+            frontends.http.wind_down()
+            frontends.generation.fail_all()
             for answer in (await idle.ask(GET), await running.answer()):
                 assert answer.headers["connection"] == "close"
             assert [await idle.rest(), await running.rest()] == [b"", b""]
-        async with connection_to(doors) as late:
+        async with connection_to(frontends) as late:
             assert (await late.ask(GET)).headers["connection"] == "close"
 
 
@@ -159,40 +161,40 @@ class TestSlowRequests:
     @pytest.mark.parametrize("sent", SLOW.values(), ids=SLOW)
     @pytest.mark.parametrize("before", [False, True], ids=["first", "second"])
     async def test_a_request_that_does_not_arrive_is_answered_with_408(
-        self, doors: FrontDoors, monkeypatch: pytest.MonkeyPatch, sent: bytes, before: bool
+        self, frontends: Frontends, monkeypatch: pytest.MonkeyPatch, sent: bytes, before: bool
     ) -> None:
         monkeypatch.setattr(BoundedProtocol, "arrival_s", 0.2)
-        async with connection_to(doors) as connection:
+        async with connection_to(frontends) as connection:
             if before:
                 assert (await connection.ask(GET)).status == 200
             assert_last(await connection.ask(sent), 408, "request_timeout")
             assert await connection.rest() == b""
-        assert not doors.dispatcher.calls
+        assert not frontends.dispatcher.calls
 
     async def test_over_tls_too(self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(BoundedProtocol, "arrival_s", 0.2)
         authority = Authority.make("ours")
         async with (
-            front_doors(folder, tls=authority.issue(tmp_path)) as doors,
-            connection_to(doors, ssl=trusting(authority)) as connection,
+            open_frontends(folder, tls=authority.issue(tmp_path)) as frontends,
+            connection_to(frontends, ssl=trusting(authority)) as connection,
         ):
             assert_last(await connection.ask(SLOW["headers"]), 408, "request_timeout")
 
     async def test_a_body_that_goes_on_after_its_refusal_is_not_answered_twice(
-        self, doors: FrontDoors, monkeypatch: pytest.MonkeyPatch
+        self, frontends: Frontends, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(BoundedProtocol, "arrival_s", 0.2)
-        async with connection_to(doors) as connection:
+        async with connection_to(frontends) as connection:
             answer = await connection.ask(POST + b"content-length: 999999999\r\n\r\n{")
             assert answer.status == 413
             assert await connection.rest() == b""
 
     async def test_a_slow_second_request_does_not_spoil_the_answer_to_the_first(
-        self, doors: FrontDoors, monkeypatch: pytest.MonkeyPatch
+        self, frontends: Frontends, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(BoundedProtocol, "arrival_s", 0.2)
-        monkeypatch.setattr(doors.dispatcher, "pause_s", 0.05)
-        async with connection_to(doors) as connection:
+        monkeypatch.setattr(frontends.dispatcher, "pause_s", 0.05)
+        async with connection_to(frontends) as connection:
             ask = POST + b"content-length: %d\r\n\r\n" % len(ASK) + ASK
             answer = await connection.ask(ask + b"GET /li")
             assert answer.status == 200
@@ -213,18 +215,18 @@ class TestLargeHeaders:
     )
     @pytest.mark.parametrize("before", [False, True], ids=["first", "second"])
     async def test_headers_beyond_the_bound_are_answered_with_431(
-        self, doors: FrontDoors, head: bytes, before: bool
+        self, frontends: Frontends, head: bytes, before: bool
     ) -> None:
-        async with connection_to(doors) as connection:
+        async with connection_to(frontends) as connection:
             if before:
                 assert (await connection.ask(GET)).status == 200
             assert_last(await connection.ask(head), 431, "headers_too_large")
             assert await connection.rest() == b""
 
-    async def test_headers_within_the_bound_are_read(self, doors: FrontDoors) -> None:
-        async with httpx.AsyncClient(base_url=doors.url) as http:
+    async def test_headers_within_the_bound_are_read(self, frontends: Frontends) -> None:
+        async with httpx.AsyncClient(base_url=frontends.url) as http:
             assert (await http.get("/live", headers={"x": "y" * 60_000})).status_code == 200
 
-    async def test_bytes_that_are_not_http_are_an_error_in_json_too(self, doors: FrontDoors) -> None:
-        async with connection_to(doors) as connection:
+    async def test_bytes_that_are_not_http_are_an_error_in_json_too(self, frontends: Frontends) -> None:
+        async with connection_to(frontends) as connection:
             assert_last(await connection.ask(b"\x00\r\n\r\n"), 400, None)

@@ -7,10 +7,10 @@ import time
 from contextlib import aclosing
 
 from router.config.settings import Routing
-from router.workers.member import Standing
+from router.workers.member import WorkerState
 from tests.integration.fake_cluster import PROMPT, Service, sampling, service
 from tests.integration.fake_worker import answer, decode_worker
-from tests.integration.test_worker_trust import becomes, standing
+from tests.integration.test_worker_probe import becomes, state
 
 HURRIED = {"worker_timeout": 0.5, "routing": Routing.ROUND_ROBIN}
 
@@ -25,7 +25,7 @@ async def test_a_worker_that_is_held_up_keeps_its_streams_and_gets_nothing_new_m
         async with aclosing(served.dispatcher.generate(PROMPT, sampling(300))) as deltas:
             seen = list((await anext(deltas)).token_ids)
             late.behaviour.stalled = True
-            await becomes(served, "decode-0", Standing.LATE)
+            await becomes(served, "decode-0", WorkerState.LATE)
             for _ in range(3):
                 assert await served.tokens() == answer(PROMPT, 8)
             assert len(other.commands("submit")) == 3
@@ -33,7 +33,7 @@ async def test_a_worker_that_is_held_up_keeps_its_streams_and_gets_nothing_new_m
             async for delta in deltas:
                 seen += delta.token_ids
         assert seen == answer(PROMPT, 300)
-        assert standing(served, "decode-0") is Standing.READY
+        assert state(served, "decode-0") is WorkerState.READY
         assert len(late.commands("submit")) == 1
         assert not retries(served)
 
@@ -42,7 +42,7 @@ async def test_a_request_for_a_cluster_that_is_late_waits_and_is_not_refused() -
     worker = decode_worker("decode-0")
     async with service(worker, worker_grace=20.0, **HURRIED) as served:
         worker.behaviour.stalled = True
-        await becomes(served, "decode-0", Standing.LATE)
+        await becomes(served, "decode-0", WorkerState.LATE)
         task = asyncio.create_task(served.tokens())
         await asyncio.sleep(0.1)
         worker.behaviour.stalled = False
@@ -57,7 +57,7 @@ async def test_a_worker_that_stays_silent_is_lost_after_the_grace_period() -> No
             seen = list((await anext(deltas)).token_ids)
             stopped.behaviour.dumb = True
             began = time.monotonic()
-            await becomes(served, "decode-0", Standing.AWAY)
+            await becomes(served, "decode-0", WorkerState.UNAVAILABLE)
             assert time.monotonic() - began > 0.9
             async for delta in deltas:
                 seen += delta.token_ids

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from router.admin.drain import Departures
+from router.admin.drain import WorkerDrainer
 from rpc.baton.v1 import router_pb2
 from tests.integration.conftest import Oracle
 from tests.integration.test_adaptive_placement import EVERY_PAIR, Cluster, D, Forced, P, cluster, prompt
@@ -119,8 +119,8 @@ async def test_a_worker_that_leaves_takes_nobody_s_answer_with_it(folder: Path, 
         slowly(served)
         asked = [asyncio.create_task(served.generate(prompt(seed), LENGTH)) for seed in range(4)]
         await until(lambda: len(writers(served)) == 4)
-        departures = Departures(served.registry, served.dispatcher.able, served.dispatcher.evacuate)
-        assert await departures.drain(P, 10.0) == 4
+        drainer = WorkerDrainer(served.registry, served.dispatcher.able, served.dispatcher.evacuate)
+        assert await drainer.drain(P, 10.0) == 4
         done: list[tuple[list[int], router_pb2.Timings]] = [await task for task in asked]
         assert [answer for answer, _ in done] == [oracle(prompt(seed), LENGTH) for seed in range(4)]
         assert {timings.decode_worker for _, timings in done} == {D}

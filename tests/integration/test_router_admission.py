@@ -160,7 +160,7 @@ async def test_a_lost_workers_streams_all_go_on() -> None:
         await until(lambda: served.metric("baton_ttft_seconds_count") == 40)
         await first.stop()
         assert await asyncio.gather(*tasks) == [answer(PROMPT, 60)] * 40
-        assert served.dispatcher._backlog.tokens == 0
+        assert served.dispatcher._prefill_queue.tokens == 0
 
 
 async def test_a_request_that_ends_workers_is_not_given_a_third_one() -> None:
@@ -191,12 +191,12 @@ async def test_a_prefill_that_ends_workers_is_not_given_a_third_one() -> None:
 
 
 async def test_a_worker_that_failed_a_request_gets_it_back_only_if_it_is_the_only_one() -> None:
-    """The other is doubted: better than one that is known to fail."""
-    bad, doubted = decode_worker("decode-0", fail_after=0, times=100), decode_worker("decode-1")
-    async with service(bad, doubted) as served:
+    """The other is suspect: better than one that is known to fail."""
+    bad, suspect = decode_worker("decode-0", fail_after=0, times=100), decode_worker("decode-1")
+    async with service(bad, suspect) as served:
         for session in served.registry.sessions():
             if session.worker_id == "decode-1":
                 for _ in range(3):
-                    session.health.request_failed()
+                    session.breaker.request_failed()
         assert await served.tokens() == answer(PROMPT, 8)
         assert len(bad.commands("submit")) == 1

@@ -72,7 +72,9 @@ async def test_a_killed_worker_is_restarted_and_its_request_goes_on(
         dispatcher = ClusterDispatcher(RouterConfig(model="m"), registry, RouterMetrics("mixed"))
         (first,) = registry.sessions()
         seen: list[int] = []
-        async with aclosing(dispatcher.generate(PROMPT, sampling_pb2.Sampling(max_tokens=20))) as deltas:
+        async with aclosing(
+            dispatcher.generate(PROMPT, sampling_pb2.SamplingParams(max_tokens=20))
+        ) as deltas:
             async for delta in deltas:
                 seen += delta.token_ids
                 if len(seen) == 3:
@@ -92,7 +94,9 @@ async def test_a_worker_that_is_stopped_is_given_up_and_replaced(
         dispatcher = ClusterDispatcher(RouterConfig(model="m"), registry, RouterMetrics("mixed"))
         (first,) = registry.sessions()
         seen: list[int] = []
-        async with aclosing(dispatcher.generate(PROMPT, sampling_pb2.Sampling(max_tokens=20))) as deltas:
+        async with aclosing(
+            dispatcher.generate(PROMPT, sampling_pb2.SamplingParams(max_tokens=20))
+        ) as deltas:
             async for delta in deltas:
                 seen += delta.token_ids
                 if len(seen) == 3:

@@ -16,14 +16,14 @@ import torch
 
 from engine.errors import RankLost
 from engine.executor.runner import ModelRunner
-from engine.parallel import OpenMeeting
+from engine.parallel import RendezvousServer
 from engine.spec.errors import UnsupportedModel
 from rpc.baton.v1 import worker_pb2
 from tests.integration import tiny_cluster
 from tests.integration.conftest import Oracle
 from tests.integration.test_mixed_worker import prompt, run
 from tests.integration.tiny_cluster import Link, status_of, work, worker
-from tests.process_crew import ProcessCrew
+from tests.local_rank_processes import LocalRankProcesses
 from tests.processes import starting
 from tests.unit.tiny import make_config
 from worker.config import WorkerConfig, WorkerRole
@@ -39,10 +39,10 @@ def shared(folder: Path, ranks: int = 2, **engine: Any) -> Any:
     return worker(folder, WorkerRole.DECODE, None, tensor_parallel_size=ranks, **engine)
 
 
-def crew_of(link: Link) -> ProcessCrew:
-    crew = link.host._crew
-    assert isinstance(crew, ProcessCrew)
-    return crew
+def rank_processes_of(link: Link) -> LocalRankProcesses:
+    rank_processes = link.host._rank_processes
+    assert isinstance(rank_processes, LocalRankProcesses)
+    return rank_processes
 
 
 @pytest.mark.parametrize(("ranks", "overlap"), [(2, False), (2, True), (4, False)])
@@ -89,7 +89,7 @@ async def test_a_rank_that_is_killed_takes_its_worker_with_it(folder: Path, busy
             job = work(prompt(20), max_tokens=100)
             await link.submit(job)
             await link.next(job.request_id, "started")
-        (rank,) = crew_of(link).processes
+        (rank,) = rank_processes_of(link).processes
         assert rank.pid
         os.kill(rank.pid, signal.SIGKILL)
         async with asyncio.timeout(30.0):
@@ -102,9 +102,9 @@ async def test_a_rank_that_is_killed_takes_its_worker_with_it(folder: Path, busy
 
 def lead_and_wait(config: WorkerConfig, place: Connection) -> None:
     """A leader with nothing to do, as a process of its own."""
-    meeting = OpenMeeting(config.engine.tensor_parallel_size)
-    place.send(meeting.place)
-    group = meeting.lead(torch.device("cpu"), patience_s=20.0, absent=str)
+    rendezvous = RendezvousServer(config.engine.tensor_parallel_size)
+    place.send(rendezvous.place)
+    group = rendezvous.join_as_first_rank(torch.device("cpu"), patience_s=20.0, absent=str)
     runner = ModelRunner(config.engine, ranks=group)
     place.send(runner.kv.num_pages)
     time.sleep(600)
@@ -117,17 +117,19 @@ def test_ranks_end_with_a_leader_that_is_killed(folder: Path) -> None:
     ours, theirs = context.Pipe()
     leader = context.Process(target=lead_and_wait, args=(config, theirs), daemon=True)
     leader.start()
-    crew = ProcessCrew()
-    crew.start(config, ours.recv())
+    rank_processes = LocalRankProcesses()
+    rank_processes.start(config, ours.recv())
     assert ours.recv() == 64
     leader.kill()
-    for rank in crew.processes:
+    for rank in rank_processes.processes:
         rank.join(30.0)
-    assert [rank.exitcode for rank in crew.processes] == [0, 0, 0]
+    assert [rank.exitcode for rank in rank_processes.processes] == [0, 0, 0]
 
 
 async def test_a_rank_that_never_comes_fails_the_start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.process_crew.follow", time.sleep)  # which does not take what it is given
+    monkeypatch.setattr(
+        "tests.local_rank_processes.run_rank", time.sleep
+    )  # which does not take what it is given
     with pytest.raises(RankLost, match="rank 1 ended"):
         async with shared(folder):
             pass

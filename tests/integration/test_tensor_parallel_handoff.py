@@ -16,7 +16,7 @@ from tests.integration import tiny_cluster
 from tests.integration.conftest import Oracle
 from tests.integration.test_mixed_worker import prompt
 from tests.integration.tiny_cluster import Pair, pair, work
-from tests.process_crew import ProcessCrew
+from tests.local_rank_processes import LocalRankProcesses
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -56,9 +56,9 @@ async def test_a_sender_that_loses_a_rank_fails_its_handoffs_and_frees_the_recei
         await workers.prefill.next(job.request_id, "started")
         await workers.reserve(job)
         await workers.decode.next(job.request_id, "reserved")
-        crew = workers.prefill.host._crew
-        assert isinstance(crew, ProcessCrew)
-        (rank,) = crew.processes
+        rank_processes = workers.prefill.host._rank_processes
+        assert isinstance(rank_processes, LocalRankProcesses)
+        (rank,) = rank_processes.processes
         assert rank.pid
         os.kill(rank.pid, signal.SIGKILL)
         while not workers.prefill.deaths:  # noqa: ASYNC110

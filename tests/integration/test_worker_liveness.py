@@ -12,9 +12,9 @@ from threading import Event
 import pytest
 
 from engine.executor.runner import ModelRunner, PreparedStep, StepInFlight
-from router.workers.circuit_breaker import Health
+from router.workers.circuit_breaker import CircuitBreaker
+from router.workers.heartbeat_monitor import HeartbeatMonitor
 from router.workers.session import WorkerSession
-from router.workers.silence import Silence
 from rpc.baton.v1 import worker_pb2
 from rpc.channel import Endpoint
 from tests.integration.tiny_cluster import before_each_step, work
@@ -44,14 +44,16 @@ async def host(
 
 
 async def open_session(host: WorkerHost) -> WorkerSession:
-    return await WorkerSession.open("decode-0", Endpoint(host.address), Health(), silence=Silence(1.0, 1.0))
+    return await WorkerSession.open(
+        "decode-0", Endpoint(host.address), CircuitBreaker(), monitor=HeartbeatMonitor(1.0, 1.0)
+    )
 
 
 def submit(session: WorkerSession) -> None:
     session.send(worker_pb2.Command(submit=worker_pb2.Submit(work=work([2, 3, 4]))))
 
 
-async def test_a_worker_has_rehearsed_when_it_serves(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_worker_has_warmed_up_when_it_serves(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     launches = 0
     launch = ModelRunner.launch
 

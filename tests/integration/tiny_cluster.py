@@ -17,7 +17,7 @@ import grpc
 from engine.executor.runner import PreparedStep, StepInFlight
 from rpc.baton.v1 import sampling_pb2, worker_pb2, worker_pb2_grpc
 from rpc.channel import connect
-from tests.process_crew import ProcessCrew
+from tests.local_rank_processes import LocalRankProcesses
 from tests.unit.tiny import make_config
 from worker.config import WorkerConfig, WorkerRole
 from worker.engine_loop import EngineDied
@@ -107,7 +107,7 @@ def work(
     return worker_pb2.Work(
         request_id=next(_ids),
         prompt=prompt,
-        sampling=sampling_pb2.Sampling(max_tokens=max_tokens, **settings),
+        sampling=sampling_pb2.SamplingParams(max_tokens=max_tokens, **settings),
         timeout_s=timeout_s,
     )
 
@@ -131,8 +131,8 @@ async def worker(
         kv_by_ranks=kv_by_ranks,
         handoff_timeout_s=PATIENCE_S,
     )
-    crew = ProcessCrew() if config.engine.tensor_parallel_size > 1 else None
-    host = WorkerHost(config, on_death=deaths.append, crew=crew)
+    rank_processes = LocalRankProcesses() if config.engine.tensor_parallel_size > 1 else None
+    host = WorkerHost(config, on_death=deaths.append, rank_processes=rank_processes)
     await host.start()
     try:
         async with session(host, deaths) as link:

@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from engine.config import EngineConfig
 from engine.core.plan import Chunk, StepPlan
 from engine.core.request import Request
-from engine.core.sampling_params import Sampling
+from engine.core.sampling_params import SamplingParams
 from engine.executor.runner import ModelRunner
 
 VOCAB = 97
@@ -50,9 +50,9 @@ def make_config(folder: Path, **changes: object) -> EngineConfig:
 
 
 def make_request(
-    id: int, prompt: Sequence[int], pages: Sequence[int], sampling: Sampling | None = None
+    id: int, prompt: Sequence[int], pages: Sequence[int], sampling: SamplingParams | None = None
 ) -> Request:
-    request = Request(id=id, prompt=list(prompt), sampling=sampling or Sampling(max_tokens=16))
+    request = Request(id=id, prompt=list(prompt), sampling=sampling or SamplingParams(max_tokens=16))
     request.pages = list(pages)
     request.slot = id
     return request

@@ -36,7 +36,7 @@ def open_ranks(config: WorkerConfig, runner: ModelRunner, epoch: int) -> KVPort:
     with socket.create_server((_LOOPBACK, 0)) as listener:
         listener.settimeout(_PATIENCE_S)
         port: int = listener.getsockname()[1]
-        runner.ranks.agree([port, epoch >> _HALF, epoch & ((1 << _HALF) - 1)])
+        runner.ranks.broadcast_ints([port, epoch >> _HALF, epoch & ((1 << _HALF) - 1)])
         links = _accept(listener, config, epoch, shard.size)
     layout = _layout(runner)
     whole = replace(layout, tp_size=1, tp_rank=0)
@@ -54,7 +54,7 @@ def open_ranks(config: WorkerConfig, runner: ModelRunner, epoch: int) -> KVPort:
 
 def serve_kv(config: WorkerConfig, runner: ModelRunner) -> None:
     """On a rank that follows: does as the leader's `open_ranks` asks, on a thread of its own."""
-    port, high, low = runner.ranks.agree([0, 0, 0])
+    port, high, low = runner.ranks.broadcast_ints([0, 0, 0])
     pool, writer, digester = _rank(config, runner, high << _HALF | low)
     connection = socket.create_connection((_LOOPBACK, port), _PATIENCE_S)
     connection.settimeout(None)

@@ -1,4 +1,4 @@
-"""Runs the gRPC front door inside the caller's event loop.
+"""Runs the gRPC frontend inside the caller's event loop.
 
 ```
 server = GrpcServer(generation, GrpcConfig(host="0.0.0.0", port=50051))

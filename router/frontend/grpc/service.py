@@ -1,4 +1,4 @@
-"""The gRPC front door: `baton.v1.Router` over the same core as the HTTP API."""
+"""The gRPC frontend: `baton.v1.Router` over the same core as the HTTP API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The HTTP front door: OpenAI's API and the routes that operators need."""
+"""The HTTP frontend: OpenAI's API and the routes that operators need."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from router.frontend.http.refusal import error_response, new_request_id
 from router.frontend.openai.errors import REQUEST_ID_HEADER, error_event
 from router.frontend.openai.openapi import openapi_document
 from router.frontend.openai.requests import ChatCompletionBody, CompletionBody, GenerationBody, parse
-from router.frontend.openai.response_format import ChatShape, CompletionShape, Shape
 from router.frontend.openai.responses import Answer, EventWriter
+from router.frontend.openai.serializers import ChatSerializer, CompletionSerializer, Serializer
 from router.processing.completion import Chunk
 from router.processing.generation import Generation
 from router.processing.run import Run
@@ -108,13 +108,13 @@ class _OpenAI:
         async with ends_with_client(request.receive):
             run = await self._generation.start(body.to_request(request_id))
             echo = self._echo(run) if body.echo else ()
-            return await self._answer(run, CompletionShape(self._generation.tokenizer, echo), body)
+            return await self._answer(run, CompletionSerializer(self._generation.tokenizer, echo), body)
 
     async def chat_completions(self, request: Request, request_id: str) -> Response:
         body = parse(ChatCompletionBody, await read_json_body(request, self._max_body_bytes))
         async with ends_with_client(request.receive):
             run = await self._generation.start(body.to_request(request_id))
-            return await self._answer(run, ChatShape(self._generation.tokenizer), body)
+            return await self._answer(run, ChatSerializer(self._generation.tokenizer), body)
 
     async def models(self, request: Request, request_id: str) -> Response:
         return _json({"object": "list", "data": [self._model_card()]})
@@ -125,15 +125,15 @@ class _OpenAI:
             raise NotFound(f"The model {name[:100]!r} does not exist.", param="model", code="model_not_found")
         return _json(self._model_card())
 
-    async def _answer(self, run: Run, shape: Shape, body: GenerationBody) -> Response:
+    async def _answer(self, run: Run, serializer: Serializer, body: GenerationBody) -> Response:
         chunks = run.chunks()
         if body.stream:
             # The status is 200 only once there is something to stream: an overloaded or failing
             # cluster is still a proper HTTP error.
             first = await anext(chunks)
-            writer = EventWriter(run, shape, include_usage=body.include_usage)
+            writer = EventWriter(run, serializer, include_usage=body.include_usage)
             return EventStream(_events(writer, first, chunks, run.request.id))
-        answer = Answer(run, shape)
+        answer = Answer(run, serializer)
         async with aclosing(chunks):
             async for chunk in chunks:
                 answer.add(chunk)

@@ -1,4 +1,4 @@
-"""An error as an HTTP response, wherever in the HTTP front door it is met."""
+"""An error as an HTTP response, wherever in the HTTP frontend it is met."""
 
 from __future__ import annotations
 

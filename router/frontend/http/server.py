@@ -1,4 +1,4 @@
-"""Runs the HTTP front door inside the caller's event loop.
+"""Runs the HTTP frontend inside the caller's event loop.
 
 ```
 tokenizer = Tokenizer.load(model.path, vocab_size=model.vocab_size)      # blocking; 0.1 to 1 s

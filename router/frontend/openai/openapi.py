@@ -1,7 +1,7 @@
 """The HTTP API as an OpenAPI document, derived from what validates the requests.
 
 Served at /openapi.json. The bounds are those of the served model: a body that the document calls wrong is
-refused, which tests/faults/test_fuzzed_doors.py holds it to. A few rules between parameters are beyond JSON
+refused; tests/faults/test_fuzzed_frontends.py checks it. A few rules between parameters are beyond JSON
 Schema (prompt and answer must fit the context together, tool messages answer calls), so some bodies that it
 calls right are refused too.
 """
@@ -20,7 +20,6 @@ from router.frontend.openai.requests import (
     CompletionBody,
     GenerationBody,
 )
-from router.limits import Limits
 from router.processing.sampling_options import (
     BOUNDS,
     MAX_STOP_CHARACTERS,
@@ -28,6 +27,7 @@ from router.processing.sampling_options import (
     MAX_STOP_TOKEN_IDS,
 )
 from router.processing.served_model import ServedModel
+from router.request_limits import RequestLimits
 
 __all__ = ["openapi_document"]
 
@@ -50,7 +50,7 @@ _REFUSALS: Final = {
 }
 
 
-def openapi_document(model: ServedModel, limits: Limits) -> Schema:
+def openapi_document(model: ServedModel, limits: RequestLimits) -> Schema:
     """For one served model, as it would be sent in JSON."""
     return {
         "openapi": "3.1.0",
@@ -113,7 +113,7 @@ def _refusals(*statuses: str) -> Schema:
     return {status: {"description": _REFUSALS[status], "content": content} for status in statuses}
 
 
-def _bodies(model: ServedModel, limits: Limits) -> Schema:
+def _bodies(model: ServedModel, limits: RequestLimits) -> Schema:
     """The schemas of both bodies, and those that they refer to."""
     schemas: Schema = {}
     for kind in _BODIES:
@@ -129,7 +129,7 @@ def _bodies(model: ServedModel, limits: Limits) -> Schema:
     return schemas
 
 
-def _rules(model: ServedModel, limits: Limits) -> Mapping[str, Mapping[str, Schema]]:
+def _rules(model: ServedModel, limits: RequestLimits) -> Mapping[str, Mapping[str, Schema]]:
     """What is known of values beyond their types: by parameter, and by the JSON type that it is said of."""
     token_id = {"minimum": 0, "maximum": model.vocab_size - 1}
     longest = model.max_model_len - 1

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import orjson
 
-from router.frontend.openai.response_format import FINISH_REASONS, Shape
+from router.frontend.openai.serializers import FINISH_REASONS, Serializer
 from router.processing.completion import Chunk
 from router.processing.run import Run, Usage
 from rpc.baton.v1 import router_pb2, sampling_pb2
@@ -35,27 +35,27 @@ _STAGES: Final = (
 class EventWriter:
     """Renders one run, chunk by chunk. Events of the same moment may share a bytes object."""
 
-    def __init__(self, run: Run, shape: Shape, *, include_usage: bool) -> None:
+    def __init__(self, run: Run, serializer: Serializer, *, include_usage: bool) -> None:
         """`include_usage`: an event with the usage comes last."""
         self._run: Final = run
-        self._shape: Final = shape
+        self._serializer: Final = serializer
         self._include_usage: Final = include_usage
-        self._head: Final = _head(run, shape.event_object)
+        self._head: Final = _head(run, serializer.event_object)
         head = orjson.dumps(self._head)[:-1]
         self._before: Final = [
-            b'data: %b,"choices":[{"index":%d,%b' % (head, index, shape.before_text)
+            b'data: %b,"choices":[{"index":%d,%b' % (head, index, serializer.before_text)
             for index in range(run.num_completions)
         ]
         self._usage_null: Final = b',"usage":null' if include_usage else b""
         self._after: Final = (
-            shape.after_text + b',"logprobs":null,"finish_reason":null}]' + self._usage_null + b"}\n\n"
+            serializer.after_text + b',"logprobs":null,"finish_reason":null}]' + self._usage_null + b"}\n\n"
         )
 
     def opening(self) -> bytes:
         """What comes before the first token."""
         events = []
         for index in range(self._run.num_completions):
-            said = self._shape.opening(index)
+            said = self._serializer.opening(index)
             if said is not None:
                 choice = {"index": index} | said | {"logprobs": None, "finish_reason": None}
                 events.append(self._rare([choice], {"usage": None} if self._include_usage else {}))
@@ -67,9 +67,9 @@ class EventWriter:
             if not chunk.text:
                 return b""
             return self._before[chunk.index] + orjson.dumps(chunk.text) + self._after
-        shape = self._shape
+        serializer = self._serializer
         ending: dict[str, Any] = {
-            "logprobs": shape.logprobs(chunk.index, chunk.token_ids, chunk.logprobs)
+            "logprobs": serializer.logprobs(chunk.index, chunk.token_ids, chunk.logprobs)
             if chunk.logprobs
             else None,
             "finish_reason": FINISH_REASONS[chunk.finish],
@@ -80,7 +80,7 @@ class EventWriter:
         return b"%b%b%b,%b]%b%b}\n\n" % (
             self._before[chunk.index],
             orjson.dumps(chunk.text),
-            shape.after_text,
+            serializer.after_text,
             orjson.dumps(ending)[1:],
             self._usage_null,
             timings,
@@ -108,9 +108,9 @@ class _Gathered:
 class Answer:
     """Gathers a run's chunks into one answer."""
 
-    def __init__(self, run: Run, shape: Shape) -> None:
+    def __init__(self, run: Run, serializer: Serializer) -> None:
         self._run: Final = run
-        self._shape: Final = shape
+        self._serializer: Final = serializer
         self._gathered: Final = [_Gathered() for _ in range(run.num_completions)]
         self._last: Final[dict[int, Chunk]] = {}
 
@@ -125,7 +125,7 @@ class Answer:
     def body(self) -> bytes:
         """The JSON, once every completion has its last chunk."""
         run = self._run
-        answer = _head(run, self._shape.whole_object)
+        answer = _head(run, self._serializer.whole_object)
         answer["choices"] = [self._choice(index) for index in range(run.num_completions)]
         answer["usage"] = _usage(run.usage)
         if (timings := self._last[0].timings) is not None:
@@ -133,12 +133,12 @@ class Answer:
         return orjson.dumps(answer)
 
     def _choice(self, index: int) -> dict[str, Any]:
-        gathered, last, shape = self._gathered[index], self._last[index], self._shape
+        gathered, last, serializer = self._gathered[index], self._last[index], self._serializer
         wants_logprobs = self._run.request.options.logprobs is not None
         return {
             "index": index,
-            **shape.content(index, "".join(gathered.texts)),
-            "logprobs": shape.logprobs(index, gathered.token_ids, gathered.logprobs)
+            **serializer.content(index, "".join(gathered.texts)),
+            "logprobs": serializer.logprobs(index, gathered.token_ids, gathered.logprobs)
             if wants_logprobs
             else None,
             "finish_reason": FINISH_REASONS[last.finish],

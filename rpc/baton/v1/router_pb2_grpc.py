@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class RouterStub:
-    """The gRPC front door. The same requests as OpenAI's HTTP API, without JSON.
+    """The gRPC frontend. The same requests as OpenAI's HTTP API, without JSON.
     """
 
     def __init__(self, channel):
@@ -53,7 +53,7 @@ class RouterStub:
 
 
 class RouterServicer:
-    """The gRPC front door. The same requests as OpenAI's HTTP API, without JSON.
+    """The gRPC frontend. The same requests as OpenAI's HTTP API, without JSON.
     """
 
     def Generate(self, request, context):
@@ -101,7 +101,7 @@ def add_RouterServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Router:
-    """The gRPC front door. The same requests as OpenAI's HTTP API, without JSON.
+    """The gRPC frontend. The same requests as OpenAI's HTTP API, without JSON.
     """
 
     @staticmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.lib.client import Record
-from benchmarks.lib.report import Objective, Spread, summarize
+from benchmarks.lib.report import Objective, Percentiles, summarize
 
 
 def answered(sent: float, *arrivals: float, prompt_tokens: int = 10) -> Record:
@@ -29,7 +29,7 @@ def test_latencies_are_measured_from_the_send_and_between_pieces() -> None:
 def test_an_answer_of_one_token_has_no_time_per_further_token() -> None:
     record = answered(0.0, 1.0)
     assert record.tpot == 0.0
-    assert summarize([record]).tpot == Spread.of([])
+    assert summarize([record]).tpot == Percentiles.of([])
 
 
 def test_rates_cover_the_time_from_the_first_send_to_the_last_end() -> None:

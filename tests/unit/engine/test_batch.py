@@ -14,7 +14,7 @@ from engine.batch.batch import Batch, BatchBuilder
 from engine.batch.step_inputs import StepInputs, StepWriter
 from engine.core.plan import Chunk, StepPlan
 from engine.core.request import PENDING, Request
-from engine.core.sampling_params import Sampling
+from engine.core.sampling_params import SamplingParams
 
 PAGE_SIZE = 4
 SCRATCH = 999
@@ -38,7 +38,9 @@ class Builder:
 
 
 def make_request(slot: int, prompt: int, output: tuple[int, ...] = ()) -> Request:
-    request = Request(slot, [100 * slot + i for i in range(prompt)], Sampling(max_tokens=9), list(output))
+    request = Request(
+        slot, [100 * slot + i for i in range(prompt)], SamplingParams(max_tokens=9), list(output)
+    )
     request.slot = slot
     request.pages = [20 * slot + i for i in range(-(-request.num_tokens // PAGE_SIZE) + 1)]
     return request
@@ -64,7 +66,7 @@ def test_every_token_of_every_chunk_is_in_its_place(spans: list[tuple[int, int]]
             row += 1
         assert batch.context_lens[r] == chunk.end
         used = -(-chunk.end // PAGE_SIZE)
-        assert batch.page_lists.part(r, r + 1).pages.tolist() == request.pages[:used]
+        assert batch.block_tables.part(r, r + 1).pages.tolist() == request.pages[:used]
     assert batch.query_indptr[-1] == row == len(batch.input_ids)
     assert batch.num_chunks == sum(length > 1 for _, length in spans)
     sampling = [r for r, chunk in enumerate(chunks) if chunk.samples]
@@ -93,13 +95,13 @@ def test_a_chunk_may_span_prompt_and_output() -> None:
     assert batch.input_ids.tolist() == [1, 2, 50, 51, 52]
 
 
-def test_page_lists_follow_pages_that_grow_shrink_or_change() -> None:
+def test_block_tables_follow_pages_that_grow_shrink_or_change() -> None:
     builder = Builder()
     request = make_request(3, 20)
 
     def table() -> list[int]:
         batch: Batch = builder.build(StepPlan([Chunk(request, request.slot, 0, 20, None)]))
-        return list(batch.page_lists.pages)
+        return list(batch.block_tables.pages)
 
     for pages in ([1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6], [9, 8, 7, 6, 5], [9, 8, 7, 4, 5]):
         request.pages = pages
@@ -126,7 +128,7 @@ def test_a_decode_step_with_a_hundred_times_the_context_costs_less_than_ten_time
         builder = Builder(max_requests=256, max_model_len=4096)
         plan = StepPlan([])
         for i in range(256):
-            request = Request(i, list(range(num_tokens)), Sampling(max_tokens=64), [1], slot=i)
+            request = Request(i, list(range(num_tokens)), SamplingParams(max_tokens=64), [1], slot=i)
             request.pages = (np.arange(num_tokens // 4 + 1) + 1000 * i).tolist()
             plan.chunks.append(Chunk(request, i, num_tokens, 1, 1))
         builder.build(plan)

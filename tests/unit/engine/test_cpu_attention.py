@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from engine.attention import TorchAttention
 from engine.attention.cpu_backend import CpuAttention
 from engine.batch.batch import Batch
-from engine.batch.block_tables import PageLists
+from engine.batch.block_tables import BlockTables
 from engine.kernels.cpu.library import cpu_kernels
 from engine.kv_cache.pool import KVPool
 from engine.layers.cpu_ops import TableRotation
@@ -84,7 +84,7 @@ def pool_and_batch(shape: Shape, requests: list[tuple[int, int]], seed: int) -> 
         num_chunks=int((lengths > 1).sum()),
         query_indptr=np.concatenate(([0], np.cumsum(lengths))).astype(np.int64),
         context_lens=np.array([before + new for before, new in requests], dtype=np.int64),
-        page_lists=PageLists.of([table.tolist() for table in tables]),
+        block_tables=BlockTables.of([table.tolist() for table in tables]),
         sample_rows=none,
         sample_slots=none,
         pending_rows=none,
@@ -95,7 +95,7 @@ def pool_and_batch(shape: Shape, requests: list[tuple[int, int]], seed: int) -> 
 def written_out(shape: Shape, pool: KVPool, batch: Batch, layer: int, queries: torch.Tensor) -> torch.Tensor:
     """What rotated `queries` attend to, in float64, by the keys and values that lie in the pool."""
     out = torch.empty(queries.shape, dtype=torch.float64)
-    lists = batch.page_lists
+    lists = batch.block_tables
     for r, context in enumerate(batch.context_lens.tolist()):
         rows = slice(int(batch.query_indptr[r]), int(batch.query_indptr[r + 1]))
         table = torch.from_numpy(lists.pages[lists.indptr[r] : lists.indptr[r + 1]])
@@ -180,7 +180,7 @@ def test_an_answer_does_not_depend_on_threads_or_the_rest_of_the_batch(dtype: to
     for threads, others in ((1, []), (2, [(40, 1), (700, 1)])):
         pool, batch = pool_and_batch(shape, [(600, 1), *others], seed=3)
         generator = torch.Generator().manual_seed(5)
-        tables = batch.page_lists
+        tables = batch.block_tables
         for token in range(601):  # the first request's memory, equal in both runs
             page = int(tables.pages[token // shape.page_size])
             kv = torch.randn(2, shape.kv_heads, shape.head_dim, generator=generator).to(dtype)

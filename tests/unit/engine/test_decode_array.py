@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from engine.attention.decode_array import Decodes, PlanFields
 from engine.attention.decode_plan import DecodePlanner
-from engine.batch.block_tables import PageLists
+from engine.batch.block_tables import BlockTables
 
 HEAD_DIM = 4
 SCRATCH = 0
@@ -67,8 +67,8 @@ def test_every_request_gets_its_attention(
     lists = [part.tolist() for part in np.split(pages, np.cumsum(used)[:-1])]
     keys, values = rng.normal(size=(2, len(pages) + 1, page_size, HEAD_DIM))
     q = rng.normal(size=(len(contexts) + missing, HEAD_DIM))
-    decodes = Decodes(np.array(contexts), PageLists.of(lists)).padded(missing, SCRATCH)
-    cut = planner(page_size).plan(decodes.page_lists.counts)
+    decodes = Decodes(np.array(contexts), BlockTables.of(lists)).padded(missing, SCRATCH)
+    cut = planner(page_size).plan(decodes.block_tables.counts)
     fields = PlanFields(len(q), len(cut.owners) + spare)
 
     out = obey(fields.pack(decodes, cut, page_size), fields, q, keys, values)
@@ -80,7 +80,7 @@ def test_every_request_gets_its_attention(
 
 
 def test_a_plan_larger_than_its_grid_is_refused() -> None:
-    decodes = Decodes(np.array([900]), PageLists.of([list(range(57))]))
-    cut = planner(16).plan(decodes.page_lists.counts)
+    decodes = Decodes(np.array([900]), BlockTables.of([list(range(57))]))
+    cut = planner(16).plan(decodes.block_tables.counts)
     with pytest.raises(ValueError, match="do not fit a grid of 1"):
         PlanFields(1, 1).pack(decodes, cut, 16)

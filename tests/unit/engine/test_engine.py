@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from engine.config import Batching, EngineConfig, Policy
 from engine.core.kv_manager import Reservation
 from engine.core.request import Request
-from engine.core.sampling_params import FinishReason, Sampling
+from engine.core.sampling_params import FinishReason, SamplingParams
 from engine.engine import NO_HOOKS, Engine
 from engine.errors import InvalidRequest, QueueFull
 from tests.unit.fake_runner import EOS, VOCAB, FakeRunner, extend, reference
@@ -27,7 +27,7 @@ def make_engine(hooks: Any = NO_HOOKS, **settings: Any) -> Engine:
 
 
 def make_request(id: int, prompt: list[int], max_tokens: int = 8, **sampling: Any) -> Request:
-    return Request(id, prompt, Sampling(max_tokens=max_tokens, **sampling))
+    return Request(id, prompt, SamplingParams(max_tokens=max_tokens, **sampling))
 
 
 def run(engine: Engine, *requests: Request) -> None:

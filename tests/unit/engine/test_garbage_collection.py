@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from common.garbage_collection import calm_collector, freeze_startup
+from common.garbage_collection import freeze_gc, tune_gc
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,7 @@ class Ring:
 
 def test_what_is_there_is_never_looked_at_again_and_what_comes_later_is_still_freed() -> None:
     there = len(gc.get_objects())
-    freeze_startup()
+    freeze_gc()
     assert gc.get_freeze_count() > there / 2
     assert len(gc.get_objects()) < there / 10
     ring = weakref.ref(Ring())
@@ -39,7 +39,7 @@ def test_what_is_there_is_never_looked_at_again_and_what_comes_later_is_still_fr
 
 
 def test_an_engine_does_not_look_through_its_old_objects_either() -> None:
-    calm_collector()
+    tune_gc()
     assert gc.get_freeze_count() > 0
     young, middle, old = gc.get_threshold()
     assert (young, middle) == (700, 10)

@@ -16,7 +16,7 @@ from hypothesis import given
 from engine.config import EngineConfig
 from engine.core.request import Request
 from engine.engine import NO_HOOKS, Engine
-from engine.sched.itl_controller import ChunkPacer, PromptCost, whole_tiles
+from engine.sched.itl_controller import ITLController, PromptCost, whole_tiles
 from tests.unit.engine.test_engine import deliver, make_request, run
 from tests.unit.engine.test_engine_loop import KeepPages
 from tests.unit.fake_runner import FakeRunner
@@ -26,27 +26,27 @@ from tests.unit.fake_runner import FakeRunner
     base=st.floats(0.001, 0.012), per_token=st.floats(5e-6, 2e-4), target=st.sampled_from([0.015, 0.02, 0.05])
 )
 def test_steps_come_to_take_as_long_as_the_target(base: float, per_token: float, target: float) -> None:
-    pacer = ChunkPacer(target, largest=16384)
+    itl_controller = ITLController(target, largest=16384)
     for _ in range(80):
-        tokens = pacer.budget
-        pacer.observe(tokens, base + per_token * tokens)
+        tokens = itl_controller.budget
+        itl_controller.observe(tokens, base + per_token * tokens)
     wanted = (target - base) / per_token
     if wanted > 64:
-        assert abs(pacer.budget - min(wanted, 16384)) < 0.05 * wanted + 1
+        assert abs(itl_controller.budget - min(wanted, 16384)) < 0.05 * wanted + 1
 
 
 def test_prompts_are_not_starved_however_slow_the_decodes_are() -> None:
-    pacer = ChunkPacer(0.01, largest=4096)
+    itl_controller = ITLController(0.01, largest=4096)
     for _ in range(50):
-        pacer.observe(pacer.budget, 1.0)
-    assert pacer.budget >= 64
+        itl_controller.observe(itl_controller.budget, 1.0)
+    assert itl_controller.budget >= 64
 
 
 def test_a_small_chunk_in_time_says_nothing_about_large_ones() -> None:
-    pacer = ChunkPacer(0.02, largest=4096)
-    before = pacer.budget
-    pacer.observe(3, 0.005)
-    assert pacer.budget == before
+    itl_controller = ITLController(0.02, largest=4096)
+    before = itl_controller.budget
+    itl_controller.observe(3, 0.005)
+    assert itl_controller.budget == before
 
 
 def test_an_engine_cuts_prompts_beside_decodes_to_its_target() -> None:
@@ -123,10 +123,10 @@ def test_chunks_become_shorter_as_their_context_grows() -> None:
     engine.submit(make_request(1, [1, 2, 3], max_tokens=90, ignore_eos=True))
     for _ in range(3):
         engine.step()
-    assert engine.scheduler.pacer is not None
-    budget = engine.scheduler.pacer.budget
+    assert engine.scheduler.itl_controller is not None
+    budget = engine.scheduler.itl_controller.budget
     observed: list[float] = []
-    engine.scheduler.pacer.observe = lambda cost, _: observed.append(cost)  # type: ignore[method-assign]
+    engine.scheduler.itl_controller.observe = lambda cost, _: observed.append(cost)  # type: ignore[method-assign]
     run(engine, make_request(2, [i % 90 for i in range(3000)], max_tokens=2, ignore_eos=True))
     begun, costs = 0, []
     for step in runner.steps:
@@ -149,8 +149,8 @@ class Paced:
         self.now = 0.0
         self.waits: list[float] = []
         self.engine = Engine(config, hooks=hooks, runner=runner, clock=lambda: self.now)
-        assert self.engine.scheduler.pacer is not None
-        self.engine.scheduler.pacer.observe = (  # type: ignore[method-assign]
+        assert self.engine.scheduler.itl_controller is not None
+        self.engine.scheduler.itl_controller.observe = (  # type: ignore[method-assign]
             lambda _, seconds: self.waits.append(seconds)
         )
 

@@ -75,11 +75,11 @@ def test_prompts_are_probed_at_the_end_of_the_longest_context() -> None:
 
 
 @pytest.mark.parametrize("spans", [[Span(0, 1)], [Span(3, 6), Span(0, 1)], [Span(0, 9), Span(7, 2)]])
-def test_a_rehearsal_touches_the_scratch_page_alone(spans: list[Span]) -> None:
+def test_a_warm_up_touches_the_scratch_page_alone(spans: list[Span]) -> None:
     batch = scratch_batch(spans, scratch_page=5, page_size=4, device=CPU)
     assert set((batch.slot_mapping // 4).tolist()) == {5}
-    assert set(batch.page_lists.pages.tolist()) == {5}
-    assert batch.page_lists.counts.tolist() == [-(-(start + length) // 4) for start, length in spans]
+    assert set(batch.block_tables.pages.tolist()) == {5}
+    assert batch.block_tables.counts.tolist() == [-(-(start + length) // 4) for start, length in spans]
     assert batch.num_chunks == sum(length > 1 for _, length in spans)
     assert batch.context_lens.tolist() == [start + length for start, length in spans]
     assert batch.query_indptr.tolist()[-1] == len(batch.input_ids) == len(batch.positions)
@@ -92,9 +92,9 @@ def test_the_largest_step_can_be_computed_on_a_pool_without_pages(
     settings = make_config(tmp_path, chunk_budget=300, max_model_len=128, max_running_requests=5)
     runner = ModelRunner(settings)
     rows: list[torch.Size] = []
-    monkeypatch.setattr(Sampler, "rehearse", lambda _, logits: rows.append(logits.shape))
+    monkeypatch.setattr(Sampler, "profile_run", lambda _, logits: rows.append(logits.shape))
     pool = runner._pool(settings, 0)
     batch = scratch_batch(largest_step(settings), pool.scratch_page, settings.page_size, CPU)
-    runner._rehearse(batch, runner._attention_over(pool, settings), rows=5)
+    runner._profile_run(batch, runner._attention_over(pool, settings), rows=5)
     assert len(batch.input_ids) == 300
     assert rows == [(5, VOCAB)]

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.sampling.noise import exponential, gumbel, hashed, keys, least
+from engine.sampling.noise import exponential, exponential_bound, gumbel, hashed, keys
 
 UINT64 = st.integers(0, 2**64 - 1)
 POSITION = st.integers(0, 2**31)
@@ -38,7 +38,7 @@ def test_noise_is_as_accurate_as_float32_can_be_at_both_ends(bits: int) -> None:
 @given(bits=st.lists(st.integers(0, 2**32 - 1), min_size=1))
 def test_what_is_cheap_to_compute_is_no_more_than_the_exponential(bits: list[int]) -> None:
     array = np.array(bits, dtype=np.uint32)
-    assert (least(array) * 2.0**-32 <= exponential(array) * (1 + 1e-6)).all()
+    assert (exponential_bound(array) * 2.0**-32 <= exponential(array) * (1 + 1e-6)).all()
 
 
 @given(

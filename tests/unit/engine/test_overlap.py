@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engine.core.request import Request
-from engine.core.sampling_params import Sampling
+from engine.core.sampling_params import SamplingParams
 from engine.engine import Engine
 from tests.unit.tiny import VOCAB, make_config, save_tiny_llama
 
@@ -18,7 +18,7 @@ PROMPTS = [
 ]
 
 
-def answers(folder: Path, sampling: Sampling, **changes: object) -> list[list[int]]:
+def answers(folder: Path, sampling: SamplingParams, **changes: object) -> list[list[int]]:
     engine = Engine(make_config(folder, **changes))
     requests = [Request(id=i, prompt=prompt, sampling=sampling) for i, prompt in enumerate(PROMPTS)]
     for request in requests:
@@ -32,8 +32,8 @@ def answers(folder: Path, sampling: Sampling, **changes: object) -> list[list[in
 @pytest.mark.parametrize(
     "sampling",
     [
-        Sampling(max_tokens=20, ignore_eos=True),
-        Sampling(max_tokens=20, temperature=0.9, seed=3, frequency_penalty=0.3),
+        SamplingParams(max_tokens=20, ignore_eos=True),
+        SamplingParams(max_tokens=20, temperature=0.9, seed=3, frequency_penalty=0.3),
     ],
     ids=["greedy", "drawn with penalties"],
 )
@@ -42,7 +42,7 @@ def answers(folder: Path, sampling: Sampling, **changes: object) -> list[list[in
 def test_overlap_changes_no_token(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    sampling: Sampling,
+    sampling: SamplingParams,
     num_pages: int,
     chunk_budget: int | None,
 ) -> None:

@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from engine.core.request import Request
-from engine.core.sampling_params import Sampling
+from engine.core.sampling_params import SamplingParams
 from engine.sched.page_forecast import OutputLengths, peak_growth
 
 
@@ -26,7 +26,7 @@ def test_peak_growth_is_that_of_a_walk_through_time(requests: list[tuple[int, in
 
 
 def request(output: int, *, max_tokens: int = 1000, ignore_eos: bool = False) -> Request:
-    sampling = Sampling(max_tokens=max_tokens, ignore_eos=ignore_eos)
+    sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=ignore_eos)
     return Request(id=0, prompt=[1], sampling=sampling, output=[1] * output)
 
 

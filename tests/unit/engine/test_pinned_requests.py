@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.core.request import Request
-from engine.core.sampling_params import Sampling
+from engine.core.sampling_params import SamplingParams
 from engine.engine import Engine
 from tests.unit.engine.test_engine import make_engine, make_request
 from tests.unit.fake_runner import reference
@@ -37,7 +37,7 @@ class Peer:
 
 
 def pinned(id: int, prompt: list[int]) -> Request:
-    return Request(id, prompt, Sampling(max_tokens=1, ignore_eos=True), pinned=True)
+    return Request(id, prompt, SamplingParams(max_tokens=1, ignore_eos=True), pinned=True)
 
 
 def step(engine: Engine, steps: int = 1) -> None:

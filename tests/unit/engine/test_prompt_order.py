@@ -12,7 +12,7 @@ from engine.config import Policy
 from engine.core.kv_manager import KVManager, Reservation
 from engine.core.plan import StepPlan
 from engine.core.request import Request
-from engine.core.sampling_params import FinishReason, Sampling
+from engine.core.sampling_params import FinishReason, SamplingParams
 from engine.sched.scheduler import Limits, Scheduler
 
 PAGE = 16
@@ -42,7 +42,9 @@ def make_scheduler(
 
 
 def prompt(id: int, tokens: int, max_tokens: int = 1) -> Request:
-    return Request(id=id, prompt=[id] * tokens, sampling=Sampling(max_tokens=max_tokens, ignore_eos=True))
+    return Request(
+        id=id, prompt=[id] * tokens, sampling=SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+    )
 
 
 def step(scheduler: Scheduler) -> StepPlan:
@@ -162,7 +164,7 @@ def test_a_preempted_request_goes_first() -> None:
     scheduler.submit(first)
     step(scheduler)
     scheduler._lengths._mean = 0.0  # answers are expected to be short, so both are admitted
-    first.sampling = last.sampling = Sampling(max_tokens=60)
+    first.sampling = last.sampling = SamplingParams(max_tokens=60)
     scheduler.submit(last)
     while not (preempted := step(scheduler).preempted):
         pass
@@ -207,7 +209,7 @@ def test_what_is_cached_does_not_count_as_length() -> None:
     scheduler.submit(prompt(2, 10 * BUDGET))
     step(scheduler)
     scheduler.submit(prompt(3, 2 * BUDGET))
-    again = Request(id=4, prompt=[1] * (20 * BUDGET) + [7] * 10, sampling=Sampling(max_tokens=1))
+    again = Request(id=4, prompt=[1] * (20 * BUDGET) + [7] * 10, sampling=SamplingParams(max_tokens=1))
     scheduler.submit(again)
     assert [chunk.request.id for chunk in step(scheduler).chunks if chunk.samples] == [4]
     assert again.num_cached == 20 * BUDGET

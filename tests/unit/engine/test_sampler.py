@@ -13,19 +13,21 @@ from transformers import RepetitionPenaltyLogitsProcessor
 
 from engine.core.plan import Chunk
 from engine.core.request import PENDING, Request
-from engine.core.sampling_params import Sampling
+from engine.core.sampling_params import SamplingParams
 from engine.sampling.sampler import Sampler
 
 VOCAB = 32
 EOS = 5
-GREEDY = Sampling(max_tokens=8)
+GREEDY = SamplingParams(max_tokens=8)
 
 
 def make_sampler() -> Sampler:
     return Sampler(vocab_size=VOCAB, eos_token_ids=[EOS], max_requests=8, device=torch.device("cpu"))
 
 
-def sampling_chunk(sampling: Sampling, *, slot: int = 0, output: tuple[int, ...] = (), id: int = 1) -> Chunk:
+def sampling_chunk(
+    sampling: SamplingParams, *, slot: int = 0, output: tuple[int, ...] = (), id: int = 1
+) -> Chunk:
     request = Request(id=id, prompt=[1, 2, 2, 3], sampling=sampling, output=list(output), slot=slot)
     return Chunk(request, request.slot, request.num_tokens - 1, 1, len(output))
 
@@ -34,15 +36,15 @@ def random_logits(rows: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(seed)) * 2
 
 
-def test_greedy_takes_the_likeliest() -> None:
+def test_greedy_takes_the_most_likely() -> None:
     logits = random_logits(3)
     chunks = [sampling_chunk(GREEDY, slot=i) for i in range(3)]
     assert make_sampler().sample(logits.clone(), chunks).tokens.tolist() == logits.argmax(-1).tolist()
 
 
 @st.composite
-def samplings(draw: st.DrawFn) -> Sampling:
-    return Sampling(
+def samplings(draw: st.DrawFn) -> SamplingParams:
+    return SamplingParams(
         max_tokens=8,
         min_tokens=draw(st.sampled_from([0, 3])),
         temperature=draw(st.sampled_from([0.0, 0.7, 1.5])),
@@ -59,7 +61,7 @@ def samplings(draw: st.DrawFn) -> Sampling:
 
 
 @given(wanted=st.lists(samplings(), min_size=1, max_size=8), seed=st.integers(0, 1000))
-def test_a_row_gets_the_same_token_in_any_company(wanted: list[Sampling], seed: int) -> None:
+def test_a_row_gets_the_same_token_in_any_company(wanted: list[SamplingParams], seed: int) -> None:
     logits = random_logits(len(wanted), seed)
     chunks = [sampling_chunk(s, slot=i, id=i, output=(4, 4, 9)[: i % 4]) for i, s in enumerate(wanted)]
     together = make_sampler().sample(logits.clone(), chunks).tokens.tolist()
@@ -70,7 +72,7 @@ def test_a_row_gets_the_same_token_in_any_company(wanted: list[Sampling], seed: 
 def test_the_same_seed_and_position_draw_the_same_token_wherever_the_prompt_ends() -> None:
     """A retry resubmits what was streamed: the split between prompt and output must not matter."""
     logits = random_logits(1)
-    hot = Sampling(max_tokens=8, temperature=5.0, seed=11)
+    hot = SamplingParams(max_tokens=8, temperature=5.0, seed=11)
     streamed = Request(id=1, prompt=[1, 2], sampling=hot, output=[3, 4], slot=0)
     retried = Request(id=2, prompt=[1, 2, 3, 4], sampling=hot, slot=1)
     tokens = [
@@ -81,7 +83,7 @@ def test_the_same_seed_and_position_draw_the_same_token_wherever_the_prompt_ends
 
 
 def test_other_positions_draw_other_tokens() -> None:
-    hot = Sampling(max_tokens=64, temperature=50.0, seed=11)
+    hot = SamplingParams(max_tokens=64, temperature=50.0, seed=11)
     sampler = make_sampler()
     logits = random_logits(1)
     drawn = {
@@ -91,7 +93,7 @@ def test_other_positions_draw_other_tokens() -> None:
 
 
 def brute_force_penalties(
-    logits: list[float], sampling: Sampling, prompt: list[int], output: list[int]
+    logits: list[float], sampling: SamplingParams, prompt: list[int], output: list[int]
 ) -> list[float]:
     penalised = []
     for token, logit in enumerate(logits):
@@ -116,7 +118,7 @@ PENALTIES = [
 def test_penalties_follow_every_token_that_is_sampled(penalties: dict[str, Any]) -> None:
     """Outputs stay pending, as when steps overlap: the host never tells what was sampled before."""
     sampler = make_sampler()
-    chunk = sampling_chunk(Sampling(max_tokens=40, **penalties), slot=3)
+    chunk = sampling_chunk(SamplingParams(max_tokens=40, **penalties), slot=3)
     request, said = chunk.request, []
     for step in range(25):
         logits = random_logits(1, seed=step % 3)
@@ -130,7 +132,7 @@ def test_penalties_follow_every_token_that_is_sampled(penalties: dict[str, Any])
 def test_a_request_that_has_ended_meanwhile_touches_no_other_slot() -> None:
     """A step in flight samples for whoever was planned, and some of them may have ended since."""
     sampler = make_sampler()
-    penalised = Sampling(max_tokens=40, repetition_penalty=4.0)
+    penalised = SamplingParams(max_tokens=40, repetition_penalty=4.0)
     other, ended = sampling_chunk(penalised, slot=7, id=1), sampling_chunk(penalised, slot=2, id=2)
     logits = random_logits(2, seed=5)
     said = sampler.sample(logits.clone(), [other, ended]).tokens.tolist()
@@ -147,7 +149,7 @@ def test_a_request_that_has_ended_meanwhile_touches_no_other_slot() -> None:
 
 def test_repetition_penalty_is_that_of_transformers() -> None:
     logits = random_logits(1)
-    chunk = sampling_chunk(Sampling(max_tokens=8, repetition_penalty=2.5), output=(7, 9))
+    chunk = sampling_chunk(SamplingParams(max_tokens=8, repetition_penalty=2.5), output=(7, 9))
     tokens = torch.tensor([[1, 2, 2, 3, 7, 9]])
     expected = RepetitionPenaltyLogitsProcessor(2.5)(tokens, logits.clone()).argmax()
     assert int(make_sampler().sample(logits, [chunk]).tokens) == int(expected)
@@ -157,7 +159,7 @@ def test_biases_are_added_before_penalties() -> None:
     """As transformers' SequenceBias and RepetitionPenalty processors do, in its order."""
     logits = torch.zeros(1, VOCAB)
     logits[0, 1], logits[0, 9] = -1.0, 1.4
-    biased = Sampling(max_tokens=8, repetition_penalty=2.0, logit_bias=((1, 4.0), (9, 0.05)))
+    biased = SamplingParams(max_tokens=8, repetition_penalty=2.0, logit_bias=((1, 4.0), (9, 0.05)))
     assert int(make_sampler().sample(logits.clone(), [sampling_chunk(biased)]).tokens) == 1  # (-1 + 4) / 2
     forbidden = replace(biased, logit_bias=((1, 4.0), (9, 0.2)))
     assert int(make_sampler().sample(logits.clone(), [sampling_chunk(forbidden)]).tokens) == 9
@@ -167,19 +169,19 @@ def test_top_k_of_one_takes_the_first_of_equally_likely_tokens() -> None:
     logits = torch.zeros(1, VOCAB)
     logits[0, 9] = logits[0, 20] = 1.0
     for seed in range(20):
-        one = Sampling(max_tokens=8, temperature=2.0, top_k=1, seed=seed)
+        one = SamplingParams(max_tokens=8, temperature=2.0, top_k=1, seed=seed)
         assert int(make_sampler().sample(logits.clone(), [sampling_chunk(one)]).tokens) == 9
 
 
-def test_a_rehearsal_leaves_nothing_behind() -> None:
+def test_a_warm_up_leaves_nothing_behind() -> None:
     """Its requests said tokens in every slot."""
     sampler = make_sampler()
-    penalised = Sampling(max_tokens=8, presence_penalty=9.0)
+    penalised = SamplingParams(max_tokens=8, presence_penalty=9.0)
     logits = random_logits(8)
     expected = make_sampler().sample(
         logits.clone(), [sampling_chunk(penalised, slot=i, id=i) for i in range(8)]
     )
-    sampler.rehearse(random_logits(8, seed=1))
+    sampler.profile_run(random_logits(8, seed=1))
     got = sampler.sample(logits.clone(), [sampling_chunk(penalised, slot=i, id=i) for i in range(8)])
     assert got.tokens.tolist() == expected.tokens.tolist()
 
@@ -188,7 +190,7 @@ def test_a_slot_forgets_its_last_request() -> None:
     sampler = make_sampler()
     logits = torch.zeros(1, VOCAB)
     logits[0, 9], logits[0, 10] = 2.0, 1.5
-    penalised = Sampling(max_tokens=8, presence_penalty=1.0)
+    penalised = SamplingParams(max_tokens=8, presence_penalty=1.0)
     assert int(sampler.sample(logits.clone(), [sampling_chunk(penalised, id=1, output=(9,))]).tokens) == 10
     assert int(sampler.sample(logits.clone(), [sampling_chunk(penalised, id=2)]).tokens) == 9
 
@@ -198,7 +200,7 @@ def test_a_request_that_comes_back_is_counted_with_what_it_said_before() -> None
     sampler = make_sampler()
     logits = torch.zeros(1, VOCAB)
     logits[0, 9], logits[0, 10] = 2.0, 1.5
-    penalised = Sampling(max_tokens=8, frequency_penalty=0.3)
+    penalised = SamplingParams(max_tokens=8, frequency_penalty=0.3)
     once = sampling_chunk(penalised, output=(9,))
     assert int(sampler.sample(logits.clone(), [once]).tokens) == 9
     sampler.sample(logits.clone(), [sampling_chunk(penalised, id=2, output=(1, 2))])
@@ -209,9 +211,9 @@ def test_a_request_that_comes_back_is_counted_with_what_it_said_before() -> None
 def test_no_request_ends_before_min_tokens() -> None:
     logits = torch.zeros(1, VOCAB)
     logits[0, EOS], logits[0, 8], logits[0, 4] = 3.0, 2.0, 1.0
-    patient = Sampling(max_tokens=8, min_tokens=2, stop_token_ids=(8, VOCAB + 5))
+    patient = SamplingParams(max_tokens=8, min_tokens=2, stop_token_ids=(8, VOCAB + 5))
 
-    def token(sampling: Sampling, *output: int) -> int:
+    def token(sampling: SamplingParams, *output: int) -> int:
         return int(make_sampler().sample(logits.clone(), [sampling_chunk(sampling, output=output)]).tokens)
 
     assert token(patient) == 4
@@ -227,7 +229,9 @@ def test_logprobs_are_of_the_untouched_distribution(temperature: float) -> None:
     wanted = [0, None, 4]
     chunks = [
         sampling_chunk(
-            Sampling(max_tokens=8, temperature=temperature, presence_penalty=2.0, min_tokens=4, logprobs=k),
+            SamplingParams(
+                max_tokens=8, temperature=temperature, presence_penalty=2.0, min_tokens=4, logprobs=k
+            ),
             slot=i,
             id=i,
             output=(int(logits[i].argmax()),),
@@ -252,7 +256,8 @@ def test_logits_that_are_not_finite_are_noticed_in_their_row_alone(bad: float) -
     logits = random_logits(3)
     logits[1, 17] = bad
     chunks = [
-        sampling_chunk(Sampling(max_tokens=8, temperature=t), slot=i) for i, t in enumerate((0.0, 1.0, 1.0))
+        sampling_chunk(SamplingParams(max_tokens=8, temperature=t), slot=i)
+        for i, t in enumerate((0.0, 1.0, 1.0))
     ]
     sampled = make_sampler().sample(logits, chunks)
     assert sampled.finite.tolist() == [True, False, True]

@@ -46,7 +46,9 @@ def test_logits_are_those_of_the_whole_model(name: str, size: int, tmp_path: Pat
     @torch.inference_mode()
     def logits(ranks: RankGroup) -> Tensor:
         model = load_model(tmp_path, ranks=ranks)
-        ranks.least(0)  # loading sets torch's default dtype for the process: nobody computes meanwhile
+        ranks.all_reduce_min(
+            0
+        )  # loading sets torch's default dtype for the process: nobody computes meanwhile
         return model.logits(model(ids, torch.arange(len(ids)), DenseAttention(model.part.num_heads)))
 
     leader, *others = together(size, logits)

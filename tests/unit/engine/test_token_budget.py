@@ -3,22 +3,22 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.sched.token_budget import Progress, share_budget, unfilled, whole_prompts
+from engine.sched.token_budget import Progress, split_budget, unfilled, whole_prompts
 
 PAGE = 16
 
 
 def test_one_prompt_gets_the_whole_step() -> None:
-    assert share_budget([Progress(0, 100_000)], 512, PAGE) == [512]
+    assert split_budget([Progress(0, 100_000)], 512, PAGE) == [512]
 
 
 def test_a_step_goes_to_prompts_in_their_order_and_what_is_left_to_the_next() -> None:
     prompts = [Progress(0, 700), Progress(0, 5000), Progress(0, 9000)]
-    assert share_budget(prompts, 2048, PAGE) == [700, 1344, 0]
+    assert split_budget(prompts, 2048, PAGE) == [700, 1344, 0]
 
 
 def test_a_longest_chunk_leaves_room_for_others() -> None:
-    assert share_budget([Progress(0, 5000), Progress(0, 300)], 1024, PAGE, longest_chunk=256) == [256, 256]
+    assert split_budget([Progress(0, 5000), Progress(0, 300)], 1024, PAGE, longest_chunk=256) == [256, 256]
 
 
 def test_a_prompt_that_ends_does_not_wait_for_a_part_of_a_long_one() -> None:
@@ -40,8 +40,8 @@ progress = st.builds(
 
 
 @given(st.lists(progress, max_size=12), st.integers(PAGE, 4096))
-def test_shares_fill_the_budget_and_never_pass_it(prompts: list[Progress], budget: int) -> None:
-    chunks = share_budget(prompts, budget, PAGE)
+def test_chunks_fill_the_budget_and_never_pass_it(prompts: list[Progress], budget: int) -> None:
+    chunks = split_budget(prompts, budget, PAGE)
     assert sum(chunks) <= budget
     for prompt, chunk in zip(prompts, chunks, strict=True):
         assert 0 <= chunk <= prompt.pending
@@ -55,7 +55,7 @@ def test_shares_fill_the_budget_and_never_pass_it(prompts: list[Progress], budge
 def test_nobody_gets_more_for_a_step_that_is_not_filled_and_the_first_gets_on(
     prompts: list[Progress], budget: int
 ) -> None:
-    chunks = share_budget(prompts, budget, PAGE)
+    chunks = split_budget(prompts, budget, PAGE)
     kept = unfilled(prompts, chunks, budget)
     assert kept[0] == chunks[0]
     for prompt, chunk, less in zip(prompts, chunks, kept, strict=True):

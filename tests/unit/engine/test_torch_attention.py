@@ -15,7 +15,7 @@ from engine.batch.batch import BatchBuilder
 from engine.batch.step_inputs import StepWriter
 from engine.core.plan import Chunk, StepPlan
 from engine.core.request import Request
-from engine.core.sampling_params import Sampling
+from engine.core.sampling_params import SamplingParams
 from engine.kv_cache.pool import KVPool
 
 LAYERS, KV_HEADS, HEAD_DIM = 2, 2, 8
@@ -69,7 +69,7 @@ class World:
         shuffled = np.random.default_rng(0).permutation(self.pool.num_pages).tolist()
         self.sequences = [
             Sequence(
-                Request(id=i, prompt=[0] * MAX_LEN, sampling=Sampling(max_tokens=1), slot=i),
+                Request(id=i, prompt=[0] * MAX_LEN, sampling=SamplingParams(max_tokens=1), slot=i),
                 *torch.randn(2, LAYERS, MAX_LEN, KV_HEADS, HEAD_DIM),
             )
             for i in range(num_requests)

@@ -11,10 +11,10 @@ import pytest
 from engine.config import EngineConfig
 from engine.core.plan import StepPlan
 from engine.core.request import Request
-from engine.core.sampling_params import Sampling
+from engine.core.sampling_params import SamplingParams
 from engine.engine import Engine
 from engine.executor.runner import ModelRunner
-from engine.warmup import Program, program_for, rehearse
+from engine.warmup import WarmupPlan, warm_up, warmup_plan_for
 from tests.unit.fake_runner import FakeRunner, reference
 from tests.unit.tiny import make_config, save_tiny_llama
 
@@ -29,7 +29,7 @@ def fake(**changes: Any) -> tuple[Any, EngineConfig]:
 
 def answer(runner: Any, config: EngineConfig) -> list[int]:
     engine = Engine(config, runner=runner)
-    request = Request(0, PROMPT, Sampling(max_tokens=12, ignore_eos=True))
+    request = Request(0, PROMPT, SamplingParams(max_tokens=12, ignore_eos=True))
     engine.submit(request)
     while engine.has_work:
         engine.step()
@@ -40,7 +40,7 @@ def answer(runner: Any, config: EngineConfig) -> list[int]:
 
 def test_batches_and_prompts_of_all_sizes_are_computed() -> None:
     runner, config = fake()
-    rehearse(runner, config, Program(crowd=20, prompts=(9, 30, 270)))
+    warm_up(runner, config, WarmupPlan(crowd=20, prompts=(9, 30, 270)))
     decodes = {sum(length == 1 for _, _, length in step) for step in runner.steps}
     chunks = {length for step in runner.steps for _, _, length in step if length > 1}
     assert {20, 13, 5} <= decodes
@@ -51,13 +51,13 @@ def test_batches_and_prompts_of_all_sizes_are_computed() -> None:
 @pytest.mark.parametrize("pages", [4, 40])
 def test_little_memory_is_enough(pages: int) -> None:
     runner, config = fake(num_pages=pages, max_running_requests=8, max_waiting_requests=1)
-    rehearse(runner, config, Program(crowd=300, prompts=(30, 5000)))
+    warm_up(runner, config, WarmupPlan(crowd=300, prompts=(30, 5000)))
     assert runner.steps
 
 
 def test_who_comes_after_it_gets_the_same_tokens() -> None:
     runner, config = fake()
-    rehearse(runner, config, Program(crowd=8, prompts=(50,)))
+    warm_up(runner, config, WarmupPlan(crowd=8, prompts=(50,)))
     assert answer(runner, config) == reference(PROMPT, 12, ignore_eos=True)
 
 
@@ -65,12 +65,12 @@ def test_who_comes_after_it_gets_the_same_tokens() -> None:
 def test_a_real_model_gives_the_same_tokens(tmp_path: Path, overlap: bool) -> None:
     save_tiny_llama(tmp_path)
     config = make_config(tmp_path, overlap=overlap)
-    fresh, rehearsed = ModelRunner(config), ModelRunner(config)
-    rehearse(rehearsed, config, Program(crowd=8, prompts=(5, 60, 100)))
-    assert answer(rehearsed, config) == answer(fresh, config)
+    fresh, warmed_up = ModelRunner(config), ModelRunner(config)
+    warm_up(warmed_up, config, WarmupPlan(crowd=8, prompts=(5, 60, 100)))
+    assert answer(warmed_up, config) == answer(fresh, config)
 
 
-def test_a_gpu_rehearses_what_it_has_captured_and_a_cpu_little() -> None:
+def test_a_gpu_warms_up_what_it_has_captured_and_a_cpu_little() -> None:
     config = EngineConfig(
         model_path=Path("none"),
         device="cuda",
@@ -78,17 +78,17 @@ def test_a_gpu_rehearses_what_it_has_captured_and_a_cpu_little() -> None:
         chunk_budget=2048,
         cuda_graph_max_tokens=1024,
     )
-    program = program_for(config)
-    assert program.crowd == 100
-    *ladder, longest = program.prompts
+    plan = warmup_plan_for(config)
+    assert plan.crowd == 100
+    *ladder, longest = plan.prompts
     assert ladder[0] == 16
     assert 800 < ladder[-1] < 1024
     assert all(b <= 1.25 * a for a, b in pairwise(ladder))
     assert longest > 2048
-    assert program_for(EngineConfig(model_path=Path("none"))) == Program(crowd=1)
+    assert warmup_plan_for(EngineConfig(model_path=Path("none"))) == WarmupPlan(crowd=1)
 
 
-def test_sampled_rows_are_rehearsed_beside_greedy_ones() -> None:
+def test_sampled_rows_are_warmed_up_beside_greedy_ones() -> None:
     runner, config = fake()
     asked: list[set[tuple[bool, bool]]] = []
     prepare = runner.prepare
@@ -98,6 +98,6 @@ def test_sampled_rows_are_rehearsed_beside_greedy_ones() -> None:
         return prepare(plan)
 
     runner.prepare = watched
-    rehearse(runner, config, Program(crowd=20, prompts=(9, 30)))
+    warm_up(runner, config, WarmupPlan(crowd=20, prompts=(9, 30)))
     assert {(True, False), (False, True)} in asked
     assert {(True, False)} in asked

@@ -22,7 +22,7 @@ def test_without_flags_everybody_is_served_in_plaintext_and_on_loopback_that_is_
     assert not caplog.messages
 
 
-def test_a_door_that_is_open_to_other_machines_is_pointed_out(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_frontend_that_is_open_to_other_machines_is_pointed_out(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         Access.load(RouterConfig(model="m", host="0.0.0.0"))
     assert "--api-key-file" in caplog.text

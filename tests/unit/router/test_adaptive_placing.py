@@ -36,7 +36,7 @@ def session(name: str, role: worker_pb2.Role, epoch: int = 1) -> Any:
 
 
 def sequence() -> Sequence:
-    return Sequence([1] * 40, sampling_pb2.Sampling(max_tokens=8), Waterfall(0.0))
+    return Sequence([1] * 40, sampling_pb2.SamplingParams(max_tokens=8), Waterfall(0.0))
 
 
 class Served:
@@ -44,7 +44,7 @@ class Served:
         self.p, self.d = session("p", ROLE_PREFILL), session("d", ROLE_DECODE)
         self.policy = HandsOver()
         self.choice = Mock()
-        self.choice.trusted.side_effect = lambda: [self.p, self.d]
+        self.choice.preferred.side_effect = lambda: [self.p, self.d]
         registry = Mock()
         registry.complaints.return_value = []
         self.placing = AdaptivePlacing(registry, self.choice, lambda _: self.policy, clock=lambda: 1.0)

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from router.dispatch.admission import Admission, Turn, Want
+from router.dispatch.admission import Admission, AdmissionGrant, AdmissionRequest
 
 
 class Pool:
@@ -17,10 +17,10 @@ class Pool:
         self.room = room
         self.admission = Admission(self.has_room, self.claim, lambda: window)
 
-    def has_room(self, want: Want) -> bool:
+    def has_room(self, want: AdmissionRequest) -> bool:
         return want.tokens <= self.room
 
-    def claim(self, want: Want) -> Claim:
+    def claim(self, want: AdmissionRequest) -> Claim:
         self.room -= want.tokens
         return Claim(self, want.tokens)
 
@@ -38,27 +38,27 @@ class Claim:
         self._pool.room += self._tokens
 
 
-def at_once(pool: Pool, tokens: int, *, is_retry: bool = False) -> Turn | None:
-    return pool.admission.at_once(Want(tokens, is_retry=is_retry))
+def try_admit(pool: Pool, tokens: int, *, is_retry: bool = False) -> AdmissionGrant | None:
+    return pool.admission.try_admit(AdmissionRequest(tokens, is_retry=is_retry))
 
 
 async def waiting(
     pool: Pool, tokens: int, patience_s: float = math.inf, *, is_retry: bool = False
-) -> asyncio.Task[Turn]:
-    assert at_once(pool, tokens, is_retry=is_retry) is None
-    task = asyncio.create_task(pool.admission.wait(Want(tokens, is_retry=is_retry), patience_s))
+) -> asyncio.Task[AdmissionGrant]:
+    assert try_admit(pool, tokens, is_retry=is_retry) is None
+    task = asyncio.create_task(pool.admission.wait(AdmissionRequest(tokens, is_retry=is_retry), patience_s))
     await asyncio.sleep(0)
     return task
 
 
-async def who_is_in(*tasks: asyncio.Task[Turn]) -> list[bool]:
+async def who_is_in(*tasks: asyncio.Task[AdmissionGrant]) -> list[bool]:
     await asyncio.sleep(0)
     return [task.done() for task in tasks]
 
 
 async def test_a_sequence_that_fits_goes_at_once_and_keeps_its_room() -> None:
     pool = Pool(10)
-    turn = at_once(pool, 6)
+    turn = try_admit(pool, 6)
     assert turn is not None
     assert pool.room == 4
     turn.release_claim()
@@ -79,7 +79,7 @@ async def test_one_that_does_not_fit_waits_until_room_is_made() -> None:
 
 async def test_room_that_a_turn_gives_back_unused_lets_the_next_in() -> None:
     pool = Pool(8)
-    turn = at_once(pool, 8)
+    turn = try_admit(pool, 8)
     assert turn is not None
     task = await waiting(pool, 8)
     turn.close()
@@ -145,7 +145,7 @@ async def test_retries_go_before_whoever_is_new() -> None:
 
 async def test_only_so_many_tokens_of_retries_are_computed_at_a_time() -> None:
     pool = Pool(1000, window=100)
-    first, second = at_once(pool, 60, is_retry=True), at_once(pool, 40, is_retry=True)
+    first, second = try_admit(pool, 60, is_retry=True), try_admit(pool, 40, is_retry=True)
     assert first is not None
     assert second is not None
     third = await waiting(pool, 30, is_retry=True)
@@ -158,7 +158,7 @@ async def test_only_so_many_tokens_of_retries_are_computed_at_a_time() -> None:
 
 async def test_a_retry_larger_than_the_window_goes_alone() -> None:
     pool = Pool(1000, window=100)
-    first = at_once(pool, 500, is_retry=True)
+    first = try_admit(pool, 500, is_retry=True)
     assert first is not None
     second = await waiting(pool, 1, is_retry=True)
     first.computed()
@@ -168,4 +168,4 @@ async def test_a_retry_larger_than_the_window_goes_alone() -> None:
 async def test_new_sequences_do_not_count_as_retries() -> None:
     pool = Pool(1000, window=100)
     for _ in range(10):
-        assert at_once(pool, 50) is not None
+        assert try_admit(pool, 50) is not None

@@ -102,8 +102,8 @@ def test_without_room_anywhere_the_policy_decides() -> None:
 
 
 def test_a_worker_that_failed_the_request_gets_it_only_if_there_is_no_other() -> None:
-    failed, doubted = replace(EMPTY, rank=Rank.AVOIDED), replace(EMPTY, rank=Rank.DOUBTED, tokens=10_000)
-    assert place([failed, doubted], 32, least_loaded, 0) == 1
+    failed, suspect = replace(EMPTY, rank=Rank.AVOIDED), replace(EMPTY, rank=Rank.SUSPECT, tokens=10_000)
+    assert place([failed, suspect], 32, least_loaded, 0) == 1
     assert place([failed], 32, least_loaded, 0) == 0
 
 

@@ -2,44 +2,44 @@
 
 from __future__ import annotations
 
-from router.workers.circuit_breaker import Health, Trust
+from router.workers.circuit_breaker import CircuitBreaker, CircuitState
 
 
-def failing(times: int) -> Health:
-    health = Health()
+def failing(times: int) -> CircuitBreaker:
+    breaker = CircuitBreaker()
     for _ in range(times):
-        health.request_failed()
-    return health
+        breaker.request_failed()
+    return breaker
 
 
 def test_a_few_failures_in_a_row_make_a_worker_doubtful_and_no_number_makes_it_bad() -> None:
-    assert failing(2).trust is Trust.GOOD
-    assert failing(3).trust is Trust.DOUBTED
-    assert failing(100).trust is Trust.DOUBTED
+    assert failing(2).state is CircuitState.CLOSED
+    assert failing(3).state is CircuitState.SUSPECT
+    assert failing(100).state is CircuitState.SUSPECT
 
 
 def test_failures_between_successes_are_the_requests_own() -> None:
-    health = Health()
+    breaker = CircuitBreaker()
     for _ in range(10):
-        health.request_failed()
-        health.request_failed()
-        health.request_done()
-    assert health.trust is Trust.GOOD
+        breaker.request_failed()
+        breaker.request_failed()
+        breaker.request_done()
+    assert breaker.state is CircuitState.CLOSED
 
 
 def test_a_doubtful_worker_that_serves_a_request_is_good_again() -> None:
-    health = failing(3)
-    health.request_done()
-    assert health.trust is Trust.GOOD
+    breaker = failing(3)
+    breaker.request_done()
+    assert breaker.state is CircuitState.CLOSED
 
 
-def test_two_canaries_that_fail_make_a_worker_bad_and_only_a_canary_makes_it_good() -> None:
-    health = Health()
-    health.canary_failed()
-    assert health.trust is Trust.DOUBTED
-    health.canary_failed()
-    assert health.trust is Trust.BAD
-    health.request_done()  # a request that was under way
-    assert health.trust is Trust.BAD
-    health.canary_came_back()
-    assert health.trust is Trust.GOOD
+def test_two_probes_that_fail_make_a_worker_bad_and_only_a_probe_makes_it_good() -> None:
+    breaker = CircuitBreaker()
+    breaker.probe_failed()
+    assert breaker.state is CircuitState.SUSPECT
+    breaker.probe_failed()
+    assert breaker.state is CircuitState.OPEN
+    breaker.request_done()  # a request that was under way
+    assert breaker.state is CircuitState.OPEN
+    breaker.probe_succeeded()
+    assert breaker.state is CircuitState.CLOSED

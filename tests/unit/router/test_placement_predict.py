@@ -1,4 +1,4 @@
-"""Predictions of when prompts are computed, and which division of workers suits a load."""
+"""Predictions of when prompts are computed, and which split of workers suits a load."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from engine.config import PATIENCE
 from router.placement import Demand, Preference, StepTime, Targets, WorkerView
-from router.placement.plan import Division, expected_misses
-from router.placement.predict import Pace, miss, pace_of, reading_times
+from router.placement.plan import PrefillSplit, expected_misses
+from router.placement.predict import Pace, miss, pace_of, prefill_times
 
 PACE = Pace(plain_s=0.005, mixed_s=0.05, mixed_tokens=2048)
 PROMPTS = st.lists(st.integers(1, 20_000), min_size=1, max_size=40)
@@ -32,38 +32,38 @@ def worker(name: str, prefers: Preference = Preference.BOTH, decodes: int = 0) -
 
 @given(PROMPTS)
 def test_the_last_prompt_ends_when_all_tokens_are_computed(pending: list[int]) -> None:
-    times = reading_times(pending, PACE)
-    assert max(times) == pytest.approx(sum(pending) / PACE.reading_rate)
+    times = prefill_times(pending, PACE)
+    assert max(times) == pytest.approx(sum(pending) / PACE.prefill_rate)
     for tokens, seconds in zip(pending, times, strict=True):
-        assert seconds >= tokens / PACE.reading_rate * (1 - 1e-9)
+        assert seconds >= tokens / PACE.prefill_rate * (1 - 1e-9)
 
 
 @given(PROMPTS)
 def test_a_prompt_ends_before_longer_ones_that_came_later(pending: list[int]) -> None:
-    times = reading_times(pending, PACE)
+    times = prefill_times(pending, PACE)
     for index, tokens in enumerate(pending):
         assert all(times[index] <= times[j] for j in range(index + 1, len(pending)) if pending[j] >= tokens)
 
 
 def test_a_prompt_is_predicted_to_let_so_many_tokens_pass_as_the_scheduler_lets() -> None:
     crowd = [200] * 700
-    times = reading_times([2000, *crowd], PACE)
+    times = prefill_times([2000, *crowd], PACE)
     passed = sum(tokens for tokens, end in zip(crowd, times[1:], strict=True) if end < times[0])
     assert 0.85 * PATIENCE * 2000 < passed <= PATIENCE * 2000
 
 
 def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
-    long, short = reading_times([16_000, 200], PACE)
+    long, short = prefill_times([16_000, 200], PACE)
     assert short == pytest.approx(PACE.mixed_s)
-    assert long == pytest.approx(16_200 / PACE.reading_rate)
+    assert long == pytest.approx(16_200 / PACE.prefill_rate)
 
 
 def test_a_worker_with_decodes_reads_in_short_steps() -> None:
-    reader = worker("a")
-    alone, beside = (pace_of(reader, decodes, 3000.0 * decodes, 1000.0) for decodes in (0, 40))
+    prefill_worker = worker("a")
+    alone, beside = (pace_of(prefill_worker, decodes, 3000.0 * decodes, 1000.0) for decodes in (0, 40))
     assert alone.mixed_tokens == 2048
     assert beside.mixed_s == pytest.approx(0.014, rel=0.01)
-    assert beside.reading_rate < alone.reading_rate
+    assert beside.prefill_rate < alone.prefill_rate
 
 
 @given(st.floats(0.0, 10.0), st.floats(0.0, 10.0))
@@ -87,16 +87,16 @@ def test_more_load_is_never_better() -> None:
 
 def test_workers_begin_as_they_prefer_and_never_do_all_only_read() -> None:
     mixed = [worker("a", Preference.PREFILL), worker("b", Preference.DECODE)]
-    assert Division(TIGHT).readers(mixed, Demand(), 0.0) == {"a"}
+    assert PrefillSplit(TIGHT).prefill_workers(mixed, Demand(), 0.0) == {"a"}
     only = [worker(name, Preference.PREFILL) for name in "ab"]
-    assert len(Division(TIGHT).readers(only, Demand(), 0.0)) == 1
-    assert Division(TIGHT).readers([worker("a", Preference.PREFILL)], Demand(), 0.0) == set()
+    assert len(PrefillSplit(TIGHT).prefill_workers(only, Demand(), 0.0)) == 1
+    assert PrefillSplit(TIGHT).prefill_workers([worker("a", Preference.PREFILL)], Demand(), 0.0) == set()
 
 
 def test_a_division_that_suits_the_load_is_kept() -> None:
     workers = [worker("a", Preference.PREFILL), worker("b", Preference.DECODE, decodes=20)]
-    division = Division(TIGHT)
-    seen = {division.readers(workers, DEMAND, 0.1 * turn) for turn in range(300)}
+    split = PrefillSplit(TIGHT)
+    seen = {split.prefill_workers(workers, DEMAND, 0.1 * turn) for turn in range(300)}
     assert seen == {frozenset({"a"})}
 
 
@@ -106,8 +106,8 @@ def test_it_takes_as_long_as_an_answer_to_change_a_division() -> None:
     demand = Demand(
         requests_per_s=8.0, prompt_tokens=200, attention=2e4, context_tokens=3000, output_tokens=2000
     )
-    division = Division(TIGHT)
-    history = [division.readers(workers, demand, 0.5 * turn) for turn in range(200)]
+    split = PrefillSplit(TIGHT)
+    history = [split.prefill_workers(workers, demand, 0.5 * turn) for turn in range(200)]
     changes = [turn for turn in range(1, 200) if history[turn] != history[turn - 1]]
     assert history[0] == {"a"}
     assert history[-1] == frozenset()
@@ -117,7 +117,7 @@ def test_it_takes_as_long_as_an_answer_to_change_a_division() -> None:
 
 def test_a_worker_that_joins_changes_no_other_ones_part() -> None:
     workers = [worker("a", Preference.PREFILL), worker("b", Preference.DECODE)]
-    division = Division(TIGHT)
-    division.readers(workers, Demand(), 0.0)
-    assert division.readers([*workers, worker("c", Preference.DECODE)], Demand(), 1.0) == {"a"}
-    assert division.readers([workers[1]], Demand(), 2.0) == set()
+    split = PrefillSplit(TIGHT)
+    split.prefill_workers(workers, Demand(), 0.0)
+    assert split.prefill_workers([*workers, worker("c", Preference.DECODE)], Demand(), 1.0) == {"a"}
+    assert split.prefill_workers([workers[1]], Demand(), 2.0) == set()

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from router.dispatch.prefill_queue import Backlog
+from router.dispatch.prefill_queue import PrefillQueue
 from router.errors import Overloaded
 
 
@@ -17,14 +17,14 @@ class Clock:
         return self.now
 
 
-def backlog(max_tokens: int = 100_000, max_wait_s: float = 10.0) -> tuple[Backlog, Clock]:
+def queue(max_tokens: int = 100_000, max_wait_s: float = 10.0) -> tuple[PrefillQueue, Clock]:
     clock = Clock()
-    return Backlog(max_tokens, max_wait_s, clock), clock
+    return PrefillQueue(max_tokens, max_wait_s, clock), clock
 
 
-def busy(max_wait_s: float = 10.0) -> tuple[Backlog, Clock]:
-    """A backlog of 20,000 tokens that is served at 1,000 tokens a second, as it knows."""
-    line, clock = backlog(max_wait_s=max_wait_s)
+def busy(max_wait_s: float = 10.0) -> tuple[PrefillQueue, Clock]:
+    """A queue of 20,000 tokens that is served at 1,000 tokens a second, as it knows."""
+    line, clock = queue(max_wait_s=max_wait_s)
     line.enter(20_000)
     for place in [line.enter(1000) for _ in range(10)]:
         clock.now += 1.0
@@ -33,7 +33,7 @@ def busy(max_wait_s: float = 10.0) -> tuple[Backlog, Clock]:
 
 
 def test_prompts_beyond_the_limit_are_refused_until_others_are_served() -> None:
-    line, _ = backlog(max_tokens=100)
+    line, _ = queue(max_tokens=100)
     first = line.enter(60)
     with pytest.raises(Overloaded, match="60 prompt tokens"):
         line.enter(41)
@@ -43,7 +43,7 @@ def test_prompts_beyond_the_limit_are_refused_until_others_are_served() -> None:
 
 
 def test_a_prompt_larger_than_the_limit_is_let_in_when_nothing_waits() -> None:
-    line, _ = backlog(max_tokens=100)
+    line, _ = queue(max_tokens=100)
     line.enter(1000).served()
     line.enter(1000)
     with pytest.raises(Overloaded):
@@ -70,7 +70,7 @@ def test_a_client_that_would_not_wait_so_long_is_refused_before_others() -> None
 
 
 def test_small_prompts_served_one_by_one_say_nothing_about_how_fast_many_would_be() -> None:
-    line, clock = backlog()
+    line, clock = queue()
     for _ in range(100):
         place = line.enter(10)
         clock.now += 0.5
@@ -104,7 +104,7 @@ def test_prompts_that_are_given_up_leave_without_counting_as_served() -> None:
 
 
 def test_a_prompt_that_has_to_be_computed_again_is_not_refused_and_counts() -> None:
-    line, _ = backlog(max_tokens=100)
+    line, _ = queue(max_tokens=100)
     with line.enter(60) as place:
         place.served()
         line.enter(100)
@@ -119,7 +119,7 @@ def test_a_prompt_that_has_to_be_computed_again_is_not_refused_and_counts() -> N
 
 
 def test_prompts_that_are_held_back_for_want_of_room_are_pressure_however_small() -> None:
-    line, clock = backlog(max_wait_s=math.inf)
+    line, clock = queue(max_wait_s=math.inf)
     line.held_back = 1
     line.enter(1000)
     for _ in range(10):

@@ -1,4 +1,4 @@
-"""A priority is not honoured yet, so whoever asks for one is told, at every front door."""
+"""A priority is not honoured yet, so whoever asks for one is told, at every frontend."""
 
 from __future__ import annotations
 

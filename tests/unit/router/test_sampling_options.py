@@ -86,7 +86,7 @@ def test_a_temperature_that_float32_cannot_divide_by_is_greedy() -> None:
     assert resolve(temperature=1e-30).temperature == 0.0
 
 
-def test_top_p_zero_means_the_likeliest_token() -> None:
+def test_top_p_zero_means_the_most_likely_token() -> None:
     sampling = resolve(top_p=0.0, top_k=40)
     assert (sampling.top_p, sampling.top_k) == (1.0, 1)
 

@@ -58,20 +58,20 @@ def test_a_peer_survives_the_wire(peer: Peer) -> None:
 
 
 def test_no_logprobs_is_not_zero_logprobs() -> None:
-    assert sampling_from_proto(sampling_pb2.Sampling()).logprobs is None
-    assert sampling_from_proto(sampling_pb2.Sampling(logprobs=0)).logprobs == 0
+    assert sampling_from_proto(sampling_pb2.SamplingParams()).logprobs is None
+    assert sampling_from_proto(sampling_pb2.SamplingParams(logprobs=0)).logprobs == 0
 
 
 def test_a_request_brings_what_was_streamed_before() -> None:
     work = worker_pb2.Work(
-        request_id=7, prompt=[1, 2], output=[3], sampling=sampling_pb2.Sampling(max_tokens=9)
+        request_id=7, prompt=[1, 2], output=[3], sampling=sampling_pb2.SamplingParams(max_tokens=9)
     )
     request = request_from_proto(work, arrival=1.5)
     assert (request.id, request.prompt, request.output) == (7, [1, 2], [3])
     assert (request.num_computed, request.num_tokens, request.arrival) == (0, 3, 1.5)
 
 
-def test_logprobs_keep_the_order_of_the_likeliest() -> None:
+def test_logprobs_keep_the_order_of_the_most_likely() -> None:
     message = logprobs_to_proto(TokenLogprobs(-0.5, 2, ((9, -0.25), (4, -0.5))))
     assert (message.logprob, message.rank) == (-0.5, 2)
     assert (list(message.top_ids), list(message.top_logprobs)) == ([9, 4], [-0.25, -0.5])
@@ -79,7 +79,7 @@ def test_logprobs_keep_the_order_of_the_likeliest() -> None:
 
 def test_workers_that_were_told_different_requests_disagree_on_the_digest() -> None:
     def digest(prompt: list[int], **sampling: object) -> int:
-        message = sampling_pb2.Sampling(max_tokens=4, **sampling)  # type: ignore[arg-type]
+        message = sampling_pb2.SamplingParams(max_tokens=4, **sampling)  # type: ignore[arg-type]
         work = worker_pb2.Work(request_id=1, prompt=prompt, sampling=message)
         return digest_of(request_from_proto(work, 0.0), len(prompt), message)
 

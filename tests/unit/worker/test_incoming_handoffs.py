@@ -19,7 +19,9 @@ def make_worker(engine: Engine) -> Handled:
 
 
 def hand_over(worker: Handled, request_id: int, prompt: list[int]) -> None:
-    work = worker_pb2.Work(request_id=request_id, prompt=prompt, sampling=sampling_pb2.Sampling(max_tokens=4))
+    work = worker_pb2.Work(
+        request_id=request_id, prompt=prompt, sampling=sampling_pb2.SamplingParams(max_tokens=4)
+    )
     reserve = worker_pb2.Reserve(work=work, timeout_s=5.0)
     worker.handler.handle(SESSION, worker_pb2.Command(reserve=reserve), 0.0)
 

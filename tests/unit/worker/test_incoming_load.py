@@ -53,7 +53,7 @@ def worker_with(room: int) -> Handled:
 
 
 def reserve(worker: Handled, request_id: int, tokens: int) -> None:
-    sampling = sampling_pb2.Sampling(max_tokens=5)
+    sampling = sampling_pb2.SamplingParams(max_tokens=5)
     work = worker_pb2.Work(request_id=request_id, prompt=[1] * tokens, sampling=sampling)
     reserve = worker_pb2.Reserve(work=work, timeout_s=60.0)
     worker.handler.handle(Mock(), worker_pb2.Command(reserve=reserve), 0.0)

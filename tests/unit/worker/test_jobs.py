@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.core.request import Request
-from engine.core.sampling_params import Sampling
+from engine.core.sampling_params import SamplingParams
 from rpc.baton.v1 import sampling_pb2
 from worker.jobs import Job, Jobs
 
 
 def job(id: int, deadline: float = math.inf, session: Any = None) -> Job:
-    request = Request(id=id, prompt=[1], sampling=Sampling(max_tokens=1))
-    return Job(request, cast(Any, session), 0.0, deadline, sampling_pb2.Sampling())
+    request = Request(id=id, prompt=[1], sampling=SamplingParams(max_tokens=1))
+    return Job(request, cast(Any, session), 0.0, deadline, sampling_pb2.SamplingParams())
 
 
 def test_a_job_that_was_taken_is_never_overdue() -> None:

@@ -7,7 +7,7 @@ from unittest.mock import Mock
 
 from engine.core.events import StepOutput, TokenOut
 from engine.core.request import Request
-from engine.core.sampling_params import Sampling
+from engine.core.sampling_params import SamplingParams
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from tests.unit.engine.test_engine import make_engine
 from tests.unit.worker.handlers import handled
@@ -17,10 +17,10 @@ from worker.jobs import Job
 def test_first_tokens_are_reported_before_those_of_answers_that_run() -> None:
     outbox = Mock()
     worker = handled(Mock(), outbox)
-    requests = [Request(id=id, prompt=[1], sampling=Sampling(max_tokens=9)) for id in range(4)]
+    requests = [Request(id=id, prompt=[1], sampling=SamplingParams(max_tokens=9)) for id in range(4)]
     for request in requests:
         request.num_cached = 0
-        worker.jobs.add(Job(request, Mock(), 0.0, math.inf, sampling_pb2.Sampling()))
+        worker.jobs.add(Job(request, Mock(), 0.0, math.inf, sampling_pb2.SamplingParams()))
 
     def step(ids: list[int]) -> list[int]:
         outbox.token.reset_mock()
@@ -41,7 +41,7 @@ def test_the_first_token_says_how_much_of_the_prompt_was_cached_and_no_other_doe
 
     def cached_tokens(request_id: int, prompt: list[int]) -> list[int]:
         session.send.reset_mock()
-        sampling = sampling_pb2.Sampling(max_tokens=3, ignore_eos=True)
+        sampling = sampling_pb2.SamplingParams(max_tokens=3, ignore_eos=True)
         work = worker_pb2.Work(request_id=request_id, prompt=prompt, sampling=sampling)
         handler.handle(session, worker_pb2.Command(submit=worker_pb2.Submit(work=work)), 0.0)
         while engine.has_work:
@@ -60,7 +60,7 @@ def test_a_request_waits_from_its_arrival_and_not_from_when_the_engine_thread_re
     worker = handled(engine)
     worker.handler.open(session)
     worker.clock.now = 5.0
-    sampling = sampling_pb2.Sampling(max_tokens=1)
+    sampling = sampling_pb2.SamplingParams(max_tokens=1)
     work = worker_pb2.Work(request_id=1, prompt=[1, 2, 3], sampling=sampling, timeout_s=6.0)
     worker.handler.handle(session, worker_pb2.Command(submit=worker_pb2.Submit(work=work)), 1.0)
     assert worker.handler.next_wakeup() == 7.0

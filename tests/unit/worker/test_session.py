@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from engine.core.request import Request
-from engine.core.sampling_params import Sampling
+from engine.core.sampling_params import SamplingParams
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from worker.jobs import Job
 from worker.outbox import Outbox
@@ -25,8 +25,8 @@ class Recorder:
 
 
 def job(id: int, session: Recorder) -> Job:
-    request = Request(id=id, prompt=[1], sampling=Sampling(max_tokens=1), num_cached=3)
-    return Job(request, cast(Any, session), 0.0, math.inf, sampling_pb2.Sampling())
+    request = Request(id=id, prompt=[1], sampling=SamplingParams(max_tokens=1), num_cached=3)
+    return Job(request, cast(Any, session), 0.0, math.inf, sampling_pb2.SamplingParams())
 
 
 async def test_batches_come_out_in_the_order_in_which_threads_sent_them() -> None:

@@ -1,4 +1,4 @@
-"""A worker without a model: on every beat it has a token for each request. To measure what is around it."""
+"""A worker without a model: on every step it has a token for each request. To measure what is around it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import grpc
 from rpc.baton.v1 import sampling_pb2, worker_pb2, worker_pb2_grpc
 from rpc.channel import SERVER_OPTIONS, Endpoint
 
-__all__ = ["Metronome", "Voice"]
+__all__ = ["MockRequest", "MockWorker"]
 
 _Context: TypeAlias = "grpc.aio.ServicerContext[object, object]"
 _GOES_ON: Final = sampling_pb2.FINISH_REASON_UNSPECIFIED
@@ -21,26 +21,26 @@ _ENDS: Final = sampling_pb2.FINISH_REASON_LENGTH
 
 
 @dataclass(slots=True, eq=False)
-class Voice:
+class MockRequest:
     """One request in work."""
 
     request_id: int
     left: int
-    said: list[float] = field(default_factory=list)
+    sent_at: list[float] = field(default_factory=list)
     """When each token was given to gRPC, time.monotonic()."""
 
 
-class Metronome(worker_pb2_grpc.WorkerServicer):
-    """One decode worker, whose engine takes `beat_s` seconds a step, whatever there is to do."""
+class MockWorker(worker_pb2_grpc.WorkerServicer):
+    """One decode worker, whose engine takes `step_s` seconds a step, whatever there is to do."""
 
     def __init__(self, words: Sequence[int]) -> None:
         """`words`: the tokens that it says, one after the other."""
-        self.beat_s = 1.0
+        self.step_s = 1.0
         self._words = words
-        self._voices: dict[int, Voice] = {}
+        self._requests: dict[int, MockRequest] = {}
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
         worker_pb2_grpc.add_WorkerServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
-        self.by_prompt: dict[int, Voice] = {}
+        self.by_prompt: dict[int, MockRequest] = {}
         """By the first token of the prompt, which tells a benchmark's requests apart."""
 
     async def start(self) -> Endpoint:
@@ -63,13 +63,13 @@ class Metronome(worker_pb2_grpc.WorkerServicer):
         self, commands: AsyncIterator[worker_pb2.Command], context: _Context
     ) -> AsyncIterator[worker_pb2.EventBatch]:
         reader = asyncio.create_task(self._read(commands))
-        step, next_beat = 0, time.monotonic()
+        step, next_step = 0, time.monotonic()
         try:
             while True:
-                yield self._beat(step)
+                yield self._step_events(step)
                 step += 1
-                next_beat = max(next_beat + self.beat_s, time.monotonic())
-                await asyncio.sleep(next_beat - time.monotonic())
+                next_step = max(next_step + self.step_s, time.monotonic())
+                await asyncio.sleep(next_step - time.monotonic())
         finally:
             reader.cancel()
 
@@ -77,21 +77,21 @@ class Metronome(worker_pb2_grpc.WorkerServicer):
         async for command in commands:
             if command.WhichOneof("kind") == "submit":
                 work = command.submit.work
-                voice = Voice(work.request_id, work.sampling.max_tokens)
-                self._voices[work.request_id] = self.by_prompt[work.prompt[0]] = voice
+                request = MockRequest(work.request_id, work.sampling.max_tokens)
+                self._requests[work.request_id] = self.by_prompt[work.prompt[0]] = request
             elif command.WhichOneof("kind") == "abort":
-                self._voices.pop(command.abort.request_id, None)
+                self._requests.pop(command.abort.request_id, None)
 
-    def _beat(self, step: int) -> worker_pb2.EventBatch:
+    def _step_events(self, step: int) -> worker_pb2.EventBatch:
         now = time.monotonic()
         batch = worker_pb2.EventBatch(step=step)
-        for voice in list(self._voices.values()):
-            word = self._words[len(voice.said) % len(self._words)]
-            voice.said.append(now)
-            voice.left -= 1
+        for request in list(self._requests.values()):
+            word = self._words[len(request.sent_at) % len(self._words)]
+            request.sent_at.append(now)
+            request.left -= 1
             batch.tokens.add(
-                request_id=voice.request_id, ids=[word], finish=_GOES_ON if voice.left else _ENDS
+                request_id=request.request_id, ids=[word], finish=_GOES_ON if request.left else _ENDS
             )
-            if not voice.left:
-                del self._voices[voice.request_id]
+            if not request.left:
+                del self._requests[request.request_id]
         return batch

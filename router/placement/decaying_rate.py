@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-__all__ = ["Fading"]
+__all__ = ["DecayingRate"]
 
 _MEMORY_S: Final = 15.0
 """Time constant: several answers long, so that workers do not change parts with every burst."""
@@ -13,7 +13,7 @@ _LEAST_S: Final = 1.0
 """A rate is taken over at least so long, or the first request would be an infinite one."""
 
 
-class Fading:
+class DecayingRate:
     """Adds up amounts, those of long ago fading; times must not decrease."""
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ from typing import Final
 from router.dispatch.failures import AttemptFailed
 from router.errors import Internal, RouterError
 
-__all__ = ["Tries", "ended_workers"]
+__all__ = ["RetryState", "ended_workers"]
 
 _ENDED: Final = 2
 """Workers in a row that ended while they computed a sequence: it is not tried a third time."""
@@ -17,7 +17,7 @@ _ACQUITTED: Final = 8
 More than one: the first comes from the prefill of the retry, and perhaps not from the step that failed."""
 
 
-class Tries:
+class RetryState:
     def __init__(self, sequence_id: str, max_attempts: int) -> None:
         self.avoid: set[str] = set()
         """Workers on which it failed."""
@@ -39,7 +39,7 @@ class Tries:
                     self.ended.clear()
                 self.ended.append(failure.worker_id)
                 self._output_at_end = num_output
-        if self.is_culprit:
+        if self.is_poison:
             return ended_workers(self._sequence_id)
         self._left -= not failure.planned
         return None if self._left else failure.verdict
@@ -49,7 +49,7 @@ class Tries:
         return self._left
 
     @property
-    def is_culprit(self) -> bool:
+    def is_poison(self) -> bool:
         """Worker after worker ended on it: most likely it is the sequence that ends them."""
         return len(self.ended) >= _ENDED
 

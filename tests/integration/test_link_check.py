@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from router.dispatch.waterfall import busy_seconds
-from router.probes.link_check import Link, LinkBroken, rehearse
+from router.probes.link_check import Link, LinkBroken, check_links
 from tests.integration.fake_cluster import pair, service
 from tests.integration.fake_worker import decode_worker, prefill_worker
 
@@ -15,7 +15,7 @@ async def test_every_prefill_worker_hands_kv_to_a_decode_worker() -> None:
     workers = [prefill_worker(f"prefill-{i}", fabric) for i in range(3)]
     workers += [decode_worker(f"decode-{i}", fabric) for i in range(2)]
     async with service(*workers) as served:
-        links = await rehearse(served.registry, served.dispatcher.attempt, timeout_s=5.0)
+        links = await check_links(served.registry, served.dispatcher.attempt, timeout_s=5.0)
         await served.settled()
     assert [(link.prefill, link.decode) for link in links] == [
         ("prefill-0", "decode-0"),
@@ -28,14 +28,14 @@ async def test_every_prefill_worker_hands_kv_to_a_decode_worker() -> None:
 async def test_a_link_that_does_not_work_is_named_with_the_reason() -> None:
     async with service(*pair(decode={"refuse_reservation": True})) as served:
         with pytest.raises(LinkBroken, match="from prefill-0 to decode-0: decode-0: as the test wants it"):
-            await rehearse(served.registry, served.dispatcher.attempt, timeout_s=5.0)
+            await check_links(served.registry, served.dispatcher.attempt, timeout_s=5.0)
         await served.settled()
 
 
 async def test_a_link_that_hangs_is_given_up() -> None:
     async with service(*pair(prefill={"silent": True})) as served:
         with pytest.raises(LinkBroken, match="nothing came within"):
-            await rehearse(served.registry, served.dispatcher.attempt, timeout_s=0.2)
+            await check_links(served.registry, served.dispatcher.attempt, timeout_s=0.2)
         await served.settled()
 
 

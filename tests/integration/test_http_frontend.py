@@ -1,4 +1,4 @@
-"""The HTTP front door as the official client sees it."""
+"""The HTTP frontend as the official client sees it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from openai.types.chat import ChatCompletionMessageParam
 
 from engine.loader.checkpoint import resolve
 from router.errors import DeadlineExceeded, Internal, Overloaded, Unavailable
-from tests.integration.front_doors import Call, FrontDoors, front_doors, say
+from tests.integration.frontends import Call, Frontends, open_frontends, say
 
 TEXT = "Hello, wörld! 你好 👋🏽 and goodbye."
 MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Greet me."}]
@@ -29,26 +29,26 @@ def folder() -> Path:
 
 
 @pytest.fixture
-async def doors(folder: Path) -> AsyncIterator[FrontDoors]:
-    async with front_doors(folder) as opened:
+async def frontends(folder: Path) -> AsyncIterator[Frontends]:
+    async with open_frontends(folder) as opened:
         yield opened
 
 
 @pytest.fixture
-async def client(doors: FrontDoors) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=f"{doors.url}/v1", api_key="none", max_retries=0) as opened:
+async def client(frontends: Frontends) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=f"{frontends.url}/v1", api_key="none", max_retries=0) as opened:
         yield opened
 
 
-async def test_a_chat_is_answered(doors: FrontDoors, client: openai.AsyncOpenAI) -> None:
-    doors.dispatcher.script = say(doors.generation.tokenizer, TEXT, eos=EOS)
+async def test_a_chat_is_answered(frontends: Frontends, client: openai.AsyncOpenAI) -> None:
+    frontends.dispatcher.script = say(frontends.generation.tokenizer, TEXT, eos=EOS)
     answer = await client.chat.completions.create(model="small", messages=MESSAGES)
     [choice] = answer.choices
     assert (choice.message.role, choice.message.content, choice.finish_reason) == ("assistant", TEXT, "stop")
-    [call] = doors.dispatcher.calls
+    [call] = frontends.dispatcher.calls
     assert answer.usage is not None
     assert answer.usage.prompt_tokens == len(call.prompt)
-    assert answer.usage.completion_tokens == len(doors.generation.tokenizer._encode_now(TEXT, False)) + 1
+    assert answer.usage.completion_tokens == len(frontends.generation.tokenizer._encode_now(TEXT, False)) + 1
     assert answer.usage.prompt_tokens_details is not None
     assert answer.usage.prompt_tokens_details.cached_tokens == len(call.prompt) // 2
     assert call.sampling.max_tokens == 256 - len(call.prompt)
@@ -56,25 +56,25 @@ async def test_a_chat_is_answered(doors: FrontDoors, client: openai.AsyncOpenAI)
 
 
 async def test_a_token_does_not_wait_until_the_headers_are_acknowledged(
-    doors: FrontDoors, client: openai.AsyncOpenAI
+    frontends: Frontends, client: openai.AsyncOpenAI
 ) -> None:
     """A client that sent its last request over the same connection takes 40 ms to acknowledge them."""
     await client.models.list()
-    [connection] = doors.http._server.server_state.connections
+    [connection] = frontends.http._server.server_state.connections
     assert isinstance(connection.transport, asyncio.Transport)
     served = connection.transport.get_extra_info("socket")
     assert served.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
 
 
 async def test_the_prompt_of_a_chat_is_the_one_that_transformers_makes(
-    folder: Path, doors: FrontDoors, client: openai.AsyncOpenAI
+    folder: Path, frontends: Frontends, client: openai.AsyncOpenAI
 ) -> None:
     from transformers import AutoTokenizer
 
     await client.chat.completions.create(model="small", messages=MESSAGES)
     oracle = AutoTokenizer.from_pretrained(folder)
     expected = oracle.apply_chat_template(MESSAGES, add_generation_prompt=True, return_dict=False)
-    assert doors.dispatcher.calls[0].prompt == expected
+    assert frontends.dispatcher.calls[0].prompt == expected
 
 
 async def test_a_streamed_chat_is_the_same_text_in_pieces(client: openai.AsyncOpenAI) -> None:
@@ -95,9 +95,9 @@ async def test_a_streamed_chat_is_the_same_text_in_pieces(client: openai.AsyncOp
 
 
 async def test_every_shape_of_prompt_reaches_the_dispatcher_as_token_ids(
-    doors: FrontDoors, client: openai.AsyncOpenAI
+    frontends: Frontends, client: openai.AsyncOpenAI
 ) -> None:
-    encode = doors.generation.tokenizer._encode_now
+    encode = frontends.generation.tokenizer._encode_now
     prompts: list[tuple[Any, list[list[int]]]] = [
         ("once upon", [encode("once upon", True)]),
         (["a b", "c"], [encode("a b", True), encode("c", True)]),
@@ -105,19 +105,19 @@ async def test_every_shape_of_prompt_reaches_the_dispatcher_as_token_ids(
         ([[5, 6], [7]], [[5, 6], [7]]),
     ]
     for prompt, expected in prompts:
-        doors.dispatcher.calls.clear()
+        frontends.dispatcher.calls.clear()
         answer = await client.completions.create(model="small", prompt=prompt)
-        assert [call.prompt for call in doors.dispatcher.calls] == expected
+        assert [call.prompt for call in frontends.dispatcher.calls] == expected
         assert [choice.index for choice in answer.choices] == list(range(len(expected)))
 
 
 async def test_several_completions_of_several_prompts_are_told_apart(
-    doors: FrontDoors, client: openai.AsyncOpenAI
+    frontends: Frontends, client: openai.AsyncOpenAI
 ) -> None:
-    tokenizer = doors.generation.tokenizer
-    doors.dispatcher.script = lambda call: say(tokenizer, f"{call.prompt[0]} {call.sampling.seed}")(call)
+    tokenizer = frontends.generation.tokenizer
+    frontends.dispatcher.script = lambda call: say(tokenizer, f"{call.prompt[0]} {call.sampling.seed}")(call)
     for stream in (False, True):
-        doors.dispatcher.calls.clear()
+        frontends.dispatcher.calls.clear()
         texts = ["", "", "", ""]
         if stream:
             async for event in await client.completions.create(
@@ -129,14 +129,14 @@ async def test_several_completions_of_several_prompts_are_told_apart(
                 model="small", prompt=[[5], [6]], n=2, seed=11, max_tokens=60
             )
             texts = [choice.text for choice in answer.choices]
-        seeds = [call.sampling.seed for call in doors.dispatcher.calls]
+        seeds = [call.sampling.seed for call in frontends.dispatcher.calls]
         assert seeds[0] == seeds[2] == 11
         assert seeds[1] == seeds[3] != 11
         assert texts == [f"5 {seeds[0]}", f"5 {seeds[1]}", f"6 {seeds[2]}", f"6 {seeds[3]}"]
 
 
 async def test_a_stop_string_ends_the_answer_on_the_workers_too(
-    doors: FrontDoors, client: openai.AsyncOpenAI
+    frontends: Frontends, client: openai.AsyncOpenAI
 ) -> None:
     answer = await client.completions.create(
         model="small", prompt="hi", max_tokens=60, stop=["zzz", " and g"], extra_body={"timings": True}
@@ -144,8 +144,8 @@ async def test_a_stop_string_ends_the_answer_on_the_workers_too(
     assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("Hello, wörld! 你好 👋🏽", "stop")
     assert answer.choices[0].to_dict()["stop_reason"] == " and g"
     assert answer.to_dict()["timings"]["e2e_s"] == 0.75  # type: ignore[index]
-    await doors.dispatcher.until_all_given_up()
-    assert [call.stopped for call in doors.dispatcher.calls] == [True]
+    await frontends.dispatcher.until_all_given_up()
+    assert [call.stopped for call in frontends.dispatcher.calls] == [True]
 
 
 async def test_echo_repeats_the_prompt(client: openai.AsyncOpenAI) -> None:
@@ -202,7 +202,7 @@ async def test_the_waterfall_comes_when_asked_for(client: openai.AsyncOpenAI) ->
     assert "timings" not in plain.to_dict()
 
 
-async def test_the_extensions_reach_the_dispatcher(doors: FrontDoors, client: openai.AsyncOpenAI) -> None:
+async def test_the_extensions_reach_the_dispatcher(frontends: Frontends, client: openai.AsyncOpenAI) -> None:
     await client.completions.create(
         model="small",
         prompt="hi",
@@ -218,7 +218,7 @@ async def test_the_extensions_reach_the_dispatcher(doors: FrontDoors, client: op
             "timeout": 12.5,
         },
     )
-    [call] = doors.dispatcher.calls
+    [call] = frontends.dispatcher.calls
     sampling = call.sampling
     assert (sampling.ignore_eos, sampling.min_tokens, sampling.top_k) == (True, 3, 7)
     assert (sampling.min_p, sampling.repetition_penalty) == (0.25, 1.5)
@@ -236,9 +236,9 @@ async def test_the_extensions_reach_the_dispatcher(doors: FrontDoors, client: op
     ],
 )
 async def test_a_failure_before_the_first_token_is_an_http_error(
-    doors: FrontDoors, client: openai.AsyncOpenAI, failure: Any, expected: Any, stream: bool
+    frontends: Frontends, client: openai.AsyncOpenAI, failure: Any, expected: Any, stream: bool
 ) -> None:
-    doors.dispatcher.failure = failure
+    frontends.dispatcher.failure = failure
     with pytest.raises(expected) as error:
         await client.completions.create(model="small", prompt="hi", stream=stream)
     assert error.value.status_code == failure.http_status
@@ -248,9 +248,9 @@ async def test_a_failure_before_the_first_token_is_an_http_error(
 
 
 async def test_a_failure_after_the_first_token_is_told_in_the_stream(
-    doors: FrontDoors, client: openai.AsyncOpenAI
+    frontends: Frontends, client: openai.AsyncOpenAI
 ) -> None:
-    doors.dispatcher.failure, doors.dispatcher.fail_after = Unavailable("a worker died"), 3
+    frontends.dispatcher.failure, frontends.dispatcher.fail_after = Unavailable("a worker died"), 3
     stream = await client.completions.create(model="small", prompt="hi", stream=True)
     for _ in range(3):
         await anext(stream)
@@ -269,14 +269,14 @@ async def test_a_failure_after_the_first_token_is_told_in_the_stream(
     ],
 )
 async def test_a_fault_of_the_server_is_told_in_a_plain_sentence_and_logged_under_its_id(
-    doors: FrontDoors,
+    frontends: Frontends,
     client: openai.AsyncOpenAI,
     caplog: pytest.LogCaptureFixture,
     failure: Any,
     fail_after: int,
     stream: bool,
 ) -> None:
-    doors.dispatcher.failure, doors.dispatcher.fail_after = failure, fail_after
+    frontends.dispatcher.failure, frontends.dispatcher.fail_after = failure, fail_after
 
     async def ask() -> None:
         answer = await client.completions.create(model="small", prompt="hi", stream=stream)
@@ -293,8 +293,8 @@ async def test_a_fault_of_the_server_is_told_in_a_plain_sentence_and_logged_unde
     assert str(failure) in line
 
 
-async def test_every_answer_names_its_request(doors: FrontDoors) -> None:
-    async with httpx.AsyncClient(base_url=doors.url) as http:
+async def test_every_answer_names_its_request(frontends: Frontends) -> None:
+    async with httpx.AsyncClient(base_url=frontends.url) as http:
         answers = [
             await http.get("/live"),
             await http.get("/nothing"),
@@ -316,16 +316,16 @@ async def read_all(url: str, body: dict[str, Any], timeout_s: float) -> bytes:
 @pytest.mark.parametrize("hang_after", [0, 3])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_goes_away_ends_its_request(
-    doors: FrontDoors, hang_after: int, stream: bool
+    frontends: Frontends, hang_after: int, stream: bool
 ) -> None:
-    doors.dispatcher.hang_after = hang_after
+    frontends.dispatcher.hang_after = hang_after
     body = {"prompt": "hi", "n": 2, "stream": stream, "max_tokens": 10}
     with pytest.raises(httpx.ReadTimeout):
-        await read_all(f"{doors.url}/v1/completions", body, timeout_s=0.3)
-    assert len(doors.dispatcher.calls) == 2
-    await doors.dispatcher.until_all_given_up()
+        await read_all(f"{frontends.url}/v1/completions", body, timeout_s=0.3)
+    assert len(frontends.dispatcher.calls) == 2
+    await frontends.dispatcher.until_all_given_up()
     await asyncio.sleep(0.1)
-    assert not doors.generation._running
+    assert not frontends.generation._running
 
 
 async def settled(call: Call) -> int:
@@ -340,20 +340,22 @@ async def settled(call: Call) -> int:
 
 async def test_a_client_that_does_not_read_makes_only_its_own_tokens_wait(folder: Path) -> None:
     count = 60_000
-    async with front_doors(folder, max_model_len=2 * count) as doors:
-        doors.dispatcher.script = say(doors.generation.tokenizer, " word" * count)
+    async with open_frontends(folder, max_model_len=2 * count) as frontends:
+        frontends.dispatcher.script = say(frontends.generation.tokenizer, " word" * count)
         unread = socket.socket()
         unread.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        unread.connect(("127.0.0.1", doors.http.port))
+        unread.connect(("127.0.0.1", frontends.http.port))
         body = b'{"prompt":"hi","stream":true,"max_tokens":%d}' % count
         head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
         head += b"content-length: %d\r\n\r\n" % len(body)
         unread.sendall(head + body)
         await asyncio.sleep(0.1)
         async with httpx.AsyncClient() as client:
-            other = await client.post(f"{doors.url}/v1/completions", json={"prompt": "hi", "max_tokens": 5})
+            other = await client.post(
+                f"{frontends.url}/v1/completions", json={"prompt": "hi", "max_tokens": 5}
+            )
         assert other.status_code == 200
-        stuck, _ = doors.dispatcher.calls
+        stuck, _ = frontends.dispatcher.calls
         assert 0 < await settled(stuck) < count
         unread.close()
         await asyncio.wait_for(stuck.given_up.wait(), 5)
@@ -366,8 +368,8 @@ async def test_the_served_model_is_listed(client: openai.AsyncOpenAI) -> None:
         await client.models.retrieve("large")
 
 
-async def test_operators_find_what_they_need(doors: FrontDoors) -> None:
-    async with httpx.AsyncClient(base_url=doors.url) as client:
+async def test_operators_find_what_they_need(frontends: Frontends) -> None:
+    async with httpx.AsyncClient(base_url=frontends.url) as client:
         assert (await client.get("/live")).status_code == 200
         for path in ("/ready", "/health"):
             assert (await client.get(path)).json() == {"status": "ready"}
@@ -375,7 +377,7 @@ async def test_operators_find_what_they_need(doors: FrontDoors) -> None:
         assert "baton_example_total 0.0" in (await client.get("/metrics")).text
         [group] = (await client.get("/sd/workers")).json()
         assert group["targets"] == ["10.0.0.1:9000", "10.0.0.2:9000"]
-        doors.dispatcher.is_ready = False
+        frontends.dispatcher.is_ready = False
         for path in ("/ready", "/health"):
             assert (await client.get(path)).status_code == 503
         assert (await client.get("/live")).status_code == 200

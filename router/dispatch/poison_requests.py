@@ -15,14 +15,14 @@ from typing import Final
 
 from rpc.baton.v1 import sampling_pb2
 
-__all__ = ["Culprits"]
+__all__ = ["PoisonRequests"]
 
 _MEMORY_S: Final = 60.0
 """Long enough for a client's own retries, and short: a neighbour of the culprit may have been convicted."""
 _MOST: Final = 256
 
 
-class Culprits:
+class PoisonRequests:
     """By prompt and sampling parameters, but for the seed. Costs nothing while there are none."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -30,14 +30,14 @@ class Culprits:
         self._known: OrderedDict[bytes, tuple[str, float]] = OrderedDict()
         """Id of the sequence, and until when it is remembered; the oldest first."""
 
-    def add(self, sequence_id: str, prompt: Sequence[int], sampling: sampling_pb2.Sampling) -> None:
+    def add(self, sequence_id: str, prompt: Sequence[int], sampling: sampling_pb2.SamplingParams) -> None:
         key = _fingerprint(prompt, sampling)
         self._known[key] = (sequence_id, self._clock() + _MEMORY_S)
         self._known.move_to_end(key)
         while len(self._known) > _MOST:
             self._known.popitem(last=False)
 
-    def find(self, prompt: Sequence[int], sampling: sampling_pb2.Sampling) -> str | None:
+    def find(self, prompt: Sequence[int], sampling: sampling_pb2.SamplingParams) -> str | None:
         """Id of the sequence that ended workers and asked for the same. O(prompt) while any is remembered."""
         now = self._clock()
         while self._known and next(iter(self._known.values()))[1] <= now:
@@ -48,8 +48,8 @@ class Culprits:
         return None if known is None else known[0]
 
 
-def _fingerprint(prompt: Sequence[int], sampling: sampling_pb2.Sampling) -> bytes:
-    seedless = sampling_pb2.Sampling()
+def _fingerprint(prompt: Sequence[int], sampling: sampling_pb2.SamplingParams) -> bytes:
+    seedless = sampling_pb2.SamplingParams()
     seedless.CopyFrom(sampling)
     seedless.ClearField("seed")
     digest = hashlib.blake2b(array("q", prompt).tobytes(), digest_size=16)

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.core.sampling_params import Sampling
-from engine.sampling.draw import draw, draw_truncated
+from engine.core.sampling_params import SamplingParams
+from engine.sampling.gumbel_sample import gumbel_sample, gumbel_sample_truncated
 from engine.sampling.noise import hashed, keys
 from tests.sampling_cases import assert_follows as assert_follows_warpers
 from tests.sampling_cases import warped
@@ -31,7 +31,7 @@ CUTS: list[dict[str, Any]] = [
 def nucleus(
     logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> dict[int, float]:
-    """Tokens that may be drawn, likeliest first, and their renormalised probabilities: the slow way."""
+    """Tokens that may be drawn, most likely first, and their renormalised probabilities: the slow way."""
     scaled = logits.astype(np.float64) / temperature
     probs = np.exp(scaled - scaled.max())
     probs /= probs.sum()
@@ -64,7 +64,9 @@ def assert_follows(expected: dict[int, float], tokens: torch.Tensor) -> None:
 @given(seed=st.integers(0, 10_000), temperature=st.floats(0.2, 3.0))
 def test_a_plain_draw_follows_the_softmax(seed: int, temperature: float) -> None:
     logits = torch.randn(24, generator=torch.Generator().manual_seed(seed)) * 2
-    tokens = draw(logits.expand(DRAWS, -1), torch.full((DRAWS,), temperature), fresh_keys(DRAWS, seed))
+    tokens = gumbel_sample(
+        logits.expand(DRAWS, -1), torch.full((DRAWS,), temperature), fresh_keys(DRAWS, seed)
+    )
     assert_follows(dict(enumerate((logits / temperature).softmax(-1).tolist())), tokens)
 
 
@@ -72,9 +74,11 @@ def test_a_plain_draw_follows_the_softmax(seed: int, temperature: float) -> None
 def test_cuts_that_cut_nothing_change_no_draw(seed: int, temperature: float) -> None:
     logits = torch.randn(16, 100, generator=torch.Generator().manual_seed(seed)) * 3
     row, keys = torch.ones(16), fresh_keys(16, seed)
-    whole = draw(logits, row * temperature, keys)
+    whole = gumbel_sample(logits, row * temperature, keys)
     off = torch.full((16,), 100)
-    assert draw_truncated(logits, row * temperature, keys, top_k=off, top_p=row, min_p=row * 0).equal(whole)
+    assert gumbel_sample_truncated(
+        logits, row * temperature, keys, top_k=off, top_p=row, min_p=row * 0
+    ).equal(whole)
 
 
 def test_rounding_hardly_ever_changes_a_draw() -> None:
@@ -83,7 +87,7 @@ def test_rounding_hardly_ever_changes_a_draw() -> None:
     logits = torch.randn(500, 4096, generator=torch.Generator().manual_seed(0)) * 3
     nudged = logits * (1 + 1e-6 * torch.randn(500, 4096, generator=torch.Generator().manual_seed(1)))
     row, keys = torch.ones(500), fresh_keys(500)
-    assert draw(nudged, row, keys).equal(draw(logits, row, keys))
+    assert gumbel_sample(nudged, row, keys).equal(gumbel_sample(logits, row, keys))
 
 
 def slow_draw(row: np.ndarray, cut: dict[int, float], key: torch.Tensor, temperature: float) -> int:
@@ -118,7 +122,7 @@ def test_draws_are_those_of_all_noise_and_a_sorted_vocabulary(
     cuts = [(t, min(k, vocab), p, m) for t, k, p, m in cuts]
     temperature, top_k, top_p, min_p = (torch.tensor(column) for column in zip(*cuts, strict=True))
     keys = fresh_keys(len(cuts), seed)
-    drawn = draw_truncated(logits, temperature, keys, top_k=top_k, top_p=top_p, min_p=min_p)
+    drawn = gumbel_sample_truncated(logits, temperature, keys, top_k=top_k, top_p=top_p, min_p=min_p)
     expected = [
         slow_draw(row, nucleus(row, *cut), key, cut[0])
         for row, cut, key in zip(logits.numpy(), cuts, keys, strict=True)
@@ -129,10 +133,10 @@ def test_draws_are_those_of_all_noise_and_a_sorted_vocabulary(
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 def test_draws_follow_the_warpers_of_transformers(cut: dict[str, Any]) -> None:
     """Chi-square over a vocabulary that is no multiple of anything."""
-    sampling = Sampling(max_tokens=1, **({"temperature": 1.0} | cut))
+    sampling = SamplingParams(max_tokens=1, **({"temperature": 1.0} | cut))
     logits = torch.randn(1, 509, generator=torch.Generator().manual_seed(3)) * 2
     draws, one = 5_000, torch.ones(5_000)
-    tokens = draw_truncated(
+    tokens = gumbel_sample_truncated(
         logits.expand(draws, -1),
         one * sampling.temperature,
         fresh_keys(draws, 9),
@@ -149,7 +153,7 @@ def test_draws_follow_the_warpers_of_transformers(cut: dict[str, Any]) -> None:
 def test_equally_likely_tokens_stay_together(top_k: int, top_p: float, min_p: float) -> None:
     logits = torch.tensor([1.0, 5.0, 5.0, 5.0, 5.0, 5.0, 2.0, 4.0, 0.0]).expand(400, -1)
     one = torch.ones(400)
-    drawn = draw_truncated(
+    drawn = gumbel_sample_truncated(
         logits, one, fresh_keys(400), top_k=torch.full((400,), top_k), top_p=one * top_p, min_p=one * min_p
     )
     assert set(drawn.tolist()) == {1, 2, 3, 4, 5}
@@ -159,20 +163,20 @@ def test_a_token_of_probability_zero_is_never_drawn() -> None:
     logits = torch.tensor([[-torch.inf, 0.0, -torch.inf, 1.0, -torch.inf]]).expand(1000, -1)
     one, off = torch.ones(1000), torch.full((1000,), 5)
     possible = {1, 3}
-    assert set(draw(logits, one, fresh_keys(1000)).tolist()) == possible
-    drawn = draw_truncated(logits, one, fresh_keys(1000), top_k=off, top_p=one, min_p=one * 0)
+    assert set(gumbel_sample(logits, one, fresh_keys(1000)).tolist()) == possible
+    drawn = gumbel_sample_truncated(logits, one, fresh_keys(1000), top_k=off, top_p=one, min_p=one * 0)
     assert set(drawn.tolist()) == possible
 
 
 def test_an_almost_frozen_distribution_is_greedy() -> None:
     logits = torch.tensor([[3.0, 900.0, -900.0, 899.0]])
     for temperature in (1e-30, 1e-6, 1e-3):
-        assert int(draw(logits, torch.tensor([temperature]), fresh_keys(1))) == 1
+        assert int(gumbel_sample(logits, torch.tensor([temperature]), fresh_keys(1))) == 1
 
 
 def test_a_row_full_of_nan_is_cut_by_all_parameters_without_an_error() -> None:
     one = torch.ones(1)
-    drawn = draw_truncated(
+    drawn = gumbel_sample_truncated(
         torch.full((1, 7), torch.nan),
         one,
         fresh_keys(1),
@@ -186,8 +190,8 @@ def test_a_row_full_of_nan_is_cut_by_all_parameters_without_an_error() -> None:
 def test_rows_full_of_nan_still_give_an_index_inside_the_vocabulary() -> None:
     logits = torch.full((1, 7), torch.nan)
     one = torch.ones(1)
-    assert 0 <= int(draw(logits, one, fresh_keys(1))) < 7
-    drawn = draw_truncated(
+    assert 0 <= int(gumbel_sample(logits, one, fresh_keys(1))) < 7
+    drawn = gumbel_sample_truncated(
         logits, one, fresh_keys(1), top_k=torch.tensor([3]), top_p=one * 0.5, min_p=one * 0
     )
     assert 0 <= int(drawn) < 7

@@ -11,9 +11,9 @@ from contextlib import asynccontextmanager
 import httpx
 import pytest
 
-from router.admin.drain import Departures, LastOfItsRole, NoSuchWorker
+from router.admin.drain import LastOfItsRole, NoSuchWorker, WorkerDrainer
 from router.admin.endpoint import AdminServer, admin_app
-from router.workers.member import Standing
+from router.workers.member import WorkerState
 from tests.integration.fake_cluster import PROMPT, Service, service
 from tests.integration.fake_worker import FakeWorker, answer, decode_worker, prefill_worker
 
@@ -26,8 +26,8 @@ def four() -> list[FakeWorker]:
     ]
 
 
-def standings(served: Service) -> dict[str, Standing]:
-    return {member.handle.worker_id: member.standing for member in served.registry.members()}
+def states(served: Service) -> dict[str, WorkerState]:
+    return {member.handle.worker_id: member.state for member in served.registry.members()}
 
 
 @asynccontextmanager
@@ -55,17 +55,17 @@ async def test_a_worker_with_time_finishes_what_it_has_and_gets_nothing_new() ->
     async with service(*workers) as served:
         running = [asyncio.create_task(served.tokens(20)) for _ in range(4)]
         await asyncio.sleep(0.1)
-        leaving = asyncio.create_task(Departures(served.registry).drain("decode-0", 10.0))
+        leaving = asyncio.create_task(WorkerDrainer(served.registry).drain("decode-0", 10.0))
         await asyncio.sleep(0)
-        assert standings(served)["decode-0"] is Standing.LEAVING
+        assert states(served)["decode-0"] is WorkerState.DRAINING
         before = len(workers[0].commands("submit"))
         assert await served.tokens(3) == answer(PROMPT, 3)
         assert await leaving == 0
         assert [await task for task in running] == [answer(PROMPT, 20)] * 4
         assert len(workers[0].commands("submit")) == before == 2
-        assert standings(served)["decode-0"] is Standing.STOPPED
+        assert states(served)["decode-0"] is WorkerState.STOPPED
         await asyncio.sleep(0.5)
-        assert standings(served)["decode-0"] is Standing.STOPPED  # nobody calls it back
+        assert states(served)["decode-0"] is WorkerState.STOPPED  # nobody calls it back
 
 
 async def test_what_does_not_finish_in_time_goes_on_elsewhere_even_without_attempts_to_spare() -> None:
@@ -73,23 +73,23 @@ async def test_what_does_not_finish_in_time_goes_on_elsewhere_even_without_attem
     async with service(*workers, max_attempts=1) as served:
         running = [asyncio.create_task(served.tokens(60)) for _ in range(4)]
         await asyncio.sleep(0.2)
-        assert await Departures(served.registry).drain("decode-0", 0.1) == 2
+        assert await WorkerDrainer(served.registry).drain("decode-0", 0.1) == 2
         assert [await task for task in running] == [answer(PROMPT, 60)] * 4
         await served.settled()
 
 
 async def test_the_last_of_a_role_stays_unless_it_is_forced_to_go() -> None:
     async with service(decode_worker("decode-0"), decode_worker("decode-1")) as served:
-        departures = Departures(served.registry)
+        drainer = WorkerDrainer(served.registry)
         with pytest.raises(NoSuchWorker, match="decode-0, decode-1"):
-            await departures.drain("decode-7", 1.0)
-        await departures.drain("decode-1", 1.0)
+            await drainer.drain("decode-7", 1.0)
+        await drainer.drain("decode-1", 1.0)
         with pytest.raises(LastOfItsRole, match="decode-0"):
-            await departures.drain("decode-0", 1.0)
+            await drainer.drain("decode-0", 1.0)
         assert await served.tokens() == answer(PROMPT, 8)
-        await departures.drain("decode-0", 1.0, force=True)
+        await drainer.drain("decode-0", 1.0, force=True)
         assert not served.dispatcher.ready()
-        await departures.restart("decode-0", 1.0, 5.0, force=True)
+        await drainer.restart("decode-0", 1.0, 5.0, force=True)
         assert await served.tokens() == answer(PROMPT, 8)
 
 
@@ -98,9 +98,9 @@ async def test_every_worker_is_restarted_under_load_and_no_request_fails() -> No
     async with service(*workers) as served, load(served):
         epochs = [worker.epoch for worker in workers]
         for worker in workers:
-            await Departures(served.registry).restart(worker.worker_id, 0.3, 5.0)
+            await WorkerDrainer(served.registry).restart(worker.worker_id, 0.3, 5.0)
         assert all(worker.epoch != epoch for worker, epoch in zip(workers, epochs, strict=True))
-        assert set(standings(served).values()) == {Standing.READY}
+        assert set(states(served).values()) == {WorkerState.READY}
 
 
 @asynccontextmanager
@@ -163,7 +163,7 @@ async def test_the_admin_port_refuses_nonsense_and_browsers() -> None:
         assert (await client.post("/workers/decode-0/drain?timeout=soon")).status_code == 400
         foreign = {"origin": "https://example.com"}
         assert (await client.post("/workers/decode-0/drain?force=1", headers=foreign)).status_code == 403
-        assert (await client.get("/workers")).json()[0]["standing"] == "ready"
+        assert (await client.get("/workers")).json()[0]["state"] == "ready"
 
 
 async def test_nobody_answering_on_the_admin_port_is_told_in_one_line() -> None:

@@ -9,25 +9,25 @@ from contextlib import contextmanager
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 
-from engine.parallel import Meeting
+from engine.parallel import Rendezvous
 from tests.processes import starting
 from worker.config import WorkerConfig
-from worker.tensor_parallel.rank_group import Crew
-from worker.tensor_parallel.rank_process import follow
+from worker.tensor_parallel.rank_process import run_rank
+from worker.tensor_parallel.rank_processes import RankProcesses
 
-__all__ = ["ProcessCrew"]
+__all__ = ["LocalRankProcesses"]
 
 
-class ProcessCrew(Crew):
+class LocalRankProcesses(RankProcesses):
     def __init__(self) -> None:
         super().__init__()
         self.processes: list[BaseProcess] = []
 
-    def start(self, config: WorkerConfig, meeting: Meeting) -> None:
+    def start(self, config: WorkerConfig, rendezvous: Rendezvous) -> None:
         context = starting()
         self.processes = [
-            context.Process(target=follow, args=(config, meeting, rank), daemon=True)
-            for rank in range(1, meeting.size)
+            context.Process(target=run_rank, args=(config, rendezvous, rank), daemon=True)
+            for rank in range(1, rendezvous.size)
         ]
         for rank, process in enumerate(self.processes, start=1):
             with _seeing_one_gpu(rank):

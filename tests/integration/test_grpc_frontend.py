@@ -1,4 +1,4 @@
-"""The gRPC front door: the same core, with gRPC's own statuses, deadlines and cancellation."""
+"""The gRPC frontend: the same core, with gRPC's own statuses, deadlines and cancellation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rpc.baton.v1.router_pb2 import (
 )
 from rpc.baton.v1.router_pb2_grpc import RouterStub
 from rpc.baton.v1.sampling_pb2 import FINISH_REASON_ABORT, FINISH_REASON_LENGTH, FINISH_REASON_STOP
-from tests.integration.front_doors import FrontDoors, front_doors, say
+from tests.integration.frontends import Frontends, open_frontends, say
 
 TEXT = "Hello, wörld! 你好 👋🏽 and goodbye."
 
@@ -37,15 +37,15 @@ def folder() -> Path:
 
 
 @pytest.fixture
-async def doors(folder: Path) -> AsyncIterator[FrontDoors]:
-    async with front_doors(folder) as opened:
+async def frontends(folder: Path) -> AsyncIterator[Frontends]:
+    async with open_frontends(folder) as opened:
         yield opened
 
 
 @pytest.fixture
-async def channel(doors: FrontDoors) -> AsyncIterator[grpc.aio.Channel]:
+async def channel(frontends: Frontends) -> AsyncIterator[grpc.aio.Channel]:
     options = [("grpc.max_send_message_length", -1)]
-    async with grpc.aio.insecure_channel(doors.target, options=options) as opened:
+    async with grpc.aio.insecure_channel(frontends.target, options=options) as opened:
         yield opened
 
 
@@ -58,9 +58,9 @@ async def collect(call: Any) -> list[GenerateResponse]:
     return [response async for response in call]
 
 
-async def test_text_is_generated_token_by_token(doors: FrontDoors, router: Any) -> None:
+async def test_text_is_generated_token_by_token(frontends: Frontends, router: Any) -> None:
     responses = await collect(router.Generate(GenerateRequest(text="hi", return_timings=True)))
-    tokens = doors.generation.tokenizer._encode_now(TEXT, False)
+    tokens = frontends.generation.tokenizer._encode_now(TEXT, False)
     assert "".join(response.text for response in responses) == TEXT
     assert [token for response in responses for token in response.token_ids] == tokens
     last = responses[-1]
@@ -70,21 +70,21 @@ async def test_text_is_generated_token_by_token(doors: FrontDoors, router: Any) 
     assert not any(response.HasField("usage") for response in responses[:-1])
 
 
-async def test_a_prompt_may_be_text_or_tokens_or_a_chat(doors: FrontDoors, router: Any) -> None:
+async def test_a_prompt_may_be_text_or_tokens_or_a_chat(frontends: Frontends, router: Any) -> None:
     chat = Chat(messages=[ChatMessage(role="user", content="Greet me.")])
     await collect(router.Generate(GenerateRequest(text="once upon")))
     await collect(router.Generate(GenerateRequest(token_ids=TokenIds(ids=[5, 6]))))
     await collect(router.Generate(GenerateRequest(chat=chat)))
-    text, tokens, conversation = (call.prompt for call in doors.dispatcher.calls)
-    assert text == doors.generation.tokenizer._encode_now("once upon", True)
+    text, tokens, conversation = (call.prompt for call in frontends.dispatcher.calls)
+    assert text == frontends.generation.tokenizer._encode_now("once upon", True)
     assert tokens == [5, 6]
-    assert "<|im_start|>user\nGreet me.<|im_end|>" in doors.generation.tokenizer._backend.decode(
+    assert "<|im_start|>user\nGreet me.<|im_end|>" in frontends.generation.tokenizer._backend.decode(
         conversation, skip_special_tokens=False
     )
 
 
-async def test_several_completions_come_interleaved_and_numbered(doors: FrontDoors, router: Any) -> None:
-    doors.dispatcher.pause_s = 0.001
+async def test_several_completions_come_interleaved_and_numbered(frontends: Frontends, router: Any) -> None:
+    frontends.dispatcher.pause_s = 0.001
     responses = await collect(router.Generate(GenerateRequest(text="hi", n=3)))
     texts = ["", "", ""]
     for response in responses:
@@ -93,22 +93,22 @@ async def test_several_completions_come_interleaved_and_numbered(doors: FrontDoo
     assert [response.index for response in responses[:3]] == [0, 1, 2]
 
 
-async def test_options_that_are_left_out_have_openais_defaults(doors: FrontDoors, router: Any) -> None:
+async def test_options_that_are_left_out_have_openais_defaults(frontends: Frontends, router: Any) -> None:
     await collect(router.Generate(GenerateRequest(text="hi")))
     await collect(
         router.Generate(GenerateRequest(text="hi", sampling=SamplingOptions(temperature=0, seed=-1)))
     )
-    default, given = (call.sampling for call in doors.dispatcher.calls)
+    default, given = (call.sampling for call in frontends.dispatcher.calls)
     assert (default.temperature, default.top_p, default.max_tokens) == (1.0, 1.0, 255)
     assert (given.temperature, given.seed) == (0.0, (1 << 64) - 1)
 
 
-async def test_a_stop_string_ends_the_call(doors: FrontDoors, router: Any) -> None:
+async def test_a_stop_string_ends_the_call(frontends: Frontends, router: Any) -> None:
     sampling = SamplingOptions(stop=[" and"])
     responses = await collect(router.Generate(GenerateRequest(text="hi", sampling=sampling)))
     assert "".join(response.text for response in responses) == "Hello, wörld! 你好 👋🏽"
     assert responses[-1].finish_reason == FINISH_REASON_STOP
-    await doors.dispatcher.until_all_given_up()
+    await frontends.dispatcher.until_all_given_up()
 
 
 NAN = float("nan")
@@ -154,18 +154,18 @@ NAN = float("nan")
     ],
 )
 async def test_bad_input_gets_the_right_status(
-    doors: FrontDoors, router: Any, request_: GenerateRequest, status: grpc.StatusCode, param: str
+    frontends: Frontends, router: Any, request_: GenerateRequest, status: grpc.StatusCode, param: str
 ) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await collect(router.Generate(request_))
     assert error.value.code() == status
     assert error.value.details()
     assert dict(error.value.trailing_metadata())["baton-param"] == param
-    assert not doors.dispatcher.calls
+    assert not frontends.dispatcher.calls
     assert await collect(router.Generate(GenerateRequest(text="hi")))
 
 
-async def test_a_message_of_ten_megabytes_is_refused(doors: FrontDoors, router: Any) -> None:
+async def test_a_message_of_ten_megabytes_is_refused(frontends: Frontends, router: Any) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await collect(router.Generate(GenerateRequest(text="a" * 10_000_000)))
     assert error.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -181,9 +181,9 @@ async def test_a_message_of_ten_megabytes_is_refused(doors: FrontDoors, router: 
     ],
 )
 async def test_a_failure_has_its_status(
-    doors: FrontDoors, router: Any, failure: Any, status: grpc.StatusCode, fail_after: int
+    frontends: Frontends, router: Any, failure: Any, status: grpc.StatusCode, fail_after: int
 ) -> None:
-    doors.dispatcher.failure, doors.dispatcher.fail_after = failure, fail_after
+    frontends.dispatcher.failure, frontends.dispatcher.fail_after = failure, fail_after
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await collect(router.Generate(GenerateRequest(text="hi")))
     assert error.value.code() == status
@@ -196,9 +196,9 @@ async def test_a_failure_has_its_status(
     [Unavailable("decode-1 at 10.0.0.7:4711 is lost"), Internal("10.0.0.7"), RuntimeError("10.0.0.7")],
 )
 async def test_a_fault_of_the_server_is_told_in_a_plain_sentence_and_logged_under_its_id(
-    doors: FrontDoors, router: Any, caplog: pytest.LogCaptureFixture, failure: Any, fail_after: int
+    frontends: Frontends, router: Any, caplog: pytest.LogCaptureFixture, failure: Any, fail_after: int
 ) -> None:
-    doors.dispatcher.failure, doors.dispatcher.fail_after = failure, fail_after
+    frontends.dispatcher.failure, frontends.dispatcher.fail_after = failure, fail_after
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await collect(router.Generate(GenerateRequest(text="hi", request_id="mine")))
     details = error.value.details() or ""
@@ -211,9 +211,9 @@ async def test_a_fault_of_the_server_is_told_in_a_plain_sentence_and_logged_unde
 @pytest.mark.parametrize("hang_after", [0, 3])
 @pytest.mark.parametrize("n", [1, 2])
 async def test_abort_ends_a_request_wherever_it_is(
-    doors: FrontDoors, router: Any, hang_after: int, n: int
+    frontends: Frontends, router: Any, hang_after: int, n: int
 ) -> None:
-    doors.dispatcher.hang_after = hang_after
+    frontends.dispatcher.hang_after = hang_after
     generating = asyncio.create_task(
         collect(router.Generate(GenerateRequest(text="hi", request_id="mine", n=n)))
     )
@@ -222,12 +222,12 @@ async def test_abort_ends_a_request_wherever_it_is(
     responses = await generating
     assert [r.finish_reason for r in responses[-n:]] == [FINISH_REASON_ABORT] * n
     assert all(response.request_id == "mine" for response in responses)
-    await doors.dispatcher.until_all_given_up()
+    await frontends.dispatcher.until_all_given_up()
     assert not (await router.Abort(AbortRequest(request_id="mine"))).found
 
 
-async def test_an_id_may_be_in_use_only_once(doors: FrontDoors, router: Any) -> None:
-    doors.dispatcher.hang_after = 0
+async def test_an_id_may_be_in_use_only_once(frontends: Frontends, router: Any) -> None:
+    frontends.dispatcher.hang_after = 0
     first = asyncio.create_task(collect(router.Generate(GenerateRequest(text="hi", request_id="mine"))))
     await asyncio.sleep(0.2)
     with pytest.raises(grpc.aio.AioRpcError) as error:
@@ -237,22 +237,24 @@ async def test_an_id_may_be_in_use_only_once(doors: FrontDoors, router: Any) -> 
     assert await first
 
 
-async def test_a_cancelled_call_ends_its_request(doors: FrontDoors, router: Any) -> None:
-    doors.dispatcher.hang_after = 2
+async def test_a_cancelled_call_ends_its_request(frontends: Frontends, router: Any) -> None:
+    frontends.dispatcher.hang_after = 2
     call = router.Generate(GenerateRequest(text="hi", n=2))
     await call.read()
     call.cancel()
-    await doors.dispatcher.until_all_given_up()
+    await frontends.dispatcher.until_all_given_up()
 
 
-async def test_a_deadline_travels_to_the_workers_and_ends_the_request(doors: FrontDoors, router: Any) -> None:
-    doors.dispatcher.hang_after = 2
+async def test_a_deadline_travels_to_the_workers_and_ends_the_request(
+    frontends: Frontends, router: Any
+) -> None:
+    frontends.dispatcher.hang_after = 2
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await collect(router.Generate(GenerateRequest(text="hi"), timeout=1.0))
     assert error.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-    await doors.dispatcher.until_all_given_up()
+    await frontends.dispatcher.until_all_given_up()
     # gRPC sends the time that is left, rounded up.
-    assert 0 < doors.dispatcher.calls[0].timeout_s < 1.05
+    assert 0 < frontends.dispatcher.calls[0].timeout_s < 1.05
 
 
 async def test_the_model_is_described(router: Any) -> None:
@@ -261,12 +263,12 @@ async def test_the_model_is_described(router: Any) -> None:
     assert list(info.eos_token_ids) == [2]
 
 
-async def test_health_follows_readiness(doors: FrontDoors, channel: grpc.aio.Channel) -> None:
+async def test_health_follows_readiness(frontends: Frontends, channel: grpc.aio.Channel) -> None:
     health: Any = health_pb2_grpc.HealthStub(channel)
     for service in ("", "baton.v1.Router"):
         answer = await health.Check(health_pb2.HealthCheckRequest(service=service))
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
-    doors.dispatcher.is_ready = False
+    frontends.dispatcher.is_ready = False
     watched = health.Watch(health_pb2.HealthCheckRequest())
     async with asyncio.timeout(5):
         async for answer in watched:
@@ -282,8 +284,8 @@ async def test_reflection_lists_the_services(channel: grpc.aio.Channel) -> None:
     assert {"baton.v1.Router", "grpc.health.v1.Health"} <= names
 
 
-async def test_logprobs_come_with_their_tokens(doors: FrontDoors, router: Any) -> None:
-    doors.dispatcher.script = say(doors.generation.tokenizer, TEXT)
+async def test_logprobs_come_with_their_tokens(frontends: Frontends, router: Any) -> None:
+    frontends.dispatcher.script = say(frontends.generation.tokenizer, TEXT)
     sampling = SamplingOptions(logprobs=3)
     responses = await collect(router.Generate(GenerateRequest(text="hi", sampling=sampling)))
     assert all(len(response.logprobs) == len(response.token_ids) for response in responses)

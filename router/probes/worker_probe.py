@@ -1,8 +1,8 @@
 """Asks workers for two tokens now and then, on the way that clients' requests take.
 
 A stream may live while nothing comes of it: an engine that hangs, a prefill worker that cannot reach a decode
-worker's memory. A worker that has just served a client needs no canary, so a busy cluster sees few. One that
-is doubted gets a canary at once, and again until one comes back.
+worker's memory. A worker that has just served a client needs no probe, so a busy cluster sees few. One that
+is suspect gets a probe at once, and again until one comes back.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from router.dispatch.route import Pick
 from router.dispatch.sequence import Sequence
 from router.dispatch.waterfall import Waterfall
 from router.errors import RouterError
-from router.workers.circuit_breaker import Trust
-from router.workers.member import Member, Standing
+from router.workers.circuit_breaker import CircuitState
+from router.workers.member import Member, WorkerState
 from router.workers.registry import Registry
 from router.workers.session import WorkerSession
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 
-__all__ = ["Canary"]
+__all__ = ["WorkerProbe"]
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ _LOOK_S: Final = 0.25
 _AGAIN_S: Final = 1.0
 _PROMPT: Final = tuple(range(8))
 """Any tokens do, and every vocabulary has these."""
-_SAMPLING: Final = sampling_pb2.Sampling(
+_SAMPLING: Final = sampling_pb2.SamplingParams(
     max_tokens=2, top_p=1.0, repetition_penalty=1.0, ignore_eos=True, seed=1
 )
 """Two, so that the decode worker has to make one from the KV that it was handed."""
@@ -43,7 +43,7 @@ _SAMPLING: Final = sampling_pb2.Sampling(
 MakeAttempt: TypeAlias = Callable[[Sequence, Pick], Attempt]
 
 
-class Canary:
+class WorkerProbe:
     """Runs from `__aenter__` to `__aexit__`."""
 
     def __init__(
@@ -63,15 +63,15 @@ class Canary:
         self._able = able
         self._interval_s = interval_s
         self._timeout_s = timeout_s
-        self._flying: dict[str, asyncio.Task[None]] = {}
+        self._running: dict[str, asyncio.Task[None]] = {}
         """By the worker that is being asked."""
 
-    async def __aenter__(self) -> Canary:
-        self._task = asyncio.create_task(self._run(), name="canary")
+    async def __aenter__(self) -> WorkerProbe:
+        self._task = asyncio.create_task(self._run(), name="probe")
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        tasks = [self._task, *self._flying.values()]
+        tasks = [self._task, *self._running.values()]
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
@@ -81,32 +81,32 @@ class Canary:
             await asyncio.sleep(_LOOK_S)
             for member in self._registry.members():
                 name = member.handle.worker_id
-                if name not in self._flying and self._is_due(member):
-                    self._flying[name] = asyncio.create_task(self._ask(member), name=f"canary {name}")
+                if name not in self._running and self._is_due(member):
+                    self._running[name] = asyncio.create_task(self._ask(member), name=f"probe {name}")
 
     def _is_due(self, member: Member) -> bool:
-        match member.standing:
-            case Standing.DOUBTED | Standing.BAD:
+        match member.state:
+            case WorkerState.SUSPECT | WorkerState.UNHEALTHY:
                 return True
-            case Standing.READY:
-                return time.monotonic() - member.health.proved_at > self._interval_s
+            case WorkerState.READY:
+                return time.monotonic() - member.breaker.proved_at > self._interval_s
             case _:
                 return False
 
     async def _ask(self, member: Member) -> None:
-        name, before = member.handle.worker_id, member.health.trust
+        name, before = member.handle.worker_id, member.breaker.state
         try:
-            with contextlib.suppress(_NobodyToAskWith):
-                await self._fly(member)
-            if member.health.trust is not before:
-                _log.warning("%s is %s now", name, member.standing.value)
+            with contextlib.suppress(_NoCompanion):
+                await self._send_probe(member)
+            if member.breaker.state is not before:
+                _log.warning("%s is %s now", name, member.state.value)
                 await self._registry.reconsider()
-            if member.health.trust is not Trust.GOOD:
+            if member.breaker.state is not CircuitState.CLOSED:
                 await asyncio.sleep(_AGAIN_S)
         finally:
-            del self._flying[name]
+            del self._running[name]
 
-    async def _fly(self, member: Member) -> None:
+    async def _send_probe(self, member: Member) -> None:
         session = member.session
         assert session is not None, "only workers that are here are asked"
 
@@ -115,29 +115,29 @@ class Canary:
 
         sequence = Sequence(_PROMPT, _SAMPLING, Waterfall(time.monotonic()))
         attempt = self._make_attempt(sequence, pick)
-        step, failures = session.step, member.health.failures
+        step, failures = session.step, member.breaker.failures
         try:
             async with asyncio.timeout(self._timeout_s), aclosing(attempt.deltas()) as deltas:
                 async for _ in deltas:
                     pass
         except TimeoutError:
-            # Its engine may only be busy. That of a companion is for the companion's own canary to judge.
+            # Its engine may only be busy. That of a companion is for the companion's own probe to judge.
             if attempt.awaited is session and session.step == step:
-                member.health.canary_failed()
+                member.breaker.probe_failed()
         except (AttemptFailed, RouterError) as error:
-            _log.debug("%s: a canary failed: %s", session.worker_id, error)
-            if member.health.failures > failures:  # it was this worker's fault, and not a companion's
-                member.health.canary_failed()
+            _log.debug("%s: a probe failed: %s", session.worker_id, error)
+            if member.breaker.failures > failures:  # it was this worker's fault, and not a companion's
+                member.breaker.probe_failed()
         else:
-            member.health.canary_came_back()
+            member.breaker.probe_succeeded()
 
     def _companion(self, role: worker_pb2.Role, asked: WorkerSession) -> WorkerSession:
         """The most trusted worker for the other part, if need be one that gets no requests, or `asked`."""
         here = [session for session in self._able(role) if session.alive]
         if not here:
-            raise _NobodyToAskWith
-        return min(here, key=lambda s: (s is asked, s.health.trust, s.load.tokens))
+            raise _NoCompanion
+        return min(here, key=lambda s: (s is asked, s.breaker.state, s.load.tokens))
 
 
-class _NobodyToAskWith(Exception):
+class _NoCompanion(Exception):
     """No worker of the other role is here."""

@@ -1,4 +1,4 @@
-"""Who is let in through the front doors, what each may ask for at a time, and that nobody listens in."""
+"""Who is let in through the frontends, what each may ask for at a time, and that nobody listens in."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from engine.loader.checkpoint import resolve
 from router.frontend.api_keys import ApiKeys
-from router.limits import Limits
+from router.request_limits import RequestLimits
 from rpc.baton.v1.router_pb2 import AbortRequest, GenerateRequest, GetModelInfoRequest
 from rpc.baton.v1.router_pb2_grpc import RouterStub
 from rpc.tls import BadCertificate, TlsFiles
 from tests.certificates import Authority
-from tests.integration.front_doors import FrontDoors, front_doors
+from tests.integration.frontends import Frontends, open_frontends
 
 ALICE, BOB = "alice-0123456789", "bob-abcdefghijkl"
 PROMETHEUS = "prometheus-01234"
@@ -41,21 +41,21 @@ def folder() -> Path:
 
 
 @pytest.fixture
-async def doors(folder: Path) -> AsyncIterator[FrontDoors]:
+async def frontends(folder: Path) -> AsyncIterator[Frontends]:
     keys = ApiKeys({ALICE: "alice", BOB: "bob"}, max_requests=1)
-    async with front_doors(folder, keys=keys) as opened:
+    async with open_frontends(folder, keys=keys) as opened:
         yield opened
 
 
 @pytest.fixture
-async def http(doors: FrontDoors) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=doors.url, timeout=10) as client:
+async def http(frontends: Frontends) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=frontends.url, timeout=10) as client:
         yield client
 
 
 @pytest.fixture
-async def router(doors: FrontDoors) -> AsyncIterator[Any]:
-    async with grpc.aio.insecure_channel(doors.target) as channel:
+async def router(frontends: Frontends) -> AsyncIterator[Any]:
+    async with grpc.aio.insecure_channel(frontends.target) as channel:
         yield RouterStub(channel)
 
 
@@ -76,13 +76,13 @@ class TestHttp:
         ],
     )
     async def test_without_a_key_there_is_nothing_to_see(
-        self, http: httpx.AsyncClient, doors: FrontDoors, headers: dict[str, str], method: str, path: str
+        self, http: httpx.AsyncClient, frontends: Frontends, headers: dict[str, str], method: str, path: str
     ) -> None:
         response = await http.request(method, path, headers=headers)
         assert response.status_code == 401
         assert response.headers["www-authenticate"] == "Bearer"
         assert response.json()["error"]["code"] == "invalid_api_key"
-        assert not doors.dispatcher.calls
+        assert not frontends.dispatcher.calls
 
     async def test_a_body_is_not_read_for_a_stranger(self, http: httpx.AsyncClient) -> None:
         async def endless() -> AsyncIterator[bytes]:
@@ -99,8 +99,8 @@ class TestHttp:
     async def test_orchestrators_need_no_key(self, http: httpx.AsyncClient, path: str) -> None:
         assert (await http.get(path)).status_code == 200
 
-    async def test_the_official_client_brings_its_key(self, doors: FrontDoors) -> None:
-        base_url = f"{doors.url}/v1"
+    async def test_the_official_client_brings_its_key(self, frontends: Frontends) -> None:
+        base_url = f"{frontends.url}/v1"
         async with openai.AsyncOpenAI(base_url=base_url, api_key=ALICE) as client:
             assert (await client.completions.create(model="small", prompt="hi")).choices[0].text
         async with openai.AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0) as stranger:
@@ -109,22 +109,22 @@ class TestHttp:
 
     @pytest.mark.parametrize("stream", [False, True])
     async def test_a_key_at_its_limit_waits_and_others_do_not(
-        self, http: httpx.AsyncClient, doors: FrontDoors, stream: bool
+        self, http: httpx.AsyncClient, frontends: Frontends, stream: bool
     ) -> None:
-        doors.dispatcher.hang_after = 1
+        frontends.dispatcher.hang_after = 1
         running = asyncio.create_task(
             http.post(COMPLETIONS, json=HELLO | {"stream": stream}, headers=bearer(ALICE))
         )
-        while not doors.dispatcher.calls:  # noqa: ASYNC110
+        while not frontends.dispatcher.calls:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         refused = await http.post(COMPLETIONS, json=HELLO, headers=bearer(ALICE))
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
         assert refused.json()["error"]["code"] == "too_many_requests"
         assert (await http.get("/v1/models", headers=bearer(ALICE))).status_code == 200
-        doors.dispatcher.hang_after = None
+        frontends.dispatcher.hang_after = None
         assert (await http.post(COMPLETIONS, json=HELLO, headers=bearer(BOB))).status_code == 200
         running.cancel()
-        await doors.dispatcher.calls[0].given_up.wait()
+        await frontends.dispatcher.calls[0].given_up.wait()
         assert (await http.post(COMPLETIONS, json=HELLO, headers=bearer(ALICE))).status_code == 200
 
     async def test_a_request_that_fails_gives_its_room_back(self, http: httpx.AsyncClient) -> None:
@@ -136,12 +136,15 @@ class TestHttp:
     @pytest.mark.parametrize("fields", [{"n": 3}, {"prompt": ["a", "b", "c"]}, {"prompt": ["a"], "n": 4}])
     async def test_a_key_s_limit_counts_completions(self, folder: Path, fields: dict[str, Any]) -> None:
         keys = ApiKeys({ALICE: "alice"}, max_requests=3)
-        async with front_doors(folder, keys=keys) as doors, httpx.AsyncClient(base_url=doors.url) as http:
-            doors.dispatcher.hang_after = 0
+        async with (
+            open_frontends(folder, keys=keys) as frontends,
+            httpx.AsyncClient(base_url=frontends.url) as http,
+        ):
+            frontends.dispatcher.hang_after = 0
             running = asyncio.create_task(http.post(COMPLETIONS, json=HELLO, headers=bearer(ALICE)))
-            while not doors.dispatcher.calls:  # noqa: ASYNC110
+            while not frontends.dispatcher.calls:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-            doors.dispatcher.hang_after = None
+            frontends.dispatcher.hang_after = None
             refused = await http.post(COMPLETIONS, json=HELLO | fields, headers=bearer(ALICE))
             fits_when_idle = fields.get("n") != 4
             assert refused.status_code == (429 if fits_when_idle else 400)
@@ -150,7 +153,7 @@ class TestHttp:
             answered = await http.post(COMPLETIONS, json=HELLO | {"n": 2}, headers=bearer(ALICE))
             assert answered.status_code == 200
             running.cancel()
-            await doors.dispatcher.calls[0].given_up.wait()
+            await frontends.dispatcher.calls[0].given_up.wait()
 
 
 class TestMonitoring:
@@ -183,8 +186,8 @@ class TestMonitoring:
         keys = ApiKeys({ALICE: "alice"}) if with_keys else None
         metrics_keys = ApiKeys({PROMETHEUS: "prometheus"}) if with_metrics_keys else None
         async with (
-            front_doors(folder, keys=keys, metrics_keys=metrics_keys) as doors,
-            httpx.AsyncClient(base_url=doors.url) as http,
+            open_frontends(folder, keys=keys, metrics_keys=metrics_keys) as frontends,
+            httpx.AsyncClient(base_url=frontends.url) as http,
         ):
             answer = await http.get(path, headers=headers)
             assert answer.status_code == status
@@ -193,8 +196,8 @@ class TestMonitoring:
     async def test_its_key_opens_nothing_else(self, folder: Path) -> None:
         keys, metrics_keys = ApiKeys({ALICE: "alice"}), ApiKeys({PROMETHEUS: "prometheus"})
         async with (
-            front_doors(folder, keys=keys, metrics_keys=metrics_keys) as doors,
-            httpx.AsyncClient(base_url=doors.url) as http,
+            open_frontends(folder, keys=keys, metrics_keys=metrics_keys) as frontends,
+            httpx.AsyncClient(base_url=frontends.url) as http,
         ):
             refused = await http.post(COMPLETIONS, json=HELLO, headers=bearer(PROMETHEUS))
             assert (refused.status_code, refused.json()["error"]["code"]) == (403, "permission_denied")
@@ -213,8 +216,8 @@ class TestWebPages:
     async def test_a_page_of_the_list_may_ask_and_read(self, folder: Path, origins: tuple[str, ...]) -> None:
         keys = ApiKeys({ALICE: "alice"})
         async with (
-            front_doors(folder, keys=keys, cors_origins=origins) as doors,
-            httpx.AsyncClient(base_url=doors.url) as http,
+            open_frontends(folder, keys=keys, cors_origins=origins) as frontends,
+            httpx.AsyncClient(base_url=frontends.url) as http,
         ):
             leave = await http.options(COMPLETIONS, headers=self.PREFLIGHT)
             assert leave.status_code == 200
@@ -228,8 +231,8 @@ class TestWebPages:
     @pytest.mark.parametrize("origins", [(), ("https://other.example.com",), ("http://chat.example.com",)])
     async def test_another_page_gets_no_leave(self, folder: Path, origins: tuple[str, ...]) -> None:
         async with (
-            front_doors(folder, cors_origins=origins) as doors,
-            httpx.AsyncClient(base_url=doors.url) as http,
+            open_frontends(folder, cors_origins=origins) as frontends,
+            httpx.AsyncClient(base_url=frontends.url) as http,
         ):
             refused = await http.options(COMPLETIONS, headers=self.PREFLIGHT)
             assert refused.is_client_error
@@ -243,7 +246,7 @@ class TestGrpc:
         "metadata", [None, [("authorization", "Bearer wrong-0123456789")], [("x-api-key", ALICE)]]
     )
     async def test_without_a_key_every_method_is_closed(
-        self, router: Any, doors: FrontDoors, metadata: list[tuple[str, str]] | None
+        self, router: Any, frontends: Frontends, metadata: list[tuple[str, str]] | None
     ) -> None:
         calls = [
             router.Generate(GenerateRequest(text="hi"), metadata=metadata).read(),
@@ -252,10 +255,10 @@ class TestGrpc:
         ]
         for call in calls:
             assert await code_of(call) is grpc.StatusCode.UNAUTHENTICATED
-        assert not doors.dispatcher.calls
+        assert not frontends.dispatcher.calls
 
-    async def test_reflection_is_closed_and_health_open(self, doors: FrontDoors) -> None:
-        async with grpc.aio.insecure_channel(doors.target) as channel:
+    async def test_reflection_is_closed_and_health_open(self, frontends: Frontends) -> None:
+        async with grpc.aio.insecure_channel(frontends.target) as channel:
             ask = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo
             request = reflection_pb2.ServerReflectionRequest(list_services="")
             assert await code_of(ask(iter([request])).read()) is grpc.StatusCode.UNAUTHENTICATED
@@ -268,10 +271,10 @@ class TestGrpc:
         assert info.model == "small"
         assert [r async for r in router.Generate(GenerateRequest(text="hi"), metadata=metadata)]
 
-    async def test_a_key_at_its_limit_waits_whichever_door_it_uses(
-        self, router: Any, http: httpx.AsyncClient, doors: FrontDoors
+    async def test_a_key_at_its_limit_waits_whichever_frontend_it_uses(
+        self, router: Any, http: httpx.AsyncClient, frontends: Frontends
     ) -> None:
-        doors.dispatcher.hang_after = 1
+        frontends.dispatcher.hang_after = 1
         metadata = [("authorization", f"Bearer {ALICE}")]
         running = router.Generate(GenerateRequest(text="hi"), metadata=metadata)
         await running.read()
@@ -285,8 +288,8 @@ class TestGrpc:
         call = router.Generate(GenerateRequest(text="hi", n=2), metadata=metadata)
         assert await code_of(call.read()) is grpc.StatusCode.INVALID_ARGUMENT
 
-    async def test_a_request_s_id_is_its_client_s_own(self, router: Any, doors: FrontDoors) -> None:
-        doors.dispatcher.hang_after = 1
+    async def test_a_request_s_id_is_its_client_s_own(self, router: Any, frontends: Frontends) -> None:
+        frontends.dispatcher.hang_after = 1
         alice, bob = ([("authorization", f"Bearer {key}")] for key in (ALICE, BOB))
         request = GenerateRequest(request_id="mine", text="hi")
         of_alice, of_bob = router.Generate(request, metadata=alice), router.Generate(request, metadata=bob)
@@ -305,35 +308,35 @@ class TestLimits:
     async def test_a_request_for_more_than_the_limit_is_refused_by_name(
         self, folder: Path, fields: dict[str, Any], param: str
     ) -> None:
-        limits = Limits(max_prompt_tokens=8, max_completions=2, max_logprobs=5)
+        limits = RequestLimits(max_prompt_tokens=8, max_completions=2, max_logprobs=5)
         at_the_limit = {"prompt": [1] * 8, "n": 2, "logprobs": 5}
-        async with front_doors(folder, limits=limits) as doors, httpx.AsyncClient() as http:
-            url = doors.url + COMPLETIONS
+        async with open_frontends(folder, limits=limits) as frontends, httpx.AsyncClient() as http:
+            url = frontends.url + COMPLETIONS
             assert (await http.post(url, json=at_the_limit)).status_code == 200
             refused = await http.post(url, json=at_the_limit | fields)
             assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
 
 
 class TestTls:
-    async def test_both_doors_speak_it_and_prove_who_they_are(self, folder: Path, tmp_path: Path) -> None:
+    async def test_both_frontends_speak_it_and_prove_who_they_are(self, folder: Path, tmp_path: Path) -> None:
         authority, other = Authority.make("ours"), Authority.make("another")
-        async with front_doors(folder, tls=authority.issue(tmp_path)) as doors:
+        async with open_frontends(folder, tls=authority.issue(tmp_path)) as frontends:
             async with httpx.AsyncClient(verify=trusting(authority)) as http:
                 stream = HELLO | {"stream": True}
-                response = await http.post(doors.url + COMPLETIONS, json=stream)
+                response = await http.post(frontends.url + COMPLETIONS, json=stream)
                 assert response.text.endswith("data: [DONE]\n\n")
             async with httpx.AsyncClient(verify=trusting(other)) as http:
                 with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
-                    await http.get(f"{doors.url}/live")
-            assert await served_over_grpc(doors, grpc.ssl_channel_credentials(authority.pem))
-            assert not await served_over_grpc(doors, grpc.ssl_channel_credentials(other.pem))
+                    await http.get(f"{frontends.url}/live")
+            assert await served_over_grpc(frontends, grpc.ssl_channel_credentials(authority.pem))
+            assert not await served_over_grpc(frontends, grpc.ssl_channel_credentials(other.pem))
 
     async def test_plaintext_gets_no_answer(self, folder: Path, tmp_path: Path) -> None:
-        async with front_doors(folder, tls=Authority.make("ours").issue(tmp_path)) as doors:
+        async with open_frontends(folder, tls=Authority.make("ours").issue(tmp_path)) as frontends:
             async with httpx.AsyncClient() as http:
                 with pytest.raises(httpx.TransportError):
-                    await http.get(doors.url.replace("https", "http") + "/live")
-            async with grpc.aio.insecure_channel(doors.target) as channel:
+                    await http.get(frontends.url.replace("https", "http") + "/live")
+            async with grpc.aio.insecure_channel(frontends.target) as channel:
                 info = RouterStub(channel).GetModelInfo(GetModelInfoRequest(), timeout=5)
                 assert await code_of(info) is grpc.StatusCode.UNAVAILABLE
 
@@ -359,8 +362,8 @@ def trusting(authority: Authority) -> ssl.SSLContext:
     return ssl.create_default_context(cadata=authority.pem.decode())
 
 
-async def served_over_grpc(doors: FrontDoors, credentials: grpc.ChannelCredentials) -> bool:
-    async with grpc.aio.secure_channel(doors.target, credentials) as channel:
+async def served_over_grpc(frontends: Frontends, credentials: grpc.ChannelCredentials) -> bool:
+    async with grpc.aio.secure_channel(frontends.target, credentials) as channel:
         return await code_of(RouterStub(channel).GetModelInfo(GetModelInfoRequest(), timeout=5)) is None
 
 

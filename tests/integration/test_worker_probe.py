@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from router.errors import Unavailable
-from router.probes.canary import Canary
-from router.workers.member import Standing
+from router.probes.worker_probe import WorkerProbe
+from router.workers.member import WorkerState
 from rpc.baton.v1 import worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE
 from tests.integration.fake_cluster import Service, pair, service
@@ -20,31 +20,31 @@ from tests.integration.fake_worker import FakeWorker, answer, decode_worker, pre
 PROMPT = [5, 6, 7, 8]
 
 
-def canary(served: Service, *, interval_s: float, timeout_s: float) -> Canary:
+def probe(served: Service, *, interval_s: float, timeout_s: float) -> WorkerProbe:
     dispatcher = served.dispatcher
-    return Canary(
+    return WorkerProbe(
         served.registry, dispatcher.attempt, dispatcher.able, interval_s=interval_s, timeout_s=timeout_s
     )
 
 
 @asynccontextmanager
 async def watched(*workers: FakeWorker, **settings: object) -> AsyncIterator[Service]:
-    """A service whose canary is in a hurry."""
+    """A service whose probe is in a hurry."""
     async with (
         service(*workers, **settings) as served,
-        canary(served, interval_s=0.2, timeout_s=0.3),
+        probe(served, interval_s=0.2, timeout_s=0.3),
     ):
         yield served
 
 
-def standing(served: Service, name: str) -> Standing:
+def state(served: Service, name: str) -> WorkerState:
     (member,) = [m for m in served.registry.members() if m.handle.worker_id == name]
-    return member.standing
+    return member.state
 
 
-async def becomes(served: Service, name: str, wanted: Standing, within_s: float = 10.0) -> None:
+async def becomes(served: Service, name: str, wanted: WorkerState, within_s: float = 10.0) -> None:
     async with asyncio.timeout(within_s):
-        while standing(served, name) is not wanted:  # noqa: ASYNC110
+        while state(served, name) is not wanted:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
@@ -53,10 +53,10 @@ async def test_a_silent_worker_is_lost_within_a_second_or_so() -> None:
     async with service(worker) as served:
         worker.behaviour.dumb = True
         began = time.monotonic()
-        await becomes(served, "decode-0", Standing.AWAY)
+        await becomes(served, "decode-0", WorkerState.UNAVAILABLE)
         assert time.monotonic() - began > 0.7
         worker.behaviour.dumb = False
-        await becomes(served, "decode-0", Standing.READY)
+        await becomes(served, "decode-0", WorkerState.READY)
         assert await served.tokens() == answer(PROMPT, 8)
 
 
@@ -72,21 +72,21 @@ async def test_an_unused_worker_that_hangs_is_found_out_and_taken_back_when_it_g
     hanging, fine = decode_worker("decode-0"), decode_worker("decode-1")
     async with watched(hanging, fine) as served:
         hanging.behaviour.silent = True
-        await becomes(served, "decode-0", Standing.BAD)
-        assert standing(served, "decode-1") is Standing.READY
+        await becomes(served, "decode-0", WorkerState.UNHEALTHY)
+        assert state(served, "decode-1") is WorkerState.READY
         hanging.received.clear()
         for _ in range(4):
             assert await served.tokens() == answer(PROMPT, 8)
-        assert all(c.submit.work.sampling.max_tokens == 2 for c in hanging.commands("submit"))  # canaries
+        assert all(c.submit.work.sampling.max_tokens == 2 for c in hanging.commands("submit"))  # probes
         hanging.behaviour.silent = False
-        await becomes(served, "decode-0", Standing.READY)
+        await becomes(served, "decode-0", WorkerState.READY)
 
 
-async def test_when_the_canary_has_failed_everywhere_requests_are_refused_at_once() -> None:
+async def test_when_the_probe_has_failed_everywhere_requests_are_refused_at_once() -> None:
     worker = decode_worker("decode-0", silent=True)
     async with watched(worker) as served:
-        await becomes(served, "decode-0", Standing.BAD)
-        with pytest.raises(Unavailable, match="decode-0: bad"):
+        await becomes(served, "decode-0", WorkerState.UNHEALTHY)
+        with pytest.raises(Unavailable, match="decode-0: unhealthy"):
             await served.tokens()
         worker.behaviour.silent = False
         assert await served.registry.wait_for(ROLE_DECODE, 5.0)
@@ -94,7 +94,7 @@ async def test_when_the_canary_has_failed_everywhere_requests_are_refused_at_onc
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-async def test_the_canary_finds_which_half_of_a_handoff_hangs(role: str) -> None:
+async def test_the_probe_finds_which_half_of_a_handoff_hangs(role: str) -> None:
     fabric: dict[int, asyncio.Event] = {}
     workers = [
         *(prefill_worker(f"prefill-{i}", fabric) for i in range(2)),
@@ -103,24 +103,24 @@ async def test_the_canary_finds_which_half_of_a_handoff_hangs(role: str) -> None
     (hanging,) = [w for w in workers if w.worker_id == f"{role}-1"]
     async with watched(*workers) as served:
         hanging.behaviour.silent = True
-        await becomes(served, hanging.worker_id, Standing.BAD)
-        assert [w.worker_id for w in workers if standing(served, w.worker_id) is not Standing.READY] == [
+        await becomes(served, hanging.worker_id, WorkerState.UNHEALTHY)
+        assert [w.worker_id for w in workers if state(served, w.worker_id) is not WorkerState.READY] == [
             hanging.worker_id
         ]
         for _ in range(4):
             assert await served.tokens() == answer(PROMPT, 8)
 
 
-async def test_a_worker_that_fails_request_after_request_is_avoided_until_it_serves_a_canary() -> None:
+async def test_a_worker_that_fails_request_after_request_is_avoided_until_it_serves_a_probe() -> None:
     failing, fine = decode_worker("decode-0", fail_after=0, times=1_000_000), decode_worker("decode-1")
     async with service(failing, fine) as served:
         for _ in range(10):
             assert await served.tokens() == answer(PROMPT, 8)
-        assert standing(served, "decode-0") is Standing.DOUBTED
+        assert state(served, "decode-0") is WorkerState.SUSPECT
         assert len(failing.commands("submit")) == 3
         failing.behaviour.times = 0
-        async with canary(served, interval_s=60.0, timeout_s=1.0):
-            await becomes(served, "decode-0", Standing.READY)
+        async with probe(served, interval_s=60.0, timeout_s=1.0):
+            await becomes(served, "decode-0", WorkerState.READY)
 
 
 async def test_an_overloaded_worker_is_not_a_sick_one() -> None:
@@ -130,10 +130,10 @@ async def test_an_overloaded_worker_is_not_a_sick_one() -> None:
         for _ in range(10):
             assert await served.tokens() == answer(PROMPT, 8)
         await asyncio.sleep(1.0)
-        assert standing(served, "decode-0") is Standing.READY
+        assert state(served, "decode-0") is WorkerState.READY
 
 
-async def test_workers_in_use_are_spared_the_canary() -> None:
+async def test_workers_in_use_are_spared_the_probe() -> None:
     workers = pair(decode={"token_s": 0.002})
     async with watched(*workers) as served:
         for _ in range(20):

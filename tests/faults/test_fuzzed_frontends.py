@@ -1,4 +1,4 @@
-"""The front doors against input that nobody would send in earnest."""
+"""The frontends against input that nobody would send in earnest."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from router.cli.open_files import allow_many_connections
 from router.frontend.http.protocol import BoundedProtocol
 from rpc.baton.v1 import router_pb2, router_pb2_grpc
 from tests.faults.bounds import bounded
-from tests.integration.front_doors import FrontDoors, front_doors
+from tests.integration.frontends import Frontends, open_frontends
 
 _HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _IDLE_CLIENT = """
@@ -40,14 +40,14 @@ sys.stdin.read()
 
 
 @pytest.fixture(scope="module")
-def doors() -> Iterator[FrontDoors]:
+def frontends() -> Iterator[Frontends]:
     """Served from a thread: what attacks them does not always wait in an asyncio way."""
-    opened: list[FrontDoors] = []
+    opened: list[Frontends] = []
     ready, done = threading.Event(), threading.Event()
 
     async def serve() -> None:
-        async with front_doors(resolve("smollm2").path) as doors:
-            opened.append(doors)
+        async with open_frontends(resolve("smollm2").path) as frontends:
+            opened.append(frontends)
             ready.set()
             await asyncio.to_thread(done.wait)
 
@@ -63,10 +63,10 @@ def doors() -> Iterator[FrontDoors]:
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 def test_bodies_and_answers_are_as_the_openapi_document_says(
-    doors: FrontDoors, path: str, mode: GenerationMode, examples: int
+    frontends: Frontends, path: str, mode: GenerationMode, examples: int
 ) -> None:
     """What the document calls wrong is refused; every answer has a shape and a status that it names."""
-    operation = schemathesis.openapi.from_url(f"{doors.url}/openapi.json")[path]["POST"]
+    operation = schemathesis.openapi.from_url(f"{frontends.url}/openapi.json")[path]["POST"]
 
     @given(case=operation.as_strategy(generation_mode=mode))
     @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
@@ -84,29 +84,29 @@ def a_request() -> router_pb2.GenerateRequest:
     )
 
 
-def generated_text(doors: FrontDoors) -> str:
-    with grpc.insecure_channel(doors.target) as channel:
+def generated_text(frontends: Frontends) -> str:
+    with grpc.insecure_channel(frontends.target) as channel:
         stub = router_pb2_grpc.RouterStub(channel)  # type: ignore[no-untyped-call]
         return "".join(response.text for response in stub.Generate(a_request(), timeout=10))
 
 
-def test_random_bytes_on_the_grpc_port_disturb_nobody(doors: FrontDoors) -> None:
+def test_random_bytes_on_the_grpc_port_disturb_nobody(frontends: Frontends) -> None:
     draw = random.Random(4)
     for number in range(200):
         noise = draw.randbytes(draw.randrange(1, 4096))
-        with socket.create_connection(("127.0.0.1", doors.grpc.port), timeout=10) as connection:
+        with socket.create_connection(("127.0.0.1", frontends.grpc.port), timeout=10) as connection:
             connection.sendall((_HTTP2_PREFACE if number % 2 else b"") + noise)
             if number % 3:
                 connection.shutdown(socket.SHUT_WR)
-    assert generated_text(doors)
+    assert generated_text(frontends)
 
 
-def test_random_messages_in_well_formed_calls_are_refused_or_answered(doors: FrontDoors) -> None:
+def test_random_messages_in_well_formed_calls_are_refused_or_answered(frontends: Frontends) -> None:
     draw = random.Random(5)
     # The last is gRPC's own word for bytes that are no message.
     clean = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNKNOWN}
     refusals = []
-    with grpc.insecure_channel(doors.target) as channel:
+    with grpc.insecure_channel(frontends.target) as channel:
         call = channel.unary_stream("/baton.v1.Router/Generate")
         for _ in range(300):
             message = bytearray(a_request().SerializeToString())
@@ -118,20 +118,23 @@ def test_random_messages_in_well_formed_calls_are_refused_or_answered(doors: Fro
                 refusals.append(refusal)
     assert refusals
     assert all(refusal.code() in clean for refusal in refusals), refusals
-    assert generated_text(doors)
+    assert generated_text(frontends)
 
 
 def test_clients_that_trickle_their_requests_are_hung_up_on_and_others_do_not_notice(
-    doors: FrontDoors, monkeypatch: pytest.MonkeyPatch
+    frontends: Frontends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(BoundedProtocol, "arrival_s", 1.5)
     post = b"POST /v1/completions HTTP/1.1\r\n"
     json_body = b"content-type: application/json\r\ncontent-length: 99\r\n\r\n{"
     trickles = [(b"G", b""), (post, b"x"), (post + json_body, b" ")]
     with ExitStack() as stack:
-        http = stack.enter_context(httpx.Client(base_url=doors.url, timeout=30))
+        http = stack.enter_context(httpx.Client(base_url=frontends.url, timeout=30))
         slow = [
-            (stack.enter_context(socket.create_connection(("127.0.0.1", doors.http.port), timeout=10)), drop)
+            (
+                stack.enter_context(socket.create_connection(("127.0.0.1", frontends.http.port), timeout=10)),
+                drop,
+            )
             for _, drop in trickles * 100
         ]
         for (connection, _), (beginning, _) in zip(slow, trickles * 100, strict=True):
@@ -148,18 +151,18 @@ def test_clients_that_trickle_their_requests_are_hung_up_on_and_others_do_not_no
 
 
 def test_an_answer_may_take_longer_than_a_request_may_take_to_arrive(
-    doors: FrontDoors, monkeypatch: pytest.MonkeyPatch
+    frontends: Frontends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(BoundedProtocol, "arrival_s", 0.3)
-    monkeypatch.setattr(doors.dispatcher, "pause_s", 0.1)
-    with httpx.Client(base_url=doors.url, timeout=30) as http:
+    monkeypatch.setattr(frontends.dispatcher, "pause_s", 0.1)
+    with httpx.Client(base_url=frontends.url, timeout=30) as http:
         for _ in range(2):  # the second time over the same connection
             answer = http.post("/v1/completions", json={"prompt": "hi", "max_tokens": 6})
             assert answer.json()["usage"]["completion_tokens"] == 6
 
 
-def test_headers_without_end_are_cut_off(doors: FrontDoors) -> None:
-    with socket.create_connection(("127.0.0.1", doors.http.port), timeout=10) as connection:
+def test_headers_without_end_are_cut_off(frontends: Frontends) -> None:
+    with socket.create_connection(("127.0.0.1", frontends.http.port), timeout=10) as connection:
         connection.sendall(b"GET /live HTTP/1.1\r\n")
         header = b"x: " + b"y" * 8192 + b"\r\n"
         sent = 0
@@ -170,12 +173,12 @@ def test_headers_without_end_are_cut_off(doors: FrontDoors) -> None:
     assert sent < 16 << 20, "the server goes on reading"
 
 
-def test_ten_thousand_idle_connections_leave_the_service_responsive(doors: FrontDoors) -> None:
+def test_ten_thousand_idle_connections_leave_the_service_responsive(frontends: Frontends) -> None:
     allow_many_connections()
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 1000
     count = min(10_000, most)
     idle = subprocess.Popen(
-        [sys.executable, "-c", _IDLE_CLIENT, str(doors.http.port), str(count)],
+        [sys.executable, "-c", _IDLE_CLIENT, str(frontends.http.port), str(count)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
@@ -183,7 +186,7 @@ def test_ten_thousand_idle_connections_leave_the_service_responsive(doors: Front
     assert idle.stdout
     try:
         assert idle.stdout.readline() == b"connected\n"
-        with httpx.Client(base_url=doors.url, timeout=30) as http:
+        with httpx.Client(base_url=frontends.url, timeout=30) as http:
             asked_at = time.monotonic()
             answer = http.post("/v1/completions", json={"prompt": "hi"})
             took = time.monotonic() - asked_at

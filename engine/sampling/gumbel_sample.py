@@ -20,9 +20,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.sampling.noise import exponential, hashed, least
+from engine.sampling.noise import exponential, exponential_bound, hashed
 
-__all__ = ["all_finite", "coldest", "draw", "draw_truncated", "likeliest", "min_p_limit"]
+__all__ = [
+    "all_finite",
+    "coldest",
+    "greedy_sample",
+    "gumbel_sample",
+    "gumbel_sample_truncated",
+    "min_p_limit",
+]
 
 _Floats: TypeAlias = npt.NDArray[np.float32]
 _Ints: TypeAlias = npt.NDArray[np.int32]
@@ -45,10 +52,12 @@ def all_finite(logits: torch.Tensor) -> torch.Tensor:
     return logits.sum(dim=-1, dtype=torch.float32).isfinite()
 
 
-def likeliest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The likeliest token of each row of `logits` [S, vocab], the first of equals, [S]; `all_finite`."""
+def greedy_sample(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The most likely token of each row of `logits` [S, vocab], the first of equals, [S]; `all_finite`."""
     if logits.is_cuda:
-        from engine.kernels.argmax import likeliest as fused  # Triton comes with torch's CUDA builds alone
+        from engine.kernels.argmax import (
+            greedy_sample as fused,  # Triton comes with torch's CUDA builds alone
+        )
 
         return fused(logits)
     if logits.dtype != torch.float32:
@@ -68,7 +77,7 @@ def min_p_limit(min_p: float) -> int:
     return int(min(-math.log(min_p), LARGEST) * STEPS) if min_p > 0.0 else _LAST
 
 
-def draw(logits: torch.Tensor, temperature: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+def gumbel_sample(logits: torch.Tensor, temperature: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     """Draw from softmax(logits / temperature).
 
     `logits` is `[S, vocab]` float32, `temperature` `[S]`, `keys` `[S, 2]`, all on a CPU. Returns `[S]`.
@@ -76,7 +85,7 @@ def draw(logits: torch.Tensor, temperature: torch.Tensor, keys: torch.Tensor) ->
     return torch.from_numpy(np.concatenate([rows.drawn() for rows in _blocks(logits, temperature, keys)]))
 
 
-def draw_truncated(
+def gumbel_sample_truncated(
     logits: torch.Tensor,
     temperature: torch.Tensor,
     keys: torch.Tensor,
@@ -85,7 +94,7 @@ def draw_truncated(
     top_p: torch.Tensor,
     min_p: torch.Tensor,
 ) -> torch.Tensor:
-    """Draw from the likeliest tokens: `top_k`, none below `min_p` of the best, `top_p` of the rest.
+    """Draw from the most likely tokens: `top_k`, none below `min_p` of the best, `top_p` of the rest.
 
     `top_p` is a share of the mass that the other two left. The best token always stays, and so do tokens as
     likely as the last that stays. Parameters are `[S]`; `top_k` is the vocabulary's size when off, not 0.
@@ -182,7 +191,7 @@ class _Rows:
     below: _Floats
     """How far scaled logits lie below the highest."""
     mass: _Floats
-    """Probabilities relative to the likeliest token's."""
+    """Probabilities relative to the most likely token's."""
 
     @classmethod
     def of(
@@ -202,7 +211,7 @@ class _Rows:
         """
         bits = hashed(self.keys, self.tokens)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            ratios = least(bits)
+            ratios = exponential_bound(bits)
             np.divide(ratios, self.mass, out=ratios)
             first = ratios.argmin(axis=1)
             every = np.arange(len(bits))

@@ -14,11 +14,11 @@ from ray.exceptions import RayError
 from ray.util.placement_group import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from engine.parallel import Meeting
+from engine.parallel import Rendezvous
 from worker.config import WorkerConfig
-from worker.tensor_parallel.rank_group import Crew
+from worker.tensor_parallel.rank_processes import RankProcesses
 
-__all__ = ["RankActor", "crew_of"]
+__all__ = ["RankActor", "rank_processes_of"]
 
 
 class RankActor:
@@ -29,31 +29,31 @@ class RankActor:
 
         log_to_stderr(log_level)
 
-    def follow(self, config: WorkerConfig, meeting: Meeting, rank: int) -> None:
-        from worker.tensor_parallel.rank_process import follow
+    def run(self, config: WorkerConfig, rendezvous: Rendezvous, rank: int) -> None:
+        from worker.tensor_parallel.rank_process import run_rank
 
-        follow(config, meeting, rank)
+        run_rank(config, rendezvous, rank)
 
 
-def crew_of(config: WorkerConfig, bundle: int, log_level: int) -> Crew | None:
+def rank_processes_of(config: WorkerConfig, bundle: int, log_level: int) -> RankProcesses | None:
     """None for a worker of one rank."""
-    return _RayCrew(bundle, log_level) if config.engine.tensor_parallel_size > 1 else None
+    return _RayRankProcesses(bundle, log_level) if config.engine.tensor_parallel_size > 1 else None
 
 
-class _RayCrew(Crew):
+class _RayRankProcesses(RankProcesses):
     def __init__(self, bundle: int, log_level: int) -> None:
         super().__init__()
         self._bundle = bundle
         self._log_level = log_level
         self._actors: list[Any] = []
 
-    def start(self, config: WorkerConfig, meeting: Meeting) -> None:
-        self._actors = [self._actor() for _ in range(1, meeting.size)]
+    def start(self, config: WorkerConfig, rendezvous: Rendezvous) -> None:
+        self._actors = [self._actor() for _ in range(1, rendezvous.size)]
         ends = {
-            actor.follow.remote(config, meeting, rank): rank
+            actor.run.remote(config, rendezvous, rank): rank
             for rank, actor in enumerate(self._actors, start=1)
         }
-        threading.Thread(target=self._watch, args=(ends,), name="crew", daemon=True).start()
+        threading.Thread(target=self._watch, args=(ends,), name="rank_processes", daemon=True).start()
 
     def end_all(self) -> None:
         for actor in self._actors:

@@ -6,13 +6,13 @@ from abc import ABC, abstractmethod
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 
-from engine.parallel import Meeting
+from engine.parallel import Rendezvous
 from worker.config import WorkerConfig
 
-__all__ = ["Crew"]
+__all__ = ["RankProcesses"]
 
 
-class Crew(ABC):
+class RankProcesses(ABC):
     """Ranks that follow. They live as long as their leader: when one ends, `end` says so."""
 
     def __init__(self) -> None:
@@ -20,8 +20,8 @@ class Crew(ABC):
         """Why a rank ended that was not stopped; cancelled by `stop`."""
 
     @abstractmethod
-    def start(self, config: WorkerConfig, meeting: Meeting) -> None:
-        """Start a process for each rank but the leader's; it runs `rank_process.follow`."""
+    def start(self, config: WorkerConfig, rendezvous: Rendezvous) -> None:
+        """Start a process for each rank but the leader's; it runs `rank_process.run_rank`."""
 
     @abstractmethod
     def end_all(self) -> None:

@@ -8,10 +8,10 @@ from engine.core.kv_manager import KVManager
 from engine.core.request import Request
 from engine.sched.page_forecast import OutputLengths, peak_growth
 
-__all__ = ["Outlook"]
+__all__ = ["AdmissionForecast"]
 
 
-class Outlook:
+class AdmissionForecast:
     """The admissions of one plan: what all that run will take until they end, and give back then.
 
     Costs O(running) at the first question, and again whenever a prefix gets its second reader.

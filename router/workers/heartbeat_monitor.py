@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from enum import Enum
 
-__all__ = ["Hearing", "Silence"]
+__all__ = ["HeartbeatMonitor", "Liveness"]
 
 
-class Hearing(Enum):
+class Liveness(Enum):
     GOOD = "good"
     LATE = "late"
     """It gets nothing new and is probed; its streams stay."""
@@ -20,7 +20,7 @@ class Hearing(Enum):
     """Its streams go on elsewhere."""
 
 
-class Silence:
+class HeartbeatMonitor:
     """Of one worker's stream."""
 
     def __init__(self, timeout_s: float, grace_s: float) -> None:
@@ -32,10 +32,10 @@ class Silence:
         """A probe, since the last message."""
 
     @property
-    def hearing(self) -> Hearing:
+    def liveness(self) -> Liveness:
         if self._silent_s < self._timeout_s:
-            return Hearing.GOOD
-        return Hearing.LATE if self._silent_s < self._timeout_s + self._grace_s else Hearing.LOST
+            return Liveness.GOOD
+        return Liveness.LATE if self._silent_s < self._timeout_s + self._grace_s else Liveness.LOST
 
     def heard(self) -> None:
         """A message came over the stream."""
@@ -49,7 +49,7 @@ class Silence:
         if not self.has_answered:
             self._silent_s, self.has_answered = 0.0, True
 
-    def passed(self, seconds: float) -> Hearing:
+    def passed(self, seconds: float) -> Liveness:
         """So much time without a message."""
         self._silent_s += seconds
-        return self.hearing
+        return self.liveness

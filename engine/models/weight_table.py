@@ -8,11 +8,11 @@ from typing import TypeAlias
 
 from engine.spec.shard import Cut
 
-__all__ = ["Slot", "WeightTable", "per_layer"]
+__all__ = ["ParamSlice", "WeightTable", "per_layer"]
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class ParamSlice:
     """A place in a module's parameters: all rows, or those that one of several merged projections owns."""
 
     module: str
@@ -27,11 +27,13 @@ class Slot:
     """What of the checkpoint's tensor belongs here, its axis 0 being [out]; None: all of it."""
 
 
-WeightTable: TypeAlias = Mapping[str, Slot]
+WeightTable: TypeAlias = Mapping[str, ParamSlice]
 """Module path in the checkpoint -> place in the model."""
 
 
-def per_layer(num_layers: int, source: str, target: str, table: WeightTable) -> Iterable[tuple[str, Slot]]:
+def per_layer(
+    num_layers: int, source: str, target: str, table: WeightTable
+) -> Iterable[tuple[str, ParamSlice]]:
     """Repeat the table of one layer for all: in the prefixes `source` and `target`, `{}` is the layer."""
     for layer in range(num_layers):
         for name, slot in table.items():

@@ -10,7 +10,7 @@ from router.processing.detokenizer import Detokenizer
 from router.processing.tokenizer import Tokenizer
 from rpc.baton.v1 import sampling_pb2
 
-__all__ = ["FINISH_REASONS", "ChatShape", "CompletionShape", "Shape"]
+__all__ = ["FINISH_REASONS", "ChatSerializer", "CompletionSerializer", "Serializer"]
 
 Logprobs = Sequence[sampling_pb2.TokenLogprobs]
 
@@ -22,7 +22,7 @@ FINISH_REASONS: Final[Mapping[int, str | None]] = {
 }
 
 
-class Shape(Protocol):
+class Serializer(Protocol):
     """One answer's."""
 
     whole_object: ClassVar[str]
@@ -46,7 +46,7 @@ class Shape(Protocol):
         ...
 
 
-class CompletionShape:
+class CompletionSerializer:
     """POST /v1/completions."""
 
     whole_object: ClassVar[str] = "text_completion"
@@ -58,7 +58,7 @@ class CompletionShape:
         """`echo`: for every choice, the prompt that its text begins with; empty for none."""
         self._tokenizer: Final = tokenizer
         self._echo: Final = echo
-        self._rulers: Final[dict[int, _Ruler]] = {}
+        self._text_offsets: Final[dict[int, _TextOffset]] = {}
 
     def opening(self, index: int) -> dict[str, Any] | None:
         return {"text": self._echo[index]} if self._echo else None
@@ -67,12 +67,12 @@ class CompletionShape:
         return {"text": self._echo[index] + text if self._echo else text}
 
     def logprobs(self, index: int, token_ids: Sequence[int], logprobs: Logprobs) -> dict[str, Any]:
-        ruler = self._rulers.setdefault(index, _Ruler(self._tokenizer.detokenizer(())))
-        offsets = [ruler.advance(token_id) for token_id in token_ids]
+        text_offset = self._text_offsets.setdefault(index, _TextOffset(self._tokenizer.detokenizer(())))
+        offsets = [text_offset.advance(token_id) for token_id in token_ids]
         return completion_logprobs(self._tokenizer, token_ids, logprobs, offsets)
 
 
-class _Ruler:
+class _TextOffset:
     """Where in a text its tokens begin, in characters."""
 
     def __init__(self, detokenizer: Detokenizer) -> None:
@@ -86,7 +86,7 @@ class _Ruler:
         return begin
 
 
-class ChatShape:
+class ChatSerializer:
     """POST /v1/chat/completions."""
 
     whole_object: ClassVar[str] = "chat.completion"

@@ -1,4 +1,4 @@
-"""Both front doors on free ports of 127.0.0.1, over a dispatcher that follows a script."""
+"""Both frontends on free ports of 127.0.0.1, over a dispatcher that follows a script."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from router.errors import RouterError
 from router.frontend.api_keys import ApiKeys
 from router.frontend.grpc.server import GrpcConfig, GrpcServer
 from router.frontend.http.server import HttpConfig, HttpServer
-from router.limits import Limits
 from router.processing.generation import Generation
 from router.processing.served_model import ServedModel
 from router.processing.tokenizer import Tokenizer
+from router.request_limits import RequestLimits
 from rpc.baton.v1 import router_pb2, sampling_pb2
 from rpc.tls import TlsFiles
 
@@ -32,7 +32,7 @@ class Call:
     """One sequence that the dispatcher was asked for."""
 
     prompt: list[int]
-    sampling: sampling_pb2.Sampling
+    sampling: sampling_pb2.SamplingParams
     priority: int
     timeout_s: float
     deltas: int = 0
@@ -64,7 +64,7 @@ class ScriptedDispatcher:
     async def generate(
         self,
         prompt: Sequence[int],
-        sampling: sampling_pb2.Sampling,
+        sampling: sampling_pb2.SamplingParams,
         *,
         priority: int = 0,
         timeout_s: float = 0.0,
@@ -122,7 +122,7 @@ def say(tokenizer: Tokenizer, text: str, *, eos: int | None = None) -> Callable[
 
 
 def _logprobs(token: int, count: int) -> sampling_pb2.TokenLogprobs:
-    """The chosen token is the likeliest; its neighbours follow, the last impossible."""
+    """The chosen token is the most likely; its neighbours follow, the last impossible."""
     values = [-0.5 - i for i in range(count)]
     if count > 1:
         values[-1] = float("-inf")
@@ -132,7 +132,7 @@ def _logprobs(token: int, count: int) -> sampling_pb2.TokenLogprobs:
 
 
 @dataclass
-class FrontDoors:
+class Frontends:
     dispatcher: ScriptedDispatcher
     generation: Generation
     http: HttpServer
@@ -155,17 +155,17 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 
 @asynccontextmanager
-async def front_doors(
+async def open_frontends(
     folder: Path,
     *,
     max_model_len: int = 256,
-    limits: Limits = Limits(),  # noqa: B008
+    limits: RequestLimits = RequestLimits(),  # noqa: B008
     keys: ApiKeys | None = None,
     tls: TlsFiles | None = None,
     metrics_keys: ApiKeys | None = None,
     cors_origins: Sequence[str] = (),
     keep_alive_s: float = 120.0,
-) -> AsyncIterator[FrontDoors]:
+) -> AsyncIterator[Frontends]:
     """Serve the tokenizer in `folder` as model "small"."""
     tokenizer = load_tokenizer(folder)
     dispatcher = ScriptedDispatcher(say(tokenizer, "Hello, wörld! 你好 👋🏽 and goodbye."))
@@ -197,6 +197,6 @@ async def front_doors(
     await http.start()
     await grpc.start()
     try:
-        yield FrontDoors(dispatcher, generation, http, grpc, "http" if tls is None else "https")
+        yield Frontends(dispatcher, generation, http, grpc, "http" if tls is None else "https")
     finally:
         await asyncio.gather(http.stop(grace_s=1), grpc.stop(grace_s=1))

@@ -1,0 +1,117 @@
+"""How often a sequence is tried, and what is done about one that ends workers."""
+
+from __future__ import annotations
+
+from router.dispatch.failures import AttemptFailed, loss_of
+from router.dispatch.poison_requests import PoisonRequests
+from router.dispatch.retry_state import RetryState
+from router.errors import Internal, Unavailable
+from router.workers.events import Loss, WorkerLost
+from rpc.baton.v1 import sampling_pb2
+
+
+def lost(worker: str, *, begun: bool = True, how: Loss = Loss.BROKEN) -> AttemptFailed:
+    return loss_of(WorkerLost("it is gone", how), worker, begun=begun)
+
+
+def failed(worker: str = "decode-0") -> AttemptFailed:
+    return AttemptFailed("no", worker, Unavailable("told to the client"))
+
+
+def test_the_last_failure_is_told_when_no_try_is_left() -> None:
+    retries = RetryState("id", 3)
+    assert retries.failed(failed("decode-0"), 0) is None
+    assert retries.failed(failed("decode-1"), 0) is None
+    assert retries.avoid == {"decode-0", "decode-1"}
+    verdict = retries.failed(failed(), 0)
+    assert verdict is not None
+    assert verdict.message == "told to the client"
+
+
+def test_a_sequence_on_which_two_workers_end_in_a_row_is_not_tried_again() -> None:
+    retries = RetryState("c0ffee", 10)
+    assert retries.failed(lost("decode-0"), 5) is None
+    verdict = retries.failed(lost("decode-1"), 6)
+    assert isinstance(verdict, Internal)
+    assert "c0ffee" in verdict.message
+    assert "decode" not in verdict.message
+    assert retries.is_poison
+
+
+def test_a_failure_of_another_kind_in_between_clears_nobody() -> None:
+    retries = RetryState("id", 10)
+    assert retries.failed(lost("decode-0"), 0) is None
+    assert retries.failed(failed("decode-2"), 0) is None
+    assert isinstance(retries.failed(lost("decode-1"), 0), Internal)
+
+
+def test_a_sequence_that_got_on_after_its_worker_ended_is_cleared() -> None:
+    retries = RetryState("id", 10)
+    for tokens in (0, 8, 16, 24):
+        assert retries.failed(lost("decode-0"), tokens) is None
+    assert not retries.is_poison
+
+
+def test_a_first_end_late_in_an_answer_is_a_first_end() -> None:
+    retries = RetryState("id", 10)
+    assert retries.failed(lost("decode-0"), 500) is None
+    assert isinstance(retries.failed(lost("decode-1"), 501), Internal)
+
+
+def test_a_sequence_that_only_queued_there_is_no_suspect() -> None:
+    retries = RetryState("id", 10)
+    for _ in range(5):
+        assert retries.failed(lost("decode-0", begun=False), 0) is None
+
+
+def test_a_silent_worker_and_one_that_left_in_order_make_no_suspects() -> None:
+    retries = RetryState("id", 10)
+    for how in (Loss.SILENT, Loss.PLANNED, Loss.SILENT, Loss.PLANNED):
+        assert retries.failed(lost("decode-0", how=how), 0) is None
+
+
+def test_a_planned_move_costs_no_try() -> None:
+    retries = RetryState("id", 1)
+    for _ in range(5):
+        assert retries.failed(lost("decode-0", how=Loss.PLANNED), 0) is None
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def sampling(seed: int = 1, max_tokens: int = 5) -> sampling_pb2.SamplingParams:
+    return sampling_pb2.SamplingParams(seed=seed, max_tokens=max_tokens)
+
+
+def test_a_culprit_is_known_again_by_prompt_and_parameters_but_not_by_its_seed() -> None:
+    poison_requests = PoisonRequests(Clock())
+    assert poison_requests.find([1, 2], sampling()) is None
+    poison_requests.add("id", [1, 2], sampling(seed=1))
+    assert poison_requests.find((1, 2), sampling(seed=2)) == "id"
+    assert poison_requests.find([1, 2, 3], sampling()) is None
+    assert poison_requests.find([1, 2], sampling(max_tokens=6)) is None
+
+
+def test_a_culprit_is_forgotten_after_a_minute() -> None:
+    clock = Clock()
+    poison_requests = PoisonRequests(clock)
+    poison_requests.add("one", [1], sampling())
+    clock.now = 30.0
+    poison_requests.add("two", [2], sampling())
+    clock.now = 60.0
+    assert poison_requests.find([1], sampling()) is None
+    assert poison_requests.find([2], sampling()) == "two"
+    clock.now = 90.0
+    assert poison_requests.find([2], sampling()) is None
+
+
+def test_only_so_many_culprits_are_remembered() -> None:
+    poison_requests = PoisonRequests(Clock())
+    for i in range(300):
+        poison_requests.add(str(i), [i], sampling())
+    assert poison_requests.find([0], sampling()) is None
+    assert poison_requests.find([299], sampling()) == "299"
