@@ -24,6 +24,8 @@ def assemble(parts: Parts) -> RequestHandler:
 
     Raises what opening the transport raises.
     """
+    if (cache := parts.engine.kv.cache) is not None:
+        cache.keep_journal()
     answers = Answers(parts.outbox, parts.metrics)
     if parts.config.transport is None:
         return RequestHandler(parts.engine, answers, parts.clock)

@@ -126,6 +126,8 @@ class EngineLoop:
         if self._settled or began >= self._load_due:
             self._load_due = began + _LOAD_INTERVAL_S
             self._outbox.report_load(self._handler.load())
+        # With the end of an answer: a chat's next turn may come as soon as the router hears of that.
+        self._outbox.report_cache(self._handler.cache_changes())
         self._outbox.flush(self._steps)
         self._engine.proceed()
 

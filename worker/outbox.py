@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
+from common.block_hash import BlockHash
 from engine.core.request import RequestId, TokenId
+from engine.kv_cache.journal import CacheChange
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from worker.jobs import Job
 from worker.session import RouterSession
 
 __all__ = ["Outbox"]
+
+_BLOCKS_A_BATCH: Final = 100_000
+"""Of 9 bytes at most: a message of a session stays below gRPC's limit of 4 MiB."""
 
 
 class Outbox:
@@ -25,12 +31,16 @@ class Outbox:
         self._peer: worker_pb2.Peer | None = None
         self._step = 0
 
-    def open(self, session: RouterSession) -> None:
-        """From now on `session` hears of this worker's load; at once for the first time."""
+    def open(self, session: RouterSession, cached: Sequence[BlockHash] = ()) -> None:
+        """From now on `session` hears of this worker's load and cache; at once for the first time."""
         self._handled[session] = self._counted[session] = 0
         batch = self._batch(session)
         if self._peer is not None:
             batch.peer.CopyFrom(self._peer)
+        for first in range(0, len(cached), _BLOCKS_A_BATCH):
+            blocks = cached[first : first + _BLOCKS_A_BATCH]
+            change = worker_pb2.CacheChange(stored=True, blocks=blocks)
+            session.send(worker_pb2.EventBatch(cache=[change]))
 
     def close(self, session: RouterSession) -> None:
         for known in (self._handled, self._counted, self._batches):
@@ -58,6 +68,15 @@ class Outbox:
             if changed or handled != self._counted[session]:
                 self._counted[session] = handled
                 self._batch(session)
+
+    def report_cache(self, changes: Sequence[CacheChange]) -> None:
+        """Every session hears of every change, in order."""
+        if not changes:
+            return
+        for session in self._handled:
+            cache = self._batch(session).cache
+            for change in changes:
+                cache.add(stored=change.stored, blocks=change.blocks)
 
     def flush(self, step: int) -> None:
         """Send what there is, as of `step`."""

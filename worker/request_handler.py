@@ -17,6 +17,7 @@ from engine.core.events import StepOutput, TokenOut
 from engine.core.request import Request, RequestId
 from engine.engine import Engine
 from engine.errors import EngineError, InvalidRequest, QueueFull
+from engine.kv_cache.journal import CacheChange
 from kv_transfer import CaughtUp, EndpointEvent, HandedOver, Reopened, SendFailed
 from kv_transfer.transfer_thread import TransferThread
 from rpc.baton.v1 import worker_pb2
@@ -76,7 +77,8 @@ class RequestHandler:
     # ------------------------------------------------------------------------------ from the router
 
     def open(self, session: RouterSession) -> None:
-        self._answers.outbox.open(session)
+        cache = self._engine.kv.cache
+        self._answers.outbox.open(session, () if cache is None else cache.blocks())
 
     def close(self, session: RouterSession) -> None:
         """The router went away: nobody waits for its requests any more."""
@@ -160,6 +162,11 @@ class RequestHandler:
         page check knows their owner."""
         handoffs = self._handoffs
         return not self._answers.jobs and not (handoffs and (handoffs.outgoing or handoffs.migrations))
+
+    def cache_changes(self) -> list[CacheChange]:
+        """Since the last call."""
+        cache = self._engine.kv.cache
+        return [] if cache is None else cache.take_changes()
 
     def load(self) -> worker_pb2.Load:
         load = load_to_proto(self._engine.stats())

@@ -21,7 +21,7 @@ from router.placement import (
     Preference,
     Targets,
 )
-from router.workers.capacity import least_loaded
+from router.workers.capacity import prefix_aware
 
 __all__ = ["LOADS", "Deployment", "Mode"]
 
@@ -86,9 +86,9 @@ class Deployment:
     def _policy(self) -> PlacementPolicy:
         match self.mode:
             case Mode.MIXED:
-                return MixedPlacement(least_loaded)
+                return MixedPlacement(prefix_aware)
             case Mode.DISAGG:
-                return DisaggPlacement(least_loaded)
+                return DisaggPlacement(prefix_aware)
             case Mode.ADAPTIVE:
                 return AdaptivePlacement(self.targets)
 

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TypeAlias
 
+from common.block_hash import BlockHash, block_hashes
+from engine.kv_cache.journal import CacheChange, CacheJournal
+
 __all__ = ["Insertion", "Match", "RadixCache", "RadixNode"]
 
 PageKey: TypeAlias = tuple[int, ...]
@@ -21,7 +24,7 @@ PageKey: TypeAlias = tuple[int, ...]
 class RadixNode:
     """An edge and the node it leads to."""
 
-    __slots__ = ("children", "depth", "last_used", "locks", "pages", "parent", "queued", "tokens")
+    __slots__ = ("blocks", "children", "depth", "last_used", "locks", "pages", "parent", "queued", "tokens")
 
     def __init__(
         self, parent: RadixNode | None, tokens: tuple[int, ...], pages: list[int], depth: int
@@ -31,6 +34,8 @@ class RadixNode:
         self.pages = pages
         self.depth = depth
         """Pages from the root to the end of this edge."""
+        self.blocks: list[BlockHash] = []
+        """One a page if the cache keeps a journal, or none."""
         self.children: dict[PageKey, RadixNode] = {}
         self.locks = 0
         self.last_used = 0
@@ -65,10 +70,24 @@ class RadixCache:
         self.root.locks = 1  # never evicted
         self.num_pages = 0
         self.num_evictable = 0
+        self._journal: CacheJournal | None = None
         self._clock = 0
         self._serial = count()
         self._unused: list[tuple[int, int, RadixNode]] = []
         """Heap of leaves by last use. An entry goes stale when its leaf is used again; `evict` notices."""
+
+    def keep_journal(self) -> None:
+        """From now on `take_changes` has something to say. The cache must be empty. Costs a hash a page."""
+        assert not self.num_pages, "pages that are cached already have no hashes"
+        self._journal = CacheJournal()
+
+    def take_changes(self) -> list[CacheChange]:
+        """What was stored and removed since the last call, in order; nothing without a journal."""
+        return [] if self._journal is None else self._journal.take()
+
+    def blocks(self) -> list[BlockHash]:
+        """Of all pages, parents before children; none without a journal. O(pages)."""
+        return [block for node in self.nodes() for block in node.blocks]
 
     def match(self, tokens: Sequence[int], after: RadixNode | None = None, *, touch: bool = True) -> Match:
         """The longest cached run of whole pages that `tokens` begins with, below node `after`.
@@ -106,6 +125,10 @@ class RadixCache:
         rest = tuple(tokens[known * self.page_size :])
         leaf = RadixNode(found.node, rest, adopted, found.node.depth + len(adopted))
         found.node.children[rest[: self.page_size]] = leaf
+        if self._journal is not None:
+            before = found.node.blocks[-1] if found.node.blocks else None
+            leaf.blocks = block_hashes(rest, self.page_size, before)
+            self._journal.stored(leaf.blocks)
         self.num_pages += len(adopted)
         self.num_evictable += len(adopted)
         self._touch(leaf)
@@ -158,6 +181,7 @@ class RadixCache:
         if node.parent is not None and not node.locks:
             for below in self._below(node):
                 dropped += below.pages
+                self._report_removed(below.blocks)
                 below.parent = None  # eviction passes over it
             node.children.clear()
         while node.parent is not None and not node.locks and not node.children:
@@ -182,7 +206,9 @@ class RadixCache:
     def _trim(self, leaf: RadixNode, keep: int) -> None:
         parent = leaf.parent
         assert parent is not None
+        self._report_removed(leaf.blocks[keep:])
         if keep:
+            del leaf.blocks[keep:]
             leaf.depth -= len(leaf.pages) - keep
             leaf.tokens = leaf.tokens[: keep * self.page_size]
             del leaf.pages[keep:]
@@ -191,6 +217,10 @@ class RadixCache:
         del parent.children[leaf.tokens[: self.page_size]]
         leaf.parent = None
         self._offer(parent)
+
+    def _report_removed(self, blocks: Sequence[BlockHash]) -> None:
+        if self._journal is not None:
+            self._journal.removed(blocks)
 
     def _offer(self, node: RadixNode) -> None:
         """Let eviction know of a node that has just become, or may have become, an unused leaf."""
@@ -229,6 +259,7 @@ class RadixCache:
             parent, node.tokens[: keep * size], node.pages[:keep], node.depth - len(node.pages) + keep
         )
         upper.locks, upper.last_used = node.locks, node.last_used
+        upper.blocks, node.blocks = node.blocks[:keep], node.blocks[keep:]
         upper.children[node.tokens[keep * size : (keep + 1) * size]] = node
         parent.children[upper.tokens[:size]] = upper
         node.parent, node.tokens, node.pages = upper, node.tokens[keep * size :], node.pages[keep:]

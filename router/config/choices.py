@@ -52,6 +52,7 @@ class Routing(Enum):
     ROUND_ROBIN = "round-robin"
     LEAST_LOADED = "least-loaded"
     POWER_OF_TWO = "power-of-two"
+    PREFIX_AWARE = "prefix-aware"
 
 
 class LogLevel(Enum):

@@ -329,7 +329,7 @@ class RouterConfig:
         ),
     ] = 60.0
 
-    routing: Annotated[Routing, Option(_ROUTING, "worker selection policy")] = Routing.LEAST_LOADED
+    routing: Annotated[Routing, Option(_ROUTING, "worker selection policy")] = Routing.PREFIX_AWARE
     ttft_target_ms: Annotated[
         float,
         Option(

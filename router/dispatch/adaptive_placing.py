@@ -17,7 +17,7 @@ from router.dispatch.admission import AdmissionRequest, Claim
 from router.dispatch.failures import nobody_is_ready
 from router.dispatch.route import Pick, Route, Untracked
 from router.dispatch.sequence import Sequence
-from router.dispatch.worker_choice import Promise, WorkerChoice
+from router.dispatch.worker_choice import Promise, WorkerChoice, cached_tokens
 from router.placement import (
     AdaptivePlacement,
     Ledger,
@@ -123,6 +123,7 @@ class AdaptivePlacing:
             prompt_tokens=sequence.num_tokens,
             expected_output=ledger.expected_output(left),
             arrived=sequence.waterfall.arrival,
+            cached={key: cached_tokens(session, sequence) for key, session in self._known.items()},
         )
         placement = policy.place(request, ledger.view(now))
         why = _explain(placement)

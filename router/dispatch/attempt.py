@@ -192,8 +192,10 @@ class Attempt(ABC):
         return part
 
     def _part(self, session: WorkerSession, request_id: int, tokens: int) -> Part:
-        part = Part(session, request_id, tokens)
-        session.load.add(tokens)
+        blocks = self._sequence.blocks(session.cached.page_size)
+        part = Part(session, request_id, tokens, tokens - session.cached.matching_tokens(blocks), blocks)
+        session.load.add(part.fresh)
+        session.cached.expect(blocks)
         self._parts.append(part)
         return part
 

@@ -35,7 +35,7 @@ class MixedPlacing:
         return None
 
     def route(self, sequence: Sequence, avoid: Set[str]) -> Route | None:
-        session = self._choice.pick(ROLE_DECODE, sequence.num_tokens, avoid)
+        session = self._choice.pick(ROLE_DECODE, sequence, avoid)
         return None if session is None else Route(lambda _: session, is_local=True, why="mixed")
 
     def probe(self, pick: Pick) -> Route:
@@ -72,7 +72,7 @@ class DisaggPlacing:
 
     def route(self, sequence: Sequence, avoid: Set[str]) -> Route | None:
         def pick(role: worker_pb2.Role) -> WorkerSession:
-            session = self._choice.pick(role, sequence.num_tokens, avoid)
+            session = self._choice.pick(role, sequence, avoid)
             if session is None:
                 raise nobody_is_ready(self._registry.complaints())
             return session

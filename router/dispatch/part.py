@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from common.block_hash import BlockHash
 from router.dispatch.failures import AttemptFailed, failure_of, loss_of, speaks_against
 from router.errors import RouterError
 from router.workers.events import WorkerLost
@@ -20,6 +21,9 @@ class Part:
     session: WorkerSession
     request_id: int
     tokens: int
+    fresh: int
+    """Of those, tokens that the worker did not have cached."""
+    blocks: list[BlockHash]
     active: bool = True
     """It may hold something of the request: it counts as load, and is told when the attempt is given up."""
     begun: bool = False
@@ -58,4 +62,5 @@ class Part:
     def _end(self) -> None:
         if self.active:
             self.active = False
-            self.session.load.remove(self.tokens)
+            self.session.load.remove(self.fresh)
+            self.session.cached.forget(self.blocks)

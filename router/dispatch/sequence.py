@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 
+from common.block_hash import BlockHash, block_hashes
 from router.dispatch.waterfall import Waterfall
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 
@@ -26,10 +27,19 @@ class Sequence:
     """For the log, and for the client of one that has to be looked up there."""
     output: list[int] = field(default_factory=list)
     """What the client has; an attempt after a failure goes on from here."""
+    _blocks: dict[int, list[BlockHash]] = field(default_factory=dict)
+    """By page size."""
 
     @property
     def num_tokens(self) -> int:
         return len(self.prompt) + len(self.output)
+
+    def blocks(self, page_size: int) -> list[BlockHash]:
+        """Hashes of the prompt's pages, without that of its last token, which is always computed."""
+        blocks = self._blocks.get(page_size)
+        if blocks is None:
+            blocks = self._blocks[page_size] = block_hashes(self.prompt[:-1], page_size)
+        return blocks
 
     def seconds_left(self) -> float:
         """math.inf without a deadline; never negative."""

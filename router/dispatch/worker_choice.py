@@ -8,6 +8,7 @@ from typing import Final
 
 from router.config.settings import Routing
 from router.dispatch.policies import POLICIES
+from router.dispatch.sequence import Sequence
 from router.workers.capacity import Rank, WorkerView, any_has_room, place, preferred
 from router.workers.circuit_breaker import CircuitState
 from router.workers.heartbeat_monitor import Liveness
@@ -17,7 +18,7 @@ from router.workers.session import WorkerSession
 from rpc.baton.v1 import worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 
-__all__ = ["GROWTH_TOKENS", "Promise", "WorkerChoice"]
+__all__ = ["GROWTH_TOKENS", "Promise", "WorkerChoice", "cached_tokens"]
 
 GROWTH_TOKENS: Final = 256
 """That an answer may grow by until its KV is on another worker. One that grows by more stays where it is."""
@@ -48,12 +49,17 @@ class WorkerChoice:
         self._turns = {role: itertools.count() for role in worker_pb2.Role.values()}
         """Roles do not share a turn, or two of each would always be paired in the same way."""
 
-    def pick(self, role: worker_pb2.Role, tokens: int, avoid: Set[str] = _NOBODY) -> WorkerSession | None:
-        """The worker that gets a request of so many tokens; None if none is ready. O(workers)."""
+    def pick(
+        self, role: worker_pb2.Role, sequence: Sequence, avoid: Set[str] = _NOBODY
+    ) -> WorkerSession | None:
+        """The worker that gets the sequence; None if none is ready. O(workers), and O(tokens) once."""
         ready = self._registry.ready(role)
         if not ready:
             return None
-        return ready[place(_views(ready, avoid), tokens, self._choose, next(self._turns[role]))]
+        views = [
+            session.load.view(_rank(session, avoid), cached_tokens(session, sequence)) for session in ready
+        ]
+        return ready[place(views, sequence.num_tokens, self._choose, next(self._turns[role]))]
 
     def pick_any(self, tokens: int, avoid: Set[str] = _NOBODY) -> WorkerSession | None:
         """The least loaded worker, whatever its role; None if none is ready. O(workers)."""
@@ -95,6 +101,11 @@ class WorkerChoice:
         views = _views(ready, avoid)
         session = ready[place(views, tokens, POLICIES[Routing.LEAST_LOADED], 0)]
         return Promise(session.load, tokens)
+
+
+def cached_tokens(session: WorkerSession, sequence: Sequence) -> int:
+    """Of the sequence's prompt, tokens that the worker has cached or will have. O(log tokens)."""
+    return session.cached.matching_tokens(sequence.blocks(session.cached.page_size))
 
 
 def _views(sessions: list[WorkerSession], avoid: Set[str]) -> list[WorkerView]:

@@ -55,7 +55,14 @@ class _Placed:
     pending: int
     """Prompt tokens not computed yet; 0: decoding, or about to."""
     arrived: float
+    decoder_fresh: int
+    """Prompt tokens that the decode worker has not cached."""
     decoding: bool = False
+
+    @property
+    def reader_fresh(self) -> int:
+        """Prompt tokens that the prefill worker had not cached."""
+        return self.prompt_tokens - self.cached
 
 
 @dataclass(slots=True)
@@ -110,10 +117,14 @@ class Ledger:
         """The request was sent to its workers."""
         prefill_worker = self._workers.get(placement.prefill_worker)
         page_size = prefill_worker.facts.page_size if prefill_worker is not None else 1
-        cached = min(request.cached.get(placement.prefill_worker, 0), request.prompt_tokens - 1)
-        cached = max(0, cached // page_size * page_size)
+        cached = request.cached_by(placement.prefill_worker, page_size)
         placed = _Placed(
-            placement, request.prompt_tokens, cached, request.prompt_tokens - cached, request.arrived
+            placement,
+            request.prompt_tokens,
+            cached,
+            request.prompt_tokens - cached,
+            request.arrived,
+            request.prompt_tokens - request.cached_by(placement.decode_worker, page_size),
         )
         self._placed[request_id] = placed
         self._requests.add(1, now)
@@ -128,8 +139,9 @@ class Ledger:
             decoder.incoming += 1
             decoder.incoming_tokens += request.prompt_tokens
             decoder.view = None
-        for worker_id in {placement.prefill_worker, placement.decode_worker}:
-            self._load(worker_id, 1, request.prompt_tokens)
+        self._load(placement.decode_worker, 1, placed.decoder_fresh)
+        if not placement.is_local:
+            self._load(placement.prefill_worker, 1, placed.reader_fresh)
 
     def progressed(self, request_id: RequestId, pending: int) -> None:
         """So many tokens of its prompt are still to be computed."""
@@ -152,7 +164,7 @@ class Ledger:
         if placed.placement.is_local:
             self._begin_decoding(placed)
         else:
-            self._load(placed.placement.prefill_worker, -1, -placed.prompt_tokens)
+            self._load(placed.placement.prefill_worker, -1, -placed.reader_fresh)
 
     def arrived(self, request_id: RequestId) -> None:
         """Its KV is on the decode worker."""
@@ -177,8 +189,9 @@ class Ledger:
                 worker.decodes += sign
                 worker.context_tokens += sign * (placed.prompt_tokens + output_tokens)
                 worker.view = None
-        self._load(before, -1, -placed.prompt_tokens)
-        self._load(worker_id, 1, placed.prompt_tokens)
+        self._load(before, -1, -placed.decoder_fresh)
+        placed.decoder_fresh = placed.prompt_tokens
+        self._load(worker_id, 1, placed.decoder_fresh)
 
     def ended(self, request_id: RequestId, output_tokens: int) -> None:
         """The request is over, in whatever way, after so many tokens of its answer."""
@@ -189,7 +202,7 @@ class Ledger:
         placement = placed.placement
         if (prefill_worker := self._workers.get(placement.prefill_worker)) is not None:
             if prefill_worker.prompts.pop(request_id, None) is not None and not placement.is_local:
-                self._load(placement.prefill_worker, -1, -placed.prompt_tokens)
+                self._load(placement.prefill_worker, -1, -placed.reader_fresh)
             prefill_worker.view = None
         if (decoder := self._workers.get(placement.decode_worker)) is not None:
             if placed.decoding:
@@ -199,7 +212,7 @@ class Ledger:
                 decoder.incoming -= 1
                 decoder.incoming_tokens -= placed.prompt_tokens
             decoder.view = None
-        self._load(placement.decode_worker, -1, -placed.prompt_tokens)
+        self._load(placement.decode_worker, -1, -placed.decoder_fresh)
 
     # ------------------------------------------------------------------------------ a worker's report
 

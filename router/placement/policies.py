@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from router.placement.view import ClusterView, Preference, RequestView, WorkerId, WorkerView
@@ -77,7 +77,7 @@ class MixedPlacement:
         self._picker = _Picker(choose)
 
     def place(self, request: RequestView, view: ClusterView) -> Placement:
-        worker = self._picker.pick(view.workers).id
+        worker = self._picker.pick(view.workers, request).id
         return Placement(worker, worker, Why("mixed"))
 
 
@@ -90,8 +90,8 @@ class DisaggPlacement:
     def place(self, request: RequestView, view: ClusterView) -> Placement:
         prefill_workers = [w for w in view.workers if w.prefers is not Preference.DECODE]
         decode_workers = [w for w in view.workers if w.prefers is not Preference.PREFILL]
-        prefill_worker = self._prefill.pick(prefill_workers)
-        decode_worker = self._decode.pick(decode_workers)
+        prefill_worker = self._prefill.pick(prefill_workers, request)
+        decode_worker = self._decode.pick(decode_workers, request)
         return Placement(prefill_worker.id, decode_worker.id, Why("disagg"))
 
 
@@ -102,7 +102,13 @@ class _Picker:
         self._choose = choose
         self._turns = itertools.count()
 
-    def pick(self, workers: Sequence[WorkerView]) -> WorkerView:
+    def pick(self, workers: Sequence[WorkerView], request: RequestView) -> WorkerView:
         if not workers:
             raise NoWorker("no worker is ready")
-        return workers[self._choose([worker.load for worker in workers], next(self._turns))]
+        loads = [worker.load for worker in workers]
+        if request.cached:
+            loads = [
+                replace(load, cached_tokens=request.cached_on(worker))
+                for load, worker in zip(loads, workers, strict=True)
+            ]
+        return workers[self._choose(loads, next(self._turns))]

@@ -62,6 +62,9 @@ class Outstanding:
 
     requests: int = 0
     tokens: int = 0
+    """Without those that were cached."""
+    cached_tokens: int = 0
+    """Of the request that is to be placed, where one is."""
 
 
 IDLE: Final = Outstanding()
@@ -153,6 +156,9 @@ class RequestView:
     """Tokens of its prompt that a worker has cached; workers with none may be left out."""
 
     def cached_on(self, worker: WorkerView) -> int:
+        return self.cached_by(worker.id, worker.page_size)
+
+    def cached_by(self, worker_id: WorkerId, page_size: int) -> int:
         """Whole pages, and never all of the prompt: one token is computed to get logits."""
-        cached = min(self.cached.get(worker.id, 0), self.prompt_tokens - 1)
-        return max(0, cached // worker.page_size * worker.page_size)
+        cached = min(self.cached.get(worker_id, 0), self.prompt_tokens - 1)
+        return max(0, cached // page_size * page_size)

@@ -22,6 +22,7 @@ __all__ = [
     "place",
     "power_of_two",
     "preferred",
+    "prefix_aware",
     "round_robin",
 ]
 
@@ -46,7 +47,9 @@ class WorkerView:
     requests: int = 0
     """That this router sent, and that have not ended."""
     tokens: int = 0
-    """Of those requests, when they were sent."""
+    """Of those requests when they were sent, without those that the worker had cached."""
+    cached_tokens: int = 0
+    """Of the request that is to be placed: the longest prefix of its prompt that the worker has cached."""
     page_size: int = 1
     max_running: int = 0
     """Requests that it computes at a time; 0: unknown."""
@@ -93,13 +96,16 @@ class WorkerView:
 
 
 class Loaded(Protocol):
-    """Requests that a worker has not finished, and their tokens."""
+    """Requests that a worker has not finished, their tokens, and what it has cached of the next one."""
 
     @property
     def requests(self) -> int: ...
 
     @property
     def tokens(self) -> int: ...
+
+    @property
+    def cached_tokens(self) -> int: ...
 
 
 Choose: TypeAlias = Callable[[Sequence[Loaded], int], int]
@@ -116,6 +122,19 @@ def least_loaded(workers: Sequence[Loaded], turn: int) -> int:
     first = turn % len(workers)
     in_turn: list[int] = [*range(first, len(workers)), *range(first)]
     return min(in_turn, key=lambda i: (workers[i].tokens, workers[i].requests))
+
+
+def prefix_aware(workers: Sequence[Loaded], turn: int) -> int:
+    """The one with the least sum of queued tokens and twice the tokens of this request that it must compute.
+
+    Twice, because they delay this request and whatever comes after it. Cached tokens do not count, neither of
+    this request nor of those before it. So a prefix is used where it is cached until a worker has twice its
+    length more work queued than another; then the other one computes it too, and both have it: a hot prefix
+    spreads instead of overloading a worker. Equals take turns. After the cost of Dynamo's KV-aware router.
+    """
+    first = turn % len(workers)
+    in_turn: list[int] = [*range(first, len(workers)), *range(first)]
+    return min(in_turn, key=lambda i: (workers[i].tokens - 2 * workers[i].cached_tokens, workers[i].requests))
 
 
 def power_of_two(workers: Sequence[Loaded], turn: int) -> int:

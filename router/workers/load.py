@@ -29,7 +29,7 @@ class WorkerLoad:
     max_running: int = 0
     requests: int = 0
     tokens: int = 0
-    """Tokens of those requests when they were sent."""
+    """Tokens of those requests when they were sent, without those that the worker had cached."""
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while there is no request."""
     _reported: worker_pb2.Load = field(default_factory=worker_pb2.Load)
@@ -80,12 +80,14 @@ class WorkerLoad:
         share = pages / max(-(-tokens // self.page_size), 1)
         self._fresh_share += _WEIGHT * (min(share, 1.0) - self._fresh_share)
 
-    def view(self, rank: Rank = Rank.GOOD) -> WorkerView:
+    def view(self, rank: Rank = Rank.GOOD, cached_tokens: int = 0) -> WorkerView:
+        """`cached_tokens`: of the request that is to be placed."""
         reported = self._reported
         return WorkerView(
             rank=rank,
             requests=self.requests,
             tokens=self.tokens,
+            cached_tokens=cached_tokens,
             page_size=self.page_size,
             max_running=self.max_running,
             total_pages=reported.total_pages,

@@ -18,6 +18,7 @@ from typing import Final, TypeAlias
 
 import grpc
 
+from router.workers.cached_prefixes import CachedPrefixes
 from router.workers.circuit_breaker import CircuitBreaker
 from router.workers.events import Event, Listener, Loss, WorkerLost
 from router.workers.heartbeat_monitor import HeartbeatMonitor, Liveness
@@ -56,6 +57,7 @@ class WorkerSession:
         self.info = info
         self.breaker = breaker
         self.load = WorkerLoad(max(info.page_size, 1), info.max_running_requests)
+        self.cached = CachedPrefixes(max(info.page_size, 1))
         self.num_sent = 0
         """Commands so far."""
         self.step = 0
@@ -278,6 +280,8 @@ class WorkerSession:
             self.on_step(batch.step_work)
         if batch.HasField("peer"):
             self.info.peer.CopyFrom(batch.peer)
+        for change in batch.cache:
+            (self.cached.stored if change.stored else self.cached.removed)(change.blocks)
         if batch.HasField("load"):
             self.load.report(batch.load, batch.commands)
             self._on_news()

@@ -6,6 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
+from common.block_hash import block_hashes
 from engine.kv_cache.radix import RadixCache, RadixNode
 
 PAGE = 2
@@ -75,6 +76,8 @@ class RadixMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.cache = RadixCache(PAGE)
+        self.cache.keep_journal()
+        self.reported: set[int] = set()
         self.next_page = 0
         self.model: dict[tuple[int, ...], int] = {}
         self.locks: list[tuple[int, ...]] = []
@@ -146,6 +149,14 @@ class RadixMachine(RuleBasedStateMachine):
         assert sorted(pages) == sorted(self.model.values())
         assert self.cache.num_pages == len(pages)
         assert self.cache.num_evictable == len(self.model) - len(self._locked())
+
+    @invariant()
+    def the_journal_tells_all_that_is_cached(self) -> None:
+        for change in self.cache.take_changes():
+            (self.reported.update if change.stored else self.reported.difference_update)(change.blocks)
+        expected = {block_hashes(prefix, PAGE)[-1] for prefix in self.model}
+        assert self.reported == expected
+        assert set(self.cache.blocks()) == expected
 
     @invariant()
     def depths_add_up(self) -> None:

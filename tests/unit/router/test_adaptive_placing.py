@@ -13,6 +13,7 @@ from router.dispatch.failures import AttemptFailed
 from router.dispatch.sequence import Sequence
 from router.dispatch.waterfall import Waterfall
 from router.placement import ClusterView, Placement, RequestView, Why
+from router.workers.cached_prefixes import CachedPrefixes
 from router.workers.load import WorkerLoad
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
@@ -32,7 +33,14 @@ def session(name: str, role: worker_pb2.Role, epoch: int = 1) -> Any:
     info = worker_pb2.WorkerInfo(
         worker_id=name, role=role, epoch=epoch, page_size=16, num_pages=100, max_model_len=512, peer=peer
     )
-    return SimpleNamespace(worker_id=name, info=info, load=WorkerLoad(16, 8), alive=True, on_step=None)
+    return SimpleNamespace(
+        worker_id=name,
+        info=info,
+        load=WorkerLoad(16, 8),
+        cached=CachedPrefixes(16),
+        alive=True,
+        on_step=None,
+    )
 
 
 def sequence() -> Sequence:

@@ -17,7 +17,7 @@ def peers(session: Mock) -> list[str]:
 
 
 def test_sessions_hear_of_a_new_transport_once_and_later_ones_when_they_open() -> None:
-    worker, early, late = handled(Mock()), Mock(), Mock()
+    worker, early, late = handled(Mock(**{"kv.cache": None})), Mock(), Mock()
     worker.handler.open(early)
     worker.outbox.flush(1)
     worker.handler.on_transfer(Reopened(PEER))

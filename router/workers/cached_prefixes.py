@@ -1,0 +1,62 @@
+"""What one worker has in its prefix cache, as its reports say, and what it is about to have."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from common.block_hash import BlockHash
+
+__all__ = ["CachedPrefixes"]
+
+
+class CachedPrefixes:
+    """The pages of a worker's radix cache, by hash: a page is there only if all pages before it are.
+
+    A session starts with all that the worker has, and reports follow in order, so what is here is never older
+    than the newest report. A wrong answer costs time and never a token: the worker itself compares tokens.
+    """
+
+    def __init__(self, page_size: int) -> None:
+        self.page_size = page_size
+        self._stored: set[BlockHash] = set()
+        self._expected: Counter[BlockHash] = Counter()
+        """Of prompts that were sent and have not ended: requests with a common prefix that come together go
+        where the first of them computes it."""
+
+    def __len__(self) -> int:
+        """Pages stored."""
+        return len(self._stored)
+
+    def stored(self, blocks: Iterable[BlockHash]) -> None:
+        self._stored.update(blocks)
+
+    def removed(self, blocks: Iterable[BlockHash]) -> None:
+        self._stored.difference_update(blocks)
+
+    def expect(self, blocks: Iterable[BlockHash]) -> None:
+        """A prompt of these blocks was sent to the worker. To be taken back with `forget`, once."""
+        self._expected.update(blocks)
+
+    def forget(self, blocks: Iterable[BlockHash]) -> None:
+        """That prompt's request has ended; what is left of it in the cache was reported."""
+        expected = self._expected
+        for block in blocks:
+            if expected[block] == 1:
+                del expected[block]
+            else:
+                expected[block] -= 1
+
+    def matching_tokens(self, blocks: Sequence[BlockHash]) -> int:
+        """Tokens of the longest prefix that is cached, or will be. O(log blocks)."""
+        low, high = 0, len(blocks)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._has(blocks[middle - 1]):
+                low = middle
+            else:
+                high = middle - 1
+        return low * self.page_size
+
+    def _has(self, block: BlockHash) -> bool:
+        return block in self._stored or block in self._expected
