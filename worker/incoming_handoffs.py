@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass
+from typing import Final
 
 from engine.core.kv_manager import Reservation
 from engine.core.request import RequestId
@@ -20,6 +21,8 @@ from worker.refusal import CommandRefused
 
 __all__ = ["IncomingHandoffs"]
 
+_NO_PAGES_NOW: Final = "no pages are free now, and this handoff must not wait for some"
+
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
@@ -32,6 +35,8 @@ class _Waiting:
     """For the pages to become free; then again, for every piece of the KV."""
     room: int
     """Tokens that the request may grow by until its KV is here."""
+    no_wait: bool
+    """It fails at once if there are too few pages."""
 
     @property
     def deadline(self) -> float:
@@ -66,6 +71,8 @@ class IncomingHandoffs:
         """Raises CommandRefused."""
         if job.id in self._quarantined:
             raise CommandRefused(worker_pb2.FAILURE_CODE_INVALID, f"request id {job.id} is in use")
+        if message.no_wait and any(self._is_wanted(waiting) for waiting in self._waiting):
+            raise CommandRefused(worker_pb2.FAILURE_CODE_OVERLOADED, _NO_PAGES_NOW)
         if len(self._waiting) >= self._engine.config.max_waiting_requests:
             raise CommandRefused(
                 worker_pb2.FAILURE_CODE_OVERLOADED, f"{len(self._waiting)} handoffs wait for pages already"
@@ -77,6 +84,7 @@ class IncomingHandoffs:
                 since=job.arrival,
                 timeout_s=message.timeout_s,
                 room=message.room_tokens,
+                no_wait=message.no_wait,
             )
         )
 
@@ -161,7 +169,9 @@ class IncomingHandoffs:
         while self._waiting:
             first = self._waiting[0]
             if self._is_wanted(first) and not self._lend(first, now):
-                return
+                if not first.no_wait:
+                    return
+                self._answers.fail(first.job, worker_pb2.FAILURE_CODE_OVERLOADED, _NO_PAGES_NOW)
             self._waiting.popleft()
 
     def _lend(self, waiting: _Waiting, now: float) -> bool:

@@ -144,7 +144,8 @@ class AdaptivePlacing:
             return session
 
         claim = Promise(decode.load, sequence.num_tokens)
-        return Route(pick, is_local=False, why=why, claim=claim, tracker=tracker)
+        may_wait = _order(prefill) < _order(decode)
+        return Route(pick, is_local=False, why=why, claim=claim, tracker=tracker, may_wait=may_wait)
 
     def _look(self, sessions: list[WorkerSession]) -> tuple[Ledger, PlacementPolicy]:
         """Brings the ledger up to date with the workers that can be used now. O(workers)."""
@@ -239,6 +240,12 @@ def _local(session: WorkerSession, why: str, tracker: _Tracked | None = None) ->
 def _key(session: WorkerSession) -> WorkerId:
     """Of an incarnation: what is known of a process does not hold for its successor."""
     return f"{session.worker_id}@{session.info.epoch:x}"
+
+
+def _order(session: WorkerSession) -> tuple[int, str]:
+    """The same for as long as a worker lives. Handoffs wait for pages only of workers behind their sender, so no
+    circle of workers can wait for each other; the last of all waits for nobody."""
+    return session.info.role, session.worker_id
 
 
 def _facts(key: WorkerId, info: worker_pb2.WorkerInfo) -> WorkerFacts:

@@ -377,6 +377,7 @@ class DisaggAttempt(Attempt):
                     work=self._work(),
                     sender=self._prefill.session.info.peer,
                     timeout_s=self._handoff_timeout_s,
+                    no_wait=not self._route.may_wait,
                 )
             )
         )

@@ -76,6 +76,9 @@ class Route:
     claim: Claim | None = None
     """Room on the decode worker, kept until it is picked."""
     tracker: Tracker = NO_TRACKER
+    may_wait: bool = True
+    """The prefill worker may keep the KV until the decode worker has pages for it. Where workers hand over to
+    each other in every direction, two with full pools could wait for each other so."""
 
 
 class Placing(Protocol):

@@ -143,16 +143,18 @@ class Abort(_message.Message):
     def __init__(self, request_id: _Optional[int] = ...) -> None: ...
 
 class Reserve(_message.Message):
-    __slots__ = ("work", "sender", "timeout_s", "room_tokens")
+    __slots__ = ("work", "sender", "timeout_s", "room_tokens", "no_wait")
     WORK_FIELD_NUMBER: _ClassVar[int]
     SENDER_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     ROOM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NO_WAIT_FIELD_NUMBER: _ClassVar[int]
     work: Work
     sender: Peer
     timeout_s: float
     room_tokens: int
-    def __init__(self, work: _Optional[_Union[Work, _Mapping]] = ..., sender: _Optional[_Union[Peer, _Mapping]] = ..., timeout_s: _Optional[float] = ..., room_tokens: _Optional[int] = ...) -> None: ...
+    no_wait: bool
+    def __init__(self, work: _Optional[_Union[Work, _Mapping]] = ..., sender: _Optional[_Union[Peer, _Mapping]] = ..., timeout_s: _Optional[float] = ..., room_tokens: _Optional[int] = ..., no_wait: _Optional[bool] = ...) -> None: ...
 
 class Attach(_message.Message):
     __slots__ = ("ticket",)
