@@ -12,7 +12,15 @@ from router.workers.registry import Registry
 from router.workers.session import WorkerSession
 from rpc.baton.v1 import worker_pb2
 
-__all__ = ["Able", "Evacuate", "LastOfItsRole", "NoSuchWorker", "NotBackInTime", "WorkerDrainer"]
+__all__ = [
+    "Able",
+    "CannotChangeRole",
+    "Evacuate",
+    "LastOfItsRole",
+    "NoSuchWorker",
+    "NotBackInTime",
+    "WorkerDrainer",
+]
 
 Able: TypeAlias = Callable[[worker_pb2.Role], list[WorkerSession]]
 Evacuate: TypeAlias = Callable[[str, float], Awaitable[int]]
@@ -39,6 +47,10 @@ class LastOfItsRole(Exception):
     """Without this worker the cluster could not serve."""
 
 
+class CannotChangeRole(Exception):
+    """This cluster's workers have no roles."""
+
+
 class NotBackInTime(Exception):
     """The worker was restarted and is not ready; it is still sought."""
 
@@ -52,7 +64,7 @@ class WorkerDrainer:
         """`able(role)`: workers that could take a role's part in a sequence; None: those of the role."""
         self._registry = registry
         self._evacuate = evacuate or _nothing_moves
-        self._able = able or (lambda role: [s for s in registry.sessions() if s.info.role == role])
+        self._able = able or (lambda role: [s for s in registry.sessions() if s.role == role])
 
     async def drain(self, worker_id: str, timeout_s: float, *, force: bool = False) -> int:
         """Ends the worker, which gets no new request from now on. Its place stays reserved.
@@ -107,6 +119,29 @@ class WorkerDrainer:
                 _log.info("%d requests are to be computed again elsewhere", session.load.requests)
                 return moved + session.load.requests
 
+    async def assign(self, worker_id: str, role: worker_pb2.Role, *, force: bool = False) -> None:
+        """Uses the worker for the other role from now on. What it computes now is not touched.
+
+        Its incarnations to come keep the role until another is assigned. Raises NoSuchWorker,
+        CannotChangeRole where no KV moves, and LastOfItsRole unless `force`.
+        """
+        member = self._member(worker_id)
+        if member.session is not None and not member.session.info.transport:
+            raise CannotChangeRole(
+                f"{worker_id} has no KV transport: with --mode mixed, workers have no roles"
+            )
+        if role == member.role:
+            return
+        if not force:
+            self._require_others(member)
+        member.assigned = role
+        if member.session is not None:
+            member.session.role = role
+        await self._registry.reconsider()
+        _log.info(
+            "%s is a %s worker now", worker_id, worker_pb2.Role.Name(role).removeprefix("ROLE_").lower()
+        )
+
     def _member(self, worker_id: str) -> Member:
         for member in self._registry.members():
             if member.handle.worker_id == worker_id:
@@ -115,7 +150,7 @@ class WorkerDrainer:
         raise NoSuchWorker(f"there is no worker {worker_id}; there are {names}")
 
     def _require_others(self, member: Member) -> None:
-        able = {session.worker_id for session in self._able(member.handle.role)}
+        able = {session.worker_id for session in self._able(member.role)}
         others = [m for m in self._registry.members() if m is not member and m.handle.worker_id in able]
         if not any(other.usable for other in others):
             raise LastOfItsRole(

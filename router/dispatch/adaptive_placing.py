@@ -162,8 +162,9 @@ class AdaptivePlacing:
             if self._known.get(key) is not session:
                 self._known[key] = session
                 self._pages.pop(key, None)
-                ledger.add(_facts(key, session.info))
+                ledger.add(_facts(key, session))
                 session.on_step = _Measured(ledger, key)
+            ledger.prefers(key, _PREFERS.get(session.role, Preference.BOTH))
             pages = session.load.view().free_pages
             if self._pages.get(key) != pages:
                 self._pages[key] = pages
@@ -243,15 +244,16 @@ def _key(session: WorkerSession) -> WorkerId:
 
 
 def _order(session: WorkerSession) -> tuple[int, str]:
-    """The same for as long as a worker lives. Handoffs wait for pages only of workers behind their sender, so no
-    circle of workers can wait for each other; the last of all waits for nobody."""
+    """The same for as long as a worker lives. Handoffs wait for pages only of workers behind their sender, so
+    no circle of workers can wait for each other; the last of all waits for nobody."""
     return session.info.role, session.worker_id
 
 
-def _facts(key: WorkerId, info: worker_pb2.WorkerInfo) -> WorkerFacts:
+def _facts(key: WorkerId, session: WorkerSession) -> WorkerFacts:
+    info = session.info
     return WorkerFacts(
         id=key,
-        prefers=_PREFERS.get(info.role, Preference.BOTH),
+        prefers=_PREFERS.get(session.role, Preference.BOTH),
         chunk_tokens=info.chunked_prefill_size or info.max_model_len,
         step_target_s=info.step_target_s or None,
         total_pages=info.num_pages,

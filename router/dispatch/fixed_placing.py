@@ -48,7 +48,7 @@ class MixedPlacing:
         return self._registry.ready(ROLE_DECODE)
 
     def able(self, role: worker_pb2.Role) -> list[WorkerSession]:
-        return [s for s in self._registry.sessions() if s.info.role == role]
+        return [s for s in self._registry.sessions() if s.role == role]
 
 
 class DisaggPlacing:
@@ -89,4 +89,4 @@ class DisaggPlacing:
         return self._registry.ready(ROLE_PREFILL)
 
     def able(self, role: worker_pb2.Role) -> list[WorkerSession]:
-        return [s for s in self._registry.sessions() if s.info.role == role]
+        return [s for s in self._registry.sessions() if s.role == role]

@@ -227,6 +227,13 @@ class Ledger:
             worker.fit.observe(work, seconds)
             worker.view = None
 
+    def prefers(self, worker_id: WorkerId, preference: Preference) -> None:
+        """What the worker is used for now."""
+        worker = self._workers.get(worker_id)
+        if worker is not None and worker.facts.prefers is not preference:
+            worker.facts = replace(worker.facts, prefers=preference)
+            worker.view = None
+
     def transferred(self, source: WorkerId, destination: WorkerId, num_bytes: int, seconds: float) -> None:
         """KV was handed over: so many bytes, in so many seconds in which writes were under way."""
         self._rates.observe(source, destination, num_bytes, seconds)

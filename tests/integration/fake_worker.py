@@ -69,6 +69,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     layout_hash: str = "L"
     chunk: int = 0
     node: str = ""
+    transport: str = ""
     router_certificate: bytes | None = None
     """Only the holder of its key is served; None: everybody."""
     received: list[worker_pb2.Command] = field(default_factory=list)
@@ -147,6 +148,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             chunked_prefill_size=self.chunk,
             metrics_address="127.0.0.1:1",
             node=self.node,
+            transport=self.transport,
         )
 
     async def Session(  # noqa: N802

@@ -10,6 +10,7 @@ import pytest
 
 from router.admin.drain import WorkerDrainer
 from rpc.baton.v1 import router_pb2
+from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 from tests.integration.conftest import Oracle
 from tests.integration.test_adaptive_placement import EVERY_PAIR, Cluster, D, Forced, P, cluster, prompt
 from tests.integration.tiny_cluster import slow_down
@@ -112,6 +113,22 @@ async def test_a_stream_goes_on_when_either_worker_ends_during_a_move(
         await served.links[ended].host.stop()
         assert [(await task)[0] for task in asked] == [oracle(prompt(seed), LENGTH) for seed in range(3)]
         await moves
+
+
+async def test_a_worker_changes_its_role_while_it_decodes(folder: Path, oracle: Oracle) -> None:
+    """What runs is not touched; what comes is placed by the new role."""
+    async with cluster(folder, None) as served:
+        slowly(served)
+        asked = [asyncio.create_task(served.generate(prompt(seed), LENGTH)) for seed in range(4)]
+        await until(lambda: writers(served))
+        drainer = WorkerDrainer(served.registry, served.dispatcher.able)
+        for role in (ROLE_PREFILL, ROLE_DECODE):
+            await drainer.assign(D, role)
+            assert [s.worker_id for s in served.registry.ready(role) if s.worker_id == D] == [D]
+            answer, _ = await served.generate(prompt(9))
+            assert answer == oracle(prompt(9), 12)
+        assert [(await task)[0] for task in asked] == [oracle(prompt(seed), LENGTH) for seed in range(4)]
+        await served.all_pages_back()
 
 
 async def test_a_worker_that_leaves_takes_nobody_s_answer_with_it(folder: Path, oracle: Oracle) -> None:
