@@ -100,15 +100,19 @@ class Attempt(ABC):
     @property
     def writer(self) -> WorkerSession | None:
         """The worker that computes the answer by itself; None before there is one, and during a move."""
-        part = self._writer
-        if part is None or not part.active or (self._move is not None and not self._move.done.done()):
+        part, move = self._writer, self._move
+        if move is not None and not move.is_over(self._order.position):
             return None
-        return part.session
+        return None if part is None or not part.active else part.session
 
     @property
-    def num_tokens(self) -> int:
-        """Of the prompt, and of the answer so far."""
-        return len(self._sequence.prompt) + self._order.position
+    def tokens_to_reserve(self) -> int:
+        """Of the prompt, and of the answer so far and while it moves."""
+        return len(self._sequence.prompt) + self._order.position + self._growth
+
+    @property
+    def _growth(self) -> int:
+        return min(GROWTH_TOKENS, self._sequence.sampling.max_tokens - self._order.position)
 
     async def move(self, session: WorkerSession, timeout_s: float) -> bool:
         """Has another worker go on with the answer, from its KV; whether that one has it now.
@@ -120,14 +124,15 @@ class Attempt(ABC):
             return False
         if self._move is not None:
             self._move.source.leave()
-        target = self._part(session, secrets.randbits(64), self.num_tokens)
+        target = self._part(session, secrets.randbits(64), self.tokens_to_reserve)
         move = self._move = Move(source, target)
         session.listen(target.request_id, partial(self._on_event, partial(self._from_target, move)))
         reserve = worker_pb2.Reserve(
             work=self._work_so_far(target.request_id),
             sender=source.session.info.peer,
             timeout_s=timeout_s,
-            room_tokens=GROWTH_TOKENS,
+            room_tokens=self._growth,
+            no_wait=True,
         )
         target.ask(worker_pb2.Command(reserve=reserve))
         try:

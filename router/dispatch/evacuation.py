@@ -25,7 +25,7 @@ class Movable(Protocol):
     def writer(self) -> WorkerSession | None: ...
 
     @property
-    def num_tokens(self) -> int: ...
+    def tokens_to_reserve(self) -> int: ...
 
     async def move(self, session: WorkerSession, timeout_s: float) -> bool: ...
 
@@ -57,7 +57,7 @@ class Answers:
                 writer = attempt.writer
                 if attempt not in self._running or writer is None or writer.worker_id != worker_id:
                     return False
-                target = self._refuge(attempt.num_tokens, worker_id)
+                target = self._refuge(attempt.tokens_to_reserve, worker_id)
                 return target is not None and await attempt.move(target, timeout_s)
 
         return sum(await asyncio.gather(*(evacuate(attempt) for attempt in list(self._running))))

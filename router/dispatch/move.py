@@ -31,6 +31,10 @@ class Move:
         """Whether the target computes the token at this position, and all that follow."""
         return self.position is not None and self.position <= position
 
+    def is_over(self, position: int) -> bool:
+        """Whether another move may begin, if all tokens before `position` came."""
+        return self.done.done() and (not self.has_arrived or self.covers(position))
+
     def arrived(self, position: int) -> None:
         self.position = position
         if not self.done.done():

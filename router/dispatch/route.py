@@ -100,7 +100,7 @@ class Placing(Protocol):
         """How the workers that `pick` names are put to the test."""
 
     def refuge(self, tokens: int, leaving: str) -> WorkerSession | None:
-        """Where a running answer of so many tokens moves to from `leaving`; None: no other has room."""
+        """Where a running answer moves to from `leaving`; None: no other has room for so many tokens."""
 
     def prefill_workers(self) -> list[WorkerSession]:
         """Workers that compute prompts now."""

@@ -37,11 +37,13 @@ class TokenOrder:
         Raises Diverged if a token differs from one at the same position.
         """
         if event.position > self.position:
-            self._early[event.position] = event, at
+            known = self._early.get(event.position)
+            if known is None or len(known[0].ids) < len(event.ids):
+                self._early[event.position] = event, at
             return []
         ready = self._new_part(event, at)
-        while (following := self._early.pop(self.position, None)) is not None:
-            ready += self._new_part(*following)
+        while self._early and (first := min(self._early)) <= self.position:
+            ready += self._new_part(*self._early.pop(first))
         return ready
 
     def _new_part(self, event: worker_pb2.Tokens, at: float) -> list[tuple[worker_pb2.Tokens, float]]:

@@ -82,8 +82,8 @@ class WorkerChoice:
         return session.load.view().has_room(tokens)
 
     def refuge(self, sessions: list[WorkerSession], tokens: int, leaving: str) -> WorkerSession | None:
-        """Of these, the least loaded with room for an answer that moves; None: there is none. O(workers)."""
-        others = [s for s in sessions if s.worker_id != leaving and self.has_room(s, tokens + GROWTH_TOKENS)]
+        """Of these, the least loaded with room for so many tokens; None: there is none. O(workers)."""
+        others = [s for s in sessions if s.worker_id != leaving and self.has_room(s, tokens)]
         if not others:
             return None
         return others[place(_views(others, _NOBODY), tokens, POLICIES[Routing.LEAST_LOADED], 0)]

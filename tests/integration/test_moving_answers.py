@@ -53,7 +53,7 @@ async def test_an_answer_moves_without_a_gap_or_a_duplicate(
 
 
 async def test_answers_move_to_and_fro_under_load(folder: Path, oracle: Oracle) -> None:
-    async with cluster(folder, Forced(*EVERY_PAIR)) as served:
+    async with cluster(folder, Forced(*EVERY_PAIR), num_pages=512) as served:
         slowly(served, 0.003)
         prompts = [prompt(seed, 10 + 6 * seed) for seed in range(10)]
         asked = [asyncio.create_task(served.generate(p, LENGTH)) for p in prompts]
