@@ -28,7 +28,7 @@ from rpc.baton.v1 import sampling_pb2, worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 from rpc.channel import Endpoint
 from worker.config import WorkerConfig, WorkerRole
-from worker.host import WorkerHost
+from worker.process.host import WorkerHost
 
 _ROLES: Final = {WorkerRole.PREFILL: ROLE_PREFILL, WorkerRole.DECODE: ROLE_DECODE}
 _SETTLED_TOKENS: Final = 8

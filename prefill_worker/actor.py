@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from worker.actor import WorkerActor
+from worker.process.actor import WorkerActor
 
 __all__ = ["PrefillWorker"]
 

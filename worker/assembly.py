@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from kv_transfer import EndpointEvent, KVEndpoint, TransferThread
-from worker.answers import Answers
-from worker.incoming_handoffs import IncomingHandoffs
-from worker.kv_port import open_port
+from worker.handoffs.incoming import IncomingHandoffs
+from worker.handoffs.kv_port import open_port
+from worker.handoffs.outgoing import OutgoingHandoffs
 from worker.migrations import Migrations
-from worker.outgoing_handoffs import OutgoingHandoffs
 from worker.parts import Parts
 from worker.request_handler import Handoffs, RequestHandler
+from worker.session.answers import Answers
 
 __all__ = ["Assemble", "Parts", "assemble"]
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from engine.engine import Engine
 from worker.config import WorkerConfig
-from worker.inbox import Inbox
 from worker.metrics import WorkerMetrics
-from worker.outbox import Outbox
+from worker.session.inbox import Inbox
+from worker.session.outbox import Outbox
 
 __all__ = ["Parts"]
 

@@ -21,8 +21,12 @@ from engine.kv_cache.journal import CacheChange
 from kv_transfer import CaughtUp, EndpointEvent, HandedOver, Reopened, SendFailed
 from kv_transfer.transfer_thread import TransferThread
 from rpc.baton.v1 import worker_pb2
-from worker.answers import Answers
-from worker.convert import (
+from worker.handoffs.incoming import IncomingHandoffs
+from worker.handoffs.outgoing import OutgoingHandoffs
+from worker.metrics import Outcome
+from worker.migrations import Migrations
+from worker.session.answers import Answers
+from worker.session.convert import (
     load_to_proto,
     peer_to_proto,
     request_from_proto,
@@ -30,13 +34,9 @@ from worker.convert import (
     step_work_to_proto,
     ticket_from_proto,
 )
-from worker.incoming_handoffs import IncomingHandoffs
-from worker.jobs import Job
-from worker.metrics import Outcome
-from worker.migrations import Migrations
-from worker.outgoing_handoffs import OutgoingHandoffs
-from worker.refusal import CommandRefused
-from worker.session import RouterSession
+from worker.session.jobs import Job
+from worker.session.refusal import CommandRefused
+from worker.session.router_session import RouterSession
 
 __all__ = ["Handoffs", "RequestHandler"]
 

@@ -6,7 +6,7 @@ import queue
 import threading
 
 from engine.executor.runner import StepInFlight
-from worker.inbox import Inbox
+from worker.session.inbox import Inbox
 
 __all__ = ["StepWaker"]
 

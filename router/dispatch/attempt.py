@@ -22,11 +22,11 @@ from router.dispatch.failures import AttemptFailed, out_of_time
 from router.dispatch.interface import Delta
 from router.dispatch.move import Move
 from router.dispatch.part import Part
-from router.dispatch.route import Route
+from router.dispatch.routing.route import Route
+from router.dispatch.routing.worker_choice import GROWTH_TOKENS
 from router.dispatch.sequence import Sequence
 from router.dispatch.token_order import Diverged, TokenOrder
 from router.dispatch.waterfall import busy_seconds
-from router.dispatch.worker_choice import GROWTH_TOKENS
 from router.errors import Unavailable
 from router.workers.events import Event, WorkerLost
 from router.workers.session import WorkerSession

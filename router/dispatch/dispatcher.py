@@ -14,17 +14,17 @@ from dataclasses import replace
 from typing import Final
 
 from router.config.settings import RouterConfig
-from router.dispatch.admission import Admission, AdmissionGrant, AdmissionRequest
+from router.dispatch.admission.admission_queue import Admission, AdmissionGrant, AdmissionRequest
+from router.dispatch.admission.poison_requests import PoisonRequests
+from router.dispatch.admission.prefill_queue import Place, PrefillQueue, overloaded
 from router.dispatch.attempt import Attempt, DisaggAttempt, MixedAttempt
 from router.dispatch.evacuation import Answers
 from router.dispatch.failures import AttemptFailed, nobody_is_ready, out_of_time
 from router.dispatch.interface import Delta
 from router.dispatch.metrics import RouterMetrics
-from router.dispatch.placing import placing_for
-from router.dispatch.poison_requests import PoisonRequests
-from router.dispatch.prefill_queue import Place, PrefillQueue, overloaded
 from router.dispatch.retry_state import RetryState, ended_workers
-from router.dispatch.route import Pick, Placing, Route
+from router.dispatch.routing.placing import placing_for
+from router.dispatch.routing.route import Pick, Placing, Route
 from router.dispatch.sequence import Sequence
 from router.dispatch.waterfall import Waterfall
 from router.errors import Overloaded, RouterError, Unavailable

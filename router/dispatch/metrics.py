@@ -6,9 +6,9 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from router.dispatch.admission import Admission
+from router.dispatch.admission.admission_queue import Admission
+from router.dispatch.admission.prefill_queue import PrefillQueue
 from router.dispatch.failures import AttemptFailed
-from router.dispatch.prefill_queue import PrefillQueue
 from router.dispatch.waterfall import Waterfall
 from rpc.baton.v1 import router_pb2
 

@@ -58,7 +58,7 @@ class PromptWork:
 
 @dataclass(frozen=True, slots=True)
 class Outstanding:
-    """Requests that were sent to a worker and have not ended, as `router.dispatch.policies` counts load."""
+    """Requests that were sent to a worker and have not ended: the load of `routing.policies`."""
 
     requests: int = 0
     tokens: int = 0

@@ -17,7 +17,7 @@ from typing import Final, TypeAlias
 
 from router.dispatch.attempt import Attempt
 from router.dispatch.failures import AttemptFailed
-from router.dispatch.route import Pick
+from router.dispatch.routing.route import Pick
 from router.dispatch.sequence import Sequence
 from router.dispatch.waterfall import Waterfall
 from router.errors import RouterError

@@ -21,8 +21,8 @@ from rpc.channel import Endpoint
 from tests.faults.small_model import MAX_LEN, SmallModel
 from worker.assembly import Assemble, assemble
 from worker.config import WorkerConfig, WorkerRole
-from worker.engine_loop import EngineDied
-from worker.host import WorkerHost
+from worker.process.engine_loop import EngineDied
+from worker.process.host import WorkerHost
 
 __all__ = ["LocalCluster", "local_cluster"]
 

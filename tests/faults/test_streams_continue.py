@@ -25,7 +25,7 @@ from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 from tests.faults.local_cluster import LocalWorker
 from tests.faults.small_model import MAX_LEN, SmallModel
 from worker.config import WorkerConfig, WorkerRole
-from worker.host import WorkerHost
+from worker.process.host import WorkerHost
 
 ROLES = {WorkerRole.PREFILL: ROLE_PREFILL, WorkerRole.DECODE: ROLE_DECODE}
 PROMPT = tuple(range(2, 150))

@@ -6,8 +6,8 @@ import os
 
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE
 from tests.integration.fake_worker import Behaviour, FakeWorker
-from worker.actor import Listening
 from worker.config import WorkerConfig, WorkerRole
+from worker.process.actor import Listening
 
 
 class FakeActor:

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from router.config.settings import Mode, RouterConfig, Routing
-from router.dispatch.adaptive_placing import AdaptivePlacing
 from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics import RouterMetrics
-from router.dispatch.worker_choice import WorkerChoice
+from router.dispatch.routing.adaptive import AdaptivePlacing
+from router.dispatch.routing.worker_choice import WorkerChoice
 from router.placement import ClusterView, Placement, RequestView, Why
 from router.workers.registry import Registry
 from rpc.baton.v1 import router_pb2, sampling_pb2

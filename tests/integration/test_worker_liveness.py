@@ -20,8 +20,8 @@ from rpc.channel import Endpoint
 from tests.integration.tiny_cluster import before_each_step, work
 from tests.unit.tiny import make_config
 from worker.config import WorkerConfig, WorkerRole
-from worker.engine_loop import EngineDied
-from worker.host import WorkerHost
+from worker.process.engine_loop import EngineDied
+from worker.process.host import WorkerHost
 
 
 @asynccontextmanager

@@ -19,7 +19,7 @@ from rpc.server import GrpcServer
 from rpc.tls import NAME, Identity
 from tests.unit.tiny import make_config
 from worker.config import WorkerConfig, WorkerRole
-from worker.host import WorkerHost
+from worker.process.host import WorkerHost
 
 ROUTER, WORKER, STRANGER = (Identity.draw() for _ in range(3))
 

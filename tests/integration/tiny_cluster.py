@@ -20,8 +20,8 @@ from rpc.channel import connect
 from tests.local_rank_processes import LocalRankProcesses
 from tests.unit.tiny import make_config
 from worker.config import WorkerConfig, WorkerRole
-from worker.engine_loop import EngineDied
-from worker.host import WorkerHost
+from worker.process.engine_loop import EngineDied
+from worker.process.host import WorkerHost
 
 PATIENCE_S = 20.0
 

@@ -12,8 +12,8 @@ import torch
 from engine.device.current import enter_device
 from engine.executor.runner import ModelRunner
 from tests.unit.engine.test_engine import make_engine
-from worker.engine_loop import EngineLoop
-from worker.inbox import Inbox
+from worker.process.engine_loop import EngineLoop
+from worker.session.inbox import Inbox
 
 
 class Refused(Exception):

@@ -15,8 +15,8 @@ from engine.core.request import PENDING, Request
 from engine.engine import NO_HOOKS, Engine
 from tests.unit.engine.test_engine import make_engine, make_request, run
 from tests.unit.fake_runner import reference
-from worker.engine_loop import EngineDied, EngineLoop
-from worker.inbox import Inbox
+from worker.process.engine_loop import EngineDied, EngineLoop
+from worker.session.inbox import Inbox
 from worker.step_waker import StepWaker
 
 

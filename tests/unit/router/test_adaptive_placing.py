@@ -8,8 +8,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from router.dispatch.adaptive_placing import AdaptivePlacing
 from router.dispatch.failures import AttemptFailed
+from router.dispatch.routing.adaptive import AdaptivePlacing
 from router.dispatch.sequence import Sequence
 from router.dispatch.waterfall import Waterfall
 from router.placement import ClusterView, Placement, Preference, RequestView, Why

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from router.dispatch.admission import Admission, AdmissionGrant, AdmissionRequest
+from router.dispatch.admission.admission_queue import Admission, AdmissionGrant, AdmissionRequest
 
 
 class Pool:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.config.settings import Routing
-from router.dispatch.policies import POLICIES
+from router.dispatch.routing.policies import POLICIES
 from router.workers.capacity import WorkerView, least_loaded, power_of_two, round_robin
 
 

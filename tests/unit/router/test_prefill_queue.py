@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from router.dispatch.prefill_queue import PrefillQueue
+from router.dispatch.admission.prefill_queue import PrefillQueue
 from router.errors import Overloaded
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from router.dispatch.admission.poison_requests import PoisonRequests
 from router.dispatch.failures import AttemptFailed, loss_of
-from router.dispatch.poison_requests import PoisonRequests
 from router.dispatch.retry_state import RetryState
 from router.errors import Internal, Unavailable
 from router.workers.events import Loss, WorkerLost

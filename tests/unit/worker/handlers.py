@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import Mock
 
-from worker.answers import Answers
-from worker.incoming_handoffs import IncomingHandoffs
+from worker.handoffs.incoming import IncomingHandoffs
+from worker.handoffs.outgoing import OutgoingHandoffs
 from worker.migrations import Migrations
-from worker.outbox import Outbox
-from worker.outgoing_handoffs import OutgoingHandoffs
 from worker.request_handler import Handoffs, RequestHandler
+from worker.session.answers import Answers
+from worker.session.outbox import Outbox
 
 __all__ = ["Handled", "handled"]
 

@@ -8,8 +8,8 @@ from engine.core.kv_manager import Reservation
 from kv_transfer import Drained, ReceiveFailed
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from tests.unit.worker.handlers import handled
-from worker.answers import Answers
 from worker.request_handler import RequestHandler
+from worker.session.answers import Answers
 
 FENCE = worker_pb2.Command(fence=worker_pb2.Fence(worker_id="prefill-0", epoch=7, reason="no power"))
 

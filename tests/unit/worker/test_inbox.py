@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from worker.inbox import Inbox
+from worker.session.inbox import Inbox
 
 
 def test_everything_posted_runs_in_order_in_one_go() -> None:

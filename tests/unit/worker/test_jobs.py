@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
 from rpc.baton.v1 import sampling_pb2
-from worker.jobs import Job, Jobs
+from worker.session.jobs import Job, Jobs
 
 
 def job(id: int, deadline: float = math.inf, session: Any = None) -> Job:

@@ -11,7 +11,7 @@ from engine.core.sampling_params import SamplingParams
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from tests.unit.engine.test_engine import make_engine
 from tests.unit.worker.handlers import handled
-from worker.jobs import Job
+from worker.session.jobs import Job
 
 
 def test_first_tokens_are_reported_before_those_of_answers_that_run() -> None:

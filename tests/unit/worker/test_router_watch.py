@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from worker.router_watch import RouterWatch
+from worker.process.router_watch import RouterWatch
 
 SOON_S = 0.01
 PATIENCE_S = 5.0

@@ -11,9 +11,9 @@ import pytest
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
 from rpc.baton.v1 import sampling_pb2, worker_pb2
-from worker.jobs import Job
-from worker.outbox import Outbox
-from worker.session import RouterSession, SessionBroken
+from worker.session.jobs import Job
+from worker.session.outbox import Outbox
+from worker.session.router_session import RouterSession, SessionBroken
 
 
 class Recorder:

@@ -8,8 +8,8 @@ from typing import cast
 
 import pytest
 
-from worker.engine_loop import EngineDied, EngineLoop
-from worker.watchdog import Watchdog
+from worker.process.engine_loop import EngineDied, EngineLoop
+from worker.process.watchdog import Watchdog
 
 TIMEOUT_S = 0.05
 LOOKS = 20

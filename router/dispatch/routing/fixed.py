@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Set
 
-from router.dispatch.admission import AdmissionRequest, Claim
+from router.dispatch.admission.admission_queue import AdmissionRequest, Claim
 from router.dispatch.failures import nobody_is_ready
-from router.dispatch.route import Pick, Route
+from router.dispatch.routing.route import Pick, Route
+from router.dispatch.routing.worker_choice import WorkerChoice
 from router.dispatch.sequence import Sequence
-from router.dispatch.worker_choice import WorkerChoice
 from router.workers.registry import Registry
 from router.workers.session import WorkerSession
 from rpc.baton.v1 import worker_pb2

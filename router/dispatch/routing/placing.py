@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from router.config.settings import Mode, RouterConfig
-from router.dispatch.adaptive_placing import adaptive
-from router.dispatch.fixed_placing import DisaggPlacing, MixedPlacing
-from router.dispatch.route import Placing
-from router.dispatch.worker_choice import WorkerChoice
+from router.dispatch.routing.adaptive import adaptive
+from router.dispatch.routing.fixed import DisaggPlacing, MixedPlacing
+from router.dispatch.routing.route import Placing
+from router.dispatch.routing.worker_choice import WorkerChoice
 from router.workers.registry import Registry
 
 __all__ = ["placing_for"]

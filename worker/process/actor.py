@@ -19,7 +19,7 @@ from worker.log import log_to_stderr
 from worker.network import own_address
 
 if TYPE_CHECKING:
-    from worker.engine_loop import EngineDied
+    from worker.process.engine_loop import EngineDied
 
 __all__ = ["Listening", "LoadProgress", "WorkerActor"]
 
@@ -53,7 +53,7 @@ class WorkerActor:
 
     def __init__(self, config: WorkerConfig, bundle: int = 0, log_level: int = logging.INFO) -> None:
         """`bundle`: of the actor's placement group, where there is room for its other ranks too."""
-        from worker.host import WorkerHost
+        from worker.process.host import WorkerHost
         from worker.tensor_parallel.ray_rank_processes import rank_processes_of
 
         log_to_stderr(log_level)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from router.dispatch.admission import AdmissionRequest, Claim
+from router.dispatch.admission.admission_queue import AdmissionRequest, Claim
 from router.dispatch.sequence import Sequence
 from router.workers.session import WorkerSession
 from rpc.baton.v1 import worker_pb2

@@ -33,15 +33,15 @@ from rpc.server import GrpcServer
 from rpc.tls import Identity
 from worker.assembly import Assemble, Parts, assemble
 from worker.config import WorkerConfig, WorkerRole
-from worker.convert import peer_to_proto
-from worker.engine_loop import EngineDied, EngineLoop
 from worker.metrics import WorkerMetrics
 from worker.network import is_loopback
+from worker.process.engine_loop import EngineDied, EngineLoop
+from worker.process.router_watch import RouterWatch
+from worker.process.service import WorkerService
+from worker.process.watchdog import Watchdog
 from worker.request_handler import RequestHandler
-from worker.router_watch import RouterWatch
-from worker.service import WorkerService
+from worker.session.convert import peer_to_proto
 from worker.tensor_parallel.rank_processes import RankProcesses
-from worker.watchdog import Watchdog
 
 __all__ = ["WorkerHost"]
 

@@ -11,11 +11,11 @@ from typing import Any, TypeAlias, TypeVar
 import grpc
 
 from rpc.baton.v1 import worker_pb2, worker_pb2_grpc
-from worker.engine_loop import EngineDied
-from worker.inbox import Inbox
+from worker.process.engine_loop import EngineDied
+from worker.process.router_watch import RouterWatch
 from worker.request_handler import RequestHandler
-from worker.router_watch import RouterWatch
-from worker.session import RouterSession, SessionBroken
+from worker.session.inbox import Inbox
+from worker.session.router_session import RouterSession, SessionBroken
 
 __all__ = ["WorkerService"]
 

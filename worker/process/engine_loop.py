@@ -14,10 +14,10 @@ from typing import Final, TypeAlias
 
 from engine.device.current import enter_device
 from engine.engine import Engine
-from worker.inbox import Inbox
 from worker.metrics import WorkerMetrics
-from worker.outbox import Outbox
 from worker.request_handler import RequestHandler
+from worker.session.inbox import Inbox
+from worker.session.outbox import Outbox
 from worker.step_waker import StepWaker
 
 __all__ = ["EngineDied", "EngineLoop"]

@@ -13,11 +13,11 @@ from dataclasses import replace
 from typing import Final
 
 from router.config.settings import RouterConfig
-from router.dispatch.admission import AdmissionRequest, Claim
+from router.dispatch.admission.admission_queue import AdmissionRequest, Claim
 from router.dispatch.failures import nobody_is_ready
-from router.dispatch.route import Pick, Route, Untracked
+from router.dispatch.routing.route import Pick, Route, Untracked
+from router.dispatch.routing.worker_choice import Promise, WorkerChoice, cached_tokens
 from router.dispatch.sequence import Sequence
-from router.dispatch.worker_choice import Promise, WorkerChoice, cached_tokens
 from router.placement import (
     AdaptivePlacement,
     Ledger,

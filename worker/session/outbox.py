@@ -9,8 +9,8 @@ from common.block_hash import BlockHash
 from engine.core.request import RequestId, TokenId
 from engine.kv_cache.journal import CacheChange
 from rpc.baton.v1 import sampling_pb2, worker_pb2
-from worker.jobs import Job
-from worker.session import RouterSession
+from worker.session.jobs import Job
+from worker.session.router_session import RouterSession
 
 __all__ = ["Outbox"]
 

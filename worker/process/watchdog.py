@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from worker.engine_loop import EngineDied, EngineLoop
+from worker.process.engine_loop import EngineDied, EngineLoop
 
 __all__ = ["Watchdog"]
 

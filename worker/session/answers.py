@@ -5,10 +5,10 @@ from __future__ import annotations
 from engine.core.events import TokenOut
 from engine.core.sampling_params import FinishReason
 from rpc.baton.v1 import worker_pb2
-from worker.convert import FINISH_REASONS, logprobs_to_proto
-from worker.jobs import Job, Jobs
 from worker.metrics import Outcome, WorkerMetrics
-from worker.outbox import Outbox
+from worker.session.convert import FINISH_REASONS, logprobs_to_proto
+from worker.session.jobs import Job, Jobs
+from worker.session.outbox import Outbox
 
 __all__ = ["Answers"]
 

@@ -7,7 +7,7 @@ from collections.abc import Set
 from typing import Final
 
 from router.config.settings import Routing
-from router.dispatch.policies import POLICIES
+from router.dispatch.routing.policies import POLICIES
 from router.dispatch.sequence import Sequence
 from router.workers.capacity import Rank, WorkerView, any_has_room, place, preferred
 from router.workers.circuit_breaker import CircuitState

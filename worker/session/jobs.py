@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from engine.core.request import Request, RequestId
 from rpc.baton.v1 import sampling_pb2
-from worker.session import RouterSession
+from worker.session.router_session import RouterSession
 
 __all__ = ["Job", "Jobs"]
 
