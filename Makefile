@@ -10,7 +10,7 @@ export PYTHONUNBUFFERED = 1
 export GOMP_SPINCOUNT ?= 1000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo wheel test test-all test-cluster soak lint format constraints proto clean
+.PHONY: help setup demo machines cluster-demo wheel test test-all test-cluster test-clients soak lint format constraints proto clean
 
 PYTEST := $(BIN)/python -m pytest
 
@@ -34,18 +34,34 @@ setup:  ## Make .venv with everything in it (Python 3.11 or 3.12; minutes once, 
 demo: setup  ## Serve SmolLM2 with a prefill and a decode worker, stream an answer, show where the time went
 	@$(BIN)/python scripts/demo.py
 
+# Says what is missing before setup takes minutes.
+machines:
+	@$(PYTHON) -m scripts.cluster.machines
+
+cluster-demo: machines setup  ## Cut the link of one of three nodes under load, show what clients see (root, Debian packages)
+	@$(BIN)/python -m scripts.cluster_demo
+
 test test-all: export OMP_NUM_THREADS := 1
 
-test: LEFT_OUT := gpu or soak or cluster or thorough
+test: LEFT_OUT := gpu or soak or cluster or clients or thorough
 test: setup  ## Run the tests that every change must pass: some minutes, no GPU (ARGS=tests/unit: only those)
 	$(run_tests)
 
-test-all: LEFT_OUT := gpu or soak or cluster
+test-all: LEFT_OUT := gpu or soak or cluster or clients
 test-all: setup  ## Run every test that needs no GPU and ends within minutes
 	$(run_tests)
 
 test-cluster: setup  ## Run deploy/cluster.yaml on three machines in namespaces (root, Debian packages, 10 minutes)
 	$(BIN)/python -m pytest -m cluster -x -v tests/cluster $(ARGS)
+
+.clients: tests/clients/requirements.txt tests/clients/package.json
+	$(PYTHON) -m venv .clients/venv
+	.clients/venv/bin/python -m pip install --quiet --requirement tests/clients/requirements.txt
+	cp tests/clients/package.json .clients && npm install --prefix .clients --no-fund --no-audit
+	touch .clients
+
+test-clients: setup .clients  ## Run openai, anthropic, langchain, litellm and ai-sdk against it (network, node, minutes)
+	$(BIN)/python -m pytest -m clients -v tests/clients $(ARGS)
 
 wheel: setup  ## Build dist/baton_llm-*.whl, which deploy/cluster.yaml installs on every machine
 	rm -rf build dist
@@ -73,5 +89,5 @@ proto: setup  ## Regenerate the gRPC stubs in rpc/baton from proto/
 	touch rpc/baton/__init__.py rpc/baton/v1/__init__.py
 
 clean:  ## Remove .venv and everything that tools left behind
-	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .clients build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

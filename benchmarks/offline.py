@@ -58,7 +58,7 @@ def run(
             if token.finish is not None:
                 record.ended = now
         for request, error in output.failed:
-            records[request.id].error = error
+            records[request.id].error = str(error)
             records[request.id].ended = now
         on_tokens(len(output.tokens))
     return records

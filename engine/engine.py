@@ -18,8 +18,9 @@ from engine.core.kv_manager import KVManager, Reservation
 from engine.core.plan import Chunk, StepPlan
 from engine.core.request import Request
 from engine.core.sampling_params import FinishReason, TokenLogprobs
-from engine.errors import InvalidRequest
+from engine.errors import EngineError, GrammarError, InvalidRequest
 from engine.executor.runner import ModelRunner, StepInFlight, StepResult
+from engine.grammar.compiler import GrammarCompiler
 from engine.kv_cache.pages import PageCounts
 from engine.sched.itl_controller import PromptCost
 from engine.sched.scheduler import Limits, Scheduler
@@ -84,6 +85,8 @@ class Engine:
         self.runner = runner or ModelRunner(config)
         num_pages = config.num_pages or self.runner.kv.num_pages
         self.kv = KVManager(num_pages, config.page_size, radix_cache=config.radix_cache)
+        self.grammars = GrammarCompiler(config.model_path, self.runner.spec)
+        """Compiles what `submit` and `reserve` find not compiled, but may be asked before, on any thread."""
         self.max_tokens = min(config.max_model_len, num_pages * config.page_size)
         """A request that fills the pool alone ends there, as one that fills the model's context does."""
         self.scheduler = Scheduler(
@@ -180,7 +183,7 @@ class Engine:
             self._timing.completed(now, waited=waited, more=self._launched is not None)
             if waited and now >= self._measure_at:
                 self._measure_at = now + _MEASURE_S
-                output.measured = _measured(launched.plan, now - max(launched.at, self._ended_at))
+                output.measured = StepMeasured.of(launched.plan, now - max(launched.at, self._ended_at))
             self._ended_at = now
             self._complete(launched.plan, result, output)
         return output
@@ -203,7 +206,7 @@ class Engine:
     def _result_of(self, launched: _Launched) -> StepResult:
         """As soon as it is there; until then, go on with the step behind it."""
         behind = self._launched
-        while behind is not None and not launched.step.done() and behind.step.proceed():
+        while behind is not None and not launched.step.done() and behind.step.proceed_early():
             pass
         return launched.step.result()
 
@@ -298,6 +301,8 @@ class Engine:
         vocab = self.runner.spec.vocab_size
         if min(request.prompt) < 0 or max(request.prompt) >= vocab:
             raise InvalidRequest(f"token ids must be in [0, {vocab})")
+        if request.sampling.grammar is not None and request.matcher is None:
+            request.matcher = self.grammars.matcher(request.sampling.grammar)
 
     def _observe_itl(self, plan: StepPlan) -> None:
         """Let the scheduler know how long those who decode had to wait for a step with prompts in it."""
@@ -349,12 +354,13 @@ class Engine:
             return True
         return not sampling.ignore_eos and token in self.runner.spec.eos_token_ids
 
-    def _fail(self, request: Request, error: str, output: StepOutput) -> None:
-        """Nobody may use what it computed, even if the request has ended meanwhile."""
-        if request.finish is not None and request.id not in self._kept:
-            self.kv.forget(request)
-            return
-        self._distrusted.add(request.id)
+    def _fail(self, request: Request, error: EngineError, output: StepOutput) -> None:
+        """Unless its grammar is at fault, nobody may use what it computed, even if it has ended meanwhile."""
+        if not isinstance(error, GrammarError):
+            if request.finish is not None and request.id not in self._kept:
+                self.kv.forget(request)
+                return
+            self._distrusted.add(request.id)
         if request.finish is None:
             output.failed.append((request, error))
             self._end(request, FinishReason.ABORT)
@@ -386,15 +392,3 @@ class Engine:
         for chunk in launched.plan.chunks:
             if chunk.request is request:
                 launched.freed.update(request.pages[chunk.start // size : -(-chunk.end // size)])
-
-
-def _measured(plan: StepPlan, seconds: float) -> StepMeasured:
-    prompts = [chunk for chunk in plan.chunks if chunk.length > 1]
-    decodes = [chunk for chunk in plan.chunks if chunk.length == 1]
-    return StepMeasured(
-        prompt_tokens=sum(chunk.length for chunk in prompts),
-        attention_pairs=sum(chunk.length * (chunk.start + chunk.length / 2) for chunk in prompts),
-        decodes=len(decodes),
-        context_tokens=sum(chunk.end for chunk in decodes),
-        seconds=seconds,
-    )

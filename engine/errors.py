@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["EngineError", "InvalidRequest", "PageLeak", "QueueFull", "RankLost"]
+__all__ = [
+    "EngineError",
+    "GrammarError",
+    "InvalidRequest",
+    "NotFinite",
+    "PageLeak",
+    "QueueFull",
+    "RankLost",
+]
 
 
 class EngineError(Exception):
@@ -11,6 +19,14 @@ class EngineError(Exception):
 
 class InvalidRequest(EngineError):
     """The request can never be served here; sending it again will not help."""
+
+
+class GrammarError(InvalidRequest):
+    """The grammar of a request cannot be compiled, or followed any further with this vocabulary."""
+
+
+class NotFinite(EngineError):
+    """The model computed logits that are NaN or infinite: no token can be chosen."""
 
 
 class QueueFull(EngineError):

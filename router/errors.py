@@ -13,6 +13,7 @@ __all__ = [
     "InvalidRequest",
     "MethodNotAllowed",
     "NotFound",
+    "NotImplementedHere",
     "Overloaded",
     "PermissionDenied",
     "RouterError",
@@ -95,6 +96,14 @@ class MethodNotAllowed(InvalidRequest):
 
     http_status = 405
     grpc_status = StatusCode.UNIMPLEMENTED
+
+
+class NotImplementedHere(InvalidRequest):
+    """Known, but not to be had of this server."""
+
+    http_status = 501
+    grpc_status = StatusCode.UNIMPLEMENTED
+    default_code = "not_implemented"
 
 
 class TooSlow(InvalidRequest):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
+import numpy as np
 import torch
 from transformers import (
     MinPLogitsWarper,
@@ -16,8 +18,18 @@ from transformers import (
 from engine.core.plan import Chunk
 from engine.core.request import PENDING, Request
 from engine.core.sampling_params import SamplingParams
+from engine.grammar.grammar import Grammar, GrammarKind
+from engine.sampling.token_masks import TokenMasks
 
-__all__ = ["any_sampling", "assert_follows", "chunks_of", "say_pending", "warped"]
+__all__ = [
+    "any_sampling",
+    "assert_follows",
+    "chunks_of",
+    "constrained",
+    "masks_for",
+    "say_pending",
+    "warped",
+]
 
 
 def any_sampling(rng: random.Random, vocab: int) -> SamplingParams:
@@ -47,6 +59,21 @@ def chunks_of(samplings: Sequence[SamplingParams], vocab: int, seed: int = 0) ->
         request = Request(id=seed * 1000 + slot, prompt=prompt, sampling=sampling, slot=slot)
         chunks.append(Chunk(request, slot, len(prompt) - 1, 1, 0))
     return chunks
+
+
+def constrained(samplings: Sequence[SamplingParams]) -> list[SamplingParams]:
+    """Two of three with a grammar, for `masks_for`."""
+    grammar = Grammar(GrammarKind.REGEX, "any")
+    return [replace(s, grammar=grammar, min_tokens=0) if i % 3 else s for i, s in enumerate(samplings)]
+
+
+def masks_for(chunks: Sequence[Chunk], vocab: int, rng: random.Random) -> TokenMasks:
+    """Masks of the rows with a grammar: they allow one token, a few, or half of all."""
+    rows = [row for row, chunk in enumerate(chunks) if chunk.request.sampling.grammar is not None]
+    allowed = np.zeros((len(rows), -(-vocab // 32) * 32), dtype=np.bool_)
+    for mask in allowed:
+        mask[rng.sample(range(vocab), rng.choice([1, 2, 5, vocab // 2]))] = True
+    return TokenMasks(rows, np.packbits(allowed, axis=1, bitorder="little").view(np.int32))
 
 
 def say_pending(chunks: Sequence[Chunk]) -> list[Chunk]:

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from kv_transfer import EndpointEvent, KVEndpoint, TransferThread
+from worker.grammar_loading import GrammarLoading
 from worker.handoffs.incoming import IncomingHandoffs
 from worker.handoffs.kv_port import open_port
+from worker.handoffs.migrations import Migrations
 from worker.handoffs.outgoing import OutgoingHandoffs
-from worker.migrations import Migrations
 from worker.parts import Parts
 from worker.request_handler import Handoffs, RequestHandler
 from worker.session.answers import Answers
@@ -27,8 +28,9 @@ def assemble(parts: Parts) -> RequestHandler:
     if (cache := parts.engine.kv.cache) is not None:
         cache.keep_journal()
     answers = Answers(parts.outbox, parts.metrics)
+    grammars = GrammarLoading(parts.engine.grammars, parts.inbox)
     if parts.config.transport is None:
-        return RequestHandler(parts.engine, answers, parts.clock)
+        return RequestHandler(parts.engine, answers, parts.clock, grammars)
 
     def on_event(event: EndpointEvent) -> None:
         parts.inbox.post(handler.on_transfer, event)
@@ -42,5 +44,5 @@ def assemble(parts: Parts) -> RequestHandler:
     )
     incoming = IncomingHandoffs(parts.engine, answers, transfer.receiver)
     handoffs = Handoffs(transfer, outgoing, migrations, incoming)
-    handler = RequestHandler(parts.engine, answers, parts.clock, handoffs)
+    handler = RequestHandler(parts.engine, answers, parts.clock, grammars, handoffs)
     return handler

@@ -11,20 +11,25 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
+from typing import Final, NamedTuple
 
 from engine.core.events import StepOutput, TokenOut
 from engine.core.request import Request, RequestId
 from engine.engine import Engine
 from engine.errors import EngineError, InvalidRequest, QueueFull
+from engine.grammar.matcher import Matcher
 from engine.kv_cache.journal import CacheChange
 from kv_transfer import CaughtUp, EndpointEvent, HandedOver, Reopened, SendFailed
 from kv_transfer.transfer_thread import TransferThread
 from rpc.baton.v1 import worker_pb2
+from worker.grammar_loading import GrammarLoading
 from worker.handoffs.incoming import IncomingHandoffs
+from worker.handoffs.migrations import Migrations
 from worker.handoffs.outgoing import OutgoingHandoffs
 from worker.metrics import Outcome
-from worker.migrations import Migrations
 from worker.session.answers import Answers
 from worker.session.convert import (
     load_to_proto,
@@ -53,6 +58,13 @@ class Handoffs:
     incoming: IncomingHandoffs
 
 
+class _Trouble(NamedTuple):
+    """Why a job cannot begin."""
+
+    code: worker_pb2.FailureCode
+    message: str
+
+
 class RequestHandler:
     """Also the engine's hooks: see `engine.engine.Hooks`."""
 
@@ -61,12 +73,14 @@ class RequestHandler:
         engine: Engine,
         answers: Answers,
         clock: Callable[[], float],
+        grammars: GrammarLoading,
         handoffs: Handoffs | None = None,
     ) -> None:
         """`handoffs` is None where the cluster has no KV transport: every request is computed to its end."""
         self._engine = engine
         self._answers = answers
         self._clock = clock
+        self.grammars: Final = grammars
         self._handoffs = handoffs
 
     @property
@@ -131,9 +145,11 @@ class RequestHandler:
         # The router passes them on one by one, and the first token of an answer is waited for most.
         for job, token in sorted(told, key=lambda pair: pair[0].said_cached):
             self._report(job, token)
-        for request, message in output.failed:
+        for request, error in output.failed:
             if (job := self._answers.jobs.get(request.id)) is not None:
-                self._answers.fail(job, worker_pb2.FAILURE_CODE_INTERNAL, message)
+                own = isinstance(error, InvalidRequest)
+                code = worker_pb2.FAILURE_CODE_INVALID if own else worker_pb2.FAILURE_CODE_INTERNAL
+                self._answers.fail(job, code, str(error))
         if self._handoffs is not None:
             self._handoffs.migrations.on_step()
         if output.measured is not None and self._handoffs is not None:
@@ -287,23 +303,44 @@ class RequestHandler:
             deadline=arrived + work.timeout_s if work.timeout_s > 0 else math.inf,
             sampling=work.sampling,
         )
+        grammar = job.request.sampling.grammar
+        if job.id in self._answers.jobs:
+            trouble = _Trouble(worker_pb2.FAILURE_CODE_INVALID, f"request id {job.id} is in use")
+        elif grammar is not None and not self.grammars.is_ready(grammar):
+            self.grammars.compile(grammar, partial(self._on_compiled, job, begin))
+            trouble = None
+        else:
+            trouble = self._tried(job, begin)
+        if trouble is None:
+            self._answers.jobs.add(job)
+        else:
+            self._answers.refuse(job, *trouble)
+
+    def _on_compiled(self, job: Job, begin: Callable[[Job], None], matcher: Future[Matcher]) -> None:
+        if self._answers.jobs.get(job.id) is not job:
+            return  # it was aborted, or its time ran out
+
+        def begin_with_matcher(job: Job) -> None:
+            job.request.matcher = matcher.result()
+            begin(job)
+
+        trouble = self._tried(job, begin_with_matcher)
+        if trouble is not None:
+            self._answers.fail(job, *trouble)
+
+    def _tried(self, job: Job, begin: Callable[[Job], None]) -> _Trouble | None:
+        """Begin a job; None: it has begun."""
         try:
-            self._check(job)
             begin(job)
         except CommandRefused as error:
-            self._answers.refuse(job, error.code, str(error))
+            return _Trouble(error.code, str(error))
         except InvalidRequest as error:
-            self._answers.refuse(job, worker_pb2.FAILURE_CODE_INVALID, str(error))
+            return _Trouble(worker_pb2.FAILURE_CODE_INVALID, str(error))
         except QueueFull as error:
-            self._answers.refuse(job, worker_pb2.FAILURE_CODE_OVERLOADED, str(error))
+            return _Trouble(worker_pb2.FAILURE_CODE_OVERLOADED, str(error))
         except EngineError:
             raise  # the engine's own accounts are wrong
         except Exception as error:
             log.exception("request %d", job.id)
-            self._answers.refuse(job, worker_pb2.FAILURE_CODE_INTERNAL, f"{type(error).__name__}: {error}")
-        else:
-            self._answers.jobs.add(job)
-
-    def _check(self, job: Job) -> None:
-        if job.id in self._answers.jobs:
-            raise CommandRefused(worker_pb2.FAILURE_CODE_INVALID, f"request id {job.id} is in use")
+            return _Trouble(worker_pb2.FAILURE_CODE_INTERNAL, f"{type(error).__name__}: {error}")
+        return None

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from engine.core.plan import StepPlan
 from engine.core.request import Request, TokenId
 from engine.core.sampling_params import FinishReason, TokenLogprobs
+from engine.errors import EngineError
 from engine.kv_cache.pages import PageCounts
 
 __all__ = ["EngineStats", "StepMeasured", "StepOutput", "TokenOut"]
@@ -37,14 +39,28 @@ class StepMeasured:
     """Of all decodes together."""
     seconds: float
 
+    @classmethod
+    def of(cls, plan: StepPlan, seconds: float) -> StepMeasured:
+        """O(chunks)."""
+        prompts = [chunk for chunk in plan.chunks if chunk.length > 1]
+        decodes = [chunk for chunk in plan.chunks if chunk.length == 1]
+        return cls(
+            prompt_tokens=sum(chunk.length for chunk in prompts),
+            attention_pairs=sum(chunk.length * (chunk.start + chunk.length / 2) for chunk in prompts),
+            decodes=len(decodes),
+            context_tokens=sum(chunk.end for chunk in decodes),
+            seconds=seconds,
+        )
+
 
 @dataclass(slots=True)
 class StepOutput:
     tokens: list[TokenOut] = field(default_factory=list)
     started: list[Request] = field(default_factory=list)
     """Requests whose first chunk is being computed."""
-    failed: list[tuple[Request, str]] = field(default_factory=list)
-    """Requests that ended with an error of their own; the others are not affected."""
+    failed: list[tuple[Request, EngineError]] = field(default_factory=list)
+    """Requests that ended with an error of their own; the others are not affected. An InvalidRequest is the
+    client's fault."""
     num_tokens: int = 0
     """Tokens that the step computed; 0: there was nothing to compute."""
     completed: bool = False

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from engine.core.sampling_params import FinishReason, SamplingParams
+from engine.grammar.matcher import Matcher
 from engine.kv_cache.radix import RadixNode
 
 __all__ = ["PENDING", "PageId", "Request", "RequestId", "TokenId"]
@@ -52,6 +53,8 @@ class Request:
     """A peer may read its pages, which therefore stay: the request is never preempted."""
     paused: bool = False
     """No step computes any of it until it goes on, here or elsewhere. It keeps its pages and its slot."""
+    matcher: Matcher | None = None
+    """Follows `sampling.grammar`; set when an engine takes the request."""
     finish: FinishReason | None = None
 
     @property

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from engine.grammar.grammar import Grammar
+
 __all__ = ["MAX_LOGIT_BIASES", "MAX_LOGPROBS", "FinishReason", "SamplingParams", "TokenLogprobs"]
 
 MAX_LOGPROBS: Final = 20
@@ -43,6 +45,8 @@ class SamplingParams:
     ignore_eos: bool = False
     logit_bias: tuple[tuple[int, float], ...] = ()
     """Added to the logits of tokens, each named once, before penalties; at most MAX_LOGIT_BIASES."""
+    grammar: Grammar | None = None
+    """Constrains the output, and where it may end: not together with `min_tokens` or `ignore_eos`."""
 
     @property
     def is_greedy(self) -> bool:
@@ -58,6 +62,7 @@ class SamplingParams:
             and not self.min_tokens
             and not self.logit_bias
             and not self.has_penalties
+            and self.grammar is None
         )
 
     @property

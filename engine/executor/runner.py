@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass, field
-from typing import Final
+from enum import Enum, auto
+from typing import TypeAlias
 
 import torch
 
@@ -19,9 +20,9 @@ from engine.core.sampling_params import TokenLogprobs
 from engine.device.current import enter_device
 from engine.device.memory import Probe, advising
 from engine.device.readback import Readback
-from engine.errors import EngineError
+from engine.errors import EngineError, NotFinite
 from engine.executor.cuda_graphs import GRAPH_BYTES, DecodeGraphs
-from engine.executor.forward import Eager, Forward
+from engine.executor.forward import Eager, Enqueuing, Forward
 from engine.executor.piecewise_graphs import PiecewiseGraphs
 from engine.kv_cache.pool import KVPool
 from engine.loader.model_loader import load_model
@@ -29,11 +30,10 @@ from engine.loader.weights_identity import weights_identity
 from engine.parallel.communicator import ALONE, Ranks
 from engine.sampling.logprobs import LogprobTensors
 from engine.sampling.sampler import Sampler
+from engine.sampling.token_masks import constrained_rows, masks_of
 from engine.spec.model_spec import ModelSpec
 
 __all__ = ["ModelRunner", "PreparedStep", "StepInFlight", "StepResult"]
-
-NOT_FINITE: Final = "the model computed logits that are not finite (NaN or infinity)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class StepResult:
 
     tokens: list[int]
     logprobs: list[TokenLogprobs | None]
-    errors: dict[int, str] = field(default_factory=dict)
+    errors: dict[int, EngineError] = field(default_factory=dict)
     """Index among the sampling chunks to what went wrong; that entry's token means nothing."""
 
 
@@ -56,48 +56,80 @@ class PreparedStep:
     """The chunks that sample."""
 
 
+class _Pause(Enum):
+    BUSY = auto()
+    """The device has enough to do for the host to turn to something else for a moment."""
+    OUTPUT = auto()
+    """What comes next depends on the tokens of the step before: they must be in `Request.output`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Enqueued:
+    """A step of which the device has been told everything."""
+
+    readback: Readback
+    errors: dict[int, EngineError] = field(default_factory=dict)
+    """Known before the step has run; see `StepResult.errors`."""
+
+
+_Enqueuing: TypeAlias = Generator[_Pause, None, _Enqueued]
+
+
 class StepInFlight:
     """A step that was handed to the device and may still be running there."""
 
-    def __init__(self, enqueuing: Generator[None, None, Readback], chunks: list[Chunk]) -> None:
+    def __init__(self, enqueuing: _Enqueuing, chunks: list[Chunk]) -> None:
         """`chunks` are those that sample. Enqueues as much as the device needs to begin."""
         self._enqueuing = enqueuing
         self._chunks = chunks
-        self._readback: Readback | None = None
+        self._enqueued: _Enqueued | None = None
+        self._pause = _Pause.BUSY
         self.proceed()
 
     def proceed(self) -> bool:
-        """Enqueue some more of it; whether there was more. All of it is enqueued before the next step is."""
-        if self._readback is not None:
+        """Enqueue some more of it; whether there was more. All of it is enqueued before the next step is.
+
+        The tokens of the step before are in `Request.output`; until they are, there is `proceed_early`.
+        """
+        if self._enqueued is not None:
             return False
         try:
-            next(self._enqueuing)
+            self._pause = next(self._enqueuing)
         except StopIteration as end:
-            self._readback = end.value
+            self._enqueued = end.value
         return True
+
+    def proceed_early(self) -> bool:
+        """`proceed` as far as nothing depends on the tokens of the step before; False where that ends."""
+        return self._pause is _Pause.BUSY and self.proceed()
 
     def done(self) -> bool:
         """Whether the device has done the step, so that `result` returns at once."""
-        return self._readback is not None and self._readback.done()
+        return self._enqueued is not None and self._enqueued.readback.done()
 
     def wait(self) -> None:
         """Wait until the device has done a step that is enqueued as a whole. From any thread."""
-        assert self._readback is not None
-        self._readback.wait()
+        assert self._enqueued is not None
+        self._enqueued.readback.wait()
 
     def result(self) -> StepResult:
         """Wait until the device has done the step, and read what it sampled."""
         while self.proceed():
             pass
-        assert self._readback is not None
-        read = self._readback.wait()  # even if nothing is to be read: the KV must be in the pool now
+        assert self._enqueued is not None
+        read = self._enqueued.readback.wait()  # even if nothing is to be read: the KV must be in the pool now
         if not self._chunks:
             return StepResult([], [])
         tokens, finite, *logprobs = read
+        broken: dict[int, EngineError] = {
+            index: NotFinite("the model computed logits that are not finite (NaN or infinity)")
+            for index, good in enumerate(finite.tolist())
+            if not good
+        }
         return StepResult(
             tokens=tokens.tolist(),
             logprobs=self._logprobs(logprobs),
-            errors={index: NOT_FINITE for index, good in enumerate(finite.tolist()) if not good},
+            errors=self._enqueued.errors | broken,
         )
 
     def _logprobs(self, tensors: list[torch.Tensor]) -> list[TokenLogprobs | None]:
@@ -172,15 +204,21 @@ class ModelRunner:
             pass
 
     @torch.inference_mode()
-    def _enqueue(self, step: PreparedStep) -> Generator[None, None, Readback]:
+    def _enqueue(self, step: PreparedStep) -> _Enqueuing:
         batch = step.batch
-        hidden = yield from step.forward.run(batch)
+        hidden = yield from _busy(step.forward.run(batch))
         if not step.sampling:
-            return Readback([], self._device)
-        sampled = self._sampler.sample(self._model.logits(hidden[batch.sample_rows]), step.sampling)
+            return _Enqueued(Readback([], self._device))
+        logits = self._model.logits(hidden[batch.sample_rows])
+        masks = None
+        if rows := constrained_rows(step.sampling):
+            yield _Pause.OUTPUT  # the device computes all of the above meanwhile
+            masks = masks_of(step.sampling, rows, self.spec.vocab_size)
+        sampled = self._sampler.sample(logits, step.sampling, masks)
         self.ranks.broadcast(sampled.tokens)
         self._last_tokens[batch.sample_slots] = sampled.tokens
-        return Readback(sampled.tensors(), self._device)
+        errors: dict[int, EngineError] = {} if masks is None else {**masks.errors}
+        return _Enqueued(Readback(sampled.tensors(), self._device), errors)
 
     @torch.inference_mode()
     def _enqueue_part(self, inputs: StepInputs) -> Generator[None, None, None]:
@@ -275,3 +313,13 @@ class ModelRunner:
                     )
                 )
         return [*ways, Eager(self._model, attention)]
+
+
+def _busy(forward: Enqueuing) -> Generator[_Pause, None, torch.Tensor]:
+    while True:
+        try:
+            next(forward)
+        except StopIteration as end:
+            hidden: torch.Tensor = end.value
+            return hidden
+        yield _Pause.BUSY

@@ -13,6 +13,7 @@ from engine.kernels.sampling_tiles import (
     RECORDED,
     STATS,
     TRUNCATED,
+    bitmap_of,
     columns_of,
     deficit,
     edit_split,
@@ -194,5 +195,5 @@ def conclude(  # type: ignore[no-untyped-def]
     if (flags & RECORDED) != 0:
         mark = marks_ptr + slot * vocab + token
         tl.store(mark, tl.load(mark) + ONE_COUNT)
-        word = bitmap_ptr + slot * ((vocab + 31) // 32) + (token >> 5)
+        word = bitmap_of(bitmap_ptr, slot, vocab) + (token >> 5)
         tl.store(word, tl.load(word) | (1 << (token & 31)))

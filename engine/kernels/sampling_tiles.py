@@ -22,6 +22,7 @@ __all__ = [
     "LANES",
     "MARK_END",
     "MARK_PROMPT",
+    "MASKED",
     "MAX_BIASES",
     "MEASURED",
     "NUM_FLOATS",
@@ -54,6 +55,8 @@ RECORDED: Final = tl.constexpr(16)
 """The token is counted for penalties."""
 MEASURED: Final = tl.constexpr(32)
 """Log-probabilities are reported."""
+MASKED: Final = tl.constexpr(64)
+"""A grammar allows some tokens only."""
 
 # Columns of a slot's parameters.
 NUM_FLOATS: Final = tl.constexpr(8)
@@ -127,6 +130,20 @@ def open_row(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def bitmap_of(bitmap_ptr, slot, vocab: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A slot's bits of tokens with marks; behind them, as many of tokens that its grammar allows."""
+    return bitmap_ptr + slot * (2 * ((vocab + 31) // 32))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _masked(value, column, inside, source, vocab: tl.constexpr):  # type: ignore[no-untyped-def]
+    """-inf for tokens that the row's grammar does not allow."""
+    allowed_ptr = bitmap_of(source[6], source[1], vocab) + (vocab + 31) // 32
+    word = tl.load(allowed_ptr + (column >> 5), mask=inside, other=0)
+    return tl.where(((word >> (column & 31)) & 1) != 0, value, -float("inf"))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _edited(raw, column, marked, source, vocab: tl.constexpr):  # type: ignore[no-untyped-def]
     """Logits after biases, penalties and forbidden ends; only those of marked tokens are others."""
     _, slot, flags, _, floats_ptr, marks_ptr, _, biases_ptr = source
@@ -151,10 +168,10 @@ def _edited(raw, column, marked, source, vocab: tl.constexpr):  # type: ignore[n
 def edit_split(raw, split, source, vocab: tl.constexpr):  # type: ignore[no-untyped-def]
     """Edited logits of a split, from its logits. Few tokens are marked: lanes take theirs one by one."""
     if (source[2] & EDITED) != 0:
-        words: tl.constexpr = (vocab + 31) // 32
         tile = tl.arange(0, TILES)[:, None]
         first = split * SPLIT + tile * (LANES * WIDE) + tl.arange(0, LANES)[None, :] * WIDE
-        word = tl.load(source[6] + source[1] * words + (first >> 5), mask=first < vocab, other=0)
+        bitmap_ptr = bitmap_of(source[6], source[1], vocab)
+        word = tl.load(bitmap_ptr + (first >> 5), mask=first < vocab, other=0)
         left = tl.sum(((word >> (first & 31)) & 0xFF) << (tile * WIDE), axis=0)
         column = columns_of(split)
         while any_of(left):
@@ -163,6 +180,9 @@ def edit_split(raw, split, source, vocab: tl.constexpr):  # type: ignore[no-unty
             value = tl.load(source[0] + own, mask=marked, other=0.0).to(tl.float32)
             value = _edited(value, own, marked, source, vocab)
             raw = tl.where((column == own[None, :, None]) & marked[None, :, None], value[None, :, None], raw)
+    if (source[2] & MASKED) != 0:
+        every = columns_of(split)
+        raw = _masked(raw, every, every < vocab, source, vocab)
     return raw
 
 
@@ -179,9 +199,10 @@ def load_edited(source, column, vocab: tl.constexpr):  # type: ignore[no-untyped
     inside = column < vocab
     value = tl.load(source[0] + column, mask=inside, other=-float("inf")).to(tl.float32)
     if (source[2] & EDITED) != 0:
-        words: tl.constexpr = (vocab + 31) // 32
-        word = tl.load(source[6] + source[1] * words + (column >> 5), mask=inside, other=0)
+        word = tl.load(bitmap_of(source[6], source[1], vocab) + (column >> 5), mask=inside, other=0)
         value = _edited(value, column, inside & (((word >> (column & 31)) & 1) != 0), source, vocab)
+    if (source[2] & MASKED) != 0:
+        value = _masked(value, column, inside, source, vocab)
     return value
 
 

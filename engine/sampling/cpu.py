@@ -15,6 +15,7 @@ from engine.sampling.logprobs import measure
 from engine.sampling.noise import keys
 from engine.sampling.penalties import Penalties
 from engine.sampling.sampled import Sampled
+from engine.sampling.token_masks import TokenMasks
 
 __all__ = ["TorchSampling"]
 
@@ -60,7 +61,9 @@ class TorchSampling:
         self._eos_token_ids = tuple(eos_token_ids)
         self._penalties = Penalties(vocab_size, max_requests)
 
-    def sample(self, logits: torch.Tensor, chunks: Sequence[Chunk]) -> Sampled:
+    def sample(
+        self, logits: torch.Tensor, chunks: Sequence[Chunk], masks: TokenMasks | None = None
+    ) -> Sampled:
         """Choose one token for each row of `logits` [S, vocab], any float dtype; they are consumed."""
         row_sets = _RowSets.of(chunks)
         finite = all_finite(logits)
@@ -71,6 +74,8 @@ class TorchSampling:
         if penalised:
             logits[row_sets.penalised] = self._penalties.apply(logits[row_sets.penalised], penalised)
         self._forbid_end(logits, chunks, row_sets.below_min_tokens)
+        if masks is not None:
+            self._mask(logits, masks)
         tokens = self._choose(logits, chunks, row_sets)
         if penalised:
             self._penalties.record(penalised, tokens[row_sets.penalised])
@@ -110,6 +115,13 @@ class TorchSampling:
             sampling = chunks[row].request.sampling
             ends = sampling.stop_token_ids + (() if sampling.ignore_eos else self._eos_token_ids)
             logits[row, [token for token in ends if token < self._vocab_size]] = -torch.inf
+
+    def _mask(self, logits: torch.Tensor, masks: TokenMasks) -> None:
+        """Leave only what grammars allow."""
+        bits = np.unpackbits(masks.words.view(np.uint8), axis=1, count=self._vocab_size, bitorder="little")
+        forbidden = torch.from_numpy(bits == 0)
+        for row, mask in zip(masks.rows, forbidden, strict=True):
+            logits[row].masked_fill_(mask, -torch.inf)
 
     def _keys(self, chunks: Sequence[Chunk], rows: Rows) -> torch.Tensor:
         """A request's randomness at the absolute position of the token that is drawn, wherever it runs."""

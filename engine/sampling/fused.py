@@ -23,6 +23,7 @@ from engine.sampling.logprobs import LogprobTensors
 from engine.sampling.noise import keys
 from engine.sampling.sampled import Sampled
 from engine.sampling.token_marks import TokenMarks
+from engine.sampling.token_masks import TokenMasks
 
 __all__ = ["FusedSampling"]
 
@@ -36,7 +37,7 @@ _EIGHT_WARPS: Final[_Launch] = {"num_warps": 8, "maxnreg": 64, "enable_fp_fusion
 _SIXTEEN_WARPS: Final[_Launch] = {"num_warps": 16, "enable_fp_fusion": False}
 _FLAGS: Final = {
     name: getattr(tiles, name).value
-    for name in ("RANDOM", "BELOW_MIN_TOKENS", "EDITED", "MEASURED", "RECORDED", "TRUNCATED")
+    for name in ("RANDOM", "BELOW_MIN_TOKENS", "EDITED", "MASKED", "MEASURED", "RECORDED", "TRUNCATED")
 }
 
 
@@ -47,7 +48,7 @@ _ROWS_AT_ONCE: Final = 64
 class FusedSampling:
     """Parameters of every slot, on the device, and what the kernels leave for each other.
 
-    A step uploads 16 bytes a row, and parameters where a slot has another request than before.
+    A step uploads 16 bytes a row, parameters where a slot has another request than before, and masks.
     """
 
     def __init__(
@@ -90,8 +91,12 @@ class FusedSampling:
         self._rivals = self._empty(torch.int64, max_requests, RIVALS.value)
         self._ahead = self._empty(torch.int32, max_requests, splits)
 
-    def sample(self, logits: torch.Tensor, chunks: Sequence[Chunk]) -> Sampled:
+    def sample(
+        self, logits: torch.Tensor, chunks: Sequence[Chunk], masks: TokenMasks | None = None
+    ) -> Sampled:
         """Choose one token for each row of `logits` [S, vocab], of any float dtype and unit column stride."""
+        if masks is not None:
+            self._marks.allow([chunks[row].slot for row in masks.rows], masks)
         rows, places, flags = self._rows(chunks)
         tokens = torch.empty(len(chunks), dtype=torch.int64, device=self._device)
         finite = torch.empty(len(chunks), dtype=torch.bool, device=self._device)
@@ -251,6 +256,8 @@ def _flags_of(sampling: SamplingParams) -> int:
         flags |= _FLAGS["MEASURED"]
     if sampling.min_tokens:
         flags |= _FLAGS["BELOW_MIN_TOKENS"]
+    if sampling.grammar is not None:
+        flags |= _FLAGS["MASKED"]
     return flags
 
 

@@ -10,14 +10,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, Protocol
 
+import numpy as np
 import torch
 
 from engine.core.plan import Chunk
 from engine.core.request import Request
 from engine.core.sampling_params import MAX_LOGPROBS, SamplingParams
+from engine.grammar.grammar import Grammar, GrammarKind
 from engine.sampling.cpu import TorchSampling
 from engine.sampling.gumbel_sample import greedy_sample
 from engine.sampling.sampled import Sampled
+from engine.sampling.token_masks import TokenMasks
 
 __all__ = ["Sampled", "Sampler"]
 
@@ -33,11 +36,12 @@ _EVERYTHING: Final = SamplingParams(
     frequency_penalty=0.1,
     logprobs=MAX_LOGPROBS,
     logit_bias=((0, 1.0),),
+    grammar=Grammar(GrammarKind.REGEX, ".*"),
 )
 
 
 class _Way(Protocol):
-    def sample(self, logits: torch.Tensor, chunks: Sequence[Chunk]) -> Sampled: ...
+    def sample(self, logits: torch.Tensor, chunks: Sequence[Chunk], masks: TokenMasks | None) -> Sampled: ...
 
 
 class Sampler:
@@ -57,15 +61,18 @@ class Sampler:
                 vocab_size=vocab_size, eos_token_ids=eos_token_ids, max_requests=max_requests
             )
 
-    def sample(self, logits: torch.Tensor, chunks: Sequence[Chunk]) -> Sampled:
+    def sample(
+        self, logits: torch.Tensor, chunks: Sequence[Chunk], masks: TokenMasks | None = None
+    ) -> Sampled:
         """Choose one token for each row of `logits` [S, vocab], any float dtype, which belong to `chunks`.
 
-        Log-probabilities are of the model's own distribution; logit_bias, penalties, min_tokens, temperature
-        and truncation then apply in this order. `logits` is consumed.
+        Log-probabilities are of the model's own distribution; logit_bias, penalties, min_tokens, `masks`,
+        temperature and truncation then apply in this order. `masks` are of every row with a grammar. `logits`
+        is consumed.
         """
-        if all(chunk.request.sampling.argmax_only for chunk in chunks):
+        if masks is None and all(chunk.request.sampling.argmax_only for chunk in chunks):
             return Sampled(*greedy_sample(logits), None)
-        return self._way.sample(logits, chunks)
+        return self._way.sample(logits, chunks, masks)
 
     def profile_run(self, logits: torch.Tensor) -> None:
         """Do all that rows like `logits` may ask for: compiles every kernel, and allocates what they need.
@@ -73,6 +80,11 @@ class Sampler:
         `logits` are consumed and have at most as many rows as there are requests.
         """
         everything = replace(_EVERYTHING, top_k=min(_EVERYTHING.top_k, self._vocab_size - 1))
-        for sampling in (SamplingParams(max_tokens=2), everything):
-            requests = [Request(-1 - slot, [0], sampling, slot=slot) for slot in range(len(logits))]
-            self.sample(logits, [Chunk(request, request.slot, 0, 1, 0) for request in requests])
+        number = len(logits)
+        words = np.full((number, -(-self._vocab_size // 32)), -1, dtype=np.int32)
+        for sampling, masks in (
+            (SamplingParams(max_tokens=2), None),
+            (everything, TokenMasks(list(range(number)), words)),
+        ):
+            requests = [Request(-1 - slot, [0], sampling, slot=slot) for slot in range(number)]
+            self.sample(logits, [Chunk(request, request.slot, 0, 1, 0) for request in requests], masks)

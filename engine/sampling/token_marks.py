@@ -12,6 +12,7 @@ from engine.core.plan import Chunk
 from engine.core.sampling_params import SamplingParams
 from engine.device.staging import upload
 from engine.kernels.sampling_tiles import BIAS_SHIFT, COUNT_SHIFT, MARK_END, MARK_PROMPT, MAX_BIASES
+from engine.sampling.token_masks import TokenMasks
 
 __all__ = ["TokenMarks"]
 
@@ -33,8 +34,9 @@ class TokenMarks:
         self._eos_token_ids = tuple(eos_token_ids)
         self._device = device
         self.marks = torch.zeros(max_requests, vocab_size, dtype=torch.int32, device=device)
-        self.bitmap = torch.zeros(max_requests, -(-vocab_size // 32), dtype=torch.int32, device=device)
-        """Which tokens have a mark: bit token % 32 of word token // 32."""
+        self.bitmap = torch.zeros(max_requests, 2, -(-vocab_size // 32), dtype=torch.int32, device=device)
+        """Bit token % 32 of word token // 32. [slot, 0]: which tokens have a mark; [slot, 1]: which the
+        grammar of the slot's request allows next."""
         self.biases = torch.zeros(max_requests, MAX_BIASES.value, dtype=torch.float32, device=device)
         """From index 1 on; marks refer to them."""
         self._written: list[tuple[int, int] | None] = [None] * max_requests
@@ -50,6 +52,11 @@ class TokenMarks:
         if self._written[chunk.slot] != (chunk.request.id, num_output):
             self._write(chunk, counts)
         self._written[chunk.slot] = (chunk.request.id, num_output + counts)
+
+    def allow(self, slots: Sequence[int], masks: TokenMasks) -> None:
+        """Set what the grammars of `slots`, one a mask, allow next. Uploads vocabulary / 8 bytes a slot."""
+        places = upload(list(slots), torch.int64, self._device)
+        self.bitmap[:, 1].index_copy_(0, places, upload(masks.words, torch.int32, self._device))
 
     def forget(self, slot: int) -> None:
         self._written[slot] = None
@@ -67,7 +74,7 @@ class TokenMarks:
             biases[index] = bias
             row[token] |= index << BIAS_SHIFT.value
         tokens = np.flatnonzero(row)
-        words = np.zeros(self.bitmap.shape[1] * 32, dtype=np.bool_)
+        words = np.zeros(self.bitmap.shape[2] * 32, dtype=np.bool_)
         words[tokens] = True
         packed = np.packbits(words, bitorder="little").view(np.int32)
         self.marks[slot].zero_()
@@ -75,7 +82,7 @@ class TokenMarks:
             self.marks[slot][upload(tokens, torch.int64, self._device)] = upload(
                 row[tokens], torch.int32, self._device
             )
-        self.bitmap[slot].copy_(upload(packed, torch.int32, self._device))
+        self.bitmap[slot, 0].copy_(upload(packed, torch.int32, self._device))
         self.biases[slot, : len(biases)].copy_(upload(biases, torch.float32, self._device))
 
     def _ends(self, sampling: SamplingParams) -> list[int]:

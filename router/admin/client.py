@@ -39,7 +39,8 @@ def run(argv: Sequence[str]) -> int:
 def _workers(arguments: argparse.Namespace, ask: Ask) -> None:
     for worker in ask("GET", "/workers"):
         state = worker["state"] + (f" ({worker['trouble']})" if worker["trouble"] else "")
-        print(f"{worker['worker']:<12} {worker['requests']:>4} requests  pid {worker['pid'] or '-'}  {state}")
+        home = f"pid {worker['pid']} on {worker['host']}" if worker["pid"] else "no process"
+        print(f"{worker['worker']:<12} {worker['requests']:>4} requests  {home}  {state}")
 
 
 def _drain(arguments: argparse.Namespace, ask: Ask) -> None:

@@ -138,6 +138,7 @@ def _described(member: Member) -> dict[str, object]:
         "state": member.state.value,
         "requests": session.load.requests if session else 0,
         "pid": session.info.pid if session else None,
+        "host": session.info.metrics_address.rpartition(":")[0] if session else None,
         "trouble": member.trouble,
     }
 

@@ -165,7 +165,10 @@ class _Start:
             max_completions=config.max_completions,
             max_logprobs=config.max_logprobs,
         )
-        generation = Generation(model, tokenizer, dispatcher, limits)
+        formats = tokenizer.output_formats.chosen(
+            config.tool_call_parser.value, config.reasoning_parser.value
+        )
+        generation = Generation(model, tokenizer, dispatcher, limits, formats)
         service = await self._frontends(generation, access, cluster, dispatcher, registry, metrics)
         freeze_gc()
         workers = [(session.worker_id, session.info.node) for session in registry.sessions()]

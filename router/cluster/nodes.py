@@ -31,15 +31,25 @@ class RayLost(Exception):
 @dataclass(frozen=True, slots=True)
 class Node:
     id: str
-    name: str
-    """Host name and address, for people."""
+    hostname: str
+    address: str
     alive: bool
+    has_gpu: bool = False
 
     @classmethod
     def of(cls, entry: dict[str, Any]) -> Node:
         """`entry` is one of `ray.nodes()`."""
-        name = f"{entry['NodeManagerHostname']} ({entry['NodeManagerAddress']})"
-        return cls(entry["NodeID"], name, entry["Alive"])
+        return cls(
+            entry["NodeID"],
+            entry["NodeManagerHostname"],
+            entry["NodeManagerAddress"],
+            entry["Alive"],
+            entry.get("Resources", {}).get("GPU", 0) >= 1,
+        )
+
+    @property
+    def name(self) -> str:
+        return f"{self.hostname} ({self.address})"
 
 
 AskNodes: TypeAlias = Callable[[], Awaitable[Sequence[Node]]]

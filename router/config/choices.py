@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from enum import Enum
 
-__all__ = ["Device", "Dtype", "LogLevel", "Mode", "NodePlacement", "Routing", "Transport"]
+__all__ = [
+    "Device",
+    "Dtype",
+    "LogLevel",
+    "Mode",
+    "NodePlacement",
+    "ReasoningParser",
+    "Routing",
+    "ToolCallParser",
+    "Transport",
+]
 
 
 class Mode(Enum):
@@ -53,6 +63,29 @@ class Routing(Enum):
     LEAST_LOADED = "least-loaded"
     POWER_OF_TWO = "power-of-two"
     PREFIX_AWARE = "prefix-aware"
+
+
+class ToolCallParser(Enum):
+    """The format of the model's tool calls."""
+
+    AUTO = "auto"
+    """As the chat template has it."""
+    LLAMA_JSON = "llama3-json"
+    HERMES = "hermes"
+    """Qwen's too."""
+    MISTRAL = "mistral"
+
+
+class ReasoningParser(Enum):
+    """How reasoning is told from the answer."""
+
+    AUTO = "auto"
+    """As the chat template has it."""
+    NONE = "none"
+    """It is part of the answer."""
+    THINK = "think"
+    DEEPSEEK_R1 = "deepseek-r1"
+    """Like think, for models that leave <think> out."""
 
 
 class LogLevel(Enum):

@@ -14,7 +14,7 @@ import yaml
 from router.config.settings import SETTINGS, RouterConfig, Setting
 from router.config.validation import problems_of
 
-__all__ = ["ConfigError", "parse"]
+__all__ = ["ConfigError", "add_flag", "parse", "settings_in"]
 
 _DESCRIPTION = """\
 Serve a language model from a cluster: an OpenAI-compatible HTTP API and a gRPC API in front of
@@ -59,7 +59,7 @@ def parse(argv: Sequence[str]) -> RouterConfig:
     """The validated configuration. Raises ConfigError; exits for --help and --version as argparse does."""
     given = vars(_parser().parse_args(argv))
     path: Path | None = given.pop("config", None)
-    settings: dict[str, Any] = {**(_from_file(path) if path else {}), **given}
+    settings: dict[str, Any] = {**(settings_in(path) if path else {}), **given}
     config = RouterConfig(**settings)
     problems = problems_of(config)
     if problems:
@@ -101,16 +101,19 @@ def _parser() -> argparse.ArgumentParser:
         option = setting.option
         if option.group not in groups:
             groups[option.group] = parser.add_argument_group(option.group)
-        group, text = groups[option.group], _help(setting)
-        if setting.type is bool:
-            group.add_argument(setting.flag, action="store_true", help=text)
-        else:
-            metavar = option.metavar or "|".join(_choices(setting.type))
-            group.add_argument(setting.flag, type=_converter(setting.type), metavar=metavar, help=text)
+        add_flag(groups[option.group], setting)
     groups[SETTINGS["log_level"].option.group].add_argument(
         "--config", type=Path, metavar="FILE", help="YAML file with any of these settings, by the same names"
     )
     return parser
+
+
+def add_flag(group: argparse._ActionsContainer, setting: Setting) -> None:
+    if setting.type is bool:
+        group.add_argument(setting.flag, action="store_true", help=_help(setting))
+    else:
+        metavar = setting.option.metavar or "|".join(_choices(setting.type))
+        group.add_argument(setting.flag, type=_converter(setting.type), metavar=metavar, help=_help(setting))
 
 
 def _help(setting: Setting) -> str:
@@ -141,7 +144,8 @@ def _expectation(type_: type) -> str:
     return {int: "a whole number", float: "a number", bool: "true or false"}.get(type_, "text")
 
 
-def _from_file(path: Path) -> dict[str, object]:
+def settings_in(path: Path) -> dict[str, object]:
+    """The settings of a YAML file, by the names of `RouterConfig`. Raises ConfigError."""
     try:
         content = yaml.safe_load(path.read_text())
     except OSError as error:

@@ -10,7 +10,17 @@ from dataclasses import dataclass, fields
 from types import NoneType
 from typing import Annotated, Any, Final, get_args, get_type_hints
 
-from router.config.choices import Device, Dtype, LogLevel, Mode, NodePlacement, Routing, Transport
+from router.config.choices import (
+    Device,
+    Dtype,
+    LogLevel,
+    Mode,
+    NodePlacement,
+    ReasoningParser,
+    Routing,
+    ToolCallParser,
+    Transport,
+)
 
 __all__ = [
     "SETTINGS",
@@ -19,9 +29,11 @@ __all__ = [
     "LogLevel",
     "Mode",
     "NodePlacement",
+    "ReasoningParser",
     "RouterConfig",
     "Routing",
     "Setting",
+    "ToolCallParser",
     "Transport",
     "flag_name",
 ]
@@ -153,6 +165,14 @@ class RouterConfig:
         float, Option(_WORKERS, "give up when not all workers are ready after this time", "SECONDS")
     ] = 900.0
 
+    tool_call_parser: Annotated[
+        ToolCallParser,
+        Option(_APIS, "format of the model's tool calls; auto: as its chat template has it"),
+    ] = ToolCallParser.AUTO
+    reasoning_parser: Annotated[
+        ReasoningParser,
+        Option(_APIS, "how reasoning is separated from the answer; auto: as the chat template has it"),
+    ] = ReasoningParser.AUTO
     host: Annotated[str, Option(_APIS, "address to listen on; 0.0.0.0 for every interface", "HOST")] = (
         "127.0.0.1"
     )

@@ -8,12 +8,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from router.errors import InvalidRequest
+from router.processing.tool_prompt import with_calls_as_text, with_tools_described
+from router.processing.tools import Tool
 
 __all__ = ["ChatTemplate", "Message"]
 
@@ -22,7 +24,7 @@ Message = Mapping[str, Any]
 
 _OPTIONAL: Final = ("name", "tool_calls")
 """Fields of messages that some templates have no use for."""
-_RESERVED: Final = frozenset({"add_generation_prompt", "messages"})
+_RESERVED: Final = frozenset({"add_generation_prompt", "messages", "tools"})
 """What every template gets from the request itself."""
 _SPECIAL_TOKENS: Final = ("bos_token", "eos_token", "unk_token", "pad_token")
 
@@ -40,9 +42,14 @@ class ChatTemplate:
         environment.globals["strftime_now"] = _now
         try:
             self._template: Final = environment.from_string(source)
+            variables = meta.find_undeclared_variables(environment.parse(source))
         except TemplateError as error:
             raise ValueError(f"cannot parse the template: {error}") from error
         self._special_tokens: Final = dict(special_tokens)
+        self.source: Final = source
+        self.takes_tools: Final = "tools" in variables
+        """Whether it puts tools into the prompt; else they are described in the system message."""
+        self._takes_calls: Final = "tool_calls" in source
 
     @classmethod
     def load(cls, folder: Path) -> ChatTemplate | None:
@@ -55,7 +62,9 @@ class ChatTemplate:
             return None
         return cls(source, {name: text for name in _SPECIAL_TOKENS if (text := _text_of(config.get(name)))})
 
-    def render(self, messages: Sequence[Message], options: Mapping[str, Any]) -> str:
+    def render(
+        self, messages: Sequence[Message], options: Mapping[str, Any], tools: Sequence[Tool] = ()
+    ) -> str:
         """The prompt that asks for the assistant's next message.
 
         `options` are the template's own, such as Qwen3's enable_thinking. Raises InvalidRequest when
@@ -66,6 +75,11 @@ class ChatTemplate:
             raise InvalidRequest(
                 f"chat_template_kwargs cannot set {reserved[0]}.", param="chat_template_kwargs"
             )
+        if not self._takes_calls:
+            messages = with_calls_as_text(messages)
+        if not self.takes_tools:
+            messages = with_tools_described(messages, tools)
+        options = {**options, "tools": [tool.for_template() for tool in tools] or None}
         try:
             prompt = self._render(messages, options)
         except Exception as error:  # a template may fail in any way; the conversation is what made it fail
@@ -91,7 +105,7 @@ class ChatTemplate:
             return True
 
     def _render(self, messages: Sequence[Message], options: Mapping[str, Any]) -> str:
-        context = self._special_tokens | {"tools": None, "documents": None} | dict(options)
+        context = self._special_tokens | {"documents": None} | dict(options)
         return self._template.render(
             context, messages=[_known_role(message) for message in messages], add_generation_prompt=True
         )

@@ -7,6 +7,7 @@ from typing import Final
 
 from router.dispatch.interface import Delta
 from router.processing.detokenizer import Detokenizer
+from router.processing.output.parts import OutputParser, Part
 from router.processing.stop_strings import StopFinder
 from rpc.baton.v1 import router_pb2, sampling_pb2
 
@@ -32,15 +33,32 @@ class Chunk:
     """With the last chunk: the stop string, or the EOS or stop token, that ended the completion."""
     timings: router_pb2.Timings | None = None
     """With the last chunk."""
+    parts: list[Part] | None = None
+    """What `text` is made of, where it is parsed; None: it is content as it is."""
 
 
 class Completion:
     """Turns the deltas of one sequence into chunks, each in constant time a token."""
 
-    __slots__ = ("_detokenizer", "_finder", "_min_tokens", "cached_tokens", "finished", "index", "num_tokens")
+    __slots__ = (
+        "_detokenizer",
+        "_finder",
+        "_min_tokens",
+        "_parser",
+        "cached_tokens",
+        "finished",
+        "index",
+        "num_tokens",
+    )
 
     def __init__(
-        self, index: int, detokenizer: Detokenizer, *, stops: tuple[str, ...] = (), min_tokens: int = 0
+        self,
+        index: int,
+        detokenizer: Detokenizer,
+        *,
+        stops: tuple[str, ...] = (),
+        min_tokens: int = 0,
+        parser: OutputParser | None = None,
     ) -> None:
         self.index: Final = index
         self.num_tokens = 0
@@ -50,6 +68,7 @@ class Completion:
         self._detokenizer: Final = detokenizer
         self._finder: Final = StopFinder(stops) if stops else None
         self._min_tokens: Final = min_tokens
+        self._parser: Final = parser
 
     def feed(self, delta: Delta) -> Chunk:
         """The next chunk. Once one has a finish reason, nothing more may be fed."""
@@ -65,6 +84,10 @@ class Completion:
             if delta.finish:
                 text += self._detokenizer.flush()
             chunk = self._chunk(delta, text)
+        if self._parser is not None:
+            chunk.parts = self._parser.feed(chunk.text)
+            if chunk.finish:
+                chunk.parts += self._parser.finish()
         self.num_tokens += len(chunk.token_ids)
         self.finished = chunk.finish != 0
         return chunk

@@ -3,23 +3,60 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
+from engine.grammar.grammar import Grammar, GrammarKind
 from router.dispatch.interface import Dispatcher
 from router.errors import InvalidRequest, NotFound, Unavailable
+from router.processing.bounds import ServedBounds
 from router.processing.clients import CURRENT_CLIENT
 from router.processing.completion import Completion
+from router.processing.constraint import Constraint, ConstraintChecks
 from router.processing.generation_request import Chat, GenerationRequest, Prompt
+from router.processing.output.formats import OutputFormats
+from router.processing.output.parts import OutputParser
 from router.processing.run import Run, Running, SequencePlan
-from router.processing.sampling_options import derive_seed
+from router.processing.sampling_options import SamplingOptions, derive_seed
 from router.processing.served_model import ServedModel
 from router.processing.tokenizer import Tokenizer
+from router.processing.tools import NO_TOOLS, ToolUse, forced_schema
 from router.request_limits import RequestLimits
 
-__all__ = ["Generation"]
+__all__ = ["Generation", "PreparedPrompt"]
+
+
+def _no_parser() -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedPrompt:
+    token_ids: Sequence[int]
+    tool_use: ToolUse
+    parser: Callable[[], OutputParser | None]
+    """A new parser for each answer; None where the text is the answer."""
+    visible: Sequence[str] = ()
+    """Special tokens that the parser must see."""
+
+    def constrain(self, options: SamplingOptions) -> SamplingOptions:
+        """With the grammar that a forced tool call asks for. Raises InvalidRequest."""
+        if not self.tool_use.forced:
+            return options
+        if options.constraint is not None:
+            raise InvalidRequest(
+                f"{options.constraint.param} and a forced tool call both constrain the output.",
+                param=options.constraint.param,
+            )
+        grammar = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(forced_schema(self.tool_use)))
+        constrained = replace(options, constraint=Constraint(grammar, "tools"))
+        constrained.check_ends()
+        return constrained
 
 
 class Generation:
@@ -31,11 +68,16 @@ class Generation:
         tokenizer: Tokenizer,
         dispatcher: Dispatcher,
         limits: RequestLimits = RequestLimits(),  # noqa: B008 (frozen)
+        formats: OutputFormats | None = None,
     ) -> None:
+        """`formats`: how answers are parsed; None: as the chat template says."""
         self.model: Final = model
         self.tokenizer: Final = tokenizer
         self._dispatcher: Final = dispatcher
         self.limits: Final = limits
+        self.bounds: Final = ServedBounds.of(model, limits)
+        self.formats: Final = tokenizer.output_formats if formats is None else formats
+        self._constraints: Final = ConstraintChecks()
         self._running: Running = {}
         self.created: Final = int(time.time())
         """Since when the model is served, as seconds of Unix time."""
@@ -49,32 +91,40 @@ class Generation:
         Raises InvalidRequest, NotFound or Overloaded.
         """
         model, options = self.model, request.options
-        if request.model not in ("", model.name):
-            raise NotFound(
-                f"The model {request.model[:100]!r} does not exist; this server has {model.name!r}.",
-                param="model",
-                code="model_not_found",
-            )
+        self.check_model(request.model)
         self._check_counts(request)
         # Asked again when the run begins; here it saves the tokenizing.
         CURRENT_CLIENT.get().require_room(len(request.prompts) * request.n)
-        options.check(model.vocab_size)
+        options.check(self.bounds)
         sequences: list[SequencePlan] = []
         for prompt in request.prompts:
             await asyncio.sleep(0)  # between short prompts, which are tokenized at once, others get a turn
-            token_ids = await self._token_ids(prompt)
+            prepared = await self.prepare(prompt)
+            token_ids, options = prepared.token_ids, prepared.constrain(request.options)
+            if options.constraint is not None:
+                await self._constraints.check(options.constraint)
             room = model.max_model_len - len(token_ids)
             seed = options.seed if options.seed is not None else secrets.randbits(64)
             for k in range(request.n):
                 sampling = options.resolve(room=room, seed=derive_seed(seed, k), vocab_size=model.vocab_size)
                 completion = Completion(
                     len(sequences),
-                    self.tokenizer.detokenizer(token_ids),
+                    self.tokenizer.detokenizer(token_ids, prepared.visible),
                     stops=options.stop,
                     min_tokens=options.min_tokens,
+                    parser=prepared.parser(),
                 )
                 sequences.append(SequencePlan(token_ids, sampling, completion))
         return Run(model.name, request, sequences, self._dispatcher, self._running)
+
+    def check_model(self, name: str) -> None:
+        """Raise NotFound unless that is the served model; empty is."""
+        if name not in ("", self.model.name):
+            raise NotFound(
+                f"The model {name[:100]!r} does not exist; this server has {self.model.name!r}.",
+                param="model",
+                code="model_not_found",
+            )
 
     def abort(self, request_id: str) -> bool:
         """End a running request, on the workers too. False if the client has none with this id."""
@@ -89,12 +139,18 @@ class Generation:
         for run in list(self._running.values()):
             run.fail(Unavailable("The server is shutting down.", public=True))
 
-    async def _token_ids(self, prompt: Prompt) -> Sequence[int]:
+    async def prepare(self, prompt: Prompt) -> PreparedPrompt:
+        """Tokens of a prompt, and how its answers are parsed. Raises InvalidRequest."""
         tokenizer = self.tokenizer
+        parser: Callable[[], OutputParser | None] = _no_parser
+        use, visible = NO_TOOLS, tuple[str, ...]()
         if isinstance(prompt, Chat):
             if not prompt.messages:
                 raise InvalidRequest("The conversation is empty; it needs a message.", param="messages")
-            text, param = tokenizer.render(prompt.messages, prompt.template_options), "messages"
+            use, param = prompt.tool_use, "messages"
+            text = tokenizer.render(prompt.messages, prompt.template_options, use.offered)
+            parser, visible = partial(self.formats.parser, use, text), self.formats.markers
+            parser()  # refuses tools whose calls it cannot parse
             self._check_length(tokenizer.fewest_tokens(text), param, "at least ")
             token_ids: Sequence[int] = await tokenizer.encode_rendered(text)
         elif isinstance(prompt, str):
@@ -104,10 +160,11 @@ class Generation:
         else:
             token_ids, param = prompt, "prompt"
         self._check_length(len(token_ids), param)
-        self._check_ids(token_ids, param)
-        return token_ids
+        self.check_ids(token_ids, param)
+        return PreparedPrompt(token_ids, use, parser, visible if use.offered else ())
 
-    def _check_ids(self, token_ids: Sequence[int], param: str) -> None:
+    def check_ids(self, token_ids: Sequence[int], param: str) -> None:
+        """Raise InvalidRequest unless these are token ids, and at least one."""
         if not token_ids:
             raise InvalidRequest("The prompt is empty; it needs at least one token.", param=param)
         vocab_size = self.model.vocab_size
@@ -143,11 +200,6 @@ class Generation:
                 f"The request asks for {len(request.prompts) * request.n} completions; "
                 f"at most {limits.max_completions} are possible.",
                 param="n",
-            )
-        if (request.options.logprobs or 0) > limits.max_logprobs:
-            raise InvalidRequest(
-                f"logprobs may be at most {limits.max_logprobs} here, not {request.options.logprobs}.",
-                param="logprobs",
             )
         if not request.timeout_s >= 0.0:
             raise InvalidRequest(f"timeout must not be negative: {request.timeout_s}.", param="timeout")

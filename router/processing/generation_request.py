@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 from router.processing.chat_template import Message
 from router.processing.sampling_options import SamplingOptions
+from router.processing.tools import NO_TOOLS, ToolUse
 
 __all__ = ["Chat", "GenerationRequest", "Prompt"]
 
@@ -18,6 +19,7 @@ class Chat:
 
     messages: Sequence[Message]
     template_options: Mapping[str, Any] = field(default_factory=dict)
+    tool_use: ToolUse = NO_TOOLS
 
 
 Prompt: TypeAlias = str | Sequence[int] | Chat

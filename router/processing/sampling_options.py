@@ -1,40 +1,36 @@
-"""What a client may ask of sampling: the defaults, and the bounds of every number."""
+"""What a client may ask of sampling, and the defaults. The bounds are in the types (bounds.py)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field, fields
+from typing import Any, Final, get_type_hints
+
+from pydantic import BaseModel, ValidationError, create_model
 
 from router.errors import InvalidRequest
-from router.request_limits import LOGPROBS_LIMIT
+from router.processing.bounds import (
+    LogitBiases,
+    Logprobs,
+    MaxTokens,
+    MinP,
+    MinTokens,
+    Penalty,
+    RepetitionPenalty,
+    Seed,
+    ServedBounds,
+    StopStrings,
+    StopTokenIds,
+    Temperature,
+    TopK,
+    TopP,
+)
+from router.processing.constraint import Constraint, grammar_to_proto
+from router.processing.validation import STRICT, refusal_of
 from rpc.baton.v1 import sampling_pb2
 
-__all__ = [
-    "BOUNDS",
-    "MAX_STOP_CHARACTERS",
-    "MAX_STOP_STRINGS",
-    "MAX_STOP_TOKEN_IDS",
-    "SamplingOptions",
-    "derive_seed",
-]
+__all__ = ["SamplingOptions", "derive_seed"]
 
-MAX_STOP_STRINGS: Final = 16
-MAX_STOP_CHARACTERS: Final = 1024
-MAX_STOP_TOKEN_IDS: Final = 256
 _UINT64: Final = (1 << 64) - 1
-
-BOUNDS: Final[dict[str, tuple[float, float]]] = {
-    "min_tokens": (0, (1 << 31) - 1),
-    "temperature": (0.0, 2.0),
-    "top_p": (0.0, 1.0),
-    "top_k": (-1, (1 << 31) - 1),
-    "min_p": (0.0, 1.0),
-    "seed": (-(1 << 63), _UINT64),
-    "repetition_penalty": (0.01, 10.0),
-    "presence_penalty": (-2.0, 2.0),
-    "frequency_penalty": (-2.0, 2.0),
-    "logprobs": (0, LOGPROBS_LIMIT),
-}
 _COLDEST: Final = 1e-4
 """Below this temperature the most likely token is drawn in effect always, and float32 would overflow."""
 
@@ -43,63 +39,50 @@ _COLDEST: Final = 1e-4
 class SamplingOptions:
     """OpenAI's parameters and the customary extensions, as a client gave them. The defaults are OpenAI's."""
 
-    max_tokens: int | None = None
+    max_tokens: MaxTokens | None = None
     """None: as many as the context holds."""
-    min_tokens: int = 0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
+    min_tokens: MinTokens = 0
+    temperature: Temperature = 1.0
+    top_p: TopP = 1.0
+    top_k: TopK = 0
     """0 and -1 turn it off."""
-    min_p: float = 0.0
-    seed: int | None = None
+    min_p: MinP = 0.0
+    seed: Seed | None = None
     """None: drawn for every prompt."""
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logprobs: int | None = None
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
+    repetition_penalty: RepetitionPenalty = 1.0
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    logit_bias: LogitBiases = field(default_factory=dict)
+    logprobs: Logprobs | None = None
+    stop: StopStrings = ()
+    stop_token_ids: StopTokenIds = ()
     ignore_eos: bool = False
+    constraint: Constraint | None = None
+    """What the output must look like; whether it can be enforced is for `ConstraintChecks` to say."""
 
-    def check(self, vocab_size: int) -> None:
+    def check(self, bounds: ServedBounds) -> None:
         """Raise InvalidRequest if a value is out of bounds, whatever the prompt is."""
-        for name, (low, high) in BOUNDS.items():
-            value = getattr(self, name)
-            if value is not None and not low <= value <= high:  # NaN is in no bounds
-                raise InvalidRequest(f"{name} must be from {low:g} to {high:g}, not {value}.", param=name)
-        if self.max_tokens is not None:
-            if self.max_tokens < 1:
-                raise InvalidRequest(
-                    f"max_tokens must be at least 1, not {self.max_tokens}.", param="max_tokens"
-                )
-            if self.min_tokens > self.max_tokens:
-                raise InvalidRequest(
-                    f"min_tokens is {self.min_tokens}, more than max_tokens, {self.max_tokens}.",
-                    param="min_tokens",
-                )
-        self._check_stops(vocab_size)
+        given = {option.name: getattr(self, option.name) for option in fields(self)}
+        try:
+            _BOUNDED.model_validate(given, context=bounds)
+        except ValidationError as error:
+            raise refusal_of(error, given) from None
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequest(
+                f"min_tokens is {self.min_tokens}, more than max_tokens, {self.max_tokens}.",
+                param="min_tokens",
+            )
+        self.check_ends()
 
-    def _check_stops(self, vocab_size: int) -> None:
-        if len(self.stop) > MAX_STOP_STRINGS:
-            raise InvalidRequest(
-                f"stop has {len(self.stop)} strings; at most {MAX_STOP_STRINGS} may be.", param="stop"
-            )
-        for text in self.stop:
-            if not 1 <= len(text) <= MAX_STOP_CHARACTERS:
+    def check_ends(self) -> None:
+        """A constrained output ends where its grammar says so. Raises InvalidRequest."""
+        if self.constraint is None:
+            return
+        for name in ("min_tokens", "ignore_eos"):
+            if getattr(self, name):
                 raise InvalidRequest(
-                    f"A stop string must have 1 to {MAX_STOP_CHARACTERS} characters, not {len(text)}.",
-                    param="stop",
-                )
-        if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
-            raise InvalidRequest(
-                f"stop_token_ids has {len(self.stop_token_ids)} ids; at most {MAX_STOP_TOKEN_IDS} may be.",
-                param="stop_token_ids",
-            )
-        for token_id in self.stop_token_ids:
-            if not 0 <= token_id < vocab_size:
-                raise InvalidRequest(
-                    f"stop_token_ids contains {token_id}; this model's token ids are 0 to {vocab_size - 1}.",
-                    param="stop_token_ids",
+                    f"{name} cannot be used with {self.constraint.param}, which says where the output ends.",
+                    param=name,
                 )
 
     def resolve(self, *, room: int, seed: int, vocab_size: int) -> sampling_pb2.SamplingParams:
@@ -129,10 +112,19 @@ class SamplingOptions:
             repetition_penalty=self.repetition_penalty,
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
+            logit_bias=self.logit_bias,
             logprobs=self.logprobs,
             stop_token_ids=self.stop_token_ids,
             ignore_eos=self.ignore_eos,
+            grammar=None if self.constraint is None else grammar_to_proto(self.constraint.grammar),
         )
+
+
+_FIELDS: Final[dict[str, Any]] = {
+    name: (hint, ...) for name, hint in get_type_hints(SamplingOptions, include_extras=True).items()
+}
+_BOUNDED: Final[type[BaseModel]] = create_model("SamplingOptions", __config__=STRICT, **_FIELDS)
+"""The same fields as a model that pydantic validates."""
 
 
 def derive_seed(seed: int, index: int) -> int:

@@ -13,7 +13,9 @@ import tokenizers
 from router.errors import InvalidRequest
 from router.processing.chat_template import ChatTemplate, Message
 from router.processing.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from router.processing.output.formats import OutputFormats
 from router.processing.token_bound import TokenBound
+from router.processing.tools import Tool
 from router.processing.vocabulary import byte_table
 
 __all__ = ["Tokenizer", "TokenizerError"]
@@ -40,6 +42,7 @@ class Tokenizer:
         spec = json.loads(backend.to_str())
         self._table: Final = byte_table(spec, max(vocab_size, backend.get_vocab_size(with_added_tokens=True)))
         self._bound: Final = TokenBound.of(spec)
+        self._visible: Final[dict[tuple[str, ...], Sequence[bytes]]] = {}
 
     @classmethod
     def load(cls, folder: Path, *, vocab_size: int) -> Tokenizer:
@@ -71,7 +74,17 @@ class Tokenizer:
         """Ids of a conversation that `render` wrote, with its special tokens and no others."""
         return await self._encode(text, add_special_tokens=False)
 
-    def render(self, messages: Sequence[Message], options: Mapping[str, Any]) -> str:
+    @property
+    def output_formats(self) -> OutputFormats:
+        """What the chat template says of the model's tool calls and reasoning."""
+        template = self._chat_template
+        if template is None:
+            return OutputFormats()
+        return OutputFormats.of_template(template.source, takes_tools=template.takes_tools)
+
+    def render(
+        self, messages: Sequence[Message], options: Mapping[str, Any], tools: Sequence[Tool] = ()
+    ) -> str:
         """A conversation as text, up to where the assistant's answer begins. Raises InvalidRequest."""
         if self._chat_template is None:
             raise InvalidRequest(
@@ -79,13 +92,24 @@ class Tokenizer:
                 param="messages",
                 code="no_chat_template",
             )
-        return self._chat_template.render(messages, options)
+        return self._chat_template.render(messages, options, tools)
 
-    def detokenizer(self, prompt: Sequence[int]) -> Detokenizer:
-        """For one output that continues `prompt`."""
+    def detokenizer(self, prompt: Sequence[int], visible: Sequence[str] = ()) -> Detokenizer:
+        """For one output that continues `prompt`; special tokens are no text, but those in `visible`."""
         if self._table is not None:
-            return ByteDetokenizer(self._table)
+            return ByteDetokenizer(self._table_with(tuple(visible)) if visible else self._table)
         return WindowDetokenizer(self._backend.decode, prompt)
+
+    def _table_with(self, visible: tuple[str, ...]) -> Sequence[bytes]:
+        """Made once for each `visible`, of which a model has one."""
+        assert self._table is not None
+        if visible not in self._visible:
+            table = list(self._table)
+            for token in visible:
+                if (token_id := self._backend.token_to_id(token)) is not None:
+                    table[token_id] = token.encode()
+            self._visible[visible] = table
+        return self._visible[visible]
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of a whole sequence."""

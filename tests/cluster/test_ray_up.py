@@ -6,13 +6,22 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 
 from common.ports import PortRange
-from tests.cluster.machines import USER, Machine, why_not
-from tests.cluster.three_nodes import NODES, ROOT, Stream, ThreeNodes, build_wheel, commands
+from scripts.cluster.clients import Stream
+from scripts.cluster.machines import USER, why_not
+from scripts.cluster.three_nodes import (
+    DEPLOY,
+    NODES,
+    ThreeNodes,
+    Worker,
+    build_wheel,
+    command_with,
+    commands,
+)
 from tests.faults.small_model import Question, SmallModel, save_small_model
 
 pytestmark = [
@@ -32,45 +41,34 @@ SHAPE = {
 TOKEN_BYTES = 2 * 4 * 256 * 4
 """Of KV in float32."""
 TIMEOUT_S, GRACE_S, ROUTER_TIMEOUT_S = 1.0, 3.0, 20.0
-DETOUR_S = 2.0
-"""To go on elsewhere, after a worker counts as lost."""
 PORTS = PortRange(11000, 11031)
-BUSY_S = 4.0
-"""Allowed on top: three nodes share this machine."""
+SETTINGS: Mapping[str, object] = {
+    "device": "cpu",
+    "dtype": "float32",  # texts are compared with those of transformers
+    "worker-cpus": 1,
+    "kv-pool-tokens": 16384,
+    "worker-timeout": TIMEOUT_S,
+    "worker-grace": GRACE_S,
+    "router-timeout": ROUTER_TIMEOUT_S,
+    "worker-env": "UCX_TLS=tcp UCX_NET_DEVICES=eth0",
+    "worker-ports": str(PORTS),
+}
 OF_BATON = ("raylet", "gcs_server", "ray::", "log_monitor", "agent.py", "monitor.py", "bin/router")
-LINES = commands(ROOT / "deploy" / "cluster.yaml")
-
-
-def line(*words: str) -> str:
-    """The one command in the file's comments that contains all of `words`."""
-    (found,) = [line for line in LINES if all(word in line for word in words)]
-    return found
 
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> SmallModel:
     folder = tmp_path_factory.mktemp("model")
     small = save_small_model(folder, **SHAPE)
-    for path in (*folder.iterdir(), folder, *folder.parents):  # for the user of the nodes
-        path.chmod(path.stat().st_mode | (0o005 if path.is_dir() else 0o004))
+    for path in (folder, *folder.iterdir()):  # for the user of the nodes
+        path.chmod(0o755 if path.is_dir() else 0o644)
     return small
 
 
 @pytest.fixture(scope="module")
 def cluster(small: SmallModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ThreeNodes]:
     wheel = build_wheel(tmp_path_factory.mktemp("checkout"))
-    settings = {
-        "device": "cpu",
-        "dtype": "float32",  # texts are compared with those of transformers
-        "worker-cpus": 1,
-        "kv-pool-tokens": 16384,
-        "worker-timeout": TIMEOUT_S,
-        "worker-grace": GRACE_S,
-        "router-timeout": ROUTER_TIMEOUT_S,
-        "worker-env": "UCX_TLS=tcp UCX_NET_DEVICES=eth0",
-        "worker-ports": str(PORTS),
-    }
-    with ThreeNodes(wheel, small.folder, **settings) as cluster:
+    with ThreeNodes(wheel, small.folder, **SETTINGS) as cluster:
         yield cluster
 
 
@@ -83,37 +81,36 @@ def expect(small: SmallModel, question: Question, stream: Stream) -> None:
     assert stream.text == small.text(small.answer(question))
 
 
-def active_nodes(cluster: ThreeNodes) -> int:
-    """As `ray status` says."""
-    text = cluster.type(line("ray status"))
-    active = text.partition("Active:")[2].partition("Pending:")[0]
-    return sum(int(count) for count in re.findall(r"^ *(\d+) ", active, re.MULTILINE))
-
-
 def show(**figures: object) -> None:
     print(" ", ", ".join(f"{name} {value}" for name, value in figures.items()), flush=True)
 
 
-def is_balanced(pages: dict[str, int]) -> bool:
-    return bool(pages) and not (pages["held"] or pages["in_flight"] or pages["quarantined"])
-
-
 def test_the_router_waits_for_three_nodes_and_places_a_worker_on_each(cluster: ThreeNodes) -> None:
     began = time.monotonic()
-    cluster.type(line("get-auth-token"))
-    print(cluster.type(line("ray up -y deploy"), timeout_s=600)[-3000:])
+    cluster.type(command_with("get-auth-token"))
+    print(cluster.type(command_with("ray up -y deploy"), timeout_s=600)[-3000:])
     up = time.monotonic()
-    cluster.type(line("rsync-up"))
-    cluster.type(line("service start"))
+    cluster.type(command_with("rsync-up"))
+    cluster.type(command_with("service start"))
     cluster.wait_until(cluster.is_ready, 600)
     show(ray_up=f"{up - began:.0f} s", ready=f"{time.monotonic() - up:.0f} s later")
     assert "of 3 are alive" in cluster.log()
     assert sorted(cluster.homes().values()) == ["head", "w1", "w2"]
-    assert active_nodes(cluster) == 3
-    assert "prefill-0" in cluster.type(line("service status"))
-    assert "workers:" in cluster.type(line("service log"))
+    assert cluster.active_nodes() == 3
+    assert "prefill-0" in cluster.type(command_with("service status"))
+    assert "workers:" in cluster.type(command_with("service log"))
     for node in cluster.nodes:
         assert node.run("stat -c %a ~/.ray/auth_token", user=USER).stdout.strip() == "600"
+
+
+def test_the_doctor_moves_kv_from_each_node_to_the_next(cluster: ThreeNodes) -> None:
+    rows = cluster.type(command_with("service doctor"))
+    print(rows)
+    assert "3 alive" in rows
+    for name in NODES:
+        assert re.search(rf"^OK +baton-{name} +packages: ", rows, re.MULTILINE)
+        assert re.search(rf"baton-{name} → baton-\w+ connects to ", rows)
+        assert re.search(rf"baton-{name} → baton-\w+ .* GB/s in 64 MiB writes, by tcp/eth0", rows)
 
 
 def test_answers_are_right_and_their_kv_crosses_the_wire(cluster: ThreeNodes, small: SmallModel) -> None:
@@ -130,7 +127,7 @@ def test_answers_are_right_and_their_kv_crosses_the_wire(cluster: ThreeNodes, sm
 
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="needs Debian's package prometheus")
 def test_prometheus_finds_the_router_and_every_worker(cluster: ThreeNodes) -> None:
-    for command in commands(ROOT / "deploy" / "prometheus" / "prometheus.yml")[1:]:
+    for command in commands(DEPLOY / "prometheus" / "prometheus.yml")[1:]:
         cluster.type(command)
 
     def healthy() -> dict[str, str]:
@@ -157,61 +154,93 @@ def test_workers_keep_to_their_ports(cluster: ThreeNodes) -> None:
         assert open_to_others <= set(PORTS), lines
 
 
-def test_streams_of_a_killed_worker_go_on_elsewhere(cluster: ThreeNodes, small: SmallModel) -> None:
-    questions = [question(small, seed, max_tokens=500) for seed in range(10, 14)]
-    watched = cluster.watch(questions)
-    cluster.wait_until(lambda: all(len(stream.stamps) > 5 for _, stream in watched), 60)
-    node = cluster.machines[cluster.homes()["decode-0"]]
-    (pid,) = node.processes("ray::DecodeWorker")
-    node.run(f"kill -9 {pid}")
-    for asked, (future, _) in zip(questions, watched, strict=True):
-        expect(small, asked, future.result())
-    show(longest_pause=f"{max(stream.longest_pause for _, stream in watched):.2f} s")
+def restart(cluster: ThreeNodes) -> None:
+    """The router, with the settings as they are now."""
+    cluster.type(command_with("rsync-up"))
+    cluster.type(command_with("service start").replace("start", "restart"))
+    cluster.wait_until(cluster.is_ready)
+
+
+def load(cluster: ThreeNodes, small: SmallModel, *, seed: int) -> tuple[list[Question], list[Stream]]:
+    """Six long answers, all of them being written."""
+    questions = [question(small, seed + i, max_tokens=600) for i in range(6)]
+    streams = [stream for _, stream in cluster.watch(questions)]
+    cluster.wait_until(lambda: all(len(stream.stamps) > 5 for stream in streams), 60)
+    return questions, streams
+
+
+def expect_all(
+    cluster: ThreeNodes, small: SmallModel, questions: Sequence[Question], streams: Sequence[Stream]
+) -> None:
+    cluster.wait_until(lambda: all(stream.is_over for stream in streams))
+    for asked, stream in zip(questions, streams, strict=True):
+        expect(small, asked, stream)
+
+
+def busiest(cluster: ThreeNodes, *, beside: str = "") -> tuple[str, Worker]:
+    """The worker with most requests on a node other than `beside`."""
+    workers = {name: w for name, w in cluster.workers().items() if w.node and w.node != beside}
+    name = max(workers, key=lambda name: workers[name].requests)
+    assert workers[name].requests
+    return name, workers[name]
+
+
+def kill_under_load(cluster: ThreeNodes, small: SmallModel, *, seed: int) -> None:
+    """The streams of a worker whose process is killed go on elsewhere, and it comes back."""
+    questions, streams = load(cluster, small, seed=seed)
+    name, worker = busiest(cluster)
+    cluster.machines[worker.node].run(f"kill -9 {worker.pid}")
+    expect_all(cluster, small, questions, streams)
+    show(killed=name, longest_pause=f"{max(stream.longest_pause for stream in streams):.2f} s")
+    cluster.wait_until(lambda: cluster.workers()[name].pid not in (0, worker.pid))
     cluster.wait_for_workers()
 
 
-def cut_node(cluster: ThreeNodes) -> tuple[Machine, str]:
-    """A worker's node that is not the head, and its decode worker."""
-    homes = cluster.homes()
-    worker = next(w for w, home in homes.items() if w.startswith("decode") and home != "head")
-    return cluster.machines[homes[worker]], worker
+def cut_under_load(cluster: ThreeNodes, small: SmallModel, *, seed: int) -> str:
+    """The streams of a node that is cut off go on elsewhere before Ray notices. Returns the worker's name."""
+    questions, streams = load(cluster, small, seed=seed)
+    name, worker = busiest(cluster, beside="head")
+    others = cluster.homes().keys() - {name}
+    fences = cluster.log().count(f"{name} is fenced")
+
+    def is_fenced() -> bool:
+        return cluster.log().count(f"{name} is fenced") > fences
+
+    cluster.machines.cut(worker.node)
+    cut = time.monotonic()
+    cluster.wait_until(lambda: all(s.is_over or s.stamps[-1] > cut + TIMEOUT_S for s in streams), 60)
+    assert not is_fenced()
+    expect_all(cluster, small, questions, streams)
+    paused = [stream.longest_pause for stream in streams if stream.longest_pause > TIMEOUT_S]
+    assert paused, "no stream was on the node"
+    show(cut_off=f"{name} on {worker.node}", paused=len(paused), longest_pause=f"{max(paused):.2f} s")
+    later = question(small, seed + 6)
+    expect(small, later, cluster.ask(later))
+    cluster.wait_until(is_fenced, 120)
+    show(fenced=f"{time.monotonic() - cut:.0f} s after the cut")
+    cluster.wait_until_idle(others, 60)
+    return name
 
 
-def test_a_node_that_is_cut_off_delays_its_streams_by_the_detection_only(
+def test_streams_of_a_killed_worker_go_on_elsewhere(cluster: ThreeNodes, small: SmallModel) -> None:
+    kill_under_load(cluster, small, seed=10)
+
+
+def test_streams_of_a_node_that_is_cut_off_go_on_before_ray_notices(
     cluster: ThreeNodes, small: SmallModel
 ) -> None:
-    node, worker = cut_node(cluster)
-    questions = [question(small, seed, max_tokens=600) for seed in range(20, 26)]
-    watched = cluster.watch(questions)
-    cluster.wait_until(lambda: all(len(stream.stamps) > 5 for _, stream in watched), 60)
-    cluster.machines.cut(node.name)
-    cut = time.monotonic()
-    streams = [future.result() for future, _ in watched]
-    pause = max(stream.longest_pause for stream in streams)
-    show(longest_pause=f"{pause:.2f} s")
-    for asked, stream in zip(questions, streams, strict=True):
-        expect(small, asked, stream)
-    assert any(stream.longest_pause > TIMEOUT_S for _, stream in watched), "no stream was on the cut node"
-    later = question(small, 30)
-    expect(small, later, cluster.ask(later))
-    assert pause < TIMEOUT_S + GRACE_S + DETOUR_S + BUSY_S
-    cluster.wait_until(lambda: f"{worker} is fenced" in cluster.log(), 120)
-    show(fenced=f"{time.monotonic() - cut:.0f} s after the cut")
-    for name in cluster.homes().keys() - {worker}:
-        cluster.wait_until(lambda name=name: is_balanced(cluster.pages(name)), 60)
+    assert cut_under_load(cluster, small, seed=20).startswith("decode")
 
 
 def test_the_worker_on_a_node_that_is_cut_off_ends_itself(cluster: ThreeNodes) -> None:
-    node, _ = cut_node(cluster)
+    (node,) = cluster.machines.cut_off
     cluster.wait_until(lambda: not node.processes("ray::DecodeWorker"), 60 + 3 * ROUTER_TIMEOUT_S)
 
 
 def test_the_node_joins_again_when_its_link_is_back(cluster: ThreeNodes, small: SmallModel) -> None:
-    node, _ = cut_node(cluster)
-    cluster.machines.mend(node.name)
+    (node,) = cluster.machines.cut_off
     mended = time.monotonic()
-    cluster.wait_until(lambda: active_nodes(cluster) == 3 and node.processes("raylet/raylet"), 180)
-    cluster.wait_for_workers()
+    cluster.mend(node)
     show(whole_again=f"{time.monotonic() - mended:.0f} s after the link is back")
     asked = question(small, 40)
     expect(small, asked, cluster.ask(asked))
@@ -220,7 +249,8 @@ def test_the_node_joins_again_when_its_link_is_back(cluster: ThreeNodes, small: 
 def test_pages_lent_to_a_prefill_worker_on_a_lost_node_come_back_after_the_fence(
     cluster: ThreeNodes, small: SmallModel
 ) -> None:
-    homes = cluster.homes()
+    while (homes := cluster.homes())["prefill-0"] == "head":
+        restart(cluster)
     node = cluster.machines[homes["prefill-0"]]
     receiver = next(w for w, home in homes.items() if w.startswith("decode") and home != node.name)
     questions = [question(small, seed, length=1500, max_tokens=16) for seed in range(70, 86)]
@@ -233,10 +263,8 @@ def test_pages_lent_to_a_prefill_worker_on_a_lost_node_come_back_after_the_fence
     cluster.wait_until(lambda: "prefill-0 is fenced" in cluster.log(), 60)
     for asked, (future, _) in zip(questions, watched, strict=True):
         expect(small, asked, future.result())
-    cluster.wait_until(lambda: is_balanced(cluster.pages(receiver)), 60)
-    cluster.machines.mend(node.name)
-    cluster.wait_until(lambda: active_nodes(cluster) == 3 and node.processes("raylet/raylet"), 180)
-    cluster.wait_for_workers()
+    cluster.wait_until_idle([receiver], 60)
+    cluster.mend(node)
 
 
 def test_ray_up_without_restart_changes_nothing(cluster: ThreeNodes, small: SmallModel) -> None:
@@ -247,26 +275,40 @@ def test_ray_up_without_restart_changes_nothing(cluster: ThreeNodes, small: Smal
     cluster.type("mkdir -p __pycache__ .pytest_cache && date > __pycache__/x && date > .pytest_cache/x")
     asked = question(small, 50, max_tokens=800)
     ((future, _),) = cluster.watch([asked])
-    cluster.type(line("--no-restart"), timeout_s=600)
+    cluster.type(command_with("--no-restart"), timeout_s=600)
     expect(small, asked, future.result())
     time.sleep(20)  # the autoscaler looks every 5 s whether nodes have to be updated
     assert pids() == before
 
 
-def test_settings_are_changed_without_touching_ray(cluster: ThreeNodes, small: SmallModel) -> None:
-    cluster.edit(**{"mode": "mixed", "decode-workers": 3, "prefill-workers": None})
-    cluster.type(line("rsync-up"))
-    cluster.type(line("service start").replace("start", "restart"))
-    cluster.wait_until(cluster.is_ready)
-    assert sorted(cluster.homes()) == ["decode-0", "decode-1", "decode-2"]
-    asked = question(small, 55)
+@pytest.mark.parametrize(
+    ("seed", "settings"),
+    [
+        (100, {"mode": "mixed", "decode-workers": 3, "prefill-workers": None}),
+        (200, {"mode": "adaptive", "decode-workers": 2, "prefill-workers": 1}),
+    ],
+    ids=["mixed", "adaptive"],
+)
+def test_the_mode_is_changed_without_touching_ray_and_survives_a_kill_and_a_cut(
+    cluster: ThreeNodes, small: SmallModel, seed: int, settings: dict[str, object]
+) -> None:
+    raylets = [set(node.processes("raylet/raylet")) for node in cluster.nodes]
+    cluster.edit(**settings)
+    restart(cluster)
+    assert sorted(cluster.homes().values()) == sorted(NODES)
+    assert [set(node.processes("raylet/raylet")) for node in cluster.nodes] == raylets
+    kill_under_load(cluster, small, seed=seed)
+    cut_under_load(cluster, small, seed=seed + 10)
+    (node,) = cluster.machines.cut_off
+    cluster.mend(node)
+    asked = question(small, seed + 20)
     expect(small, asked, cluster.ask(asked))
 
 
 def test_a_router_whose_ray_was_restarted_ends_with_the_reason_and_is_started_again(
     cluster: ThreeNodes, small: SmallModel
 ) -> None:
-    cluster.type(line("ray up -y deploy"), timeout_s=600)
+    cluster.type(command_with("ray up -y deploy"), timeout_s=600)
     cluster.wait_until(lambda: "the router ended with status 3" in cluster.log(), 120)
     assert "the router ends" in cluster.log()
     cluster.wait_until(cluster.is_ready, 300)
@@ -275,9 +317,14 @@ def test_a_router_whose_ray_was_restarted_ends_with_the_reason_and_is_started_ag
 
 
 def test_ray_down_leaves_no_process_on_any_node(cluster: ThreeNodes) -> None:
-    cluster.type(line("service stop"))
-    cluster.type(line("ray down"))
+    cluster.type(command_with("service stop"))
+    cluster.type(command_with("ray down"))
     down = time.monotonic()
     for node in cluster.nodes:
         cluster.wait_until(lambda node=node: not node.processes(*OF_BATON), 150)
     show(nothing_left=f"{time.monotonic() - down:.0f} s after ray down")
+
+
+def test_every_command_of_the_file_was_run_as_it_stands(cluster: ThreeNodes) -> None:
+    wheel = command_with("make wheel")  # by build_wheel
+    assert set(commands(DEPLOY / "cluster.yaml")) - set(cluster.typed) == {wheel}

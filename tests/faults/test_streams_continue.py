@@ -11,10 +11,12 @@ import pytest
 from prometheus_client import generate_latest
 
 from engine.config import EngineConfig
+from engine.grammar.grammar import Grammar, GrammarKind
 from router.admin.drain import WorkerDrainer
 from router.config.settings import Mode, RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics import RouterMetrics
+from router.processing.constraint import Constraint
 from router.processing.generation import Generation
 from router.processing.generation_request import GenerationRequest
 from router.processing.sampling_options import SamplingOptions
@@ -30,6 +32,7 @@ from worker.process.host import WorkerHost
 ROLES = {WorkerRole.PREFILL: ROLE_PREFILL, WorkerRole.DECODE: ROLE_DECODE}
 PROMPT = tuple(range(2, 150))
 LENGTH = 120
+LETTERS = Constraint(Grammar(GrammarKind.REGEX, "([a-z]{1,9}[ ,;]){500}"), "regex")
 OPTIONS = SamplingOptions(max_tokens=LENGTH, ignore_eos=True, seed=11)
 SAMPLINGS = {
     "greedy": replace(OPTIONS, temperature=0.0),
@@ -40,6 +43,7 @@ SAMPLINGS = {
     ),
     "logprobs": replace(OPTIONS, logprobs=3),
     "min_tokens": replace(OPTIONS, temperature=0.0, min_tokens=40, stop_token_ids=tuple(range(2, 60))),
+    "grammar": replace(OPTIONS, ignore_eos=False, constraint=LETTERS),
 }
 
 

@@ -4,34 +4,21 @@ from __future__ import annotations
 
 import ctypes
 import os
-import shutil
 import subprocess
 from itertools import count
 from types import TracebackType
 from typing import Final
 
+from scripts.cluster.namespaces import enter_network, ip, why_not
+
 __all__ = ["TwoHosts", "enter", "why_not"]
 
-_CLONE_NEWNET: Final = 0x40000000
 _CLONE_NEWNS: Final = 0x00020000
 _MS_REC_PRIVATE: Final = 0x4000 | 1 << 18
 _MNT_DETACH: Final = 2
 _NOWHERE: Final = "02:00:00:00:00:99"
 _pairs = count()
 _MACS: Final = ("02:00:00:00:00:01", "02:00:00:00:00:02")
-
-
-def why_not() -> str:
-    """Why there can be no namespaces here; empty if there can."""
-    if os.geteuid() != 0:
-        return "network namespaces need root"
-    if shutil.which("ip") is None or shutil.which("ss") is None:
-        return "network namespaces need iproute2"
-    probe = f"baton-probe-{os.getpid()}"
-    if subprocess.run(["ip", "netns", "add", probe], capture_output=True, check=False).returncode != 0:
-        return "this machine allows no network namespaces"
-    _ip("netns", "del", probe)
-    return ""
 
 
 class TwoHosts:
@@ -44,13 +31,13 @@ class TwoHosts:
 
     def __enter__(self) -> TwoHosts:
         for name in self.names:
-            _ip("netns", "add", name)
+            ip("netns", "add", name)
         first, second = self.names
-        _ip("link", "add", "cable", "netns", first, "type", "veth", "peer", "name", "cable", "netns", second)
+        ip("link", "add", "cable", "netns", first, "type", "veth", "peer", "name", "cable", "netns", second)
         for name, address, mac in zip(self.names, self.addresses, _MACS, strict=True):
-            _ip("-n", name, "link", "set", "lo", "up")
-            _ip("-n", name, "link", "set", "cable", "address", mac, "up")
-            _ip("-n", name, "addr", "add", f"{address}/24", "dev", "cable")
+            ip("-n", name, "link", "set", "lo", "up")
+            ip("-n", name, "link", "set", "cable", "address", mac, "up")
+            ip("-n", name, "addr", "add", f"{address}/24", "dev", "cable")
         self.mend()
         return self
 
@@ -58,7 +45,7 @@ class TwoHosts:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for name in self.names:
-            _ip("netns", "del", name)
+            ip("netns", "del", name)
 
     def cut(self) -> None:
         """From now on everything between the two is lost, without a word to either."""
@@ -76,14 +63,13 @@ class TwoHosts:
     def _send_to(self, from_first: str, from_second: str) -> None:
         others = zip(self.names, reversed(self.addresses), (from_first, from_second), strict=True)
         for name, address, mac in others:
-            _ip("-n", name, "neigh", "replace", address, "lladdr", mac, "dev", "cable")
+            ip("-n", name, "neigh", "replace", address, "lladdr", mac, "dev", "cable")
 
 
 def enter(name: str) -> None:
     """Moves the calling thread to that host; to be called before any other thread is started."""
+    enter_network(name)
     libc = ctypes.CDLL(None, use_errno=True)
-    with open(f"/run/netns/{name}") as namespace:
-        _check(libc.setns(namespace.fileno(), _CLONE_NEWNET))
     # UCX finds interfaces below /sys/class/net, which shows those of the namespace that mounted it.
     _check(libc.unshare(_CLONE_NEWNS))
     _check(libc.mount(b"none", b"/", None, _MS_REC_PRIVATE, None))
@@ -94,7 +80,3 @@ def enter(name: str) -> None:
 def _check(status: int) -> None:
     if status != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-
-
-def _ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True)

@@ -12,7 +12,15 @@ import torch
 
 from engine.core.sampling_params import SamplingParams
 from engine.sampling.sampler import Sampler
-from tests.sampling_cases import any_sampling, assert_follows, chunks_of, say_pending, warped
+from tests.sampling_cases import (
+    any_sampling,
+    assert_follows,
+    chunks_of,
+    constrained,
+    masks_for,
+    say_pending,
+    warped,
+)
 
 CUDA = torch.device("cuda")
 CPU = torch.device("cpu")
@@ -64,6 +72,20 @@ def test_a_gpu_draws_what_a_cpu_draws(vocab: int, spread: float, dtype: torch.dt
         rng.shuffle(chunks)
         chunks = say_pending(chunks)
     assert different == 0
+
+
+@pytest.mark.parametrize("vocab", [61, 32001, 128256])
+def test_a_gpu_draws_what_a_cpu_draws_among_the_tokens_that_grammars_allow(vocab: int) -> None:
+    rng = random.Random(vocab)
+    chunks = chunks_of(constrained([any_sampling(rng, vocab) for _ in range(48)]), vocab)
+    on_gpu, on_cpu = sampler(vocab, 48), sampler(vocab, 48, CPU)
+    for step in range(3):
+        logits, masks = random_logits(len(chunks), vocab, step), masks_for(chunks, vocab, rng)
+        got = on_gpu.sample(logits.cuda(), chunks, masks)
+        assert got.tokens.cpu().tolist() == on_cpu.sample(logits, chunks, masks).tokens.tolist()
+        assert bool(got.finite.all())
+        rng.shuffle(chunks)
+        chunks = say_pending(chunks)
 
 
 @pytest.mark.parametrize("cut", CUTS, ids=str)

@@ -90,11 +90,11 @@ async def assert_still_serves(frontends: Frontends, http: httpx.AsyncClient) -> 
         (COMPLETIONS, {"prompt": [49152]}, 400, "prompt", None),
         (COMPLETIONS, {"prompt": [-1]}, 400, "prompt", None),
         (COMPLETIONS, {"prompt": [10**30]}, 400, "prompt", None),
-        (COMPLETIONS, {"stop_token_ids": [10**30]}, 400, "stop_token_ids", None),
+        (COMPLETIONS, {"stop_token_ids": [10**30]}, 400, "stop_token_ids.0", None),
         (COMPLETIONS, {"seed": 10**30}, 400, "seed", None),
         (COMPLETIONS, {"stop": ["x"] * 100}, 400, "stop", None),
         (COMPLETIONS, {"logprobs": 10**6}, 400, "logprobs", None),
-        (CHAT, {"logprobs": True, "top_logprobs": 99}, 400, "logprobs", None),
+        (CHAT, {"logprobs": True, "top_logprobs": 99}, 400, "top_logprobs", None),
         (COMPLETIONS, {"max_tokens": "many"}, 400, "max_tokens", "invalid_value"),
         (COMPLETIONS, {"prompt": {"text": "hi"}}, 400, "prompt", "invalid_value"),
         (COMPLETIONS, {"prompt": None}, 400, "prompt", "invalid_value"),
@@ -109,7 +109,7 @@ async def assert_still_serves(frontends: Frontends, http: httpx.AsyncClient) -> 
             "unsupported_parameter",
         ),
         (COMPLETIONS, {"nonsense": 1}, 400, "nonsense", "unknown_parameter"),
-        (CHAT, {"tools": [{"type": "function"}]}, 400, "tools", "unsupported_parameter"),
+        (CHAT, {"tools": [{"type": "function"}]}, 400, "tools.0.function", "missing_required_parameter"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])

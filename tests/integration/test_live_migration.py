@@ -16,7 +16,7 @@ from tests.integration.conftest import Oracle
 from tests.integration.test_disagg_workers import prompt
 from tests.integration.tiny_cluster import PATIENCE_S, Link, before_each_step, slow_down, work, worker
 from worker.config import WorkerRole
-from worker.migrations import _LONGEST_PAUSE_S
+from worker.handoffs.migrations import _LONGEST_PAUSE_S
 
 LENGTH = 60
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from engine.core.plan import StepPlan
 from engine.core.request import PENDING
+from engine.errors import NotFinite
 from engine.executor.runner import StepResult
 
 VOCAB = 97
@@ -51,6 +52,9 @@ class FakeStep:
         if next(self._enqueuing, self) is self:
             self._enqueuing = None
         return True
+
+    def proceed_early(self) -> bool:
+        return self.proceed()
 
     @property
     def enqueued(self) -> bool:
@@ -140,7 +144,7 @@ class FakeRunner:
                 self.memory[work.pages[position // self.page_size]][position % self.page_size] = digest
             if work.samples:
                 if work.request_id in self.fails:
-                    answer.errors[len(answer.tokens)] = "not finite"
+                    answer.errors[len(answer.tokens)] = NotFinite("not finite")
                 answer.tokens.append(next_token(digest))
                 answer.logprobs.append(None)
                 self.last_tokens[work.slot] = answer.tokens[-1]

@@ -11,7 +11,8 @@ from engine.engine import Engine
 from kv_transfer import Final as FinalState
 from kv_transfer import HandedOver, SenderCommands, SenderEvent, SendFailed, Ticket
 from rpc.baton.v1 import worker_pb2
-from worker.handoffs.request_digest import digest_of, pages_of, push_span
+from worker.handoffs.request_digest import digest_of
+from worker.handoffs.sent_pages import pages_of, push_span
 from worker.metrics import Outcome
 from worker.session.answers import Answers
 from worker.session.jobs import Job

@@ -15,10 +15,10 @@ from typing import Final, TypeAlias
 from engine.device.current import enter_device
 from engine.engine import Engine
 from worker.metrics import WorkerMetrics
+from worker.process.step_waker import StepWaker
 from worker.request_handler import RequestHandler
 from worker.session.inbox import Inbox
 from worker.session.outbox import Outbox
-from worker.step_waker import StepWaker
 
 __all__ = ["EngineDied", "EngineLoop"]
 

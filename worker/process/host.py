@@ -132,9 +132,11 @@ class WorkerHost:
         )
         self._running.callback(engine.close)
         handler = engine.hooks = self._assemble(parts)
+        self._running.callback(handler.grammars.stop)
         # Not before: until the handler is assembled, other ranks wait for KV ports, and not for steps.
         self._progress("Warming up", 0, 0)
         warm_up(runner, config.engine, warmup_plan_for(config.engine))
+        engine.grammars.load()  # holds the interpreter lock: not while requests are computed
         return parts, handler
 
     def _with_model_of_this_machine(self) -> WorkerConfig:

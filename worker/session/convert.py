@@ -8,6 +8,7 @@ from typing import Final
 from engine.core.events import EngineStats, StepMeasured
 from engine.core.request import Request
 from engine.core.sampling_params import FinishReason, SamplingParams, TokenLogprobs
+from engine.grammar.grammar import Grammar, GrammarKind
 from kv_transfer import Peer, Ticket
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 
@@ -32,6 +33,13 @@ FINISH_REASONS: Final[dict[FinishReason | None, sampling_pb2.FinishReason]] = {
     FinishReason.ABORT: sampling_pb2.FINISH_REASON_ABORT,
 }
 
+_GRAMMAR_KINDS: Final[dict[sampling_pb2.GrammarKind, GrammarKind]] = {
+    sampling_pb2.GRAMMAR_KIND_JSON_SCHEMA: GrammarKind.JSON_SCHEMA,
+    sampling_pb2.GRAMMAR_KIND_REGEX: GrammarKind.REGEX,
+    sampling_pb2.GRAMMAR_KIND_CHOICE: GrammarKind.CHOICE,
+    sampling_pb2.GRAMMAR_KIND_EBNF: GrammarKind.EBNF,
+}
+
 
 def sampling_from_proto(message: sampling_pb2.SamplingParams) -> SamplingParams:
     """Values are taken as they are: the router has validated them."""
@@ -49,7 +57,13 @@ def sampling_from_proto(message: sampling_pb2.SamplingParams) -> SamplingParams:
         logprobs=message.logprobs if message.HasField("logprobs") else None,
         stop_token_ids=tuple(message.stop_token_ids),
         ignore_eos=message.ignore_eos,
+        logit_bias=tuple(sorted(message.logit_bias.items())),
+        grammar=_grammar_from_proto(message.grammar) if message.HasField("grammar") else None,
     )
+
+
+def _grammar_from_proto(message: sampling_pb2.Grammar) -> Grammar:
+    return Grammar(_GRAMMAR_KINDS[message.kind], message.text)
 
 
 def request_from_proto(work: worker_pb2.Work, arrival: float) -> Request:

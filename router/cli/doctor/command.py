@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator, Sequence
-from enum import Enum
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
-from router.cli.doctor import gpus, links, machine, model, software
+from router.cli.doctor import gpus, links, machine, model, nodes, software
 from router.cli.doctor.report import Finding, Verdict, exit_status, lines_of
-from router.config.settings import SETTINGS, Device, Dtype, RouterConfig
+from router.config.flags import ConfigError, add_flag, settings_in
+from router.config.settings import SETTINGS, Device, RouterConfig
 
 __all__ = ["run"]
 
 _DESCRIPTION: Final = """\
 Check this machine before a cluster is started on it: one row for each thing that has to be right, and below
-it what to do if it is not. Takes some ten seconds without GPUs. Exit status: 0, or 1 if a row says FAIL."""
+it what to do if it is not. Takes some ten seconds without GPUs. With --ray-address: check every node of that
+cluster, and the way from each to the next. Exit status: 0, or 1 if a row says FAIL, 2 for wrong flags."""
 
 _EXAMPLES: Final = """\
 what the rows mean:
@@ -29,18 +32,43 @@ the rows of links:
   sysv are shared memory, rc_mlx5 is InfiniBand. From GPU to GPU anything slower than PCIe is a FAIL, for then
   KV goes by way of the host.
 
+the rows of --ray-address:
+  One for each node: packages, limits, clock, model; what is wrong has a row of its own. Then, from each node
+  to the next, whether a port of --worker-ports can be reached, and the bandwidth of KV with the environment
+  of --worker-env, measured as above. It may run beside a router, whose load then slows it down.
+
 examples:
   router doctor                                         this machine
   router doctor --model smollm2                         and whether the model is there, and how much KV fits
   router doctor --model /models/8B --device cuda        and insist on a GPU
+  router doctor --config ~/baton/router.yaml            the cluster of its ray-address, on the head
 """
+_FLAGS: Final = (
+    "model",
+    "device",
+    "dtype",
+    "page_size",
+    "host",
+    "http_port",
+    "grpc_port",
+    "ray_address",
+    "wait_for_nodes",
+    "startup_timeout",
+    "worker_network",
+    "worker_ports",
+    "worker_env",
+)
 
 
 def run(argv: Sequence[str]) -> int:
-    """Exit status: 0, or 1 when something failed."""
-    arguments = _parser().parse_args(argv[1:])
+    """Exit status: 0, 1 when something failed, 2 for wrong flags or a wrong file."""
+    try:
+        config = _parse(argv[1:])
+    except ConfigError as error:
+        print(*(f"router doctor: {problem}" for problem in error.problems), sep="\n", file=sys.stderr)
+        return 2
     findings = []
-    for finding in _examine(arguments):
+    for finding in _examine(config):
         findings.append(finding)
         print(*lines_of(finding), sep="\n", flush=True)
     counts = {verdict: sum(f.verdict is verdict for f in findings) for verdict in Verdict}
@@ -48,43 +76,34 @@ def run(argv: Sequence[str]) -> int:
     return exit_status(findings)
 
 
-def _examine(arguments: argparse.Namespace) -> Iterator[Finding]:
-    device = Device(arguments.device)
-    found = [] if device is Device.CPU else gpus.find()
+def _examine(config: RouterConfig) -> Iterator[Finding]:
+    if config.ray_address is not None:
+        yield from nodes.look(config)
+        return
+    found = [] if config.device is Device.CPU else gpus.find()
     pairs = gpus.pairs_of(found)
     yield from software.look(on_gpu=bool(found))
-    if device is not Device.CPU:
-        yield from gpus.look(found, pairs, is_wanted=device is Device.CUDA)
-    ports = {"--http-port": arguments.http_port, "--grpc-port": arguments.grpc_port}
-    yield from machine.look(arguments.host, ports)
+    if config.device is not Device.CPU:
+        yield from gpus.look(found, pairs, is_wanted=config.device is Device.CUDA)
+    ports = {"--http-port": config.http_port, "--grpc-port": config.grpc_port}
+    yield from machine.look(config.host, ports)
     yield from links.look(found, pairs)
-    if arguments.model:
-        config = RouterConfig(
-            model=arguments.model,
-            device=device,
-            dtype=Dtype(arguments.dtype),
-            page_size=arguments.page_size,
-        )
+    if config.model:
         yield from model.look(config, found, on_gpu=bool(found))
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parse(argv: Sequence[str]) -> RouterConfig:
+    """Raises ConfigError."""
     parser = argparse.ArgumentParser(
         prog="router doctor",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        argument_default=argparse.SUPPRESS,  # what is not given leaves the file's value
     )
-    for name in ("model", "device", "dtype", "page_size", "host", "http_port", "grpc_port"):
-        setting = SETTINGS[name]
-        default = getattr(setting.default, "value", setting.default)
-        choices = [kind.value for kind in setting.type] if issubclass(setting.type, Enum) else None
-        parser.add_argument(
-            setting.flag,
-            default=default,
-            choices=choices,
-            type=setting.type if choices is None else str,
-            metavar=setting.option.metavar,
-            help=setting.option.help,
-        )
-    return parser
+    for name in _FLAGS:
+        add_flag(parser, SETTINGS[name])
+    parser.add_argument("--config", type=Path, metavar="FILE", help="the router's settings")
+    given: dict[str, Any] = vars(parser.parse_args(argv))
+    path = given.pop("config", None)
+    return RouterConfig(**{**(settings_in(path) if path else {}), **given})

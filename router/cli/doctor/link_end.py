@@ -15,6 +15,7 @@ import time
 from dataclasses import asdict
 from typing import Any, Final
 
+from common.ports import PortRange
 from kv_transfer import KVLayout, Peer, PoolMemory
 from kv_transfer.planner import Copy
 from kv_transfer.transports.base import WriteDone, WriteFailed
@@ -33,21 +34,24 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("role", choices=("writer", "reader"))
     parser.add_argument("device", help="cpu or cuda:0")
+    parser.add_argument("--host", default="127.0.0.1", help="this machine's address for the other end")
+    parser.add_argument("--ports", type=PortRange.parse, help="ports to listen on, as of --worker-ports")
     arguments = parser.parse_args()
     ucx_log.keep()
     try:
-        _take_part(arguments.role, arguments.device)
+        _take_part(arguments)
     finally:
         ucx_log.discard()
 
 
-def _take_part(role: str, device: str) -> None:
-    owner, memory = _memory(device)
-    transport = NixlTransport(f"doctor-{role}", memory)
+def _take_part(arguments: argparse.Namespace) -> None:
+    owner, memory = _memory(arguments.device)
+    name = f"doctor-{arguments.role}"
+    transport = NixlTransport(name, memory, host=arguments.host, ports=arguments.ports)
     _say(peer=_packed(Peer.of(transport.name, 0, transport.metadata, memory, _LAYOUT)))
     peer = _unpacked(json.loads(sys.stdin.readline()))
     transport.connect(peer)
-    if role == "writer":
+    if arguments.role == "writer":
         _timed(transport, peer)  # pays for what UCX sets up at first use
         fastest = max(_timed(transport, peer) for _ in range(_ROUNDS))
         _say(path=ucx_log.write_path(), bytes_per_s=fastest)

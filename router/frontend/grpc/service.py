@@ -5,23 +5,26 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import grpc
 
-from router.errors import InvalidRequest, RouterError
+from router.errors import RouterError
 from router.frontend.disclosure import as_router_error, disclosed
+from router.frontend.grpc.prompts import chat_of, prompt_of
+from router.frontend.grpc.status import trailing_metadata
+from router.frontend.openai.chat_parts import new_call_id
 from router.processing.completion import Chunk
+from router.processing.constraint import constraint_from_proto
 from router.processing.generation import Generation
-from router.processing.generation_request import Chat, GenerationRequest, Prompt
+from router.processing.generation_request import GenerationRequest
+from router.processing.output.parts import Arguments, Call, Content, Part, Reasoning
 from router.processing.run import Run
 from router.processing.sampling_options import SamplingOptions
 from rpc.baton.v1 import router_pb2, router_pb2_grpc
 
 __all__ = ["RouterService"]
 
-_ROLES: Final = frozenset({"system", "developer", "user", "assistant"})
-"""No tool: a message has no field for the call that it answers."""
 _PLAIN_OPTIONS: Final = (
     "max_tokens",
     "min_tokens",
@@ -39,6 +42,8 @@ _PLAIN_OPTIONS: Final = (
 
 _GenerateContext = grpc.aio.ServicerContext[router_pb2.GenerateRequest, router_pb2.GenerateResponse]
 _AbortContext = grpc.aio.ServicerContext[router_pb2.AbortRequest, router_pb2.AbortResponse]
+_TokenizeContext = grpc.aio.ServicerContext[router_pb2.TokenizeRequest, router_pb2.TokenizeResponse]
+_DetokenizeContext = grpc.aio.ServicerContext[router_pb2.DetokenizeRequest, router_pb2.DetokenizeResponse]
 _InfoContext = grpc.aio.ServicerContext[router_pb2.GetModelInfoRequest, router_pb2.ModelInfo]
 
 
@@ -65,6 +70,27 @@ class RouterService(router_pb2_grpc.RouterServicer):
     ) -> router_pb2.AbortResponse:
         return router_pb2.AbortResponse(found=self._generation.abort(request.request_id))
 
+    async def Tokenize(  # noqa: N802
+        self, request: router_pb2.TokenizeRequest, context: _TokenizeContext
+    ) -> router_pb2.TokenizeResponse:
+        try:
+            self._generation.check_model(request.model)
+            prompt = chat_of(request.chat) if request.HasField("chat") else request.text
+            prepared = await self._generation.prepare(prompt)
+        except Exception as error:
+            await _fail(context, as_router_error(error), _call_id())
+        return router_pb2.TokenizeResponse(ids=prepared.token_ids)
+
+    async def Detokenize(  # noqa: N802
+        self, request: router_pb2.DetokenizeRequest, context: _DetokenizeContext
+    ) -> router_pb2.DetokenizeResponse:
+        try:
+            self._generation.check_model(request.model)
+            self._generation.check_ids(request.ids, "ids")
+        except Exception as error:
+            await _fail(context, as_router_error(error), _call_id())
+        return router_pb2.DetokenizeResponse(text=self._generation.tokenizer.decode(list(request.ids)))
+
     async def GetModelInfo(  # noqa: N802
         self, request: router_pb2.GetModelInfoRequest, context: _InfoContext
     ) -> router_pb2.ModelInfo:
@@ -80,6 +106,10 @@ class RouterService(router_pb2_grpc.RouterServicer):
         )
 
 
+def _call_id() -> str:
+    return f"call-{secrets.token_hex(12)}"
+
+
 def _request(
     request: router_pb2.GenerateRequest, request_id: str, time_remaining: float | None
 ) -> GenerationRequest:
@@ -87,36 +117,21 @@ def _request(
     options = {name: getattr(given, name) for name in _PLAIN_OPTIONS if given.HasField(name)}
     return GenerationRequest(
         id=request_id,
-        prompts=[_prompt(request)],
+        prompts=[prompt_of(request)],
         options=SamplingOptions(
-            **options, stop=tuple(given.stop), stop_token_ids=tuple(given.stop_token_ids)
+            **options,
+            stop=tuple(given.stop),
+            stop_token_ids=tuple(given.stop_token_ids),
+            logit_bias=dict(given.logit_bias),
+            constraint=constraint_from_proto(given.grammar, "sampling.grammar")
+            if given.HasField("grammar")
+            else None,
         ),
         model=request.model,
         n=request.n or 1,
         timeout_s=time_remaining or 0.0,
         timings=request.return_timings,
     )
-
-
-def _prompt(request: router_pb2.GenerateRequest) -> Prompt:
-    match request.WhichOneof("prompt"):
-        case "text":
-            return request.text
-        case "token_ids":
-            return list(request.token_ids.ids)
-        case "chat":
-            return Chat([_message(message) for message in request.chat.messages])
-        case _:
-            raise InvalidRequest("The request has no prompt.", param="prompt")
-
-
-def _message(message: router_pb2.ChatMessage) -> dict[str, str]:
-    if message.role not in _ROLES:
-        raise InvalidRequest(
-            f"A message's role must be one of {', '.join(sorted(_ROLES))}, not {message.role[:100]!r}.",
-            param="chat.messages.role",
-        )
-    return {"role": message.role, "content": message.content}
 
 
 def _response(run: Run, chunk: Chunk) -> router_pb2.GenerateResponse:
@@ -127,6 +142,7 @@ def _response(run: Run, chunk: Chunk) -> router_pb2.GenerateResponse:
         token_ids=chunk.token_ids,
         logprobs=chunk.logprobs,
         finish_reason=chunk.finish,  # type: ignore[arg-type]
+        parts=[_part(part) for part in chunk.parts or ()],
     )
     if chunk.finish:
         usage = run.usage_of(chunk.index)
@@ -138,10 +154,19 @@ def _response(run: Run, chunk: Chunk) -> router_pb2.GenerateResponse:
     return response
 
 
-async def _fail(context: _GenerateContext, error: RouterError, request_id: str) -> NoReturn:
-    """End the call with the error's status; its code and parameter travel as metadata."""
-    details = [("baton-code", error.code), ("baton-param", error.param)]
-    if error.retry_after_s is not None:
-        details.append(("retry-after", f"{error.retry_after_s:g}"))
-    metadata = tuple((key, value) for key, value in details if value is not None)
-    await context.abort(error.grpc_status, disclosed(error, request_id[:100]), metadata)
+def _part(part: Part) -> router_pb2.Part:
+    match part:
+        case Content(text):
+            return router_pb2.Part(content=text)
+        case Reasoning(text):
+            return router_pb2.Part(reasoning=text)
+        case Call(_, name):
+            return router_pb2.Part(call=router_pb2.ToolCall(id=new_call_id(), name=name))
+        case Arguments(_, text):
+            return router_pb2.Part(arguments=text)
+
+
+async def _fail(context: grpc.aio.ServicerContext[Any, Any], error: RouterError, request_id: str) -> NoReturn:
+    """End the call with the error's status and its details."""
+    message = disclosed(error, request_id[:100])
+    await context.abort(error.grpc_status, message, trailing_metadata(error, message, request_id[:100]))

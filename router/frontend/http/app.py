@@ -1,13 +1,11 @@
-"""The HTTP frontend: OpenAI's API and the routes that operators need."""
+"""The HTTP frontend: the APIs of OpenAI and Anthropic, and the routes that operators need."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Sequence
 from importlib.metadata import version
 from typing import Final, TypeAlias
 
-import orjson
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -21,24 +19,20 @@ from router.errors import (
     InvalidRequest,
     MethodNotAllowed,
     NotFound,
+    NotImplementedHere,
     RouterError,
     Unavailable,
 )
 from router.frontend.api_keys import ApiKeys
 from router.frontend.disclosure import as_router_error
 from router.frontend.http.auth import RequireApiKey
-from router.frontend.http.body import read_json_body
-from router.frontend.http.disconnect import ClientGone, ends_with_client
-from router.frontend.http.event_stream import EventStream
+from router.frontend.http.disconnect import ClientGone
+from router.frontend.http.generation_routes import GenerationRoutes, json_response
 from router.frontend.http.refusal import error_response, new_request_id
-from router.frontend.openai.errors import REQUEST_ID_HEADER, error_event
+from router.frontend.openai.answers import Model
+from router.frontend.openai.errors import REQUEST_ID_HEADER
 from router.frontend.openai.openapi import openapi_document
-from router.frontend.openai.requests import ChatCompletionBody, CompletionBody, GenerationBody, parse
-from router.frontend.openai.responses import Answer, EventWriter
-from router.frontend.openai.serializers import ChatSerializer, CompletionSerializer, Serializer
-from router.processing.completion import Chunk
 from router.processing.generation import Generation
-from router.processing.run import Run
 
 __all__ = ["build_app"]
 
@@ -46,7 +40,8 @@ _Endpoint: TypeAlias = Callable[[Request, str], Awaitable[Response]]
 """Takes the request and its id."""
 _CLIENT_GONE_STATUS: Final = 499
 """nginx's; nobody reads it."""
-_JSON: Final = "application/json"
+_OTHER_KINDS: Final = ("/v1/embeddings", "/v1/rerank", "/rerank", "/score", "/pooling", "/classify")
+"""Routes that clients know, for models that do not generate text."""
 
 
 def build_app(
@@ -60,14 +55,21 @@ def build_app(
     cors_origins: Sequence[str] = (),
 ) -> Starlette:
     """An ASGI application over `generation`; see HttpServer for the parameters."""
-    openai = _OpenAI(generation, max_body_bytes)
+    text = GenerationRoutes(generation, max_body_bytes)
+    models = _Models(generation)
     operations = _Operations(generation, metrics, worker_targets)
     return Starlette(
         routes=[
-            Route("/v1/completions", _answering(openai.completions, "cmpl"), methods=["POST"]),
-            Route("/v1/chat/completions", _answering(openai.chat_completions, "chatcmpl"), methods=["POST"]),
-            Route("/v1/models", _answering(openai.models), methods=["GET"]),
-            Route("/v1/models/{name:path}", _answering(openai.model), methods=["GET"]),
+            Route("/v1/completions", _answering(text.completions, "cmpl"), methods=["POST"]),
+            Route("/v1/chat/completions", _answering(text.chat_completions, "chatcmpl"), methods=["POST"]),
+            Route("/v1/responses", _answering(text.responses, "resp"), methods=["POST"]),
+            Route("/v1/messages", _answering(text.messages, "msg"), methods=["POST"]),
+            Route("/v1/messages/count_tokens", _answering(text.count_tokens), methods=["POST"]),
+            Route("/tokenize", _answering(text.tokenize), methods=["POST"]),
+            Route("/detokenize", _answering(text.detokenize), methods=["POST"]),
+            Route("/v1/models", _answering(models.models), methods=["GET"]),
+            Route("/v1/models/{name:path}", _answering(models.model), methods=["GET"]),
+            *(Route(path, _answering(models.other_kinds), methods=["POST"]) for path in _OTHER_KINDS),
             Route("/live", _answering(operations.live), methods=["GET"]),
             Route("/ready", _answering(operations.ready), methods=["GET"]),
             Route("/health", _answering(operations.ready), methods=["GET"]),
@@ -96,60 +98,25 @@ def _cors(origins: Sequence[str]) -> list[Middleware]:
     ]
 
 
-class _OpenAI:
-    """The routes of OpenAI's API."""
+class _Models:
+    """The served model, and what is asked of other kinds of models."""
 
-    def __init__(self, generation: Generation, max_body_bytes: int) -> None:
+    def __init__(self, generation: Generation) -> None:
         self._generation = generation
-        self._max_body_bytes = max_body_bytes
-
-    async def completions(self, request: Request, request_id: str) -> Response:
-        body = parse(CompletionBody, await read_json_body(request, self._max_body_bytes))
-        async with ends_with_client(request.receive):
-            run = await self._generation.start(body.to_request(request_id))
-            echo = self._echo(run) if body.echo else ()
-            return await self._answer(run, CompletionSerializer(self._generation.tokenizer, echo), body)
-
-    async def chat_completions(self, request: Request, request_id: str) -> Response:
-        body = parse(ChatCompletionBody, await read_json_body(request, self._max_body_bytes))
-        async with ends_with_client(request.receive):
-            run = await self._generation.start(body.to_request(request_id))
-            return await self._answer(run, ChatSerializer(self._generation.tokenizer), body)
 
     async def models(self, request: Request, request_id: str) -> Response:
-        return _json({"object": "list", "data": [self._model_card()]})
+        return json_response({"object": "list", "data": [self._model_card()]})
 
     async def model(self, request: Request, request_id: str) -> Response:
-        name = request.path_params["name"]
-        if name != self._generation.model.name:
-            raise NotFound(f"The model {name[:100]!r} does not exist.", param="model", code="model_not_found")
-        return _json(self._model_card())
+        self._generation.check_model(request.path_params["name"])
+        return json_response(self._model_card())
 
-    async def _answer(self, run: Run, serializer: Serializer, body: GenerationBody) -> Response:
-        chunks = run.chunks()
-        if body.stream:
-            # The status is 200 only once there is something to stream: an overloaded or failing
-            # cluster is still a proper HTTP error.
-            first = await anext(chunks)
-            writer = EventWriter(run, serializer, include_usage=body.include_usage)
-            return EventStream(_events(writer, first, chunks, run.request.id))
-        answer = Answer(run, serializer)
-        async with aclosing(chunks):
-            async for chunk in chunks:
-                answer.add(chunk)
-        return Response(answer.body(), media_type=_JSON)
+    async def other_kinds(self, request: Request, request_id: str) -> Response:
+        raise NotImplementedHere(
+            f"{request.url.path} needs another kind of model; {self._generation.model.name} generates text."
+        )
 
-    def _echo(self, run: Run) -> list[str]:
-        """The prompt of every completion, as text."""
-        prompts = [
-            prompt
-            if isinstance(prompt, str)
-            else self._generation.tokenizer.decode(run.prompt(i * run.request.n))
-            for i, prompt in enumerate(run.request.prompts)
-        ]
-        return [prompt for prompt in prompts for _ in range(run.request.n)]
-
-    def _model_card(self) -> dict[str, object]:
+    def _model_card(self) -> Model:
         model = self._generation.model
         return {
             "id": model.name,
@@ -172,42 +139,26 @@ class _Operations:
 
     async def live(self, request: Request, request_id: str) -> Response:
         """The process answers; that is all."""
-        return _json({"status": "live"})
+        return json_response({"status": "live"})
 
     async def ready(self, request: Request, request_id: str) -> Response:
         """200 while a request sent now would find workers, else 503."""
         if not self._generation.ready():
             raise Unavailable("Not ready: no workers, or shutting down.", code="not_ready", public=True)
-        return _json({"status": "ready"})
+        return json_response({"status": "ready"})
 
     async def metrics(self, request: Request, request_id: str) -> Response:
         return Response(generate_latest(self._metrics), headers={"content-type": CONTENT_TYPE_LATEST})
 
     async def version(self, request: Request, request_id: str) -> Response:
-        return _json({"version": version("baton-llm")})
+        return json_response({"version": version("baton-llm")})
 
     async def openapi(self, request: Request, request_id: str) -> Response:
-        return _json(openapi_document(self._generation.model, self._generation.limits))
+        return json_response(openapi_document(self._generation.model.name, self._generation.bounds))
 
     async def workers(self, request: Request, request_id: str) -> Response:
         """Prometheus' http_sd: where the workers' own metrics are."""
-        return _json([{"targets": list(self._worker_targets()), "labels": {}}])
-
-
-async def _events(
-    writer: EventWriter, first: Chunk, chunks: AsyncGenerator[Chunk, None], request_id: str
-) -> AsyncGenerator[bytes, None]:
-    """Never raises: what fails now can only be told as an event."""
-    try:
-        async with aclosing(chunks):
-            yield writer.opening() + writer.event(first)
-            async for chunk in chunks:
-                event = writer.event(chunk)
-                if event:
-                    yield event
-            yield writer.closing()
-    except Exception as error:
-        yield error_event(as_router_error(error), request_id)
+        return json_response([{"targets": list(self._worker_targets()), "labels": {}}])
 
 
 def _answering(endpoint: _Endpoint, kind: str = "req") -> Callable[[Request], Awaitable[Response]]:
@@ -220,7 +171,7 @@ def _answering(endpoint: _Endpoint, kind: str = "req") -> Callable[[Request], Aw
         except (ClientGone, ClientDisconnect):
             return Response(status_code=_CLIENT_GONE_STATUS)
         except Exception as error:
-            return error_response(as_router_error(error), request_id)
+            return error_response(as_router_error(error), request.url.path, request_id)
         response.headers[REQUEST_ID_HEADER] = request_id
         return response
 
@@ -237,10 +188,6 @@ async def _no_such_route(request: Request, error: Exception) -> Response:
         refusal = NotFound(f"There is no {route}.")
     else:
         refusal = InvalidRequest(error.detail)
-    response = error_response(refusal)
+    response = error_response(refusal, request.url.path)
     response.headers.update(error.headers or {})
     return response
-
-
-def _json(value: object) -> Response:
-    return Response(orjson.dumps(value), media_type=_JSON)

@@ -35,19 +35,22 @@ class RequireApiKey:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in _OPEN:
-            authorization = Headers(scope=scope).get("authorization")
+            headers = Headers(scope=scope)
+            authorization = headers.get("authorization")
+            if authorization is None and (key := headers.get("x-api-key")) is not None:
+                authorization = f"Bearer {key}"  # Anthropic's clients
             try:
                 if scope["path"] in _MONITORING:
                     self._admit_monitoring(authorization)
                 else:
                     CURRENT_CLIENT.set(self._client(authorization))
             except Unauthenticated as error:
-                refusal = error_response(error)
+                refusal = error_response(error, scope["path"])
                 refusal.headers["www-authenticate"] = "Bearer"
                 await refusal(scope, receive, send)
                 return
             except PermissionDenied as error:
-                await error_response(error)(scope, receive, send)
+                await error_response(error, scope["path"])(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 

@@ -186,7 +186,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.abort()
 
     def _rendered(self, error: RouterError) -> bytes:
-        response = error_response(error)
+        response = error_response(error, path="")
         headers = [*self.server_state.default_headers, *response.raw_headers, (b"connection", b"close")]
         lines = b"".join(b"%b: %b\r\n" % header for header in headers)
         return STATUS_LINE[response.status_code] + lines + b"\r\n" + bytes(response.body)

@@ -14,16 +14,15 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from pydantic_core import PydanticCustomError
 
 from router.errors import InvalidRequest
+from router.processing.validation import STRICT
 
 __all__ = ["MessageBody", "for_template"]
-
-_STRICT: Final = ConfigDict(strict=True, allow_inf_nan=False, extra="forbid", use_attribute_docstrings=True)
 
 
 class TextPart(BaseModel):
     """A part of a message's content; parts of other types are refused."""
 
-    model_config = _STRICT
+    model_config = STRICT
 
     type: Literal["text"]
     text: str
@@ -69,7 +68,7 @@ _NoContent: TypeAlias = Annotated[
 
 
 class SystemMessage(BaseModel):
-    model_config = _STRICT
+    model_config = STRICT
 
     role: Literal["system", "developer"]
     content: _Content
@@ -77,7 +76,7 @@ class SystemMessage(BaseModel):
 
 
 class UserMessage(BaseModel):
-    model_config = _STRICT
+    model_config = STRICT
 
     role: Literal["user"]
     content: _Content
@@ -85,7 +84,7 @@ class UserMessage(BaseModel):
 
 
 class FunctionCall(BaseModel):
-    model_config = _STRICT
+    model_config = STRICT
 
     name: str
     arguments: str
@@ -93,7 +92,7 @@ class FunctionCall(BaseModel):
 
 
 class ToolCall(BaseModel):
-    model_config = _STRICT
+    model_config = STRICT
 
     id: str
     type: Literal["function"]
@@ -113,7 +112,7 @@ _WITH_CALLS: Final[dict[str, Any]] = {
 class AssistantMessage(BaseModel):
     """`content` may be absent or null only beside `tool_calls`."""
 
-    model_config = _STRICT | ConfigDict(json_schema_extra={"anyOf": [_WITH_CONTENT, _WITH_CALLS]})
+    model_config = STRICT | ConfigDict(json_schema_extra={"anyOf": [_WITH_CONTENT, _WITH_CALLS]})
 
     role: Literal["assistant"]
     content: _NoContent = None
@@ -123,6 +122,8 @@ class AssistantMessage(BaseModel):
     audio: None = None
     function_call: None = None
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+    reasoning_content: str | None = None
+    """Of an earlier answer; templates decide whether the model sees it."""
 
     @model_validator(mode="after")
     def _says_something(self) -> AssistantMessage:
@@ -134,7 +135,7 @@ class AssistantMessage(BaseModel):
 
 
 class ToolMessage(BaseModel):
-    model_config = _STRICT
+    model_config = STRICT
 
     role: Literal["tool"]
     content: _Content

@@ -1,70 +1,68 @@
-"""What clients of OpenAI's API may send: parsing, and nothing but parsing.
+"""What clients of OpenAI's completions and chat completions may send: every field, with its bounds.
 
-Types are checked here, values where they mean something (SamplingOptions, Generation). A parameter is
-either honoured, or known to change nothing, or refused: an answer never ignores what was asked.
+Bounds are in the types (router/processing/bounds.py). A parameter is honoured, or listed as one that changes
+no answer, or refused: none is ignored. docs/api.md and the OpenAPI document are generated from these models.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Final, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic import BaseModel, BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from router.errors import InvalidRequest
+from router.frontend.fields import Refused, WithoutEffect
 from router.frontend.openai.messages import MessageBody, for_template
+from router.frontend.openai.structured_output import ConstrainedBody
+from router.frontend.openai.tools import ToolBody, ToolChoiceBody, tool_use
+from router.processing.bounds import (
+    Completions,
+    LogitBiases,
+    Logprobs,
+    MaxTokens,
+    MinP,
+    MinTokens,
+    ModelName,
+    Penalty,
+    RepetitionPenalty,
+    Seed,
+    StopStrings,
+    StopTokenIds,
+    Temperature,
+    Timeout,
+    TokenId,
+    TopK,
+    TopP,
+)
 from router.processing.generation_request import Chat, GenerationRequest, Prompt
 from router.processing.sampling_options import SamplingOptions
+from router.processing.validation import STRICT
 
-__all__ = ["NEUTRAL", "WITHOUT_EFFECT", "ChatCompletionBody", "CompletionBody", "GenerationBody", "parse"]
+__all__ = ["ChatCompletionBody", "CompletionBody", "GenerationBody"]
 
 _DEFAULT_COMPLETION_TOKENS: Final = 16
 
-WITHOUT_EFFECT: Final = frozenset(
-    {
-        "metadata",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "safety_identifier",
-        "service_tier",
-        "store",
-        "user",
-    }
+_Text: TypeAlias = Annotated[str, Field(min_length=1)]
+_Stop: TypeAlias = Annotated[str, Field(min_length=1, max_length=1024)] | StopStrings | None
+_Prompt: TypeAlias = (
+    _Text
+    | Annotated[list[_Text], Field(min_length=1)]
+    | Annotated[list[TokenId], Field(min_length=1)]
+    | Annotated[list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1)]
 )
-"""Bookkeeping of OpenAI's service; no answer depends on it."""
 
-NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
-    "audio": (),
-    "best_of": (1,),
-    "function_call": ("none", "auto"),
-    "functions": ([],),
-    "logit_bias": ({},),
-    "modalities": (["text"],),
-    "parallel_tool_calls": (True, False),
-    "prediction": (),
-    "reasoning_effort": ("none",),
-    "response_format": ({"type": "text"},),
-    "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "verbosity": ("medium",),
-    "web_search_options": (),
-}
-"""Parameters of OpenAI's that Baton does not have, with the values that ask for nothing. Null is another."""
-
-_STRICT: Final = ConfigDict(strict=True, allow_inf_nan=False, extra="allow", use_attribute_docstrings=True)
+_Bookkeeping: TypeAlias = Annotated[Any, WithoutEffect("bookkeeping of OpenAI's service")]
+_CacheHint: TypeAlias = Annotated[Any, WithoutEffect("prefixes are cached without hints")]
 
 
-_Stop: TypeAlias = str | list[str] | None
-_Prompt: TypeAlias = str | list[str] | list[int] | list[list[int]]
-
-
-def _text_or_list_of_texts(value: Any) -> tuple[str, ...]:
-    texts = [value] if isinstance(value, str) else [] if value is None else value
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+def _several(value: Any) -> Any:
+    """One stop string, or a list of them."""
+    if isinstance(value, str):
+        return (value,)
+    if value is not None and not isinstance(value, list):
         raise PydanticCustomError("stop", "Input should be a string or a list of strings")
-    return tuple(texts)
+    return value if value is None else tuple(value)
 
 
 def _prompts(value: Any) -> list[Prompt]:
@@ -84,61 +82,72 @@ def _prompts(value: Any) -> list[Prompt]:
     )
 
 
-def _asks_for_nothing(name: str, value: Any) -> bool:
-    """Whether a parameter that Baton does not have was given a value that changes no answer."""
-    return value is None or any(value == other and type(value) is type(other) for other in NEUTRAL[name])
-
-
 class StreamOptions(BaseModel):
-    model_config = _STRICT | ConfigDict(extra="forbid")
+    model_config = STRICT
 
     include_usage: bool | None = None
-    include_obfuscation: bool | None = None
-    """Padding against eavesdroppers, of OpenAI's own network; no effect."""
+    """Send the usage as the last event."""
+    include_obfuscation: Annotated[Any, WithoutEffect("no padding is sent")] = None
 
 
-class GenerationBody(BaseModel):
+class GenerationBody(ConstrainedBody):
     """What both endpoints have in common."""
 
-    model_config = _STRICT
+    model_config = STRICT
 
-    model: str | None = None
+    model: ModelName | None = None
     """Absent: the served model."""
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    n: int | None = None
-    seed: int | None = None
-    stop: Annotated[
-        tuple[str, ...], BeforeValidator(_text_or_list_of_texts, json_schema_input_type=_Stop)
-    ] = ()
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
+    max_tokens: MaxTokens | None = None
+    """Of the answer."""
+    temperature: Temperature | None = None
+    """1 unless given; 0: the most likely token."""
+    top_p: TopP | None = None
+    """0: the most likely token."""
+    n: Completions | None = None
+    """Completions of each prompt."""
+    seed: Seed | None = None
+    """The same seed gives the same answer, on any worker."""
+    stop: Annotated[StopStrings | None, BeforeValidator(_several, json_schema_input_type=_Stop)] = None
+    """Not part of the answer."""
+    presence_penalty: Penalty | None = None
+    """Subtracted from the logits of tokens that occurred in the answer."""
+    frequency_penalty: Penalty | None = None
+    """The same, times the number of occurrences."""
+    logit_bias: LogitBiases | None = None
+    """By token id."""
     stream: bool | None = None
+    """Server-sent events."""
     stream_options: StreamOptions | None = None
+    """With `stream` only."""
 
     # Not OpenAI's, but customary.
-    min_tokens: int | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    stop_token_ids: list[int] | None = None
+    min_tokens: MinTokens | None = None
+    """No end of sequence or stop token before so many tokens."""
+    top_k: TopK | None = None
+    """0 and -1: off."""
+    min_p: MinP | None = None
+    """Least probability, relative to the most likely token's."""
+    repetition_penalty: RepetitionPenalty | None = None
+    """1: off."""
+    stop_token_ids: StopTokenIds | None = None
+    """Tokens that end the answer."""
     ignore_eos: bool | None = None
+    """Go on after the end of sequence."""
     priority: int | None = None
     """Only 0: not supported."""
-    timeout: Annotated[float | None, Field(gt=0)] = None
+    timeout: Timeout | None = None
     """Seconds for the whole request."""
     timings: bool | None = None
-    """Return the TTFT waterfall."""
+    """Return the TTFT waterfall; for one completion."""
 
-    @model_validator(mode="after")
-    def _refuse_what_is_not_there(self) -> GenerationBody:
-        for name, value in (self.model_extra or {}).items():
-            if name not in WITHOUT_EFFECT and name not in NEUTRAL:
-                raise _unknown(name[:100])
-            if name in NEUTRAL and not _asks_for_nothing(name, value):
-                raise _unsupported(name)
-        return self
+    metadata: _Bookkeeping = None
+    safety_identifier: _Bookkeeping = None
+    service_tier: _Bookkeeping = None
+    store: Annotated[Any, WithoutEffect("nothing is stored")] = None
+    user: _Bookkeeping = None
+    prompt_cache_key: _CacheHint = None
+    prompt_cache_options: _CacheHint = None
+    prompt_cache_retention: _CacheHint = None
 
     @model_validator(mode="after")
     def _check_combinations(self) -> GenerationBody:
@@ -152,21 +161,7 @@ class GenerationBody(BaseModel):
 
     def _options(self, **more: Any) -> SamplingOptions:
         """Absent and null both mean the default."""
-        given = {
-            "max_tokens": self.max_tokens,
-            "min_tokens": self.min_tokens,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            "min_p": self.min_p,
-            "seed": self.seed,
-            "repetition_penalty": self.repetition_penalty,
-            "presence_penalty": self.presence_penalty,
-            "frequency_penalty": self.frequency_penalty,
-            "stop": self.stop,
-            "stop_token_ids": None if self.stop_token_ids is None else tuple(self.stop_token_ids),
-            "ignore_eos": self.ignore_eos,
-        } | more
+        given = {name: getattr(self, name) for name in _PLAIN_OPTIONS} | more
         return SamplingOptions(**{name: value for name, value in given.items() if value is not None})
 
     def _request(self, request_id: str, prompts: list[Prompt], options: SamplingOptions) -> GenerationRequest:
@@ -185,12 +180,37 @@ class GenerationBody(BaseModel):
         )
 
 
+_PLAIN_OPTIONS: Final = (
+    "max_tokens",
+    "min_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "constraint",
+)
+
+
 class CompletionBody(GenerationBody):
     """POST /v1/completions."""
 
     prompt: Annotated[Any, BeforeValidator(_prompts, json_schema_input_type=_Prompt)]
+    """Text, token ids, or a list of either."""
     echo: bool | None = None
-    logprobs: int | None = None
+    """Begin the answer with the prompt; not together with `logprobs`."""
+    logprobs: Logprobs | None = None
+    """Alternatives reported of each token."""
+
+    best_of: Annotated[Any, Refused("use n, and rank the completions by their logprobs", (1,))] = None
+    suffix: Annotated[Any, Refused("the models served here do not infill", ("",))] = None
 
     def to_request(self, request_id: str) -> GenerationRequest:
         if self.echo and self.logprobs is not None:
@@ -203,11 +223,35 @@ class CompletionBody(GenerationBody):
 class ChatCompletionBody(GenerationBody):
     """POST /v1/chat/completions."""
 
-    messages: list[MessageBody]
-    max_completion_tokens: int | None = None
+    messages: Annotated[list[MessageBody], Field(min_length=1)]
+    """Text only; tool calls and their results included."""
+    max_completion_tokens: MaxTokens | None = None
+    """The same as `max_tokens`."""
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    """Report the log-probability of each token."""
+    top_logprobs: Logprobs | None = None
+    """Alternatives reported of each token, with `logprobs`."""
+    tools: Annotated[list[ToolBody], Field(max_length=128)] | None = None
+    """Functions that the model may call."""
+    tool_choice: ToolChoiceBody | None = None
+    """`auto`, `none`, `required`, or a function by name."""
+    parallel_tool_calls: bool | None = None
+    """False: one call at most."""
     chat_template_kwargs: dict[str, Any] | None = None
+    """Variables of the chat template, such as Qwen3's `enable_thinking`."""
+
+    audio: Annotated[Any, Refused("text only")] = None
+    best_of: Annotated[Any, Refused("use n", (1,))] = None
+    function_call: Annotated[Any, Refused("replaced by tool_choice", ("none", "auto"))] = None
+    functions: Annotated[Any, Refused("replaced by tools", ([],))] = None
+    modalities: Annotated[Any, Refused("text only", (["text"],))] = None
+    moderation: Annotated[Any, Refused("no moderation model")] = None
+    prediction: Annotated[Any, Refused("no predicted outputs")] = None
+    reasoning_effort: Annotated[Any, Refused("set the template's own variable in chat_template_kwargs")] = (
+        None
+    )
+    verbosity: Annotated[Any, Refused("a trait of OpenAI's models", ("medium",))] = None
+    web_search_options: Annotated[Any, Refused("no web search")] = None
 
     def to_request(self, request_id: str) -> GenerationRequest:
         if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):
@@ -220,58 +264,9 @@ class ChatCompletionBody(GenerationBody):
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             max_tokens=self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens,
         )
-        chat = Chat(for_template(self.messages), self.chat_template_kwargs or {})
+        chat = Chat(
+            for_template(self.messages),
+            self.chat_template_kwargs or {},
+            tool_use(self.tools or (), self.tool_choice, self.parallel_tool_calls is not False),
+        )
         return self._request(request_id, [chat], options)
-
-
-_BodyT = TypeVar("_BodyT", bound=GenerationBody)
-
-
-def parse(kind: type[_BodyT], body: bytes) -> _BodyT:
-    """`body` as a `kind`. Raises InvalidRequest that names the parameter at fault."""
-    try:
-        return kind.model_validate_json(body)
-    except ValidationError as error:
-        [first, *_] = error.errors(include_url=False, include_context=False, include_input=False)
-        raise _refusal(first) from None
-
-
-def _refusal(error: ErrorDetails) -> InvalidRequest:
-    message = error["msg"]
-    if error["type"] == "json_invalid":
-        return InvalidRequest(f"The body cannot be read. {message}.", code="invalid_json")
-    param = _param_at(error)[:100]
-    match error["type"]:
-        case "missing":
-            return InvalidRequest(
-                f"The parameter {param} is missing.", param=param, code="missing_required_parameter"
-            )
-        case "extra_forbidden":
-            return _unknown(param)
-        case "none_required":
-            return _unsupported(param)
-    if not param:
-        return InvalidRequest(f"The body is wrong: {message}.")
-    return InvalidRequest(f"The parameter {param} is wrong: {message}.", param=param, code="invalid_value")
-
-
-def _param_at(error: ErrorDetails) -> str:
-    """Where in the body, as clients see it: pydantic puts a message's role into the path."""
-    place = error["loc"]
-    if place[:1] == ("messages",):
-        place = place[:2] + place[3:]
-        if error["type"].startswith("union_tag"):
-            place += ("role",)
-        elif error["type"] == "missing_content":
-            place += ("content",)
-    return ".".join(map(str, place))
-
-
-def _unknown(param: str) -> InvalidRequest:
-    return InvalidRequest(f"Unrecognized request argument: {param}.", param=param, code="unknown_parameter")
-
-
-def _unsupported(param: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"{param} is not supported by this server.", param=param, code="unsupported_parameter"
-    )

@@ -13,12 +13,15 @@ from typing import Any, Final
 
 import orjson
 
+from router.errors import RouterError
+from router.frontend.openai.chat_parts import CollectedParts, PartDeltas
+from router.frontend.openai.errors import error_event
 from router.frontend.openai.serializers import FINISH_REASONS, Serializer
 from router.processing.completion import Chunk
 from router.processing.run import Run, Usage
 from rpc.baton.v1 import router_pb2, sampling_pb2
 
-__all__ = ["Answer", "EventWriter"]
+__all__ = ["Answer", "EventWriter", "finish_reason"]
 
 _DONE: Final = b"data: [DONE]\n\n"
 _STAGES: Final = (
@@ -40,6 +43,7 @@ class EventWriter:
         self._run: Final = run
         self._serializer: Final = serializer
         self._include_usage: Final = include_usage
+        self._deltas: Final = [PartDeltas() for _ in range(run.num_completions)]
         self._head: Final = _head(run, serializer.event_object)
         head = orjson.dumps(self._head)[:-1]
         self._before: Final = [
@@ -63,6 +67,8 @@ class EventWriter:
 
     def event(self, chunk: Chunk) -> bytes:
         """Empty when there is nothing to say: text is held back, or half a character."""
+        if chunk.parts is not None:
+            return self._parsed(chunk)
         if not chunk.finish and not chunk.logprobs:
             if not chunk.text:
                 return b""
@@ -86,6 +92,33 @@ class EventWriter:
             timings,
         )
 
+    def failure(self, error: RouterError) -> bytes:
+        """The last event of a stream that failed."""
+        return error_event(error, self._run.request.id)
+
+    def _parsed(self, chunk: Chunk) -> bytes:
+        """An event for each part; the last one brings what else there is to say."""
+        assert chunk.parts is not None
+        deltas = self._deltas[chunk.index]
+        more: dict[str, Any] = {"usage": None} if self._include_usage else {}
+        said = [deltas.of(part) for part in chunk.parts]
+        if not said and (chunk.finish or chunk.logprobs):
+            said = [{}]
+        choices: list[dict[str, Any]] = [
+            {"index": chunk.index, "delta": delta, "logprobs": None, "finish_reason": None} for delta in said
+        ]
+        if not choices:
+            return b""
+        last = choices[-1]
+        if chunk.logprobs:
+            last["logprobs"] = self._serializer.logprobs(chunk.index, chunk.token_ids, chunk.logprobs)
+        events = [self._rare([choice], more) for choice in choices[:-1]]
+        if chunk.finish:
+            last["finish_reason"] = finish_reason(chunk.finish, has_calls=deltas.has_calls)
+            last["stop_reason"] = chunk.stop
+            more |= {} if chunk.timings is None else {"timings": _timings(chunk.timings)}
+        return b"".join([*events, self._rare([last], more)])
+
     def closing(self) -> bytes:
         """What comes after the last token."""
         if not self._include_usage:
@@ -101,6 +134,7 @@ class _Gathered:
     """One completion's chunks."""
 
     texts: list[str] = field(default_factory=list)
+    parts: CollectedParts | None = None
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[sampling_pb2.TokenLogprobs] = field(default_factory=list)
 
@@ -116,7 +150,11 @@ class Answer:
 
     def add(self, chunk: Chunk) -> None:
         gathered = self._gathered[chunk.index]
-        gathered.texts.append(chunk.text)
+        if chunk.parts is None:
+            gathered.texts.append(chunk.text)
+        else:
+            gathered.parts = gathered.parts or CollectedParts()
+            gathered.parts.add(chunk.parts)
         gathered.token_ids += chunk.token_ids
         gathered.logprobs += chunk.logprobs
         if chunk.finish:
@@ -135,15 +173,25 @@ class Answer:
     def _choice(self, index: int) -> dict[str, Any]:
         gathered, last, serializer = self._gathered[index], self._last[index], self._serializer
         wants_logprobs = self._run.request.options.logprobs is not None
+        parts = gathered.parts
         return {
             "index": index,
-            **serializer.content(index, "".join(gathered.texts)),
+            **(
+                serializer.content(index, "".join(gathered.texts))
+                if parts is None
+                else {"message": parts.message()}
+            ),
             "logprobs": serializer.logprobs(index, gathered.token_ids, gathered.logprobs)
             if wants_logprobs
             else None,
-            "finish_reason": FINISH_REASONS[last.finish],
+            "finish_reason": finish_reason(last.finish, has_calls=parts is not None and bool(parts.calls)),
             "stop_reason": last.stop,
         }
+
+
+def finish_reason(finish: int, *, has_calls: bool) -> str | None:
+    """OpenAI's word for it."""
+    return "tool_calls" if has_calls and finish == sampling_pb2.FINISH_REASON_STOP else FINISH_REASONS[finish]
 
 
 def _head(run: Run, kind: str) -> dict[str, Any]:

@@ -50,6 +50,16 @@ class RouterStub:
                 request_serializer=baton_dot_v1_dot_router__pb2.GetModelInfoRequest.SerializeToString,
                 response_deserializer=baton_dot_v1_dot_router__pb2.ModelInfo.FromString,
                 _registered_method=True)
+        self.Tokenize = channel.unary_unary(
+                '/baton.v1.Router/Tokenize',
+                request_serializer=baton_dot_v1_dot_router__pb2.TokenizeRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_router__pb2.TokenizeResponse.FromString,
+                _registered_method=True)
+        self.Detokenize = channel.unary_unary(
+                '/baton.v1.Router/Detokenize',
+                request_serializer=baton_dot_v1_dot_router__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_router__pb2.DetokenizeResponse.FromString,
+                _registered_method=True)
 
 
 class RouterServicer:
@@ -74,6 +84,18 @@ class RouterServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Tokenize(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Detokenize(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RouterServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -91,6 +113,16 @@ def add_RouterServicer_to_server(servicer, server):
                     servicer.GetModelInfo,
                     request_deserializer=baton_dot_v1_dot_router__pb2.GetModelInfoRequest.FromString,
                     response_serializer=baton_dot_v1_dot_router__pb2.ModelInfo.SerializeToString,
+            ),
+            'Tokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tokenize,
+                    request_deserializer=baton_dot_v1_dot_router__pb2.TokenizeRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_router__pb2.TokenizeResponse.SerializeToString,
+            ),
+            'Detokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detokenize,
+                    request_deserializer=baton_dot_v1_dot_router__pb2.DetokenizeRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_router__pb2.DetokenizeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -175,6 +207,60 @@ class Router:
             '/baton.v1.Router/GetModelInfo',
             baton_dot_v1_dot_router__pb2.GetModelInfoRequest.SerializeToString,
             baton_dot_v1_dot_router__pb2.ModelInfo.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Router/Tokenize',
+            baton_dot_v1_dot_router__pb2.TokenizeRequest.SerializeToString,
+            baton_dot_v1_dot_router__pb2.TokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Detokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Router/Detokenize',
+            baton_dot_v1_dot_router__pb2.DetokenizeRequest.SerializeToString,
+            baton_dot_v1_dot_router__pb2.DetokenizeResponse.FromString,
             options,
             channel_credentials,
             insecure,

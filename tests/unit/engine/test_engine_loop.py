@@ -16,8 +16,8 @@ from engine.engine import NO_HOOKS, Engine
 from tests.unit.engine.test_engine import make_engine, make_request, run
 from tests.unit.fake_runner import reference
 from worker.process.engine_loop import EngineDied, EngineLoop
+from worker.process.step_waker import StepWaker
 from worker.session.inbox import Inbox
-from worker.step_waker import StepWaker
 
 
 class KeepPages:

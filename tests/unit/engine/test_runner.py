@@ -11,7 +11,8 @@ from transformers import LlamaForCausalLM
 from engine.core.plan import Chunk, StepPlan
 from engine.core.request import PENDING, Request
 from engine.device.memory import OutOfDeviceMemory
-from engine.executor.runner import NOT_FINITE, ModelRunner
+from engine.errors import NotFinite
+from engine.executor.runner import ModelRunner
 from tests.unit.tiny import VOCAB, chunk_of, make_config, make_request, save_tiny_llama, step
 
 
@@ -101,7 +102,7 @@ def test_logits_that_are_not_finite_fail_that_request_alone(
     runner.kv.tensor[0] = torch.nan
     plan = StepPlan(chunks=[chunk_of(poisoned, 1), chunk_of(healthy, 1)])
     result = runner.launch(runner.prepare(plan)).result()
-    assert result.errors == {0: NOT_FINITE}
+    assert {row: type(error) for row, error in result.errors.items()} == {0: NotFinite}
     assert result.tokens[1] == expected(oracle, prompt_of(9), 2)[1]
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from router.errors import InvalidRequest
 from router.processing.chat_template import ChatTemplate
+from router.processing.tools import Tool
 
 TAKING_TURNS = """
 {%- for message in messages -%}
@@ -60,9 +61,32 @@ def test_a_field_that_the_template_does_not_use_is_refused_by_name(field: str, v
     assert ChatTemplate(using, {}).render(messages, {})
     insisting = "{% for m in messages if m.role == 'assistant' %}{{ m.FIELD + m.FIELD }}{% endfor %}"
     assert ChatTemplate(insisting.replace("FIELD", field), {}).render(messages, {})
-    with pytest.raises(InvalidRequest) as refusal:
-        ChatTemplate(TAKING_TURNS, {}).render(messages, {})
-    assert (refusal.value.param, refusal.value.code) == (f"messages.1.{field}", "unsupported_parameter")
+    if field == "name":
+        with pytest.raises(InvalidRequest) as refusal:
+            ChatTemplate(TAKING_TURNS, {}).render(messages, {})
+        assert (refusal.value.param, refusal.value.code) == (f"messages.1.{field}", "unsupported_parameter")
+
+
+def test_calls_results_and_tools_become_text_where_the_template_does_not_know_them() -> None:
+    template = ChatTemplate("{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}", {})
+    call = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Bern"}}}
+    answer = {"role": "assistant", "content": "Wait.", "tool_calls": [call]}
+    result = {"role": "tool", "tool_call_id": "call_1", "content": "sunny"}
+    prompt = template.render([user("hi"), answer, result], {}, [Tool("weather", "Forecast.")])
+    assert not template.takes_tools
+    assert prompt.startswith("[system] You may call one or more functions")
+    assert '"description": "Forecast."' in prompt
+    assert prompt.endswith(
+        "[user] hi\n[assistant] Wait.\n<tool_call>\n"
+        '{"name": "weather", "arguments": {"city": "Bern"}}\n</tool_call>\n'
+        "[user] <tool_response>\nsunny\n</tool_response>\n"
+    )
+
+
+def test_a_template_that_takes_tools_gets_them_as_openai_writes_them() -> None:
+    template = ChatTemplate("{% for t in tools %}{{ t.function.name }}{% endfor %}", {})
+    assert template.render([user("hi")], {}, [Tool("weather"), Tool("time")]) == "weathertime"
+    assert template.takes_tools
 
 
 @pytest.mark.parametrize("name", ["messages", "add_generation_prompt"])

@@ -7,7 +7,9 @@ from collections.abc import Iterator, Sequence
 
 from router.cluster.nodes import Node, residents, until_enough, until_lost
 
-A, B, DEAD = Node("a", "head (10.0.0.10)", True), Node("b", "w1 (10.0.0.11)", True), Node("c", "w2", False)
+A = Node("a", "head", "10.0.0.10", True)
+B = Node("b", "w1", "10.0.0.11", True)
+DEAD = Node("c", "w2", "10.0.0.12", False)
 PATIENCE_S = 5.0
 
 
@@ -48,7 +50,7 @@ async def test_a_cluster_without_this_node_is_another_cluster() -> None:
 
 
 async def test_a_node_that_ray_declared_dead_has_lost_its_ray() -> None:
-    assert "not part of the Ray cluster" in await loss(Ray([Node("a", "head", False), B]))
+    assert "not part of the Ray cluster" in await loss(Ray([Node("a", "head", "10.0.0.10", False), B]))
 
 
 async def test_ray_is_gone_when_it_leaves_four_questions_in_a_row_unanswered() -> None:

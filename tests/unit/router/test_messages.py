@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from router.errors import InvalidRequest
-from router.frontend.openai.requests import ChatCompletionBody, parse
+from router.frontend.openai.requests import ChatCompletionBody
 from router.processing.generation_request import Chat
+from router.processing.validation import parse
 
 ASK: dict[str, Any] = {"role": "user", "content": "What is the weather in Bern?"}
 CALL: dict[str, Any] = {

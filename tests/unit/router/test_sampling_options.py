@@ -9,13 +9,12 @@ from hypothesis import strategies as st
 
 from router.errors import InvalidRequest
 from router.processing.sampling_options import SamplingOptions, derive_seed
-
-VOCAB = 100
+from tests.unit.router.bounds import BOUNDS, VOCAB
 
 
 def resolve(room: int = 50, **options: Any) -> Any:
     given_options = SamplingOptions(**options)
-    given_options.check(VOCAB)
+    given_options.check(BOUNDS)
     return given_options.resolve(room=room, seed=7, vocab_size=VOCAB)
 
 
@@ -49,6 +48,10 @@ def resolve(room: int = 50, **options: Any) -> Any:
         ("stop_token_ids", (-1,)),
         ("stop_token_ids", (VOCAB,)),
         ("stop_token_ids", (1,) * 257),
+        ("logit_bias", {VOCAB: 1.0}),
+        ("logit_bias", {-1: 1.0}),
+        ("logit_bias", {1: 100.5}),
+        ("logit_bias", dict.fromkeys(range(1025), 1.0)),
     ],
 )
 def test_a_value_out_of_bounds_is_refused_by_name(param: str, value: Any) -> None:

@@ -6,11 +6,13 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import Mock
 
+from worker.grammar_loading import GrammarLoading
 from worker.handoffs.incoming import IncomingHandoffs
+from worker.handoffs.migrations import Migrations
 from worker.handoffs.outgoing import OutgoingHandoffs
-from worker.migrations import Migrations
 from worker.request_handler import Handoffs, RequestHandler
 from worker.session.answers import Answers
+from worker.session.inbox import Inbox
 from worker.session.outbox import Outbox
 
 __all__ = ["Handled", "handled"]
@@ -32,6 +34,7 @@ class Handled:
     outbox: Any
     transfer: Mock = field(default_factory=Mock)
     clock: Clock = field(default_factory=Clock)
+    inbox: Inbox = field(default_factory=Inbox)
 
     def __post_init__(self) -> None:
         self.answers = Answers(self.outbox, Mock())
@@ -40,7 +43,8 @@ class Handled:
         incoming = IncomingHandoffs(self.engine, self.answers, self.transfer.receiver)
         migrations = Migrations(self.engine, self.answers, self.clock, self.transfer.sender, 60.0)
         handoffs = Handoffs(self.transfer, outgoing, migrations, incoming)
-        self.handler = RequestHandler(self.engine, self.answers, self.clock, handoffs)
+        grammars = GrammarLoading(self.engine.grammars, self.inbox)
+        self.handler = RequestHandler(self.engine, self.answers, self.clock, grammars, handoffs)
         self.engine.hooks = self.handler
 
 

@@ -21,7 +21,7 @@ def test_a_fence_reaches_the_kv_endpoint_once() -> None:
 
 
 def test_a_worker_without_a_transport_has_no_peers_to_fence() -> None:
-    RequestHandler(Mock(), Answers(Mock(), Mock()), lambda: 0.0).handle(Mock(), FENCE, 0.0)
+    RequestHandler(Mock(), Answers(Mock(), Mock()), lambda: 0.0, Mock()).handle(Mock(), FENCE, 0.0)
 
 
 def test_a_worker_with_pages_in_quarantine_is_idle_so_that_its_pages_are_checked() -> None:

@@ -34,6 +34,7 @@ class Engine:
     def __init__(self, room: int) -> None:
         self.config = Mock(page_size=PAGE, max_waiting_requests=100)
         self._room = room
+        self.grammars = Mock()
 
     def stats(self) -> EngineStats:
         return STATS

@@ -1,5 +1,5 @@
-"""Machines on one machine: each with its own network, mount, PID and UTS namespace, an overlay of / as its
-disk, and sshd. They share one bridge that reaches nothing else. Needs root and the packages of `why_not`.
+"""Simulated machines: each has its own network, mount, PID and UTS namespace, an overlay of / as its disk,
+and sshd. One bridge connects them with each other and with nothing else. Needs root and some Debian packages.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
-from tests.faults.two_hosts import why_not as no_namespaces
+from scripts.cluster import namespaces
 
-__all__ = ["Machine", "Machines", "why_not"]
+__all__ = ["HOME", "USER", "Machine", "Machines", "why_not"]
 
 USER: Final = "ubuntu"
 HOME: Final = Path("/home") / USER
 _TOOLS: Final = {
+    "ip": "iproute2",
+    "ss": "iproute2",
     "sshd": "openssh-server",
     "ssh-keygen": "openssh-client",
     "rsync": "rsync",
@@ -32,6 +34,7 @@ _TOOLS: Final = {
 }
 _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _UP_S: Final = 30.0
+_GONE_S: Final = 30.0
 
 _BOOT: Final = r"""
 set -e
@@ -47,7 +50,7 @@ mount --rbind /dev "$root/dev"
 mount -t tmpfs -o size=1g shm "$root/dev/shm"; chmod 1777 "$root/dev/shm"
 for path in $SHARED; do mkdir -p "$root$path"; mount --bind "$path" "$root$path"; done
 cd "$root"; mkdir -p .old; pivot_root . .old; cd /; umount -l /.old
-# The interpreter may lie in a home that is closed to others.
+# The interpreter and shared folders may lie in a home that is closed to others.
 for path in $OPEN; do chmod o+x "$path"; done
 id -u ubuntu > /dev/null 2>&1 || useradd --create-home --uid 1500 --shell /bin/bash ubuntu
 printf '127.0.0.1 localhost\n%s %s\n' "$ADDRESS" "$NAME" > /etc/hosts
@@ -63,29 +66,31 @@ while True:
     try: os.wait()
     except ChildProcessError: time.sleep(0.5)'
 """
-"""PID 1 of a machine; it ends as the init that reaps what is left to it."""
+"""PID 1 of a machine: sets it up, starts sshd, and then reaps orphans."""
 
 
 def why_not() -> str:
-    """Why there can be no such machines here; empty if there can."""
+    """Why no such machine can be started here, and what to do; empty if it can."""
+    if os.geteuid() != 0:
+        return "machines in namespaces need root: run it with sudo"
     missing = sorted({package for tool, package in _TOOLS.items() if _which(tool) is None})
     if missing:
-        return f"machines in namespaces need {', '.join(missing)}"
-    return no_namespaces()
+        return f"machines in namespaces need Debian packages: apt-get install {' '.join(missing)}"
+    return namespaces.why_not()
 
 
 class Machine:
-    """One of them, running."""
+    """A running machine."""
 
     def __init__(self, name: str, address: str, namespace: str, pid: int) -> None:
         self.name = name
         self.address = address
         self.namespace = namespace
         self.pid = pid
-        """Of its init, as seen from here."""
+        """Of its init, in the PID namespace of this process."""
 
     def command(self, *command: str, user: str = "root") -> list[str]:
-        """What runs `command` there, for subprocess."""
+        """The command line that runs `command` on it."""
         home = str(HOME) if user == USER else "/root"
         become = ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups"] if user != "root" else []
         enter = ["nsenter", "-t", str(self.pid), "-m", "-p", "-n", "-u", "-r"]
@@ -95,7 +100,7 @@ class Machine:
     def run(
         self, script: str, *, user: str = "root", timeout_s: float = 60.0, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
-        """A script for bash. Raises CalledProcessError, with the output in its notes."""
+        """Runs a bash script on it. Raises CalledProcessError, with the output in its notes."""
         done = subprocess.run(
             self.command("bash", "-c", f"cd; {script}", user=user),
             check=False,
@@ -111,28 +116,31 @@ class Machine:
         return done
 
     def processes(self, *words: str) -> dict[int, str]:
-        """Command lines by pid, as seen there, of those that contain one of `words`."""
+        """Command lines that contain one of `words`, by their pid in the machine's PID namespace."""
         listing = self.run("ps -ww -e -o pid= -o args=").stdout.splitlines()
         lines = (line.split(None, 1) for line in listing)
         return {int(pid): args for pid, args in lines if any(word in args for word in words)}
 
     def bytes_sent(self) -> int:
-        """Through its network interface, since it is up."""
+        """Bytes that its network interface has sent."""
         return int(self.run("cat /sys/class/net/eth0/statistics/tx_bytes").stdout)
 
 
 class Machines:
-    """A context manager; whatever happens, no process, namespace or mount is left."""
+    """Context manager. On exit every process, namespace and mount of the machines is removed."""
 
     def __init__(self, addresses: Mapping[str, str], shared: Sequence[Path] = ()) -> None:
-        """Names and addresses, all of one /24. `shared` is seen by all, writable, where it is here."""
+        """`addresses`: by name, all in one /24. `shared`: folders of this machine, mounted writable at the
+        same path on each; on them the folders above are opened for every user."""
         self._addresses = addresses
         self._shared = shared
         self._tag = f"bt{os.getpid() % 100_000}"
         self._stack = ExitStack()
         self._machines: dict[str, Machine] = {}
+        self.cut_off: list[Machine] = []
+        """Those whose link is cut."""
         self.key = ""
-        """Path of the private key that all of them accept."""
+        """Path of the private key that every machine accepts."""
 
     def __getitem__(self, name: str) -> Machine:
         return self._machines[name]
@@ -150,11 +158,14 @@ class Machines:
         self._stack.close()
 
     def cut(self, name: str) -> None:
-        """From now on everything to and from this machine is lost, without a word to anybody."""
-        _ip("-n", f"{self._tag}-sw", "link", "set", f"p-{name}", "down")
+        """Drops every packet to and from this machine from now on. No peer sees a reset."""
+        namespaces.ip("-n", f"{self._tag}-sw", "link", "set", f"p-{name}", "down")
+        self.cut_off.append(self[name])
 
     def mend(self, name: str) -> None:
-        _ip("-n", f"{self._tag}-sw", "link", "set", f"p-{name}", "up")
+        """Undoes `cut`."""
+        namespaces.ip("-n", f"{self._tag}-sw", "link", "set", f"p-{name}", "up")
+        self.cut_off.remove(self[name])
 
     def _start(self, stack: ExitStack) -> None:
         disk = Path(tempfile.mkdtemp(prefix="baton-machines-"))
@@ -164,13 +175,13 @@ class Machines:
         self.key = str(disk / "key")
         _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", self.key)
         switch = f"{self._tag}-sw"
-        _ip("netns", "add", switch)
-        stack.callback(_ip, "netns", "del", switch)
-        _ip("-n", switch, "link", "add", "br0", "type", "bridge")
+        namespaces.ip("netns", "add", switch)
+        stack.callback(namespaces.ip, "netns", "del", switch)
+        namespaces.ip("-n", switch, "link", "add", "br0", "type", "bridge")
         gateway = next(iter(self._addresses.values())).rpartition(".")[0] + ".1"
-        _ip("-n", switch, "addr", "add", f"{gateway}/24", "dev", "br0")  # forwards nothing
+        namespaces.ip("-n", switch, "addr", "add", f"{gateway}/24", "dev", "br0")  # forwards nothing
         for device in ("br0", "lo"):
-            _ip("-n", switch, "link", "set", device, "up")
+            namespaces.ip("-n", switch, "link", "set", device, "up")
         for name, address in self._addresses.items():
             self._plug_in(stack, switch, name, address, gateway)
             self._machines[name] = self._boot(stack, disk / name, name, address)
@@ -179,14 +190,16 @@ class Machines:
 
     def _plug_in(self, stack: ExitStack, switch: str, name: str, address: str, gateway: str) -> None:
         space = f"{self._tag}-{name}"
-        _ip("netns", "add", space)
-        stack.callback(_ip, "netns", "del", space)
-        _ip("-n", switch, "link", "add", f"p-{name}", "type", "veth", "peer", "name", "eth0", "netns", space)
-        _ip("-n", switch, "link", "set", f"p-{name}", "master", "br0", "up")
-        _ip("-n", space, "link", "set", "lo", "up")
-        _ip("-n", space, "addr", "add", f"{address}/24", "dev", "eth0")
-        _ip("-n", space, "link", "set", "eth0", "up")
-        _ip("-n", space, "route", "add", "default", "via", gateway)
+        namespaces.ip("netns", "add", space)
+        stack.callback(namespaces.ip, "netns", "del", space)
+        namespaces.ip(
+            "-n", switch, "link", "add", f"p-{name}", "type", "veth", "peer", "name", "eth0", "netns", space
+        )
+        namespaces.ip("-n", switch, "link", "set", f"p-{name}", "master", "br0", "up")
+        namespaces.ip("-n", space, "link", "set", "lo", "up")
+        namespaces.ip("-n", space, "addr", "add", f"{address}/24", "dev", "eth0")
+        namespaces.ip("-n", space, "link", "set", "eth0", "up")
+        namespaces.ip("-n", space, "route", "add", "default", "via", gateway)
 
     def _boot(self, stack: ExitStack, disk: Path, name: str, address: str) -> Machine:
         for part in ("upper", "work", "root"):
@@ -198,20 +211,24 @@ class Machines:
             "ADDRESS": address,
             "DISK": str(disk),
             "SHARED": " ".join(map(str, self._shared)),
-            "OPEN": " ".join(map(str, [*interpreter.parents, *Path(sys.prefix).parents])),
+            "OPEN": " ".join(
+                map(str, [parent for path in (interpreter, *self._shared) for parent in path.parents])
+            ),
             "KEY": Path(f"{self.key}.pub").read_text(),
             "MACHINE_PATH": _PATH,
             "PYTHON": str(interpreter),
         }
         space = f"{self._tag}-{name}"
         unshare = ["unshare", "--mount", "--pid", "--uts", "--fork", "--kill-child"]
+        enter = ["setpriv", "--pdeathsig=KILL", "nsenter", f"--net=/run/netns/{space}"]
         with (disk / "boot.log").open("wb") as log:
             outer = subprocess.Popen(
-                ["nsenter", f"--net=/run/netns/{space}", *unshare, "setsid", "bash", "-c", _BOOT],
+                [*enter, *unshare, "setsid", "bash", "-c", _BOOT],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is for this process, which then ends the machines in order
             )
         stack.callback(_end, outer)
         deadline = time.monotonic() + _UP_S
@@ -241,20 +258,23 @@ def _children(pid: int) -> list[int]:
 
 
 def _end(outer: subprocess.Popen[bytes]) -> None:
-    """A PID namespace ends with its first process."""
+    """Ends a PID namespace by its first process. `unshare` returns when every process of it is gone."""
     for pid in _children(outer.pid):
         os.kill(pid, signal.SIGKILL)
-    outer.kill()
-    outer.wait()
+    try:
+        outer.wait(_GONE_S)
+    except subprocess.TimeoutExpired:
+        outer.kill()
+        outer.wait()
 
 
 def _which(tool: str) -> str | None:
     return shutil.which(tool, path=f"{os.environ['PATH']}:{_PATH}")
 
 
-def _ip(*arguments: str) -> None:
-    _run("ip", *arguments)
-
-
 def _run(*command: str) -> None:
     subprocess.run(command, check=True, capture_output=True)
+
+
+if __name__ == "__main__":
+    sys.exit(why_not() or None)

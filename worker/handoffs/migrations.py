@@ -17,7 +17,8 @@ from engine.core.request import Request, RequestId
 from engine.engine import Engine
 from kv_transfer import CaughtUp, HandedOver, SenderCommands, SenderEvent, SendFailed, Ticket
 from kv_transfer import Final as FinalState
-from worker.handoffs.request_digest import digest_of, pages_of, push_span
+from worker.handoffs.request_digest import digest_of
+from worker.handoffs.sent_pages import pages_of, push_span
 from worker.metrics import Outcome
 from worker.session.answers import Answers
 from worker.session.jobs import Job

@@ -1,0 +1,70 @@
+"""From a client's grammar to the form that llguidance compiles. Needs no vocabulary."""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+from llguidance import LLMatcher, LLParserLimits
+from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
+
+from engine.errors import GrammarError
+from engine.grammar.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
+
+__all__ = ["LIMITS", "check_grammar", "source_of"]
+
+LIMITS: Final = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
+"""On what one grammar may cost: 100 MB of lexer states, and by the library's defaults 15 ms a mask."""
+
+_WHITESPACE: Final = r"[\x20\x0A\x0D\x09]{0,40}"
+"""Between the tokens of JSON. Without a bound, a model may write white space until its context is full."""
+_MAX_REASON: Final = 300
+"""Characters of the library's own message that are passed on."""
+
+
+def check_grammar(grammar: Grammar) -> None:
+    """Raise GrammarError unless the grammar can be compiled. Takes milliseconds, a second at most."""
+    source = source_of(grammar)
+    reason = LLMatcher.validate_grammar(source, limits=LIMITS)
+    if reason and not reason.startswith("WARNING"):
+        raise rejected(grammar, reason)
+
+
+def source_of(grammar: Grammar) -> str:
+    """The grammar in llguidance's own form. Raises GrammarError for what cannot be read as its kind."""
+    if len(grammar.text.encode()) > MAX_GRAMMAR_BYTES:
+        raise GrammarError(f"the {_NAMES[grammar.kind]} is larger than {MAX_GRAMMAR_BYTES} bytes")
+    try:
+        match grammar.kind:
+            case GrammarKind.JSON_SCHEMA:
+                return LLMatcher.grammar_from_json_schema(
+                    grammar.text, overrides={"whitespace_pattern": _WHITESPACE, "lenient": False}
+                )
+            case GrammarKind.REGEX:
+                return LLMatcher.grammar_from_regex(grammar.text)
+            case GrammarKind.CHOICE:
+                return LLMatcher.grammar_from_lark(_one_of(grammar.text))
+            case GrammarKind.EBNF:
+                return LLMatcher.grammar_from_lark(any_to_lark(grammar.text))
+    except (ValueError, GbnfToLarkError, RecursionError) as error:
+        raise rejected(grammar, str(error)) from None
+
+
+def rejected(grammar: Grammar, reason: str) -> GrammarError:
+    """The error for a grammar that the library does not take, with the first lines of its reason."""
+    return GrammarError(f"the {_NAMES[grammar.kind]} cannot be used: {reason.strip()[:_MAX_REASON]}")
+
+
+_NAMES: Final = {
+    GrammarKind.JSON_SCHEMA: "JSON schema",
+    GrammarKind.REGEX: "regular expression",
+    GrammarKind.CHOICE: "list of choices",
+    GrammarKind.EBNF: "grammar",
+}
+
+
+def _one_of(text: str) -> str:
+    choices = json.loads(text)
+    if not isinstance(choices, list) or not choices or not all(isinstance(c, str) and c for c in choices):
+        raise ValueError("it must be a JSON array of strings, none of them empty")
+    return "start: " + " | ".join(json.dumps(choice) for choice in choices)

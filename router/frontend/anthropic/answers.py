@@ -1,0 +1,57 @@
+"""Answers of Anthropic's Messages API as types; see router/frontend/openai/answers.py."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+from pydantic import ConfigDict, with_config
+from typing_extensions import TypedDict
+
+__all__ = ["ContentBlock", "Message", "MessageUsage"]
+
+_closed = with_config(ConfigDict(extra="forbid"))
+
+
+@_closed
+class TextContent(TypedDict):
+    type: Literal["text"]
+    text: str
+
+
+@_closed
+class ToolUseContent(TypedDict):
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: Any
+
+
+@_closed
+class ThinkingContent(TypedDict):
+    type: Literal["thinking"]
+    thinking: str
+    signature: str
+
+
+ContentBlock: TypeAlias = TextContent | ToolUseContent | ThinkingContent
+
+
+@_closed
+class MessageUsage(TypedDict):
+    input_tokens: int
+    """Not found in the prefix cache."""
+    cache_read_input_tokens: int
+    cache_creation_input_tokens: int
+    output_tokens: int
+
+
+@_closed
+class Message(TypedDict):
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[ContentBlock]
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"] | None
+    stop_sequence: str | None
+    usage: MessageUsage

@@ -1,0 +1,145 @@
+"""Renders one run as Anthropic's Message, in one piece or as the events of its stream."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from typing import Any, Final
+
+import orjson
+
+from router.errors import RouterError
+from router.frontend.anthropic.answers import ContentBlock, Message, MessageUsage
+from router.frontend.anthropic.errors import error_body
+from router.processing.completion import Chunk
+from router.processing.output.parts import Arguments, Call, Content, Part, Reasoning
+from router.processing.run import Run
+from rpc.baton.v1 import sampling_pb2
+
+__all__ = ["MessageWriter"]
+
+
+class MessageWriter:
+    """A content block is open until a part of another kind follows."""
+
+    def __init__(self, run: Run) -> None:
+        self._run: Final = run
+        self._content: Final[list[ContentBlock]] = []
+        self._arguments: list[str] = []
+        self._open = False
+        self._last: Chunk | None = None
+
+    def opening(self) -> bytes:
+        return _event("message_start", message=self.answer())
+
+    def event(self, chunk: Chunk) -> bytes:
+        """The events of a chunk; each call changes the answer too."""
+        parts: list[Part] = chunk.parts if chunk.parts is not None else [Content(chunk.text)]
+        events = [event for part in parts for event in self._part(part)]
+        if chunk.finish:
+            events += self._close()
+            self._last = chunk
+        return b"".join(events)
+
+    def closing(self) -> bytes:
+        message = self.answer()
+        delta = {"stop_reason": message["stop_reason"], "stop_sequence": message["stop_sequence"]}
+        return _event("message_delta", delta=delta, usage=message["usage"]) + _event("message_stop")
+
+    def failure(self, error: RouterError) -> bytes:
+        """The last event of a stream that failed."""
+        return b"event: error\ndata: " + error_body(error, self._run.request.id) + b"\n\n"
+
+    def answer(self) -> Message:
+        """The message so far."""
+        reason, stop = self._stop()
+        return {
+            "id": self._run.request.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._run.model,
+            "content": self._content,
+            "stop_reason": reason,
+            "stop_sequence": stop,
+            "usage": self._usage(),
+        }
+
+    def _stop(self) -> tuple[Any, str | None]:
+        last = self._last
+        if last is None:
+            return None, None
+        if last.finish != sampling_pb2.FINISH_REASON_STOP:
+            return "max_tokens", None
+        if any(block["type"] == "tool_use" for block in self._content):
+            return "tool_use", None
+        return ("stop_sequence", last.stop) if isinstance(last.stop, str) else ("end_turn", None)
+
+    def _usage(self) -> MessageUsage:
+        usage = self._run.usage
+        return {
+            "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+            "cache_read_input_tokens": usage.cached_tokens,
+            "cache_creation_input_tokens": 0,
+            "output_tokens": usage.completion_tokens,
+        }
+
+    def _part(self, part: Part) -> list[bytes]:
+        match part:
+            case Content(""):
+                return []
+            case Content(text):
+                events = self._begin({"type": "text", "text": ""})
+                block = self._content[-1]
+                assert block["type"] == "text"
+                block["text"] += text
+                return [*events, self._delta(type="text_delta", text=text)]
+            case Reasoning(text):
+                events = self._begin({"type": "thinking", "thinking": "", "signature": ""})
+                block = self._content[-1]
+                assert block["type"] == "thinking"
+                block["thinking"] += text
+                return [*events, self._delta(type="thinking_delta", thinking=text)]
+            case Call(_, name):
+                call_id = f"toolu_{secrets.token_hex(12)}"
+                return [
+                    *self._close(),
+                    *self._begin({"type": "tool_use", "id": call_id, "name": name, "input": {}}),
+                ]
+            case Arguments(_, text):
+                self._arguments.append(text)
+                return [self._delta(type="input_json_delta", partial_json=text)]
+
+    def _begin(self, block: ContentBlock) -> list[bytes]:
+        """Nothing where a block of the same kind is open."""
+        if self._open and self._content[-1]["type"] == block["type"]:
+            return []
+        events = self._close()
+        event = _event("content_block_start", index=len(self._content), content_block=block)
+        self._content.append(block)
+        self._open = True
+        return [*events, event]
+
+    def _close(self) -> list[bytes]:
+        if not self._open:
+            return []
+        self._open = False
+        block = self._content[-1]
+        if block["type"] == "tool_use":
+            block["input"] = _object("".join(self._arguments))
+            self._arguments = []
+        return [_event("content_block_stop", index=len(self._content) - 1)]
+
+    def _delta(self, **delta: Any) -> bytes:
+        return _event("content_block_delta", index=len(self._content) - 1, delta=delta)
+
+
+def _object(text: str) -> Any:
+    """The arguments of a call; text that the model did not complete is handed on as it is."""
+    try:
+        return json.loads(text or "{}")
+    except ValueError:
+        return {"invalid_json": text}
+
+
+def _event(kind: str, **fields: Any) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), orjson.dumps({"type": kind, **fields}))

@@ -1,0 +1,161 @@
+"""Routes that generate text: OpenAI's completions, chat completions and responses, Anthropic's messages."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any, Final, Protocol, TypeVar
+
+import orjson
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+
+from router.errors import RouterError
+from router.frontend.anthropic.requests import CountTokensBody, MessagesBody
+from router.frontend.anthropic.writer import MessageWriter
+from router.frontend.disclosure import as_router_error
+from router.frontend.http.body import read_json_body
+from router.frontend.http.disconnect import ends_with_client
+from router.frontend.http.event_stream import EventStream
+from router.frontend.openai.requests import ChatCompletionBody, CompletionBody, GenerationBody
+from router.frontend.openai.responses import Answer, EventWriter
+from router.frontend.openai.responses_api.requests import ResponsesBody
+from router.frontend.openai.responses_api.writer import ResponseWriter
+from router.frontend.openai.serializers import ChatSerializer, CompletionSerializer, Serializer
+from router.frontend.openai.tokenize import DetokenizeBody, TokenizeBody
+from router.processing.completion import Chunk
+from router.processing.generation import Generation
+from router.processing.run import Run
+from router.processing.validation import parse
+
+__all__ = ["GenerationRoutes", "json_response"]
+
+_JSON: Final = "application/json"
+_BodyT = TypeVar("_BodyT", bound=BaseModel)
+
+
+class _Writer(Protocol):
+    """Renders a run as events."""
+
+    def opening(self) -> bytes: ...
+
+    def event(self, chunk: Chunk) -> bytes: ...
+
+    def closing(self) -> bytes: ...
+
+    def failure(self, error: RouterError) -> bytes: ...
+
+
+class GenerationRoutes:
+    def __init__(self, generation: Generation, max_body_bytes: int) -> None:
+        self._generation = generation
+        self._max_body_bytes = max_body_bytes
+
+    async def completions(self, request: Request, request_id: str) -> Response:
+        body = await self._read(CompletionBody, request)
+        async with ends_with_client(request.receive):
+            run = await self._generation.start(body.to_request(request_id))
+            echo = self._echo(run) if body.echo else ()
+            return await self._answer(run, CompletionSerializer(self._generation.tokenizer, echo), body)
+
+    async def chat_completions(self, request: Request, request_id: str) -> Response:
+        body = await self._read(ChatCompletionBody, request)
+        async with ends_with_client(request.receive):
+            run = await self._generation.start(body.to_request(request_id))
+            return await self._answer(run, ChatSerializer(self._generation.tokenizer), body)
+
+    async def responses(self, request: Request, request_id: str) -> Response:
+        body = await self._read(ResponsesBody, request)
+        async with ends_with_client(request.receive):
+            run = await self._generation.start(body.to_request(request_id))
+            writer = ResponseWriter(run, body, self._generation.tokenizer)
+            if body.stream:
+                return await _streamed(run, writer)
+            await _fed(run, writer)
+            return json_response(writer.answer())
+
+    async def messages(self, request: Request, request_id: str) -> Response:
+        body = await self._read(MessagesBody, request)
+        async with ends_with_client(request.receive):
+            run = await self._generation.start(body.to_request(request_id))
+            writer = MessageWriter(run)
+            if body.stream:
+                return await _streamed(run, writer)
+            await _fed(run, writer)
+            return json_response(writer.answer())
+
+    async def count_tokens(self, request: Request, request_id: str) -> Response:
+        body = await self._read(CountTokensBody, request)
+        self._generation.check_model(body.model)
+        prepared = await self._generation.prepare(body.to_chat())
+        return json_response({"input_tokens": len(prepared.token_ids)})
+
+    async def tokenize(self, request: Request, request_id: str) -> Response:
+        body = await self._read(TokenizeBody, request)
+        self._generation.check_model(body.model or "")
+        prepared = await self._generation.prepare(body.to_prompt())
+        token_ids = list(prepared.token_ids)
+        limit = self._generation.model.max_model_len
+        return json_response({"count": len(token_ids), "max_model_len": limit, "tokens": token_ids})
+
+    async def detokenize(self, request: Request, request_id: str) -> Response:
+        body = await self._read(DetokenizeBody, request)
+        self._generation.check_model(body.model or "")
+        return json_response({"prompt": self._generation.tokenizer.decode(body.tokens)})
+
+    async def _read(self, kind: type[_BodyT], request: Request) -> _BodyT:
+        return parse(kind, await read_json_body(request, self._max_body_bytes), self._generation.bounds)
+
+    async def _answer(self, run: Run, shape: Serializer, body: GenerationBody) -> Response:
+        if body.stream:
+            return await _streamed(run, EventWriter(run, shape, include_usage=body.include_usage))
+        answer = Answer(run, shape)
+        async with aclosing(run.chunks()) as chunks:
+            async for chunk in chunks:
+                answer.add(chunk)
+        return Response(answer.body(), media_type=_JSON)
+
+    def _echo(self, run: Run) -> list[str]:
+        """The prompt of every completion, as text."""
+        prompts = [
+            prompt
+            if isinstance(prompt, str)
+            else self._generation.tokenizer.decode(run.prompt(i * run.request.n))
+            for i, prompt in enumerate(run.request.prompts)
+        ]
+        return [prompt for prompt in prompts for _ in range(run.request.n)]
+
+
+async def _fed(run: Run, writer: _Writer) -> None:
+    async with aclosing(run.chunks()) as chunks:
+        async for chunk in chunks:
+            writer.event(chunk)
+
+
+async def _streamed(run: Run, writer: _Writer) -> Response:
+    """The status is 200 only once there is something to stream: an overloaded or failing cluster is still a
+    proper HTTP error."""
+    chunks = run.chunks()
+    first = await anext(chunks)
+    return EventStream(_events(writer, first, chunks))
+
+
+async def _events(
+    writer: _Writer, first: Chunk, chunks: AsyncGenerator[Chunk, None]
+) -> AsyncGenerator[bytes, None]:
+    """Never raises: what fails now can only be told as an event."""
+    try:
+        async with aclosing(chunks):
+            yield writer.opening() + writer.event(first)
+            async for chunk in chunks:
+                event = writer.event(chunk)
+                if event:
+                    yield event
+            yield writer.closing()
+    except Exception as error:
+        yield writer.failure(as_router_error(error))
+
+
+def json_response(value: Any) -> Response:
+    return Response(orjson.dumps(value), media_type=_JSON)

@@ -1,0 +1,214 @@
+"""Answers of OpenAI's API as types: the code that writes them is checked against these, and the OpenAPI
+document is generated from them."""
+
+from __future__ import annotations
+
+from typing import Literal, NotRequired, TypeAlias
+
+from pydantic import ConfigDict, with_config
+from typing_extensions import TypedDict
+
+__all__ = [
+    "ChatCompletion",
+    "Completion",
+    "Detokenized",
+    "Error",
+    "InputTokens",
+    "Model",
+    "Models",
+    "Status",
+    "Timings",
+    "Tokenized",
+    "Usage",
+    "Version",
+]
+
+_closed = with_config(ConfigDict(extra="forbid"))
+
+_Finish: TypeAlias = Literal["stop", "length", "tool_calls", "abort"]
+
+
+@_closed
+class CachedTokens(TypedDict):
+    cached_tokens: int
+
+
+@_closed
+class Usage(TypedDict):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+
+
+@_closed
+class Span(TypedDict):
+    begin_s: float
+    end_s: float
+    first_token: int
+    num_tokens: int
+    bytes: int
+
+
+@_closed
+class Timings(TypedDict):
+    """Where the time to the first tokens went; docs/architecture.md explains the stages."""
+
+    queue_s: float
+    prefill_s: float
+    reserve_s: float
+    transfer_s: float
+    first_decode_s: float
+    ttft_s: float
+    e2e_s: float
+    chunks: list[Span]
+    pushes: list[Span]
+    prefill_worker: str
+    decode_worker: str
+    placement: str
+
+
+@_closed
+class CompletionLogprobs(TypedDict):
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+@_closed
+class CompletionChoice(TypedDict):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: _Finish
+    stop_reason: str | int | None
+    """What the answer stopped at."""
+
+
+@_closed
+class Completion(TypedDict):
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage
+    timings: NotRequired[Timings]
+
+
+@_closed
+class ChatToken(TypedDict):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatPosition(ChatToken):
+    top_logprobs: list[ChatToken]
+
+
+@_closed
+class ChatLogprobs(TypedDict):
+    content: list[ChatPosition]
+    refusal: None
+
+
+@_closed
+class CalledFunction(TypedDict):
+    name: str
+    arguments: str
+    """JSON text."""
+
+
+@_closed
+class CallInAnswer(TypedDict):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+@_closed
+class ChatMessage(TypedDict):
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[CallInAnswer]]
+
+
+@_closed
+class ChatChoice(TypedDict):
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: _Finish
+    stop_reason: str | int | None
+    """What the answer stopped at."""
+
+
+@_closed
+class ChatCompletion(TypedDict):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    timings: NotRequired[Timings]
+
+
+@_closed
+class Model(TypedDict):
+    id: str
+    object: Literal["model"]
+    created: int
+    """Unix time in seconds."""
+    owned_by: str
+    max_model_len: int
+
+
+@_closed
+class Models(TypedDict):
+    object: Literal["list"]
+    data: list[Model]
+
+
+@_closed
+class Status(TypedDict):
+    status: str
+
+
+@_closed
+class Version(TypedDict):
+    version: str
+
+
+@_closed
+class Tokenized(TypedDict):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+
+
+@_closed
+class Detokenized(TypedDict):
+    prompt: str
+
+
+@_closed
+class InputTokens(TypedDict):
+    input_tokens: int
+
+
+@_closed
+class ErrorDetail(TypedDict):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+@_closed
+class Error(TypedDict):
+    error: ErrorDetail

@@ -1,0 +1,172 @@
+"""POST /v1/responses: every field of OpenAI's Responses API. This server keeps no state between requests."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BaseModel, Field, Tag
+
+from router.errors import InvalidRequest
+from router.frontend.fields import TEXT_OR_LIST, TEXT_OR_OBJECT, Refused, WithoutEffect
+from router.frontend.openai.requests import StreamOptions
+from router.frontend.openai.responses_api.items import InputItems, as_messages
+from router.frontend.openai.structured_output import ANY_JSON_OBJECT, NamedSchema, json_constraint
+from router.frontend.openai.tools import ToolName, choose
+from router.processing.bounds import Logprobs, MaxTokens, ModelName, Temperature, TopP
+from router.processing.constraint import Constraint
+from router.processing.generation_request import Chat, GenerationRequest
+from router.processing.sampling_options import SamplingOptions
+from router.processing.tools import Tool, ToolUse
+from router.processing.validation import STRICT
+
+__all__ = ["ResponsesBody"]
+
+_Bookkeeping: TypeAlias = Annotated[Any, WithoutEffect("bookkeeping of OpenAI's service")]
+_CacheHint: TypeAlias = Annotated[Any, WithoutEffect("prefixes are cached without hints")]
+_Stateful: TypeAlias = Annotated[
+    Any, Refused("nothing is kept between requests; send the whole conversation")
+]
+
+
+class FunctionTool(BaseModel):
+    """Tools of other types, which OpenAI's service runs itself, are refused."""
+
+    model_config = STRICT
+
+    type: Literal["function"]
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    """JSON Schema of an object."""
+    strict: bool | None = None
+    """Arguments follow the schema in any case where a call is forced; otherwise the model decides."""
+
+
+class FunctionToolChoice(BaseModel):
+    model_config = STRICT
+
+    type: Literal["function"]
+    name: ToolName
+
+
+class PlainText(BaseModel):
+    model_config = STRICT
+
+    type: Literal["text"]
+
+
+class JsonObject(BaseModel):
+    model_config = STRICT
+
+    type: Literal["json_object"]
+
+
+class JsonSchema(NamedSchema):
+    type: Literal["json_schema"]
+
+
+class TextOptions(BaseModel):
+    model_config = STRICT
+
+    format: Annotated[PlainText | JsonObject | JsonSchema, Field(discriminator="type")] | None = None
+    verbosity: Annotated[Any, Refused("a trait of OpenAI's models", ("medium",))] = None
+
+
+_ToolChoice: TypeAlias = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("text")]
+    | Annotated[FunctionToolChoice, Tag("object")],
+    TEXT_OR_OBJECT,
+]
+_Include: TypeAlias = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
+
+
+class ResponsesBody(BaseModel):
+    """POST /v1/responses."""
+
+    model_config = STRICT
+
+    input: Annotated[Annotated[str, Tag("text")] | Annotated[InputItems, Tag("list")], TEXT_OR_LIST]
+    """A text, or messages, function calls, their outputs, and reasoning."""
+    model: ModelName | None = None
+    """Absent: the served model."""
+    instructions: str | None = None
+    """The system message."""
+    max_output_tokens: MaxTokens | None = None
+    """Of the answer, reasoning included."""
+    temperature: Temperature | None = None
+    """1 unless given."""
+    top_p: TopP | None = None
+    """1 unless given."""
+    stream: bool | None = None
+    """Server-sent events."""
+    stream_options: StreamOptions | None = None
+    """With `stream` only; the usage comes in any case."""
+    tools: Annotated[list[FunctionTool], Field(max_length=128)] | None = None
+    """Functions that the model may call."""
+    tool_choice: _ToolChoice | None = None
+    """`auto`, `none`, `required`, or a function by name."""
+    parallel_tool_calls: bool | None = None
+    """False: one call at most."""
+    text: TextOptions | None = None
+    """Format of the answer."""
+    include: list[_Include] | None = None
+    """Log-probabilities; reasoning comes in any case, and is not encrypted."""
+    top_logprobs: Logprobs | None = None
+    """Alternatives reported of each token; includes log-probabilities."""
+    metadata: dict[str, str] | None = None
+    """Repeated in the response."""
+
+    store: Annotated[Any, Refused("nothing is kept between requests; send store: false", (False,))] = None
+    previous_response_id: _Stateful = None
+    conversation: _Stateful = None
+    background: Annotated[Any, Refused("nothing is kept between requests", (False,))] = None
+    context_management: Annotated[Any, Refused("no compaction", ([],))] = None
+    truncation: Annotated[Any, Refused("a prompt is never cut", ("disabled",))] = None
+    prompt: Annotated[Any, Refused("no prompt templates")] = None
+    reasoning: Annotated[Any, Refused("the chat template decides on reasoning", ({},))] = None
+    moderation: Annotated[Any, Refused("no moderation model")] = None
+    image: Annotated[Any, Refused("text only")] = None
+    access_programs: Annotated[Any, Refused("no hosted tools")] = None
+    max_tool_calls: Annotated[Any, WithoutEffect("counts hosted tools, of which there are none")] = None
+    safety_identifier: _Bookkeeping = None
+    service_tier: _Bookkeeping = None
+    user: _Bookkeeping = None
+    prompt_cache_key: _CacheHint = None
+    prompt_cache_options: _CacheHint = None
+    prompt_cache_retention: _CacheHint = None
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return self.top_logprobs is not None or "message.output_text.logprobs" in (self.include or ())
+
+    def to_request(self, request_id: str) -> GenerationRequest:
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequest("stream_options is only for stream: true.", param="stream_options")
+        given: dict[str, Any] = {
+            "max_tokens": self.max_output_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "logprobs": (self.top_logprobs or 0) if self.wants_logprobs else None,
+            "constraint": self._constraint(),
+        }
+        options = SamplingOptions(**{name: value for name, value in given.items() if value is not None})
+        chat = Chat(as_messages(self.input, self.instructions), {}, self._tool_use())
+        return GenerationRequest(id=request_id, prompts=[chat], options=options, model=self.model or "")
+
+    def _constraint(self) -> Constraint | None:
+        match self.text and self.text.format:
+            case JsonObject():
+                return json_constraint(ANY_JSON_OBJECT, "text.format")
+            case JsonSchema(schema_=schema):
+                return json_constraint(schema, "text.format.schema")
+        return None
+
+    def _tool_use(self) -> ToolUse:
+        tools = [
+            Tool(tool.name, tool.description, *(() if tool.parameters is None else (tool.parameters,)))
+            for tool in self.tools or ()
+        ]
+        choice = self.tool_choice
+        name = choice.name if isinstance(choice, FunctionToolChoice) else None
+        mode = choice if isinstance(choice, str) else None
+        return choose(tools, name, mode, self.parallel_tool_calls is not False)

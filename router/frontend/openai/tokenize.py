@@ -1,0 +1,55 @@
+"""POST /tokenize and /detokenize, with the fields of vLLM."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from router.frontend.openai.messages import MessageBody, for_template
+from router.frontend.openai.tools import ToolBody, tool_use
+from router.processing.bounds import ModelName, TokenId
+from router.processing.generation_request import Chat, Prompt
+from router.processing.validation import STRICT
+
+__all__ = ["DetokenizeBody", "TokenizeBody"]
+
+
+class TokenizeBody(BaseModel):
+    """A prompt, or messages."""
+
+    model_config = STRICT
+
+    model: ModelName | None = None
+    prompt: str | None = None
+    """Text, as in /v1/completions."""
+    messages: Annotated[list[MessageBody], Field(min_length=1)] | None = None
+    """A conversation, as in /v1/chat/completions."""
+    tools: list[ToolBody] | None = None
+    """Part of the prompt of a conversation."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Variables of the chat template."""
+
+    @model_validator(mode="after")
+    def _one_prompt(self) -> TokenizeBody:
+        if (self.prompt is None) == (self.messages is None):
+            raise PydanticCustomError("prompt", "Either prompt or messages must be given")
+        return self
+
+    def to_prompt(self) -> Prompt:
+        if self.messages is None:
+            return self.prompt or ""
+        return Chat(
+            for_template(self.messages),
+            self.chat_template_kwargs or {},
+            tool_use(self.tools or (), None, True),
+        )
+
+
+class DetokenizeBody(BaseModel):
+    model_config = STRICT
+
+    model: ModelName | None = None
+    tokens: Annotated[list[TokenId], Field(max_length=1 << 20)]
+    """Token ids."""

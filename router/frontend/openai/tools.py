@@ -1,0 +1,91 @@
+"""Tools in OpenAI's chat completions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BaseModel, Field, Tag
+
+from router.errors import InvalidRequest
+from router.frontend.fields import TEXT_OR_OBJECT
+from router.processing.tools import Tool, ToolChoice, ToolUse
+from router.processing.validation import STRICT
+
+__all__ = ["NamedToolChoice", "ToolBody", "ToolChoiceBody", "ToolName", "choose", "tool_use"]
+
+ToolName: TypeAlias = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
+
+
+class FunctionBody(BaseModel):
+    model_config = STRICT
+
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    """JSON Schema of an object."""
+    strict: bool | None = None
+    """Arguments follow the schema in any case where a call is forced; otherwise the model decides."""
+
+
+class ToolBody(BaseModel):
+    """A function; tools of other types are refused."""
+
+    model_config = STRICT
+
+    type: Literal["function"]
+    function: FunctionBody
+
+
+class FunctionChoice(BaseModel):
+    model_config = STRICT
+
+    name: ToolName
+
+
+class NamedToolChoice(BaseModel):
+    model_config = STRICT
+
+    type: Literal["function"]
+    function: FunctionChoice
+
+
+ToolChoiceBody: TypeAlias = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("text")] | Annotated[NamedToolChoice, Tag("object")],
+    TEXT_OR_OBJECT,
+]
+
+
+def tool_use(tools: Sequence[ToolBody], choice: str | NamedToolChoice | None, parallel: bool) -> ToolUse:
+    """Raises InvalidRequest where the choice and the tools do not go together."""
+    functions = [tool.function for tool in tools]
+    known = tuple(
+        Tool(
+            function.name,
+            function.description,
+            *(() if function.parameters is None else (function.parameters,)),
+        )
+        for function in functions
+    )
+    return choose(
+        known,
+        choice.function.name if isinstance(choice, NamedToolChoice) else None,
+        choice if isinstance(choice, str) else None,
+        parallel,
+    )
+
+
+def choose(tools: Sequence[Tool], name: str | None, mode: str | None, parallel: bool) -> ToolUse:
+    """`name`: of the tool that must be called; else `mode`: "none", "auto" or "required"."""
+    names = [tool.name for tool in tools]
+    if len(set(names)) < len(names):
+        raise InvalidRequest("Two tools have the same name.", param="tools")
+    if name is not None:
+        if name not in names:
+            raise InvalidRequest(
+                f"tool_choice names {name}, which is not among the tools.", param="tool_choice"
+            )
+        return ToolUse((tools[names.index(name)],), ToolChoice.NAMED, parallel)
+    if mode == "required" and not tools:
+        raise InvalidRequest("tool_choice requires a call, but there are no tools.", param="tool_choice")
+    return ToolUse(tuple(tools), ToolChoice(mode or "auto"), parallel)

@@ -1,0 +1,53 @@
+"""Calls that a grammar has forced: the output is JSON and nothing else (router.processing.tools)."""
+
+from __future__ import annotations
+
+from router.processing.output.call_object import CallObject
+from router.processing.output.parts import Arguments, Call, Part
+
+__all__ = ["NamedCallParser", "RequiredCallsParser"]
+
+
+class NamedCallParser:
+    """The whole text is the arguments of one call."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._begun = False
+
+    def feed(self, text: str) -> list[Part]:
+        if not text:
+            return []
+        begin: list[Part] = [] if self._begun else [Call(0, self._name)]
+        self._begun = True
+        return [*begin, Arguments(0, text)]
+
+    def finish(self) -> list[Part]:
+        return []
+
+
+class RequiredCallsParser:
+    """A list of {"name": ..., "arguments": ...}."""
+
+    def __init__(self) -> None:
+        self._call: CallObject | None = None
+        self._calls = 0
+
+    def feed(self, text: str) -> list[Part]:
+        parts: list[Part] = []
+        while text:
+            if self._call is None:
+                _, brace, rest = text.partition("{")
+                if not brace:
+                    break
+                self._call, text = CallObject(self._calls), brace + rest
+            new, count = self._call.feed(text)
+            parts += new
+            text = text[count:]
+            if self._call.done or self._call.broken:
+                self._call = None
+                self._calls += 1
+        return parts
+
+    def finish(self) -> list[Part]:
+        return []

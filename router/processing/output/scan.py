@@ -1,0 +1,66 @@
+"""Building blocks of the parsers: text up to a marker, and text whose trailing whitespace waits."""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["MarkerFinder", "Prose"]
+
+
+class MarkerFinder:
+    """Lets text through up to `marker`. Text that may yet become the marker is held back."""
+
+    __slots__ = ("_held", "_marker", "found")
+
+    def __init__(self, marker: str) -> None:
+        self._marker: Final = marker
+        self._held = ""
+        self.found = False
+
+    def feed(self, text: str) -> tuple[str, str]:
+        """Text before the marker, and text after it; the latter is empty until `found`."""
+        text = self._held + text
+        self._held = ""
+        before, marker, after = text.partition(self._marker)
+        if marker:
+            self.found = True
+            return before, after
+        for size in range(min(len(self._marker) - 1, len(text)), 0, -1):
+            if text.endswith(self._marker[:size]):
+                self._held = text[-size:]
+                return text[:-size], ""
+        return text, ""
+
+    def flush(self) -> str:
+        held, self._held = self._held, ""
+        return held
+
+
+class Prose:
+    """Text whose whitespace at either end may be dropped, depending on what comes after it."""
+
+    __slots__ = ("_held", "_started", "_strip_start")
+
+    def __init__(self, *, strip_start: bool = False) -> None:
+        self._strip_start: Final = strip_start
+        self._started = False
+        self._held = ""
+
+    def feed(self, text: str) -> str:
+        """Text that is certain to be shown. Costs O(text) and what is held."""
+        text = self._held + text
+        if self._strip_start and not self._started:
+            text = text.lstrip()
+        shown = text.rstrip()
+        self._held = text[len(shown) :]
+        self._started = self._started or bool(shown)
+        return shown
+
+    def drop(self) -> None:
+        """Forget the whitespace at the end."""
+        self._held = ""
+
+    def flush(self) -> str:
+        """The whitespace at the end."""
+        held, self._held = self._held, ""
+        return held

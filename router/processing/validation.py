@@ -1,0 +1,84 @@
+"""Pydantic's errors as InvalidRequest, with the parameter at fault as the client wrote it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
+
+from router.errors import InvalidRequest
+from router.processing.bounds import ServedBounds
+
+__all__ = ["STRICT", "parse", "refusal_of"]
+
+STRICT: Final = ConfigDict(
+    strict=True, allow_inf_nan=False, extra="forbid", use_attribute_docstrings=True, frozen=True
+)
+"""Of every request model: no conversions, and no field that is not stated."""
+
+_BodyT = TypeVar("_BodyT", bound=BaseModel)
+
+
+def parse(kind: type[_BodyT], body: bytes, bounds: ServedBounds | None = None) -> _BodyT:
+    """`body` as a `kind`. Raises InvalidRequest that names the parameter at fault.
+
+    Without `bounds` those of the served model are left to later checks.
+    """
+    try:
+        return kind.model_validate_json(body, context=bounds)
+    except ValidationError as error:
+        raise refusal_of(error, body) from None
+
+
+def refusal_of(error: ValidationError, body: bytes | dict[str, Any]) -> InvalidRequest:
+    """The first of `error`'s findings about `body`."""
+    [first, *_] = error.errors(include_url=False, include_context=False, include_input=False)
+    if first["type"] == "json_invalid":
+        return InvalidRequest(f"The body cannot be read. {first['msg']}.", code="invalid_json")
+    return _refusal(first, json.loads(body) if isinstance(body, bytes) else body)
+
+
+def _refusal(error: ErrorDetails, body: Any) -> InvalidRequest:
+    message, param = error["msg"], _place(error, body)[:100]
+    match error["type"]:
+        case "missing":
+            return InvalidRequest(
+                f"The parameter {param} is missing.", param=param, code="missing_required_parameter"
+            )
+        case "extra_forbidden":
+            return InvalidRequest(
+                f"Unrecognized request argument: {param}.", param=param, code="unknown_parameter"
+            )
+        case "none_required":
+            return InvalidRequest(
+                f"{param} is not supported by this server.", param=param, code="unsupported_parameter"
+            )
+        case "context_length_exceeded":
+            return InvalidRequest(f"{param}: {message}.", param=param, code="context_length_exceeded")
+        case "unsupported":
+            return InvalidRequest(f"{param}: {message}.", param=param, code="unsupported_parameter")
+    if not param:
+        return InvalidRequest(f"The body is wrong: {message}.")
+    return InvalidRequest(f"The parameter {param} is wrong: {message}.", param=param, code="invalid_value")
+
+
+def _place(error: ErrorDetails, body: Any) -> str:
+    """The path of keys and indices in `body`: pydantic's has names of union members in between."""
+    here: Any = body
+    place: list[int | str] = []
+    for depth, step in enumerate(error["loc"]):
+        match here, step:
+            case dict(), str() if step in here:
+                here = here[step]
+            case list(), int() if step < len(here):
+                here = here[step]
+            case _ if error["type"] != "missing" or depth < len(error["loc"]) - 1:
+                continue
+        place.append(step)
+    if error["type"].startswith("union_tag") and isinstance(here, dict):
+        place.append("role" if "role" in error["msg"] else "type")
+    elif error["type"] == "missing_content":
+        place.append("content")
+    return ".".join(map(str, place))

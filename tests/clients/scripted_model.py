@@ -1,0 +1,31 @@
+"""A model that calls the tool `weather` whenever it may, and answers JSON whenever a schema asks for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from router.dispatch.interface import Delta
+from router.processing.tokenizer import Tokenizer
+from tests.integration.frontends import Call, say
+
+__all__ = ["weather_script"]
+
+_EOS = 2
+_BERN = {"city": "Bern"}
+
+
+def weather_script(tokenizer: Tokenizer) -> Callable[[Call], list[Delta]]:
+    def script(call: Call) -> list[Delta]:
+        prompt = tokenizer.decode(call.prompt)
+        grammar = call.sampling.grammar.text
+        if grammar:
+            wants_list = json.loads(grammar).get("type") == "array"
+            text = json.dumps([{"name": "weather", "arguments": _BERN}] if wants_list else _BERN)
+        elif "<tools>" in prompt and "<tool_response>" not in prompt:
+            text = f"<tool_call>\n{json.dumps({'name': 'weather', 'arguments': _BERN})}\n</tool_call>"
+        else:
+            text = "Sunny."
+        return say(tokenizer, text, eos=_EOS)(call)
+
+    return script
