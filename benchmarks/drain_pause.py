@@ -19,7 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from engine.config import EngineConfig
+from engine.config import EngineConfig, SchedulerConfig
 from router.config.settings import Mode, RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics import RouterMetrics
@@ -147,7 +147,7 @@ def _engine(options: argparse.Namespace) -> EngineConfig:
         load_format=options.load_format,
         num_pages=4 * options.streams * (options.length + 512) // 16,
         max_model_len=options.length + 256,
-        chunk_budget=256,
+        scheduler=SchedulerConfig(chunk_budget=256),
     )
 
 

@@ -60,7 +60,7 @@ def fill(engine: Engine, batch: int, context: int, options: argparse.Namespace, 
     In the middle of what is measured then, contexts are `context` tokens long in the mean: who is prefilled
     first decodes while the others are.
     """
-    prefilling = batch * context // (engine.scheduler.limits.budget or context)
+    prefilling = batch * context // (engine.scheduler.config.chunk_budget or context)
     length = max(1, context - prefilling // 2 - _SETTLING - _STEPS // 2)
     prompts = random_prompts(batch, length, f"decode-{batch}", options.seed, vocab)
     requests = submit(engine, prompts, 4 * _STEPS, options, first_id=engine.stats().steps * 10_000)
@@ -77,7 +77,7 @@ def mean_context(engine: Engine) -> float:
 def mix_in(engine: Engine, batch: int, prompt_tokens: int, options: argparse.Namespace, vocab: int) -> None:
     """Have each of the coming steps take so many tokens of prompts along."""
     scheduler = engine.scheduler
-    scheduler.limits = replace(scheduler.limits, budget=batch + prompt_tokens)
+    scheduler.config = replace(scheduler.config, chunk_budget=batch + prompt_tokens)
     count = (_STEPS + _PROFILED + 20) * prompt_tokens // _PROMPT + 1
     prompts = random_prompts(count, _PROMPT, f"mixed-{batch}-{prompt_tokens}", options.seed, vocab)
     submit(engine, prompts, 1, options, first_id=engine.stats().steps * 10_000)
@@ -146,7 +146,7 @@ def main() -> None:
     engine_arguments(parser)
     options = parser.parse_args()
     engine = build_engine(options)
-    limits, vocab = engine.scheduler.limits, engine.runner.spec.vocab_size
+    settings, vocab = engine.scheduler.config, engine.runner.spec.vocab_size
     results = []
     for point in options.points.split(","):
         batch, context, prompt_tokens, *_ = [*map(int, point.split(":")), 0]
@@ -163,7 +163,7 @@ def main() -> None:
             engine.abort(request.id)
         while engine.has_work:
             engine.step()
-        engine.scheduler.limits = limits
+        engine.scheduler.config = settings
         if options.output:
             options.output.write_text(json.dumps(results, indent=2) + "\n")
     engine.close()

@@ -23,11 +23,12 @@ from benchmarks.lib.machine import describe_machine
 from benchmarks.lib.report import Percentiles
 from engine.batch.batch import BatchBuilder
 from engine.batch.step_inputs import StepWriter
+from engine.config import SchedulerConfig
 from engine.core.kv_manager import KVManager
 from engine.core.plan import StepPlan
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
-from engine.sched.scheduler import Limits, Scheduler
+from engine.sched.scheduler import Scheduler
 
 __all__ = ["HostCost", "measure"]
 
@@ -69,7 +70,7 @@ def measure(running: int, context: int, steps: int) -> HostCost:
 
 def _engine(running: int, longest: int) -> tuple[Scheduler, StepWriter, BatchBuilder]:
     num_pages = (running + 1) * -(-longest // _PAGE_SIZE)
-    limits = Limits(budget=_BUDGET, max_running=running, max_tokens=longest + 1)
+    config = SchedulerConfig(chunk_budget=_BUDGET, max_running_requests=running)
     builder = BatchBuilder(
         page_size=_PAGE_SIZE,
         max_requests=running,
@@ -77,7 +78,8 @@ def _engine(running: int, longest: int) -> tuple[Scheduler, StepWriter, BatchBui
         scratch_page=num_pages,
         device=torch.device("cpu"),
     )
-    return Scheduler(limits, KVManager(num_pages, _PAGE_SIZE)), StepWriter(running), builder
+    scheduler = Scheduler(config, KVManager(num_pages, _PAGE_SIZE), context=longest + 1)
+    return scheduler, StepWriter(running), builder
 
 
 def _step(scheduler: Scheduler, writer: StepWriter, builder: BatchBuilder, cost: HostCost) -> StepPlan:

@@ -21,7 +21,7 @@ from benchmarks.lib.machine import describe_machine
 from benchmarks.lib.report import summarize, summary_table
 from benchmarks.lib.sampling_flags import sampling_arguments, sampling_of
 from benchmarks.lib.workload import Work, make_workload, parse_lengths
-from engine.config import EngineConfig
+from engine.config import EngineConfig, SchedulerConfig
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
 from engine.device.cpu_dtype import preferred_cpu_dtype
@@ -77,6 +77,7 @@ def main() -> None:
     )
     longest = max(len(work.prompt) + work.max_tokens for work in workload)
     pool_tokens = options.kv_pool_tokens or sum(len(work.prompt) + work.max_tokens for work in workload)
+    chunk = None if options.chunked_prefill_size == -1 else options.chunked_prefill_size
     with console.status(f"loading {options.model} …"):
         engine = Engine(
             EngineConfig(
@@ -86,7 +87,7 @@ def main() -> None:
                 page_size=options.page_size,
                 num_pages=math.ceil(pool_tokens / options.page_size) + len(workload),
                 max_model_len=longest + 1,
-                chunk_budget=None if options.chunked_prefill_size == -1 else options.chunked_prefill_size,
+                scheduler=SchedulerConfig(chunk_budget=chunk, chunked_prefill=chunk is not None),
                 overlap=not options.cpu,
             )
         )

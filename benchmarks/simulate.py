@@ -1,6 +1,7 @@
 """What scheduling makes of a load, on a GPU that is only arithmetic: to predict before measuring.
 
     python -m benchmarks.simulate --rate 30 --itl-targets 14,20,30,0
+    python -m benchmarks.simulate --rate 30 --presets baton,sglang,vllm,roseinfer
     python -m benchmarks.simulate --cluster --help
 
 The real engine plans the steps: scheduler, pages, ITL controller, planning ahead. A formula says how long
@@ -33,16 +34,20 @@ from engine.core.sampling_params import SamplingParams
 from engine.device.defaults import GPU_TOKEN_TILE
 from engine.engine import Engine
 from engine.executor.runner import StepResult
+from engine.presets import PRESETS, Preset
 
-__all__ = ["Costs", "simulate"]
+__all__ = ["Costs", "simulate", "simulated_config"]
 
 _PADDING: Final = 32
 """Tokens to whose multiple a step is padded."""
 _COSTLY_CONTEXT: Final = 20_000.0
+_CHUNK_BUDGET: Final = 16_384
+_POOL_TOKENS: Final = 960_000
 _GRAPH_S: Final = 1e-4
 """To launch one graph of a chain."""
 _TOKEN: Final = 5
 _VOCABULARY: Final = 1 << 17
+_NAMES: Final = ", ".join(preset.value for preset in Preset)
 _LONG: Final = Uniform(8192, 32768)
 
 
@@ -99,6 +104,9 @@ class _Step:
         self.launch -= now
         self.clock.now += now
         return True
+
+    def proceed_early(self) -> bool:
+        return self.proceed()
 
     def done(self) -> bool:
         return not self.launch and self.ends <= self.clock.now
@@ -157,12 +165,22 @@ class _Device:
 
 
 def simulate(
-    load: Sequence[Work], itl_target_s: float | None, costs: Costs, *, late: bool = True
+    load: Sequence[Work],
+    itl_target_s: float | None,
+    costs: Costs,
+    *,
+    preset: Preset = Preset.BATON,
+    chunk_budget: int = _CHUNK_BUDGET,
+    late: bool = True,
+    config: EngineConfig | None = None,
 ) -> list[Record]:
-    """One record a request, as a client would have it. `late`: plan when `engine.sched.step_timing` says."""
+    """One record a request, as a client would have it. `late`: plan when `engine.sched.step_timing` says.
+    `config`: in place of the preset with its budget and target.
+    """
     clock = _Clock()
     device: Any = _Device(clock, costs)
-    engine = Engine(_config(itl_target_s), runner=device, clock=lambda: clock.now)
+    config = config or simulated_config(preset, chunk_budget, itl_target_s)
+    engine = Engine(config, runner=device, clock=lambda: clock.now)
     records = [Record(sent=work.arrival_s - costs.front, prompt_tokens=len(work.prompt)) for work in load]
     coming = 0
     while coming < len(load) or engine.has_work:
@@ -182,16 +200,25 @@ def simulate(
     return records
 
 
-def _config(itl_target_s: float | None) -> EngineConfig:
+def simulated_config(
+    preset: Preset = Preset.BATON, chunk_budget: int = _CHUNK_BUDGET, itl_target_s: float | None = None
+) -> EngineConfig:
+    settings = PRESETS[preset]
+    scheduler = settings.scheduler
+    if scheduler.chunk_budget is not None:
+        scheduler = replace(scheduler, chunk_budget=chunk_budget)
     return EngineConfig(
         model_path=Path("none"),
-        num_pages=60_000,
+        page_size=settings.page_size,
+        num_pages=_POOL_TOKENS // settings.page_size,
         max_model_len=40_960,
-        chunk_budget=16_384,
+        scheduler=replace(
+            scheduler,
+            itl_target_s=itl_target_s,
+            token_tile=GPU_TOKEN_TILE,
+            costly_context=_COSTLY_CONTEXT,
+        ),
         radix_cache=False,
-        itl_target_s=itl_target_s,
-        token_tile=GPU_TOKEN_TILE,
-        costly_context=_COSTLY_CONTEXT,
         overlap=True,
     )
 
@@ -211,11 +238,19 @@ def main() -> None:
     console = Console()
     with console.status("") as status:
         summaries = {}
-        for target in options.itl_targets:
-            status.update(f"--itl-target-ms {target:g} …")
-            summaries[target] = summarize(
-                simulate(load, target / 1e3 or None, Costs(), late=not options.early)
-            )
+        for preset in options.presets:
+            # Other systems have no ITL target.
+            for target in options.itl_targets if preset is Preset.BATON else [0.0]:
+                status.update(f"{preset.value}, --itl-target-ms {target:g} …")
+                records = simulate(
+                    load,
+                    target / 1e3 or None,
+                    Costs(),
+                    preset=preset,
+                    chunk_budget=options.chunked_prefill_size,
+                    late=not options.early,
+                )
+                summaries[preset, target] = summarize(records)
     lengths = f"{options.input_length} in, {options.output_length} out"
     title = f"{len(load)} requests, {options.rate:g} a second: {lengths}"
     console.print(_table(summaries, title))
@@ -240,14 +275,21 @@ def _load(options: argparse.Namespace) -> list[Work]:
     ]
 
 
-def _table(summaries: dict[float, Summary], title: str) -> Table:
+def _table(summaries: dict[tuple[Preset, float], Summary], title: str) -> Table:
     table = Table(title=title, title_justify="left", show_edge=False)
+    table.add_column("preset")
     for name in ("ITL target, ms", "TTFT p50, ms", "p99", "TPOT p50, ms", "ITL p99, ms", "max"):
         table.add_column(name, justify="right")
-    for target, s in summaries.items():
+    for (preset, target), s in summaries.items():
         values = (s.ttft.p50, s.ttft.p99, s.tpot.p50, s.itl.p99, s.itl.max)
-        table.add_row(f"{target:g}" if target else "none", *(f"{1e3 * value:,.1f}" for value in values))
+        table.add_row(
+            preset.value, f"{target:g}" if target else "none", *(f"{1e3 * value:,.1f}" for value in values)
+        )
     return table
+
+
+def _presets(text: str) -> list[Preset]:
+    return [Preset(name) for name in text.split(",")]
 
 
 def _targets(text: str) -> list[float]:
@@ -269,6 +311,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--itl-targets", type=_targets, default="14,20,30,0", metavar="MS,…", help="0: no target"
+    )
+    parser.add_argument("--presets", type=_presets, default="baton", metavar="NAME,…", help=_NAMES)
+    parser.add_argument(
+        "--chunked-prefill-size", type=int, default=_CHUNK_BUDGET, metavar="N", help="tokens of a step"
     )
     parser.add_argument("--early", action="store_true", help="plan each step as soon as possible")
     parser.add_argument("--seed", type=int, default=1)

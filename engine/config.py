@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
-__all__ = ["PATIENCE", "Batching", "EngineConfig", "Policy"]
+__all__ = ["PATIENCE", "Batching", "EngineConfig", "Forecast", "Policy", "SchedulerConfig", "Victim"]
 
 PATIENCE: Final = 64.0
-"""Default of `EngineConfig.prompt_patience`."""
+"""Default of `SchedulerConfig.prompt_patience`."""
+_LONG_PREFILL_SHARE: Final = 0.04
+"""Of the context: what `long_prefill_token_threshold="auto"` means (vLLM)."""
 
 
 class Batching(Enum):
+    """Which requests share a step."""
+
     MIXED = "mixed"
-    """Decodes and prompt chunks share one forward pass."""
-    SEPARATE = "separate"
-    """A step is either all decodes or all prompt chunks; prompts first."""
+    """Decodes and prefill chunks share one forward pass."""
+    PREFILL_FIRST = "prefill-first"
+    """A step is either all prefill or all decodes; prefill repeats until no prompt can be computed."""
+    ALTERNATING = "alternating"
+    """A step is either all prefill or all decodes, in turn: one iteration is two steps."""
 
 
 class Policy(Enum):
     """Order in which waiting requests are admitted."""
 
     SHORTEST = "shortest"
-    """Shortest prompt first, aged by `EngineConfig.prompt_patience`."""
+    """Shortest remaining prefill first, aged by `SchedulerConfig.prompt_patience`."""
     FCFS = "fcfs"
     """First come, first served."""
     LPM = "lpm"
@@ -36,6 +42,134 @@ class Policy(Enum):
     """Requests that share a cached subtree together (SGLang)."""
     RANDOM = "random"
     PRIORITY = "priority"
+    """By `Request.priority`; ties in order of arrival."""
+    DEADLINE = "deadline"
+    """Earliest TTFT deadline first; requests without one last, in order of arrival."""
+
+
+class Victim(Enum):
+    """Which running request is preempted (retracted) first when pages run out."""
+
+    LAST_ADMITTED = "last-admitted"
+    LEAST_OUTPUT = "least-output"
+    """Fewest output tokens; of those, the longest prompt (SGLang)."""
+
+
+class Forecast(Enum):
+    """How many pages admission leaves to the requests that run."""
+
+    PEAK = "peak"
+    """What they need at the worst moment, by the observed lengths of outputs."""
+    NEW_TOKEN_RATIO = "new-token-ratio"
+    """A share of the output tokens that they may still produce; it decays until a request is retracted."""
+    NONE = "none"
+    """None: a request is admitted if its prompt fits now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """All that the scheduler decides by. Raises ValueError for what cannot work."""
+
+    policy: Policy = Policy.SHORTEST
+    batching: Batching = Batching.MIXED
+    max_running_requests: int = 256
+    max_waiting_requests: int = 4096
+
+    chunk_budget: int | None = 512
+    """Tokens that a step may compute, decodes included. None: without a limit of its own, so with chunked
+    prefill off a step takes prompts of as many tokens as the context."""
+    chunked_prefill: bool = True
+    """False: a prompt is computed in one step, and waits until a step has room for all of it."""
+    max_prefill_tokens: int | None = None
+    """Prefill tokens of a step. With chunked prefill off, the first prompt of a step may be longer."""
+    long_prefill_token_threshold: int | Literal["auto"] | None = None
+    """At most this many tokens of one prompt a step; "auto": 4% of the context."""
+    max_partial_prefills: int | None = None
+    """Prompts that may be partly computed at the end of a step; 1: one chunked request at a time."""
+    max_long_partial_prefills: int | None = None
+    """Those of them that are longer than the threshold."""
+    fair_partial_prefills: bool = False
+    """Prompts in progress get equal shares of a step, instead of the first as much as it can take."""
+    page_aligned_chunks: bool = True
+    """Chunks end at page boundaries, or where the prompt ends."""
+    share_prefixes: bool = True
+    """A prompt waits for a page that another request is computing, instead of computing it as well."""
+    hold_long_chunks: bool = True
+    """With an ITL target, a step in which a prompt ends takes no part of a long one beside decodes: the first
+    token of the prompt would wait for it."""
+
+    forecast: Forecast = Forecast.PEAK
+    schedule_conservativeness: float = 1.0
+    """Factor of the forecast: above 1 fewer requests are admitted, and fewer preempted later."""
+    victim: Victim = Victim.LAST_ADMITTED
+    low_priority_values_first: bool = False
+    """Smaller values of `Request.priority` are more urgent (vLLM); by default larger ones are (SGLang)."""
+    priority_preemption_threshold: int | None = None
+    """A waiting request preempts running ones whose priority is lower by more than this; None: never."""
+    prompt_patience: float = PATIENCE
+    """Policy "shortest": a prompt of n tokens is overtaken by at most n * prompt_patience tokens of shorter
+    prompts that came later. Finite and above 0."""
+    aging_tokens: int = 4_000_000
+    """Other policies: a request goes first when so many prompt tokens have been admitted since it came."""
+    tenant_quantum: int | None = None
+    """Prompt tokens that each tenant may have admitted in its turn while requests of several tenants wait
+    (deficit round robin); None: all tenants share one queue."""
+
+    itl_target_s: float | None = None
+    """While requests decode, prompts get as much of a step as keeps the time between steps near this."""
+    token_tile: int = 1
+    """Rows that the device's matrix kernels compute at a time: such steps are rounded to them."""
+    costly_context: float = math.inf
+    """Tokens of context to which to attend costs as much as all else that a prompt token takes."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.prompt_patience < math.inf:
+            raise ValueError(
+                f"prompt_patience {self.prompt_patience}: use a finite number above 0, such as {PATIENCE:g}"
+            )
+        if not 0 < self.schedule_conservativeness < math.inf:
+            raise ValueError(
+                f"schedule_conservativeness {self.schedule_conservativeness}: use a finite number above 0"
+            )
+        positive = {
+            "max_running_requests": self.max_running_requests,
+            "chunk_budget": self.chunk_budget,
+            "max_prefill_tokens": self.max_prefill_tokens,
+            "max_partial_prefills": self.max_partial_prefills,
+            "max_long_partial_prefills": self.max_long_partial_prefills,
+            "aging_tokens": self.aging_tokens,
+            "tenant_quantum": self.tenant_quantum,
+            "token_tile": self.token_tile,
+        }
+        for name, value in positive.items():
+            if value is not None and value < 1:
+                raise ValueError(f"{name} {value}: use 1 or more")
+        threshold = self.long_prefill_token_threshold
+        if isinstance(threshold, int) and threshold < 1:
+            raise ValueError(f"long_prefill_token_threshold {threshold}: use 1 or more")
+        if self.priority_preemption_threshold is not None and self.policy is not Policy.PRIORITY:
+            raise ValueError('priority_preemption_threshold needs policy "priority"')
+        if self.fair_partial_prefills and self.max_partial_prefills is None:
+            raise ValueError("fair_partial_prefills needs max_partial_prefills")
+        if self.tenant_quantum is not None and self.policy in (Policy.LPM, Policy.DFS_WEIGHT):
+            raise ValueError(f'tenant_quantum does not go with policy "{self.policy.value}"')
+        if self.max_long_partial_prefills is not None and threshold is None:
+            raise ValueError("max_long_partial_prefills needs long_prefill_token_threshold")
+
+    def longest_chunk(self, context: int) -> int | None:
+        """Tokens of one prompt that a step takes at most, for a context of so many; None: no limit."""
+        if self.long_prefill_token_threshold == "auto":
+            return max(1, int(context * _LONG_PREFILL_SHARE))
+        return self.long_prefill_token_threshold
+
+    def prefill_limit(self, context: int) -> int:
+        """Prefill tokens of a step that has no decodes, for a context of so many tokens."""
+        limit = self.chunk_budget
+        if limit is None:
+            longest = self.longest_chunk(context)
+            every = longest is not None and self.chunked_prefill
+            limit = self.max_running_requests * (longest or 0) if every else context
+        return limit if self.max_prefill_tokens is None else min(limit, self.max_prefill_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,26 +188,10 @@ class EngineConfig:
     kv_memory_fraction: float = 0.9
     """Share of the GPU's total memory that weights, activations and KV pool may take together."""
     max_model_len: int = 8192
-    max_running_requests: int = 256
-    chunk_budget: int | None = 512
-    """Tokens a step may compute; None: whole prompts at once, chunking is off."""
-    itl_target_s: float | None = None
-    """While requests decode, prompts get as much of a step as keeps the time between steps near this."""
-    token_tile: int = 1
-    """Rows that the device's matrix kernels compute at a time: such steps are rounded to them."""
-    costly_context: float = math.inf
-    """Tokens of context to which to attend costs as much as all else that a prompt token takes."""
-    long_prefill_token_threshold: int | None = None
-    """At most this many tokens of one prompt a step."""
-    batching: Batching = Batching.MIXED
-    policy: Policy = Policy.SHORTEST
-    prompt_patience: float = PATIENCE
-    """A prompt of n tokens is overtaken by at most n * prompt_patience tokens of shorter prompts that came
-    later. Finite and above 0."""
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     radix_cache: bool = True
     overlap: bool = False
     """Plan step N+1 while step N runs on the device."""
-    max_waiting_requests: int = 4096
     tensor_parallel_size: int = 1
     """Ranks that share the model, each with a process and a device of its own."""
     attention_backend: str = "auto"

@@ -13,17 +13,19 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from engine.config import EngineConfig
-from engine.core.events import EngineStats, StepMeasured, StepOutput, TokenOut
+from engine.core.events import EngineStats, Occupancy, StepMeasured, StepOutput, TokenOut
 from engine.core.kv_manager import KVManager, Reservation
 from engine.core.plan import Chunk, StepPlan
 from engine.core.request import Request
 from engine.core.sampling_params import FinishReason, TokenLogprobs
+from engine.core.waits import WaitReason
 from engine.errors import EngineError, GrammarError, InvalidRequest
 from engine.executor.runner import ModelRunner, StepInFlight, StepResult
 from engine.grammar.compiler import GrammarCompiler
 from engine.kv_cache.pages import PageCounts
 from engine.sched.itl_controller import PromptCost
-from engine.sched.scheduler import Limits, Scheduler
+from engine.sched.prefill_rate import PrefillRate
+from engine.sched.scheduler import Scheduler
 from engine.sched.step_timing import StepTiming
 
 __all__ = ["NO_HOOKS", "Engine", "Hooks"]
@@ -89,23 +91,7 @@ class Engine:
         """Compiles what `submit` and `reserve` find not compiled, but may be asked before, on any thread."""
         self.max_tokens = min(config.max_model_len, num_pages * config.page_size)
         """A request that fills the pool alone ends there, as one that fills the model's context does."""
-        self.scheduler = Scheduler(
-            Limits(
-                budget=config.chunk_budget,
-                max_running=config.max_running_requests,
-                max_tokens=self.max_tokens,
-                max_waiting=config.max_waiting_requests,
-                longest_chunk=config.long_prefill_token_threshold,
-                itl_target_s=config.itl_target_s,
-                token_tile=config.token_tile,
-                costly_context=config.costly_context,
-                batching=config.batching,
-                policy=config.policy,
-                patience=config.prompt_patience,
-            ),
-            self.kv,
-            seed=config.seed,
-        )
+        self.scheduler = Scheduler(config.scheduler, self.kv, context=self.max_tokens, seed=config.seed)
         self._clock = clock
         self._requests: dict[int, Request] = {}
         """All that have not ended, by id."""
@@ -119,7 +105,8 @@ class Engine:
         self._completed_at = -math.inf
         self._measure_at = self._ended_at = -math.inf
         self._timing = StepTiming()
-        self._cost = PromptCost(config.costly_context)
+        self._prefill_rate = PrefillRate()
+        self._cost = PromptCost(config.scheduler.costly_context)
         self._steps = self._prompt_tokens = self._generated_tokens = self._cache_hit_tokens = 0
 
     @property
@@ -127,10 +114,10 @@ class Engine:
         return bool(self._requests) or self._launched is not None
 
     def submit(self, request: Request) -> None:
-        """Queue a request. Raises InvalidRequest or QueueFull."""
+        """Queue a request. Raises InvalidRequest, QueueFull, or DeadlineUnreachable (a QueueFull)."""
         self._check_new(request)
         request.arrival = self._clock()
-        self.scheduler.submit(request)
+        self.scheduler.submit(request, request.arrival, self._prefill_rate.tokens_a_second)
         self._take_in(request)
 
     def abort(self, request_id: int) -> bool:
@@ -153,9 +140,14 @@ class Engine:
         """
         began = self._clock()
         self.proceed()
-        plan = self.scheduler.plan()
+        plan = self.scheduler.plan(began)
         self._crowded = self.scheduler.is_crowded
-        output = StepOutput(started=plan.started, num_tokens=plan.num_tokens)
+        output = StepOutput(
+            started=plan.started,
+            num_tokens=plan.num_tokens,
+            num_prompts=plan.num_prompts,
+            prompt_tokens=plan.prompt_tokens,
+        )
         for request in plan.started:
             self._cache_hit_tokens += request.num_cached or 0
         if plan.started:
@@ -234,10 +226,12 @@ class Engine:
         if request.num_tokens >= self.max_tokens:
             raise InvalidRequest(f"{request.num_tokens} tokens do not fit: {self.max_tokens} at most")
         active = len(self.scheduler.running) + self.kv.active_reservations
-        if active >= self.config.max_running_requests or self.scheduler.wants_pages:
+        if active >= self.config.scheduler.max_running_requests or self.scheduler.wants_pages:
             return None  # a preempted request, or one that waits for pages, must not starve behind newcomers
         room = min(room, self.max_tokens - request.num_tokens)
         reservation = self.kv.reserve(request, headroom=active, room=room)
+        if reservation is not None:
+            request.arrival = self._clock()
         if reservation is not None and self._may_be_written(reservation.incoming):
             # The device's queue does not order a peer's write after the step in flight. To wait for that step
             # leaves the device idle afterwards: only for a page that it may still write.
@@ -249,8 +243,10 @@ class Engine:
         """The KV of so many tokens has arrived: compute what follows. Its output is complete by now."""
         self.kv.arrived(reservation)
         request.num_computed = max(num_computed, reservation.first_token)
-        request.arrival = self._clock()
-        self.scheduler.adopt(request)
+        now = self._clock()
+        request.waited = {WaitReason.TRANSFER: now - request.arrival}
+        request.arrival = now
+        self.scheduler.adopt(request, now)
         self._take_in(request)
 
     def quarantine(self, reservation: Reservation) -> None:
@@ -270,10 +266,21 @@ class Engine:
         """Raises PageLeak unless every page has exactly one owner. O(pages): for idle times and tests."""
         return self.kv.check([*self._requests.values(), *self._kept.values()])
 
+    def occupancy(self) -> Occupancy:
+        total, itl_controller = self.kv.pool.num_pages, self.scheduler.itl_controller
+        return Occupancy(
+            waiting=self.scheduler.num_waiting,
+            running=len(self.scheduler.running),
+            used_pages=total - self.kv.num_available,
+            total_pages=total,
+            paced_tokens=None if itl_controller is None else itl_controller.budget,
+        )
+
     def stats(self) -> EngineStats:
         return EngineStats(
             waiting=self.scheduler.num_waiting,
             starved=self.scheduler.num_waiting if self.scheduler.wants_pages else 0,
+            waits_for=self.scheduler.waits_for,
             running=len(self.scheduler.running),
             waiting_tokens=sum(r.num_pending for r in self._requests.values() if r.num_pending > 1),
             available_pages=self.kv.num_available,
@@ -308,6 +315,8 @@ class Engine:
         """Let the scheduler know how long those who decode had to wait for a step with prompts in it."""
         now = self._clock()
         since, self._completed_at = self._completed_at, now
+        if since > -math.inf:
+            self._prefill_rate.observe(plan.prompt_tokens, now - since)
         has_decodes = plan.num_tokens > plan.prompt_tokens > 0
         if self.scheduler.itl_controller is not None and has_decodes and since > -math.inf:
             self.scheduler.itl_controller.observe(self._cost.of_step(plan), now - since)

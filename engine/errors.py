@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 __all__ = [
+    "DeadlineUnreachable",
     "EngineError",
     "GrammarError",
     "InvalidRequest",
@@ -31,6 +32,10 @@ class NotFinite(EngineError):
 
 class QueueFull(EngineError):
     """Too many requests wait already; sending it again later may help."""
+
+
+class DeadlineUnreachable(QueueFull):
+    """By the measured rate, the first token of the request would come after its deadline."""
 
 
 class PageLeak(EngineError):

@@ -53,12 +53,16 @@ def warmup_plan_for(config: EngineConfig) -> WarmupPlan:
         return WarmupPlan(crowd=1)
     prompts = []
     length = float(_SHORTEST)
-    while length < config.cuda_graph_max_tokens:
+    largest = float(config.cuda_graph_max_tokens)
+    if not config.scheduler.chunked_prefill:  # longer prompts are refused
+        largest = min(largest, config.scheduler.prefill_limit(config.max_model_len))
+    while length < largest:
         prompts.append(round(length))
         length *= _RATIO
-    if config.chunk_budget is not None:
-        prompts.append(config.chunk_budget + _SHORTEST)
-    return WarmupPlan(min(_LARGEST_CROWD, config.max_running_requests), tuple(prompts))
+    budget = config.scheduler.chunk_budget
+    if budget is not None and config.scheduler.chunked_prefill:
+        prompts.append(budget + _SHORTEST)
+    return WarmupPlan(min(_LARGEST_CROWD, config.scheduler.max_running_requests), tuple(prompts))
 
 
 def warm_up(runner: ModelRunner, config: EngineConfig, plan: WarmupPlan) -> None:
@@ -67,7 +71,8 @@ def warm_up(runner: ModelRunner, config: EngineConfig, plan: WarmupPlan) -> None
     What stays of it is what device and libraries have learnt, and KV in pages that are free.
     """
     everybody = plan.crowd + len(plan.prompts)
-    freely = replace(config, radix_cache=False, itl_target_s=None, max_waiting_requests=everybody)
+    scheduler = replace(config.scheduler, itl_target_s=None, max_waiting_requests=everybody)
+    freely = replace(config, radix_cache=False, scheduler=scheduler)
     engine = Engine(freely, runner=runner)
     for k in range(plan.crowd):
         sampled = k % 2 == 1

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["LOGPROBS_LIMIT", "MAX_COMPLETIONS", "RequestLimits"]
+__all__ = ["LOGPROBS_LIMIT", "MAX_COMPLETIONS", "MAX_PRIORITY", "RequestLimits"]
 
 LOGPROBS_LIMIT: Final = 20
 """OpenAI's."""
 MAX_COMPLETIONS: Final = 256
+MAX_PRIORITY: Final = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,3 +21,7 @@ class RequestLimits:
     """Prompts times n."""
     max_logprobs: int = LOGPROBS_LIMIT
     """Alternatives a token."""
+    priorities: bool = False
+    """The workers' schedulers go by the priority of a request."""
+    ttft_deadlines: bool = False
+    """They go by the deadline of its first token."""

@@ -12,7 +12,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,7 @@ from rich.table import Table
 from engine.loader.checkpoint import CheckpointError, resolve
 from scripts.cluster.clients import Stream
 from scripts.cluster.machines import why_not
-from scripts.cluster.three_nodes import NODES, ThreeNodes, build_wheel, command_with
+from scripts.cluster.three_nodes import NODES, ThreeNodes, Worker, build_wheel, command_with
 
 MODEL: Final = "smollm2"
 MAX_TOKENS: Final = 128
@@ -60,7 +60,7 @@ FENCED_S: Final = 120.0
 TICK_S: Final = 0.25
 PLAIN_S: Final = 2.0
 """Between two lines of progress where there is no terminal."""
-TOLD: Final = re.compile(r".* (?:is late|lost|is fenced|was restarted).*")
+TOLD: Final = re.compile(r"\S+ (?P<time>[\d:]+)\S* WARNING \S+: (?P<text>.*)")
 """Lines of the router's log that are shown."""
 
 
@@ -77,7 +77,8 @@ class Article:
 
     @property
     def prompt(self) -> str:
-        return f"{PROMPT * 4}{self.title}\n\n"
+        """Some pages long. Prompts with one beginning would all be sent to the worker that has it cached."""
+        return f"{self.title}\n\n{PROMPT * 4}{self.title}\n\n"
 
 
 ARTICLES: Final = [Article(title) for title in TITLES]
@@ -149,25 +150,28 @@ class Demo:
 
     def _cut(self, cluster: ThreeNodes, undisturbed: Sequence[Stream]) -> list[str]:
         """Names of the workers that are left."""
-        victim, node = next(
-            (name, worker.node)
-            for name, worker in cluster.workers().items()
-            if name.startswith("decode") and worker.node != "head"
-        )
+        survivors: list[str] = []
         self._skip_log(cluster)
 
         def cut_when_all_stream(streams: Sequence[Stream]) -> None:
-            if not cluster.machines.cut_off and all(len(stream.stamps) >= CUT_AT for stream in streams):
-                cluster.machines.cut(node)
-                self._console.print(f"[bold red]The link of {node} is cut:[/] its packets are dropped.")
+            if survivors or not all(len(stream.stamps) >= CUT_AT for stream in streams):
+                return
+            workers = cluster.workers()
+            victim = busiest(workers)
+            survivors[:] = [name for name in workers if name != victim]
+            cluster.machines.cut(workers[victim].node)
+            self._console.print(
+                f"[bold red]The link of {workers[victim].node} is cut:[/] its packets are dropped."
+                f" {victim} lives there, and decodes {workers[victim].requests} of {len(streams)} answers."
+            )
 
-        with self._step(f"The same again; the link of {node}, where {victim} lives, is cut in mid-stream"):
+        with self._step("The same again; in mid-stream the link of a node is cut"):
             streams = self._stream(cluster, cut_when_all_stream)
-        if not cluster.machines.cut_off:
+        if not survivors:
             raise Failed("a stream ended before all had begun: nothing was cut")
         self._show_log(cluster)
         self.compare(undisturbed, streams)
-        return [name for name in cluster.workers() if name != victim]
+        return survivors
 
     def _await_fence(self, cluster: ThreeNodes, survivors: Sequence[str]) -> None:
         with self._waiting_step("Ray declares the node dead, and the router fences its worker"):
@@ -231,8 +235,14 @@ class Demo:
     @contextmanager
     def _waiting_step(self, title: str) -> Iterator[None]:
         """The same, with a clock on the terminal meanwhile."""
-        columns = (SpinnerColumn(), TimeElapsedColumn())
-        with self._step(title), Progress(*columns, console=self._console, transient=True) as clock:
+        clock = Progress(
+            SpinnerColumn(),
+            TimeElapsedColumn(),
+            console=self._console,
+            transient=True,
+            disable=not self._console.is_terminal,
+        )
+        with self._step(title), clock:
             clock.add_task(title)
             yield
 
@@ -249,8 +259,9 @@ class Demo:
     def _show_log(self, cluster: ThreeNodes) -> None:
         """What the router has logged about workers since the last call."""
         lines = cluster.log().splitlines()
-        for line in filter(TOLD.fullmatch, lines[self._log_lines :]):
-            self._console.print(f"  router: {line}", markup=False, style="yellow")
+        for told in filter(None, map(TOLD.fullmatch, lines[self._log_lines :])):
+            line = f"  router {told['time']} {told['text']}"
+            self._console.print(line, markup=False, style="yellow", soft_wrap=True)
         self._log_lines = len(lines)
 
     def _show_workers(self, cluster: ThreeNodes) -> None:
@@ -290,6 +301,14 @@ class Demo:
         errors = [f"{a.title}: {s.error}" for a, s in zip(ARTICLES, streams, strict=True) if s.error]
         if errors:
             raise Failed("; ".join(errors))
+
+
+def busiest(workers: Mapping[str, Worker]) -> str:
+    """The worker with most requests on a node other than the head, which has the router. Raises Failed."""
+    busy = {name: w.requests for name, w in workers.items() if w.requests and w.node not in ("", "head")}
+    if not busy:
+        raise Failed("no answer is being decoded on a node other than the head")
+    return max(busy, key=busy.__getitem__)
 
 
 def _readable_copy(model: Path, folder: Path) -> Path:

@@ -43,6 +43,10 @@ class WorkerConfig:
     """PEM. Only the holder of its key is served. None: whoever comes is, and that is on loopback only."""
     mode: str = "mixed"
     """Of the cluster; a label of this worker's metrics."""
+    log_format: str = "text"
+    """"text" or "json"."""
+    decode_log_interval: int = 40
+    """Decode steps between two `Decode batch` lines; 0: no batch lines."""
     handoff_timeout_s: float = 60.0
     """How long a handoff may make no progress; then its sender gives it up."""
     step_timeout_s: float = 300.0

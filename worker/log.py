@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import logging
 
+from common.log_format import TEXT, formatter
+
 __all__ = ["log_to_stderr"]
 
 
-def log_to_stderr(level: int) -> None:
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+def log_to_stderr(level: int, style: str = TEXT) -> None:
+    """`style`: "text" or "json"."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(formatter(style))
+    logging.basicConfig(level=level, handlers=[handler])

@@ -11,12 +11,15 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from engine.core.events import StepOutput
 from rpc.baton.v1 import worker_pb2
 
 __all__ = ["Outcome", "WorkerMetrics"]
 
 _STEP_BUCKETS: Final = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 _WAIT_BUCKETS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_TOKEN_BUCKETS: Final = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+_BATCH_BUCKETS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _LABELS: Final = ("role", "mode", "worker")
 
 
@@ -51,7 +54,15 @@ class WorkerMetrics:
         )
         self._requests = {o: requests.labels(*self._labels.values(), o.value) for o in Outcome}
         self.ready = self._gauge("baton_worker_ready", "1 while the engine runs")
-        self.step_seconds = self._histogram("baton_step_seconds", "Duration of an engine step", _STEP_BUCKETS)
+        self._step_seconds = self._histogram(
+            "baton_step_seconds", "Duration of an engine step", _STEP_BUCKETS
+        )
+        self._step_prompt_tokens = self._histogram(
+            "baton_step_prompt_tokens", "Prompt tokens of a step with prompts", _TOKEN_BUCKETS
+        )
+        self._step_decodes = self._histogram(
+            "baton_step_decodes", "Requests that decode in a step", _BATCH_BUCKETS
+        )
         self.queue_seconds = self._histogram(
             "baton_worker_queue_seconds", "Wait from arrival at the worker to the first chunk", _WAIT_BUCKETS
         )
@@ -69,12 +80,22 @@ class WorkerMetrics:
         self.transfer_bytes = self._counter("baton_transfer_bytes", "KV bytes handed over")
         self.transfer_failures = self._counter("baton_transfer_failures", "Handoffs that failed")
 
+    def on_step(self, output: StepOutput, seconds: float) -> None:
+        self._step_seconds.observe(seconds)
+        if output.prompt_tokens:
+            self._step_prompt_tokens.observe(output.prompt_tokens)
+        if decodes := output.num_tokens - output.prompt_tokens:
+            self._step_decodes.observe(decodes)
+
     def ended(self, outcome: Outcome) -> None:
         self._requests[outcome].inc()
 
-    def watch(self, stats: Callable[[], worker_pb2.WorkerStats | None]) -> None:
-        """Export what `stats` says at every scrape; None (the engine does not answer) exports nothing."""
-        self.registry.register(_StatsCollector(stats, self._labels))
+    def watch(self, stats: Callable[[], worker_pb2.WorkerStats | None], *, max_running: int) -> None:
+        """Export what `stats` says at every scrape; None (the engine does not answer) exports nothing.
+
+        `max_running`: the limit that goes with the number of running requests.
+        """
+        self.registry.register(_StatsCollector(stats, self._labels, max_running))
 
     def _counter(self, name: str, text: str) -> Counter:
         return Counter(name, text, _LABELS, registry=self.registry).labels(*self._labels.values())
@@ -88,9 +109,12 @@ class WorkerMetrics:
 
 
 class _StatsCollector(Collector):
-    def __init__(self, stats: Callable[[], worker_pb2.WorkerStats | None], labels: Labels) -> None:
+    def __init__(
+        self, stats: Callable[[], worker_pb2.WorkerStats | None], labels: Labels, max_running: int
+    ) -> None:
         self._stats = stats
         self._labels = labels
+        self._max_running = max_running
 
     def describe(self) -> Iterable[Metric]:
         """Nothing: registering must not wait for an engine that has not started."""
@@ -110,7 +134,13 @@ class _StatsCollector(Collector):
         gauges = (
             ("baton_waiting_requests", "Requests queued at the worker", stats.load.waiting),
             ("baton_running_requests", "Requests being computed", stats.load.running),
+            ("baton_max_running_requests", "Limit of baton_running_requests", self._max_running),
             ("baton_waiting_tokens", "Prompt tokens not computed yet", stats.load.waiting_tokens),
+            (
+                "baton_token_usage",
+                "Share of the KV pool that requests hold: neither free nor evictable",
+                1 - stats.load.free_pages / max(stats.load.total_pages, 1),
+            ),
         )
         for name, text, value in gauges:
             gauge = GaugeMetricFamily(name, text, labels=_LABELS)

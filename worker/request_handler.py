@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from engine.core.events import StepOutput, TokenOut
 from engine.core.request import Request, RequestId
 from engine.engine import Engine
-from engine.errors import EngineError, InvalidRequest, QueueFull
+from engine.errors import DeadlineUnreachable, EngineError, InvalidRequest, QueueFull
 from engine.grammar.matcher import Matcher
 from engine.kv_cache.journal import CacheChange
 from kv_transfer import CaughtUp, EndpointEvent, HandedOver, Reopened, SendFailed
@@ -82,6 +82,7 @@ class RequestHandler:
         self._clock = clock
         self.grammars: Final = grammars
         self._handoffs = handoffs
+        self._step_began = 0.0
 
     @property
     def transfer(self) -> TransferThread | None:
@@ -157,6 +158,7 @@ class RequestHandler:
 
     def tick(self, now: float) -> None:
         """Whatever is due by time alone. Runs before every step, and at `next_wakeup` when idle."""
+        self._step_began = now
         for job in self._answers.jobs.overdue(now):
             self._drop(job)
             self._answers.fail(job, worker_pb2.FAILURE_CODE_DEADLINE, "the request's time is up")
@@ -223,11 +225,14 @@ class RequestHandler:
 
     def on_computed(self, request: Request, upto: int) -> None:
         """KV of tokens [0, upto) is in the pool."""
-        if self._handoffs is None:
+        if self._handoffs is not None:
+            self._handoffs.outgoing.on_computed(request, upto)
+            self._handoffs.migrations.on_computed(request, upto)
+        if upto > len(request.prompt) or (job := self._answers.jobs.get(request.id)) is None:
             return
-        self._handoffs.outgoing.on_computed(request, upto)
-        self._handoffs.migrations.on_computed(request, upto)
-        if upto < len(request.prompt) and (job := self._answers.jobs.get(request.id)) is not None:
+        if not (job.said_cached or request.pinned):
+            self._add_chunk(job, upto)
+        if self._handoffs is not None and upto < len(request.prompt):
             self._answers.outbox.progress(job, upto)
 
     def on_finished(self, request: Request) -> bool:
@@ -238,6 +243,18 @@ class RequestHandler:
         )
 
     # ------------------------------------------------------------------------------ inside
+
+    def _add_chunk(self, job: Job, upto: int) -> None:
+        last = job.chunks[-1] if job.chunks else None
+        first = last.first_token + last.num_tokens if last else job.request.num_cached or 0
+        job.chunks.append(
+            worker_pb2.Span(
+                begin_s=self._step_began - job.arrival,
+                end_s=self._clock() - job.arrival,
+                first_token=first,
+                num_tokens=max(upto - first, 0),
+            )
+        )
 
     def _submit(self, job: Job) -> None:
         """Raises QueueFull or InvalidRequest."""
@@ -336,6 +353,8 @@ class RequestHandler:
             return _Trouble(error.code, str(error))
         except InvalidRequest as error:
             return _Trouble(worker_pb2.FAILURE_CODE_INVALID, str(error))
+        except DeadlineUnreachable as error:
+            return _Trouble(worker_pb2.FAILURE_CODE_DEADLINE, str(error))
         except QueueFull as error:
             return _Trouble(worker_pb2.FAILURE_CODE_OVERLOADED, str(error))
         except EngineError:

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from benchmarks.cluster.device import DeviceCosts, work_of
-from engine.config import PATIENCE, Policy
+from engine.config import PATIENCE, Policy, SchedulerConfig
 from engine.core.kv_manager import KVManager, Reservation
 from engine.core.plan import Chunk, StepPlan
 from engine.core.request import Request
 from engine.core.sampling_params import FinishReason
 from engine.sched.itl_controller import PromptCost
-from engine.sched.scheduler import Limits, Scheduler
+from engine.sched.scheduler import Scheduler
 from router.placement import StepWork
 
 __all__ = ["Listener", "SimWorker", "StepReport", "WorkerSettings"]
@@ -101,19 +101,19 @@ class SimWorker:
         self.settings = settings
         self.kv = KVManager(settings.num_pages, settings.page_size, radix_cache=settings.radix_cache)
         self.scheduler = Scheduler(
-            Limits(
-                budget=settings.chunk_tokens,
-                max_running=settings.max_running,
-                max_tokens=settings.num_pages * settings.page_size,
-                max_waiting=1 << 30,
-                longest_chunk=settings.longest_chunk,
+            SchedulerConfig(
+                chunk_budget=settings.chunk_tokens,
+                max_running_requests=settings.max_running,
+                max_waiting_requests=1 << 30,
+                long_prefill_token_threshold=settings.longest_chunk,
                 itl_target_s=settings.step_target_s,
                 token_tile=tile,
                 costly_context=costly_context,
                 policy=settings.policy,
-                patience=settings.patience,
+                prompt_patience=settings.patience,
             ),
             self.kv,
+            context=settings.num_pages * settings.page_size,
         )
         self.due = math.inf
         """When `turn` is called next."""

@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.lib.sampling_flags import sampling_arguments, sampling_of
 from common.garbage_collection import tune_gc
-from engine.config import EngineConfig
+from engine.config import EngineConfig, SchedulerConfig
 from engine.core.request import Request
 from engine.device.defaults import defaults_for
 from engine.engine import Engine
@@ -49,9 +49,11 @@ def build_engine(options: argparse.Namespace) -> Engine:
             num_pages=0,
             page_size=options.page_size,
             max_model_len=options.max_model_len,
-            max_running_requests=options.max_running_requests,
-            max_waiting_requests=1_000_000,
-            chunk_budget=suited.chunk_budget if chunk is None else chunk,
+            scheduler=SchedulerConfig(
+                max_running_requests=options.max_running_requests,
+                max_waiting_requests=1_000_000,
+                chunk_budget=suited.chunk_budget if chunk is None else chunk,
+            ),
             cuda_graph_max_batch=suited.graph_batch if graphs is None else graphs,
             cuda_graph_max_tokens=suited.graph_tokens if tokens is None else tokens,
             overlap=not options.no_overlap,

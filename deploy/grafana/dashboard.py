@@ -23,6 +23,8 @@ class Panel:
     """(expression, legend) each."""
     help: str = ""
     stacked: bool = False
+    limit: float | None = None
+    """Drawn as a line; docs/tuning.md and the alerts have the same."""
 
 
 def quantiles(metric: str, by: str = "") -> tuple[tuple[str, str], ...]:
@@ -45,8 +47,8 @@ def rate(metric: str, by: str) -> tuple[tuple[str, str], ...]:
 
 ROWS = {
     "What clients see": (
-        Panel("Time to first token", "s", quantiles("baton_ttft_seconds")),
-        Panel("Between two tokens", "s", quantiles("baton_itl_seconds")),
+        Panel("Time to first token", "s", quantiles("baton_ttft_seconds"), limit=1.0),
+        Panel("Between two tokens", "s", quantiles("baton_itl_seconds"), limit=0.1),
         Panel("Whole answer", "s", quantiles("baton_e2e_seconds")),
         Panel("Requests, by how they ended", "reqps", rate("baton_requests_total", "outcome"), stacked=True),
         Panel(
@@ -112,8 +114,17 @@ ROWS = {
                 ),
             ),
         ),
+        Panel("Token usage", "percentunit", (("baton_token_usage", "{{worker}}"),), limit=0.95),
+        Panel(
+            "Running requests against their limit",
+            "percentunit",
+            (("baton_running_requests / baton_max_running_requests", "{{worker}}"),),
+            limit=0.95,
+        ),
+        Panel("Prompt tokens of a step", "short", quantiles("baton_step_prompt_tokens", "role")),
+        Panel("Decodes of a step", "short", quantiles("baton_step_decodes", "role")),
         Panel("Workers in service", "short", (("sum by (role) (baton_worker_up)", "{{role}}"),)),
-        Panel("Preemptions", "short", rate("baton_preemptions_total", "worker")),
+        Panel("Preemptions", "short", rate("baton_preemptions_total", "worker"), limit=0.1),
         Panel("Retries", "reqps", rate("baton_request_retries_total", "failed_worker")),
     ),
     "Handoff of KV": (
@@ -160,14 +171,21 @@ def _panels() -> Iterator[dict[str, Any]]:
 
 def _panel(panel: Panel, grid: dict[str, int]) -> dict[str, Any]:
     source = {"type": "prometheus", "uid": "${source}"}
-    drawing = {"fillOpacity": 30, "stacking": {"mode": "normal"}} if panel.stacked else {"fillOpacity": 0}
+    drawing: dict[str, Any] = (
+        {"fillOpacity": 30, "stacking": {"mode": "normal"}} if panel.stacked else {"fillOpacity": 0}
+    )
+    defaults: dict[str, Any] = {"unit": panel.unit, "min": 0, "custom": drawing}
+    if panel.limit is not None:
+        drawing["thresholdsStyle"] = {"mode": "line"}
+        steps = [{"color": "green", "value": None}, {"color": "red", "value": panel.limit}]
+        defaults["thresholds"] = {"mode": "absolute", "steps": steps}
     return {
         "type": "timeseries",
         "title": panel.title,
         "description": panel.help,
         "datasource": source,
         "gridPos": grid,
-        "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0, "custom": drawing}, "overrides": []},
+        "fieldConfig": {"defaults": defaults, "overrides": []},
         "targets": [
             {"refId": chr(ord("A") + index), "expr": expression, "legendFormat": legend, "datasource": source}
             for index, (expression, legend) in enumerate(panel.series)

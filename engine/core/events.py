@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from engine.core.plan import StepPlan
 from engine.core.request import Request, TokenId
 from engine.core.sampling_params import FinishReason, TokenLogprobs
+from engine.core.waits import WaitReason
 from engine.errors import EngineError
 from engine.kv_cache.pages import PageCounts
 
-__all__ = ["EngineStats", "StepMeasured", "StepOutput", "TokenOut"]
+__all__ = ["EngineStats", "Occupancy", "StepMeasured", "StepOutput", "TokenOut"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,10 @@ class StepOutput:
     client's fault."""
     num_tokens: int = 0
     """Tokens that the step computed; 0: there was nothing to compute."""
+    num_prompts: int = 0
+    """Prompt chunks among them; all other tokens are decodes."""
+    prompt_tokens: int = 0
+    """Of those chunks together."""
     completed: bool = False
     """A step has completed, perhaps without tokens: requests that waited for its pages may go on."""
     blocked: bool = False
@@ -70,12 +75,37 @@ class StepOutput:
     measured: StepMeasured | None = None
     """Of that step; a sample of the steps is measured."""
 
+    @property
+    def has_both(self) -> bool:
+        """Prompts and decodes in one step."""
+        return 0 < self.prompt_tokens < self.num_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """How full the engine is: O(1), for every step."""
+
+    waiting: int
+    running: int
+    used_pages: int
+    """Held by requests or in flight: neither free nor evictable."""
+    total_pages: int
+    paced_tokens: int | None = None
+    """Prompt tokens that the ITL target leaves room for in a step with decodes; None: there is no target."""
+
+    @property
+    def usage(self) -> float:
+        """0 to 1: SGLang's token usage."""
+        return self.used_pages / self.total_pages
+
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
     waiting: int
     starved: int
     """`waiting` if one of those waits for pages or was preempted; 0 if all only wait for room in a step."""
+    waits_for: WaitReason | None
+    """Why the head of the queue waits; None if nothing does."""
     running: int
     waiting_tokens: int
     """Prompt tokens not yet computed."""

@@ -22,10 +22,13 @@ def largest_step(config: EngineConfig) -> list[Span]:
     Prompts are at the end of the longest context, where attention reads most. A budget beyond that context
     takes several prompts, and the result may then have a few requests more than run at once.
     """
-    longest, decodes = config.max_model_len, config.max_running_requests - 1
-    # With chunking off, one whole prompt, or several that are no longer together.
-    budget = longest + decodes if config.chunk_budget is None else config.chunk_budget
-    tokens = max(budget - decodes, config.page_size)
+    longest, decodes = config.max_model_len, config.scheduler.max_running_requests - 1
+    scheduler = config.scheduler
+    limit = scheduler.prefill_limit(longest)
+    if scheduler.chunk_budget is None:  # decodes take nothing of what prompts may have
+        tokens = limit if scheduler.chunked_prefill else longest
+    else:
+        tokens = max(limit - decodes, config.page_size)
     whole, rest = divmod(tokens, longest)
     lengths = [longest] * whole + [rest] * bool(rest) + [1] * decodes
     return [Span(longest - length if length > 1 else 0, length) for length in lengths]

@@ -51,5 +51,10 @@ class StepPlan:
         """Tokens of chunks that are no decodes."""
         return sum(chunk.length for chunk in self.chunks if chunk.length > 1)
 
+    @property
+    def num_prompts(self) -> int:
+        """Chunks that are no decodes. O(their number)."""
+        return next((k for k, chunk in enumerate(self.chunks) if chunk.length == 1), len(self.chunks))
+
     def __bool__(self) -> bool:
         return bool(self.chunks)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from engine.core.sampling_params import FinishReason, SamplingParams
+from engine.core.waits import WaitMark, WaitReason
 from engine.grammar.matcher import Matcher
 from engine.kv_cache.radix import RadixNode
 
@@ -33,6 +35,11 @@ class Request:
     sampling: SamplingParams
     output: list[TokenId] = field(default_factory=list)
     priority: int = 0
+    """More urgent if larger, unless `SchedulerConfig.low_priority_values_first`."""
+    tenant: str = ""
+    """Requests of one tenant share its turn; see `SchedulerConfig.tenant_quantum`."""
+    ttft_target_s: float = math.inf
+    """The first token is wanted within this time of `arrival`."""
     arrival: float = 0.0
 
     num_computed: int = 0
@@ -49,10 +56,17 @@ class Request:
     """Prompt tokens that the prefix cache is expected to hold, until the request is admitted."""
     num_cached: int | None = None
     """Tokens found in the prefix cache at first admission; None before that."""
+    number: int = 0
+    """Counts submissions to one scheduler."""
+    tokens_before: int = 0
+    """Prompt tokens that had been admitted when it was submitted."""
+    wait_mark: WaitMark = ()
+    waited: Mapping[WaitReason, float] = field(default_factory=dict)
+    """Seconds until it was admitted, or until its KV was here, by reason."""
     pinned: bool = False
     """A peer may read its pages, which therefore stay: the request is never preempted."""
     paused: bool = False
-    """No step computes any of it until it goes on, here or elsewhere. It keeps its pages and its slot."""
+    """It decodes no further until it goes on, here or elsewhere. It keeps its pages and its slot."""
     matcher: Matcher | None = None
     """Follows `sampling.grammar`; set when an engine takes the request."""
     finish: FinishReason | None = None
@@ -70,6 +84,11 @@ class Request:
     def turn(self) -> float:
         """Orders prompts, lowest first: tokens still to compute, aged by `handicap`."""
         return self.num_pending - self.num_expected + self.handicap
+
+    @property
+    def deadline(self) -> float:
+        """Of the first token, by the engine's clock."""
+        return self.arrival + self.ttft_target_s
 
     @property
     def awaits_token(self) -> bool:

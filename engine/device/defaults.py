@@ -1,4 +1,7 @@
-"""Chunk and graph sizes that suit a GPU, by its memory. Free of torch."""
+"""Chunk and graph sizes that suit a GPU, by its memory. Free of torch.
+
+Chunks and decode graphs are SGLang's, at SGLang's bounds (`server_args.py`, `_handle_gpu_memory_settings`).
+"""
 
 from __future__ import annotations
 
@@ -29,15 +32,16 @@ class DeviceDefaults:
 
 _BY_MEMORY: Final = (
     # GiB below which, chunk, largest graph of decodes with TP below 4, and from 4 on, largest of mixed steps
-    (20, 2048, 8, 8, 256),
-    (30, 2048, 16, 80, 256),
-    (48, 4096, 32, 160, 512),
-    (100, 8192, 256, 512, 1024),
-    (math.inf, 16384, 512, 512, 2048),
+    (20, 2048, 8, 8, 256),  # T4, 4080
+    (35, 2048, 24, 80, 256),  # A10, 4090, 5090
+    (60, 4096, 32, 160, 512),  # A100 40 GB, L40
+    (90, 8192, 256, 512, 1024),  # H100, A100 80 GB
+    (160, 8192, 256, 512, 2048),  # H20, H200
+    (math.inf, 16384, 512, 512, 2048),  # B200, MI300
 )
 
 
 def defaults_for(total_bytes: int, tp_size: int = 1) -> DeviceDefaults:
-    """For a GPU with so much memory, of `tp_size` that share a model. `graph_tokens` apart, as SGLang."""
+    """For a GPU with so much memory, of `tp_size` that share a model. `graph_tokens` are measured here."""
     chunk, graph, graph_tp, tokens = next(sizes for below, *sizes in _BY_MEMORY if total_bytes < below * _GIB)
     return DeviceDefaults(chunk, graph_tp if tp_size >= 4 else graph, tokens)

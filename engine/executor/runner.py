@@ -167,15 +167,15 @@ class ModelRunner:
         self._sampler = Sampler(
             vocab_size=self.spec.vocab_size,
             eos_token_ids=self.spec.eos_token_ids,
-            max_requests=config.max_running_requests,
+            max_requests=config.scheduler.max_running_requests,
             device=self._device,
         )
         # Page ids are the same on all ranks, so the smallest room decides.
         self.kv = self._pool(config, ranks.all_reduce_min(config.num_pages or self._pages_that_fit(config)))
-        self._steps = StepWriter(config.max_running_requests)
+        self._steps = StepWriter(config.scheduler.max_running_requests)
         self._batches = BatchBuilder(
             page_size=config.page_size,
-            max_requests=config.max_running_requests,
+            max_requests=config.scheduler.max_running_requests,
             max_model_len=config.max_model_len,
             scratch_page=self.kv.scratch_page,
             device=self._device,
@@ -184,7 +184,9 @@ class ModelRunner:
         """The first that fits is taken."""
         # The token last sampled for each slot. The next step reads it here, so that it can be enqueued
         # before the host knows what was sampled.
-        self._last_tokens = torch.zeros(config.max_running_requests, dtype=torch.int64, device=self._device)
+        self._last_tokens = torch.zeros(
+            config.scheduler.max_running_requests, dtype=torch.int64, device=self._device
+        )
 
     @torch.inference_mode()
     def prepare(self, plan: StepPlan) -> PreparedStep:
@@ -261,7 +263,9 @@ class ModelRunner:
 
     def _attention_over(self, pool: KVPool, config: EngineConfig) -> AttentionBackend:
         heads = self._model.part.num_heads
-        return attention_for(config.attention_backend, pool, heads, max_requests=config.max_running_requests)
+        return attention_for(
+            config.attention_backend, pool, heads, max_requests=config.scheduler.max_running_requests
+        )
 
     @torch.inference_mode()
     def _pages_that_fit(self, config: EngineConfig) -> int:
@@ -273,7 +277,7 @@ class ModelRunner:
         batch = scratch_batch(largest_step(config), pool.scratch_page, config.page_size, self._device)
         advice = "lower --chunked-prefill-size or --max-running-requests"
         with advising(f"a step of {len(batch.input_ids)} tokens", advice), Probe(self._device) as probe:
-            self._profile_run(batch, attention, rows=config.max_running_requests)
+            self._profile_run(batch, attention, rows=config.scheduler.max_running_requests)
         reserve = GRAPH_BYTES if config.cuda_graph_max_batch or config.cuda_graph_max_tokens else 0
         return probe.pages_that_fit(pool.page_bytes, fraction=config.kv_memory_fraction, reserve=reserve)
 
@@ -289,7 +293,7 @@ class ModelRunner:
     def _ways(self, attention: AttentionBackend, config: EngineConfig, progress: Progress) -> list[Forward]:
         ways: list[Forward] = []
         if isinstance(attention, GraphableAttention):
-            largest_batch = min(config.cuda_graph_max_batch, config.max_running_requests)
+            largest_batch = min(config.cuda_graph_max_batch, config.scheduler.max_running_requests)
             if largest_batch:
                 ways.append(
                     DecodeGraphs(

@@ -68,6 +68,8 @@ class RadixCache:
         self.page_size = page_size
         self.root = RadixNode(None, (), [], 0)
         self.root.locks = 1  # never evicted
+        self.version = 0
+        """Changes whenever a match may."""
         self.num_pages = 0
         self.num_evictable = 0
         self._journal: CacheJournal | None = None
@@ -125,6 +127,7 @@ class RadixCache:
         rest = tuple(tokens[known * self.page_size :])
         leaf = RadixNode(found.node, rest, adopted, found.node.depth + len(adopted))
         found.node.children[rest[: self.page_size]] = leaf
+        self.version += 1
         if self._journal is not None:
             before = found.node.blocks[-1] if found.node.blocks else None
             leaf.blocks = block_hashes(rest, self.page_size, before)
@@ -177,6 +180,7 @@ class RadixCache:
         With it goes all that was computed behind it, and what is before it as far up as nobody else uses it.
         Nothing is dropped while somebody reads it. O(nodes dropped).
         """
+        self.version += 1
         dropped: list[int] = []
         if node.parent is not None and not node.locks:
             for below in self._below(node):
@@ -204,6 +208,7 @@ class RadixCache:
             stack += below.children.values()
 
     def _trim(self, leaf: RadixNode, keep: int) -> None:
+        self.version += 1
         parent = leaf.parent
         assert parent is not None
         self._report_removed(leaf.blocks[keep:])
@@ -253,6 +258,7 @@ class RadixCache:
 
         The old object stays the lower end, since requests hold on to it as the deepest node they use.
         """
+        self.version += 1
         size, parent = self.page_size, node.parent
         assert parent is not None
         upper = RadixNode(

@@ -3,52 +3,150 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.config import Forecast, SchedulerConfig
 from engine.core.kv_manager import KVManager
 from engine.core.request import Request
-from engine.sched.page_forecast import OutputLengths, peak_growth
+from engine.sched.page_forecast import OutputLengths, allowed_tokens, peak_growth
 
-__all__ = ["AdmissionForecast"]
+__all__ = ["AdmissionForecast", "Forecaster"]
+
+_CLIP_TOKENS: Final = 4096
+"""SGLang counts no more than this many output tokens of a request."""
+_RETRACT_STEPS: Final = 20
+_DECAY_STEPS: Final = 600
 
 
-class AdmissionForecast:
-    """The admissions of one plan: what all that run will take until they end, and give back then.
-
-    Costs O(running) at the first question, and again whenever a prefix gets its second reader.
-    """
-
-    def __init__(self, kv: KVManager, lengths: OutputLengths, running: Sequence[Request]) -> None:
-        """Besides `running`, whose KV is still on its way from another worker counts: it runs soon."""
-        self._kv = kv
-        self._lengths = lengths
-        self._running = [*running, *(reservation.request for reservation in kv.reservations.values())]
-        self._alone: list[int] = []
-        self._growth: list[int] = []
+class AdmissionForecast(Protocol):
+    """The admissions of one plan: what all that run will take until they end, and give back then."""
 
     def headroom(self, request: Request, alone: int) -> int:
-        """Pages to leave available so that nobody is preempted later, if `request` holds `alone` by itself.
-
-        0 if nobody runs: alone it may take what there is.
-        """
-        if not self._running:
-            return 0
-        if not self._growth:
-            self._growth = [self._growth_of(r) for r in self._running]
-            self._count_alone()
-        elif self._kv.is_second_reader(request):
-            self._count_alone()
-        return peak_growth([*self._alone, alone], [*self._growth, self._growth_of(request)])
+        """Pages to leave available if `request` is admitted and holds `alone` pages by itself."""
 
     def admitted(self, request: Request) -> None:
         """`request` runs now."""
+
+
+class _NewTokenRatio:
+    """SGLang's forecast: the share of the allowed output tokens that running requests will still produce.
+
+    It begins at 0.7 times the conservativeness and falls to a seventh of that over 600 decode steps; when a
+    request is retracted it is set to what has been produced, and 20 tokens more of each request.
+    """
+
+    def __init__(self, conservativeness: float) -> None:
+        self._first = min(0.7 * conservativeness, 1.0)
+        self._least = min(0.14 * self._first, 1.0)
+        self.value = self._first
+
+    def decoded(self) -> None:
+        """A step decoded, and nothing was retracted."""
+        self.value = max(self.value - (self._first - self._least) / _DECAY_STEPS, self._least)
+
+    def retracted(self, decoding: Sequence[Request]) -> None:
+        produced = sum(len(request.output) for request in decoding) + _RETRACT_STEPS * len(decoding)
+        allowed = sum(request.sampling.max_tokens for request in decoding) + 1
+        self.value = min(1.0, produced / allowed)
+
+
+class Forecaster:
+    """Makes a forecast for each plan, by the configured kind."""
+
+    def __init__(self, config: SchedulerConfig, kv: KVManager, lengths: OutputLengths) -> None:
+        self._config = config
+        self._kv = kv
+        self._lengths = lengths
+        self._ratio = _NewTokenRatio(config.schedule_conservativeness)
+
+    def forecast(self, running: Sequence[Request]) -> AdmissionForecast:
+        """Requests whose KV is on its way from another worker count as well: they run soon."""
+        kv = self._kv
+        active = [*running, *(reservation.request for reservation in kv.reservations.values())]
+        match self._config.forecast:
+            case Forecast.PEAK:
+                return _Peak(kv, self._lengths, self._config.schedule_conservativeness, active)
+            case Forecast.NEW_TOKEN_RATIO:
+                return _Ratio(kv.page_size, self._ratio.value, active)
+            case Forecast.NONE:
+                return _Nothing()
+
+    def decoded(self) -> None:
+        """A step decodes, and nothing was preempted for it."""
+        self._ratio.decoded()
+
+    def retracted(self, running: Sequence[Request]) -> None:
+        """A request was preempted, and these still run."""
+        self._ratio.retracted([request for request in running if request.output])
+
+
+class _Peak:
+    """Costs O(running) at the first question, and again whenever a prefix gets its second reader."""
+
+    def __init__(self, kv: KVManager, lengths: OutputLengths, factor: float, running: list[Request]) -> None:
+        self._kv = kv
+        self._lengths = lengths
+        self._factor = factor
+        self._running = running
+        self._alone: NDArray[np.int64] | None = None
+        self._growth = np.zeros(0, dtype=np.int64)
+
+    def headroom(self, request: Request, alone: int) -> int:
+        """0 if nothing runs: a request by itself may take what there is."""
+        if not self._running:
+            return 0
+        if not len(self._growth):
+            self._growth = self._growth_of(self._running)
+        growth = self._growth_of([request])
+        most = int(self._growth.sum() + growth[0])
+        if most + alone <= self._kv.num_available:
+            return most  # enough even if none gives anything back before the others are done
+        if self._alone is None or self._kv.is_second_reader(request):
+            self._alone = np.array([self._kv.pages_alone(r) for r in self._running], dtype=np.int64)
+        return peak_growth(np.append(self._alone, alone), np.append(self._growth, growth))
+
+    def admitted(self, request: Request) -> None:
         self._running.append(request)
-        if self._growth:
-            self._alone.append(self._kv.pages_alone(request))
-            self._growth.append(self._growth_of(request))
+        if self._alone is not None:
+            self._alone = np.append(self._alone, self._kv.pages_alone(request))
+        if len(self._growth):
+            self._growth = np.append(self._growth, self._growth_of([request]))
 
-    def _count_alone(self) -> None:
-        self._alone = [self._kv.pages_alone(r) for r in self._running]
+    def _growth_of(self, requests: Sequence[Request]) -> NDArray[np.int64]:
+        """Pages that they will probably still take."""
+        tokens = self._lengths.remaining(requests)
+        if self._factor != 1.0:
+            tokens = np.minimum((tokens * self._factor).astype(np.int64), allowed_tokens(requests))
+        return -(-tokens // self._kv.page_size)
 
-    def _growth_of(self, request: Request) -> int:
-        """Pages that it will probably still take."""
-        return -(-self._lengths.remaining(request) // self._kv.page_size)
+
+class _Ratio:
+    def __init__(self, page_size: int, ratio: float, running: list[Request]) -> None:
+        self._page_size = page_size
+        self._is_idle = not running
+        self._tokens = ratio * sum(_still_allowed(request) for request in running)
+
+    def headroom(self, request: Request, alone: int) -> int:
+        """0 if nothing runs: a request by itself may take what there is."""
+        if self._is_idle:
+            return 0
+        return -(-int(self._tokens + _still_allowed(request)) // self._page_size)
+
+    def admitted(self, request: Request) -> None:
+        self._is_idle = False
+        self._tokens += _still_allowed(request)
+
+
+class _Nothing:
+    def headroom(self, request: Request, alone: int) -> int:
+        return 0
+
+    def admitted(self, request: Request) -> None:
+        pass
+
+
+def _still_allowed(request: Request) -> int:
+    return min(max(request.sampling.max_tokens - len(request.output), 0), _CLIP_TOKENS)

@@ -1,65 +1,72 @@
-"""Which waiting request goes next."""
+"""The policies as objects: who is admitted next, who is preempted, and for whom."""
 
 from __future__ import annotations
 
 import random
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import TypeAlias
 
-from engine.config import Policy
+from engine.config import Policy, SchedulerConfig, Victim
 from engine.core.request import Request
-from engine.kv_cache.radix import RadixCache, RadixNode
 
-__all__ = ["MAX_RANKED", "rank"]
+__all__ = ["PolicyRules", "rules_for"]
 
-MAX_RANKED = 128
-"""Policies that look into the cache look at this many requests; the others keep their order of arrival."""
+VictimKey: TypeAlias = tuple[float, ...]
 
 
-def rank(
-    waiting: Sequence[Request], policy: Policy, cache: RadixCache | None, rng: random.Random
-) -> Iterable[Request]:
-    """`waiting` (by `Request.turn`) in the order in which to admit. Ties keep their order of arrival.
+@dataclass(frozen=True, slots=True)
+class PolicyRules:
+    admission_key: Callable[[Request], float]
+    """Lowest first, ties in order of arrival. Constant while the request waits."""
+    victim_key: Callable[[Request], VictimKey]
+    """The highest is preempted first; of equals, the last admitted."""
+    may_preempt: Callable[[Request, Request], bool]
+    """Whether a waiting request (first) may take the place of a running one (second)."""
+    interleaves: bool = False
+    """Prompts in progress are ordered by the admission key among those that wait, not ahead of them."""
 
-    Requests that were preempted come first where the policy has no other reason.
-    """
-    if policy is Policy.SHORTEST:
-        return waiting
-    arrived = sorted(waiting, key=lambda r: r.handicap)
-    match policy:
+
+def rules_for(config: SchedulerConfig, seed: int) -> PolicyRules:
+    """LPM and DFS-weight admit in order of arrival here; `PrefixRanker` reorders the front of the queue."""
+    by_output = _least_output if config.victim is Victim.LEAST_OUTPUT else _last_admitted
+    match config.policy:
+        case Policy.SHORTEST:
+            return PolicyRules(attrgetter("turn"), by_output, _never, interleaves=True)
+        case Policy.DEADLINE:
+            return PolicyRules(attrgetter("deadline"), by_output, _never, interleaves=True)
         case Policy.PRIORITY:
-            return sorted(arrived, key=lambda r: r.priority)
+            return _priority_rules(config, by_output)
         case Policy.LOF:
-            return sorted(arrived, key=lambda r: -r.sampling.max_tokens)
+            return PolicyRules(lambda request: -request.sampling.max_tokens, by_output, _never)
         case Policy.RANDOM:
-            return rng.sample(arrived, len(arrived))
-        case Policy.LPM | Policy.DFS_WEIGHT if cache is not None:
-            first, later = arrived[:MAX_RANKED], arrived[MAX_RANKED:]
-            by_prefix = _longest_prefix if policy is Policy.LPM else _depth_first
-            return [*by_prefix(first, cache), *later]
-    return arrived
+            rng = random.Random(seed)
+            return PolicyRules(lambda _: rng.random(), by_output, _never)
+        case Policy.FCFS | Policy.LPM | Policy.DFS_WEIGHT:
+            return PolicyRules(lambda _: 0.0, by_output, _never)
 
 
-def _longest_prefix(waiting: list[Request], cache: RadixCache) -> list[Request]:
-    return sorted(waiting, key=lambda r: -len(cache.match(r.prompt, touch=False).pages))
+def _priority_rules(config: SchedulerConfig, by_output: Callable[[Request], VictimKey]) -> PolicyRules:
+    sign = 1 if config.low_priority_values_first else -1
+    threshold = config.priority_preemption_threshold
+
+    def rank(request: Request) -> int:
+        return sign * request.priority
+
+    def may_preempt(waiting: Request, running: Request) -> bool:
+        return threshold is not None and rank(running) - rank(waiting) > threshold
+
+    return PolicyRules(rank, lambda request: (rank(request), *by_output(request)), may_preempt)
 
 
-def _depth_first(waiting: list[Request], cache: RadixCache) -> list[Request]:
-    """Subtrees with most waiting requests first, and each subtree at one go (SGLang's dfs-weight)."""
-    at = {r.id: cache.match(r.prompt, touch=False).node for r in waiting}
-    weight: Counter[RadixNode] = Counter()
-    for node in at.values():
-        above: RadixNode | None = node
-        while above is not None:
-            weight[above] += 1
-            above = above.parent
+def _never(waiting: Request, running: Request) -> bool:
+    return False
 
-    def path(request: Request) -> list[tuple[int, int]]:
-        steps: list[tuple[int, int]] = []
-        node: RadixNode | None = at[request.id]
-        while node is not None:
-            steps.append((-weight[node], id(node)))
-            node = node.parent
-        return steps[::-1]
 
-    return sorted(waiting, key=path)
+def _last_admitted(request: Request) -> VictimKey:
+    return ()
+
+
+def _least_output(request: Request) -> VictimKey:
+    return (-len(request.output), len(request.prompt))

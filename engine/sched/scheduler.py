@@ -3,55 +3,29 @@
 from __future__ import annotations
 
 import math
-import random
-from bisect import insort
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import partial
-from operator import attrgetter
+from collections.abc import Sequence
 
-from engine.config import PATIENCE, Batching, Policy
+from engine.config import Batching, Policy, SchedulerConfig
 from engine.core.kv_manager import KVManager
 from engine.core.plan import Chunk, StepPlan
 from engine.core.request import PENDING, Request
 from engine.core.sampling_params import FinishReason
+from engine.core.waits import WaitReason
 from engine.errors import InvalidRequest, QueueFull
-from engine.sched.admission_forecast import AdmissionForecast
-from engine.sched.itl_controller import ITLController, PromptCost, whole_tiles
+from engine.sched.admission import Admission
+from engine.sched.admission_forecast import Forecaster
+from engine.sched.itl_controller import ITLController
 from engine.sched.page_forecast import OutputLengths
-from engine.sched.policy import rank
+from engine.sched.policy import PolicyRules, rules_for
+from engine.sched.prefill_share import PrefillShare
+from engine.sched.prefix_ranker import PrefixRanker
 from engine.sched.prefixes_in_flight import PrefixesInFlight
-from engine.sched.token_budget import Progress, split_budget, unfilled, whole_prompts
+from engine.sched.queues import Queues
+from engine.sched.token_budget import Progress
+from engine.sched.waiting_queue import WaitingQueue
 
-__all__ = ["Limits", "Scheduler"]
-
-_turn = attrgetter("turn")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    budget: int | None
-    """Tokens a step; None: chunking is off."""
-    max_running: int
-    max_tokens: int
-    """Prompt and output of one request together."""
-    max_waiting: int = 4096
-    longest_chunk: int | None = None
-    itl_target_s: float | None = None
-    """Chunks beside decodes are kept so small that steps take about so long."""
-    token_tile: int = 1
-    """Such steps have a multiple of so many tokens, if there are prompts enough."""
-    costly_context: float = math.inf
-    """See PromptCost."""
-    batching: Batching = Batching.MIXED
-    policy: Policy = Policy.SHORTEST
-    patience: float = PATIENCE
-    """See `EngineConfig.prompt_patience`. Raises ValueError unless it is finite and above 0."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.patience < math.inf:
-            raise ValueError(f"patience {self.patience}: use a finite number above 0, such as {PATIENCE:g}")
+__all__ = ["Scheduler"]
 
 
 class Scheduler:
@@ -61,97 +35,102 @@ class Scheduler:
     differ only in how many tokens they have to catch up with.
     """
 
-    def __init__(self, limits: Limits, kv: KVManager, *, seed: int = 0) -> None:
-        self.limits = limits
+    def __init__(self, config: SchedulerConfig, kv: KVManager, *, context: int, seed: int = 0) -> None:
+        """`context`: prompt and output tokens that one request may have."""
+        self.config = config
         self.kv = kv
-        self.waiting: list[Request] = []
-        """By `Request.turn`: those that were preempted first."""
-        self.adopted: deque[Request] = deque()
-        """Their KV is here, and only a slot is missing. In order of arrival."""
-        self.running: list[Request] = []
-        """In order of admission. The last that is not pinned is the first to be preempted."""
-        self.num_preemptions = 0
-        self.itl_controller = (
-            None
-            if limits.itl_target_s is None or limits.budget is None
-            else ITLController(limits.itl_target_s, limits.budget)
-        )
-        self._cost = PromptCost(limits.costly_context)
-        self._slots = list(range(limits.max_running - 1, -1, -1))
-        self._rng = random.Random(seed)
+        self.context = context
+        self._rules = rules_for(config, seed)
+        self._queues = Queues(config, kv, self._rules, _waiting_queue(config, kv, self._rules))
+        self._share = PrefillShare(config, kv.page_size, context)
         self._lengths = OutputLengths()
+        self._forecaster = Forecaster(config, kv, self._lengths)
+        self._admission = Admission(config, kv, self._queues, self._rules, self._share, self._forecaster)
+        self._shares_prefixes = kv.cache is not None and config.share_prefixes
         self._in_flight = PrefixesInFlight(kv.page_size)
-        """Chunks of steps that have not completed; empty without a prefix cache."""
-        self._short_of_pages = False
-        """Whether the last plan left a request waiting because there were no pages for it."""
+        """Chunks of steps that have not completed; empty unless prefixes are shared."""
         self._submitted = 0
         """Prompt tokens submitted so far, without those that were cached then."""
         self._prompts_were_last = False
-        self._is_reading = False
-        """Whether the last plan left prompts to be read; to look for them takes a quarter of planning."""
 
-    def submit(self, request: Request) -> None:
-        """Raises InvalidRequest for one that can never run, QueueFull if too many wait."""
-        if request.num_tokens >= self.limits.max_tokens:
-            raise InvalidRequest(
-                f"{request.num_tokens} tokens leave no room for an answer: "
-                f"the context holds {self.limits.max_tokens}"
-            )
-        if len(self.waiting) >= self.limits.max_waiting:
-            raise QueueFull(f"{len(self.waiting)} requests wait already")
-        if self.kv.cache is not None:
-            cached = self.kv.cache.match(request.tokens(0, request.num_tokens - 1), touch=False)
-            request.num_expected = len(cached.pages) * self.kv.page_size
-        request.handicap = self._submitted / self.limits.patience
-        self._submitted += request.num_pending - request.num_expected
-        insort(self.waiting, request, key=_turn)
+    @property
+    def waiting(self) -> WaitingQueue:
+        return self._queues.waiting
 
-    def adopt(self, request: Request) -> None:
-        """A request whose KV is here already: it decodes in the next step, or as soon as a slot is free."""
-        self.adopted.append(request)
+    @property
+    def running(self) -> Sequence[Request]:
+        """In order of admission."""
+        return self._queues.running
+
+    @property
+    def adopted(self) -> deque[Request]:
+        """Their KV is here, and only a slot is missing. In order of arrival."""
+        return self._queues.adopted
+
+    @property
+    def itl_controller(self) -> ITLController | None:
+        return self._share.itl_controller
+
+    @property
+    def num_preemptions(self) -> int:
+        return self._queues.num_preemptions
 
     @property
     def num_waiting(self) -> int:
-        return len(self.waiting) + len(self.adopted)
+        return self._queues.num_waiting
+
+    @property
+    def waits_for(self) -> WaitReason | None:
+        """Why the head of the queue waits; None if nothing does."""
+        return self._queues.waits.reason
 
     @property
     def wants_pages(self) -> bool:
         """Whether a request waits for pages: it found none, or was preempted for their sake."""
-        return bool(self.waiting) and (self._short_of_pages or self.waiting[0].num_cached is not None)
+        waiting = self.waiting
+        return len(waiting) > 0 and (
+            self._admission.stopped_by is WaitReason.PAGES or waiting.num_preempted > 0
+        )
 
     @property
     def is_crowded(self) -> bool:
         """Whether a request that comes now would wait for a slot or for pages, however short it is."""
-        return self.num_waiting > 0 and (not self._slots or self.wants_pages)
+        return self.num_waiting > 0 and (not self._queues.has_slot or self.wants_pages)
 
-    def plan(self) -> StepPlan:
-        step = StepPlan()
-        self._admit_adopted()
-        self._admit_waiting(step)
-        # First, for a prompt that is found in the cache up to its last token decodes in this very step: left
-        # for the next, this step might be empty, after which the engine's caller sleeps.
-        for request in self._prompts():
-            self.kv.catch_up(request)
-        decodes: list[Chunk] = []
-        prompts: list[Chunk] = []
-        if not self._prompts_have_their_turn():
-            decodes = self._continue_decodes(step)
-        reading = sorted(self._prompts(), key=_turn)
-        if self.limits.batching is Batching.MIXED or not decodes:
-            prompts = self._continue_prompts(reading, len(decodes))
-        self._is_reading = any(r.num_pending > 1 for r in reading)
-        self._prompts_were_last = bool(prompts)
-        # Attention runs longer chunks and single tokens through different kernels; see Batch.
-        chunks = prompts + decodes
-        step.chunks = [c for c in chunks if c.length > 1] + [c for c in chunks if c.length == 1]
-        return step
+    @property
+    def has_prompts(self) -> bool:
+        """Whether the next step would have any: new ones, or what is left of others."""
+        return bool(self._queues.reading) or any(r.num_pending > 1 for r in self.waiting)
 
-    def complete(self, chunk: Chunk) -> None:
-        """The step has run: the chunk's KV is really in the pool."""
-        if chunk.length > 1:
-            self._in_flight.discard(chunk.request, chunk.start)
-        if chunk.request.slot >= 0 and chunk.length > 1:  # else it was preempted or has ended meanwhile
-            self.kv.store(chunk.request, chunk.end)
+    def submit(self, request: Request, now: float = 0.0, prefill_rate: float = math.inf) -> None:
+        """Queue a request. `prefill_rate`: prompt tokens a second, as measured.
+
+        Raises InvalidRequest for one that can never run, QueueFull if too many wait, DeadlineUnreachable if
+        requests before it take until its deadline. Costs O(waiting) for a request with a deadline.
+        """
+        if request.num_tokens >= self.context:
+            raise InvalidRequest(
+                f"{request.num_tokens} tokens leave no room for an answer: the context holds {self.context}"
+            )
+        if len(request.prompt) > self._share.largest_prompt:
+            raise InvalidRequest(
+                f"a prompt of {len(request.prompt)} tokens never fits into a step of"
+                f" {self._share.largest_prompt:.0f}: chunked prefill is off; turn it on, or raise the budget"
+            )
+        if len(self.waiting) >= self.config.max_waiting_requests:
+            raise QueueFull(f"{len(self.waiting)} requests wait already")
+        request.num_expected = self._admission.cached_tokens(request)
+        request.handicap = self._submitted / self.config.prompt_patience
+        if request.ttft_target_s < math.inf:
+            self._admission.check_deadline(request, now, prefill_rate)
+        self._submitted += request.num_pending - request.num_expected
+        self._queues.register(request, now)
+        self.waiting.add(request)
+
+    def adopt(self, request: Request, now: float = 0.0) -> None:
+        """A request whose KV is here already: it decodes in the next step, or as soon as a slot is free."""
+        self._queues.register(request, now)
+        self.adopted.append(request)
 
     def remove(self, request: Request, reason: FinishReason) -> None:
         """End a request, wherever it is. Its pages stay until `kv.release`."""
@@ -160,154 +139,129 @@ class Scheduler:
             request.output.pop()
         if reason is not FinishReason.ABORT and not request.pinned:  # else its answer goes on elsewhere
             self._lengths.ended(request)
-        if request.slot >= 0:
-            self._vacate(request)
-        else:
-            (self.adopted if request.pages else self.waiting).remove(request)
+        self._queues.remove(request)
 
     def preempt(self, request: Request) -> None:
-        """Give its pages back and let it start over, later; what the cache keeps of it, it finds again."""
-        assert not request.pinned, "a peer may be reading its pages"
-        self.num_preemptions += 1
-        self.kv.release(request)
-        self._vacate(request)
-        request.handicap = -math.inf
-        self.waiting.insert(0, request)
+        """Give its pages back and let it start over, later."""
+        self._queues.preempt(request)
 
-    def _vacate(self, request: Request) -> None:
-        self.running.remove(request)
-        self._slots.append(request.slot)
-        request.slot = -1
+    def complete(self, chunk: Chunk) -> None:
+        """The step has run: the chunk's KV is really in the pool."""
+        if chunk.length > 1 and self._in_flight:
+            self._in_flight.discard(chunk.request, chunk.start)
+        if chunk.request.slot >= 0 and chunk.length > 1:  # else it was preempted or has ended meanwhile
+            self.kv.store(chunk.request, chunk.end)
 
-    def _prompts_have_their_turn(self) -> bool:
-        """Only when batches are separate: prompts first, but never twice in a row while others decode."""
-        if self.limits.batching is Batching.MIXED or not any(self._prompts()):
-            return False
-        return not (self._prompts_were_last and any(self._decodes()))
-
-    def _admit_adopted(self) -> None:
-        """They have their pages and take one token of a step: no prompt is a reason for them to wait."""
-        while self.adopted and self._slots:
-            self._start(self.adopted.popleft())
-
-    def _admit_waiting(self, step: StepPlan) -> None:
-        """Move requests from waiting to running while slots and pages last, if they get a part of this step.
-
-        Who would get none, since prompts before it in order fill the step, takes no pages yet.
-        """
-        self._short_of_pages = False
-        if not self.waiting or not self._slots:
-            return
-        room = self._prompt_budget(sum(1 for _ in self._decodes()))
-        reading = deque(sorted(self._prompts(), key=_turn))
-        forecast = AdmissionForecast(self.kv, self._lengths, self.running)
-        demand = 0
-        for request in list(rank(self.waiting, self.limits.policy, self.kv.cache, self._rng)):
-            while reading and reading[0].turn <= request.turn:
-                demand += self._demand(reading.popleft())
-            if not self._slots or demand >= room:
-                return
-            if request.awaits_token:
-                continue  # preempted while its last token was on the way: it comes with this step's results
-            started = request.num_cached is None
-            if not self.kv.admit(request, headroom=partial(forecast.headroom, request)):
-                self._short_of_pages = True
-                return
-            if started:
-                step.started.append(request)
-            self.waiting.remove(request)
-            request.num_expected = 0
-            self._start(request)
-            forecast.admitted(request)
-            if request.num_pending > 1:
-                demand += self._demand(request)
-
-    def _demand(self, prompt: Request) -> int:
-        """Tokens of a step that a prompt would take."""
-        return min(prompt.num_pending, self.limits.longest_chunk or prompt.num_pending)
-
-    def _start(self, request: Request) -> None:
-        request.slot = self._slots.pop()
-        self.running.append(request)
-
-    def _continue_decodes(self, step: StepPlan) -> list[Chunk]:
-        """Every running request with one token to go; they are never starved."""
+    def plan(self, now: float = 0.0) -> StepPlan:
+        """The next step. `now` only dates why requests wait."""
+        step = StepPlan()
+        self._queues.start_adopted()
+        prompts: list[Chunk] = []
         decodes: list[Chunk] = []
-        position = 0
-        while position < len(self.running):
-            request = self.running[position]
-            if self._decodable(request):
-                if self._make_room(request, step):
-                    decodes.append(self._compute(request, 1))
-                elif not request.pinned:
-                    continue  # it had to go itself, and another has its place
-            position += 1
+        if self.config.batching is Batching.MIXED:
+            ready = self._make_room(step)
+            ready += self._admit(step, now, len(ready))
+            decodes = self._decode(ready)
+            prompts = self._prefill(len(decodes))
+        else:
+            if self.config.batching is Batching.ALTERNATING and self._prompts_were_last:
+                decodes = self._decode(self._make_room(step))
+            if not decodes:
+                self._admit(step, now, 0)
+                prompts = self._prefill(0)
+            if not decodes and not prompts:
+                decodes = self._decode(self._make_room(step))
+        self._prompts_were_last = bool(prompts)
+        self._note_waits(step, now)
+        # Attention runs longer chunks and single tokens through different kernels; see Batch.
+        step.chunks = [c for c in prompts if c.length > 1] + [c for c in prompts if c.length == 1] + decodes
+        return step
+
+    # ---------------------------------------------------------------------------- decodes
+
+    def _make_room(self, step: StepPlan) -> list[Request]:
+        """Requests that decode, each with a page for its next token, if need be that of another request.
+
+        Pinned requests keep theirs: one that decodes waits for its handoff to be over if all are pinned.
+        """
+        size, decodes = self.kv.page_size, list(filter(self._decodable, self.running))
+        waits = False
+        for request in decodes:
+            if request.num_computed < len(request.pages) * size:
+                continue
+            while request.slot >= 0 and not self.kv.grow(request):
+                victims = self._queues.victims([r for r in self.running if not r.pinned])
+                if not victims:
+                    waits = True
+                    break
+                self._queues.preempt(victims[0], step)
+                self._forecaster.retracted(self.running)
+        if step.preempted or waits:
+            return [r for r in decodes if r.slot >= 0 and r.num_computed < len(r.pages) * size]
+        if decodes:
+            self._forecaster.decoded()
         return decodes
 
-    def _make_room(self, request: Request, step: StepPlan) -> bool:
-        """A page for the next token, if need be from the last admitted, which has not been served yet.
+    def _decodable(self, request: Request) -> bool:
+        """One token to go, and the answer not yet complete whatever the token in flight turns out to be."""
+        produced = len(request.output)
+        num_tokens = len(request.prompt) + produced
+        return (
+            num_tokens - request.num_computed == 1
+            and not request.paused
+            and produced < request.sampling.max_tokens
+            and num_tokens < self.context
+        )
 
-        Pinned requests keep theirs: one that decodes waits until its handoff is over, if nobody behind it can
-        make room.
+    def _decode(self, ready: list[Request]) -> list[Chunk]:
+        """Every running request with one token to go; they are never starved."""
+        chunks = []
+        for request in ready:
+            if request.slot < 0:
+                continue  # preempted for a more urgent one
+            start, output = request.num_computed, request.output
+            chunks.append(Chunk(request, request.slot, start, 1, len(output)))
+            request.num_computed = start + 1
+            output.append(PENDING)
+        return chunks
+
+    # ---------------------------------------------------------------------------- prompts
+
+    def _admit(self, step: StepPlan, now: float, num_decodes: int) -> list[Request]:
+        """Admit requests; those that only have to decode, for the cache holds all but their last token.
+
+        They decode in this very step: left for the next, this one might be empty, after which the engine's
+        caller sleeps.
         """
-        while not self.kv.grow(request):
-            victim = self._last_preemptible(request)
-            if victim is None:
-                return False
-            self.preempt(victim)
-            step.preempted.append(victim)
-            if victim is request:
-                return False
-        return True
+        candidates = self._admission.admit(step, now, num_decodes)
+        if self._shares_prefixes:
+            candidates += self._queues.reading
+            for request in self._queues.reading:
+                self.kv.catch_up(request)
+        self._queues.read()
+        unique = {request.number: request for request in candidates}
+        return [request for request in unique.values() if self._decodable(request)]
 
-    def _last_preemptible(self, request: Request) -> Request | None:
-        """Of `request` and those behind it, which have no token in this step yet."""
-        for other in reversed(self.running):
-            if not other.pinned:
-                return other
-            if other is request:
-                return None
-        return None
-
-    def _continue_prompts(self, reading: list[Request], num_decodes: int) -> list[Chunk]:
+    def _prefill(self, num_decodes: int) -> list[Chunk]:
         prompts: list[Request] = []
         planned = PrefixesInFlight(self.kv.page_size)
-        for request in reading:
+        for request in self._admission.in_turn():
             # Two requests about to compute the same page: the second waits a step and finds it in the cache.
-            if self.kv.cache is not None:
+            if self._shares_prefixes:
                 start = request.num_computed
                 if self._in_flight.shared(request, start) or planned.shared(request, start):
                     continue
                 planned.add(request, start)
             prompts.append(request)
-        lengths = self._lengths_of([Progress(r.num_computed, r.num_pending) for r in prompts], num_decodes)
-        return [self._compute(r, length) for r, length in zip(prompts, lengths, strict=True) if length]
+        lengths = self._share.lengths([Progress(r.num_computed, r.num_pending) for r in prompts], num_decodes)
+        chunks = [self._chunk(r, length) for r, length in zip(prompts, lengths, strict=True) if length]
+        self._queues.read()
+        return chunks
 
-    def _lengths_of(self, prompts: list[Progress], num_decodes: int) -> list[int]:
-        """How many tokens of each prompt to compute beside so many decodes."""
-        room = allowed = self._prompt_budget(num_decodes)
-        if self.limits.budget is None:
-            return whole_prompts(prompts, room)
-        lengths = self._share(prompts, room)
-        if self.itl_controller is None or not num_decodes or not any(lengths):
-            return lengths
-        cost = sum(self._cost.of(p.computed, length) for p, length in zip(prompts, lengths, strict=True))
-        if cost > self.itl_controller.budget:
-            room = int(sum(lengths) * self.itl_controller.budget / cost)
-        if sum(p.pending for p in prompts) > room:
-            tokens = whole_tiles(num_decodes + room, self.limits.token_tile)
-            room = max(min(tokens, self.limits.budget) - num_decodes, self.kv.page_size)
-        if room != allowed:
-            lengths = self._share(prompts, room)
-        return unfilled(prompts, lengths, room)
-
-    def _share(self, prompts: list[Progress], room: int) -> list[int]:
-        return split_budget(prompts, room, self.kv.page_size, self.limits.longest_chunk)
-
-    def _compute(self, request: Request, length: int) -> Chunk:
-        """Plan the next `length` tokens of a request, and advance it as if they were computed."""
+    def _chunk(self, request: Request, length: int) -> Chunk:
+        """Plan the next `length` tokens of a prompt, and advance it as if they were computed."""
         start = request.num_computed
-        if length > 1 and self.kv.cache is not None:
+        if length > 1 and self._shares_prefixes:
             self._in_flight.add(request, start)
         request.num_computed += length
         output_index = None
@@ -316,32 +270,24 @@ class Scheduler:
             request.output.append(PENDING)
         return Chunk(request, request.slot, start, length, output_index)
 
-    @property
-    def has_prompts(self) -> bool:
-        """Whether the next step would have any: new ones, or what is left of others."""
-        return self._is_reading or any(r.num_pending > 1 for r in self.waiting)
+    def _note_waits(self, step: StepPlan, now: float) -> None:
+        reason, waiting = self._admission.stopped_by, self.waiting
+        if not len(waiting):
+            reason = None
+        elif reason is not None and step.started:
+            overtook = max(request.number for request in step.started) > waiting.oldest
+            reason = WaitReason.POLICY if overtook else reason
+        self._queues.waits.planned(reason, now)
 
-    def _prompts(self) -> Iterator[Request]:
-        return (r for r in self.running if r.num_pending > 1 and not r.paused)
 
-    def _decodes(self) -> Iterator[Request]:
-        return (r for r in self.running if self._decodable(r))
-
-    def _decodable(self, request: Request) -> bool:
-        """One token to go, and the answer not yet complete whatever the token in flight turns out to be."""
-        num_tokens = request.num_tokens
-        return (
-            num_tokens - request.num_computed == 1
-            and not request.paused
-            and len(request.output) < request.sampling.max_tokens
-            and num_tokens < self.limits.max_tokens
-        )
-
-    def _prompt_budget(self, num_decodes: int) -> int:
-        """What decodes leave of a step, but at least one page: prompts are not starved either."""
-        if self.limits.budget is None:
-            return self.limits.max_tokens
-        budget = self.limits.budget - num_decodes
-        if self.itl_controller is not None and num_decodes:
-            budget = min(budget, self.itl_controller.budget)
-        return max(budget, self.kv.page_size)
+def _waiting_queue(config: SchedulerConfig, kv: KVManager, rules: PolicyRules) -> WaitingQueue:
+    ranker = None
+    if kv.cache is not None and config.policy in (Policy.LPM, Policy.DFS_WEIGHT):
+        ranker = PrefixRanker(kv.cache, depth_first=config.policy is Policy.DFS_WEIGHT)
+    ages = config.policy is not Policy.SHORTEST  # which ages prompts by its own key
+    return WaitingQueue(
+        rules.admission_key,
+        aging_tokens=config.aging_tokens if ages else None,
+        ranker=ranker,
+        quantum=config.tenant_quantum,
+    )

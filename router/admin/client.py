@@ -1,4 +1,4 @@
-"""`router workers`, `drain`, `restart` and `role`: what an operator says to a running router."""
+"""`router workers`, `explain`, `drain`, `restart` and `role`: what an operator says to a running router."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlencode
 from urllib.request import ProxyHandler, Request, build_opener
 
+from router.admin.explain import explained
 from router.config.settings import SETTINGS
 
 __all__ = ["COMMANDS", "run"]
@@ -43,6 +44,11 @@ def _workers(arguments: argparse.Namespace, ask: Ask) -> None:
         print(f"{worker['worker']:<12} {worker['requests']:>4} requests  {home}  {state}")
 
 
+def _explain(arguments: argparse.Namespace, ask: Ask) -> None:
+    for line in explained(ask("GET", f"/requests/{quote(arguments.request, safe='')}")):
+        print(line)
+
+
 def _drain(arguments: argparse.Namespace, ask: Ask) -> None:
     for worker in arguments.worker:
         moved = ask("POST", _path(worker, "drain", arguments))["moved"]
@@ -66,6 +72,7 @@ def _role(arguments: argparse.Namespace, ask: Ask) -> None:
 
 COMMANDS: Final[dict[str, Callable[[argparse.Namespace, Ask], None]]] = {
     "workers": _workers,
+    "explain": _explain,
     "drain": _drain,
     "restart": _restart,
     "role": _role,
@@ -90,6 +97,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="router", description="Look after a running router's workers.")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("workers", parents=[common], help="list them")
+    explain = commands.add_parser("explain", parents=[common], help="say why a request took its time")
+    explain.add_argument("request", help="the id of its answer, which is its x-request-id")
     drain = commands.add_parser("drain", parents=[common, leaving], help="let workers leave in order")
     drain.add_argument("worker", nargs="+", help="such as decode-0")
     restart = commands.add_parser(

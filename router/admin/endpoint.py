@@ -6,8 +6,8 @@ Whoever has an account on this machine may use it; `router workers`, `router dra
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Final
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
 
 import orjson
 from starlette.applications import Starlette
@@ -43,11 +43,13 @@ def admin_app(
     able: Able | None = None,
     evacuate: Evacuate | None = None,
     *,
+    explain: Callable[[str], Mapping[str, Any] | None] = lambda _: None,
     drain_timeout_s: float,
     startup_timeout_s: float,
 ) -> Starlette:
-    """GET /workers; POST /workers/{name}/drain, /workers/{name}/restart and
-    /workers/{name}/role?role=prefill, which answer when it is done.
+    """GET /workers; GET /requests/{id}, of one that has ended, as `explain` finds it; POST
+    /workers/{name}/drain, /workers/{name}/restart and /workers/{name}/role?role=prefill, which answer
+    when it is done.
 
     The first two take `timeout` in seconds (default: `drain_timeout_s`), all take `force=1` as query
     parameters. `able` and `evacuate`: see `WorkerDrainer`.
@@ -79,8 +81,15 @@ def admin_app(
         await drainer.assign(request.path_params["name"], asked, force=_forced(request))
         return _json({})
 
+    async def explained(request: Request) -> Response:
+        found = explain(request.path_params["id"])
+        if found is None:
+            raise HTTPException(404, "no request of this id has ended lately; see --explain-requests")
+        return _json(found)
+
     return Starlette(
         routes=[
+            Route("/requests/{id:path}", _finishing(explained), methods=["GET"]),
             Route("/workers", workers, methods=["GET"]),
             Route("/workers/{name}/drain", _finishing(drain), methods=["POST"]),
             Route("/workers/{name}/restart", _finishing(restart), methods=["POST"]),

@@ -8,16 +8,17 @@ import os
 import sys
 from collections.abc import Sequence
 
+from common.log_format import formatter
 from router.admin.client import COMMANDS, run
 from router.cli.open_files import allow_many_connections
 from router.config.flags import ConfigError, parse
-from router.config.settings import LogLevel
+from router.config.settings import LogFormat, LogLevel
 
 __all__ = ["main"]
 
 _USAGE_ERROR = 2
 _RAY_LOST = 3
-_QUIET = {"GRPC_VERBOSITY": "ERROR", "RAY_USAGE_STATS_ENABLED": "0"}
+_QUIET = {"GRPC_VERBOSITY": "ERROR", "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
 """Read by the libraries when they are imported; what the user has set stands."""
 
 
@@ -38,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"router: {problem}", file=sys.stderr)
         return _USAGE_ERROR
     allow_many_connections()
-    _configure_logging(config.log_level)
+    _configure_logging(config.log_level, config.log_format)
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
 
@@ -57,10 +58,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _configure_logging(level: LogLevel) -> None:
-    logging.basicConfig(
-        level=level.value.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
+def _configure_logging(level: LogLevel, style: LogFormat) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(formatter(style.value))
+    logging.basicConfig(level=level.value.upper(), handlers=[handler])
     for library in ("grpc", "asyncio", "uvicorn", "rich"):
         # They report every poll at debug, and their own start and end at info.
         logging.getLogger(library).setLevel(logging.WARNING)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from common.garbage_collection import freeze_gc
+from engine.config import Policy
 from engine.device.cpu_dtype import preferred_cpu_dtype
 from engine.loader.checkpoint import Checkpoint, CheckpointError, resolve
 from engine.spec.errors import UnsupportedModel
@@ -18,11 +19,12 @@ from router.admin.endpoint import LOOPBACK, AdminServer, admin_app
 from router.cli.ports import PortTaken, check_free, taking
 from router.cli.progress import StartupDisplay
 from router.cli.shutdown import Interrupted, Shutdown
+from router.cli.sizes import sizes
 from router.cluster.nodes import residents
 from router.cluster.ray_cluster import Cluster, ClusterError
 from router.cluster.ray_worker import RayWorker
 from router.cluster.worker_plan import PlanError, WorkerPlan, plan_workers
-from router.config.settings import Dtype, RouterConfig
+from router.config.settings import Dtype, LogFormat, RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics import RouterMetrics
 from router.frontend.access import Access
@@ -32,6 +34,7 @@ from router.frontend.http.server import HttpConfig, HttpServer
 from router.probes.link_check import LinkBroken, check_links
 from router.probes.worker_probe import WorkerProbe
 from router.processing.generation import Generation
+from router.processing.history import History
 from router.processing.served_model import ServedModel
 from router.processing.tokenizer import Tokenizer, TokenizerError
 from router.request_limits import RequestLimits
@@ -164,15 +167,21 @@ class _Start:
             max_prompt_tokens=config.max_prompt_tokens,
             max_completions=config.max_completions,
             max_logprobs=config.max_logprobs,
+            priorities=config.scheduling.effective_policy is Policy.PRIORITY,
+            ttft_deadlines=config.scheduling.effective_policy is Policy.DEADLINE,
         )
+        is_json = config.log_format is LogFormat.JSON
+        history = History(config.explain_requests, logging.INFO if is_json else logging.DEBUG)
         formats = tokenizer.output_formats.chosen(
             config.tool_call_parser.value, config.reasoning_parser.value
         )
-        generation = Generation(model, tokenizer, dispatcher, limits, formats)
-        service = await self._frontends(generation, access, cluster, dispatcher, registry, metrics)
+        generation = Generation(model, tokenizer, dispatcher, limits, formats, history)
+        service = await self._frontends(generation, history, access, cluster, dispatcher, registry, metrics)
         freeze_gc()
         workers = [(session.worker_id, session.info.node) for session in registry.sessions()]
         self.display.say(f"workers: {residents(workers, await cluster.nodes())}")
+        for line in sizes(session.info for session in registry.sessions()):
+            self.display.say(line)
         self._summarize(model, plans, service, time.monotonic() - began)
         return service
 
@@ -246,6 +255,7 @@ class _Start:
     async def _frontends(
         self,
         generation: Generation,
+        history: History,
         access: Access,
         cluster: Cluster,
         dispatcher: ClusterDispatcher,
@@ -287,6 +297,7 @@ class _Start:
                 registry,
                 dispatcher.able,
                 dispatcher.evacuate,
+                explain=history.find,
                 drain_timeout_s=self.config.drain_timeout,
                 startup_timeout_s=self.config.startup_timeout,
             ),

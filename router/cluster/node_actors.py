@@ -13,11 +13,16 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from router.cluster.nodes import Node
+from router.cluster.ray_worker import first_line
 
-__all__ = ["NodeActor", "NodeSilent", "actor_on", "joined"]
+__all__ = ["CannotJoin", "NodeActor", "NodeSilent", "actor_on", "joined"]
 
 _ANSWER_S: Final = 120.0
 """The first answer comes when Ray has started a process there."""
+
+
+class CannotJoin(Exception):
+    """No Ray cluster can be joined; the message is Ray's reason."""
 
 
 class NodeSilent(Exception):
@@ -26,8 +31,11 @@ class NodeSilent(Exception):
 
 @contextmanager
 def joined(address: str) -> Iterator[None]:
-    """This process as a driver of the cluster at `address`. Raises what `ray.init` raises."""
-    ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
+    """This process is a driver of the cluster at `address` meanwhile. Raises CannotJoin."""
+    try:
+        ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
+    except Exception as error:  # Ray raises bare Exceptions too
+        raise CannotJoin(first_line(error)) from error
     try:
         yield
     finally:
@@ -48,7 +56,7 @@ class NodeActor:
         except GetTimeoutError:
             raise NodeSilent(f"no answer within {within_s:g} s") from None
         except RayError as error:
-            raise NodeSilent(str(error).strip().partition("\n")[0]) from None
+            raise NodeSilent(first_line(error)) from None
 
 
 def actor_on(

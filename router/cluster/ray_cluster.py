@@ -21,6 +21,7 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from router.cluster.accelerators import resource_of
 from router.cluster.nodes import Node, RayLost, nodes, until_enough, until_lost
 from router.cluster.ray_thread import RayThread
 from router.cluster.ray_worker import RayWorker, first_line
@@ -103,7 +104,7 @@ class Cluster:
     def _init(self) -> None:
         common: dict[str, Any] = {
             "logging_level": logging.ERROR,
-            "log_to_driver": self._config.log_level is LogLevel.DEBUG,
+            "log_to_driver": self._config.log_workers or self._config.log_level is LogLevel.DEBUG,
         }
         if self._is_local:
             self._init_local(common)
@@ -244,7 +245,8 @@ def _actor_class(role: WorkerRole) -> type:
 def _bundle(plan: WorkerPlan) -> dict[str, float]:
     """Room for all ranks of a worker. Ray never spreads a bundle over nodes."""
     gpus = {"GPU": float(plan.gpus * plan.ranks)} if plan.gpus else {}
-    return {"CPU": float(plan.cpus * plan.ranks), **gpus}
+    accelerator = {} if plan.accelerator is None else resource_of(plan.accelerator)
+    return {"CPU": float(plan.cpus * plan.ranks), **gpus, **accelerator}
 
 
 def _summed(bundles: Sequence[dict[str, float]]) -> str:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from common.ports import PortRange
-from engine.config import EngineConfig
-from engine.device.defaults import GPU_TOKEN_TILE, PREFILL_CHUNK, defaults_for
+from engine.config import EngineConfig, SchedulerConfig
+from engine.device.defaults import PREFILL_CHUNK, defaults_for
 from engine.loader.checkpoint import Checkpoint
+from engine.presets import PRESETS, Preset
 from engine.spec.errors import UnsupportedModel
 from engine.spec.model_spec import ModelSpec
 from engine.spec.shard import Shard
 from prefill_worker.preferences import prefer
+from router.cluster.accelerators import memory_of
+from router.cluster.scheduler_plan import scheduler_for
 from router.config.settings import Device, Dtype, Mode, RouterConfig, flag_name
 from worker.config import WorkerConfig, WorkerRole
 
@@ -35,9 +38,6 @@ _CPU_CHUNK_TOKENS: Final = 256
 _ATTENTION_RATE: Final = 0.75
 """What attention reaches of the arithmetic a second that matrices do: 516 of 690 TFLOP/s on an H200."""
 _GPU_MEMORY_FRACTION: Final = 0.9
-_GPU_ITL_TARGET_MS: Final = 20.0
-_STEP_SHARE: Final = 0.95
-"""Of the ITL target, in adaptive mode: TPOT is kept only if steps with prompts stay below that."""
 
 
 class PlanError(Exception):
@@ -67,6 +67,8 @@ class WorkerPlan:
     """For each of its ranks."""
     gpus: int
     """For each of its ranks."""
+    accelerator: str | None = None
+    """Ray's accelerator type of its node; None: any."""
 
     @property
     def ranks(self) -> int:
@@ -94,12 +96,18 @@ def plan_workers(config: RouterConfig, checkpoint: Checkpoint, machine: Machine)
             host=machine.host,
             network=config.worker_network,
             ports=PortRange.parse(config.worker_ports) if config.worker_ports is not None else None,
+            log_format=config.log_format.value,
+            decode_log_interval=config.decode_log_interval,
             handoff_timeout_s=config.handoff_timeout,
             step_timeout_s=config.step_timeout,
             router_timeout_s=config.router_timeout,
         )
         counts[role] += 1
-        plans.append(WorkerPlan(worker, cpus=machine.cpus, gpus=1 if machine.device == "cuda" else 0))
+        accelerator = config.for_role(prefill=role is WorkerRole.PREFILL).accelerator
+        on_gpu = machine.device == "cuda"
+        if accelerator is not None and not on_gpu:
+            raise PlanError(f"--accelerator {accelerator} needs GPUs, but the workers run on the CPU")
+        plans.append(WorkerPlan(worker, cpus=machine.cpus, gpus=int(on_gpu), accelerator=accelerator))
     return plans
 
 
@@ -119,24 +127,33 @@ def estimate_pool(config: RouterConfig, checkpoint: Checkpoint, machine: Machine
     spec = checkpoint.spec()
     dtype, limit = _dtype(config, spec, machine), _model_limit(config, checkpoint, spec)
     weight_bytes = _weight_bytes(checkpoint, spec, dtype)
-    taken = weight_bytes + _step_bytes(config, spec, machine, dtype, limit, WorkerRole.DECODE, ranks=1)
+    scheduler = _scheduler(config, spec, machine, WorkerRole.DECODE, ranks=1)
+    taken = weight_bytes + _step_bytes(scheduler, spec, dtype, limit)
     tokens = _pool_tokens(config, checkpoint, spec, machine, dtype, limit, taken)
     return PoolEstimate(dtype, _token_bytes(spec, dtype), tokens, limit)
 
 
 def _engine(config: RouterConfig, checkpoint: Checkpoint, machine: Machine, role: WorkerRole) -> EngineConfig:
     spec = checkpoint.spec()
-    ranks = config.ranks(prefill=role is WorkerRole.PREFILL)
     part = _part(config, checkpoint, spec, role)
+    config = config.for_role(prefill=role is WorkerRole.PREFILL)
+    machine, ranks = _where(config, machine), config.tensor_parallel_size
     dtype = _dtype(config, spec, machine)
     limit = _model_limit(config, checkpoint, spec)
+    scheduler = _scheduler(config, part, machine, role, ranks)
     taken = _weight_bytes(checkpoint, spec, dtype) // ranks
-    taken += _step_bytes(config, part, machine, dtype, limit, role, ranks)
+    taken += _step_bytes(scheduler, part, dtype, limit)
     pool_tokens = _pool_tokens(config, checkpoint, part, machine, dtype, limit, taken)
     if config.max_model_len is not None and pool_tokens < limit:
         raise PlanError(
             f"--max-model-len {limit} needs a KV pool of as many tokens, but there is room for {pool_tokens};"
             " lower it, or raise --kv-pool-tokens or --kv-memory-fraction"
+        )
+    longest = min(limit, pool_tokens)
+    if config.scheduling.disable_chunked_prefill and scheduler.prefill_limit(longest) < longest:
+        raise PlanError(
+            f"with --disable-chunked-prefill a step of {scheduler.prefill_limit(longest)} tokens cannot hold"
+            f" a prompt of {longest}; raise --chunked-prefill-size, or lower --max-model-len"
         )
     on_gpu = machine.device == "cuda"
     graphs = _graphs(config, machine, ranks)
@@ -150,29 +167,31 @@ def _engine(config: RouterConfig, checkpoint: Checkpoint, machine: Machine, role
         page_size=config.page_size,
         num_pages=0 if rehearsed else pool_tokens // config.page_size,
         kv_memory_fraction=config.kv_memory_fraction or _GPU_MEMORY_FRACTION,
-        max_model_len=min(limit, pool_tokens),
-        max_running_requests=config.max_running_requests,
-        chunk_budget=_chunk_budget(config, machine, role, ranks),
+        max_model_len=longest,
+        scheduler=scheduler,
         radix_cache=not config.disable_radix_cache,
-        max_waiting_requests=config.max_queued_requests,
         overlap=on_gpu,
         cuda_graph_max_batch=graphs.batch,
         cuda_graph_max_tokens=graphs.tokens,
         tensor_parallel_size=ranks,
-        itl_target_s=_itl_target_s(config, on_gpu=on_gpu),
-        token_tile=GPU_TOKEN_TILE if on_gpu else 1,
-        costly_context=_ATTENTION_RATE * part.balanced_context,
     )
+
+
+def _where(config: RouterConfig, machine: Machine) -> Machine:
+    """The machine as it is on nodes of the accelerator that is asked for."""
+    memory = memory_of(config.accelerator)
+    return machine if memory is None else replace(machine, memory_bytes=memory)
 
 
 def _part(config: RouterConfig, checkpoint: Checkpoint, spec: ModelSpec, role: WorkerRole) -> ModelSpec:
     """What a rank computes of the model."""
-    name = config.ranks_setting(prefill=role is WorkerRole.PREFILL)
-    ranks = getattr(config, name)
+    prefill = role is WorkerRole.PREFILL
+    ranks = config.ranks(prefill=prefill)
     try:
         return Shard(0, ranks).of(spec)
     except UnsupportedModel as error:
-        raise PlanError(f"{flag_name(name)} {ranks} does not suit {checkpoint.name}: {error}") from None
+        flag = config.flag_for("tensor_parallel_size", prefill=prefill)
+        raise PlanError(f"{flag} {ranks} does not suit {checkpoint.name}: {error}") from None
 
 
 def _dtype(config: RouterConfig, spec: ModelSpec, machine: Machine) -> str:
@@ -234,31 +253,24 @@ def _weight_bytes(checkpoint: Checkpoint, spec: ModelSpec, dtype: str) -> int:
     return stored * _BYTES_PER_VALUE[dtype] // _BYTES_PER_VALUE.get(spec.dtype, 2)
 
 
-def _step_bytes(
-    config: RouterConfig,
-    part: ModelSpec,
-    machine: Machine,
-    dtype: str,
-    limit: int,
-    role: WorkerRole,
-    ranks: int,
-) -> int:
+def _step_bytes(scheduler: SchedulerConfig, part: ModelSpec, dtype: str, limit: int) -> int:
     """Activations and logits of the largest step, estimated. A GPU worker measures them."""
-    budget = _chunk_budget(config, machine, role, ranks)
-    tokens = (limit if budget is None else budget) + config.max_running_requests
+    running = scheduler.max_running_requests
+    tokens = scheduler.prefill_limit(limit) + running
     features = 2 * part.hidden_size + 2 * part.intermediate_size + 2 * part.q_size + 2 * part.kv_size
-    logits = 2 * config.max_running_requests * part.vocab_size  # and a copy to sample from, in float32
+    logits = 2 * running * part.vocab_size  # and a copy to sample from, in float32
     return tokens * features * _BYTES_PER_VALUE[dtype] + logits * _BYTES_PER_VALUE["float32"]
 
 
-def _itl_target_s(config: RouterConfig, *, on_gpu: bool) -> float | None:
-    target = config.itl_target_ms
-    if target is None and on_gpu:
-        target = _GPU_ITL_TARGET_MS
-    if not target:
-        return None
-    share = _STEP_SHARE if config.mode is Mode.ADAPTIVE else 1.0
-    return share * target / 1000
+def _scheduler(
+    config: RouterConfig, part: ModelSpec, machine: Machine, role: WorkerRole, ranks: int
+) -> SchedulerConfig:
+    return scheduler_for(
+        config,
+        chunk=_chunk_budget(config, machine, role, ranks),
+        on_gpu=machine.device == "cuda",
+        costly_context=_ATTENTION_RATE * part.balanced_context,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,16 +297,15 @@ def _graphs(config: RouterConfig, machine: Machine, ranks: int) -> _Graphs:
 
 def _chunk_budget(config: RouterConfig, machine: Machine, role: WorkerRole, ranks: int) -> int | None:
     asked = config.chunked_prefill_size
-    reads = role is WorkerRole.PREFILL or config.mode is Mode.ADAPTIVE  # there, whatever it started as
-    if reads and config.prefill_chunked_prefill_size is not None:
-        asked = config.prefill_chunked_prefill_size
     if asked == -1:
         return None
     if asked is not None:
         return asked
+    if config.scheduling.preset is not Preset.BATON:
+        return PRESETS[config.scheduling.preset].scheduler.chunk_budget
     on_cpu = machine.device == "cpu"
     tokens = _CPU_CHUNK_TOKENS if on_cpu else defaults_for(machine.memory_bytes, ranks).chunk_budget
-    if reads:
+    if role is WorkerRole.PREFILL or config.mode is Mode.ADAPTIVE:  # there, every worker reads prompts
         tokens = min(tokens, PREFILL_CHUNK)
     return max(tokens // config.page_size, 1) * config.page_size
 

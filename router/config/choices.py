@@ -7,6 +7,7 @@ from enum import Enum
 __all__ = [
     "Device",
     "Dtype",
+    "LogFormat",
     "LogLevel",
     "Mode",
     "NodePlacement",
@@ -93,3 +94,8 @@ class LogLevel(Enum):
     INFO = "info"
     WARNING = "warning"
     ERROR = "error"
+
+
+class LogFormat(Enum):
+    TEXT = "text"
+    JSON = "json"

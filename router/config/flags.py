@@ -7,11 +7,13 @@ import difflib
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import yaml
 
-from router.config.settings import SETTINGS, RouterConfig, Setting
+from engine.presets import PRESETS, Preset
+from router.config.aliases import translated, translates
+from router.config.settings import SETTINGS, RouterConfig, Setting, configured
 from router.config.validation import problems_of
 
 __all__ = ["ConfigError", "add_flag", "parse", "settings_in"]
@@ -38,6 +40,9 @@ examples:
   router workers | router drain decode-1 | router restart all
       list the workers of a running router; let one leave in order; restart them one by one
 
+  router explain REQUEST
+      where a finished request was computed, and why it waited: budget, pages, policy, transfer
+
   router doctor --model smollm2
       check this machine first: packages, GPUs, limits, and how fast KV travels between two processes
 
@@ -57,14 +62,23 @@ class ConfigError(Exception):
 
 def parse(argv: Sequence[str]) -> RouterConfig:
     """The validated configuration. Raises ConfigError; exits for --help and --version as argparse does."""
-    given = vars(_parser().parse_args(argv))
+    given = _given(argv)
     path: Path | None = given.pop("config", None)
     settings: dict[str, Any] = {**(settings_in(path) if path else {}), **given}
-    config = RouterConfig(**settings)
+    preset = settings.get("preset", Preset.BATON)
+    config = configured({"page_size": PRESETS[preset].page_size, **settings})
     problems = problems_of(config)
     if problems:
         raise ConfigError(problems)
     return config
+
+
+def _given(argv: Sequence[str]) -> dict[str, Any]:
+    """Settings of a command line in flags of ours or of other servers."""
+    words, problems = translated(argv, _OWN)
+    if problems:
+        raise ConfigError(problems)
+    return vars(_parser().parse_args(words))
 
 
 class _Parser(argparse.ArgumentParser):
@@ -73,10 +87,12 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         unknown, sep, words = message.partition("unrecognized arguments: ")
         if sep and not unknown:
-            flag = words.split()[0].partition("=")[0]
-            message = (
-                f"{flag} is not a flag of router{_did_you_mean(flag, [s.flag for s in SETTINGS.values()])}"
-            )
+            flag = words.removeprefix("serve ").split()[0].partition("=")[0]
+            if flag.startswith("-"):
+                advice = _did_you_mean(flag, [s.flag for s in SETTINGS.values()])
+                message = f"{flag} is not a flag of router{advice}"
+            else:
+                message = f"{flag} belongs to no flag; a model is given as --model {flag}"
         raise ConfigError([message.removeprefix("argument ")])
 
 
@@ -161,6 +177,10 @@ def settings_in(path: Path) -> dict[str, object]:
     for key, value in content.items():
         name = str(key).replace("-", "_")
         if name not in SETTINGS:
+            foreign = f"--{key}={str(value).lower() if isinstance(value, bool) else value}"
+            if translates(foreign):
+                settings.update(_given([foreign]))
+                continue
             known = [setting.replace("_", "-") for setting in SETTINGS]
             problems.append(f"--config {path}: {key} is not a setting{_did_you_mean(str(key), known)}")
             continue
@@ -185,6 +205,8 @@ def _coerced(name: str, value: object) -> object:
             pass
     elif type_ is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
+    elif type_ is str and type(value) is int:
+        return str(value)
     elif type(value) is type_:
         return value
     raise ValueError(f"{value!r} is not {_expectation(type_)}")
@@ -193,3 +215,6 @@ def _coerced(name: str, value: object) -> object:
 def _did_you_mean(word: str, known: Sequence[str]) -> str:
     close = difflib.get_close_matches(word, known, n=1)
     return f"; did you mean {close[0]}?" if close else "; see router --help"
+
+
+_OWN: Final = frozenset({*(setting.flag for setting in SETTINGS.values()), "--config", "--help", "-h"})

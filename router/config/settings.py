@@ -6,13 +6,15 @@ setting is one line here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from types import NoneType
 from typing import Annotated, Any, Final, get_args, get_type_hints
 
 from router.config.choices import (
     Device,
     Dtype,
+    LogFormat,
     LogLevel,
     Mode,
     NodePlacement,
@@ -21,11 +23,15 @@ from router.config.choices import (
     ToolCallParser,
     Transport,
 )
+from router.config.option import Option
+from router.config.role_settings import RoleSettings
+from router.config.scheduling import SchedulingSettings
 
 __all__ = [
     "SETTINGS",
     "Device",
     "Dtype",
+    "LogFormat",
     "LogLevel",
     "Mode",
     "NodePlacement",
@@ -35,17 +41,9 @@ __all__ = [
     "Setting",
     "ToolCallParser",
     "Transport",
+    "configured",
     "flag_name",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """How a setting is explained to the user."""
-
-    group: str
-    help: str
-    metavar: str | None = None
 
 
 _MODEL = "model and mode"
@@ -96,13 +94,9 @@ class RouterConfig:
             _WORKERS, "tensor-parallel ranks of each worker: processes on one node, one GPU each on cuda", "N"
         ),
     ] = 1
-    prefill_tensor_parallel_size: Annotated[
-        int | None,
-        Option(_WORKERS, "tensor-parallel ranks of prefill workers (default: --tensor-parallel-size)", "N"),
-    ] = None
-    decode_tensor_parallel_size: Annotated[
-        int | None,
-        Option(_WORKERS, "tensor-parallel ranks of decode workers (default: --tensor-parallel-size)", "N"),
+    accelerator: Annotated[
+        str | None,
+        Option(_WORKERS, "Ray accelerator type of the workers' GPUs, such as H100 (default: any)", "TYPE"),
     ] = None
     ray_address: Annotated[
         str | None,
@@ -292,15 +286,6 @@ class RouterConfig:
             "TOKENS",
         ),
     ] = None
-    prefill_chunked_prefill_size: Annotated[
-        int | None,
-        Option(
-            _BATCHING,
-            "the same for prefill workers, and for all in --mode adaptive (default: --chunked-prefill-size,"
-            " or else at most 2048)",
-            "TOKENS",
-        ),
-    ] = None
     itl_target_ms: Annotated[
         float | None,
         Option(
@@ -435,14 +420,39 @@ class RouterConfig:
         int | None,
         Option(
             _OPERATION,
-            "loopback port for `router workers`, `drain` and `restart`; 0 picks a free one"
+            "loopback port for `router workers`, `explain`, `drain` and `restart`; 0 picks a free one"
             " (default: --http-port + 1)",
             "PORT",
         ),
     ] = None
+    explain_requests: Annotated[
+        int, Option(_OPERATION, "number of finished requests that `router explain` knows", "N")
+    ] = 1000
     log_level: Annotated[LogLevel, Option(_OPERATION, "log level; debug includes the workers' output")] = (
         LogLevel.INFO
     )
+    log_format: Annotated[
+        LogFormat,
+        Option(
+            _OPERATION,
+            "text, or one JSON object a line, for router and workers; json adds a line for every request at"
+            " its end",
+        ),
+    ] = LogFormat.TEXT
+    log_workers: Annotated[
+        bool, Option(_OPERATION, "show the workers' log lines in the router's output, as they are")
+    ] = False
+    decode_log_interval: Annotated[
+        int,
+        Option(
+            _OPERATION,
+            "decode steps between two `Decode batch` lines of a worker's log; 0: no batch lines at all",
+            "STEPS",
+        ),
+    ] = 40
+
+    scheduling: SchedulingSettings = field(default_factory=SchedulingSettings)
+    roles: RoleSettings = field(default_factory=RoleSettings)
 
     @property
     def effective_admin_port(self) -> int:
@@ -461,14 +471,24 @@ class RouterConfig:
         """Whether KV moves between workers."""
         return self.mode is not Mode.MIXED
 
-    def ranks_setting(self, *, prefill: bool) -> str:
-        """Name of the setting that says how many ranks a worker that prefills, or one that decodes, has."""
-        own = "prefill_tensor_parallel_size" if prefill else "decode_tensor_parallel_size"
-        return "tensor_parallel_size" if getattr(self, own) is None else own
+    def for_role(self, *, prefill: bool) -> RouterConfig:
+        """With the settings of prefill workers, or of decode workers, in place of those for all."""
+        own = self.roles.of("prefill" if prefill else "decode")
+        for one, other in (
+            ("kv_pool_tokens", "kv_memory_fraction"),
+            ("kv_memory_fraction", "kv_pool_tokens"),
+        ):
+            if one in own:
+                own.setdefault(other, None)
+        return replace(self, **own)
+
+    def flag_for(self, name: str, *, prefill: bool) -> str:
+        """The flag that sets `name` for a role: its own if that is given, else the one for all workers."""
+        role = "prefill" if prefill else "decode"
+        return flag_name(f"{role}_{name}" if name in self.roles.of(role) else name)
 
     def ranks(self, *, prefill: bool) -> int:
-        count: int = getattr(self, self.ranks_setting(prefill=prefill))
-        return count
+        return self.for_role(prefill=prefill).tensor_parallel_size
 
     @property
     def num_ranks(self) -> int:
@@ -479,17 +499,22 @@ class RouterConfig:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A field of RouterConfig, as flags and files see it."""
+    """A field of RouterConfig, or of a group of settings in it, as flags and files see it."""
 
     name: str
     type: type
     """The plain type: int for `int | None`."""
     default: Any
     option: Option
+    group: str | None = None
+    """The field of RouterConfig that holds the setting's group; None: the setting itself is one."""
 
     @property
     def flag(self) -> str:
         return flag_name(self.name)
+
+    def of(self, config: RouterConfig) -> Any:
+        return getattr(getattr(config, self.group) if self.group else config, self.name)
 
 
 def flag_name(field_name: str) -> str:
@@ -497,14 +522,28 @@ def flag_name(field_name: str) -> str:
     return "--" + field_name.replace("_", "-")
 
 
-def _settings() -> dict[str, Setting]:
-    hints = get_type_hints(RouterConfig, include_extras=True)
-    settings = {}
-    for field in fields(RouterConfig):
-        hint, option = get_args(hints[field.name])
+def configured(values: Mapping[str, Any]) -> RouterConfig:
+    """A configuration of settings by their names; those of groups are put into their groups."""
+    own = {name: value for name, value in values.items() if SETTINGS[name].group is None}
+    groups: dict[str, dict[str, Any]] = {}
+    for name, value in values.items():
+        if (group := SETTINGS[name].group) is not None:
+            groups.setdefault(group, {})[name] = value
+    return RouterConfig(**own, **{group: _GROUPS[group](**given) for group, given in groups.items()})
+
+
+def _settings_of(owner: type, group: str | None = None) -> dict[str, Setting]:
+    hints = get_type_hints(owner, include_extras=True)
+    settings: dict[str, Setting] = {}
+    for own in fields(owner):
+        if own.name in _GROUPS:
+            settings |= _settings_of(_GROUPS[own.name], own.name)
+            continue
+        hint, option = get_args(hints[own.name])
         (plain,) = [kind for kind in get_args(hint) if kind is not NoneType] or [hint]
-        settings[field.name] = Setting(field.name, plain, field.default, option)
+        settings[own.name] = Setting(own.name, plain, own.default, option, group)
     return settings
 
 
-SETTINGS: Final = _settings()
+_GROUPS: Final[Mapping[str, type]] = {"scheduling": SchedulingSettings, "roles": RoleSettings}
+SETTINGS: Final = _settings_of(RouterConfig)

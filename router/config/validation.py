@@ -9,9 +9,11 @@ import math
 from collections.abc import Callable, Iterator
 from ipaddress import ip_network
 from itertools import combinations
-from typing import Final
+from typing import Any, Final
 
 from common.ports import PortRange
+from engine.config import Policy
+from engine.presets import PRESETS
 from router.config.environment import WrongEnvironment, environment_of
 from router.config.origins import is_origin, origins_of
 from router.config.settings import Device, Dtype, Mode, RouterConfig, Transport, flag_name
@@ -33,7 +35,6 @@ _DURATIONS: Final = (
     "max_queue_wait",
     "http_keep_alive",
 )
-_RANKS: Final = ("tensor_parallel_size", "prefill_tensor_parallel_size", "decode_tensor_parallel_size")
 _HEARTBEAT_S: Final = 0.2
 
 
@@ -93,15 +94,28 @@ def _nodes(config: RouterConfig) -> Iterator[str]:
 
 
 def _ranks(config: RouterConfig) -> Iterator[str]:
-    for name in _RANKS:
-        value = getattr(config, name)
-        if value is not None and value < 1:
-            yield f"{flag_name(name)} {value}: use 1 (a worker is one process), or 2 or 4 to share a model"
-    if config.mode is Mode.MIXED and config.prefill_tensor_parallel_size is not None:
-        yield (
-            f"--prefill-tensor-parallel-size {config.prefill_tensor_parallel_size} means nothing in --mode"
-            " mixed, where decode workers prefill; use --tensor-parallel-size"
-        )
+    for flag, value in _everywhere(config, "tensor_parallel_size"):
+        if value < 1:
+            yield f"{flag} {value}: use 1 (a worker is one process), or 2 or 4 to share a model"
+    for flag, value in _everywhere(config, "accelerator"):
+        if config.device is Device.CPU:
+            yield f"{flag} {value} names a GPU, but --device is cpu; leave one of them out"
+
+
+def _roles(config: RouterConfig) -> Iterator[str]:
+    if config.mode is Mode.MIXED:
+        for name, value in config.roles.of("prefill").items():
+            yield (
+                f"{flag_name(f'prefill_{name}')} {value} means nothing in --mode mixed, where decode workers"
+                f" prefill; use {flag_name(name)}"
+            )
+
+
+def _everywhere(config: RouterConfig, name: str) -> Iterator[tuple[str, Any]]:
+    """The flags that set `name`, for all workers or for a role, with the values that are given."""
+    values = {name: getattr(config, name)}
+    values |= {f"{role}_{name}": config.roles.of(role).get(name) for role in ("prefill", "decode")}
+    return ((flag_name(setting), value) for setting, value in values.items() if value is not None)
 
 
 def _network(network: str) -> Iterator[str]:
@@ -153,13 +167,20 @@ def _memory(config: RouterConfig) -> Iterator[str]:
             f"--kv-pool-tokens {config.kv_pool_tokens} and --kv-memory-fraction {config.kv_memory_fraction}"
             " both size the KV pool; give one of them"
         )
-    if config.kv_memory_fraction is not None and not 0 < config.kv_memory_fraction < 1:
-        yield f"--kv-memory-fraction {config.kv_memory_fraction} is not between 0 and 1; try 0.9"
-    if config.kv_pool_tokens is not None:
-        need = max(config.page_size, config.max_model_len or 0)
-        if config.kv_pool_tokens < need:
+    for role in ("prefill", "decode"):
+        if {"kv_pool_tokens", "kv_memory_fraction"} <= config.roles.of(role).keys():
             yield (
-                f"--kv-pool-tokens {config.kv_pool_tokens} cannot hold one request of --max-model-len"
+                f"--{role}-kv-pool-tokens and --{role}-kv-memory-fraction both size the KV pool; give one of"
+                " them"
+            )
+    for flag, fraction in _everywhere(config, "kv_memory_fraction"):
+        if not 0 < fraction < 1:
+            yield f"{flag} {fraction} is not between 0 and 1; try 0.9"
+    need = max(config.page_size, config.max_model_len or 0)
+    for flag, tokens in _everywhere(config, "kv_pool_tokens"):
+        if tokens < need:
+            yield (
+                f"{flag} {tokens} cannot hold one request of --max-model-len"
                 f" {config.max_model_len or config.page_size} tokens; raise the one or lower the other"
             )
 
@@ -170,24 +191,56 @@ def _batching(config: RouterConfig) -> Iterator[str]:
         yield f"--itl-target-ms {target}: use milliseconds, or 0 to let prompts take what a step holds"
     if not 0 < config.ttft_target_ms < math.inf:
         yield f"--ttft-target-ms {config.ttft_target_ms:g}: use milliseconds above 0"
-    for name in ("chunked_prefill_size", "prefill_chunked_prefill_size"):
-        yield from _chunk(flag_name(name), getattr(config, name), config.page_size)
-    if config.mode is Mode.MIXED and config.prefill_chunked_prefill_size is not None:
-        yield (
-            f"--prefill-chunked-prefill-size {config.prefill_chunked_prefill_size} means nothing in --mode"
-            " mixed, where decode workers prefill; use --chunked-prefill-size"
-        )
+    for flag, chunk in _everywhere(config, "chunked_prefill_size"):
+        yield from _chunk(flag, chunk, config.page_size)
     for name in ("cuda_graph_max_bs", "cuda_graph_max_tokens"):
-        if (size := getattr(config, name)) is not None and size < 0:
-            yield f"{flag_name(name)} {size}: use 0 or more"
+        for flag, size in _everywhere(config, name):
+            if size < 0:
+                yield f"{flag} {size}: use 0 or more"
     if config.max_running_requests < 1:
         yield f"--max-running-requests {config.max_running_requests}: use 1 or more"
     if config.max_queued_requests < 1:
         yield f"--max-queued-requests {config.max_queued_requests}: use 1 or more"
 
 
-def _chunk(flag: str, chunk: int | None, page_size: int) -> Iterator[str]:
-    if chunk is None or chunk == -1:
+def _scheduling(config: RouterConfig) -> Iterator[str]:
+    asked = config.scheduling
+    for name in (
+        "max_prefill_tokens",
+        "max_num_partial_prefills",
+        "max_long_partial_prefills",
+        "aging_tokens",
+        "fair_share_tokens",
+    ):
+        value = getattr(asked, name)
+        if value is not None and value < 1:
+            yield f"{flag_name(name)} {value}: use 1 or more"
+    threshold = asked.long_prefill_token_threshold
+    if threshold not in (None, "auto") and not (threshold.isdecimal() and int(threshold) > 0):
+        yield f"--long-prefill-token-threshold {threshold}: use a number of tokens above 0, or auto"
+    factor = asked.schedule_conservativeness
+    if factor is not None and not 0 < factor < math.inf:
+        yield f"--schedule-conservativeness {factor:g}: use a number above 0, such as 1"
+    has_threshold = threshold or PRESETS[asked.preset].scheduler.long_prefill_token_threshold
+    if asked.max_long_partial_prefills is not None and not has_threshold:
+        yield (
+            f"--max-long-partial-prefills {asked.max_long_partial_prefills} means nothing without"
+            " --long-prefill-token-threshold"
+        )
+    if asked.priority_preemption_threshold is not None and asked.schedule_policy is not Policy.PRIORITY:
+        yield (
+            f"--priority-preemption-threshold {asked.priority_preemption_threshold} needs --schedule-policy"
+            " priority"
+        )
+    if asked.disable_chunked_prefill and config.chunked_prefill_size == -1:
+        yield (
+            "--disable-chunked-prefill keeps the budget and --chunked-prefill-size -1 has none; give one of"
+            " them"
+        )
+
+
+def _chunk(flag: str, chunk: int, page_size: int) -> Iterator[str]:
+    if chunk == -1:
         return
     if chunk < 1:
         yield f"{flag} {chunk}: use a number of tokens, or -1 to turn chunking off"
@@ -219,6 +272,10 @@ def _positive(config: RouterConfig) -> Iterator[str]:
         )
     if config.max_queued_tokens < 1:
         yield f"--max-queued-tokens {config.max_queued_tokens}: use 1 or more"
+    if config.explain_requests < 0:
+        yield f"--explain-requests {config.explain_requests}: use 1 or more, or 0 to remember none"
+    if config.decode_log_interval < 0:
+        yield f"--decode-log-interval {config.decode_log_interval}: use 1 or more, or 0 for no batch lines"
     if config.max_attempts < 1:
         yield f"--max-attempts {config.max_attempts}: use 1 (no retries) or more"
 
@@ -232,10 +289,12 @@ _CHECKS: Final[tuple[Callable[[RouterConfig], Iterator[str]], ...]] = (
     _model,
     _workers,
     _ranks,
+    _roles,
     _frontends,
     _security,
     _memory,
     _batching,
+    _scheduling,
     _handoff,
     _positive,
 )

@@ -232,6 +232,8 @@ class Attempt(ABC):
     def _give(self, tokens: worker_pb2.Tokens, at: float, delta: Delta) -> None:
         delta.token_ids.extend(tokens.ids)
         delta.logprobs.extend(tokens.logprobs)
+        if tokens.chunks:
+            self._waterfall.computed(tokens.chunks)
         if tokens.ids:
             self._waterfall.tokens(len(tokens.ids), at)
             self._route.tracker.tokens(len(tokens.ids))

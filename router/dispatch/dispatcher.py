@@ -90,6 +90,8 @@ class ClusterDispatcher:
         sampling: sampling_pb2.SamplingParams,
         *,
         priority: int = 0,
+        tenant: str = "",
+        ttft_deadline_s: float = 0.0,
         timeout_s: float = 0.0,
     ) -> AsyncGenerator[Delta, bool | None]:
         """See `Dispatcher.generate`."""
@@ -98,7 +100,8 @@ class ClusterDispatcher:
         now = time.monotonic()
         waterfall = Waterfall(now, self._metrics)
         deadline = now + timeout_s if timeout_s > 0 else math.inf
-        sequence = Sequence(prompt, sampling, waterfall, priority, deadline)
+        first_due = now + ttft_deadline_s if ttft_deadline_s > 0 else math.inf
+        sequence = Sequence(prompt, sampling, waterfall, priority, deadline, tenant, first_due)
         self._refuse_poison_requests(sequence)
         place = self._admit(sequence)
         self._enter()

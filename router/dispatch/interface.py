@@ -38,6 +38,8 @@ class Dispatcher(Protocol):
         sampling: sampling_pb2.SamplingParams,
         *,
         priority: int = 0,
+        tenant: str = "",
+        ttft_deadline_s: float = 0.0,
         timeout_s: float = 0.0,
     ) -> AsyncGenerator[Delta, bool | None]:
         """Yield new tokens until a delta with a finish reason.
@@ -46,7 +48,8 @@ class Dispatcher(Protocol):
         sequence then counts as stopped, not as aborted, and the answer is a delta without tokens: finish
         reason STOP, and the timings.
         Closing or cancelling the generator aborts the request on every worker that knows of it.
-        `timeout_s` counts from the call; 0 means no deadline. Raises RouterError.
+        `timeout_s` and `ttft_deadline_s`, for the first token, count from the call; 0 means no deadline.
+        Requests of one `tenant` share its turn where the workers' queues are fair. Raises RouterError.
         """
         ...
 

@@ -23,6 +23,9 @@ class Sequence:
     priority: int = 0
     deadline: float = math.inf
     """time.monotonic() at which its time is up."""
+    tenant: str = ""
+    first_due: float = math.inf
+    """time.monotonic() by which the client wants the first token."""
     id: str = field(default_factory=lambda: secrets.token_hex(8))
     """For the log, and for the client of one that has to be looked up there."""
     output: list[int] = field(default_factory=list)
@@ -55,4 +58,12 @@ class Sequence:
             sampling=self.sampling,
             priority=self.priority,
             timeout_s=0.0 if left == math.inf else max(left, 1e-3),
+            tenant=self.tenant,
+            ttft_target_s=self._seconds_to_first_token(),
         )
+
+    def _seconds_to_first_token(self) -> float:
+        """0 without a deadline, or once the client has a token."""
+        if self.first_due == math.inf or self.output:
+            return 0.0
+        return max(self.first_due - time.monotonic(), 1e-3)

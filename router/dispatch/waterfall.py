@@ -60,6 +60,8 @@ class Waterfall:
     prefill_worker: str = ""
     decode_worker: str = ""
     why: str = ""
+    waited: dict[str, float] = field(default_factory=dict)
+    """Seconds in the worker's queue by reason."""
     _last_token: float = 0.0
     _chunks: list[router_pb2.TimingSpan] = field(default_factory=list)
     _pushes: list[router_pb2.TimingSpan] = field(default_factory=list)
@@ -82,6 +84,7 @@ class Waterfall:
         """The event may be a step old; the wait that it reports is exact."""
         if self.started is None and self.first_token is None and self.submitted is not None:
             self.started = min(self.submitted + event.queued_s, at)
+            self.waited = dict(event.waited)
 
     def reserve(self, at: float) -> None:
         self.reserved = self.reserved or at
@@ -108,6 +111,11 @@ class Waterfall:
         self._chunks = [_shifted(span, offset) for span in event.chunks]
         self._pushes = [_shifted(span, offset) for span in event.pushes]
 
+    def computed(self, chunks: Iterable[worker_pb2.Span]) -> None:
+        """The prompt's chunks, of a request that is not handed over; seconds as in `hand_over`."""
+        offset = (self.submitted or self.arrival) - self.arrival
+        self._chunks = [_shifted(span, offset) for span in chunks]
+
     def timings(self, at: float) -> router_pb2.Timings:
         """As of now; stages that were not reached are 0."""
         started = self.started or self.submitted or at
@@ -127,6 +135,7 @@ class Waterfall:
             prefill_worker=self.prefill_worker,
             decode_worker=self.decode_worker,
             placement=self.why,
+            waited=self.waited,
         )
 
 

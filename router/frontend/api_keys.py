@@ -8,6 +8,7 @@ import secrets
 import stat
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from router.errors import Unauthenticated
@@ -32,14 +33,25 @@ class ApiKeys:
     says nothing about the right ones; and the keys themselves are not kept.
     """
 
-    def __init__(self, names: Mapping[str, str], max_requests: int | None = None) -> None:
-        """`names`: of each key's client, by key. `max_requests`: of each client, at a time."""
+    def __init__(
+        self,
+        names: Mapping[str, str],
+        max_requests: int | None = None,
+        priorities: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
+        """`names`: of each key's client, by key. `max_requests`: of each client, at a time. `priorities`:
+        limits of those clients that may set a priority, by key.
+        """
         self._salt: Final = secrets.token_bytes(32)
-        self._clients: Final = {self._digest(key): Client(name, max_requests) for key, name in names.items()}
+        self._clients: Final = {
+            self._digest(key): Client(name, max_requests, max_priority=priorities.get(key, 0))
+            for key, name in names.items()
+        }
 
     @classmethod
     def load(cls, path: Path, max_requests: int | None = None, *, flag: str = "--api-key-file") -> ApiKeys:
-        """One key a line; empty lines, and lines that begin with #, say nothing.
+        """One key a line; empty lines, and lines that begin with #, say nothing. `KEY priority=N`: its
+        requests may have priorities from -N to N; those of other keys have priority 0.
 
         Raises BadKeyFile, which names `flag`.
         """
@@ -51,8 +63,9 @@ class ApiKeys:
         except UnicodeDecodeError:
             raise BadKeyFile(f"{flag} {path}: a key may have ASCII characters only") from None
         names: dict[str, str] = {}
+        priorities: dict[str, int] = {}
         for number, line in enumerate(text.splitlines(), start=1):
-            key = line.strip()
+            key, priority = _with_priority(line.strip())
             if not key or key.startswith("#"):
                 continue
             if len(key) < _MIN_CHARACTERS or not key.isprintable() or " " in key:
@@ -61,11 +74,12 @@ class ApiKeys:
                     " characters and no space; `openssl rand -hex 32` makes a good one"
                 )
             names.setdefault(key, f"key-{number}")
+            priorities.setdefault(key, priority)
         if not names:
             raise BadKeyFile(f"{flag} {path} has no key in it; with none, nobody could come in")
         if mode & stat.S_IROTH:
             _log.warning("%s %s can be read by every user of this machine", flag, path)
-        return cls(names, max_requests)
+        return cls(names, max_requests, priorities)
 
     def identify(self, authorization: str | None) -> Client:
         """By the value of an `Authorization` header. Raises Unauthenticated."""
@@ -83,3 +97,12 @@ class ApiKeys:
 
     def _digest(self, key: str) -> bytes:
         return hashlib.blake2b(key.encode(), key=self._salt).digest()
+
+
+def _with_priority(line: str) -> tuple[str, int]:
+    """The key of a line and its limit of priorities. A line of another form is left whole: it is no key."""
+    key, blank, limit = line.partition(" ")
+    number = limit.strip().removeprefix("priority=")
+    if blank and limit.strip().startswith("priority=") and number.isdecimal():
+        return key, int(number)
+    return line, 0

@@ -15,7 +15,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, PydanticKnownError, c
 
 from engine.core.sampling_params import MAX_LOGIT_BIASES
 from router.processing.served_model import ServedModel
-from router.request_limits import LOGPROBS_LIMIT, RequestLimits
+from router.request_limits import LOGPROBS_LIMIT, MAX_PRIORITY, RequestLimits
 
 __all__ = [
     "Completions",
@@ -26,6 +26,7 @@ __all__ = [
     "MinTokens",
     "ModelName",
     "Penalty",
+    "Priority",
     "RepetitionPenalty",
     "Seed",
     "Served",
@@ -129,6 +130,7 @@ Seed: TypeAlias = Annotated[int, Field(ge=-(1 << 63), le=(1 << 64) - 1)]
 RepetitionPenalty: TypeAlias = Annotated[float, Field(ge=0.01, le=10.0)]
 Penalty: TypeAlias = Annotated[float, Field(ge=-2.0, le=2.0)]
 Timeout: TypeAlias = Annotated[float, Field(gt=0.0)]
+Priority: TypeAlias = Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 
 StopStrings: TypeAlias = Annotated[
     tuple[Annotated[str, Field(min_length=1, max_length=1024)], ...], Field(max_length=16)

@@ -23,8 +23,17 @@ class Client:
     """For the log; says nothing about the key."""
     max_requests: int | None = None
     """Sequences at a time; None: as many as the cluster takes."""
+    max_priority: int | None = None
+    """Requests may have priorities from minus this to this; None: any."""
     running: int = 0
     """Sequences."""
+
+    def require_priority(self, priority: int) -> None:
+        """Raises InvalidRequest for a priority beyond the key's limit."""
+        limit = self.max_priority
+        if limit is not None and abs(priority) > limit:
+            allowed = "no priority but 0" if limit == 0 else f"priorities from {-limit} to {limit}"
+            raise InvalidRequest(f"This API key may set {allowed}, not {priority}.", param="priority")
 
     def require_room(self, sequences: int) -> None:
         """Room for one more request: each of its completions is a sequence that the workers run.

@@ -19,6 +19,7 @@ from router.processing.clients import CURRENT_CLIENT
 from router.processing.completion import Completion
 from router.processing.constraint import Constraint, ConstraintChecks
 from router.processing.generation_request import Chat, GenerationRequest, Prompt
+from router.processing.history import History
 from router.processing.output.formats import OutputFormats
 from router.processing.output.parts import OutputParser
 from router.processing.run import Run, Running, SequencePlan
@@ -26,7 +27,7 @@ from router.processing.sampling_options import SamplingOptions, derive_seed
 from router.processing.served_model import ServedModel
 from router.processing.tokenizer import Tokenizer
 from router.processing.tools import NO_TOOLS, ToolUse, forced_schema
-from router.request_limits import RequestLimits
+from router.request_limits import MAX_PRIORITY, RequestLimits
 
 __all__ = ["Generation", "PreparedPrompt"]
 
@@ -69,6 +70,7 @@ class Generation:
         dispatcher: Dispatcher,
         limits: RequestLimits = RequestLimits(),  # noqa: B008 (frozen)
         formats: OutputFormats | None = None,
+        history: History | None = None,
     ) -> None:
         """`formats`: how answers are parsed; None: as the chat template says."""
         self.model: Final = model
@@ -79,6 +81,7 @@ class Generation:
         self.formats: Final = tokenizer.output_formats if formats is None else formats
         self._constraints: Final = ConstraintChecks()
         self._running: Running = {}
+        self._history: Final = history
         self.created: Final = int(time.time())
         """Since when the model is served, as seconds of Unix time."""
 
@@ -115,7 +118,7 @@ class Generation:
                     parser=prepared.parser(),
                 )
                 sequences.append(SequencePlan(token_ids, sampling, completion))
-        return Run(model.name, request, sequences, self._dispatcher, self._running)
+        return Run(model.name, request, sequences, self._dispatcher, self._running, self._history)
 
     def check_model(self, name: str) -> None:
         """Raise NotFound unless that is the served model; empty is."""
@@ -203,9 +206,23 @@ class Generation:
             )
         if not request.timeout_s >= 0.0:
             raise InvalidRequest(f"timeout must not be negative: {request.timeout_s}.", param="timeout")
-        if request.priority:
+        if request.priority and not limits.priorities:
             raise InvalidRequest(
-                "priority is not supported by this server; leave it out, or send 0.",
+                "priority is not supported by this server (--schedule-policy priority goes by it); leave it"
+                " out, or send 0.",
                 param="priority",
                 code="unsupported_parameter",
             )
+        if abs(request.priority) > MAX_PRIORITY:
+            raise InvalidRequest(
+                f"priority must be from {-MAX_PRIORITY} to {MAX_PRIORITY}.", param="priority"
+            )
+        CURRENT_CLIENT.get().require_priority(request.priority)
+        if request.ttft_deadline_s and not limits.ttft_deadlines:
+            raise InvalidRequest(
+                "ttft_deadline is not supported by this server (--schedule-policy deadline goes by it).",
+                param="ttft_deadline",
+                code="unsupported_parameter",
+            )
+        if not request.ttft_deadline_s >= 0.0:
+            raise InvalidRequest("ttft_deadline must not be negative.", param="ttft_deadline")

@@ -37,7 +37,9 @@ class GenerationRequest:
     n: int = 1
     """Completions of every prompt."""
     priority: int = 0
-    """Only 0: requests of other priorities are refused."""
+    """Other than 0 only where the scheduler goes by it, and within the limit of the client's key."""
+    ttft_deadline_s: float = 0.0
+    """For the first token; 0: none. Only where the scheduler goes by it."""
     timeout_s: float = 0.0
     """0: no deadline."""
     timings: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
@@ -12,9 +13,10 @@ from router.errors import Internal, InvalidRequest, RouterError
 from router.processing.clients import CURRENT_CLIENT, Client
 from router.processing.completion import Chunk, Completion
 from router.processing.generation_request import GenerationRequest
+from router.processing.history import CompletionRecord, History, RequestRecord
 from router.processing.interrupt import Interrupt
 from router.processing.merge import merge
-from rpc.baton.v1 import sampling_pb2
+from rpc.baton.v1 import router_pb2, sampling_pb2
 
 __all__ = ["Run", "Running", "SequencePlan", "Usage"]
 
@@ -45,14 +47,19 @@ class Run:
         sequences: Sequence[SequencePlan],
         dispatcher: Dispatcher,
         running: Running,
+        history: History | None = None,
     ) -> None:
-        """`running` has this run in it while it runs. It belongs to the current client."""
+        """`running` has this run in it while it runs; `history` hears of its end. It belongs to the current
+        client."""
         self.model: Final = model
         """The served model's name."""
         self.request: Final = request
         self._sequences: Final = sequences
         self._dispatcher: Final = dispatcher
         self._running: Final = running
+        self._history: Final = history
+        self._ended: dict[int, tuple[int, router_pb2.Timings | None]] = {}
+        """Finish reason and timings of completions, by index."""
         self._client: Final = CURRENT_CLIENT.get()
         self._interrupt: Final = Interrupt()
 
@@ -86,7 +93,7 @@ class Run:
         Closing the generator, or cancelling the task that iterates it, aborts the request on the
         workers. Raises RouterError when a completion fails; then no completion goes on.
         """
-        with self._client.request(self.num_completions), self._listed():
+        with self._client.request(self.num_completions), self._listed(), self._remembered():
             streams = [self._stream(sequence) for sequence in self._sequences]
             source = streams[0] if len(streams) == 1 else merge(streams)
             try:
@@ -122,16 +129,60 @@ class Run:
         finally:
             del self._running[key]
 
+    @contextmanager
+    def _remembered(self) -> Iterator[None]:
+        """The history hears how the run ended, and after how long."""
+        began = time.monotonic()
+        outcome, message = "ok", ""
+        try:
+            yield
+        except RouterError as error:
+            outcome, message = error.code or "error", str(error)
+            raise
+        except BaseException:  # the client went away
+            outcome = "abort"
+            raise
+        finally:
+            if self._history is not None:
+                self._history.add(self._record(outcome, message, time.monotonic() - began))
+
+    def _record(self, outcome: str, message: str, seconds: float) -> RequestRecord:
+        usage = self.usage
+        return RequestRecord(
+            id=self.request.id,
+            client=self._client.name,
+            outcome=outcome,
+            message=message,
+            seconds=seconds,
+            priority=self.request.priority,
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+            completions=[self._completion(index) for index in range(self.num_completions)],
+        )
+
+    def _completion(self, index: int) -> CompletionRecord:
+        finish, timings = self._ended.get(index, (sampling_pb2.FINISH_REASON_UNSPECIFIED, None))
+        name = sampling_pb2.FinishReason.Name(finish)
+        tokens = self._sequences[index].completion.num_tokens
+        return CompletionRecord(name.removeprefix("FINISH_REASON_").lower(), tokens, timings)
+
     async def _stream(self, sequence: SequencePlan) -> AsyncGenerator[Chunk, None]:
         request, completion = self.request, sequence.completion
         deltas = self._dispatcher.generate(
-            sequence.prompt, sequence.sampling, priority=request.priority, timeout_s=request.timeout_s
+            sequence.prompt,
+            sequence.sampling,
+            priority=request.priority,
+            tenant=self._client.name,
+            ttft_deadline_s=request.ttft_deadline_s,
+            timeout_s=request.timeout_s,
         )
         async with aclosing(deltas):
             async for delta in deltas:
                 chunk = completion.feed(delta)
                 if chunk.finish and not delta.finish:
                     chunk.timings = (await deltas.asend(True)).timings
+                if chunk.finish:
+                    self._ended[completion.index] = (chunk.finish, chunk.timings)
                 if not request.timings:
                     chunk.timings = None
                 yield chunk

@@ -113,9 +113,10 @@ class ThreeNodes:
     def nodes(self) -> list[Machine]:
         return [self.machines[name] for name in NODES]
 
-    def type(self, command: str, *, timeout_s: float = 300.0, check: bool = True) -> str:
+    def type(self, command: str, *, timeout_s: float = 300.0, check: bool = True, quiet: bool = False) -> str:
         """Runs a command as the operator does, in the checkout. Returns its output, stderr included."""
-        self._echo(f"$ {command}")
+        if not quiet:
+            self._echo(f"$ {command}")
         self.typed.append(command)
         done = self.ops.run(
             f"exec bash --login -c {_quoted(f'cd ~/checkout; {command}')} 2>&1",
@@ -156,7 +157,7 @@ class ThreeNodes:
 
     def active_nodes(self) -> int:
         """As `ray status` counts them."""
-        text = self.type(command_with("ray status"))
+        text = self.type(command_with("ray status"), quiet=True)
         active = text.partition("Active:")[2].partition("Pending:")[0]
         return sum(int(count) for count in re.findall(r"^ *(\d+) ", active, re.MULTILINE))
 

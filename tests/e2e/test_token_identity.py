@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rpc.baton.v1 import worker_pb2
@@ -123,7 +124,10 @@ async def test_a_pool_too_small_for_all_preempts_and_loses_no_token(
     smollm2: Path, oracle: Oracle, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Told how long the answers get, the scheduler would admit no more than fit.
-    monkeypatch.setattr("engine.sched.page_forecast.OutputLengths.remaining", lambda *_: 0)
+    monkeypatch.setattr(
+        "engine.sched.page_forecast.OutputLengths.remaining",
+        lambda _, requests: np.zeros(len(requests), dtype=int),
+    )
     # The longest first: the others are to come while it decodes.
     names = ["300 tokens", "a question", "French", "Chinese and Russian", "code"]
     async with cluster(smollm2, mode, num_pages=33, max_model_len=512) as cluster_:

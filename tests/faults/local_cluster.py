@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
-from engine.config import EngineConfig
 from router.config.settings import Mode, RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics import RouterMetrics
@@ -18,6 +17,7 @@ from router.processing.served_model import ServedModel
 from router.workers.registry import Registry
 from rpc.baton.v1 import worker_pb2
 from rpc.channel import Endpoint
+from tests.engine_config import engine_config
 from tests.faults.small_model import MAX_LEN, SmallModel
 from worker.assembly import Assemble, assemble
 from worker.config import WorkerConfig, WorkerRole
@@ -84,7 +84,7 @@ async def local_cluster(
     """Mixed: one worker. Disaggregated: one of each role. `assemble` is where a test gets its hand in."""
     roles = [WorkerRole.DECODE] if mode is Mode.MIXED else [WorkerRole.PREFILL, WorkerRole.DECODE]
     deaths: list[EngineDied] = []
-    engine = EngineConfig(
+    engine = engine_config(
         model_path=small.folder,
         num_pages=num_pages,
         max_model_len=MAX_LEN,

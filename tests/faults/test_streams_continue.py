@@ -10,7 +10,6 @@ from itertools import product
 import pytest
 from prometheus_client import generate_latest
 
-from engine.config import EngineConfig
 from engine.grammar.grammar import Grammar, GrammarKind
 from router.admin.drain import WorkerDrainer
 from router.config.settings import Mode, RouterConfig
@@ -24,6 +23,7 @@ from router.processing.served_model import ServedModel
 from router.workers.registry import Registry
 from rpc.baton.v1 import sampling_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
+from tests.engine_config import engine_config
 from tests.faults.local_cluster import LocalWorker
 from tests.faults.small_model import MAX_LEN, SmallModel
 from worker.config import WorkerConfig, WorkerRole
@@ -92,7 +92,7 @@ async def cluster(small: SmallModel, mode: Mode) -> AsyncIterator[Cluster]:
     """Two decode workers, and a prefill worker if there is one in this mode."""
     roles = [WorkerRole.DECODE, WorkerRole.DECODE]
     roles += [WorkerRole.PREFILL] if mode is not Mode.MIXED else []
-    engine = EngineConfig(model_path=small.folder, num_pages=64, max_model_len=MAX_LEN, chunk_budget=64)
+    engine = engine_config(model_path=small.folder, num_pages=64, max_model_len=MAX_LEN, chunk_budget=64)
     hosts: dict[str, WorkerHost] = {}
     handles = []
     async with AsyncExitStack() as stack:

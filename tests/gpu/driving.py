@@ -14,6 +14,7 @@ from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
 from engine.engine import Engine
 from engine.executor.runner import ModelRunner
+from tests.engine_config import engine_config
 from tests.gpu.models import VOCAB
 
 
@@ -28,7 +29,7 @@ def gpu_config(folder: Path, **changes: object) -> EngineConfig:
         "max_running_requests": 32,
         "attention_backend": "flashinfer",
     }
-    return EngineConfig(**{**settings, **changes})  # type: ignore[arg-type]
+    return engine_config(**{**settings, **changes})
 
 
 def random_tokens(count: int, seed: int) -> list[int]:

@@ -67,6 +67,8 @@ class ScriptedDispatcher:
         sampling: sampling_pb2.SamplingParams,
         *,
         priority: int = 0,
+        tenant: str = "",
+        ttft_deadline_s: float = 0.0,
         timeout_s: float = 0.0,
     ) -> AsyncGenerator[Delta, bool | None]:
         call = Call(list(prompt), sampling, priority, timeout_s)

@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rpc.baton.v1 import worker_pb2
@@ -99,7 +100,10 @@ async def test_aborts_at_random_moments_under_load(folder: Path, oracle: Oracle)
 async def test_aborts_at_random_moments_in_mixed_mode_with_preemption(
     folder: Path, oracle: Oracle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.sched.page_forecast.OutputLengths.remaining", lambda *_: 0)
+    monkeypatch.setattr(
+        "engine.sched.page_forecast.OutputLengths.remaining",
+        lambda _, requests: np.zeros(len(requests), dtype=int),
+    )
     rng = random.Random(6)
     async with worker(folder, WorkerRole.DECODE, None, num_pages=40) as link:
 

@@ -8,14 +8,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedModel
 
-from engine.config import EngineConfig
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
 from engine.engine import NO_HOOKS, Engine
+from tests.engine_config import engine_config
 from tests.unit.engine.test_models import NAMES, reference
 
 MAX_TOKENS = 24
@@ -39,7 +40,7 @@ class Model:
         self.answers = [greedy(oracle, prompt) for prompt in PROMPTS]
 
     def engine(self, chunk: int | None, page: int, tokens: int = 512, hooks: Any = NO_HOOKS) -> Engine:
-        config = EngineConfig(
+        config = engine_config(
             model_path=self.folder,
             chunk_budget=chunk,
             page_size=page,
@@ -136,7 +137,10 @@ def test_prompts_computed_by_one_engine_and_answered_by_another(
 @pytest.mark.parametrize("page", [1, 4, 16])
 def test_preempted_and_computed_again(model: Model, page: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # Without foresight, admission lets in what will not fit.
-    monkeypatch.setattr("engine.sched.page_forecast.OutputLengths.remaining", lambda *_: 0)
+    monkeypatch.setattr(
+        "engine.sched.page_forecast.OutputLengths.remaining",
+        lambda _, requests: np.zeros(len(requests), dtype=int),
+    )
     engine = model.engine(16, page, tokens=192)
     requests = [new_request(i, prompt) for i, prompt in enumerate(PROMPTS)]
     for request in requests:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 import torch
 
@@ -64,7 +65,10 @@ async def test_chunks_batches_and_cached_prefixes_give_the_tokens_of_transformer
 async def test_preempted_requests_are_computed_again(
     folder: Path, oracle: Oracle, overlap: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.sched.page_forecast.OutputLengths.remaining", lambda *_: 0)
+    monkeypatch.setattr(
+        "engine.sched.page_forecast.OutputLengths.remaining",
+        lambda _, requests: np.zeros(len(requests), dtype=int),
+    )
     async with shared(folder, num_pages=24, overlap=overlap) as link:
         jobs = [work(prompt(length, seed=length), max_tokens=24) for length in (20, 25, 30, 35)]
         outputs = await asyncio.gather(*(run(link, job) for job in jobs))

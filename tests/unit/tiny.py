@@ -13,6 +13,7 @@ from engine.core.plan import Chunk, StepPlan
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
 from engine.executor.runner import ModelRunner
+from tests.engine_config import engine_config
 
 VOCAB = 97
 
@@ -46,7 +47,7 @@ def make_config(folder: Path, **changes: object) -> EngineConfig:
         "max_model_len": 128,
         "max_running_requests": 8,
     }
-    return EngineConfig(**{**settings, **changes})  # type: ignore[arg-type]
+    return engine_config(**{**settings, **changes})
 
 
 def make_request(

@@ -73,7 +73,7 @@ class IncomingHandoffs:
             raise CommandRefused(worker_pb2.FAILURE_CODE_INVALID, f"request id {job.id} is in use")
         if message.no_wait and any(self._is_wanted(waiting) for waiting in self._waiting):
             raise CommandRefused(worker_pb2.FAILURE_CODE_OVERLOADED, _NO_PAGES_NOW)
-        if len(self._waiting) >= self._engine.config.max_waiting_requests:
+        if len(self._waiting) >= self._engine.config.scheduler.max_waiting_requests:
             raise CommandRefused(
                 worker_pb2.FAILURE_CODE_OVERLOADED, f"{len(self._waiting)} handoffs wait for pages already"
             )

@@ -147,9 +147,10 @@ class Migrations:
     # ------------------------------------------------------------------------------ inside
 
     def _can_move(self, request: Request, ticket: Ticket) -> bool:
-        """Its KV is here, and the ticket is for no more of the request than there is."""
+        """It decodes, and the ticket is for no more of the request than there is."""
         return (
             request.slot >= 0
+            and request.num_pending == 1
             and request.finish is None
             and not request.pinned
             and ticket.handoff_id not in self._moving

@@ -56,7 +56,7 @@ class WorkerActor:
         from worker.process.host import WorkerHost
         from worker.tensor_parallel.ray_rank_processes import rank_processes_of
 
-        log_to_stderr(log_level)
+        log_to_stderr(log_level, config.log_format)
         config = replace(config, host=_host(config), node=ray.get_runtime_context().get_node_id())
         self._host = WorkerHost(
             config,

@@ -15,6 +15,7 @@ from typing import Final, TypeAlias
 from engine.device.current import enter_device
 from engine.engine import Engine
 from worker.metrics import WorkerMetrics
+from worker.process.batch_log import BatchLog
 from worker.process.step_waker import StepWaker
 from worker.request_handler import RequestHandler
 from worker.session.inbox import Inbox
@@ -47,6 +48,7 @@ class EngineLoop:
         *,
         clock: Clock,
         on_death: Callable[[EngineDied], None],
+        batch_log: BatchLog | None = None,
     ) -> None:
         """`on_death` is called from the engine thread, once, after all sessions were told."""
         self._engine = engine
@@ -56,6 +58,7 @@ class EngineLoop:
         self._metrics = metrics
         self._clock = clock
         self._on_death = on_death
+        self._batch_log = batch_log or BatchLog(0, engine.config.page_size)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._stopping = False
         self._steps = 0
@@ -119,10 +122,12 @@ class EngineLoop:
                 self._step(began)
             else:
                 self._settled = False  # a message came; others may, before the step has to be planned
-        elif self._handler.idle and not self._proved:
-            # A leak shows as soon as nobody can own anything. Serving on would mean wrong tokens, one day.
-            self._engine.check_pages()
-            self._proved = True
+        else:
+            self._batch_log.rest()
+            if self._handler.idle and not self._proved:
+                # When idle, every page must be free or cached; abort rather than risk corrupt KV.
+                self._engine.check_pages()
+                self._proved = True
         if self._settled or began >= self._load_due:
             self._load_due = began + _LOAD_INTERVAL_S
             self._outbox.report_load(self._handler.load())
@@ -144,4 +149,6 @@ class EngineLoop:
         self._settled = not (output.num_tokens or output.completed)
         self._proved = False
         self._handler.on_step(output)
-        self._metrics.step_seconds.observe(self._clock() - began)
+        ended = self._clock()
+        self._metrics.on_step(output, ended - began)
+        self._batch_log.on_step(output, self._engine.occupancy(), began, ended)

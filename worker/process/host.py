@@ -35,7 +35,9 @@ from worker.assembly import Assemble, Parts, assemble
 from worker.config import WorkerConfig, WorkerRole
 from worker.metrics import WorkerMetrics
 from worker.network import is_loopback
+from worker.process.batch_log import BatchLog
 from worker.process.engine_loop import EngineDied, EngineLoop
+from worker.process.pace_log import PaceLog
 from worker.process.router_watch import RouterWatch
 from worker.process.service import WorkerService
 from worker.process.watchdog import Watchdog
@@ -168,6 +170,7 @@ class WorkerHost:
             parts.metrics,
             clock=parts.clock,
             on_death=self._on_engine_death,
+            batch_log=self._batch_log(),
         )
         if transfer is not None:
             transfer.start()
@@ -184,8 +187,14 @@ class WorkerHost:
         self._running.callback(thread.join)
         self._running.callback(server.server_close)
         self._running.callback(server.shutdown)
-        parts.metrics.watch(self._stats)
+        parts.metrics.watch(self._stats, max_running=self.config.engine.scheduler.max_running_requests)
         return self._describe(metrics_port=server.server_port)
+
+    def _batch_log(self) -> BatchLog:
+        engine = self.config.engine
+        target, chunk = engine.scheduler.itl_target_s, engine.scheduler.chunk_budget
+        pace = None if target is None or chunk is None else PaceLog(chunk, target)
+        return BatchLog(self.config.decode_log_interval, engine.page_size, pace)
 
     async def _serve(self, info: worker_pb2.WorkerInfo) -> None:
         service = WorkerService(self._parts.inbox, self._handler, info, self._parts.clock, self._router_watch)
@@ -235,9 +244,11 @@ class WorkerHost:
             device=config.engine.device,
             dtype=config.engine.dtype,
             transport=config.transport or "",
-            chunked_prefill_size=config.engine.chunk_budget or 0,
-            max_running_requests=config.engine.max_running_requests,
-            step_target_s=config.engine.itl_target_s or 0.0,
+            chunked_prefill_size=config.engine.scheduler.chunk_budget or 0,
+            max_running_requests=config.engine.scheduler.max_running_requests,
+            step_target_s=config.engine.scheduler.itl_target_s or 0.0,
+            cuda_graph_max_bs=config.engine.cuda_graph_max_batch,
+            cuda_graph_max_tokens=config.engine.cuda_graph_max_tokens,
             pid=os.getpid(),
             metrics_address=f"{config.host}:{metrics_port}",
             node=config.node,

@@ -25,6 +25,7 @@ class Answers:
         """Tell the router of a new token; `finish` is the reason that the router shall hear."""
         cached = 0 if job.said_cached else job.request.num_cached or 0
         job.said_cached = True
+        chunks, job.chunks = job.chunks, []
         self.outbox.token(
             job,
             token.token,
@@ -33,6 +34,7 @@ class Answers:
             stop_token=token.token if token.is_stop else None,
             cached_tokens=cached,
             position=token.position,
+            chunks=chunks,
         )
 
     def end(self, job: Job, outcome: Outcome) -> None:

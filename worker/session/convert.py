@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from typing import Final
 
@@ -74,6 +75,8 @@ def request_from_proto(work: worker_pb2.Work, arrival: float) -> Request:
         sampling=sampling_from_proto(work.sampling),
         output=list(work.output),
         priority=work.priority,
+        tenant=work.tenant,
+        ttft_target_s=work.ttft_target_s or math.inf,
         arrival=arrival,
     )
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from engine.core.request import Request, RequestId
-from rpc.baton.v1 import sampling_pb2
+from rpc.baton.v1 import sampling_pb2, worker_pb2
 from worker.session.router_session import RouterSession
 
 __all__ = ["Job", "Jobs"]
@@ -25,6 +25,8 @@ class Job:
     """math.inf: none."""
     sampling: sampling_pb2.SamplingParams
     """As the client wants it; a role may have the engine compute only a part."""
+    chunks: list[worker_pb2.Span] = field(default_factory=list)
+    """When each part of the prompt was computed, for a request that is not handed over."""
     said_cached: bool = False
     """Whether the router knows how much of the prompt was cached."""
 

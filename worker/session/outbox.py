@@ -102,6 +102,7 @@ class Outbox:
         stop_token: TokenId | None,
         cached_tokens: int,
         position: int,
+        chunks: Sequence[worker_pb2.Span] = (),
     ) -> None:
         self._batch(job.session).tokens.add(
             request_id=job.id,
@@ -111,11 +112,15 @@ class Outbox:
             stop_token=stop_token,
             cached_tokens=cached_tokens,
             position=position,
+            chunks=chunks,
         )
 
     def started(self, job: Job, queued_s: float) -> None:
         self._batch(job.session).started.add(
-            request_id=job.id, cached_tokens=job.request.num_cached, queued_s=queued_s
+            request_id=job.id,
+            cached_tokens=job.request.num_cached,
+            queued_s=queued_s,
+            waited={reason.value: seconds for reason, seconds in job.request.waited.items()},
         )
 
     def progress(self, job: Job, num_computed: int) -> None:

@@ -24,10 +24,10 @@ __all__ = ["RankActor", "rank_processes_of"]
 class RankActor:
     """One rank. Lives as long as its leader."""
 
-    def __init__(self, log_level: int) -> None:
+    def __init__(self, log_level: int, log_format: str) -> None:
         from worker.log import log_to_stderr
 
-        log_to_stderr(log_level)
+        log_to_stderr(log_level, log_format)
 
     def run(self, config: WorkerConfig, rendezvous: Rendezvous, rank: int) -> None:
         from worker.tensor_parallel.rank_process import run_rank
@@ -37,14 +37,19 @@ class RankActor:
 
 def rank_processes_of(config: WorkerConfig, bundle: int, log_level: int) -> RankProcesses | None:
     """None for a worker of one rank."""
-    return _RayRankProcesses(bundle, log_level) if config.engine.tensor_parallel_size > 1 else None
+    return (
+        _RayRankProcesses(bundle, log_level, config.log_format)
+        if config.engine.tensor_parallel_size > 1
+        else None
+    )
 
 
 class _RayRankProcesses(RankProcesses):
-    def __init__(self, bundle: int, log_level: int) -> None:
+    def __init__(self, bundle: int, log_level: int, log_format: str) -> None:
         super().__init__()
         self._bundle = bundle
         self._log_level = log_level
+        self._log_format = log_format
         self._actors: list[Any] = []
 
     def start(self, config: WorkerConfig, rendezvous: Rendezvous) -> None:
@@ -66,7 +71,8 @@ class _RayRankProcesses(RankProcesses):
         assert group is not None, "the router places every worker in a bundle"
         place = PlacementGroupSchedulingStrategy(group, self._bundle)
         options = {"num_cpus": mine.get("CPU", 0), "num_gpus": mine.get("GPU", 0), "max_restarts": 0}
-        return ray.remote(RankActor).options(**options, scheduling_strategy=place).remote(self._log_level)
+        actor = ray.remote(RankActor).options(**options, scheduling_strategy=place)
+        return actor.remote(self._log_level, self._log_format)
 
     def _watch(self, ends: dict[Any, int]) -> None:
         """Waits for the first rank to end: none should, before its leader."""

@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from router.cli.doctor import gpus, links, machine, model, nodes, software
 from router.cli.doctor.report import Finding, Verdict, exit_status, lines_of
 from router.config.flags import ConfigError, add_flag, settings_in
-from router.config.settings import SETTINGS, Device, RouterConfig
+from router.config.settings import SETTINGS, Device, RouterConfig, configured
+from router.config.validation import problems_of
 
 __all__ = ["run"]
 
@@ -106,4 +108,9 @@ def _parse(argv: Sequence[str]) -> RouterConfig:
     parser.add_argument("--config", type=Path, metavar="FILE", help="the router's settings")
     given: dict[str, Any] = vars(parser.parse_args(argv))
     path = given.pop("config", None)
-    return RouterConfig(**{**(settings_in(path) if path else {}), **given})
+    config = configured({**(settings_in(path) if path else {}), **given})
+    # Here the model may be left out.
+    problems = problems_of(config if config.model else replace(config, model="smollm2"))
+    if problems:
+        raise ConfigError(problems)
+    return config

@@ -19,7 +19,7 @@ from router.cli.doctor.end_process import Link, LinkFailed
 from router.cli.doctor.machine import judge_files, judge_memlock, judge_shm
 from router.cli.doctor.node_probe import NodeFacts, NodeProbe
 from router.cli.doctor.report import Finding, Verdict, fail, ok, warn
-from router.cluster.node_actors import NodeActor, NodeSilent, actor_on, joined
+from router.cluster.node_actors import CannotJoin, NodeActor, NodeSilent, actor_on, joined
 from router.cluster.nodes import Node, nodes, until_enough
 from router.config.environment import environment_of
 from router.config.settings import Device, RouterConfig
@@ -42,11 +42,9 @@ def look(config: RouterConfig) -> Iterator[Finding]:
     try:
         with joined(config.ray_address):
             yield from _look(config)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        reason = str(error).partition("\n")[0]
-        yield fail(
-            "ray", f"cannot join {config.ray_address}: {reason}", "`ray status`; set RAY_AUTH_MODE=token"
-        )
+    except CannotJoin as error:
+        advice = "run it on a node of the cluster, with RAY_AUTH_MODE=token; see `ray status`"
+        yield fail("ray", f"cannot join {config.ray_address}: {error}", advice)
 
 
 def _look(config: RouterConfig) -> Iterator[Finding]:

@@ -129,6 +129,8 @@ def _request(
         ),
         model=request.model,
         n=request.n or 1,
+        priority=request.priority,
+        ttft_deadline_s=request.ttft_deadline_s,
         timeout_s=time_remaining or 0.0,
         timings=request.return_timings,
     )

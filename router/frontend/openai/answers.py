@@ -66,6 +66,8 @@ class Timings(TypedDict):
     prefill_worker: str
     decode_worker: str
     placement: str
+    waited: dict[str, float]
+    """Seconds of queue_s by reason: budget, pages, slots, policy, transfer."""
 
 
 @_closed

@@ -25,6 +25,7 @@ from router.processing.bounds import (
     MinTokens,
     ModelName,
     Penalty,
+    Priority,
     RepetitionPenalty,
     Seed,
     StopStrings,
@@ -133,8 +134,10 @@ class GenerationBody(ConstrainedBody):
     """Tokens that end the answer."""
     ignore_eos: bool | None = None
     """Go on after the end of sequence."""
-    priority: int | None = None
-    """Only 0: not supported."""
+    priority: Priority | None = None
+    """With --schedule-policy priority; else only 0."""
+    ttft_deadline: Timeout | None = None
+    """Seconds for the first token; with --schedule-policy deadline."""
     timeout: Timeout | None = None
     """Seconds for the whole request."""
     timings: bool | None = None
@@ -175,6 +178,7 @@ class GenerationBody(ConstrainedBody):
             model=self.model or "",
             n=n,
             priority=self.priority or 0,
+            ttft_deadline_s=self.ttft_deadline or 0.0,
             timeout_s=self.timeout or 0.0,
             timings=bool(self.timings),
         )

@@ -215,6 +215,7 @@ def _timings(timings: router_pb2.Timings) -> dict[str, Any]:
         "prefill_worker": timings.prefill_worker,
         "decode_worker": timings.decode_worker,
         "placement": timings.placement,
+        "waited": dict(timings.waited),
     }
 
 

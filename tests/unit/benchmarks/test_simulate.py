@@ -7,6 +7,7 @@ import pytest
 from benchmarks.lib.report import summarize
 from benchmarks.lib.workload import Fixed, LogNormal, Work, make_workload
 from benchmarks.simulate import Costs, simulate
+from engine.presets import Preset
 
 LOAD = make_workload(
     count=60,
@@ -43,3 +44,9 @@ def test_a_long_prompt_gets_on_though_short_ones_end_with_every_step() -> None:
     load = sorted([*short, long], key=lambda work: work.arrival_s)
     record = simulate(load, 0.02, Costs())[load.index(long)]
     assert record.arrivals[0] < 4.5  # starved, it would wait until nobody comes any more, at 6 s
+
+
+@pytest.mark.parametrize("preset", Preset)
+def test_every_preset_can_be_simulated(preset: Preset) -> None:
+    records = simulate(LOAD, None, Costs(), preset=preset)
+    assert [record.output_tokens for record in records] == [work.max_tokens for work in LOAD]

@@ -47,16 +47,36 @@ def test_every_step_up_to_the_largest_finds_a_chain_not_much_larger(largest: int
     ("gib", "tp_size", "expected"),
     [
         (16, 1, DeviceDefaults(2048, 8, 256)),
-        (24, 1, DeviceDefaults(2048, 16, 256)),
+        (24, 1, DeviceDefaults(2048, 24, 256)),
         (24, 4, DeviceDefaults(2048, 80, 256)),
         (40, 1, DeviceDefaults(4096, 32, 512)),
         (80, 1, DeviceDefaults(8192, 256, 1024)),
         (80, 4, DeviceDefaults(8192, 512, 1024)),
-        (141, 1, DeviceDefaults(16384, 512, 2048)),
+        (141, 1, DeviceDefaults(8192, 256, 2048)),
+        (141, 8, DeviceDefaults(8192, 512, 2048)),
+        (180, 1, DeviceDefaults(16384, 512, 2048)),
     ],
 )
 def test_larger_gpus_take_larger_chunks_and_graphs(gib: int, tp_size: int, expected: DeviceDefaults) -> None:
     assert defaults_for(gib * GIB, tp_size) == expected
+
+
+@pytest.mark.parametrize(
+    ("gib", "below", "from_it_on"),
+    [
+        (20, (2048, 8), (2048, 24)),
+        (35, (2048, 24), (4096, 32)),
+        (60, (4096, 32), (8192, 256)),
+        (90, (8192, 256), (8192, 256)),
+        (160, (8192, 256), (16384, 512)),
+    ],
+)
+def test_the_sizes_change_at_the_bounds_of_sglang(
+    gib: int, below: tuple[int, int], from_it_on: tuple[int, int]
+) -> None:
+    for total_bytes, expected in ((gib * GIB - 1, below), (gib * GIB, from_it_on)):
+        sizes = defaults_for(total_bytes)
+        assert (sizes.chunk_budget, sizes.graph_batch) == expected
 
 
 def make_pool(head_dim: int = 64) -> KVPool:

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from engine.config import Batching, EngineConfig, Policy
+from engine.config import Batching, Policy
 from engine.core.kv_manager import Reservation
 from engine.core.request import Request
 from engine.core.sampling_params import FinishReason, SamplingParams
 from engine.engine import NO_HOOKS, Engine
 from engine.errors import InvalidRequest, QueueFull
+from tests.engine_config import engine_config
 from tests.unit.fake_runner import EOS, VOCAB, FakeRunner, extend, reference
 
 
 def make_engine(hooks: Any = NO_HOOKS, **settings: Any) -> Engine:
     settings = {"page_size": 4, "num_pages": 64, "chunk_budget": 16, "max_running_requests": 8} | settings
-    config = EngineConfig(model_path=Path("none"), **settings)
+    config = engine_config(**settings)
     runner: Any = FakeRunner(config.page_size, config.num_pages)
     return Engine(config, hooks=hooks, runner=runner)
 
@@ -135,7 +136,8 @@ def test_a_pool_too_small_for_all_preempts_and_still_gives_the_reference(
     overlap: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "engine.sched.page_forecast.OutputLengths.remaining", lambda *_: 0
+        "engine.sched.page_forecast.OutputLengths.remaining",
+        lambda _, requests: np.zeros(len(requests), int),
     )  # answers get longer than thought
     engine = make_engine(num_pages=12, overlap=overlap, radix_cache=False)
     requests = [make_request(i, [i, 2, 3, 4, 5], max_tokens=30, ignore_eos=True) for i in range(4)]

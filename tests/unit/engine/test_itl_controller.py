@@ -13,10 +13,10 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from engine.config import EngineConfig
 from engine.core.request import Request
 from engine.engine import NO_HOOKS, Engine
 from engine.sched.itl_controller import ITLController, PromptCost, whole_tiles
+from tests.engine_config import engine_config
 from tests.unit.engine.test_engine import deliver, make_request, run
 from tests.unit.engine.test_engine_loop import KeepPages
 from tests.unit.fake_runner import FakeRunner
@@ -50,7 +50,7 @@ def test_a_small_chunk_in_time_says_nothing_about_large_ones() -> None:
 
 
 def test_an_engine_cuts_prompts_beside_decodes_to_its_target() -> None:
-    config = EngineConfig(
+    config = engine_config(
         model_path=Path("none"), page_size=4, num_pages=400, chunk_budget=512, itl_target_s=0.5
     )
     seconds = itertools.count()
@@ -66,7 +66,7 @@ def test_an_engine_cuts_prompts_beside_decodes_to_its_target() -> None:
 
 
 def test_full_steps_fill_whole_tiles_and_a_last_chunk_is_not_cut_for_one() -> None:
-    config = EngineConfig(
+    config = engine_config(
         model_path=Path("none"),
         page_size=4,
         num_pages=900,
@@ -109,7 +109,7 @@ def test_tokens_behind_a_long_context_cost_more() -> None:
 
 
 def test_chunks_become_shorter_as_their_context_grows() -> None:
-    config = EngineConfig(
+    config = engine_config(
         model_path=Path("none"),
         page_size=4,
         num_pages=900,
@@ -142,7 +142,7 @@ class Paced:
     """An engine, its clock, and how long those who decode beside prompts were seen to wait."""
 
     def __init__(self, hooks: Any = NO_HOOKS, *, overlap: bool, num_pages: int = 400) -> None:
-        config = EngineConfig(
+        config = engine_config(
             model_path=Path("none"), page_size=4, num_pages=num_pages, itl_target_s=0.5, overlap=overlap
         )
         runner: Any = FakeRunner(config.page_size, config.num_pages)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import torch
 from hypothesis import given, settings
 
 from engine.batch.batch import scratch_batch
-from engine.config import EngineConfig
+from engine.config import Batching, EngineConfig
 from engine.core.largest_step import Span, largest_step
+from engine.errors import InvalidRequest
 from engine.executor.runner import ModelRunner
 from engine.sampling.sampler import Sampler
 from tests.unit.engine.test_engine import make_engine, make_request
@@ -28,15 +30,35 @@ def config(**changes: Any) -> EngineConfig:
 @settings(max_examples=60, deadline=None)
 @given(
     budget=st.sampled_from([None, 4, 16, 64, 200]),
+    chunked=st.booleans(),
+    threshold=st.sampled_from([None, 8]),
+    max_prefill=st.sampled_from([None, 40]),
+    batching=st.sampled_from(Batching),
     running=st.integers(1, 12),
     longest=st.sampled_from([24, 60, 128]),
     lengths=st.lists(st.integers(1, 127), min_size=1, max_size=24),
     arrivals=st.lists(st.integers(0, 6), min_size=24, max_size=24),
 )
 def test_no_step_has_more_tokens_or_samples_more_rows(
-    budget: int | None, running: int, longest: int, lengths: list[int], arrivals: list[int]
+    budget: int | None,
+    chunked: bool,
+    threshold: int | None,
+    max_prefill: int | None,
+    batching: Batching,
+    running: int,
+    longest: int,
+    lengths: list[int],
+    arrivals: list[int],
 ) -> None:
-    changes = {"chunk_budget": budget, "max_running_requests": running, "max_model_len": longest}
+    changes: dict[str, Any] = {
+        "chunk_budget": budget,
+        "chunked_prefill": chunked,
+        "long_prefill_token_threshold": threshold,
+        "max_prefill_tokens": max_prefill,
+        "batching": batching,
+        "max_running_requests": running,
+        "max_model_len": longest,
+    }
     bound = sum(span.length for span in largest_step(config(**changes)))
     engine = make_engine(num_pages=600, max_waiting_requests=64, **changes)
     coming = sorted(zip(arrivals, lengths, strict=False))
@@ -45,7 +67,8 @@ def test_no_step_has_more_tokens_or_samples_more_rows(
         while coming and coming[0][0] <= step:
             _, length = coming.pop(0)
             prompt = [(length + i) % 90 for i in range(min(length, longest - 1))]
-            engine.submit(make_request(1000 + len(coming), prompt, max_tokens=9, ignore_eos=True))
+            with suppress(InvalidRequest):  # too long for a step, with chunking off
+                engine.submit(make_request(1000 + len(coming), prompt, max_tokens=9, ignore_eos=True))
         largest = max(largest, engine.step().num_tokens)
         step += 1
     assert largest <= bound

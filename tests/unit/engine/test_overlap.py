@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -46,7 +47,10 @@ def test_overlap_changes_no_token(
     num_pages: int,
     chunk_budget: int | None,
 ) -> None:
-    monkeypatch.setattr("engine.sched.page_forecast.OutputLengths.remaining", lambda *_: 0)
+    monkeypatch.setattr(
+        "engine.sched.page_forecast.OutputLengths.remaining",
+        lambda _, requests: np.zeros(len(requests), dtype=int),
+    )
     save_tiny_llama(tmp_path)
     changes: dict[str, object] = {"num_pages": num_pages, "chunk_budget": chunk_budget}
     plain = answers(tmp_path, sampling, **changes)

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.config import Policy
+from engine.config import Policy, SchedulerConfig
 from engine.core.kv_manager import KVManager, Reservation
 from engine.core.plan import StepPlan
 from engine.core.request import Request
 from engine.core.sampling_params import FinishReason, SamplingParams
-from engine.sched.scheduler import Limits, Scheduler
+from engine.sched.scheduler import Scheduler
 
 PAGE = 16
 BUDGET = 256
@@ -30,15 +30,15 @@ def make_scheduler(
     longest_chunk: int | None = None,
     radix_cache: bool = False,
 ) -> Scheduler:
-    limits = Limits(
-        budget=budget,
-        max_running=max_running,
-        max_tokens=num_pages * PAGE,
-        patience=patience,
+    config = SchedulerConfig(
+        chunk_budget=budget,
+        max_running_requests=max_running,
+        prompt_patience=patience,
         policy=policy,
-        longest_chunk=longest_chunk,
+        long_prefill_token_threshold=longest_chunk,
     )
-    return Scheduler(limits, KVManager(num_pages, PAGE, radix_cache=radix_cache))
+    kv = KVManager(num_pages, PAGE, radix_cache=radix_cache)
+    return Scheduler(config, kv, context=num_pages * PAGE)
 
 
 def prompt(id: int, tokens: int, max_tokens: int = 1) -> Request:

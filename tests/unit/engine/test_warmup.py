@@ -15,6 +15,7 @@ from engine.core.sampling_params import SamplingParams
 from engine.engine import Engine
 from engine.executor.runner import ModelRunner
 from engine.warmup import WarmupPlan, warm_up, warmup_plan_for
+from tests.engine_config import engine_config
 from tests.unit.fake_runner import FakeRunner, reference
 from tests.unit.tiny import make_config, save_tiny_llama
 
@@ -23,7 +24,7 @@ PROMPT = list(range(2, 40))
 
 def fake(**changes: Any) -> tuple[Any, EngineConfig]:
     settings = {"page_size": 4, "num_pages": 512, "chunk_budget": 256, "overlap": True} | changes
-    config = EngineConfig(model_path=Path("none"), **settings)
+    config = engine_config(**settings)
     return FakeRunner(config.page_size, config.num_pages), config
 
 
@@ -71,8 +72,7 @@ def test_a_real_model_gives_the_same_tokens(tmp_path: Path, overlap: bool) -> No
 
 
 def test_a_gpu_warms_up_what_it_has_captured_and_a_cpu_little() -> None:
-    config = EngineConfig(
-        model_path=Path("none"),
+    config = engine_config(
         device="cuda",
         max_running_requests=100,
         chunk_budget=2048,

@@ -10,7 +10,7 @@ from rich.console import Console
 from scripts import cluster_demo
 from scripts.cluster import machines
 from scripts.cluster.clients import Stream
-from scripts.cluster.three_nodes import DEPLOY, command_with, commands
+from scripts.cluster.three_nodes import DEPLOY, Worker, command_with, commands
 
 
 def test_without_root_the_demo_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,6 +25,19 @@ def test_missing_packages_are_named_in_the_command_that_installs_them(
     monkeypatch.setattr("os.geteuid", lambda: 0)
     monkeypatch.setattr("shutil.which", lambda tool, path: None if tool in {"sshd", "rsync", "ip"} else tool)
     assert machines.why_not().endswith("apt-get install iproute2 openssh-server rsync")
+
+
+def test_the_node_that_is_cut_has_answers_and_not_the_router() -> None:
+    workers = {
+        "decode-0": Worker("head", 10, 4, "ready"),
+        "decode-1": Worker("w1", 11, 2, "ready"),
+        "prefill-0": Worker("w2", 12, 0, "ready"),
+        "decode-2": Worker("", 0, 0, "away"),
+    }
+    assert cluster_demo.busiest(workers) == "decode-1"
+    del workers["decode-1"]
+    with pytest.raises(cluster_demo.Failed, match="on a node other than the head"):
+        cluster_demo.busiest(workers)
 
 
 def test_an_operators_command_is_found_by_its_words() -> None:

@@ -27,7 +27,7 @@ DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
 def exported_metrics() -> set[str]:
     """Names as Prometheus stores them, with _total, _bucket and so on; also of series without a sample."""
     router, worker = RouterMetrics("disagg"), WorkerMetrics("decode", "disagg", "decode-0")
-    worker.watch(worker_pb2.WorkerStats)
+    worker.watch(worker_pb2.WorkerStats, max_running=256)
     names = set()
     for registry in (router.registry, worker.registry):
         for family in registry.collect():
@@ -76,6 +76,23 @@ def test_alerts_are_about_metrics_that_exist() -> None:
     used = {name for group in groups for rule in group["rules"] for name in metrics_in(rule["expr"])}
     assert used
     assert not used - exported_metrics()
+
+
+def test_panels_alerts_and_the_tuning_page_have_the_same_thresholds() -> None:
+    page = (DEPLOY.parent / "docs" / "tuning.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \|.*?\| `([^`]+)` \| ([\d.]+) \|", page, flags=re.MULTILINE)
+    assert len(rows) == 5
+    groups = yaml.safe_load((DEPLOY / "prometheus" / "rules.yml").read_text())["groups"]
+    alerts = {rule["alert"]: rule["expr"] for group in groups for rule in group["rules"]}
+    lines = {
+        panel["title"]: panel["fieldConfig"]["defaults"]["thresholds"]["steps"][1]["value"]
+        for panel in dashboard()["panels"]
+        if "thresholds" in panel.get("fieldConfig", {}).get("defaults", {})
+    }
+    assert len(lines) == len(rows)
+    for alert, title, limit in rows:
+        assert re.search(rf"> {re.escape(limit)}( |$)", alerts[alert]), alert
+        assert lines[title] == float(limit), title
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool comes with Prometheus")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.cluster.main import make_parser
+from router.config.foreign_flags import TRANSLATIONS
 from router.config.settings import SETTINGS
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -28,6 +29,12 @@ def test_the_flag_table_is_the_routers_own() -> None:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_every_flag_that_is_mentioned_exists(document: Path) -> None:
     others = {"--rate", "--rates", "--requests", "--cpu", "--help", "--config", "--cluster", "--no-restart"}
+    others |= {
+        "--on",
+        "--chunks",
+        "--scales",
+        "--batching",
+    } | TRANSLATIONS.keys()  # of benchmarks and of other servers
     others |= {flag for action in make_parser()._actions for flag in action.option_strings}
     mentioned = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", document.read_text()))
     assert mentioned <= {setting.flag for setting in SETTINGS.values()} | others

@@ -105,3 +105,13 @@ def test_one_client_s_requests_are_no_other_s(file: Path) -> None:
     keys = ApiKeys.load(file, max_requests=1)
     with keys.identify(f"Bearer {ALICE}").request(1):
         keys.identify(f"Bearer {BOB}").require_room(1)
+
+
+def test_a_line_may_say_which_priorities_its_key_may_set(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text(f"{ALICE} priority=10\n{BOB}\n")
+    keys = ApiKeys.load(path)
+    assert [keys.identify(f"Bearer {key}").max_priority for key in (ALICE, BOB)] == [10, 0]
+    path.write_text(f"{ALICE} priority=high\n")
+    with pytest.raises(BadKeyFile, match="line 1"):
+        ApiKeys.load(path)

@@ -11,7 +11,8 @@ import pytest
 
 from engine.loader.checkpoint import Checkpoint
 from router.cluster.worker_plan import Machine, PlanError, device_for, estimate_pool, plan_workers
-from router.config.settings import Device, Dtype, Mode, RouterConfig, flag_name
+from router.config.role_settings import RoleSettings
+from router.config.settings import Device, Dtype, Mode, RouterConfig, configured, flag_name
 from worker.config import WorkerConfig, WorkerRole
 
 CPU = Machine(device="cpu", memory_bytes=8 << 30, cpus=2, host="127.0.0.1")
@@ -48,7 +49,7 @@ def checkpoint(tmp_path: Path) -> Checkpoint:
 
 
 def plan(checkpoint: Checkpoint, machine: Machine = CPU, **settings: object) -> WorkerConfig:
-    return plan_workers(RouterConfig(model="m", **settings), checkpoint, machine)[-1].config
+    return plan_workers(configured({"model": "m", **settings}), checkpoint, machine)[-1].config
 
 
 def test_disagg_has_prefill_workers_first_each_with_a_name_of_its_own(checkpoint: Checkpoint) -> None:
@@ -102,10 +103,10 @@ def test_a_fraction_that_the_weights_fill_alone_is_refused(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("machine", "chunk"),
-    [(CPU, 256), (gpu(16), 2048), (gpu(40), 4096), (gpu(80), 8192), (gpu(141), 16384)],
+    [(CPU, 256), (gpu(16), 2048), (gpu(40), 4096), (gpu(80), 8192), (gpu(141), 8192), (gpu(180), 16384)],
 )
 def test_chunks_grow_with_the_device(checkpoint: Checkpoint, machine: Machine, chunk: int) -> None:
-    assert plan(checkpoint, machine).engine.chunk_budget == chunk
+    assert plan(checkpoint, machine).engine.scheduler.chunk_budget == chunk
 
 
 @pytest.mark.parametrize(("machine", "chunk"), [(CPU, 256), (gpu(16), 2048), (gpu(141), 2048)])
@@ -114,7 +115,7 @@ def test_a_worker_that_only_prefills_has_short_steps(
 ) -> None:
     config = RouterConfig(model="m", mode=Mode.DISAGG)
     assert chunks(config, checkpoint, machine)[0] == chunk
-    assert chunks(config, checkpoint, gpu(141)) == [2048, 16384]
+    assert chunks(config, checkpoint, gpu(180)) == [2048, 16384]
 
 
 def test_the_step_of_prefill_workers_can_be_set_with_that_of_all_and_by_itself(
@@ -122,8 +123,12 @@ def test_the_step_of_prefill_workers_can_be_set_with_that_of_all_and_by_itself(
 ) -> None:
     both = RouterConfig(model="m", mode=Mode.DISAGG, chunked_prefill_size=4096)
     assert chunks(both, checkpoint, gpu(141)) == [4096, 4096]
-    assert chunks(replace(both, prefill_chunked_prefill_size=1024), checkpoint, gpu(141)) == [1024, 4096]
-    assert chunks(replace(both, prefill_chunked_prefill_size=-1), checkpoint, gpu(141)) == [None, 4096]
+    assert chunks(
+        replace(both, roles=RoleSettings(prefill_chunked_prefill_size=1024)), checkpoint, gpu(141)
+    ) == [1024, 4096]
+    assert chunks(
+        replace(both, roles=RoleSettings(prefill_chunked_prefill_size=-1)), checkpoint, gpu(141)
+    ) == [None, 4096]
 
 
 def test_every_worker_of_an_adaptive_cluster_reads_prompts_as_prefill_workers_do(
@@ -131,24 +136,25 @@ def test_every_worker_of_an_adaptive_cluster_reads_prompts_as_prefill_workers_do
 ) -> None:
     config = RouterConfig(model="m", mode=Mode.ADAPTIVE)
     assert chunks(config, checkpoint, gpu(141)) == [2048, 2048]
-    assert chunks(replace(config, prefill_chunked_prefill_size=512), checkpoint, gpu(141)) == [512, 512]
 
 
 def test_steps_of_an_adaptive_cluster_stay_below_the_itl_target(checkpoint: Checkpoint) -> None:
     config = RouterConfig(model="m", mode=Mode.ADAPTIVE, itl_target_ms=20.0)
-    targets = [worker.config.engine.itl_target_s for worker in plan_workers(config, checkpoint, gpu(141))]
+    targets = [
+        worker.config.engine.scheduler.itl_target_s for worker in plan_workers(config, checkpoint, gpu(141))
+    ]
     assert targets == [pytest.approx(0.019)] * 2
 
 
 def chunks(config: RouterConfig, checkpoint: Checkpoint, machine: Machine) -> list[int | None]:
-    return [plan.config.engine.chunk_budget for plan in plan_workers(config, checkpoint, machine)]
+    return [plan.config.engine.scheduler.chunk_budget for plan in plan_workers(config, checkpoint, machine)]
 
 
 def test_chunks_fit_pages_and_can_be_turned_off(checkpoint: Checkpoint) -> None:
-    assert plan(checkpoint, page_size=24).engine.chunk_budget == 240
-    assert plan(checkpoint, page_size=1024).engine.chunk_budget == 1024
-    assert plan(checkpoint, chunked_prefill_size=-1).engine.chunk_budget is None
-    assert plan(checkpoint, chunked_prefill_size=64).engine.chunk_budget == 64
+    assert plan(checkpoint, page_size=24).engine.scheduler.chunk_budget == 240
+    assert plan(checkpoint, page_size=1024).engine.scheduler.chunk_budget == 1024
+    assert plan(checkpoint, chunked_prefill_size=-1).engine.scheduler.chunk_budget is None
+    assert plan(checkpoint, chunked_prefill_size=64).engine.scheduler.chunk_budget == 64
 
 
 def test_a_gpu_worker_overlaps_captures_graphs_paces_prompts_and_sizes_its_own_pool(
@@ -156,17 +162,17 @@ def test_a_gpu_worker_overlaps_captures_graphs_paces_prompts_and_sizes_its_own_p
 ) -> None:
     engine = plan(checkpoint, gpu(141)).engine
     assert engine.overlap
-    assert (engine.cuda_graph_max_batch, engine.num_pages, engine.itl_target_s) == (512, 0, 0.02)
+    assert (engine.cuda_graph_max_batch, engine.num_pages, engine.scheduler.itl_target_s) == (256, 0, 0.02)
     assert plan(checkpoint, gpu(141), kv_pool_tokens=1600).engine.num_pages == 100
     assert engine.cuda_graph_max_tokens == 2048
-    assert engine.token_tile == 128
-    assert 0 < engine.costly_context < math.inf
+    assert engine.scheduler.token_tile == 128
+    assert 0 < engine.scheduler.costly_context < math.inf
     asked = plan(checkpoint, gpu(141), cuda_graph_max_bs=0, cuda_graph_max_tokens=256).engine
     assert (asked.cuda_graph_max_batch, asked.cuda_graph_max_tokens) == (0, 256)
     on_cpu = plan(checkpoint).engine
-    assert (on_cpu.overlap, on_cpu.cuda_graph_max_batch, on_cpu.itl_target_s) == (False, 0, None)
+    assert (on_cpu.overlap, on_cpu.cuda_graph_max_batch, on_cpu.scheduler.itl_target_s) == (False, 0, None)
     assert on_cpu.cuda_graph_max_tokens == 0
-    assert on_cpu.token_tile == 1
+    assert on_cpu.scheduler.token_tile == 1
 
 
 @pytest.mark.parametrize("name", ["cuda_graph_max_bs", "cuda_graph_max_tokens"])
@@ -179,12 +185,12 @@ def test_graphs_are_not_promised_to_a_cpu(checkpoint: Checkpoint, name: str) -> 
 def test_a_prefill_worker_has_no_decodes_to_capture(checkpoint: Checkpoint) -> None:
     config = RouterConfig(model="m", mode=Mode.DISAGG)
     engines = [worker.config.engine for worker in plan_workers(config, checkpoint, gpu(141))]
-    assert [engine.cuda_graph_max_batch for engine in engines] == [0, 512]
+    assert [engine.cuda_graph_max_batch for engine in engines] == [0, 256]
 
 
 def test_the_pace_of_prompts_can_be_set_and_turned_off(checkpoint: Checkpoint) -> None:
-    assert plan(checkpoint, itl_target_ms=50.0).engine.itl_target_s == 0.05
-    assert plan(checkpoint, gpu(80), itl_target_ms=0.0).engine.itl_target_s is None
+    assert plan(checkpoint, itl_target_ms=50.0).engine.scheduler.itl_target_s == 0.05
+    assert plan(checkpoint, gpu(80), itl_target_ms=0.0).engine.scheduler.itl_target_s is None
 
 
 def test_weights_are_16_bit_on_gpu_and_on_cpu_what_is_faster(checkpoint: Checkpoint) -> None:
@@ -211,7 +217,11 @@ def test_a_rank_holds_its_part_of_weights_and_kv(checkpoint: Checkpoint) -> None
 
 def test_a_role_may_have_ranks_of_its_own(checkpoint: Checkpoint) -> None:
     config = RouterConfig(
-        model="m", mode=Mode.DISAGG, tensor_parallel_size=2, decode_tensor_parallel_size=1, decode_workers=3
+        model="m",
+        mode=Mode.DISAGG,
+        tensor_parallel_size=2,
+        decode_workers=3,
+        roles=RoleSettings(decode_tensor_parallel_size=1),
     )
     plans = plan_workers(config, checkpoint, CPU)
     assert [plan.ranks for plan in plans] == [2, 1, 1, 1]
@@ -229,3 +239,43 @@ def test_a_model_that_cannot_be_shared_out_is_refused_by_the_flag_that_asked(che
         plan(checkpoint, tensor_parallel_size=3)
     with pytest.raises(PlanError, match="--decode-tensor-parallel-size 3 does not suit tiny"):
         plan(checkpoint, decode_tensor_parallel_size=3)
+
+
+def test_each_role_has_its_own_chunks_pool_graphs_and_accelerator(checkpoint: Checkpoint) -> None:
+    settings = {
+        "model": "m",
+        "mode": Mode.DISAGG,
+        "kv_memory_fraction": 0.5,
+        "prefill_chunked_prefill_size": -1,
+        "decode_chunked_prefill_size": 512,
+        "decode_kv_pool_tokens": 32_000,
+        "prefill_kv_memory_fraction": 0.8,
+        "prefill_cuda_graph_max_tokens": 0,
+        "decode_cuda_graph_max_bs": 64,
+        "decode_cuda_graph_max_tokens": 128,
+        "prefill_accelerator": "H100",
+        "decode_accelerator": "H20",
+    }
+    prefill, decode = plan_workers(configured(settings), checkpoint, gpu(24))
+    assert (prefill.accelerator, decode.accelerator) == ("H100", "H20")
+    assert (prefill.config.engine.scheduler.chunk_budget, decode.config.engine.scheduler.chunk_budget) == (
+        None,
+        512,
+    )
+    assert (prefill.config.engine.kv_memory_fraction, prefill.config.engine.num_pages) == (0.8, 0)
+    assert decode.config.engine.num_pages == 2000, "the role's pool stands before the fraction for all"
+    assert (prefill.config.engine.cuda_graph_max_tokens, prefill.config.engine.cuda_graph_max_batch) == (0, 0)
+    assert decode.config.engine.cuda_graph_max_tokens == 128
+    assert decode.config.engine.cuda_graph_max_batch == 64
+
+
+def test_sizes_follow_from_the_accelerator_of_the_role(checkpoint: Checkpoint) -> None:
+    settings = {"model": "m", "mode": Mode.DISAGG, "accelerator": "A10G", "decode_accelerator": "B200"}
+    assert chunks(configured(settings), checkpoint, gpu(80)) == [2048, 16384]
+    unknown = {**settings, "decode_accelerator": "H1000"}
+    assert chunks(configured(unknown), checkpoint, gpu(80)) == [2048, 8192], "as the machine that was asked"
+
+
+def test_an_accelerator_needs_a_gpu(checkpoint: Checkpoint) -> None:
+    with pytest.raises(PlanError, match="--accelerator H100 needs GPUs"):
+        plan(checkpoint, accelerator="H100")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from unittest.mock import Mock
 
+from engine.config import SchedulerConfig
 from engine.core.events import EngineStats
 from engine.core.kv_manager import Reservation
 from engine.core.request import Request
@@ -16,6 +17,7 @@ COUNTS = PageCounts(free=40, held=60, cached=0, in_flight=0, quarantined=0, tota
 STATS = EngineStats(
     waiting=1,
     starved=1,
+    waits_for=None,
     running=7,
     waiting_tokens=0,
     available_pages=40,
@@ -32,7 +34,7 @@ class Engine:
     """Has pages for so many reservations."""
 
     def __init__(self, room: int) -> None:
-        self.config = Mock(page_size=PAGE, max_waiting_requests=100)
+        self.config = Mock(page_size=PAGE, scheduler=SchedulerConfig(max_waiting_requests=100))
         self._room = room
         self.grammars = Mock()
 

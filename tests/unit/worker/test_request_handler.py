@@ -8,6 +8,7 @@ from unittest.mock import Mock
 from engine.core.events import StepOutput, TokenOut
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
+from engine.errors import DeadlineUnreachable
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from tests.unit.engine.test_engine import make_engine
 from tests.unit.worker.handlers import handled
@@ -67,3 +68,51 @@ def test_a_request_waits_from_its_arrival_and_not_from_when_the_engine_thread_re
     engine.step()
     (started,) = [s for call in session.send.call_args_list for s in call.args[0].started]
     assert started.queued_s == 4.0
+
+
+def test_the_first_token_brings_the_times_of_the_prompts_chunks_in_mixed_mode() -> None:
+    engine, session = make_engine(chunk_budget=16), Mock()
+    worker = handled(engine)
+    worker.handler.open(session)
+    sampling = sampling_pb2.SamplingParams(max_tokens=3, ignore_eos=True)
+    work = worker_pb2.Work(request_id=1, prompt=list(range(40)), sampling=sampling)
+    worker.handler.handle(session, worker_pb2.Command(submit=worker_pb2.Submit(work=work)), 0.0)
+    while engine.has_work:
+        worker.handler.tick(worker.clock.now)
+        worker.clock.now += 1.0
+        worker.handler.on_step(engine.step())
+        worker.outbox.flush(0)
+    tokens = [token for call in session.send.call_args_list for token in call.args[0].tokens]
+    assert [len(token.chunks) for token in tokens] == [3, 0, 0]
+    spans = [(chunk.begin_s, chunk.end_s, chunk.first_token, chunk.num_tokens) for chunk in tokens[0].chunks]
+    assert spans == [(0.0, 1.0, 0, 16), (1.0, 2.0, 16, 16), (2.0, 3.0, 32, 8)]
+
+
+def test_a_started_request_says_what_it_waited_for() -> None:
+    engine, session = make_engine(chunk_budget=16), Mock()
+    worker = handled(engine)
+    worker.handler.open(session)
+    for number in (1, 2):
+        sampling = sampling_pb2.SamplingParams(max_tokens=1)
+        prompt = [number] * 40
+        work = worker_pb2.Work(request_id=number, prompt=prompt, sampling=sampling, tenant="key-1")
+        worker.handler.handle(session, worker_pb2.Command(submit=worker_pb2.Submit(work=work)), 0.0)
+    while engine.has_work:
+        worker.handler.on_step(engine.step())
+        worker.outbox.flush(0)
+    started = [s for call in session.send.call_args_list for s in call.args[0].started]
+    assert [s.request_id for s in started] == [1, 2]
+    assert set(started[1].waited) == {"budget"}
+
+
+def test_a_request_that_cannot_keep_its_deadline_is_told_so_at_once() -> None:
+    engine, session = make_engine(), Mock()
+    engine.submit = Mock(side_effect=DeadlineUnreachable("the first token would come after 9 s"))
+    worker = handled(engine)
+    worker.handler.open(session)
+    work = worker_pb2.Work(request_id=1, prompt=[1, 2, 3], ttft_target_s=2.0)
+    worker.handler.handle(session, worker_pb2.Command(submit=worker_pb2.Submit(work=work)), 0.0)
+    worker.outbox.flush(0)
+    (failed,) = [f for call in session.send.call_args_list for f in call.args[0].failed]
+    assert failed.code == worker_pb2.FAILURE_CODE_DEADLINE
+    assert failed.message == "the first token would come after 9 s"

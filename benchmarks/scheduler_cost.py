@@ -1,0 +1,152 @@
+"""What planning a step costs with many requests, for every policy: no model, no GPU.
+
+    python -m benchmarks.scheduler_cost --running 512 --waiting 2000
+
+Two states that a loaded worker is in: "full", where every slot is taken and nothing can be admitted, and
+"admitting", where in every step a request ends, another takes its place and its prompt is computed, so that
+the prefix cache changes. Times are CPU time of the thread, so other processes hardly count. Prompts have
+2,048 tokens, of which `--cached` are in the prefix cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+from itertools import count
+from typing import Final
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.lib.machine import describe_machine
+from benchmarks.lib.report import Percentiles
+from engine.config import Policy, SchedulerConfig
+from engine.core.kv_manager import KVManager
+from engine.core.plan import StepPlan
+from engine.core.request import Request
+from engine.core.sampling_params import FinishReason, SamplingParams
+from engine.sched.scheduler import Scheduler
+
+__all__ = ["measure"]
+
+_PAGE_SIZE: Final = 16
+_PROMPT: Final = 2048
+_BUDGET: Final = 2048
+_TOKEN: Final = 5
+_WARM_UP: Final = 20
+_GROUPS: Final = 16
+"""Prefixes that prompts share."""
+
+
+class _Load:
+    def __init__(self, policy: Policy, running: int, waiting: int, cached: int) -> None:
+        config = SchedulerConfig(
+            policy=policy,
+            chunk_budget=_BUDGET + running,
+            max_running_requests=running,
+            max_waiting_requests=waiting + running + 1,
+        )
+        kv = KVManager((running + _GROUPS) * (2 * _PROMPT // _PAGE_SIZE), _PAGE_SIZE)
+        self.scheduler = Scheduler(config, kv, context=4 * _PROMPT)
+        self._cached = cached
+        self._ids = count()
+        for group in range(_GROUPS):
+            self._submit(max_tokens=1, group=group)
+        while self.scheduler.num_waiting or self.scheduler.running:
+            self.end(self.step())
+        for _ in range(running):
+            self._submit(max_tokens=1 << 20)
+        while self.scheduler.num_waiting or any(r.num_pending > 1 for r in self.scheduler.running):
+            self.step()
+        for _ in range(waiting):
+            self._submit(max_tokens=1 << 20)
+
+    def replace_one(self) -> None:
+        """The oldest running request ends, and a new one comes."""
+        self.scheduler.remove(oldest := self.scheduler.running[0], FinishReason.LENGTH)
+        self.scheduler.kv.release(oldest)
+        self._submit(max_tokens=1 << 20)
+
+    def step(self, milliseconds: list[float] | None = None) -> StepPlan:
+        began = time.thread_time()
+        plan = self.scheduler.plan(began)
+        if milliseconds is not None:
+            milliseconds.append(1e3 * (time.thread_time() - began))
+        for chunk in plan.chunks:
+            self.scheduler.complete(chunk)
+            if chunk.output_index is not None:
+                chunk.request.output[chunk.output_index] = _TOKEN
+        return plan
+
+    def end(self, plan: StepPlan) -> None:
+        for request in [chunk.request for chunk in plan.chunks if chunk.samples]:
+            self.scheduler.remove(request, FinishReason.LENGTH)
+            self.scheduler.kv.release(request)
+
+    def _submit(self, max_tokens: int, group: int | None = None) -> None:
+        id = next(self._ids)
+        group = id % _GROUPS if group is None else group
+        prompt = [group] * self._cached + [1000 + id] * (_PROMPT - self._cached)
+        self.scheduler.submit(Request(id, prompt, SamplingParams(max_tokens=max_tokens), priority=id % 3))
+
+
+def measure(policy: Policy, running: int, waiting: int, cached: int, steps: int) -> dict[str, list[float]]:
+    """Milliseconds of each call of `plan`, by state."""
+    load = _Load(policy, running, waiting, cached)
+    costs: dict[str, list[float]] = {"full": [], "admitting": []}
+    for _ in range(_WARM_UP):
+        load.step()
+    for _ in range(steps):
+        load.step(costs["full"])
+    for turn in range(_WARM_UP + steps):
+        load.replace_one()
+        load.step(costs["admitting"] if turn >= _WARM_UP else None)
+    return costs
+
+
+def main() -> None:
+    options = _parser().parse_args()
+    title = (
+        f"Scheduler.plan, {options.running} running and {options.waiting} waiting, {_PROMPT} prompt tokens,"
+        f" {options.cached} cached, on {describe_machine()}"
+    )
+    table = Table("policy", title=title, title_justify="left", show_edge=False)
+    for name in ("full p50, ms", "p99", "admitting p50, ms", "p99"):
+        table.add_column(name, justify="right")
+    for policy in options.policies:
+        table.add_row(policy.value, *_row(measure(policy, *_sizes(options))))
+    Console().print(table)
+
+
+def _sizes(options: argparse.Namespace) -> tuple[int, int, int, int]:
+    return options.running, options.waiting, options.cached, options.steps
+
+
+def _row(costs: dict[str, list[float]]) -> Iterator[str]:
+    for milliseconds in costs.values():
+        spread = Percentiles.of(milliseconds)
+        yield from (f"{spread.p50:.2f}", f"{spread.p99:.2f}")
+
+
+def _policies(text: str) -> list[Policy]:
+    return [Policy(name) for name in text.split(",")]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.scheduler_cost",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    every = ",".join(policy.value for policy in Policy)
+    parser.add_argument("--policies", type=_policies, default=every, metavar="NAME,…")
+    parser.add_argument("--running", type=int, default=512, metavar="N", help="requests that decode")
+    parser.add_argument("--waiting", type=int, default=2000, metavar="N", help="requests in the queue")
+    parser.add_argument("--cached", type=int, default=1984, metavar="TOKENS", help="of each prompt")
+    parser.add_argument("--steps", type=int, default=200, metavar="N", help="measured in each state")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""Which waiting requests join a step."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from functools import partial
+
+from engine.config import SchedulerConfig
+from engine.core.kv_manager import KVManager
+from engine.core.plan import StepPlan
+from engine.core.request import Request
+from engine.core.waits import WaitReason
+from engine.errors import DeadlineUnreachable
+from engine.sched.admission_forecast import AdmissionForecast, Forecaster
+from engine.sched.policy import PolicyRules
+from engine.sched.prefill_share import PrefillShare
+from engine.sched.queues import Queues
+from engine.sched.token_budget import Progress
+
+__all__ = ["Admission"]
+
+
+class Admission:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        kv: KVManager,
+        queues: Queues,
+        rules: PolicyRules,
+        share: PrefillShare,
+        forecaster: Forecaster,
+    ) -> None:
+        self.stopped_by: WaitReason | None = None
+        """Why the last step left requests waiting."""
+        self._preempts = config.priority_preemption_threshold is not None
+        self._kv = kv
+        self._queues = queues
+        self._rules = rules
+        self._share = share
+        self._forecaster = forecaster
+
+    def admit(self, step: StepPlan, now: float, num_decodes: int) -> list[Request]:
+        """Move requests from waiting to running while slots and pages last, if they get a part of this step.
+
+        A request that would get none takes no pages yet. Returns those admitted. None if a request was
+        preempted for a decode: its pages are not for others.
+        """
+        if step.preempted:
+            self.stopped_by = WaitReason.PAGES
+            return []
+        self.stopped_by = None
+        admitted: list[Request] = []
+        if len(self._queues.waiting):
+            self.stopped_by = self._in_order(step, now, num_decodes, admitted)
+        return admitted
+
+    def in_turn(self) -> list[Request]:
+        """Prompts in progress, in the order in which they are served."""
+        reading = self._queues.reading
+        return sorted(reading, key=self._rules.admission_key) if self._rules.interleaves else reading
+
+    def cached_tokens(self, request: Request) -> int:
+        """Tokens that the prefix cache holds of a request; O(tokens)."""
+        if self._kv.cache is None:
+            return 0
+        cached = self._kv.cache.match(request.tokens(0, request.num_tokens - 1), touch=False)
+        return len(cached.pages) * self._kv.page_size
+
+    def check_deadline(self, request: Request, now: float, prefill_rate: float) -> None:
+        """Raises DeadlineUnreachable. Requests that run or go before it share the prefill rate with it."""
+        key = self._rules.admission_key(request)
+        before = [*self._queues.reading, *self._queues.waiting.ahead_of(key)]
+        tokens = sum(r.num_pending - r.num_expected for r in [*before, request])
+        wait = tokens / prefill_rate
+        if now + wait > request.deadline:
+            raise DeadlineUnreachable(
+                f"the first token is expected in {wait:.2f} s, after the deadline: {tokens} prompt tokens"
+                f" at {prefill_rate:.0f} a second"
+            )
+
+    def _in_order(
+        self, step: StepPlan, now: float, num_decodes: int, admitted: list[Request]
+    ) -> WaitReason | None:
+        """Why the first of those that still wait does."""
+        queues, key_of = self._queues, self._rules.admission_key
+        if not queues.has_slot and not self._preempts:
+            return WaitReason.SLOTS
+        room = self._share.room(num_decodes, len(queues.reading) + len(queues.waiting))
+        before = deque(self.in_turn())
+        forecast = self._forecaster.forecast(queues.running)
+        for key, request in queues.waiting.in_order():
+            while before and (not self._rules.interleaves or key_of(before[0]) <= key):
+                room.grant(_progress(before.popleft()))
+            if request.awaits_token:
+                continue  # preempted while its last token was on the way: it comes with this step's results
+            if room.left <= 0:
+                return WaitReason.BUDGET
+            if not room.offer(Progress(0, request.num_tokens)):
+                cached = self.cached_tokens(request)
+                rest = Progress(cached, request.num_tokens - cached)
+                if room.holds_back(rest):
+                    continue
+                if not room.offer(rest):
+                    return WaitReason.BUDGET
+            is_new = request.num_cached is None
+            if lacking := self._take_pages(request, forecast, step):
+                return lacking
+            if is_new:
+                request.waited = queues.waits.since(request.wait_mark, now)
+                step.started.append(request)
+            if key == -math.inf:
+                request.handicap = -math.inf
+            queues.waiting.admitted(request, request.num_pending)
+            request.num_expected = 0
+            queues.start(request)
+            forecast.admitted(request)
+            admitted.append(request)
+            if request.num_pending > 1:
+                room.grant(_progress(request))
+        return None
+
+    def _take_pages(self, request: Request, forecast: AdmissionForecast, step: StepPlan) -> WaitReason | None:
+        """Pages and a slot for a waiting request, perhaps those of less urgent ones; what was lacking."""
+        queues = self._queues
+        if queues.has_slot and self._kv.admit(request, headroom=partial(forecast.headroom, request)):
+            return None
+        lacking = WaitReason.PAGES if queues.has_slot else WaitReason.SLOTS
+        if not self._preempts:
+            return lacking
+        victims = [r for r in queues.running if self._may_preempt(request, r)]
+        needed = -(-request.num_tokens // self._kv.page_size)
+        if self._kv.num_available + sum(map(self._kv.pages_alone, victims)) < needed:
+            return lacking
+        for victim in queues.victims(victims):
+            queues.preempt(victim, step)
+            if self._kv.admit(request, headroom=lambda _: 0):
+                return None
+        return lacking
+
+    def _may_preempt(self, waiting: Request, running: Request) -> bool:
+        """Requests that went first because of their age keep their place."""
+        if running.pinned or self._queues.waiting.is_aged(running):
+            return False
+        return self._rules.may_preempt(waiting, running)
+
+
+def _progress(request: Request) -> Progress:
+    return Progress(request.num_computed, request.num_pending)

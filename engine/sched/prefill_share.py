@@ -1,0 +1,87 @@
+"""What prompts get of a step: the budget beside decodes, limits of each prompt, and the ITL target."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from engine.config import SchedulerConfig
+from engine.sched.itl_controller import ITLController, PromptCost, whole_tiles
+from engine.sched.token_budget import PrefillLimits, Progress, StepRoom, without_long_chunks
+
+__all__ = ["PrefillShare"]
+
+
+class PrefillShare:
+    """Sizes chunks; knows no requests, only how far their prompts are."""
+
+    def __init__(self, config: SchedulerConfig, page_size: int, context: int) -> None:
+        self.itl_controller = (
+            None
+            if config.itl_target_s is None or config.chunk_budget is None
+            else ITLController(config.itl_target_s, config.chunk_budget)
+        )
+        self._config = config
+        self._page_size = page_size
+        self._limits = PrefillLimits(
+            largest=config.prefill_limit(context),
+            unit=page_size if config.page_aligned_chunks else 1,
+            longest_chunk=config.longest_chunk(context),
+            chunked=config.chunked_prefill,
+            first_may_exceed=config.chunk_budget is None and config.max_prefill_tokens is not None,
+            max_partial=config.max_partial_prefills,
+            max_long_partial=config.max_long_partial_prefills,
+        )
+        self._cost = PromptCost(config.costly_context)
+
+    @property
+    def largest_prompt(self) -> float:
+        """Tokens of the longest prompt that can ever be computed."""
+        limits = self._limits
+        return math.inf if limits.chunked or limits.first_may_exceed else limits.largest
+
+    def room(self, num_decodes: int, num_prompts: int) -> StepRoom:
+        """What so many decodes leave of a step for the prompts that run or wait."""
+        tokens = self._tokens(num_decodes)
+        if self.itl_controller is not None and num_decodes:
+            tokens = max(min(tokens, self.itl_controller.budget), self._page_size)
+        return self._room(tokens, num_prompts)
+
+    def lengths(self, prompts: Sequence[Progress], num_decodes: int) -> list[int]:
+        """How many tokens of each prompt to compute beside so many decodes; prompts in order of service."""
+        room = self.room(num_decodes, len(prompts))
+        allowed = room.left
+        lengths = [room.grant(prompt) for prompt in prompts]
+        if self.itl_controller is None or not num_decodes or not self._limits.chunked or not any(lengths):
+            return lengths
+        allowed, lengths = self._paced(self.itl_controller.budget, prompts, lengths, num_decodes, allowed)
+        return without_long_chunks(prompts, lengths, allowed) if self._config.hold_long_chunks else lengths
+
+    def _paced(
+        self, budget: int, prompts: Sequence[Progress], lengths: list[int], num_decodes: int, allowed: int
+    ) -> tuple[int, list[int]]:
+        """Fewer tokens where their context makes them cost more than the budget; whole tiles."""
+        tokens = allowed
+        cost = sum(self._cost.of(p.computed, length) for p, length in zip(prompts, lengths, strict=True))
+        if cost > budget:
+            tokens = int(sum(lengths) * budget / cost)
+        if sum(prompt.pending for prompt in prompts) > tokens:
+            tiles = whole_tiles(num_decodes + tokens, self._config.token_tile)
+            most = self._config.chunk_budget or tiles
+            tokens = max(min(tiles, most) - num_decodes, self._page_size)
+        if tokens == allowed:
+            return allowed, lengths
+        room = self._room(tokens, len(prompts))
+        return tokens, [room.grant(prompt) for prompt in prompts]
+
+    def _tokens(self, num_decodes: int) -> int:
+        """At least one unit: prompts are not starved by decodes that fill the budget."""
+        if self._config.chunk_budget is None and self._config.max_prefill_tokens is None:
+            return self._limits.largest
+        return max(self._limits.largest - num_decodes, self._limits.unit)
+
+    def _room(self, tokens: int, num_prompts: int) -> StepRoom:
+        sharers = 1
+        if self._config.fair_partial_prefills and self._config.max_partial_prefills is not None:
+            sharers = min(num_prompts, self._config.max_partial_prefills)
+        return StepRoom(self._limits, tokens, sharers)

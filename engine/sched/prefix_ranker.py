@@ -1,0 +1,125 @@
+"""Orders waiting requests by what the prefix cache holds of them, without searching it anew every step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from engine.core.request import Request
+from engine.kv_cache.radix import PageKey, RadixCache, RadixNode
+
+__all__ = ["PrefixRanker"]
+
+_WINDOW: Final = 128
+"""Requests that are ranked; those behind them keep their order. SGLang ranks none if more than these wait."""
+_SEARCHES: Final = 8
+"""Searches from the root in one step, which cost O(prompt). Others keep the rank that they had."""
+
+_T = TypeVar("_T")
+
+
+@dataclass(slots=True)
+class _Lookup:
+    """Where a request's prefix ends in the tree: at `node`, or `partial` pages into the edge to `child`."""
+
+    node: RadixNode
+    depth: int
+    """Of `node` when it was looked up; eviction may have trimmed it since."""
+    key: PageKey
+    """Tokens of the page that follows `node`."""
+    child: RadixNode | None
+    length: int
+    """Pages of the edge to `child`."""
+    partial: int
+
+    @property
+    def pages(self) -> int:
+        return self.depth + self.partial
+
+    @property
+    def deepest(self) -> RadixNode:
+        return self.child if self.partial and self.child is not None else self.node
+
+
+class PrefixRanker:
+    """Remembers where each request's prefix ends; while nothing changed there, that is checked in O(1)."""
+
+    window: Final = _WINDOW
+
+    def __init__(self, cache: RadixCache, *, depth_first: bool) -> None:
+        self._cache = cache
+        self._rank = self._depth_first if depth_first else self._longest_first
+        self._lookups: dict[int, _Lookup] = {}
+        """By request number."""
+        self._version = -1
+
+    def forget(self, request: Request) -> None:
+        self._lookups.pop(request.number, None)
+
+    def order(self, items: Sequence[_T], request_of: Callable[[_T], Request]) -> list[_T]:
+        """`items` in the order in which to admit their requests; ties keep their order."""
+        requests = [request_of(item) for item in items]
+        self._look_up(requests, changed=self._version != self._cache.version)
+        ranks = self._rank(requests)
+        return [items[index] for index in sorted(range(len(items)), key=ranks.__getitem__)]
+
+    def _look_up(self, requests: Sequence[Request], *, changed: bool) -> None:
+        lookups, root = self._lookups, self._cache.root
+        searches = _SEARCHES
+        for request in requests:
+            known = lookups.get(request.number)
+            if known is not None and not changed:
+                continue
+            start = root
+            if known is not None:
+                node = known.node
+                if node.depth == known.depth and (node.parent is not None or node is root):
+                    child = node.children.get(known.key)
+                    if child is known.child and (child is None or len(child.pages) == known.length):
+                        continue
+                    start = node
+            if start is not root or searches:
+                searches -= start is root
+                lookups[request.number] = self._search(request, start)
+        if searches:
+            self._version = self._cache.version
+
+    def _search(self, request: Request, start: RadixNode) -> _Lookup:
+        size = self._cache.page_size
+        rest = request.tokens(start.depth * size, request.num_tokens - 1)
+        found = self._cache.match(rest, after=start, touch=False)
+        node, pages = found.node, start.depth + len(found.pages)
+        if node.depth > pages:
+            assert node.parent is not None
+            node = node.parent
+        at = (node.depth - start.depth) * size
+        key = tuple(rest[at : at + size])
+        child = node.children.get(key)
+        return _Lookup(node, node.depth, key, child, len(child.pages) if child else 0, pages - node.depth)
+
+    def _longest_first(self, requests: Sequence[Request]) -> list[int]:
+        known = [self._lookups.get(request.number) for request in requests]
+        return [-lookup.pages if lookup is not None else 0 for lookup in known]
+
+    def _depth_first(self, requests: Sequence[Request]) -> list[tuple[tuple[int, int], ...]]:
+        """Subtrees with most waiting requests first, and each subtree at one go (SGLang's dfs-weight)."""
+        known = [self._lookups.get(request.number) for request in requests]
+        nodes = [lookup.deepest if lookup is not None else self._cache.root for lookup in known]
+        weights: Counter[RadixNode] = Counter(nodes)
+        paths: dict[RadixNode, list[RadixNode]] = {}
+        for node in list(weights):
+            above: list[RadixNode] = []
+            at: RadixNode | None = node
+            while at is not None:
+                above.append(at)
+                at = at.parent
+            paths[node] = above[::-1]
+        total: Counter[RadixNode] = Counter()
+        for node, count in weights.items():
+            for at in paths[node]:
+                total[at] += count
+        last = (1, 0)  # a node's own requests come after those of its children
+        keys = {node: (*((-total[at], id(at)) for at in path), last) for node, path in paths.items()}
+        return [keys[node] for node in nodes]

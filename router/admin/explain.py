@@ -1,0 +1,57 @@
+"""What `router explain` prints of a request that has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+__all__ = ["explained"]
+
+_REASONS = {
+    "budget": "the step's token budget was used up",
+    "pages": "there were no free KV pages",
+    "slots": "--max-running-requests were running",
+    "policy": "the policy admitted others first",
+    "transfer": "KV had to arrive first",
+}
+
+
+def explained(request: Mapping[str, Any]) -> Iterator[str]:
+    """Lines of text: where it went, and what it waited for."""
+    outcome = request["outcome"] + (f" ({request['message']})" if request["message"] else "")
+    yield (
+        f"{request['request']}: {outcome} after {_s(request['seconds'])}; {request['prompt_tokens']} prompt"
+        f" tokens ({request['cached_tokens']} cached), priority {request['priority']},"
+        f" client {request['client']}"
+    )
+    completions = request["completions"]
+    for index, completion in enumerate(completions):
+        if len(completions) > 1:
+            yield f"completion {index}:"
+        yield from (f"  {line}" for line in _of_completion(completion))
+
+
+def _of_completion(completion: Mapping[str, Any]) -> Iterator[str]:
+    if "ttft_s" not in completion:
+        yield f"{completion['output_tokens']} tokens, and then no more: it did not end by itself"
+        return
+    prefill, decode = completion["prefill_worker"], completion["decode_worker"]
+    where = prefill if prefill == decode else f"{prefill} -> {decode}"
+    yield f"{where}: {completion['placement']}"
+    yield (
+        f"TTFT {_s(completion['ttft_s'])}, E2E {_s(completion['e2e_s'])}, {completion['output_tokens']}"
+        " output tokens"
+    )
+    yield f"queue {_s(completion['queue_s'])}"
+    for reason, seconds in sorted(completion["waited"].items(), key=lambda item: -item[1]):
+        yield f"  {reason} {_s(seconds)}: {_REASONS.get(reason, reason)}"
+    chunks = ", ".join(f"{chunk['tokens']:g}" for chunk in completion["chunks"])
+    yield f"prefill {_s(completion['prefill_s'])}" + (f", chunks of {chunks} tokens" if chunks else "")
+    if prefill != decode:
+        yield f"reserve {_s(completion['reserve_s'])} more for pages of {decode}"
+        yield f"transfer {_s(completion['transfer_s'])} more, in {len(completion['pushes'])} pushes"
+        yield f"first decode {_s(completion['first_decode_s'])}"
+
+
+def _s(seconds: float) -> str:
+    return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"

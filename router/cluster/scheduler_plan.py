@@ -1,0 +1,75 @@
+"""From the scheduling flags to the scheduler's settings: pure arithmetic."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Final, Literal, TypeVar
+
+from engine.config import SchedulerConfig
+from engine.device.defaults import GPU_TOKEN_TILE
+from engine.presets import PRESETS, Preset
+from router.config.scheduling import SchedulingSettings
+from router.config.settings import Mode, RouterConfig
+
+__all__ = ["scheduler_for"]
+
+_GPU_ITL_TARGET_MS: Final = 20.0
+_STEP_SHARE: Final = 0.95
+"""Of the ITL target, in adaptive mode: TPOT is kept only if steps with prompts stay below that."""
+
+T = TypeVar("T")
+
+
+def scheduler_for(
+    config: RouterConfig, *, chunk: int | None, on_gpu: bool, costly_context: float
+) -> SchedulerConfig:
+    """`chunk`: the step's token budget; None: none, with whole prompts. The preset, and what is given."""
+    asked = config.scheduling
+    base = PRESETS[asked.preset].scheduler
+    whole_prompts = asked.disable_chunked_prefill or config.chunked_prefill_size == -1
+    own = asked.preset is Preset.BATON
+    return replace(
+        base,
+        policy=asked.schedule_policy or base.policy,
+        batching=asked.batching or base.batching,
+        max_running_requests=config.max_running_requests,
+        max_waiting_requests=config.max_queued_requests,
+        chunk_budget=chunk,
+        chunked_prefill=base.chunked_prefill and not whole_prompts,
+        max_prefill_tokens=_or(asked.max_prefill_tokens, base.max_prefill_tokens),
+        long_prefill_token_threshold=_or(_threshold(asked), base.long_prefill_token_threshold),
+        max_partial_prefills=_or(asked.max_num_partial_prefills, base.max_partial_prefills),
+        max_long_partial_prefills=_or(asked.max_long_partial_prefills, base.max_long_partial_prefills),
+        fair_partial_prefills=asked.fair_partial_prefills or base.fair_partial_prefills,
+        schedule_conservativeness=_or(asked.schedule_conservativeness, base.schedule_conservativeness),
+        low_priority_values_first=asked.low_priority_values_first or base.low_priority_values_first,
+        priority_preemption_threshold=_or(
+            asked.priority_preemption_threshold, base.priority_preemption_threshold
+        ),
+        aging_tokens=_or(asked.aging_tokens, base.aging_tokens),
+        tenant_quantum=_or(asked.fair_share_tokens, base.tenant_quantum),
+        itl_target_s=_itl_target_s(config, has_default=on_gpu and own),
+        token_tile=GPU_TOKEN_TILE if on_gpu and own else 1,
+        costly_context=costly_context if own else math.inf,
+    )
+
+
+def _threshold(asked: SchedulingSettings) -> int | Literal["auto"] | None:
+    """The flag's value, which has been validated."""
+    text = asked.long_prefill_token_threshold
+    return "auto" if text == "auto" else None if text is None else int(text)
+
+
+def _itl_target_s(config: RouterConfig, *, has_default: bool) -> float | None:
+    target = config.itl_target_ms
+    if target is None and has_default:
+        target = _GPU_ITL_TARGET_MS
+    if not target:
+        return None
+    share = _STEP_SHARE if config.mode is Mode.ADAPTIVE else 1.0
+    return share * target / 1000
+
+
+def _or(given: T | None, default: T) -> T:
+    return default if given is None else given

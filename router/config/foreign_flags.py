@@ -1,0 +1,294 @@
+"""Flags of SGLang, vLLM, TensorRT-LLM and Dynamo, and what each is called here.
+
+A flag is renamed only if it means the same. For the others, the reason says which flag of `router` does the
+job, or why there is none. Sources: SGLang's server_args.py, vLLM's arg_utils.py and cli_args.py, Dynamo's
+dynamo.frontend, dynamo.vllm and dynamo.sglang.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+__all__ = ["TRANSLATIONS", "Renamed", "Switch", "Translation", "Unavailable"]
+
+
+@dataclass(frozen=True, slots=True)
+class Unavailable:
+    """Nothing here means the same."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Renamed:
+    """A flag with a value, under another name."""
+
+    flag: str
+    values: Mapping[str, str | Unavailable] = field(default_factory=dict)
+    """Values that are called differently; others are passed on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """A flag without a value, or with true or false."""
+
+    on: tuple[str, ...] = ()
+    off: tuple[str, ...] = ()
+
+
+Translation: TypeAlias = Renamed | Switch | Unavailable
+
+_ALWAYS: Final = Switch()
+"""What the flag turns on is always on here."""
+_TENSOR_PARALLEL: Final = Renamed("--tensor-parallel-size")
+_MEMORY: Final = Renamed("--kv-memory-fraction")
+_CONTEXT: Final = Renamed("--max-model-len")
+_REPLICAS: Final = Renamed("--decode-workers")
+_TOKENS: Final = Renamed("--chunked-prefill-size")
+_RUNNING: Final = Renamed("--max-running-requests")
+_NO_GRAPHS: Final = Switch(on=("--cuda-graph-max-bs=0", "--cuda-graph-max-tokens=0"))
+_QUEUED: Final = Renamed("--max-queued-requests")
+
+_RENAMED: Final[dict[str, Translation]] = {
+    "--model-path": Renamed("--model"),
+    "--tp-size": _TENSOR_PARALLEL,
+    "--tp": _TENSOR_PARALLEL,
+    "-tp": _TENSOR_PARALLEL,
+    "--disaggregation-decode-tp": Renamed("--decode-tensor-parallel-size"),
+    "--disaggregation-decode-dp": _REPLICAS,
+    "--dp-size": _REPLICAS,
+    "--dp": _REPLICAS,
+    "-dp": _REPLICAS,
+    "--data-parallel-size": _REPLICAS,
+    "--port": Renamed("--http-port"),
+    "--ssl-keyfile": Renamed("--tls-key"),
+    "--ssl-certfile": Renamed("--tls-cert"),
+    "--tls-cert-path": Renamed("--tls-cert"),
+    "--tls-key-path": Renamed("--tls-key"),
+    "--gpu-memory-utilization": _MEMORY,
+    "--mem-fraction-static": _MEMORY,
+    "--max-total-tokens": Renamed("--kv-pool-tokens"),
+    "--context-length": _CONTEXT,
+    "--max-seq-len": _CONTEXT,
+    "--block-size": Renamed("--page-size"),
+    "--kv-block-size": Renamed("--page-size"),
+    "--max-num-batched-tokens": _TOKENS,
+    "--max-num-tokens": _TOKENS,
+    "--max-num-seqs": _RUNNING,
+    "--max-batch-size": _RUNNING,
+    "--prefill-chunk-size": Renamed("--long-prefill-token-threshold"),
+    "--scheduling-policy": Renamed("--schedule-policy"),
+    "--priority-scheduling-preemption-threshold": Renamed("--priority-preemption-threshold"),
+    "--schedule-low-priority-values-first": Switch(on=("--low-priority-values-first",)),
+    "--enable-priority-scheduling": Switch(on=("--schedule-policy=priority",)),
+    "--enable-mixed-chunk": Switch(on=("--batching=mixed",), off=("--batching=prefill-first",)),
+    "--no-enable-mixed-chunk": Switch(on=("--batching=prefill-first",)),
+    "--enable-chunked-prefill": Switch(off=("--disable-chunked-prefill",)),
+    "--no-enable-chunked-prefill": Switch(on=("--disable-chunked-prefill",)),
+    "--max-cudagraph-capture-size": Renamed("--cuda-graph-max-bs"),
+    "--piecewise-cuda-graph-max-tokens": Renamed("--cuda-graph-max-tokens"),
+    "--watchdog-timeout": Renamed("--step-timeout"),
+    "--load-balance-method": Renamed(
+        "--routing",
+        {
+            "round_robin": "round-robin",
+            "shortest_queue": "least-loaded",
+            "total_requests": "least-loaded",
+            "total_tokens": Unavailable("workers are chosen by requests; use --routing least-loaded"),
+        },
+    ),
+    "--router-mode": Renamed(
+        "--routing",
+        {
+            "random": Unavailable("use --routing round-robin, or power-of-two for the better of two random"),
+            "kv": "prefix-aware",
+        },
+    ),
+    "--disaggregation-transfer-backend": Renamed(
+        "--kv-transport",
+        {"mooncake": Unavailable("there is no Mooncake here; use --kv-transport nixl or ucxx")},
+    ),
+    "--disaggregation-mode": Renamed(
+        "--mode",
+        {
+            "null": "mixed",
+            "agg": "mixed",
+            **dict.fromkeys(
+                ("prefill", "decode"),
+                Unavailable(
+                    "one router starts both kinds of workers; use --mode disagg --prefill-workers N"
+                    " --decode-workers N"
+                ),
+            ),
+        },
+    ),
+    "--distributed-executor-backend": Renamed(
+        "",
+        {"ray": "", "mp": Unavailable("workers are Ray actors, also on one machine; leave it out")},
+    ),
+    "--disable-cuda-graph": _NO_GRAPHS,
+    "--enforce-eager": _NO_GRAPHS,
+    "--enable-prefix-caching": Switch(off=("--disable-radix-cache",)),
+    "--no-enable-prefix-caching": Switch(on=("--disable-radix-cache",)),
+    "--enable-metrics": _ALWAYS,
+    "--enable-cache-report": _ALWAYS,
+    "--enable-prompt-tokens-details": _ALWAYS,
+    "--enable-piecewise-cuda-graph": _ALWAYS,
+    "--skip-server-warmup": Unavailable("workers warm up before they are ready; it cannot be left out"),
+}
+
+_ROLES: Final = "one router starts both; use --mode disagg --prefill-workers N --decode-workers N"
+_NODES: Final = "Ray places workers on nodes; start Ray on each (deploy/start_ray) and use --ray-address auto"
+_ENGINE: Final = "prefill and decode always overlap with planning; there is nothing to choose"
+_NO_LORA: Final = "there are no LoRA adapters here; merge the adapter into the checkpoint"
+_NO_SPEC: Final = "there is no speculative decoding here"
+_NO_MOE: Final = "there are no mixture-of-experts models here"
+_NO_MM: Final = "there are no multimodal models here"
+_NO_QUANT: Final = "there are no quantized kernels here; use --dtype bfloat16, to which .gguf is converted"
+_NO_OFFLOAD: Final = "KV and weights stay in device memory; use --kv-memory-fraction or more ranks"
+_PER_REQUEST: Final = "every request has its own seed (the `seed` field)"
+_BACKEND: Final = "the kernels follow from the device and the model; see `router doctor`"
+_TEMPLATE: Final = "the checkpoint's own tokenizer and chat template are used"
+_ALWAYS_SO: Final = "there is nothing to choose here; leave it out"
+_LOGS: Final = "use --log-level and --log-format"
+_TRACES: Final = "ask for `timings` in a request, or use `router explain REQUEST`"
+_BUS: Final = "the router finds its workers through Ray; there is no etcd, NATS or namespace to name"
+
+
+def _unavailable(reason: str, *flags: str) -> dict[str, Translation]:
+    return dict.fromkeys(flags, Unavailable(reason))
+
+
+_UNAVAILABLE: Final[dict[str, Translation]] = {
+    **_unavailable(
+        "keys are read from a file, so that `ps` does not show them; use --api-key-file FILE",
+        "--api-key",
+        "--admin-api-key",
+    ),
+    **_unavailable("use --cors-origins with a comma-separated list", "--allowed-origins"),
+    **_unavailable(_ROLES, "--is-prefill-worker", "--is-decode-worker", "--disaggregation-strategy"),
+    **_unavailable("use --mode disagg --kv-transport nixl", "--kv-transfer-config", "--connector"),
+    **_unavailable(
+        "workers find each other through the router; --worker-ports limits the ports they use",
+        "--disaggregation-bootstrap-port",
+    ),
+    **_unavailable(
+        "name the devices for UCX: --worker-env UCX_NET_DEVICES=mlx5_0:1", "--disaggregation-ib-device"
+    ),
+    **_unavailable(_NODES, "--nnodes", "--node-rank", "--dist-init-addr", "--master-addr", "--headless"),
+    **_unavailable(_NODES, "--data-parallel-size-local", "--data-parallel-address", "--data-parallel-rank"),
+    **_unavailable(
+        "a model is split by tensor parallelism within a node; use --tensor-parallel-size",
+        *("--pipeline-parallel-size", "--pp-size", "--pp", "-pp", "--disaggregation-prefill-pp"),
+        *("--decode-context-parallel-size", "--prefill-context-parallel-size"),
+    ),
+    **_unavailable(
+        _NO_MOE,
+        *("--ep-size", "--ep", "--expert-parallel-size", "--enable-expert-parallel", "--enable-eplb"),
+        *("--moe-a2a-backend", "--moe-runner-backend", "--enable-deepep-moe", "--enable-dp-attention"),
+    ),
+    **_unavailable(_NO_QUANT, "--quantization", "-q", "--kv-cache-dtype", "--torchao-config"),
+    **_unavailable(
+        _NO_SPEC,
+        *("--speculative-config", "--speculative-algorithm", "--speculative-draft-model-path"),
+        *("--speculative-model", "--num-speculative-tokens", "--speculative-num-steps"),
+        *("--speculative-eagle-topk", "--speculative-num-draft-tokens"),
+    ),
+    **_unavailable(
+        _NO_LORA,
+        *("--enable-lora", "--lora-modules", "--lora-paths", "--max-loras", "--max-lora-rank"),
+        "--max-loras-per-batch",
+    ),
+    **_unavailable(_NO_MM, "--limit-mm-per-prompt", "--enable-multimodal", "--mm-attention-backend"),
+    **_unavailable(
+        _NO_OFFLOAD,
+        *("--swap-space", "--cpu-offload-gb", "--enable-hierarchical-cache", "--hicache-ratio"),
+        *("--hicache-size", "--enable-lmcache", "--kv-offloading-size"),
+    ),
+    **_unavailable("size the pool by --kv-pool-tokens, in tokens", "--num-gpu-blocks-override"),
+    **_unavailable("use --kv-memory-fraction, or --kv-pool-tokens", "--kv-cache-memory-bytes"),
+    **_unavailable("it follows from --chunked-prefill-size", "--max-seq-len-to-capture"),
+    **_unavailable(
+        "graph sizes follow from --cuda-graph-max-bs and --cuda-graph-max-tokens",
+        *("--cuda-graph-bs", "--cuda-graph-sizes", "--cudagraph-capture-sizes", "--compilation-config", "-O"),
+        *("--disable-cuda-graph-padding", "--enable-torch-compile", "--torch-compile-max-bs"),
+    ),
+    **_unavailable(_PER_REQUEST, "--seed", "--random-seed"),
+    **_unavailable(
+        _BACKEND,
+        *("--attention-backend", "--prefill-attention-backend", "--decode-attention-backend"),
+        *("--sampling-backend", "--disable-custom-all-reduce", "--enable-nccl-nvls", "--model-impl"),
+    ),
+    **_unavailable(
+        _TEMPLATE,
+        *("--tokenizer", "--tokenizer-path", "--tokenizer-mode", "--chat-template", "--trust-remote-code"),
+        *("--skip-tokenizer-init", "--hf-overrides", "--json-model-override-args", "--generation-config"),
+    ),
+    **_unavailable("give the folder of a downloaded revision to --model", "--revision", "--download-dir"),
+    **_unavailable(
+        _ALWAYS_SO,
+        *("--sleep-on-idle", "--allow-auto-truncate", "--enable-request-id-headers", "--stream-output"),
+        *("--disable-hybrid-kv-cache-manager", "--disable-hybrid-swa-memory", "--enable-p2p-check"),
+        *("--disable-frontend-multiprocessing", "--tokenizer-worker-num", "--api-server-count"),
+        *("--max-parallel-loading-workers", "--enable-memory-saver", "--enable-sleep-mode", "--warmups"),
+    ),
+    **_unavailable(
+        "clients say it in their requests",
+        "--sampling-defaults",
+        "--preferred-sampling-params",
+        "--response-role",
+    ),
+    **_unavailable(
+        "pages of the least recently used prefixes are evicted first",
+        *("--radix-eviction-policy", "--prefix-caching-hash-algo"),
+    ),
+    **_unavailable("use --schedule-conservativeness", "--num-reserved-decode-tokens"),
+    **_unavailable("Ray chooses the GPUs; see --accelerator", "--base-gpu-id", "--gpu-id-step"),
+    **_unavailable("use --startup-timeout", "--dist-timeout"),
+    **_unavailable("use --worker-ports", "--nccl-port", "--data-parallel-rpc-port"),
+    **_unavailable("the gRPC API is always served; see --grpc-port", "--grpc-mode"),
+    **_unavailable("put a proxy in front of the router", "--root-path", "--middleware", "--ssl-ca-certs"),
+    **_unavailable("use --cors-origins", "--allow-credentials", "--allowed-methods", "--allowed-headers"),
+    **_unavailable("the context is that of the checkpoint", "--rope-scaling", "--rope-theta"),
+    **_unavailable(
+        _ENGINE,
+        *("--async-scheduling", "--no-async-scheduling", "--disable-overlap-schedule", "--enable-dbo"),
+        *("--num-scheduler-steps", "--num-continuous-decode-steps", "--enable-two-batch-overlap"),
+        *("--scheduler-delay-factor", "--enable-overlap-schedule"),
+    ),
+    **_unavailable(
+        "tokens are sent when their step ends", "--stream-interval", "--multi-step-stream-outputs"
+    ),
+    **_unavailable("preempted requests are computed again", "--preemption-mode", "--num-lookahead-slots"),
+    **_unavailable(
+        "the number of prompts in a step follows from its tokens; use --max-prefill-tokens",
+        "--prefill-max-requests",
+    ),
+    **_unavailable("the scheduler is one class; its flags are under `scheduling`", "--scheduler-cls"),
+    **_unavailable(
+        _LOGS,
+        *("--uvicorn-log-level", "--log-level-http", "--disable-log-requests", "--enable-log-requests"),
+        *("--disable-log-stats", "--log-requests", "--log-requests-level", "--disable-uvicorn-access-log"),
+        *("--no-enable-log-requests", "--show-time-cost"),
+    ),
+    **_unavailable(
+        _TRACES,
+        *("--enable-trace", "--collect-detailed-traces", "--enable-request-time-stats-logging"),
+    ),
+    **_unavailable("use --max-logprobs for the largest number of alternatives", "--logprobs-mode"),
+    **_unavailable("there are no embedding models here", "--is-embedding", "--task", "--runner"),
+    **_unavailable("attempts are counted, the first one included: use --max-attempts", "--migration-limit"),
+    **_unavailable(
+        _BUS,
+        *("--namespace", "--component", "--endpoint", "--etcd-endpoints", "--nats-server"),
+        *("--discovery-backend", "--store-kv"),
+    ),
+    **_unavailable(
+        "--mode adaptive weighs cached tokens by the time they save; there is no weight to set",
+        *("--kv-overlap-score-weight", "--router-temperature", "--kv-events-config", "--no-kv-events"),
+    ),
+}
+
+TRANSLATIONS: Final[Mapping[str, Translation]] = {**_RENAMED, **_UNAVAILABLE}

@@ -1,0 +1,115 @@
+"""Settings of the workers' scheduler. None: as the preset says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+from engine.config import Batching, Policy
+from engine.presets import PRESETS, Preset
+from router.config.option import Option
+
+__all__ = ["SchedulingSettings"]
+
+_GROUP: Final = "scheduling"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulingSettings:
+    preset: Annotated[
+        Preset,
+        Option(
+            _GROUP,
+            "plan steps as another system does: sets the page size, the step and this group, each of which"
+            " may be given as well",
+        ),
+    ] = Preset.BATON
+    schedule_policy: Annotated[
+        Policy | None,
+        Option(_GROUP, "order in which waiting requests are admitted (default: by preset; baton: shortest)"),
+    ] = None
+    batching: Annotated[
+        Batching | None,
+        Option(
+            _GROUP,
+            "mixed: decodes and prefill chunks share a step; prefill-first: prefill steps until no prompt"
+            " waits, then decodes; alternating: a decode step, then a prefill step (default: by preset)",
+        ),
+    ] = None
+    disable_chunked_prefill: Annotated[
+        bool,
+        Option(
+            _GROUP,
+            "compute each prompt in one step, which waits until it fits the budget of --chunked-prefill-size;"
+            " that must hold --max-model-len",
+        ),
+    ] = False
+    max_prefill_tokens: Annotated[
+        int | None,
+        Option(
+            _GROUP, "largest number of prefill tokens in a step (default: by preset; sglang: 16384)", "TOKENS"
+        ),
+    ] = None
+    long_prefill_token_threshold: Annotated[
+        str | None,
+        Option(
+            _GROUP,
+            "largest number of tokens of one prompt in a step; auto: 4 percent of the context"
+            " (default: by preset; roseinfer: 256)",
+            "TOKENS|auto",
+        ),
+    ] = None
+    max_num_partial_prefills: Annotated[
+        int | None,
+        Option(_GROUP, "prompts that may be partly computed at a time (default: by preset; sglang: 1)", "N"),
+    ] = None
+    max_long_partial_prefills: Annotated[
+        int | None,
+        Option(_GROUP, "those of them that are longer than --long-prefill-token-threshold", "N"),
+    ] = None
+    fair_partial_prefills: Annotated[
+        bool, Option(_GROUP, "give prompts in progress equal shares of a step")
+    ] = False
+    schedule_conservativeness: Annotated[
+        float | None,
+        Option(
+            _GROUP,
+            "factor of the forecast of output tokens: above 1 fewer requests are admitted, and fewer"
+            " preempted later (default: 1)",
+            "FACTOR",
+        ),
+    ] = None
+    low_priority_values_first: Annotated[
+        bool, Option(_GROUP, "smaller values of a request's priority are more urgent, as in vLLM")
+    ] = False
+    priority_preemption_threshold: Annotated[
+        int | None,
+        Option(
+            _GROUP,
+            "with --schedule-policy priority: a waiting request preempts running ones whose priority is lower"
+            " by more than this (default: none is preempted)",
+            "N",
+        ),
+    ] = None
+    aging_tokens: Annotated[
+        int | None,
+        Option(
+            _GROUP,
+            "a request goes first, whatever the policy, when this many prompt tokens were admitted since it"
+            " came (default: 1000000)",
+            "TOKENS",
+        ),
+    ] = None
+    fair_share_tokens: Annotated[
+        int | None,
+        Option(
+            _GROUP,
+            "prompt tokens that each API key may have admitted in its turn while several keys wait; deficit"
+            " round robin (default: one queue for all)",
+            "TOKENS",
+        ),
+    ] = None
+
+    @property
+    def effective_policy(self) -> Policy:
+        return self.schedule_policy or PRESETS[self.preset].scheduler.policy

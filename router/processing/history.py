@@ -1,0 +1,108 @@
+"""The requests that ended last, and where the time of each went: for `router explain` and the log."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any
+
+from common.log_format import data
+from rpc.baton.v1 import router_pb2
+
+__all__ = ["CompletionRecord", "History", "RequestRecord"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class CompletionRecord:
+    """One completion of a request."""
+
+    finish: str
+    output_tokens: int
+    timings: router_pb2.Timings | None
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """A request that has ended."""
+
+    id: str
+    client: str
+    """Name of its API key; says nothing about the key."""
+    outcome: str
+    """"ok", "abort", or the code of the error."""
+    message: str
+    """Of the error; empty without one."""
+    seconds: float
+    priority: int
+    prompt_tokens: int
+    cached_tokens: int
+    completions: list[CompletionRecord] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "request": self.id,
+            "client": self.client,
+            "outcome": self.outcome,
+            "message": self.message,
+            "seconds": self.seconds,
+            "priority": self.priority,
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "completions": [_completion(record) for record in self.completions],
+        }
+
+
+class History:
+    """Remembers the last `limit` requests by their ids; O(1) a request."""
+
+    def __init__(self, limit: int, log_level: int = logging.DEBUG) -> None:
+        """`log_level`: of the line that is logged for every request at its end."""
+        self._limit = limit
+        self._log_level = log_level
+        self._records: OrderedDict[str, RequestRecord] = OrderedDict()
+
+    def add(self, record: RequestRecord) -> None:
+        """Of equal ids, the last stands. The request is logged, too."""
+        self._records.pop(record.id, None)
+        self._records[record.id] = record
+        while len(self._records) > self._limit:
+            self._records.popitem(last=False)
+        if _log.isEnabledFor(self._log_level):
+            line = record.as_json()
+            for completion in line["completions"]:
+                for spans in ("chunks", "pushes"):
+                    completion.pop(spans, None)
+            fields = data(event="request", **line)
+            _log.log(self._log_level, "request %s: %s", record.id, record.outcome, extra=fields)
+
+    def find(self, request_id: str) -> dict[str, Any] | None:
+        """None for a request that is running, or was forgotten."""
+        record = self._records.get(request_id)
+        return None if record is None else record.as_json()
+
+
+def _completion(record: CompletionRecord) -> dict[str, Any]:
+    known: dict[str, Any] = {"finish": record.finish, "output_tokens": record.output_tokens}
+    timings = record.timings
+    if timings is None:
+        return known
+    stages = ("queue_s", "prefill_s", "reserve_s", "transfer_s", "first_decode_s", "ttft_s", "e2e_s")
+    return (
+        known
+        | {stage: getattr(timings, stage) for stage in stages}
+        | {
+            "prefill_worker": timings.prefill_worker,
+            "decode_worker": timings.decode_worker,
+            "placement": timings.placement,
+            "waited": dict(timings.waited),
+            "chunks": [_span(span) for span in timings.chunks],
+            "pushes": [_span(span) for span in timings.pushes],
+        }
+    )
+
+
+def _span(span: router_pb2.TimingSpan) -> dict[str, float]:
+    return {"begin_s": span.begin_s, "end_s": span.end_s, "tokens": span.num_tokens}

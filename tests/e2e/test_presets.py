@@ -1,0 +1,56 @@
+"""The router with the plans of other systems: the same tokens, their log lines, and where the time went."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import NUM_TOKENS, Oracle
+from tests.e2e.router_process import RouterProcess, router
+
+NAMES = ("a question", "300 tokens", "code")
+FLAGS = {
+    "sglang": "--preset sglang --chunked-prefill-size 128 --tp-size 1 --max-total-tokens 4096",
+    "vllm": "--preset vllm --max-num-batched-tokens 128 --max-num-seqs 16 --max-model-len 2048",
+}
+
+
+@pytest.mark.parametrize("preset", FLAGS)
+def test_a_preset_answers_as_transformers_and_logs_as_the_guides_expect(
+    preset: str, tmp_path: Path, oracle: Oracle
+) -> None:
+    flags = (*FLAGS[preset].split(), "--log-workers", "--decode-log-interval", "4", "--admin-port", "0")
+    with router(tmp_path / "log", *flags) as service:
+        service.wait_until_ready()
+
+        def complete(name: str) -> dict:
+            return service.complete(oracle.prompts[name], NUM_TOKENS, min_tokens=NUM_TOKENS, timings=True)
+
+        with ThreadPoolExecutor(len(NAMES)) as clients:
+            answers = dict(zip(NAMES, clients.map(complete, NAMES), strict=True))
+        for name, answer in answers.items():
+            assert answer["choices"][0]["text"] == oracle.text(name), name
+        chunks = answers["300 tokens"]["timings"]["chunks"]
+        assert len(chunks) >= 3
+        assert sum(chunk["num_tokens"] for chunk in chunks) == len(oracle.prompts["300 tokens"])
+        assert "chunks of" in explained(service, answers["300 tokens"]["id"])
+    log = service.text()
+    sizes = [int(size) for size in re.findall(r"Prefill batch\. #new-seq: \d+, #new-token: (\d+),", log)]
+    assert max(sizes) <= 128
+    assert re.search(r"Decode batch\. #running-req: \d+.*gen throughput \(token/s\): [\d.]+", log)
+    page_size = {"sglang": 1, "vllm": 16}[preset]
+    assert re.search(rf"decode-0: KV pool [\d,]+ tokens in pages of {page_size}, .*128 tokens a step", log)
+
+
+def explained(service: RouterProcess, request: str) -> str:
+    command = Path(sys.executable).with_name("router")
+    port = re.findall(r"--admin-port (\d+)", service.text())[-1]
+    done = subprocess.run(
+        [command, "explain", request, "--admin-port", port], capture_output=True, text=True, check=True
+    )
+    return done.stdout

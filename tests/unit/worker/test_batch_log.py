@@ -1,0 +1,157 @@
+"""The batch lines of a worker's log, read with the greps of SGLang's guides."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import subprocess
+from dataclasses import replace
+
+import pytest
+
+from common.log_format import TEXT, formatter
+from engine.core.events import Occupancy, StepOutput, TokenOut
+from engine.core.request import Request
+from engine.core.sampling_params import SamplingParams
+from worker.process.batch_log import BatchLog
+from worker.process.pace_log import PaceLog
+
+LINES = """\
+2026-01-01 INFO worker.process.batch_log: Prefill batch. #new-seq: 2, #new-token: 2040, #cached-token: 32, \
+token usage: 0.25, #running-req: 8, #queue-req: 3
+2026-01-01 INFO worker.process.batch_log: Decode batch. #running-req: 10, #token: 4000, token usage: 0.25, \
+gen throughput (token/s): 50.00, #queue-req: 3
+"""
+
+
+def occupancy(running: int = 10) -> Occupancy:
+    return Occupancy(waiting=3, running=running, used_pages=250, total_pages=1000)
+
+
+def request(cached: int = 0) -> Request:
+    return Request(1, [1], SamplingParams(max_tokens=8), num_cached=cached)
+
+
+def prefill() -> StepOutput:
+    return StepOutput(
+        started=[request(cached=16), request(cached=16)], num_tokens=2048, num_prompts=2, prompt_tokens=2040
+    )
+
+
+def decode(tokens: int = 10) -> StepOutput:
+    return StepOutput(
+        tokens=[TokenOut(request(), 7, 0, None, None) for _ in range(tokens)],
+        num_tokens=tokens,
+        completed=True,
+    )
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.INFO, logger="worker.process.batch_log")
+    return caplog
+
+
+def test_a_step_with_prompts_is_one_line_in_the_words_of_sglang(lines: pytest.LogCaptureFixture) -> None:
+    BatchLog(40, page_size=16).on_step(prefill(), occupancy(), 0.0, 0.1)
+    (line,) = lines.records
+    assert line.getMessage() == LINES.splitlines()[0].partition("batch_log: ")[2]
+
+
+def test_decodes_are_one_line_in_every_so_many_steps_with_their_throughput(
+    lines: pytest.LogCaptureFixture,
+) -> None:
+    batches = BatchLog(4, page_size=16)
+    for step in range(8):
+        batches.on_step(decode(), occupancy(), step * 0.2, (step + 1) * 0.2)
+    assert [line.getMessage() for line in lines.records] == [
+        LINES.splitlines()[1].partition("batch_log: ")[2]
+    ] * 2
+
+
+def test_time_without_work_does_not_count_against_the_throughput(lines: pytest.LogCaptureFixture) -> None:
+    batches = BatchLog(2, page_size=16)
+    batches.on_step(decode(), occupancy(), 0.0, 0.1)
+    batches.rest()
+    batches.on_step(decode(), occupancy(), 1000.0, 1000.1)
+    assert "gen throughput (token/s): 100.00" in lines.records[0].getMessage()
+
+
+def test_the_lines_can_be_turned_off(lines: pytest.LogCaptureFixture) -> None:
+    batches = BatchLog(0, page_size=16)
+    for _ in range(100):
+        batches.on_step(prefill(), occupancy(), 0.0, 0.1)
+        batches.on_step(decode(), occupancy(), 0.1, 0.2)
+    assert not lines.records
+
+
+@pytest.mark.parametrize(
+    ("command", "found"),
+    [
+        ("grep 'Prefill batch'", "#new-seq: 2"),
+        ("grep -c 'Decode batch'", "1"),
+        ("grep -oE '#new-token: [0-9]+'", "#new-token: 2040"),
+        ("grep -oP '#queue-req: \\K\\d+'", "3"),
+        ("grep -oP 'token usage: \\K[0-9.]+'", "0.25"),
+        ("grep -oP 'gen throughput \\(token/s\\): \\K[0-9.]+'", "50.00"),
+        ("grep 'Decode batch' | awk -F'[:,]' '{print $3}'", "10"),
+    ],
+)
+def test_the_greps_of_the_guides_find_what_they_look_for(command: str, found: str) -> None:
+    out = subprocess.run(
+        ["sh", "-c", command], input=LINES, capture_output=True, text=True, check=True
+    ).stdout
+    assert found in out
+
+
+def test_the_patterns_of_log_parsers_match() -> None:
+    pattern = r"Decode batch.*#running-req:\s*(\d+).*gen throughput \(token/s\): ([\d.]+)"
+    match = re.search(pattern, LINES)
+    assert match is not None
+    assert match.groups() == ("10", "50.00")
+
+
+def test_a_json_line_has_the_same_numbers_as_fields(lines: pytest.LogCaptureFixture) -> None:
+    BatchLog(40, page_size=16).on_step(prefill(), occupancy(), 0.0, 0.1)
+    fields = json.loads(formatter("json").format(lines.records[0]))
+    assert {
+        name: fields[name] for name in ("event", "new_seqs", "new_tokens", "cached_tokens", "decodes")
+    } == {
+        "event": "prefill_batch",
+        "new_seqs": 2,
+        "new_tokens": 2040,
+        "cached_tokens": 32,
+        "decodes": 8,
+    }
+    assert (fields["level"], fields["logger"]) == ("info", "worker.process.batch_log")
+    assert formatter(TEXT).format(lines.records[0]).endswith(lines.records[0].getMessage())
+
+
+def test_an_exception_stays_on_one_json_line() -> None:
+    error = ValueError("two\nlines")
+    trouble = (type(error), error, None)
+    record = logging.LogRecord("a", logging.ERROR, "f", 1, "it %s", ("failed",), trouble)
+    line = formatter("json").format(record)
+    assert "\n" not in line
+    assert "two\nlines" in json.loads(line)["exception"]
+
+
+def test_the_log_says_when_the_itl_target_shrinks_chunks_and_when_they_are_whole_again(
+    lines: pytest.LogCaptureFixture,
+) -> None:
+    lines.set_level(logging.INFO, logger="worker.process.pace_log")
+    batches = BatchLog(0, page_size=16, pace=PaceLog(8192, itl_target_s=0.02))
+    for paced in (8000, 5000, 4000, 3500, 1000, 900, 1500, 4096, 8192, 8192):
+        batches.on_step(prefill(), replace(occupancy(), paced_tokens=paced), 0.0, 0.1)
+    said = [line.getMessage().partition("up to ")[2] for line in lines.records]
+    assert said == [f"{paced} of 8192 tokens" for paced in (4000, 1000, 4096, 8192)]
+    assert lines.records[0].getMessage().startswith("ITL target 20 ms: prefill chunks beside decodes")
+
+
+def test_steps_without_decodes_say_nothing_about_the_target(lines: pytest.LogCaptureFixture) -> None:
+    lines.set_level(logging.INFO, logger="worker.process.pace_log")
+    alone = StepOutput(num_tokens=512, num_prompts=1, prompt_tokens=512)
+    batches = BatchLog(0, page_size=16, pace=PaceLog(8192, itl_target_s=0.02))
+    batches.on_step(alone, replace(occupancy(), paced_tokens=512), 0.0, 0.1)
+    assert not lines.records

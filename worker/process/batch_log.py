@@ -1,0 +1,98 @@
+"""`Prefill batch` and `Decode batch` lines of a worker's log, in SGLang's words.
+
+One line for every step with prompts in it, and one for every so many steps of decodes only.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from common.log_format import data
+from engine.core.events import Occupancy, StepOutput
+from worker.process.pace_log import PaceLog
+
+__all__ = ["BatchLog"]
+
+log = logging.getLogger(__name__)
+
+
+class BatchLog:
+    """Told of every step. Belongs to the engine thread."""
+
+    def __init__(self, decode_interval: int, page_size: int, pace: PaceLog | None = None) -> None:
+        """`decode_interval`: steps of decodes between two lines; 0: no lines of batches at all."""
+        self._pace = pace
+        self._interval = decode_interval
+        self._page_size = page_size
+        self._decode_steps = 0
+        self._generated = 0
+        self._since: float | None = None
+        """When the first step counted in `_generated` began."""
+
+    def on_step(self, output: StepOutput, occupancy: Occupancy, began: float, ended: float) -> None:
+        """A step; its tokens are those of the step before it where the engine overlaps."""
+        if self._pace is not None and occupancy.paced_tokens is not None and output.has_both:
+            self._pace.on_step(occupancy.paced_tokens)
+        if not self._interval:
+            return
+        if self._since is None:
+            self._since = began
+        self._generated += len(output.tokens)
+        if output.num_prompts:
+            self._log_prefill(output, occupancy)
+        elif output.num_tokens:
+            self._decode_steps += 1
+        if self._decode_steps >= self._interval:
+            self._log_decode(occupancy, ended - self._since)
+            self._decode_steps = self._generated = 0
+            self._since = ended
+
+    def rest(self) -> None:
+        """There is nothing to compute: time that passes from here on is nobody's."""
+        self._since = None
+        self._generated = 0
+
+    def _log_prefill(self, output: StepOutput, occupancy: Occupancy) -> None:
+        cached = sum(request.num_cached or 0 for request in output.started)
+        running = occupancy.running - output.num_prompts
+        log.info(
+            "Prefill batch. #new-seq: %d, #new-token: %d, #cached-token: %d, token usage: %.2f,"
+            " #running-req: %d, #queue-req: %d",
+            output.num_prompts,
+            output.prompt_tokens,
+            cached,
+            occupancy.usage,
+            running,
+            occupancy.waiting,
+            extra=data(
+                event="prefill_batch",
+                new_seqs=output.num_prompts,
+                new_tokens=output.prompt_tokens,
+                cached_tokens=cached,
+                decodes=output.num_tokens - output.prompt_tokens,
+                token_usage=round(occupancy.usage, 4),
+                running=running,
+                queued=occupancy.waiting,
+            ),
+        )
+
+    def _log_decode(self, occupancy: Occupancy, seconds: float) -> None:
+        throughput = self._generated / max(seconds, 1e-6)
+        tokens = occupancy.used_pages * self._page_size
+        log.info(
+            "Decode batch. #running-req: %d, #token: %d, token usage: %.2f, gen throughput (token/s): %.2f,"
+            " #queue-req: %d",
+            occupancy.running,
+            tokens,
+            occupancy.usage,
+            throughput,
+            occupancy.waiting,
+            extra=data(
+                event="decode_batch",
+                running=occupancy.running,
+                tokens=tokens,
+                token_usage=round(occupancy.usage, 4),
+                gen_throughput=round(throughput, 2),
+                queued=occupancy.waiting,
+            ),
+        )

@@ -1,0 +1,34 @@
+"""Log lines when the ITL target makes prefill chunks smaller, or lets them grow again."""
+
+from __future__ import annotations
+
+import logging
+
+from common.log_format import data
+
+__all__ = ["PaceLog"]
+
+log = logging.getLogger(__name__)
+
+
+class PaceLog:
+    """Told of every step. A line whenever the limit has halved or doubled since the last one."""
+
+    def __init__(self, chunk: int, itl_target_s: float) -> None:
+        self._chunk = chunk
+        self._target_ms = itl_target_s * 1000
+        self._said = chunk
+
+    def on_step(self, paced: int) -> None:
+        """`paced`: tokens that prompts may take of a step beside decodes."""
+        grown_back = paced == self._chunk != self._said
+        if self._said / 2 < paced < self._said * 2 and not grown_back:
+            return
+        self._said = paced
+        log.info(
+            "ITL target %g ms: prefill chunks beside decodes have up to %d of %d tokens",
+            self._target_ms,
+            paced,
+            self._chunk,
+            extra=data(event="itl_target", chunk=paced, chunked_prefill_size=self._chunk),
+        )
