@@ -1,4 +1,4 @@
-"""Python's cyclic garbage collector, kept from stopping a process in the middle of its work."""
+"""Settings of Python's cyclic garbage collector that avoid long pauses."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Final
 __all__ = ["freeze_gc", "tune_gc"]
 
 _OLD_GENERATION: Final = 1_000_000
-"""Collections of the middle generation before one of the oldest: in practice, never."""
+"""Collections of generation 1 before one of generation 2: in practice, never."""
 
 
 def freeze_gc() -> None:
-    """Leave what is there now out of every later collection: modules, above all, which are for ever.
+    """Exclude all existing objects, mostly modules, from later collections.
 
     A full collection of a router visits some 90,000 objects without this, which stops every stream for 25 ms
     on a slow core; with it, only what its requests have left.
@@ -22,7 +22,7 @@ def freeze_gc() -> None:
 
 
 def tune_gc() -> None:
-    """Likewise, and do not look through old objects again.
+    """`freeze_gc`, and disable collections of the oldest generation.
 
     A full collection visits all containers of the process, among them every prompt and every list of pages:
     with a thousand requests it stopped the engine for 100 to 600 ms, several times a minute. What Baton drops

@@ -1,4 +1,4 @@
-"""How long work reports how far it is, without knowing who draws the bar."""
+"""Progress callbacks of long-running work."""
 
 from __future__ import annotations
 
@@ -13,4 +13,4 @@ Where it is not known how far work is, both are 0."""
 
 
 def silent(stage: str, done: int, total: int) -> None:
-    """A progress that nobody watches."""
+    """Ignores progress."""

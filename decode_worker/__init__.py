@@ -1,1 +1,1 @@
-"""What a worker that prefers to decode is set up with, and its Ray actor. It is the default worker."""
+"""Ray actor of decode workers, which use the default configuration."""

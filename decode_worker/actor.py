@@ -8,4 +8,4 @@ __all__ = ["DecodeWorker"]
 
 
 class DecodeWorker(WorkerActor):
-    """Can do what every worker can; what it prefers is in its configuration (see `preferences`)."""
+    """Executes every command, like all workers."""

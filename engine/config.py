@@ -1,4 +1,4 @@
-"""What an engine is told at its start; complete and validated, nothing is read from the environment."""
+"""Configuration of an engine: complete and validated. Nothing is read from the environment."""
 
 from __future__ import annotations
 
@@ -199,6 +199,6 @@ class EngineConfig:
     cuda_graph_max_batch: int = 0
     """Largest decode batch captured as a CUDA graph; 0: none."""
     cuda_graph_max_tokens: int = 0
-    """Tokens of the largest step with prompts that is captured, but for its attention; 0: none."""
+    """Largest step with prompts captured as piecewise CUDA graphs, in tokens; 0: none."""
     seed: int = 0
     """For dummy weights and the random policy."""

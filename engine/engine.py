@@ -1,16 +1,16 @@
 """The engine: requests in, tokens out, one step at a time.
 
-It has one caller, on one thread, and knows no role: what distinguishes a prefill from a decode worker are the
-hooks and who calls `reserve`.
+It has one caller, on one thread. It is the same in prefill and decode workers: they differ in the hooks and
+in calling `reserve`.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 from engine.config import EngineConfig
 from engine.core.events import EngineStats, Occupancy, StepMeasured, StepOutput, TokenOut
@@ -22,6 +22,7 @@ from engine.core.waits import WaitReason
 from engine.errors import EngineError, GrammarError, InvalidRequest
 from engine.executor.runner import ModelRunner, StepInFlight, StepResult
 from engine.grammar.compiler import GrammarCompiler
+from engine.hooks import NO_HOOKS, Hooks
 from engine.kv_cache.pages import PageCounts
 from engine.sched.itl_controller import PromptCost
 from engine.sched.prefill_rate import PrefillRate
@@ -31,35 +32,8 @@ from engine.sched.step_timing import StepTiming
 __all__ = ["NO_HOOKS", "Engine", "Hooks"]
 
 
-class Hooks(Protocol):
-    """How a worker takes part. All are called on the engine's thread."""
-
-    def on_started(self, requests: Sequence[Request]) -> None:
-        """Their first chunks are about to be computed: what is said now overlaps with that."""
-
-    def on_computed(self, request: Request, upto: int) -> None:
-        """The KV of tokens [0, upto) is in the pool."""
-
-    def on_finished(self, request: Request) -> bool:
-        """The request has ended. True: its pages stay as they are until `Engine.release`."""
-
-
-class _NoHooks:
-    def on_started(self, requests: Sequence[Request]) -> None:
-        pass
-
-    def on_computed(self, request: Request, upto: int) -> None:
-        pass
-
-    def on_finished(self, request: Request) -> bool:
-        return False
-
-
-NO_HOOKS: Hooks = _NoHooks()
-
-
 _MEASURE_S: Final = 0.05
-"""Between two steps that are measured for `StepOutput.measured`, which costs O(chunks)."""
+"""Interval between two steps measured for `StepOutput.measured`, which costs O(chunks)."""
 
 
 @dataclass(slots=True)
@@ -98,10 +72,10 @@ class Engine:
         self._kept: dict[int, Request] = {}
         """Ended, but a hook keeps their pages."""
         self._distrusted: set[int] = set()
-        """Those of them whose KV nobody else may use."""
+        """Requests whose KV must not be reused, because their logits were not finite."""
         self._launched: _Launched | None = None
         self._crowded = False
-        """The last step had no room for all who waited: who comes now would not join the next either."""
+        """The last step had no room for all waiting requests: a new one would not join the next step."""
         self._completed_at = -math.inf
         self._measure_at = self._ended_at = -math.inf
         self._timing = StepTiming()
@@ -134,9 +108,8 @@ class Engine:
         With overlap, the tokens are those of the step before: this one is still running on the device while
         its successor is planned. The device has only been told how it begins; `proceed` does the rest.
 
-        If there is nothing to plan, the step in flight is waited for. With `block` False that is left to the
-        caller: the output is `blocked` until `step_in_flight` is done. A request that comes meanwhile is
-        planned at once, and the device goes from one step to the next.
+        With nothing to plan, it waits for the step in flight. `block` False leaves that to the caller: the
+        output is `blocked` until `step_in_flight` is done, and a request that comes meanwhile is planned at once.
         """
         began = self._clock()
         self.proceed()
@@ -167,7 +140,7 @@ class Engine:
         if self.config.overlap:
             launched, self._launched = self._launched, launched
         if launched is None:
-            self._completed_at = -math.inf  # the device was idle: what comes next did not wait for this
+            self._completed_at = -math.inf  # the device was idle, so the next step did not wait for this one
         else:
             waited = not launched.step.done()
             result = self._result_of(launched)
@@ -186,27 +159,27 @@ class Engine:
         return None if self._launched is None else self._launched.step
 
     def proceed(self) -> None:
-        """Tell the device the rest of the step in flight: to be called when the tokens of `step` are sent.
+        """Enqueue the rest of the step in flight. Call it after the tokens of `step` are sent.
 
-        It may take milliseconds, for which the tokens of a whole batch would wait. The device has enough to
-        do until then, but not for long; `step` and `reserve` catch up on it.
+        It may take milliseconds, which would delay the tokens of a whole batch. The layers enqueued by `step`
+        keep the device busy meanwhile, but not for long; `step` and `reserve` call it if the caller did not.
         """
         if self._launched is not None:
             while self._launched.step.proceed():
                 pass
 
     def _result_of(self, launched: _Launched) -> StepResult:
-        """As soon as it is there; until then, go on with the step behind it."""
+        """Wait for the result; meanwhile, enqueue the step behind it."""
         behind = self._launched
         while behind is not None and not launched.step.done() and behind.step.proceed_early():
             pass
         return launched.step.result()
 
     def plan_at(self) -> float:
-        """When the next step should begin, by this engine's clock: not before, if more requests may come.
+        """When to call `step` next, by this engine's clock, if more requests may arrive before.
 
-        With overlap, a step that is planned while the device is busy with another keeps out whoever comes
-        between. A caller with nothing else to do may call `step` at any time.
+        With overlap, a request that arrives after a step is planned cannot join it, so planning early while
+        the device is busy delays new requests. A caller with nothing else to do may call `step` at any time.
         """
         if self._launched is None or self._crowded:
             return -math.inf
@@ -220,7 +193,7 @@ class Engine:
     def reserve(self, request: Request, room: int = 0) -> Reservation | None:
         """Set pages aside for a request whose KV another worker sends; None while there are too few.
 
-        `room`: tokens by which it may grow until then. Raises InvalidRequest if there will never be enough.
+        `room`: tokens by which it may grow until then. Raises InvalidRequest if the pool is too small.
         """
         self._check_new(request)
         if request.num_tokens >= self.max_tokens:
@@ -233,8 +206,8 @@ class Engine:
         if reservation is not None:
             request.arrival = self._clock()
         if reservation is not None and self._may_be_written(reservation.incoming):
-            # The device's queue does not order a peer's write after the step in flight. To wait for that step
-            # leaves the device idle afterwards: only for a page that it may still write.
+            # The device's queue does not order a peer's write after the step in flight, so wait for the step
+            # if it may still write one of these pages. Waiting leaves the device idle afterwards.
             assert self._launched is not None
             self._launched.step.result()
         return reservation
@@ -250,15 +223,15 @@ class Engine:
         self._take_in(request)
 
     def quarantine(self, reservation: Reservation) -> None:
-        """The handoff was given up, but its peer may still write."""
+        """The handoff was aborted, but its peer may still write: quarantine its pages."""
         self.kv.quarantine(reservation)
 
     def free_reservation(self, reservation: Reservation) -> None:
-        """The peer has drained its writes, or cannot reach this worker any more."""
+        """The peer has drained its writes, or cannot reach this worker any more: free the pages."""
         self.kv.free_reservation(reservation)
 
     def release(self, request: Request) -> None:
-        """Take back pages that `Hooks.on_finished` kept."""
+        """Release pages that `Hooks.on_finished` kept."""
         del self._kept[request.id]
         self._release(request)
 
@@ -297,7 +270,7 @@ class Engine:
 
     def _take_in(self, request: Request) -> None:
         if not self.has_work:
-            self._completed_at = -math.inf  # nobody waited while the engine was idle
+            self._completed_at = -math.inf  # the engine was idle, so no request waited for this step
         self._requests[request.id] = request
 
     def _check_new(self, request: Request) -> None:
@@ -312,7 +285,7 @@ class Engine:
             request.matcher = self.grammars.matcher(request.sampling.grammar)
 
     def _observe_itl(self, plan: StepPlan) -> None:
-        """Let the scheduler know how long those who decode had to wait for a step with prompts in it."""
+        """Report the ITL of a mixed step to the ITL controller."""
         now = self._clock()
         since, self._completed_at = self._completed_at, now
         if since > -math.inf:
@@ -364,12 +337,14 @@ class Engine:
         return not sampling.ignore_eos and token in self.runner.spec.eos_token_ids
 
     def _fail(self, request: Request, error: EngineError, output: StepOutput) -> None:
-        """Unless its grammar is at fault, nobody may use what it computed, even if it has ended meanwhile."""
+        """Unless its grammar is at fault, its KV must not be reused, even if it has ended meanwhile."""
         if not isinstance(error, GrammarError):
             if request.finish is not None and request.id not in self._kept:
                 self.kv.forget(request)
                 return
             self._distrusted.add(request.id)
+        elif request.sampling.grammar is not None:
+            self.grammars.forget(request.sampling.grammar)
         if request.finish is None:
             output.failed.append((request, error))
             self._end(request, FinishReason.ABORT)
@@ -389,11 +364,11 @@ class Engine:
         self.kv.release(request, keep=trusted)
 
     def _may_be_written(self, pages: list[int]) -> bool:
-        """Whether one of them, free until now, is written by the step in flight."""
+        """Whether the step in flight may write one of these pages, which were free until now."""
         return self._launched is not None and not self._launched.freed.isdisjoint(pages)
 
     def _note_late_writes(self, request: Request) -> None:
-        """Remember which of its pages, about to be free, the step in flight may still write. O(chunks)."""
+        """Record which pages of an ending request the step in flight may still write. O(chunks)."""
         launched = self._launched
         if launched is None:
             return

@@ -1,4 +1,4 @@
-"""What can go wrong in the engine, by who is at fault."""
+"""Errors of the engine."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = [
 
 
 class EngineError(Exception):
-    """Base of all errors that an engine raises on purpose."""
+    """Base class of the engine's errors."""
 
 
 class InvalidRequest(EngineError):
-    """The request can never be served here; sending it again will not help."""
+    """The engine can never serve this request; do not retry."""
 
 
 class GrammarError(InvalidRequest):
@@ -31,7 +31,7 @@ class NotFinite(EngineError):
 
 
 class QueueFull(EngineError):
-    """Too many requests wait already; sending it again later may help."""
+    """Too many requests are waiting; retry later."""
 
 
 class DeadlineUnreachable(QueueFull):
@@ -39,8 +39,8 @@ class DeadlineUnreachable(QueueFull):
 
 
 class PageLeak(EngineError):
-    """The accounts of the KV pool do not add up: a bug in Baton, and no page can be trusted any more."""
+    """The accounts of the KV pool are inconsistent. This is a bug in Baton; KV may be corrupt."""
 
 
 class RankLost(EngineError):
-    """A process that computes a part of the same model is gone; without it there is no model."""
+    """Another rank of the same model has ended or timed out, so this one cannot continue."""

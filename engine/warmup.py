@@ -1,7 +1,7 @@
-"""What takes long at its first time is done before the first request comes.
+"""Warm-up: runs synthetic requests before a worker serves.
 
-Kernels are loaded, compiled or chosen when they are first needed, and a device stands still while the system
-pins memory for it. Left to the first users, that is a pause for them and for all who decode beside them.
+Kernels are loaded, compiled or autotuned at first use, and pinning memory stalls the device. Without warm-up,
+the first requests and those that decode beside them would see these pauses.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from engine.executor.runner import ModelRunner
 __all__ = ["WarmupPlan", "warm_up", "warmup_plan_for"]
 
 _SHORT: Final = 8
-"""Tokens of the crowd's prompts."""
+"""Prompt length of the concurrent requests."""
 _LARGEST_CROWD: Final = 256
 _ENDS: Final = 8
-"""Answers of the crowd that end with each step: batches of many sizes, and few steps."""
+"""Concurrent requests that end with each step: many batch sizes in few steps."""
 _SHORTEST: Final = 16
 _RATIO: Final = 1.2
-"""Of a prompt's length to that of the one before."""
+"""Ratio of a prompt's length to that of the previous one."""
 
 
 _SAMPLED: Final[dict[str, Any]] = {
@@ -39,15 +39,15 @@ _SAMPLED: Final[dict[str, Any]] = {
 @dataclass(frozen=True, slots=True)
 class WarmupPlan:
     crowd: int
-    """Short prompts, all at once."""
+    """Number of short requests submitted at once."""
     prompts: tuple[int, ...] = ()
-    """Lengths of prompts that come one by one while the crowd decodes."""
+    """Lengths of prompts submitted one by one while the short requests decode."""
 
 
 def warmup_plan_for(config: EngineConfig) -> WarmupPlan:
-    """For a GPU: batches and prompts of all sizes that are captured, and a prompt of more than one chunk.
+    """On a GPU: batches and prompts of all captured sizes, and a prompt of more than one chunk.
 
-    A CPU has less to prepare, and would take minutes for what takes a GPU a second.
+    On a CPU one request: little depends on sizes there, and all of them would take minutes.
     """
     if config.device == "cpu":
         return WarmupPlan(crowd=1)
@@ -66,9 +66,9 @@ def warmup_plan_for(config: EngineConfig) -> WarmupPlan:
 
 
 def warm_up(runner: ModelRunner, config: EngineConfig, plan: WarmupPlan) -> None:
-    """Serve prompts that nobody sent, with an engine of its own: before another one uses the runner's pool.
+    """Run `plan` with a separate engine on `runner`, before any other engine uses its pool.
 
-    What stays of it is what device and libraries have learnt, and KV in pages that are free.
+    Afterwards all pages are free; the KV left in them is never read.
     """
     everybody = plan.crowd + len(plan.prompts)
     scheduler = replace(config.scheduler, itl_target_s=None, max_waiting_requests=everybody)
@@ -76,7 +76,7 @@ def warm_up(runner: ModelRunner, config: EngineConfig, plan: WarmupPlan) -> None
     engine = Engine(freely, runner=runner)
     for k in range(plan.crowd):
         sampled = k % 2 == 1
-        # Greedy ones end last: there are batches of both kinds, and of greedy rows alone.
+        # Greedy requests end last, so that mixed and all-greedy batches are both run.
         last = k // _ENDS == (plan.crowd - 1) // _ENDS and not sampled
         _submit(engine, id=k, length=_SHORT, max_tokens=2 + k // _ENDS + last, sampled=sampled)
     coming = list(enumerate(plan.prompts, plan.crowd))
@@ -91,5 +91,5 @@ def warm_up(runner: ModelRunner, config: EngineConfig, plan: WarmupPlan) -> None
 def _submit(engine: Engine, *, id: int, length: int, max_tokens: int, sampled: bool = False) -> None:
     prompt = [0] * min(length, engine.max_tokens - 1)
     sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
-    # No request that is served has such an id: what a slot's last one said is known by it.
+    # Ids that no served request has: penalties keep state per slot, keyed by request id.
     engine.submit(Request(-1 - id, prompt, replace(sampling, **_SAMPLED) if sampled else sampling))

@@ -1,4 +1,4 @@
-"""Hands the KV of a computed prompt from one worker's pool to another's, provably intact or not at all."""
+"""KV transfer: moves the KV of a prompt from one worker's pool to another's, verified by digests."""
 
 from kv_transfer.errors import LayoutMismatch, TransferError
 from kv_transfer.handoff.endpoint import KVEndpoint

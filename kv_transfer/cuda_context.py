@@ -1,5 +1,5 @@
-"""A thread's CUDA context. UCX looks for one and never asks for it: on a thread without, it takes memory of a
-GPU for memory of the host's or goes without NVLink, and says nothing."""
+"""CUDA contexts of threads. UCX uses the context of the calling thread: on a thread without one it silently
+treats GPU memory as host memory, or does not use NVLink."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ __all__ = ["Caller", "NoContext", "enter"]
 
 
 class NoContext(RuntimeError):
-    """The calling thread has no CUDA context although it was given one."""
+    """The calling thread has no CUDA context after setting one."""
 
 
 class Caller:
-    """The thread that drives a transport: made on one, run on another, at any time on one only."""
+    """Binds the device to the thread that drives a transport, which is not the one that created it."""
 
     def __init__(self, memory: PoolMemory) -> None:
         self._memory = memory
         self._thread = 0
 
     def enter(self) -> None:
-        """At the start of every call that may reach UCX; next to free but the first time on a thread.
+        """Call it before every use of UCX; cheap except for the first call on a thread.
 
         Raises NoContext.
         """
@@ -35,12 +35,12 @@ class Caller:
 
 
 def enter(device_index: int) -> None:
-    """Gives the calling thread the context of a GPU, for good. Raises NoContext."""
+    """Bind the context of a GPU to the calling thread. Raises NoContext."""
     import torch
 
     torch.cuda.set_device(device_index)
-    # For set_device returns early where the number is right already, as 0 always is: the first piece of work
-    # is what binds the context to the thread.
+    # set_device returns early if the number is current already, as 0 is by default; the first operation binds
+    # the context to the thread.
     torch.zeros(1, device=f"cuda:{device_index}")
     if not _is_there():
         raise NoContext(
@@ -49,7 +49,7 @@ def enter(device_index: int) -> None:
 
 
 def _is_there() -> bool:
-    """What the driver says, since UCX asks the driver."""
+    """Asks the driver, as UCX does."""
     context = ctypes.c_void_p()
     status = ctypes.CDLL("libcuda.so.1").cuCtxGetCurrent(ctypes.byref(context))
     return status == 0 and context.value is not None

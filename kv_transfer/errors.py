@@ -1,4 +1,4 @@
-"""What can go wrong between two workers' KV pools."""
+"""Errors of KV transfer."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ __all__ = [
 
 
 class TransferError(Exception):
-    """Base of every error of this package."""
+    """Base class of the errors of this package."""
 
 
 class LayoutMismatch(TransferError):
-    """Two workers store KV differently: a page of one means nothing to the other."""
+    """Two workers have different KV layouts, so their pages are not interchangeable."""
 
 
 class BadTicket(TransferError):
-    """A ticket that contradicts itself, or the pools that it names."""
+    """A ticket that is inconsistent, or does not match the pools that it names."""
 
 
 class BadMessage(TransferError):
-    """Bytes that are not a message of this protocol version, or were damaged."""
+    """Bytes that are not a valid message of this protocol version."""
 
 
 class PeerUnreachable(TransferError):
@@ -36,7 +36,7 @@ class PeerUnreachable(TransferError):
 
 
 class PeerFenced(PeerUnreachable):
-    """The peer was declared dead, and is refused from then on even if it is not."""
+    """The peer was fenced: it was declared dead, and is refused even if it still runs."""
 
 
 class TransportMissing(TransferError):
@@ -48,4 +48,4 @@ class RightsRemain(Exception):
 
 
 class RankGone(Exception):
-    """A process of this worker has ended, and with it a part of every page. No peer's failure: our own."""
+    """Another rank of this worker has ended, so the worker must end. Not a failure of a peer."""

@@ -1,4 +1,4 @@
-"""How a worker stores KV, and the hash by which two workers find out whether they agree."""
+"""The KV layout of a worker, and its hash, which must be equal for two workers to exchange pages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class KVLayout:
     """A page is `[layer, 2, kv_head, page_size, head_dim]`, contiguous: keys first, then values."""
 
     weights: str
-    """Identity of the weights, not their name: KV of one revision of a model is noise to another."""
+    """Identity of the weights rather than a name: KV of another revision of a model is invalid."""
     dtype: str
     num_layers: int
     num_kv_heads: int
@@ -35,7 +35,7 @@ class KVLayout:
     tp_size: int = 1
     tp_rank: int = 0
     digest: str = XXH3
-    """Algorithm of the page digests: peers that use different ones could never verify a handoff."""
+    """Algorithm of the page digests, which must be the same on both sides."""
 
     def __post_init__(self) -> None:
         if self.dtype not in _DTYPE_BYTES:
@@ -86,7 +86,7 @@ class KVLayout:
 
     @property
     def hash(self) -> str:
-        """Equal for two workers exactly when their pages are interchangeable, rank by rank."""
+        """Equal for two workers if and only if their pages are interchangeable, rank by rank."""
         fields = (
             _FORMAT,
             self.weights,

@@ -1,4 +1,4 @@
-"""The KV pool as a transport sees it: one block of bytes, cut into pages."""
+"""The KV pool as a transport sees it: one block of bytes, divided into pages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["PoolMemory"]
 
 @dataclass(frozen=True, slots=True)
 class PoolMemory:
-    """Memory that peers may write, page by page. The owner keeps it alive longer than any transport."""
+    """Memory that peers may write, page by page. It must outlive every transport that has it registered."""
 
     address: int
     """Of page 0."""

@@ -1,4 +1,4 @@
-"""Which peers a worker is connected to, and which it must never deal with again."""
+"""Connected and fenced peers of a worker."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["PeerBook"]
 
 
 class PeerBook:
-    """A fence is for ever: the epoch that it names is never drawn again, and costs eight bytes."""
+    """Fences are permanent: an epoch is never reused, and costs eight bytes."""
 
     def __init__(self) -> None:
         self._connected: dict[str, Peer] = {}
@@ -30,7 +30,7 @@ class PeerBook:
         self._connected.clear()
 
     def fence(self, epoch: int) -> list[Peer]:
-        """Refuses that incarnation from now on; returns its connections: one for each of its names."""
+        """Refuse this incarnation from now on; returns its connections, one for each of its names."""
         self._fenced.add(epoch)
         return [peer for peer in self._connected.values() if peer.epoch == epoch]
 

@@ -20,10 +20,10 @@ class Copy:
 
 
 def pages_due(layout: KVLayout, *, done: int, num_tokens: int, complete: bool) -> range:
-    """Indices of a request's pages that can travel now.
+    """Indices of a request's pages that can be sent now.
 
-    Pages before `done` have left already. A page travels once, when its last token is computed; the
-    partly filled tail travels when the whole prompt is `complete`.
+    Pages before `done` were sent already. A page is sent once, when its last token is computed; the partly
+    filled last page is sent when the whole prompt is `complete`.
     """
     end = layout.num_pages(num_tokens) if complete else num_tokens // layout.page_size
     return range(done, max(done, end))

@@ -1,4 +1,4 @@
-"""The agreement between a sender and a receiver: who writes which pages of whom, until when."""
+"""Tickets: a receiver's permission for a sender to write pages."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ class Ticket:
     num_tokens: int
     """Tokens of the request that the receiver knows, the cached ones included."""
     timeout_s: float
-    """After so long without progress the receiver gives up. A duration: the two workers share no clock."""
+    """The receiver aborts after this long without progress. A duration: the workers share no clock."""
     secret: int
-    """Drawn by the receiver, and part of every message about this handoff: a ticket cannot be made up."""
+    """Random number of the receiver, part of every message about this handoff: tickets cannot be forged."""
     sender: str
     """Name of the peer that may write. A sender that opened its transport anew has another name, and must not
     use the ticket: the end of the old name gives the pages back."""

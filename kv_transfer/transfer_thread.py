@@ -1,4 +1,4 @@
-"""The thread that a worker's transfers run on: commands in by queue, events out by callback."""
+"""The transfer thread of a worker: commands arrive by queue, events leave by callback."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from kv_transfer.ticket import Final, Peer, Ticket
 __all__ = ["ReceiverCommands", "SenderCommands", "TransferThread"]
 
 _Post: TypeAlias = Callable[[Callable[[float], None]], None]
-"""Has a command called on the transfer thread, with the time, after everything posted before."""
+"""Queue a command for the transfer thread; it is called with the time."""
 
 
 class TransferThread:
-    """Runs a KVEndpoint. It polls briskly while that is busy and for a moment after, slowly otherwise: a
-    transport without a thread of its own answers nobody unless it is polled.
+    """Runs a KVEndpoint: polls it continuously while it is busy and for a moment after, slowly otherwise.
+    A transport without a thread of its own makes progress only when it is polled.
 
     `on_event` is called on this thread, in order, and must not block. `on_fatal` is called once if the
-    endpoint itself breaks, which no peer can cause; the thread is over then, and the worker should be.
+    endpoint itself fails, which no peer can cause; the thread then ends, and the worker should end too.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class TransferThread:
         self._thread.start()
 
     def stop(self) -> None:
-        """Closes the endpoint and joins the thread; commands given before are still carried out."""
+        """Close the endpoint and join the thread, after executing queued commands."""
         self._commands.put(None)
         if self._thread.is_alive():
             self._thread.join()
@@ -109,7 +109,7 @@ def _NOTHING(now: float) -> None:  # noqa: N802 - a constant that is a command
 
 
 class SenderCommands:
-    """Commands of a KVSender, to be given from any thread. None of them waits."""
+    """Commands of a KVSender, callable from any thread without blocking."""
 
     def __init__(self, sender: KVSender, post: _Post) -> None:
         self._sender = sender
@@ -134,7 +134,7 @@ class SenderCommands:
 
 
 class ReceiverCommands:
-    """Commands of a KVReceiver, to be given from any thread. None of them waits.
+    """Commands of a KVReceiver, callable from any thread without blocking.
 
     `reserve` is answered by Reserved, or by ReceiveFailed and Drained.
     """

@@ -1,1 +1,1 @@
-"""What a worker that prefers to compute prompts is set up with, and its Ray actor."""
+"""Configuration and Ray actor of prefill workers."""

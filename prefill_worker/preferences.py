@@ -1,4 +1,4 @@
-"""What a worker that only computes prompts is configured with."""
+"""Configuration specific to prefill workers."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ __all__ = ["prefer"]
 
 
 def prefer(engine: EngineConfig) -> EngineConfig:
-    """No CUDA graphs of pure decode batches: every step has prompts in it."""
+    """No CUDA graphs of decode batches, since every step has prompts."""
     return replace(engine, cuda_graph_max_batch=0)

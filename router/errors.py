@@ -1,4 +1,4 @@
-"""What can go wrong with a request, once: every frontend renders these errors its own way."""
+"""Errors of requests; each frontend renders them in its protocol."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much one request may ask for; how large it may be is for the frontends to say."""
+"""Limits of one request, apart from its size in bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Channels and the options that both ends of one must agree on."""
+"""gRPC channels, and options shared by clients and servers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _KEEPALIVE_TIMEOUT_MS: Final = 10_000
 CLIENT_OPTIONS: Final[Options] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    # A peer that lost power sends no FIN: only pings notice that it is gone.
+    # A peer that lost power sends no FIN; only keepalive pings detect that.
     ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
     ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
     ("grpc.keepalive_permit_without_calls", 1),

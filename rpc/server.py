@@ -24,7 +24,7 @@ class PortTaken(OSError):
 class GrpcServer:
     """Serves one service, named in full (`baton.v1.Worker`), plus health and reflection.
 
-    Health starts as NOT_SERVING; the owner says when it is ready.
+    Health starts as NOT_SERVING until `set_serving`.
     """
 
     def __init__(self, service: str, register: Callable[[grpc.aio.Server], None]) -> None:
@@ -60,7 +60,7 @@ class GrpcServer:
         await self._server.start()
 
     async def set_serving(self, serving: bool) -> None:
-        """What the health service answers from now on."""
+        """Set the status that the health service reports."""
         status = (
             health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
         )

@@ -1,4 +1,4 @@
-"""gRPC's status codes as typed errors, so that callers match on meaning and never on numbers."""
+"""gRPC status codes as typed exceptions."""
 
 from __future__ import annotations
 

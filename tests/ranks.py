@@ -1,4 +1,4 @@
-"""Several ranks of one model as threads of this process: the real groups, over loopback."""
+"""Several ranks of one model as threads of this process: the real communicators, over loopback."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from typing import TypeVar
 
 import torch
 
-from engine.parallel import RankGroup, RendezvousServer, join
+from engine.parallel import RendezvousServer, TorchCommunicator, join
 
 __all__ = ["together"]
 
 T = TypeVar("T")
 
-PATIENCE_S = 20.0
+TIMEOUT_S = 20.0
 CPU = torch.device("cpu")
 
 
-def together(size: int, work: Callable[[RankGroup], T]) -> list[T]:
-    """What `work` returns on each of `size` ranks, the leader's first. Raises the first error of any."""
+def together(size: int, work: Callable[[TorchCommunicator], T]) -> list[T]:
+    """What `work` returns on each of `size` ranks, that of rank 0 first. Raises the first error of any."""
 
     def run(rank: int) -> T:
         if rank == 0:
-            group = rendezvous.join_as_first_rank(CPU, patience_s=PATIENCE_S, absent=str)
+            communicator = rendezvous.join_as_first_rank(CPU, timeout_s=TIMEOUT_S, failure=str)
         else:
-            group = join(rendezvous.place, rank, CPU, patience_s=PATIENCE_S)
+            communicator = join(rendezvous.place, rank, CPU, timeout_s=TIMEOUT_S)
         try:
-            return work(group)
+            return work(communicator)
         finally:
-            group.close()
+            communicator.close()
 
     rendezvous = RendezvousServer(size)
     with ThreadPoolExecutor(size) as threads:

@@ -1,1 +1,1 @@
-"""The shell that every worker has, whatever its role: engine thread, gRPC service, metrics."""
+"""The worker process: engine thread, KV endpoint, gRPC service and metrics, the same for every role."""

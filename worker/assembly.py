@@ -1,4 +1,4 @@
-"""What a worker is built from, and how it is put together."""
+"""Builds a worker's request handler and, with a KV transport, its handoffs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Assemble: TypeAlias = Callable[[Parts], RequestHandler]
 
 
 def assemble(parts: Parts) -> RequestHandler:
-    """A worker whose KV comes and goes if its configuration names a transport.
+    """The request handler of a worker; with handoffs if its configuration names a KV transport.
 
     Raises what opening the transport raises.
     """

@@ -1,10 +1,11 @@
-"""What a worker is told at its start; complete and validated by the router."""
+"""Configuration of a worker: complete, and validated by the router."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
 
+from common.metric_export import MetricNames
 from common.ports import PortRange
 from engine.config import EngineConfig
 
@@ -22,37 +23,38 @@ class WorkerConfig:
     """Unique in the cluster and stable over restarts, such as "decode-0"."""
     role: WorkerRole
     model: str
-    """Name of the model, for Describe; the weights are where `engine.model_path` says."""
+    """Name of the model, for Describe; the weights are at `engine.model_path`."""
     engine: EngineConfig
     source: str = ""
-    """What --model said: by it a machine without a folder at `engine.model_path` finds the model itself."""
+    """Value of --model: a machine without a folder at `engine.model_path` resolves it itself."""
     transport: str | None = None
     """"nixl", "ucxx" or "loopback"; None where no KV moves between workers."""
     kv_by_ranks: bool = False
-    """Some worker of the cluster has several ranks: all hand KV over from rank to rank."""
+    """Whether a worker of the cluster has several ranks, so that KV is transferred from rank to rank."""
     host: str = "127.0.0.1"
-    """Where this worker listens, and where routers and other workers reach it. Empty: the address that
-    Ray knows the worker's node by, which only the worker can tell."""
+    """Address on which this worker listens, and under which routers and other workers reach it. Empty: Ray's
+    address of its node."""
     network: str | None = None
-    """Such as "10.1.0.0/16": the worker listens on its own address there, instead of on `host`."""
+    """Such as "10.1.0.0/16": listen on this machine's address in that network instead of on `host`."""
     ports: PortRange | None = None
-    """Where this worker listens; None: on any free ports."""
+    """Ports to listen on; None: any free ones."""
     node: str = ""
-    """Ray's id of the node that it runs on, which only the worker can tell; empty where there is no Ray."""
+    """Ray's id of its node, set by the worker itself; empty without Ray."""
     router_certificate: bytes | None = None
-    """PEM. Only the holder of its key is served. None: whoever comes is, and that is on loopback only."""
+    """PEM. Only the holder of its key may connect. None: no authentication, allowed on loopback only."""
     mode: str = "mixed"
     """Of the cluster; a label of this worker's metrics."""
+    metric_names: MetricNames = MetricNames.BATON
     log_format: str = "text"
     """"text" or "json"."""
     decode_log_interval: int = 40
     """Decode steps between two `Decode batch` lines; 0: no batch lines."""
     handoff_timeout_s: float = 60.0
-    """How long a handoff may make no progress; then its sender gives it up."""
+    """A handoff without progress for this long is aborted."""
     step_timeout_s: float = 300.0
-    """An engine that is at one step for longer hangs, and ends its worker."""
+    """End the worker when an engine step takes longer than this."""
     router_timeout_s: float = 60.0
-    """A worker without a session of its router for longer ends itself."""
+    """End the worker when it has had no session of a router for this long."""
 
     def __post_init__(self) -> None:
         if self.role is WorkerRole.PREFILL and self.transport is None:

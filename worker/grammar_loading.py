@@ -25,9 +25,9 @@ class GrammarLoading:
         self._inbox: Final = inbox
         self._threads: Final = ThreadPoolExecutor(_THREADS, thread_name_prefix="grammar")
 
-    def is_ready(self, grammar: Grammar | None) -> bool:
-        """Whether a request with it can be given to the engine at once."""
-        return grammar is None or self._compiler.has(grammar)
+    def matcher(self, grammar: Grammar) -> Matcher | None:
+        """None: it is to be compiled first."""
+        return self._compiler.matcher(grammar) if self._compiler.has(grammar) else None
 
     def compile(self, grammar: Grammar, then: Callable[[Future[Matcher]], None]) -> None:
         """Call `then` on the engine thread, with a matcher or the GrammarError that the future raises."""

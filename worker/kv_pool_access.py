@@ -1,4 +1,4 @@
-"""The engine's KV pool as the transfer side sees it: plain memory with a layout, behind a transport."""
+"""The engine's KV pool as KV transfer sees it: memory with a layout, registered with a transport."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = [
 
 
 class UnknownTransport(ValueError):
-    """The configuration names a transport that this build does not have."""
+    """The configured transport does not exist."""
 
 
 def worker_name(config: WorkerConfig, epoch: int) -> str:
@@ -53,8 +53,8 @@ def layout_of(runner: ModelRunner) -> KVLayout:
         num_kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
         page_size=pool.page_size,
-        # Pages are digested where they are. A worker on a CPU and one on a GPU thus have different layouts,
-        # and refuse each other by its hash; one that asks the other's digest would be slow every time.
+        # CPUs and GPUs use different digests, each fast there. The digest is part of the layout hash, so
+        # workers on a CPU and on a GPU refuse each other's KV.
         digest=SUM64 if pool.tensor.is_cuda else XXH3,
     )
 
@@ -80,7 +80,7 @@ def memory_of(pool: KVPool) -> PoolMemory:
 
 
 def _nixl(name: str, memory: PoolMemory, config: WorkerConfig) -> Transport:
-    # Imported where it is used: it loads UCX, which a loopback test need not wait for.
+    # Imported here because it loads UCX, which takes time.
     from kv_transfer.transports.nixl import NixlTransport
 
     return NixlTransport(name, memory, host=config.host, ports=config.ports)

@@ -24,7 +24,7 @@ _LABELS: Final = ("role", "mode", "worker")
 
 
 class Outcome(Enum):
-    """How a request ended at a worker."""
+    """How a request ended on a worker."""
 
     FINISHED = "finished"
     HANDED_OVER = "handed_over"
@@ -44,7 +44,7 @@ class Labels:
 
 
 class WorkerMetrics:
-    """What happens is counted as it happens; what is, is asked when somebody scrapes (`watch`)."""
+    """Events are counted as they happen; state is collected at each scrape (`watch`)."""
 
     def __init__(self, role: str, mode: str, worker: str) -> None:
         self.registry = CollectorRegistry()
@@ -91,9 +91,9 @@ class WorkerMetrics:
         self._requests[outcome].inc()
 
     def watch(self, stats: Callable[[], worker_pb2.WorkerStats | None], *, max_running: int) -> None:
-        """Export what `stats` says at every scrape; None (the engine does not answer) exports nothing.
+        """Export the result of `stats` at every scrape; None (the engine does not answer) exports nothing.
 
-        `max_running`: the limit that goes with the number of running requests.
+        `max_running`: the limit of running requests.
         """
         self.registry.register(_StatsCollector(stats, self._labels, max_running))
 
@@ -117,7 +117,7 @@ class _StatsCollector(Collector):
         self._max_running = max_running
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: registering must not wait for an engine that has not started."""
+        """Empty, so that registration does not wait for an engine that has not started."""
         return ()
 
     def collect(self) -> Iterable[Metric]:
@@ -151,6 +151,11 @@ class _StatsCollector(Collector):
             ("baton_preemptions", "Requests that gave their pages back to start over", stats.preemptions),
             ("baton_computed_prompt_tokens", "Prompt tokens computed", stats.prompt_tokens),
             ("baton_generated_tokens", "Tokens sampled", stats.generated_tokens),
+            (
+                "baton_cache_queried_tokens",
+                "Prompt tokens looked up in the prefix cache",
+                stats.prompt_tokens + stats.cache_hit_tokens,
+            ),
             ("baton_cache_hit_tokens", "Prompt tokens found in the prefix cache", stats.cache_hit_tokens),
             ("baton_unexpected_messages", "Late or duplicate handoff messages", stats.unexpected_messages),
         )

@@ -1,4 +1,4 @@
-"""Which of a machine's addresses a worker listens on."""
+"""Selects the address on which a worker listens."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def own_address(network: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """A name other than localhost might be anybody's, and counts as none."""
+    """Whether `host` is a loopback address or "localhost"; other names are not resolved and count as no."""
     try:
         return ip_address(host).is_loopback
     except ValueError:

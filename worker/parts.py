@@ -1,4 +1,4 @@
-"""Everything that a worker has before it can handle requests."""
+"""The objects that the modules of a worker share."""
 
 from __future__ import annotations
 

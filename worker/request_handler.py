@@ -1,4 +1,4 @@
-"""What a worker does with requests, apart from computing them.
+"""Executes the router's commands: submit, abort, reserve, attach, fence.
 
 `RequestHandler` carries out a router's commands. With a KV transport it has three collaborators: requests
 that are computed here for another worker are `OutgoingHandoffs`', running ones that move are `Migrations`',
@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Handoffs:
-    """A worker's KV endpoint, and what the worker does with it."""
+    """The KV endpoint of a worker, and its handoffs in both directions."""
 
     transfer: TransferThread
     outgoing: OutgoingHandoffs
@@ -76,7 +76,7 @@ class RequestHandler:
         grammars: GrammarLoading,
         handoffs: Handoffs | None = None,
     ) -> None:
-        """`handoffs` is None where the cluster has no KV transport: every request is computed to its end."""
+        """`handoffs`: None without a KV transport; every request then runs to its end here."""
         self._engine = engine
         self._answers = answers
         self._clock = clock
@@ -86,7 +86,7 @@ class RequestHandler:
 
     @property
     def transfer(self) -> TransferThread | None:
-        """The thread of the KV endpoint. None: no KV comes or goes."""
+        """The thread of the KV endpoint; None without a KV transport."""
         return None if self._handoffs is None else self._handoffs.transfer
 
     # ------------------------------------------------------------------------------ from the router
@@ -96,16 +96,16 @@ class RequestHandler:
         self._answers.outbox.open(session, () if cache is None else cache.blocks())
 
     def close(self, session: RouterSession) -> None:
-        """The router went away: nobody waits for its requests any more."""
+        """The router has disconnected: abort all its requests."""
         self._answers.outbox.close(session)
         for job in self._answers.jobs.of(session):
             self.abort(job.id)
 
     def handle(self, session: RouterSession, command: worker_pb2.Command, arrived: float) -> None:
-        """Carry out one command. What is wrong with one request fails that request, never the worker.
+        """Execute one command. An error of one request fails that request, never the worker.
 
-        `arrived`: when the command came to this process, on the handler's clock. Requests wait from then on,
-        also while the engine thread is at a step.
+        `arrived`: when the command reached this process, on the handler's clock. A request's queue time
+        starts then, also if the engine thread is busy with a step.
         """
         self._answers.outbox.handled(session)
         match command.WhichOneof("kind"):
@@ -143,7 +143,7 @@ class RequestHandler:
 
     def on_step(self, output: StepOutput) -> None:
         told = [(job, t) for t in output.tokens if (job := self._answers.jobs.get(t.request.id)) is not None]
-        # The router passes them on one by one, and the first token of an answer is waited for most.
+        # First tokens go first: the router forwards tokens one by one, and TTFT matters most.
         for job, token in sorted(told, key=lambda pair: pair[0].said_cached):
             self._report(job, token)
         for request, error in output.failed:
@@ -157,7 +157,7 @@ class RequestHandler:
             self._answers.outbox.measured(step_work_to_proto(output.measured))
 
     def tick(self, now: float) -> None:
-        """Whatever is due by time alone. Runs before every step, and at `next_wakeup` when idle."""
+        """Handle expired deadlines. Runs before every step, and at `next_wakeup` when idle."""
         self._step_began = now
         for job in self._answers.jobs.overdue(now):
             self._drop(job)
@@ -168,7 +168,7 @@ class RequestHandler:
             self._handoffs.migrations.tick(now)
 
     def next_wakeup(self) -> float:
-        """When `tick` has something to do, on the handler's clock; math.inf: not by time."""
+        """The next deadline for `tick`, on the handler's clock; math.inf: none."""
         deadline = self._answers.jobs.next_deadline()
         if self._handoffs is None:
             return deadline
@@ -213,7 +213,7 @@ class RequestHandler:
     # ------------------------------------------------------------------------------ the engine's hooks
 
     def on_started(self, requests: Sequence[Request]) -> None:
-        """Told at once and not with the step's other events: a handoff's pages are found meanwhile."""
+        """Reported before the step ends, so that the router can reserve the handoff's pages meanwhile."""
         if self._handoffs is not None:
             self._handoffs.outgoing.on_started(requests)
         now = self._clock()
@@ -296,12 +296,12 @@ class RequestHandler:
             log.warning("request %d is to move, but this worker has no KV transport", message.request_id)
 
     def _fence(self, message: worker_pb2.Fence) -> None:
-        """A peer was declared dead. Without a transport there are no peers."""
+        """Fence a peer that was declared dead. No-op without a KV transport."""
         if self._handoffs is not None:
             self._handoffs.transfer.fence(message.epoch, message.reason)
 
     def _drop(self, job: Job) -> None:
-        """Stop working on it and free its pages, as soon as that is safe. Says nothing to anybody."""
+        """Stop a request and free its pages as soon as that is safe. Reports nothing to the router."""
         handoffs = self._handoffs
         if handoffs is None or not (handoffs.outgoing.drop(job) or handoffs.incoming.drop(job)):
             self._engine.abort(job.id)
@@ -319,11 +319,15 @@ class RequestHandler:
             arrival=arrived,
             deadline=arrived + work.timeout_s if work.timeout_s > 0 else math.inf,
             sampling=work.sampling,
+            name=work.name,
+            traceparent=work.traceparent,
         )
         grammar = job.request.sampling.grammar
+        if grammar is not None:
+            job.request.matcher = self.grammars.matcher(grammar)
         if job.id in self._answers.jobs:
             trouble = _Trouble(worker_pb2.FAILURE_CODE_INVALID, f"request id {job.id} is in use")
-        elif grammar is not None and not self.grammars.is_ready(grammar):
+        elif grammar is not None and job.request.matcher is None:
             self.grammars.compile(grammar, partial(self._on_compiled, job, begin))
             trouble = None
         else:
@@ -358,8 +362,8 @@ class RequestHandler:
         except QueueFull as error:
             return _Trouble(worker_pb2.FAILURE_CODE_OVERLOADED, str(error))
         except EngineError:
-            raise  # the engine's own accounts are wrong
+            raise  # internal error of the engine
         except Exception as error:
-            log.exception("request %d", job.id)
+            log.exception("request %s", job.label)
             return _Trouble(worker_pb2.FAILURE_CODE_INTERNAL, f"{type(error).__name__}: {error}")
         return None

@@ -1,4 +1,4 @@
-"""Writes baton.json, the Grafana dashboard, from a list of panels: `python deploy/grafana/dashboard.py`."""
+"""Writes the Grafana dashboards from lists of panels: `python deploy/grafana/dashboard.py`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-TARGET = Path(__file__).with_name("baton.json")
+FOLDER = Path(__file__).parent
 WIDTH, HEIGHT = 8, 8
 PANELS_A_ROW = 24 // WIDTH
 WINDOW = "[$__rate_interval]"
@@ -42,110 +42,236 @@ def quantiles(metric: str, by: str = "") -> tuple[tuple[str, str], ...]:
 
 
 def rate(metric: str, by: str) -> tuple[tuple[str, str], ...]:
-    return ((f"sum by ({by}) (rate({metric}{WINDOW}))", f"{{{{{by}}}}}"),)
+    legend = " ".join(f"{{{{{label}}}}}" for label in by.split(", "))
+    return ((f"sum by ({by}) (rate({metric}{WINDOW}))", legend),)
 
 
-ROWS = {
-    "What clients see": (
-        Panel("Time to first token", "s", quantiles("baton_ttft_seconds"), limit=1.0),
-        Panel("Between two tokens", "s", quantiles("baton_itl_seconds"), limit=0.1),
-        Panel("Whole answer", "s", quantiles("baton_e2e_seconds")),
-        Panel("Requests, by how they ended", "reqps", rate("baton_requests_total", "outcome"), stacked=True),
-        Panel(
-            "Tokens",
-            "short",
-            (
-                (f"sum(rate(baton_prompt_tokens_total{WINDOW}))", "prompt"),
-                (f"sum(rate(baton_output_tokens_total{WINDOW}))", "output"),
+DASHBOARDS: dict[str, dict[str, tuple[Panel, ...]]] = {
+    "overview": {
+        "What clients see": (
+            Panel("Time to first token", "s", quantiles("baton_ttft_seconds"), limit=1.0),
+            Panel("Between two tokens", "s", quantiles("baton_itl_seconds"), limit=0.1),
+            Panel(
+                "Time per output token", "s", quantiles("baton_tpot_seconds"), help="Mean of each request."
             ),
-            help="A second, counted when they come and go.",
-        ),
-        Panel(
-            "Requests in work",
-            "short",
-            (
-                ("sum(baton_router_running_requests)", "running"),
-                ("sum(baton_router_held_back_requests)", "of those, held back for want of room"),
+            Panel("Whole answer", "s", quantiles("baton_e2e_seconds")),
+            Panel(
+                "Requests, by how they ended", "reqps", rate("baton_requests_total", "outcome"), stacked=True
             ),
-        ),
-    ),
-    "Where the time to the first tokens goes": (
-        Panel(
-            "Mean of each stage",
-            "s",
-            (
+            Panel(
+                "Requests in work",
+                "short",
                 (
-                    f"sum by (stage) (rate(baton_stage_seconds_sum{WINDOW}))"
-                    f" / sum by (stage) (rate(baton_stage_seconds_count{WINDOW}))",
-                    "{{stage}}",
-                ),
-            ),
-            help="The stages follow each other, from a request's arrival to its second token.",
-            stacked=True,
-        ),
-        Panel("Wait at a worker", "s", quantiles("baton_worker_queue_seconds", "role")),
-        Panel("Engine step", "s", quantiles("baton_step_seconds", "role")),
-    ),
-    "Workers": (
-        Panel(
-            "KV pages, by state",
-            "short",
-            (("sum by (role, state) (baton_kv_pages)", "{{role}} {{state}}"),),
-            help="Their sum is constant. Quarantined: a peer may still write there.",
-            stacked=True,
-        ),
-        Panel(
-            "Running and waiting requests",
-            "short",
-            (
-                ("sum by (worker) (baton_running_requests)", "{{worker}} running"),
-                ("sum by (worker) (baton_waiting_requests)", "{{worker}} waiting"),
-            ),
-        ),
-        Panel(
-            "Prompt tokens from the prefix cache",
-            "percentunit",
-            (
-                (
-                    f"sum by (role) (rate(baton_cache_hit_tokens_total{WINDOW}))"
-                    f" / (sum by (role) (rate(baton_cache_hit_tokens_total{WINDOW}))"
-                    f" + sum by (role) (rate(baton_computed_prompt_tokens_total{WINDOW})))",
-                    "{{role}}",
+                    ("sum(baton_router_running_requests)", "running"),
+                    ("sum(baton_router_held_back_requests)", "of those, held back for want of room"),
                 ),
             ),
         ),
-        Panel("Token usage", "percentunit", (("baton_token_usage", "{{worker}}"),), limit=0.95),
-        Panel(
-            "Running requests against their limit",
-            "percentunit",
-            (("baton_running_requests / baton_max_running_requests", "{{worker}}"),),
-            limit=0.95,
+        "Load": (
+            Panel(
+                "Tokens per second",
+                "short",
+                (
+                    ("sum(baton_prompt_tokens_per_second)", "prompt"),
+                    ("sum(baton_output_tokens_per_second)", "output"),
+                ),
+            ),
+            Panel("Prompt length", "short", quantiles("baton_request_prompt_tokens"), help="Tokens."),
+            Panel("Output length", "short", quantiles("baton_request_output_tokens"), help="Tokens."),
+            Panel("Prompt tokens that wait", "short", (("sum(baton_router_queued_tokens)", "tokens"),)),
+            Panel(
+                "Predicted wait",
+                "s",
+                (("max(baton_router_predicted_wait_seconds)", "of a prompt that came now"),),
+            ),
+            Panel("Workers in service", "short", (("sum by (role) (baton_worker_up)", "{{role}}"),)),
         ),
-        Panel("Prompt tokens of a step", "short", quantiles("baton_step_prompt_tokens", "role")),
-        Panel("Decodes of a step", "short", quantiles("baton_step_decodes", "role")),
-        Panel("Workers in service", "short", (("sum by (role) (baton_worker_up)", "{{role}}"),)),
-        Panel("Preemptions", "short", rate("baton_preemptions_total", "worker"), limit=0.1),
-        Panel("Retries", "reqps", rate("baton_request_retries_total", "failed_worker")),
-    ),
-    "Handoff of KV": (
-        Panel("Sent", "Bps", rate("baton_transfer_bytes_total", "worker")),
-        Panel(
-            "Duration, and what the prefill did not hide of it",
-            "s",
-            (
-                *((e, f"{legend} whole") for e, legend in quantiles("baton_transfer_seconds")[:1]),
-                *((e, f"{legend} exposed") for e, legend in quantiles("baton_transfer_exposed_seconds")),
+        "Router": (
+            Panel(
+                "Event loop lag",
+                "s",
+                quantiles("baton_router_loop_lag_seconds"),
+                help="How late a timer runs: every client waits for that.",
+            ),
+            Panel(
+                "CPU",
+                "percentunit",
+                (
+                    (
+                        'sum by (worker) (rate(process_cpu_seconds_total{role="router"}[$__rate_interval]))',
+                        "router",
+                    ),
+                ),
+            ),
+            Panel(
+                "Open files",
+                "short",
+                (
+                    ('max(process_open_fds{role="router"})', "open"),
+                    ('max(process_max_fds{role="router"})', "limit"),
+                ),
             ),
         ),
-        Panel("Failures", "reqps", rate("baton_transfer_failures_total", "worker")),
-    ),
+    },
+    "disaggregation": {
+        "Where the time to the first tokens goes": (
+            Panel(
+                "Mean of each stage",
+                "s",
+                (
+                    (
+                        f"sum by (stage) (rate(baton_stage_seconds_sum{WINDOW}))"
+                        f" / sum by (stage) (rate(baton_stage_seconds_count{WINDOW}))",
+                        "{{stage}}",
+                    ),
+                ),
+                help="The stages follow each other, from a request's arrival to its second token.",
+                stacked=True,
+            ),
+            Panel("Wait at a worker", "s", quantiles("baton_worker_queue_seconds", "role")),
+            Panel("Wait for pages on the decode worker", "s", quantiles("baton_reserve_seconds")),
+        ),
+        "Handoff of KV": (
+            Panel("Sent, by worker", "Bps", rate("baton_transfer_bytes_total", "worker")),
+            Panel(
+                "Links",
+                "Bps",
+                (
+                    (
+                        f"sum by (prefill, decode) (rate(baton_link_bytes_total{WINDOW}))",
+                        "{{prefill}} to {{decode}}",
+                    ),
+                ),
+            ),
+            Panel(
+                "Bandwidth of a handoff",
+                "Bps",
+                quantiles("baton_handoff_bytes_per_second"),
+                help="Its bytes over the time in which its pages travelled.",
+            ),
+            Panel(
+                "Duration, and what the prefill did not hide of it",
+                "s",
+                (
+                    *((e, f"{legend} whole") for e, legend in quantiles("baton_transfer_seconds")[:1]),
+                    *((e, f"{legend} exposed") for e, legend in quantiles("baton_transfer_exposed_seconds")),
+                ),
+            ),
+            Panel("Failures", "reqps", rate("baton_transfer_failures_total", "worker")),
+            Panel(
+                "Pages that a peer may write",
+                "short",
+                (
+                    (
+                        'sum by (worker, state) (baton_kv_pages{state=~"in_flight|quarantined"})',
+                        "{{worker}} {{state}}",
+                    ),
+                ),
+            ),
+        ),
+    },
+    "scheduler": {
+        "Steps": (
+            Panel("Engine step", "s", quantiles("baton_step_seconds", "role")),
+            Panel("Steps per second", "short", rate("baton_steps_total", "worker")),
+            Panel(
+                "Tokens computed per step",
+                "short",
+                (
+                    (
+                        f"sum by (role) (rate(baton_computed_prompt_tokens_total{WINDOW}))"
+                        f" / sum by (role) (rate(baton_steps_total{WINDOW}))",
+                        "{{role}} prompt",
+                    ),
+                    (
+                        f"sum by (role) (rate(baton_generated_tokens_total{WINDOW}))"
+                        f" / sum by (role) (rate(baton_steps_total{WINDOW}))",
+                        "{{role}} sampled",
+                    ),
+                ),
+            ),
+            Panel("Waiting requests", "short", (("sum by (worker) (baton_waiting_requests)", "{{worker}}"),)),
+            Panel(
+                "Waiting prompt tokens", "short", (("sum by (worker) (baton_waiting_tokens)", "{{worker}}"),)
+            ),
+            Panel("Preemptions", "short", rate("baton_preemptions_total", "worker"), limit=0.1),
+            Panel("Prompt tokens of a step", "short", quantiles("baton_step_prompt_tokens", "role")),
+            Panel("Decodes of a step", "short", quantiles("baton_step_decodes", "role")),
+        ),
+        "KV": (
+            Panel(
+                "Pages, by state",
+                "short",
+                (("sum by (role, state) (baton_kv_pages)", "{{role}} {{state}}"),),
+                help="Their sum is constant. Quarantined: a peer may still write there.",
+                stacked=True,
+            ),
+            Panel(
+                "Token usage",
+                "percentunit",
+                (("sum by (worker) (baton_token_usage)", "{{worker}}"),),
+                limit=0.95,
+            ),
+            Panel(
+                "Running requests against their limit",
+                "percentunit",
+                (("baton_running_requests / baton_max_running_requests", "{{worker}}"),),
+                limit=0.95,
+            ),
+            Panel(
+                "Prompt tokens from the prefix cache",
+                "percentunit",
+                (
+                    (
+                        f"sum by (role) (rate(baton_cache_hit_tokens_total{WINDOW}))"
+                        f" / (sum by (role) (rate(baton_cache_hit_tokens_total{WINDOW}))"
+                        f" + sum by (role) (rate(baton_computed_prompt_tokens_total{WINDOW})))",
+                        "{{role}}",
+                    ),
+                ),
+            ),
+        ),
+    },
+    "workers": {
+        "Service": (
+            Panel("Up, for the router", "short", (("baton_worker_up", "{{worker}}"),)),
+            Panel("Engine runs", "short", (("baton_worker_ready", "{{worker}}"),)),
+            Panel("Times taken in", "short", (("baton_worker_connects_total", "{{worker}}"),)),
+            Panel("Running requests", "short", (("sum by (worker) (baton_running_requests)", "{{worker}}"),)),
+            Panel(
+                "Prompt tokens computed per second",
+                "short",
+                rate("baton_computed_prompt_tokens_total", "worker"),
+            ),
+            Panel("Tokens sampled per second", "short", rate("baton_generated_tokens_total", "worker")),
+            Panel(
+                "Requests, by how they ended", "reqps", rate("baton_worker_requests_total", "worker, outcome")
+            ),
+            Panel(
+                "Retries",
+                "reqps",
+                (
+                    (
+                        f"sum by (failed_worker) (rate(baton_request_retries_total{WINDOW})) or vector(0)",
+                        "{{failed_worker}}",
+                    ),
+                ),
+            ),
+            Panel("Unexpected messages", "short", rate("baton_unexpected_messages_total", "worker")),
+        ),
+        "Processes": (
+            Panel("CPU", "percentunit", rate("process_cpu_seconds_total", "worker")),
+            Panel("Memory", "bytes", (("sum by (worker) (process_resident_memory_bytes)", "{{worker}}"),)),
+            Panel("Open files", "short", (("sum by (worker) (process_open_fds)", "{{worker}}"),)),
+        ),
+    },
 }
 
 
-def dashboard() -> dict[str, Any]:
+def dashboard(name: str) -> dict[str, Any]:
     return {
-        "uid": "baton",
-        "title": "Baton",
+        "uid": f"baton-{name}",
+        "title": f"Baton {name}",
         "tags": ["baton", "llm"],
         "schemaVersion": 39,
         "editable": True,
@@ -154,13 +280,16 @@ def dashboard() -> dict[str, Any]:
         "templating": {
             "list": [{"name": "source", "label": "Prometheus", "type": "datasource", "query": "prometheus"}]
         },
-        "panels": [{**panel, "id": number} for number, panel in enumerate(_panels(), start=1)],
+        "links": [{"type": "dashboards", "title": "Baton", "tags": ["baton"], "asDropdown": True}],
+        "panels": [
+            {**panel, "id": number} for number, panel in enumerate(_panels(DASHBOARDS[name]), start=1)
+        ],
     }
 
 
-def _panels() -> Iterator[dict[str, Any]]:
+def _panels(rows: dict[str, tuple[Panel, ...]]) -> Iterator[dict[str, Any]]:
     y = 0
-    for title, panels in ROWS.items():
+    for title, panels in rows.items():
         yield {"type": "row", "title": title, "collapsed": False, "gridPos": _grid(0, y, 24, 1)}
         y += 1
         for index, panel in enumerate(panels):
@@ -198,4 +327,5 @@ def _grid(x: int, y: int, w: int, h: int) -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    TARGET.write_text(json.dumps(dashboard(), indent=2) + "\n")
+    for name in DASHBOARDS:
+        (FOLDER / f"{name}.json").write_text(json.dumps(dashboard(name), indent=2) + "\n")

@@ -9,12 +9,12 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from engine.attention.decode_array import Decodes
 from engine.attention.flashinfer_chunks import ChunkAttention
 from engine.attention.flashinfer_kernels import Heads
 from engine.attention.paged_decodes import DecodeAttention
 from engine.batch.batch import Batch
 from engine.batch.block_tables import BlockTables
+from engine.batch.decode_plan import Decodes
 from engine.kernels.rotate_store import rotate_store
 from engine.kv_cache.pool import KVPool
 from engine.layers.flashinfer_ops import Positions

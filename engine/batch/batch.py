@@ -1,4 +1,4 @@
-"""From what a step is to the flat arrays that a forward pass reads."""
+"""Builds a forward pass's flat arrays from a step's inputs."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ class Batch:
 class BatchBuilder:
     """Builds batches, of steps in the order in which they were written. O(tokens), in numpy.
 
-    Block tables live in one array with a row a slot. A row is rewritten only when a step says that the
-    slot's pages are others than before; a batch gets of each what its context takes.
+    Block tables are kept in one array with a row per slot. A row is rewritten only when a step has new pages
+    for its slot; a batch gets as many pages of each row as its context needs.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class BatchBuilder:
 
 
 def scratch_batch(spans: Sequence[Span], scratch_page: int, page_size: int, device: torch.device) -> Batch:
-    """Chunks of requests all of whose pages are the scratch page: a rehearsal. Single tokens come last."""
+    """A dummy batch whose requests use the scratch page only. Single tokens come last."""
     lengths = np.array([span.length for span in spans], dtype=np.int64)
     context_lens = np.array([span.start + span.length for span in spans], dtype=np.int64)
     positions = np.concatenate([np.arange(start, start + length) for start, length in spans])

@@ -1,7 +1,7 @@
-"""The pages of several requests, one request's after another's.
+"""Block tables in CSR form (kv_indices, kv_indptr): the pages of several requests, one after another.
 
-A table with a row a request would be as wide as the longest context: with one of 30,000 tokens among a
-hundred of 800, most of it is never read.
+A padded table is as wide as the longest context: with one of 30,000 tokens among a hundred of 800, most of it
+is padding.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ class BlockTables:
         return np.diff(self.indptr)
 
     def part(self, begin: int, end: int) -> BlockTables:
-        """Those of requests begin to end."""
+        """The tables of requests [begin, end)."""
         indptr = self.indptr[begin : end + 1]
         return BlockTables(self.pages[indptr[0] : indptr[-1]], indptr - indptr[0])
 
     def padded(self, missing: int, page: int) -> BlockTables:
-        """With so many more requests, that have just this page each."""
+        """With `missing` more requests that have only `page`."""
         ends = self.indptr[-1] + np.arange(1, missing + 1)
         return BlockTables(
             np.concatenate([self.pages, np.full(missing, page)]), np.concatenate([self.indptr, ends])
         )
 
     def table(self, fill: int) -> Ints:
-        """[R, longest]: a row a request, and `fill` behind its end."""
+        """[R, longest]: the padded table; `fill` is the padding."""
         counts = self.counts
         table = np.full((len(counts), counts.max(initial=0)), fill, dtype=np.int64)
         table[np.arange(table.shape[1]) < counts[:, None]] = self.pages
@@ -53,7 +53,7 @@ class BlockTables:
 
 
 def starts_of(lengths: Ints) -> Ints:
-    """[R + 1]: where each begins if they follow one another, and where the last one ends."""
+    """[R + 1]: exclusive prefix sum of `lengths` [R], with the total at the end."""
     starts = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=starts[1:])
     return starts

@@ -1,4 +1,4 @@
-"""All that a rank must be told of a step, as flat arrays: what leaves the plan, and what travels."""
+"""A step's inputs as flat arrays, which are also what rank 0 sends to other ranks."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["HEADER_INTS", "Ints", "StepInputs", "StepWriter"]
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 HEADER_INTS: Final = 4
-"""How many numbers say how long a packed step is."""
+"""Length of a packed step's header."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """R chunks with T tokens together. Pages are told where they changed, U times, P pages together."""
+    """R chunks with T tokens in total, and the block tables that changed: U, with P pages in total."""
 
     slots: Ints
     """[R]"""
@@ -34,11 +34,11 @@ class StepInputs:
     input_ids: Ints
     """[T], some of them PENDING."""
     moved: Ints
-    """[U]: slots whose block table is another than in the step before."""
+    """[U]: slots whose block table has changed since the previous step."""
     page_counts: Ints
-    """[U]: pages of each of those."""
+    """[U]: number of pages of each changed table."""
     pages: Ints
-    """[P]: the pages themselves, one table after the other."""
+    """[P]: pages of the changed tables, one table after another."""
 
     def header(self) -> Ints:
         """R, T, U and P. R is never 0."""
@@ -65,11 +65,11 @@ def _lengths(header: Ints) -> list[int]:
 
 
 class StepWriter:
-    """Puts plans into arrays. Work per step is O(requests) in Python, and a list comparison a decode."""
+    """Converts plans to arrays. Costs O(requests) of Python and one list comparison per request and step."""
 
     def __init__(self, max_requests: int) -> None:
         self._pages: list[list[int]] = [[] for _ in range(max_requests)]
-        """The pages of each slot that were told last."""
+        """The pages last written for each slot."""
 
     def write(self, plan: StepPlan) -> StepInputs:
         requests, slots, starts, lengths, outputs = zip(*plan.chunks, strict=True)

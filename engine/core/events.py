@@ -1,4 +1,4 @@
-"""What a step brings forth."""
+"""Output of a step."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class StepMeasured:
 
     prompt_tokens: int
     attention_pairs: float
-    """Of a prompt token and one that it attends to."""
+    """Pairs of a prompt token and a token that it attends to."""
     decodes: int
     context_tokens: int
-    """Of all decodes together."""
+    """Sum of the context lengths of all decodes."""
     seconds: float
 
     @classmethod
@@ -60,20 +60,19 @@ class StepOutput:
     started: list[Request] = field(default_factory=list)
     """Requests whose first chunk is being computed."""
     failed: list[tuple[Request, EngineError]] = field(default_factory=list)
-    """Requests that ended with an error of their own; the others are not affected. An InvalidRequest is the
-    client's fault."""
+    """Requests that failed; others in the step are not affected. An InvalidRequest is the client's fault."""
     num_tokens: int = 0
-    """Tokens that the step computed; 0: there was nothing to compute."""
+    """Tokens computed by the step; 0: it had no work."""
     num_prompts: int = 0
-    """Prompt chunks among them; all other tokens are decodes."""
+    """Prompt chunks of the step; all other tokens are decodes."""
     prompt_tokens: int = 0
-    """Of those chunks together."""
+    """Tokens of those chunks."""
     completed: bool = False
     """A step has completed, perhaps without tokens: requests that waited for its pages may go on."""
     blocked: bool = False
     """There is nothing to compute before the step in flight ends, and it has not: see `Engine.step`."""
     measured: StepMeasured | None = None
-    """Of that step; a sample of the steps is measured."""
+    """Work and time of that step; only a sample of steps is measured."""
 
     @property
     def has_both(self) -> bool:
@@ -103,9 +102,9 @@ class Occupancy:
 class EngineStats:
     waiting: int
     starved: int
-    """`waiting` if one of those waits for pages or was preempted; 0 if all only wait for room in a step."""
+    """`waiting` if any waiting request lacks pages or was preempted; 0 if all only wait for token budget."""
     waits_for: WaitReason | None
-    """Why the head of the queue waits; None if nothing does."""
+    """Why the head of the queue waits; None if the queue is empty."""
     running: int
     waiting_tokens: int
     """Prompt tokens not yet computed."""

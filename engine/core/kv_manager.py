@@ -1,7 +1,7 @@
-"""Pages for requests: the pool's accounts and the radix cache, kept in step.
+"""Allocates KV pages to requests: keeps the pool's accounts and the radix cache consistent.
 
 A request's block table mixes two kinds of pages: those that the radix cache owns (the request holds a lock on
-the deepest node it uses) and those the request holds alone. Which is which is asked of the pool, not stored.
+the deepest node it uses) and those the request holds alone. The pool's page states tell them apart.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ __all__ = ["KVManager", "Reservation"]
 
 @dataclass(slots=True, eq=False)
 class Reservation:
-    """Pages set aside for KV that another worker computes."""
+    """Pages reserved for KV that another worker computes."""
 
     request: Request
     first_token: int
-    """The first token whose KV must come; earlier ones are cached here. A multiple of the page size."""
+    """First token whose KV is transferred; earlier ones are cached here. A multiple of the page size."""
     incoming: list[int]
-    """Pages that the peer writes, in order from `first_token` on."""
+    """Pages that the peer writes, in order, starting at `first_token`."""
 
     @property
     def handoff_id(self) -> int:
@@ -38,7 +38,7 @@ class Reservation:
 
 
 class KVManager:
-    """Every method that takes pages either takes all it needs or none, and says so."""
+    """Every method that takes pages takes all or none, and returns whether it did."""
 
     def __init__(self, num_pages: int, page_size: int, *, radix_cache: bool = True) -> None:
         self.page_size = page_size
@@ -47,7 +47,7 @@ class KVManager:
         self.reservations: dict[int, Reservation] = {}
         """By handoff: those that may still become requests."""
         self._quarantined: dict[int, Reservation] = {}
-        """Given up, but a remote write may still land in their pages."""
+        """Aborted handoffs whose pages a remote peer may still write."""
 
     @property
     def active_reservations(self) -> int:
@@ -56,14 +56,14 @@ class KVManager:
 
     @property
     def num_available(self) -> int:
-        """Pages that are free or could be at once."""
+        """Pages that are free or evictable."""
         return self.pool.num_free + (self.cache.num_evictable if self.cache else 0)
 
     def admit(self, request: Request, headroom: Callable[[int], int]) -> bool:
         """Give a waiting request pages for all its tokens, its cached prefix first.
 
-        False, and nothing changed, unless so many pages stay available besides as `headroom` says, given how
-        many of its pages the request would hold alone. The more these are, the less it may say.
+        Returns False and changes nothing if fewer pages than `headroom(alone)` would stay available, where
+        `alone` is the number of pages that the request would not share. `headroom` must not grow with it.
         """
         return self._begin(request, headroom, PageState.HELD) is not None
 
@@ -80,12 +80,12 @@ class KVManager:
         return shared.depth > 0 and shared.locks == 2
 
     def catch_up(self, request: Request) -> None:
-        """Take over what other requests have computed of this one's prompt since it was admitted."""
+        """Reuse KV that other requests have computed for this prompt since it was admitted."""
         if self.cache is None or request.locked is None:
             return
         at = request.locked.depth * self.page_size
         if at != request.num_computed:
-            return  # its own last chunk is still being computed
+            return  # its previous chunk is still in flight
         found = self.cache.match(request.tokens(at, request.num_tokens - 1), after=request.locked)
         if not found.pages:
             return
@@ -99,7 +99,7 @@ class KVManager:
         self.pool.give_back(ours, request.id)
 
     def grow(self, request: Request) -> bool:
-        """Make sure that there is a page for the next token."""
+        """Allocate a page for the next token if it needs one; False if there is none."""
         if request.num_computed < len(request.pages) * self.page_size:
             return True
         pages = self._take(1, request.id, PageState.HELD)
@@ -109,7 +109,7 @@ class KVManager:
         return True
 
     def store(self, request: Request, upto: int) -> None:
-        """Tokens [0, upto) are computed: let other requests find the full pages among them."""
+        """Tokens [0, upto) are computed: insert their full pages into the radix cache."""
         if self.cache is None or request.locked is None:
             return
         first, end = request.locked.depth, upto // self.page_size
@@ -123,9 +123,9 @@ class KVManager:
         request.locked = inserted.node
 
     def release(self, request: Request, *, keep: bool = True) -> None:
-        """Take all pages back. What was computed stays in the cache until evicted.
+        """Release all pages of a request. Computed ones stay in the cache until evicted.
 
-        keep=False: it is not to be trusted, and neither is what the cache has of it already.
+        keep=False: its KV is invalid, so the part that is cached already is dropped too.
         """
         if keep and request.pages:
             known = request.num_tokens - (1 if request.awaits_token else 0)
@@ -137,9 +137,9 @@ class KVManager:
             self.forget(request)
 
     def forget(self, request: Request) -> None:
-        """What the cache has of a request without pages is not to be trusted. O(tokens).
+        """Drop the cached KV of a request that has no pages any more, because it is invalid. O(tokens).
 
-        Found by its tokens, for the request may have left it there before that was known.
+        It is found by the request's tokens.
         """
         if self.cache is not None:
             last = self.cache.match(request.tokens(0, request.num_tokens)).node
@@ -158,18 +158,18 @@ class KVManager:
         return reservation
 
     def arrived(self, reservation: Reservation) -> None:
-        """All KV is here and verified: the pages are the request's."""
+        """All KV has arrived and is verified: the pages now belong to the request."""
         del self.reservations[reservation.handoff_id]
         self.pool.arrived(reservation.incoming, reservation.handoff_id, reservation.request.id)
 
     def quarantine(self, reservation: Reservation) -> None:
-        """The handoff was given up, but its peer may still write: only `free_reservation` ends that."""
+        """Abort a handoff whose peer may still write. Its pages stay unusable until `free_reservation`."""
         self._quarantined[reservation.handoff_id] = self.reservations.pop(reservation.handoff_id)
         self.pool.quarantine(reservation.incoming, reservation.handoff_id)
         self._drop_cached_part(reservation.request)
 
     def free_reservation(self, reservation: Reservation) -> None:
-        """No write can land any more."""
+        """Free the pages of a handoff: no write can land in them any more."""
         owner = self._quarantined if reservation.handoff_id in self._quarantined else self.reservations
         del owner[reservation.handoff_id]
         if reservation.incoming:
@@ -178,7 +178,7 @@ class KVManager:
         self._drop_cached_part(reservation.request)
 
     def check(self, owners: list[Request]) -> PageCounts:
-        """Prove that every page has exactly one owner; `owners` are all requests that may have pages.
+        """Check that every page has exactly one owner; `owners` are all requests that may have pages.
 
         Costs O(pages in the pool). Raises PageLeak.
         """
@@ -204,10 +204,10 @@ class KVManager:
         """Match, lock, take the rest in `state`; returns the pages taken. All or nothing."""
         needed = -(-(request.num_tokens + room) // self.page_size)
         if headroom(needed) >= self.num_available:
-            return None  # not even if it shares nothing, which spares the search
+            return None  # it does not fit even without sharing, so skip the search
         cached: list[int] = []
         if self.cache is not None:
-            # The last token is always computed: its logits are what the request is here for.
+            # The last token is always computed, for its logits.
             found = self.cache.match(request.tokens(0, request.num_tokens - 1))
             self.cache.lock(found.node)
             request.locked, cached = found.node, found.pages

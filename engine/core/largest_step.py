@@ -1,4 +1,4 @@
-"""The largest step that a scheduler plans, for measuring what a step needs. Plain Python."""
+"""The largest step that a scheduler plans, for measuring activation memory. Plain Python."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Span(NamedTuple):
 
 
 def largest_step(config: EngineConfig) -> list[Span]:
-    """Chunks of a step with as many tokens as any has; prompts first, then decodes.
+    """Chunks of a step with the largest number of tokens; prompts first, then decodes.
 
     Prompts are at the end of the longest context, where attention reads most. A budget beyond that context
     takes several prompts, and the result may then have a few requests more than run at once.

@@ -18,7 +18,7 @@ class Chunk(NamedTuple):
 
     request: Request
     slot: int
-    """The request's at planning. It may have ended, and lost it, when the last of this step is enqueued."""
+    """Slot of the request when planned; the request may have ended before all of the step is enqueued."""
     start: int
     length: int
     output_index: int | None
@@ -40,7 +40,7 @@ class StepPlan:
     chunks: list[Chunk] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
     started: list[Request] = field(default_factory=list)
-    """Requests that were waiting and are computed for the first time."""
+    """Requests of which this step computes the first chunk."""
 
     @property
     def num_tokens(self) -> int:
@@ -48,7 +48,7 @@ class StepPlan:
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of chunks that are no decodes."""
+        """Tokens of prompt chunks."""
         return sum(chunk.length for chunk in self.chunks if chunk.length > 1)
 
     @property

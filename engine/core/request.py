@@ -1,4 +1,4 @@
-"""A sequence on its way through the engine."""
+"""A request inside the engine."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ TokenId: TypeAlias = int
 PageId: TypeAlias = int
 
 PENDING: Final = -1
-"""Stands in `Request.output` for a token that a step in flight is still computing.
+"""Placeholder in `Request.output` for a token that the step in flight is computing.
 
-The scheduler plans step N+1 while step N runs: it needs to know that there will be a token, not which.
-The model runner finds the token itself on the device.
+The scheduler plans step N+1 while step N runs and needs only the number of tokens. The model runner reads the
+token itself from device memory.
 """
 
 
@@ -51,7 +51,7 @@ class Request:
     locked: RadixNode | None = None
     """The deepest cache node whose pages this request uses; locked against eviction."""
     handicap: float = 0.0
-    """Grows with every prompt submitted before; -inf once preempted. See `turn`."""
+    """Aging term of `turn`: grows with every prompt submitted before; -inf once preempted."""
     num_expected: int = 0
     """Prompt tokens that the prefix cache is expected to hold, until the request is admitted."""
     num_cached: int | None = None
@@ -77,12 +77,12 @@ class Request:
 
     @property
     def num_pending(self) -> int:
-        """1 while decoding; more while a prompt is being read."""
+        """1 while decoding; more during prefill."""
         return self.num_tokens - self.num_computed
 
     @property
     def turn(self) -> float:
-        """Orders prompts, lowest first: tokens still to compute, aged by `handicap`."""
+        """Prefill order, lowest first: tokens still to compute plus the aging term `handicap`."""
         return self.num_pending - self.num_expected + self.handicap
 
     @property

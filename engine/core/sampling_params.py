@@ -1,4 +1,4 @@
-"""How the next token is chosen, and when a request is over."""
+"""Sampling parameters and stop conditions of a request."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine.grammar.grammar import Grammar
 __all__ = ["MAX_LOGIT_BIASES", "MAX_LOGPROBS", "FinishReason", "SamplingParams", "TokenLogprobs"]
 
 MAX_LOGPROBS: Final = 20
-"""Likeliest tokens that a request may have reported at each position."""
+"""Largest number of top log-probabilities per position."""
 MAX_LOGIT_BIASES: Final = 1024
 
 
@@ -23,11 +23,10 @@ class FinishReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Sampling of one request.
+    """Sampling parameters of one request.
 
-    Randomness is a pure function of `seed` and the position of the token that is drawn, so a request
-    that moves to another worker (handoff, preemption, retry) draws the same tokens there: there is no
-    generator state to ship.
+    Randomness is a pure function of `seed` and the position of the sampled token, so a request that moves to
+    another worker (handoff, preemption, retry) samples the same tokens there. There is no generator state.
     """
 
     max_tokens: int
@@ -50,12 +49,12 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the most likely token is taken: of equally likely ones, the first."""
+        """Whether the most likely token is taken; of equally likely ones, the first."""
         return self.temperature == 0.0 or self.top_k == 1
 
     @property
     def argmax_only(self) -> bool:
-        """Whether nothing but the most likely token is asked for, of logits as they are."""
+        """Whether an argmax over unmodified logits is enough."""
         return (
             self.is_greedy
             and self.logprobs is None
@@ -71,13 +70,13 @@ class SamplingParams:
 
     @property
     def truncates(self) -> bool:
-        """Whether the distribution is cut (top-k, top-p, min-p) before a token is drawn."""
+        """Whether the distribution is truncated by top-k, top-p or min-p."""
         return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probabilities at one output position, of the untempered model distribution."""
+    """Log-probabilities at one output position, before temperature."""
 
     logprob: float
     rank: int

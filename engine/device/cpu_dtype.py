@@ -1,4 +1,4 @@
-"""Which dtype `auto` means on a CPU. Free of torch, which a process of its own loads to measure."""
+"""The dtype of `--dtype auto` on a CPU. Imports no torch: a subprocess measures."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _CPUINFO: Final = Path("/proc/cpuinfo")
 
 
 def preferred_cpu_dtype(cache: Path | None = None, cpuinfo: Path = _CPUINFO) -> str:
-    """bfloat16 where the processor has instructions for it and it is measured to be faster, else float32.
+    """bfloat16 if the processor has instructions for it and a trial measures it to be faster, else float32.
 
-    Blocks while it measures, some seconds. The result is kept in the cache folder, for this processor and
-    version of torch. A measurement that fails is logged, and means float32.
+    The trial blocks for some seconds; its result is cached on disk for this processor and version of torch.
+    If it fails, the failure is logged and the result is float32.
     """
     processor = cpuinfo.read_text().partition("\n\n")[0].splitlines() if cpuinfo.exists() else []
     told = [line for line in processor if line.startswith(("model", "flags"))]
@@ -63,7 +63,7 @@ def _measured() -> str | None:
 
 
 def _keep(path: Path, dtype: str) -> None:
-    """Whole or not at all; where nothing can be written, the next start measures again."""
+    """Atomically. If the folder is not writable, the next start measures again."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:

@@ -14,15 +14,15 @@ __all__ = ["GPU_TOKEN_TILE", "PREFILL_CHUNK", "DeviceDefaults", "defaults_for"]
 GPU_TOKEN_TILE: Final = 128
 """Rows in a tile of most of cuBLAS's kernels."""
 PREFILL_CHUNK: Final = 2048
-"""Most tokens of a step of a worker that only reads prompts. A short prompt waits for the step in flight, and
-an H200 reads as many tokens a second with 2,048 as with 16,384: the larger step only takes longer."""
+"""Default token budget of a prefill worker. A short prompt waits for the step in flight, and an H200 prefills
+as many tokens per second with 2,048 per step as with 16,384."""
 _GIB: Final = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceDefaults:
     chunk_budget: int
-    """Tokens a step may compute: larger GPUs need more to be busy."""
+    """Token budget of a step; larger GPUs need more to be busy."""
     graph_batch: int
     """Largest decode batch captured as a CUDA graph."""
     graph_tokens: int

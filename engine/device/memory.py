@@ -16,12 +16,12 @@ GIB: Final = 1 << 30
 
 
 class OutOfDeviceMemory(EngineError):
-    """The model does not fit the device; the message says what would."""
+    """Out of device memory; the message says which flag to change."""
 
 
 @contextmanager
 def advising(what: str, advice: str) -> Iterator[None]:
-    """Raises OutOfDeviceMemory, in words about `what` was to be allocated, where torch would with its own."""
+    """Turn torch's out-of-memory error into OutOfDeviceMemory, with `what` was allocated and an advice."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -30,15 +30,15 @@ def advising(what: str, advice: str) -> Iterator[None]:
 
 
 class Probe:
-    """Measures what a step needs at most, so that the KV pool may have the rest.
+    """Measures the peak memory of a step, so that the KV pool can take the rest.
 
-    Enter it around the largest step that will ever run.
+    Enter it around the largest step.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self.peak_bytes = 0
-        """What the step needed beyond what is still allocated after it."""
+        """Peak memory of the step beyond what stays allocated after it."""
 
     def __enter__(self) -> Probe:
         torch.cuda.empty_cache()
@@ -47,7 +47,7 @@ class Probe:
 
     def __exit__(self, *_: object) -> None:
         torch.cuda.synchronize(self._device)
-        # What stays, such as tables that the sampler makes at their first use, is in use from now on.
+        # Memory that stays allocated, such as tables made by the sampler at first use, counts as in use.
         kept = torch.cuda.memory_allocated(self._device)
         self.peak_bytes = torch.cuda.max_memory_allocated(self._device) - kept
         torch.cuda.empty_cache()

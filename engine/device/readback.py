@@ -1,4 +1,4 @@
-"""Small results on their way from the device to the host."""
+"""Asynchronous copies of small results from the device to the host."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Readback"]
 
 
 class Readback:
-    """Copies that were enqueued behind the work that makes them, so that later work does not delay them."""
+    """Copies enqueued right behind the kernels that produce the data: later work does not delay them."""
 
     def __init__(self, tensors: Sequence[torch.Tensor], device: torch.device) -> None:
         """With no tensors, `wait` still waits for the work enqueued before."""

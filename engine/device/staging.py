@@ -1,8 +1,8 @@
-"""The way of small host arrays to the device, without waiting for it.
+"""Asynchronous copies of small host arrays to the device.
 
-A copy from ordinary memory makes the host wait until the device has caught up; one from pinned memory only
-takes its place in the queue. torch's allocator of pinned memory keeps a block until the copies from it are
-done, so a block may be dropped as soon as its copy is enqueued.
+A copy from pageable memory blocks the host until the device has caught up; one from pinned memory does not.
+torch's pinned-memory allocator keeps a block until the copies from it are done, so a tensor may be dropped as
+soon as its copy is enqueued.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ Array: TypeAlias = npt.NDArray[Any]
 
 
 def upload(values: Sequence[float] | Array, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A tensor of `values` on `device`; the host goes on at once."""
+    """A tensor of `values` on `device`, without blocking."""
     host = torch.as_tensor(values, dtype=dtype)
     return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
 
 
 def send(arrays: Sequence[Array], device: torch.device) -> list[torch.Tensor]:
-    """Arrays of one dtype as tensors on `device`, which took one copy together.
+    """Arrays of one dtype as tensors on `device`, by a single copy.
 
     On a CPU the tensors share the arrays' memory.
     """

@@ -1,7 +1,7 @@
 """Decode steps as CUDA graphs: one launch instead of some four hundred.
 
-A graph is captured for each of a few batch sizes; a batch is padded to the next. Padding rows belong to no
-request: they read and write the pool's scratch page, and nobody looks at what they compute.
+A graph is captured for each of a few batch sizes; a batch is padded to the next. Padding rows read and write
+the pool's scratch page, and their results are ignored.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from engine.models.base import CausalLM
 __all__ = ["GRAPH_BYTES", "DecodeGraphs", "graph_sizes"]
 
 GRAPH_BYTES: Final = 1 << 30
-"""What all graphs of a model take at most: the activations of the largest step, and their own nodes."""
+"""Upper bound of the memory of all graphs: activations of the largest step, and the graphs' nodes."""
 
 
 def graph_sizes(largest: int) -> list[int]:
@@ -61,7 +61,7 @@ class DecodeGraphs:
     def prepare(self, batch: Batch) -> None:
         n = batch.num_requests
         self._attention.prepare_replay(batch, self._size_for(n))
-        # Rows past n keep ids and positions of an earlier step: valid ones, and nobody reads the result.
+        # Rows past n keep valid ids and positions of an earlier step; their results are ignored.
         self._input_ids[:n].copy_(batch.input_ids)
         self._positions[:n].copy_(batch.positions)
 
@@ -76,7 +76,7 @@ class DecodeGraphs:
         return self._sizes[bisect_left(self._sizes, num_requests)]
 
     def _capture(self, sizes: Iterable[int], device: torch.device, progress: Progress) -> None:
-        """Largest first: the smaller ones then find their memory in the pool that it left."""
+        """Largest first, so that smaller graphs reuse its memory pool."""
         pool = torch.cuda.graph_pool_handle()
         stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         weights = sample_weights(self._model)
@@ -84,17 +84,17 @@ class DecodeGraphs:
             progress("Capturing CUDA graphs", done, len(self._sizes))
             with faster_library(weights, rows=size):
                 self._graphs[size] = self._captured(size, pool, stream)
-            self._graphs[size].replay()  # the first replay moves it to the device, which takes its time
+            self._graphs[size].replay()  # the first replay uploads the graph, which is slow
         progress("Capturing CUDA graphs", len(self._sizes), len(self._sizes))
 
     def _captured(self, size: int, pool: Any, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
         self._attention.prepare_capture(size)
         stream.wait_stream(torch.cuda.current_stream(stream.device))
         with torch.cuda.stream(stream):
-            self._forward(size)  # a kernel is loaded at its first call, which a capture forbids
+            self._forward(size)  # load all kernels: loading is not allowed during capture
         torch.cuda.current_stream(stream.device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        # Other threads may talk to the device meanwhile: a transfer engine registers memory, say.
+        # Other threads may call CUDA meanwhile, such as a KV transport that registers memory.
         with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             self._hidden[size] = self._forward(size)
         return graph

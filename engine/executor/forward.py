@@ -1,4 +1,4 @@
-"""Ways to compute a step: kernel by kernel, or as graphs that were captured before."""
+"""Ways to compute a step: eagerly, or as captured CUDA graphs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Eager", "Enqueuing", "Forward"]
 Enqueuing: TypeAlias = Generator[None, None, torch.Tensor]
 """Enqueues a forward pass on the device; returns its hidden states.
 
-Yields where the device has enough to do for the host to turn to something else for a moment.
+Yields where enough is enqueued for the host to do other work meanwhile.
 """
 
 
@@ -24,17 +24,17 @@ class Forward(Protocol):
     """One forward pass: `prepare`, then `run`, with the same batch and nothing between them."""
 
     def fits(self, batch: Batch) -> bool:
-        """Whether this way can be taken."""
+        """Whether this forward can compute `batch`."""
 
     def prepare(self, batch: Batch) -> None:
-        """Plan, and enqueue what the device needs to know. What comes before its first work is all here."""
+        """Plan attention and enqueue the copies that come before the first kernel."""
 
     def run(self, batch: Batch) -> Enqueuing:
         """Hidden states of T tokens and any padding; the KV of every token is in the pool afterwards."""
 
 
 class Eager:
-    """Kernel by kernel: takes any batch."""
+    """Kernel by kernel; computes any batch."""
 
     def __init__(self, model: CausalLM, attention: AttentionBackend) -> None:
         self._model = model

@@ -1,6 +1,6 @@
-"""Which of NVIDIA's two libraries multiplies a model's matrices sooner, for a number of rows.
+"""Chooses between cuBLAS and cuBLASLt for a model's matrices, by measurement for a number of rows.
 
-cuBLAS and cuBLASLt have the same kernels and choose among them by rules of thumb of their own. On an H200 the
+cuBLAS and cuBLASLt choose among the same kernels by different heuristics. On an H200 the
 matrices of an 8B model take cuBLASLt 5% less time for 96 rows, and 9% more for 768. Neither is always right,
 so a graph is captured with the one that is measured to be faster.
 """
@@ -37,7 +37,7 @@ def sample_weights(model: CausalLM) -> list[Tensor]:
 
 @contextmanager
 def faster_library(weights: Sequence[Tensor], rows: int) -> Iterator[None]:
-    """Within, torch multiplies by the library that is faster with so many rows; enqueues on this stream."""
+    """Context in which torch uses the faster library for this number of rows. Measures on this stream."""
     before = torch.backends.cuda.preferred_blas_library()
     inputs = {
         size: torch.randn(rows, size, dtype=weights[0].dtype, device=weights[0].device)

@@ -1,9 +1,9 @@
-"""Small steps with prompts in them as chains of CUDA graphs: one for what lies between two attentions.
+"""Piecewise CUDA graphs for small mixed steps: one graph for what lies between two attention calls.
 
-Launched kernel by kernel, a mixed step keeps the host busy for ten milliseconds, and a few hundred tokens
-keep a large GPU busy for less. Attention itself is launched as ever, since what it does depends on the step's
-requests; all else depends on the number of tokens alone, and is captured for some of them, to which steps are
-padded. (vLLM's piecewise graphs; there a compiler cuts the model, here its one call to attention does.)
+Launched kernel by kernel, a mixed step keeps the host busy for ten milliseconds, longer than a few hundred
+tokens keep a large GPU busy. Attention is launched eagerly, since it depends on the step's requests; the rest
+depends on the number of tokens alone. It is captured for some numbers, to which steps are padded. (As in
+vLLM; there a compiler splits the model, here the call to attention does.)
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from engine.executor.forward import Enqueuing
 from engine.executor.gemm_autotune import faster_library, sample_weights
 from engine.layers.ops import Rotation
 from engine.models.base import CausalLM
-from engine.parallel.communicator import Ranks
+from engine.parallel.communicator import Communicator
 
 __all__ = ["PiecewiseGraphs", "token_sizes"]
 
 _GAIN: Final = 0.985
-"""Of two sizes, the smaller is worth having if it takes less than this part of the larger one's time."""
+"""A size is kept if it takes less than this part of the next larger size's time."""
 _LEAD: Final = 8
-"""Layers that keep the device busy for two or three milliseconds, while the host does something else."""
+"""Layers enqueued at once: they keep the device busy for two or three milliseconds."""
 _REPLAYS: Final = 2
-"""For each size, to time it."""
+"""Replays to time each size."""
 
 
 def token_sizes(largest: int) -> list[int]:
@@ -43,7 +43,7 @@ def token_sizes(largest: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Buffers:
-    """What the graphs of all sizes read and write, at addresses that never change. T is the largest size."""
+    """Inputs and outputs of the graphs of all sizes, at fixed addresses. T is the largest size."""
 
     input_ids: torch.Tensor
     """[T]"""
@@ -72,8 +72,8 @@ class _Chain:
 class PiecewiseGraphs:
     """Captured forward passes without their attention, all in one memory pool. A `Forward`.
 
-    More tokens may take less time, since cuBLAS chooses its kernels by rules of thumb. A size that is no
-    faster than the next larger one is forgotten, and its steps are padded to that.
+    More tokens may take less time, because of cuBLAS's heuristics. A size that is no faster than the next
+    larger one is dropped, and its steps are padded to that one.
     """
 
     def __init__(
@@ -83,13 +83,13 @@ class PiecewiseGraphs:
         *,
         largest: int,
         scratch_slot: int,
-        ranks: Ranks,
+        communicator: Communicator,
         progress: Progress,
     ) -> None:
         """`largest`: tokens of the largest step."""
         self._model = model
         self._attention = attention
-        self._ranks = ranks
+        self._communicator = communicator
         self._scratch_slot = scratch_slot
         weight, part = model.embed.weight, model.part
         ids = torch.zeros(largest, dtype=torch.int64, device=weight.device)
@@ -107,7 +107,7 @@ class PiecewiseGraphs:
     def prepare(self, batch: Batch) -> None:
         self._attention.prepare(batch)
         n, buffers = len(batch.input_ids), self._buffers
-        # Rows past n keep ids and positions of an earlier step: valid ones, and nobody reads the result.
+        # Rows past n keep valid ids and positions of an earlier step; their results are ignored.
         buffers.input_ids[:n].copy_(batch.input_ids)
         buffers.positions[:n].copy_(batch.positions)
         buffers.slots[:n].copy_(batch.slot_mapping)
@@ -131,7 +131,7 @@ class PiecewiseGraphs:
         return self._sizes[bisect_left(self._sizes, num_tokens)]
 
     def _capture(self, sizes: Sequence[int], progress: Progress) -> None:
-        """Largest first: the smaller ones then find their memory in the pool that it left."""
+        """Largest first, so that smaller graphs reuse its memory pool."""
         device = self._buffers.slots.device
         pool = torch.cuda.graph_pool_handle()
         stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -143,7 +143,7 @@ class PiecewiseGraphs:
                 progress("Capturing CUDA graphs of mixed steps", done, len(sizes))
                 with faster_library(weights, rows=size):
                     chain = self._captured(size, pool)
-                took = self._ranks.all_reduce_min(_microseconds(chain))  # the same sizes on all ranks
+                took = self._communicator.all_reduce_min(_microseconds(chain))  # the same sizes on all ranks
                 if took < _GAIN * fastest:
                     fastest = took
                     self._chains[size] = chain
@@ -167,7 +167,7 @@ class PiecewiseGraphs:
 
 def _microseconds(chain: _Chain) -> int:
     began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    chain.replay()  # the first replay moves it to the device, which takes its time
+    chain.replay()  # the first replay uploads the graph, which is slow
     times: list[float] = []
     for _ in range(_REPLAYS):
         began.record()
@@ -179,7 +179,7 @@ def _microseconds(chain: _Chain) -> int:
 
 
 class _Storing:
-    """In place of attention: keys and values go where they belong, queries to where attention finds them."""
+    """Replaces attention in a chain: stores keys and values in the pool, and queries in the buffers."""
 
     def __init__(self, attention: GraphableAttention, buffers: _Buffers) -> None:
         self._attention = attention
@@ -192,7 +192,7 @@ class _Storing:
 
 
 class _Cutter(_Storing):
-    """The same while capturing: here a graph ends, and the next one begins."""
+    """The same during capture: ends the current graph and begins the next."""
 
     def __init__(self, attention: GraphableAttention, buffers: _Buffers, pool: Any) -> None:
         super().__init__(attention, buffers)
@@ -201,8 +201,9 @@ class _Cutter(_Storing):
 
     def begin(self) -> None:
         self.graphs.append(torch.cuda.CUDAGraph())
-        # Other threads may talk to the device meanwhile: a transfer engine registers memory, say. Not by way
-        # of `torch.cuda.graph`, which collects garbage every time, and there are a thousand of these.
+        # Other threads may call CUDA meanwhile, such as a KV transport that registers memory.
+        # `torch.cuda.graph` is not used because it runs the garbage collector each time, and there are a
+        # thousand graphs.
         self.graphs[-1].capture_begin(pool=self._pool, capture_error_mode="thread_local")
 
     def end(self) -> None:

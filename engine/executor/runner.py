@@ -27,7 +27,8 @@ from engine.executor.piecewise_graphs import PiecewiseGraphs
 from engine.kv_cache.pool import KVPool
 from engine.loader.model_loader import load_model
 from engine.loader.weights_identity import weights_identity
-from engine.parallel.communicator import ALONE, Ranks
+from engine.parallel.communicator import SINGLE_RANK, Communicator
+from engine.parallel.step_channel import StepChannel
 from engine.sampling.logprobs import LogprobTensors
 from engine.sampling.sampler import Sampler
 from engine.sampling.token_masks import constrained_rows, masks_of
@@ -43,12 +44,12 @@ class StepResult:
     tokens: list[int]
     logprobs: list[TokenLogprobs | None]
     errors: dict[int, EngineError] = field(default_factory=dict)
-    """Index among the sampling chunks to what went wrong; that entry's token means nothing."""
+    """Errors by index among the sampling chunks; the token of such an entry is undefined, but in range."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedStep:
-    """A step of which the device knows all it has to, and has not been told to begin."""
+    """A step whose inputs are on the device and whose first kernel is not enqueued yet."""
 
     forward: Forward
     batch: Batch
@@ -58,14 +59,14 @@ class PreparedStep:
 
 class _Pause(Enum):
     BUSY = auto()
-    """The device has enough to do for the host to turn to something else for a moment."""
+    """Enough is enqueued for the host to do other work meanwhile."""
     OUTPUT = auto()
-    """What comes next depends on the tokens of the step before: they must be in `Request.output`."""
+    """The next part depends on the tokens of the previous step, which must be in `Request.output`."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Enqueued:
-    """A step of which the device has been told everything."""
+    """A step of which everything is enqueued."""
 
     readback: Readback
     errors: dict[int, EngineError] = field(default_factory=dict)
@@ -76,10 +77,10 @@ _Enqueuing: TypeAlias = Generator[_Pause, None, _Enqueued]
 
 
 class StepInFlight:
-    """A step that was handed to the device and may still be running there."""
+    """A step that is enqueued, at least in part, and may still be running."""
 
     def __init__(self, enqueuing: _Enqueuing, chunks: list[Chunk]) -> None:
-        """`chunks` are those that sample. Enqueues as much as the device needs to begin."""
+        """`chunks` are those that sample. Enqueues the first part."""
         self._enqueuing = enqueuing
         self._chunks = chunks
         self._enqueued: _Enqueued | None = None
@@ -87,9 +88,9 @@ class StepInFlight:
         self.proceed()
 
     def proceed(self) -> bool:
-        """Enqueue some more of it; whether there was more. All of it is enqueued before the next step is.
+        """Enqueue the next part; False if there is none. All parts are enqueued before the next step is.
 
-        The tokens of the step before are in `Request.output`; until they are, there is `proceed_early`.
+        The tokens of the previous step must be in `Request.output`; before that, call `proceed_early`.
         """
         if self._enqueued is not None:
             return False
@@ -100,11 +101,11 @@ class StepInFlight:
         return True
 
     def proceed_early(self) -> bool:
-        """`proceed` as far as nothing depends on the tokens of the step before; False where that ends."""
+        """`proceed` unless the next part depends on tokens of the previous step; then False."""
         return self._pause is _Pause.BUSY and self.proceed()
 
     def done(self) -> bool:
-        """Whether the device has done the step, so that `result` returns at once."""
+        """Whether the step has completed, so that `result` does not block."""
         return self._enqueued is not None and self._enqueued.readback.done()
 
     def wait(self) -> None:
@@ -113,11 +114,11 @@ class StepInFlight:
         self._enqueued.readback.wait()
 
     def result(self) -> StepResult:
-        """Wait until the device has done the step, and read what it sampled."""
+        """Wait for the step and return what it sampled."""
         while self.proceed():
             pass
         assert self._enqueued is not None
-        read = self._enqueued.readback.wait()  # even if nothing is to be read: the KV must be in the pool now
+        read = self._enqueued.readback.wait()  # also when nothing is sampled: the KV must be in the pool
         if not self._chunks:
             return StepResult([], [])
         tokens, finite, *logprobs = read
@@ -141,15 +142,18 @@ class StepInFlight:
 
 
 class ModelRunner:
-    """Owns the weights, the KV pool and every other tensor of a worker; of one rank of it, if it has more."""
+    """Owns the weights, the KV pool and every other tensor of a worker, or of one of its ranks."""
 
-    def __init__(self, config: EngineConfig, progress: Progress = silent, ranks: Ranks = ALONE) -> None:
-        """With `ranks`, every rank builds its runner at the same time: they size and rehearse together.
+    def __init__(
+        self, config: EngineConfig, progress: Progress = silent, communicator: Communicator = SINGLE_RANK
+    ) -> None:
+        """With several ranks, all build their runners at the same time: they size the KV pool together.
 
-        Makes the device the calling thread's current one; another thread that takes over does so itself.
+        Makes the device current for the calling thread. Any other thread that uses the runner must do so too.
         """
         self._device = enter_device(config.device)
-        self.ranks = ranks
+        self.communicator = communicator
+        self._step_channel = StepChannel(communicator)
         with advising("the weights", "use a smaller model, or more ranks (--tensor-parallel-size)"):
             self._model = load_model(
                 config.model_path,
@@ -158,7 +162,7 @@ class ModelRunner:
                 load_format=config.load_format,
                 seed=config.seed,
                 progress=progress,
-                ranks=ranks,
+                communicator=communicator,
             )
         self.spec: ModelSpec = self._model.spec
         """Of the whole model."""
@@ -170,8 +174,9 @@ class ModelRunner:
             max_requests=config.scheduler.max_running_requests,
             device=self._device,
         )
-        # Page ids are the same on all ranks, so the smallest room decides.
-        self.kv = self._pool(config, ranks.all_reduce_min(config.num_pages or self._pages_that_fit(config)))
+        # Page ids are the same on all ranks, so the rank with the least memory decides.
+        num_pages = config.num_pages or self._pages_that_fit(config)
+        self.kv = self._pool(config, communicator.all_reduce_min(num_pages))
         self._steps = StepWriter(config.scheduler.max_running_requests)
         self._batches = BatchBuilder(
             page_size=config.page_size,
@@ -181,7 +186,7 @@ class ModelRunner:
             device=self._device,
         )
         self._forwards = self._ways(self._attention_over(self.kv, config), config, progress)
-        """The first that fits is taken."""
+        """The first that fits a batch computes it."""
         # The token last sampled for each slot. The next step reads it here, so that it can be enqueued
         # before the host knows what was sampled.
         self._last_tokens = torch.zeros(
@@ -190,18 +195,18 @@ class ModelRunner:
 
     @torch.inference_mode()
     def prepare(self, plan: StepPlan) -> PreparedStep:
-        """Do what comes before the device's first work. A step is launched before the next is prepared."""
+        """Copy a step's inputs, plan its attention. A step must be launched before the next is prepared."""
         inputs = self._steps.write(plan)
-        self.ranks.broadcast_step(inputs)
+        self._step_channel.send(inputs)
         sampling = [chunk for chunk in plan.chunks if chunk.samples]
         return PreparedStep(*self._prepared(inputs), sampling)
 
     def launch(self, step: PreparedStep) -> StepInFlight:
-        """Let the device begin with a step; `StepInFlight.proceed` enqueues the rest. Waits for no GPU."""
+        """Enqueue the first part of a step; `StepInFlight.proceed` enqueues the rest. Never blocks."""
         return StepInFlight(self._enqueue(step), step.sampling)
 
     def execute_step(self, inputs: StepInputs) -> None:
-        """What `prepare` and `launch` are on the leader, for a rank that follows: all of it but to sample."""
+        """On ranks other than 0: compute a step that rank 0 has prepared. Only rank 0 samples."""
         for _ in self._enqueue_part(inputs):
             pass
 
@@ -217,7 +222,7 @@ class ModelRunner:
             yield _Pause.OUTPUT  # the device computes all of the above meanwhile
             masks = masks_of(step.sampling, rows, self.spec.vocab_size)
         sampled = self._sampler.sample(logits, step.sampling, masks)
-        self.ranks.broadcast(sampled.tokens)
+        self.communicator.broadcast(sampled.tokens)
         self._last_tokens[batch.sample_slots] = sampled.tokens
         errors: dict[int, EngineError] = {} if masks is None else {**masks.errors}
         return _Enqueued(Readback(sampled.tensors(), self._device), errors)
@@ -230,7 +235,7 @@ class ModelRunner:
             return
         self._model.logits(hidden[batch.sample_rows])
         tokens = torch.empty_like(batch.sample_slots)
-        self.ranks.broadcast(tokens)
+        self.communicator.broadcast(tokens)
         self._last_tokens[batch.sample_slots] = tokens
 
     def _prepared(self, inputs: StepInputs) -> tuple[Forward, Batch]:
@@ -241,10 +246,11 @@ class ModelRunner:
         return forward, batch
 
     def close(self) -> None:
-        """Give the device's memory back. The runner is of no use afterwards, nor are those of other ranks."""
-        # Before the ranks part: NCCL does not let go of them while there are graphs in which they meet.
+        """Free the device's memory. Neither this runner nor those of other ranks can be used afterwards."""
+        # Graphs first: NCCL does not release a communicator that a captured graph uses.
         del self._forwards, self._model, self.kv
-        self.ranks.close()
+        self._step_channel.close()
+        self.communicator.close()
 
     # -------------------------------------------------------------------------------------- set-up
 
@@ -269,7 +275,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _pages_that_fit(self, config: EngineConfig) -> int:
-        """Run the largest step on a pool without pages and see what it leaves."""
+        """Profile run: measure the memory of the largest step, on a pool without pages."""
         if self._device.type != "cuda":
             raise EngineError("num_pages must be given: the pool sizes itself on a GPU only")
         pool = self._pool(config, 0)
@@ -283,7 +289,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _profile_run(self, batch: Batch, attention: AttentionBackend, *, rows: int) -> None:
-        """Compute a step and sample `rows` of it, in whatever way takes the most memory."""
+        """Compute a step and sample `rows` of it with the options that take the most memory."""
         attention.prepare(batch)
         hidden = self._model(batch.input_ids, batch.positions, attention)
         self._sampler.profile_run(self._model.logits(hidden[:rows]))
@@ -312,7 +318,7 @@ class ModelRunner:
                         attention,
                         largest=config.cuda_graph_max_tokens,
                         scratch_slot=self.kv.scratch_page * config.page_size,
-                        ranks=self.ranks,
+                        communicator=self.communicator,
                         progress=progress,
                     )
                 )

@@ -55,8 +55,8 @@ class GrammarCompiler:
     def matcher(self, grammar: Grammar) -> Matcher:
         """A matcher at the beginning of an output. Raises GrammarError.
 
-        Compiles a grammar that is not kept: milliseconds, up to a second for extreme ones, most of it without
-        the interpreter lock.
+        Compiles a grammar that is not kept, and computes its first mask, which may take longer than all that
+        follow: milliseconds, a second for extreme ones, most of it without the interpreter lock.
         """
         with self._lock:
             compiled = self._compiled.get(grammar)
@@ -67,13 +67,23 @@ class GrammarCompiler:
         if self._vocabulary is None:
             raise GrammarError(str(self._unusable))
         compiled = LLMatcher(self._vocabulary, source_of(grammar), log_level=0, limits=LIMITS)
-        if compiled.is_error():
-            raise rejected(grammar, compiled.get_error())
+        first = compiled.deep_copy()  # copies share the lexer's states
+        first.compute_bitmask()
+        if first.is_error():
+            raise rejected(grammar, first.get_error())
         with self._lock:
             self._compiled[grammar] = compiled
             while len(self._compiled) > _KEPT:
                 self._compiled.popitem(last=False)
             return Matcher(compiled.deep_copy())
+
+    def forget(self, grammar: Grammar) -> None:
+        """Compile the grammar anew when it is wanted again.
+
+        Its matchers share the lexer's states: when one has reached a limit, so have all.
+        """
+        with self._lock:
+            self._compiled.pop(grammar, None)
 
     def _read_vocabulary(self) -> LLTokenizer:
         path = self._folder / "tokenizer.json"

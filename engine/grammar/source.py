@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Final
+from decimal import Decimal
+from typing import Any, Final
 
 from llguidance import LLMatcher, LLParserLimits
 from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
@@ -18,6 +19,7 @@ LIMITS: Final = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
 
 _WHITESPACE: Final = r"[\x20\x0A\x0D\x09]{0,40}"
 """Between the tokens of JSON. Without a bound, a model may write white space until its context is full."""
+_MAX_DIVISOR: Final = 10_000
 _MAX_REASON: Final = 300
 """Characters of the library's own message that are passed on."""
 
@@ -37,6 +39,7 @@ def source_of(grammar: Grammar) -> str:
     try:
         match grammar.kind:
             case GrammarKind.JSON_SCHEMA:
+                _check_divisors(json.loads(grammar.text))
                 return LLMatcher.grammar_from_json_schema(
                     grammar.text, overrides={"whitespace_pattern": _WHITESPACE, "lenient": False}
                 )
@@ -61,6 +64,25 @@ _NAMES: Final = {
     GrammarKind.CHOICE: "list of choices",
     GrammarKind.EBNF: "grammar",
 }
+
+
+def _check_divisors(schema: Any) -> None:
+    """Raise ValueError for a `multipleOf` that takes seconds: the lexer has a state for each remainder."""
+    left = [schema]
+    while left:
+        node = left.pop()
+        if isinstance(node, list):
+            left += node
+        elif isinstance(node, dict):
+            left += node.values()
+            divisor = node.get("multipleOf", 1)
+            if isinstance(divisor, int | float) and _digits(divisor) > _MAX_DIVISOR:
+                raise ValueError(f"multipleOf may have at most the digits of {_MAX_DIVISOR}, not {divisor}")
+
+
+def _digits(number: float) -> int:
+    """Of a decimal number, as an integer: 125 for 0.125 and for 12.5."""
+    return abs(int("".join(map(str, Decimal(str(number)).as_tuple().digits))))
 
 
 def _one_of(text: str) -> str:

@@ -10,16 +10,16 @@ al. 2023.)
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import torch
 import triton
 import triton.language as tl
 
+from engine.batch.decode_plan import DecodePlan
 from engine.kernels.pdl import pdl_wait, supports_pdl
 
-__all__ = ["DecodeWorkspace", "PlanTensors", "attend"]
+__all__ = ["DecodeWorkspace", "attend"]
 
 _LOG2_E: Final = 1.4426950408889634
 _FEWEST_ROWS: Final = 16
@@ -28,25 +28,6 @@ _TILE: Final = 64
 _STAGES: Final = 3
 _WARPS: Final = 2
 _MERGED_AT_ONCE: Final = 8
-
-
-@dataclass(frozen=True, slots=True)
-class PlanTensors:
-    """P parts of R contexts; int32, on the device, each 16-byte aligned."""
-
-    owners: torch.Tensor
-    """[P]: whose context, in the order in which to begin; -1: none."""
-    indices: torch.Tensor
-    """[P]: which part of it."""
-    first_parts: torch.Tensor
-    """[R + 1]: where a request's parts begin if all were in the order of requests."""
-    part_tokens: torch.Tensor
-    """[1]: tokens of each part but a request's last."""
-    page_indptr: torch.Tensor
-    """[R + 1]: where a request's pages begin in `pages`."""
-    last_page_lens: torch.Tensor
-    """[R]: tokens in the last page of each."""
-    pages: torch.Tensor
 
 
 class DecodeWorkspace:
@@ -63,7 +44,11 @@ class DecodeWorkspace:
 
 
 def attend(
-    q: torch.Tensor, pages: torch.Tensor, plan: PlanTensors, workspace: DecodeWorkspace, out: torch.Tensor
+    q: torch.Tensor,
+    pages: torch.Tensor,
+    plan: DecodePlan[torch.Tensor],
+    workspace: DecodeWorkspace,
+    out: torch.Tensor,
 ) -> None:
     """Attend with q `[R, heads, dim]` to one layer of the pool, `[page, 2, kv_head, token, dim]`; into `out`.
 

@@ -19,7 +19,7 @@ class CacheChange:
 
 
 class CacheJournal:
-    """Collects changes in order until somebody takes them."""
+    """Collects changes in order until they are taken."""
 
     def __init__(self) -> None:
         self._changes: list[CacheChange] = []

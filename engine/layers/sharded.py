@@ -9,23 +9,23 @@ from __future__ import annotations
 from torch import Tensor
 
 from engine.layers.modules import Embedding, Linear
-from engine.parallel.communicator import Ranks
+from engine.parallel.communicator import Communicator
 
 __all__ = ["head_of", "sum_linear"]
 
 
-def sum_linear(in_features: int, out_features: int, *, bias: bool, ranks: Ranks) -> Linear:
+def sum_linear(in_features: int, out_features: int, *, bias: bool, communicator: Communicator) -> Linear:
     """x [T, in] -> [T, out], where every rank brings its own `in_features`."""
-    if ranks.shard.size == 1:
+    if communicator.shard.size == 1:
         return Linear(in_features, out_features, bias=bias)
-    return _SumLinear(in_features, out_features, bias=bias, ranks=ranks)
+    return _SumLinear(in_features, out_features, bias=bias, communicator=communicator)
 
 
-def head_of(embed: Embedding, ranks: Ranks, *, tied: bool) -> Linear:
+def head_of(embed: Embedding, communicator: Communicator, *, tied: bool) -> Linear:
     """hidden [S, d] -> logits [S, vocab] on the leader, from weights of its own or, if tied, `embed`'s."""
     vocab, features = embed.weight.shape
-    if ranks.shard.size > 1:
-        return _VocabularyHead(embed, ranks, tied=tied)
+    if communicator.shard.size > 1:
+        return _VocabularyHead(embed, communicator, tied=tied)
     head = Linear(features, vocab, bias=False)
     if tied:
         head.weight = embed.weight
@@ -33,13 +33,15 @@ def head_of(embed: Embedding, ranks: Ranks, *, tied: bool) -> Linear:
 
 
 class _SumLinear(Linear):
-    def __init__(self, in_features: int, out_features: int, *, bias: bool, ranks: Ranks) -> None:
+    def __init__(
+        self, in_features: int, out_features: int, *, bias: bool, communicator: Communicator
+    ) -> None:
         super().__init__(in_features, out_features, bias=bias)
-        self._ranks = ranks
+        self._communicator = communicator
 
     def forward(self, x: Tensor) -> Tensor:
-        bias = self.bias if self._ranks.shard.is_first_rank else None  # summed, it must come in once
-        return self._ranks.all_reduce(self.product(x, bias))
+        bias = self.bias if self._communicator.shard.is_first_rank else None  # summed, it must come in once
+        return self._communicator.all_reduce(self.product(x, bias))
 
 
 class _VocabularyHead(Linear):
@@ -50,15 +52,15 @@ class _VocabularyHead(Linear):
     read through, and every rank holds it whole.
     """
 
-    def __init__(self, embed: Embedding, ranks: Ranks, *, tied: bool) -> None:
+    def __init__(self, embed: Embedding, communicator: Communicator, *, tied: bool) -> None:
         self._vocab, features = embed.weight.shape
-        mine = ranks.shard.vocabulary(self._vocab)
+        mine = communicator.shard.vocabulary(self._vocab)
         super().__init__(features, len(mine), bias=False)
-        self._ranks = ranks
+        self._communicator = communicator
         if tied:
             # A view and no parameter: whatever fills the embedding fills this.
             del self.weight
             self.register_buffer("weight", embed.weight.detach()[mine.start : mine.stop], persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._ranks.gather_columns(super().forward(x), self._vocab)
+        return self._communicator.gather_columns(super().forward(x), self._vocab)

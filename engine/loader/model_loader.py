@@ -17,7 +17,7 @@ from engine.loader.dummy_weights import fill_randomly
 from engine.loader.safetensors_reader import read_tensors, weight_files
 from engine.models import registry
 from engine.models.base import CausalLM
-from engine.parallel.communicator import ALONE, Ranks
+from engine.parallel.communicator import SINGLE_RANK, Communicator
 from engine.spec.errors import WeightsError
 from engine.spec.model_spec import ModelSpec
 from engine.spec.shard import Cut
@@ -37,7 +37,7 @@ def load_model(
     load_format: str = "auto",
     seed: int = 0,
     progress: Progress = silent,
-    ranks: Ranks = ALONE,
+    communicator: Communicator = SINGLE_RANK,
 ) -> CausalLM:
     """Build the model of `folder` and fill its weights, from safetensors or, for "dummy", from `seed`.
 
@@ -52,7 +52,7 @@ def load_model(
     target = torch.device(device)
     progress("Preparing kernels", 0, 0)  # compiled at the first start on a machine
     with _defaults(target, _DTYPES[dtype]):
-        model = registry.build(spec, ops_for(target, _DTYPES[dtype]), ranks)
+        model = registry.build(spec, ops_for(target, _DTYPES[dtype]), communicator)
     match load_format:
         case "auto":
             _fill(model, weight_files(folder), progress)

@@ -11,7 +11,7 @@ from engine.layers.modules import Embedding, Linear
 from engine.layers.ops import Rotation
 from engine.layers.sharded import head_of
 from engine.models.weight_table import ParamSlice, WeightTable
-from engine.parallel.communicator import Ranks
+from engine.parallel.communicator import Communicator
 from engine.spec.model_spec import ModelSpec
 from engine.spec.shard import Cut
 
@@ -33,15 +33,15 @@ class Attention(Protocol):
 class CausalLM(nn.Module, ABC):
     """A decoder-only transformer over a flat batch of tokens, whatever sequences they belong to."""
 
-    def __init__(self, spec: ModelSpec, ranks: Ranks) -> None:
+    def __init__(self, spec: ModelSpec, communicator: Communicator) -> None:
         super().__init__()
         self.spec = spec
         """Of the whole model, over all ranks."""
-        self.shard = ranks.shard
-        self.part = ranks.shard.of(spec)
+        self.shard = communicator.shard
+        self.part = communicator.shard.of(spec)
         """The shape of what this rank computes."""
         self.embed = Embedding(spec.vocab_size, spec.hidden_size)
-        self.head = head_of(self.embed, ranks, tied=spec.tied_embeddings)
+        self.head = head_of(self.embed, communicator, tied=spec.tied_embeddings)
 
     @abstractmethod
     def forward(self, input_ids: Tensor, positions: Tensor, attn: Attention) -> Tensor:

@@ -15,20 +15,20 @@ from engine.layers.rope import rope_table
 from engine.layers.sharded import sum_linear
 from engine.models.base import Attention, CausalLM
 from engine.models.weight_table import ParamSlice, WeightTable, per_layer
-from engine.parallel.communicator import Ranks
+from engine.parallel.communicator import Communicator
 from engine.spec.model_spec import ModelSpec
 
 __all__ = ["LlamaModel"]
 
 
 class LlamaModel(CausalLM):
-    def __init__(self, spec: ModelSpec, ops: Ops, ranks: Ranks) -> None:
-        super().__init__(spec, ranks)
+    def __init__(self, spec: ModelSpec, ops: Ops, communicator: Communicator) -> None:
+        super().__init__(spec, communicator)
         if spec.rope is None:
             raise ValueError("the Llama family needs rotary positions")
         self.ops = ops
         self.layers = nn.ModuleList(
-            LlamaLayer(self.part, index, ops, ranks) for index in range(spec.num_layers)
+            LlamaLayer(self.part, index, ops, communicator) for index in range(spec.num_layers)
         )
         self.norm = RMSNorm(spec.hidden_size, spec.norm_eps, ops)
         self.rope = rope_table(spec.rope, spec.head_dim, spec.max_position, device=self.embed.weight.device)
@@ -72,12 +72,12 @@ class LlamaModel(CausalLM):
 
 
 class LlamaLayer(nn.Module):
-    def __init__(self, spec: ModelSpec, index: int, ops: Ops, ranks: Ranks) -> None:
+    def __init__(self, spec: ModelSpec, index: int, ops: Ops, communicator: Communicator) -> None:
         super().__init__()
         self.input_norm = RMSNorm(spec.hidden_size, spec.norm_eps, ops)
-        self.attention = LlamaAttention(spec, index, ops, ranks)
+        self.attention = LlamaAttention(spec, index, ops, communicator)
         self.mlp_norm = RMSNorm(spec.hidden_size, spec.norm_eps, ops)
-        self.mlp = LlamaMLP(spec, ops, ranks)
+        self.mlp = LlamaMLP(spec, ops, communicator)
 
     def forward(
         self, x: Tensor, residual: Tensor, rotation: Rotation, attn: Attention
@@ -90,7 +90,7 @@ class LlamaLayer(nn.Module):
 
 
 class LlamaAttention(nn.Module):
-    def __init__(self, spec: ModelSpec, index: int, ops: Ops, ranks: Ranks) -> None:
+    def __init__(self, spec: ModelSpec, index: int, ops: Ops, communicator: Communicator) -> None:
         super().__init__()
         self.index = index
         self.ops = ops
@@ -98,7 +98,7 @@ class LlamaAttention(nn.Module):
         self.head_dim = spec.head_dim
         self.num_kv_heads = spec.num_kv_heads
         self.qkv = Linear(spec.hidden_size, spec.q_size + 2 * spec.kv_size, bias=spec.qkv_bias)
-        self.out = sum_linear(spec.q_size, spec.hidden_size, bias=spec.output_bias, ranks=ranks)
+        self.out = sum_linear(spec.q_size, spec.hidden_size, bias=spec.output_bias, communicator=communicator)
         self.q_norm = RMSNorm(spec.head_dim, spec.norm_eps, ops) if spec.qk_norm else None
         self.k_norm = RMSNorm(spec.head_dim, spec.norm_eps, ops) if spec.qk_norm else None
 
@@ -113,10 +113,12 @@ class LlamaAttention(nn.Module):
 
 
 class LlamaMLP(nn.Module):
-    def __init__(self, spec: ModelSpec, ops: Ops, ranks: Ranks) -> None:
+    def __init__(self, spec: ModelSpec, ops: Ops, communicator: Communicator) -> None:
         super().__init__()
         self.gate_up = GateUp(spec.hidden_size, spec.intermediate_size, bias=spec.mlp_bias, ops=ops)
-        self.down = sum_linear(spec.intermediate_size, spec.hidden_size, bias=spec.mlp_bias, ranks=ranks)
+        self.down = sum_linear(
+            spec.intermediate_size, spec.hidden_size, bias=spec.mlp_bias, communicator=communicator
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         output: Tensor = self.down(self.gate_up(x))

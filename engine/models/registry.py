@@ -9,12 +9,12 @@ from engine.layers.ops import Ops
 from engine.models.base import CausalLM
 from engine.models.gpt2 import GPT2Model
 from engine.models.llama import LlamaModel
-from engine.parallel.communicator import Ranks
+from engine.parallel.communicator import Communicator
 from engine.spec.model_spec import ModelSpec
 
 __all__ = ["build"]
 
-_MODELS: Final[dict[str, Callable[[ModelSpec, Ops, Ranks], CausalLM]]] = {
+_MODELS: Final[dict[str, Callable[[ModelSpec, Ops, Communicator], CausalLM]]] = {
     "LlamaForCausalLM": LlamaModel,
     "MistralForCausalLM": LlamaModel,
     "Qwen2ForCausalLM": LlamaModel,
@@ -23,6 +23,6 @@ _MODELS: Final[dict[str, Callable[[ModelSpec, Ops, Ranks], CausalLM]]] = {
 }
 
 
-def build(spec: ModelSpec, ops: Ops, ranks: Ranks) -> CausalLM:
+def build(spec: ModelSpec, ops: Ops, communicator: Communicator) -> CausalLM:
     """This rank's part, its weights uninitialised, on torch's current default device and dtype."""
-    return _MODELS[spec.architecture](spec, ops, ranks)
+    return _MODELS[spec.architecture](spec, ops, communicator)

@@ -1,8 +1,18 @@
-"""One model on several ranks: who holds what of it, and how they compute a step together."""
+"""Tensor parallelism: rendezvous of the ranks, collectives, and the channel for each step's inputs."""
 
-from engine.parallel.communicator import ALONE, Ranks
-from engine.parallel.group import RankGroup
+from engine.parallel.communicator import SINGLE_RANK, Communicator
 from engine.parallel.rendezvous import Rendezvous, RendezvousServer, join
+from engine.parallel.step_channel import StepChannel
+from engine.parallel.torch_communicator import TorchCommunicator
 from engine.spec.shard import Shard
 
-__all__ = ["ALONE", "RankGroup", "Ranks", "Rendezvous", "RendezvousServer", "Shard", "join"]
+__all__ = [
+    "SINGLE_RANK",
+    "Communicator",
+    "Rendezvous",
+    "RendezvousServer",
+    "Shard",
+    "StepChannel",
+    "TorchCommunicator",
+    "join",
+]

@@ -1,59 +1,53 @@
-"""What a runner and its model ask of the ranks that they share a model with."""
+"""Collectives among the ranks that share a model."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final, Protocol
 
 from torch import Tensor
 
-from engine.batch.step_inputs import StepInputs
 from engine.spec.shard import Shard
 
-__all__ = ["ALONE", "Ranks"]
+__all__ = ["SINGLE_RANK", "Communicator"]
 
 
-class Ranks(Protocol):
-    """Every rank makes the same calls in the same order; nothing else keeps them in step.
+class Communicator(Protocol):
+    """Every rank makes the same calls in the same order; nothing else synchronizes them.
 
-    What takes and gives tensors is enqueued on the device, and waits for nobody on the host.
+    Operations on device tensors are enqueued and do not block the host. Those on host data block it. All
+    raise RankLost when another rank has ended.
     """
 
     @property
     def shard(self) -> Shard:
-        """This rank's part."""
-
-    def broadcast_step(self, inputs: StepInputs) -> None:
-        """The leader tells the others of the step that all are about to compute."""
+        """The part of the model that this rank holds."""
 
     def all_reduce(self, partial: Tensor) -> Tensor:
-        """The sum of all ranks' tensors, in place of this one's."""
+        """The sum over all ranks, in place of `partial`."""
 
     def gather_columns(self, piece: Tensor, total: int) -> Tensor:
-        """For the leader all pieces [S, n] side by side, [S, total]; for others their own. All pieces are
-        as wide as the leader's, but for the last ones, which may be narrower.
+        """On rank 0 all pieces [S, n] side by side, [S, total]; on other ranks their own piece.
+
+        All pieces are as wide as that of rank 0, except the last ones, which may be narrower.
         """
 
     def broadcast(self, tokens: Tensor) -> None:
-        """The leader's `tokens`, in place of everybody's."""
+        """Overwrite `tokens` with those of rank 0."""
 
     def all_reduce_min(self, number: int) -> int:
-        """The smallest of all ranks' numbers. Waits for all of them, for as long as they live."""
+        """The smallest number of all ranks. Waits for all of them without a timeout."""
 
-    def broadcast_ints(self, numbers: Sequence[int]) -> list[int]:
-        """The leader's numbers, on every rank. Waits as `all_reduce_min` does."""
+    def broadcast_host(self, numbers: Tensor) -> None:
+        """Overwrite `numbers` (int64, on the host) with those of rank 0. Waits for it without a timeout."""
 
     def close(self) -> None:
-        """The leader ends the others; then the ranks part."""
+        """Close the connections. Other ranks that wait for this one get RankLost."""
 
 
-class _Alone:
-    """The only rank: whatever has to be agreed on is."""
+class _SingleRank:
+    """A model that one rank holds: every collective is the identity."""
 
     shard = Shard()
-
-    def broadcast_step(self, inputs: StepInputs) -> None:
-        pass
 
     def all_reduce(self, partial: Tensor) -> Tensor:
         return partial
@@ -67,11 +61,11 @@ class _Alone:
     def all_reduce_min(self, number: int) -> int:
         return number
 
-    def broadcast_ints(self, numbers: Sequence[int]) -> list[int]:
-        return list(numbers)
+    def broadcast_host(self, numbers: Tensor) -> None:
+        pass
 
     def close(self) -> None:
         pass
 
 
-ALONE: Final[Ranks] = _Alone()
+SINGLE_RANK: Final[Communicator] = _SingleRank()

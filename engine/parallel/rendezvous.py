@@ -1,6 +1,6 @@
-"""How the ranks of a worker find each other: at a place that the leader opens and tells the others.
+"""How the ranks of a worker find each other: a store on loopback, opened by rank 0.
 
-All ranks of a worker share a machine, so they meet on its loopback interface: nobody else can come.
+All ranks of a worker share a machine, so no other machine can connect.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from engine.errors import RankLost
-from engine.parallel.group import RankGroup
+from engine.parallel.torch_communicator import TorchCommunicator
 from engine.spec.shard import Shard
 
 __all__ = ["Rendezvous", "RendezvousServer", "join"]
 
 _LOOPBACK: Final = "127.0.0.1"
 _CONNECT_S: Final = 60.0
-_LOOK_S: Final = 0.05
+_POLL_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """Where, and for how many."""
+    """The store's port, and the number of ranks."""
 
     port: int
     size: int
 
 
 class RendezvousServer:
-    """The leader's side."""
+    """The store, in the process of rank 0."""
 
     def __init__(self, size: int) -> None:
         listener = socket.create_server((_LOOPBACK, 0))
@@ -52,22 +52,22 @@ class RendezvousServer:
         )
 
     def join_as_first_rank(
-        self, device: torch.device, *, patience_s: float, absent: Callable[[], str]
-    ) -> RankGroup:
-        """The group, once all are here. `absent` says why somebody will never come; empty: not known yet.
+        self, device: torch.device, *, timeout_s: float, failure: Callable[[], str]
+    ) -> TorchCommunicator:
+        """Wait for all other ranks. `failure()`: why a rank will never join; empty while none has failed.
 
-        `patience_s`: how long a rank may keep the others waiting in the middle of a step. Raises RankLost.
+        `timeout_s`: how long one rank may wait for another in the middle of a step. Raises RankLost.
         """
-        others = [_arrival(rank) for rank in range(1, self.place.size)]
+        others = [_key(rank) for rank in range(1, self.place.size)]
         while not self._store.check(others):
-            if reason := absent():
+            if reason := failure():
                 raise RankLost(reason)
-            time.sleep(_LOOK_S)
-        return RankGroup(self._store, Shard(0, self.place.size), device, patience_s=patience_s)
+            time.sleep(_POLL_S)
+        return TorchCommunicator(self._store, Shard(0, self.place.size), device, timeout_s=timeout_s)
 
 
-def join(rendezvous: Rendezvous, rank: int, device: torch.device, *, patience_s: float) -> RankGroup:
-    """The group, for a rank that follows. Raises RankLost if the leader is not there any more."""
+def join(rendezvous: Rendezvous, rank: int, device: torch.device, *, timeout_s: float) -> TorchCommunicator:
+    """On ranks other than 0. `timeout_s` as in `join_as_first_rank`. Raises RankLost if rank 0 has ended."""
     try:
         store = TCPStore(
             _LOOPBACK,
@@ -76,11 +76,11 @@ def join(rendezvous: Rendezvous, rank: int, device: torch.device, *, patience_s:
             is_master=False,
             timeout=timedelta(seconds=_CONNECT_S),
         )
-        store.set(_arrival(rank), "")
-        return RankGroup(store, Shard(rank, rendezvous.size), device, patience_s=patience_s)
+        store.set(_key(rank), "")
+        return TorchCommunicator(store, Shard(rank, rendezvous.size), device, timeout_s=timeout_s)
     except RuntimeError as error:  # what torch.distributed raises, of several kinds
-        raise RankLost(f"rank {rank} does not find its leader: {error}") from error
+        raise RankLost(f"rank {rank} cannot reach rank 0: {error}") from error
 
 
-def _arrival(rank: int) -> str:
+def _key(rank: int) -> str:
     return f"rank-{rank}-is-here"

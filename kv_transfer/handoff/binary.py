@@ -1,4 +1,4 @@
-"""Fields of binary messages: written plainly, read with suspicion."""
+"""Encoding and bounds-checked decoding of binary message fields."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _LENGTH: Final = struct.Struct("<I")
 
 
 def block(data: bytes) -> bytes:
-    """`data` behind its length."""
+    """`data` with its length in front."""
     return _LENGTH.pack(len(data)) + data
 
 
 class Reader:
-    """Takes fields off the front of a message, refusing to run past its end."""
+    """Reads fields from the front of a message; raises BadMessage at its end."""
 
     def __init__(self, data: bytes, offset: int = 0) -> None:
         self._data = data

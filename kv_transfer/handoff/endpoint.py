@@ -1,4 +1,4 @@
-"""A worker's end of all its handoffs: one transport, which a sender and a receiver share."""
+"""The KV endpoint of a worker: one transport shared by a sender and a receiver."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = ["KVEndpoint"]
 
 
 class KVEndpoint:
-    """Polls the transport and gives each event to the half that it is for. Owns no thread and no clock.
+    """Polls the transport and dispatches its events to sender and receiver. Has no thread and no clock.
 
-    Writes are the sender's. Messages are told apart by their kind. The loss of a peer, a fence, and a
-    transport that is opened anew concern both halves.
+    Completed writes go to the sender, messages are dispatched by kind, and both get lost peers, fences, and
+    the reopening of the transport.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class KVEndpoint:
         return self._port.unexpected.total()
 
     def is_busy(self, now: float) -> bool:
-        """Whether something is likely to come soon."""
+        """Whether events are likely soon, so that the endpoint should be polled continuously."""
         return self.sender.is_busy() or self.receiver.is_busy(now)
 
     def poll(self, now: float) -> list[EndpointEvent]:
@@ -72,12 +72,12 @@ class KVEndpoint:
         return [*events, *self.sender.due(now), *self.receiver.due(now)]
 
     def fence(self, epoch: int, reason: str, now: float) -> None:
-        """Another authority declared the peer of that epoch dead: it is refused from now on.
+        """Refuse the peer of this epoch from now on: the cluster has declared it dead.
 
-        That does not prove that its writes have ended: a host that was only cut off may come back with
-        writes under way. If pages are lent to the peer, this worker closes its own transport first, so that
-        no write can land, and then frees them. Every other handoff, in either direction, fails with that
-        and has to be tried again. A peer on this host is only refused: its end is known by itself.
+        Its writes may still be in flight: a host that was cut off may come back. If pages are reserved for
+        the peer, this worker first closes its own transport, so that no write can land, and then frees them.
+        All other handoffs, in both directions, fail with that and must be retried. A peer on this host is
+        only refused, since the end of its process is detected locally.
 
         Raises RightsRemain, and what opening the transport raises: then this process has to end.
         """

@@ -1,4 +1,4 @@
-"""What a sender or a receiver reports to its worker."""
+"""Events of senders and receivers for their worker."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class HandedOver:
 
 @dataclass(frozen=True, slots=True)
 class SendFailed:
-    """The handoff is off. The sender's pages may be reused: nothing that is still read from them counts."""
+    """The handoff failed. The sender's pages may be reused: data still read from them is discarded."""
 
     handoff_id: int
     reason: str
@@ -81,7 +81,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class ReceiveFailed:
-    """The handoff is off. The pages are in quarantine: the sender may still write them."""
+    """The handoff failed. Its pages are in quarantine: the sender may still write them."""
 
     handoff_id: int
     reason: str

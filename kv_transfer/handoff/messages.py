@@ -1,7 +1,7 @@
-"""What sender and receiver tell each other beside the pages: five small messages, in binary.
+"""Binary messages between sender and receiver.
 
-A message is a header, a body and a checksum of both. Decoding trusts nothing: every length is checked
-against the bytes that are there, and whatever does not fit exactly raises BadMessage.
+A message is a header, a body and a checksum of both. Decoding checks every length against the available bytes
+and raises BadMessage for anything that does not fit exactly.
 """
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ Body: TypeAlias = Push | Finish | Confirm | Revoke | Drain
 class Message:
     handoff_id: int
     source: int
-    """Epoch of the worker that speaks."""
+    """Epoch of the sending worker."""
     target: int
-    """Epoch of the worker that is meant: its successor on the same address ignores the message."""
+    """Epoch of the addressed worker; a restarted worker on the same address ignores the message."""
     secret: int
-    """The ticket's. Whoever reaches the transport can send, but only who was told the ticket is heard."""
+    """The ticket's secret: messages without it are ignored, whoever can reach the transport."""
     body: Body
 
 

@@ -49,7 +49,7 @@ class KVPort:
         self.peers.connected(peer)
 
     def reopen(self, reason: str) -> None:
-        """Closes the transport, so that no write can land, and opens another one under another name.
+        """Close the transport, so that no write can land, and open a new one under another name.
 
         Raises RightsRemain, and what the transport raises: then this process has to end.
         """

@@ -1,4 +1,4 @@
-"""The receiving half of handoffs: lends pages to a sender, and takes them back only when it is safe."""
+"""Receiving side of handoffs: reserves pages for a sender, and frees them only when no write can land."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kv_transfer.ticket import Final, Peer, Ticket
 __all__ = ["KVReceiver"]
 
 _URGENT_S: Constant = 5.0
-"""A sender that was asked for so long to stop writing is slow, stopped or unreachable."""
+"""A handoff aborted longer ago does not count as busy: its sender is slow, stopped or unreachable."""
 
 
 @dataclass(slots=True, eq=False)
@@ -40,11 +40,11 @@ class _Handoff:
 class KVReceiver:
     """Drives `receiver_states.RECEIVING`. A KVEndpoint polls the transport and calls the `on_` methods.
 
-    Nothing here raises for what a peer or the network did.
+    Failures of peers or of the network are events, never exceptions.
     """
 
     def __init__(self, port: KVPort, *, revoke_interval_s: float = 0.25) -> None:
-        """`revoke_interval_s`: how often a sender is asked again to stop writing, until it answers."""
+        """`revoke_interval_s`: interval at which Revoke is repeated until the sender answers."""
         self._port = port
         self._layout = port.layout
         self._unexpected = port.unexpected
@@ -58,7 +58,7 @@ class KVReceiver:
         return len(self._live)
 
     def is_busy(self, now: float) -> bool:
-        """Whether something is likely to come soon."""
+        """Whether events are likely soon."""
         return any(h.given_up_at is None or now < h.given_up_at + _URGENT_S for h in self._live.values())
 
     # ------------------------------------------------------------------------------- commands
@@ -107,7 +107,7 @@ class KVReceiver:
         return ticket
 
     def abort(self, handoff_id: int, now: float) -> None:
-        """Gives a handoff up: ReceiveFailed at once, Drained when the sender has stopped writing."""
+        """Abort a handoff: ReceiveFailed at once, Drained when the sender has stopped writing."""
         handoff = self._live.get(handoff_id)
         if handoff is not None:
             self._fire(handoff, ReceiveEvent.ABORT, now, "aborted by the receiver")
@@ -119,7 +119,7 @@ class KVReceiver:
     # -------------------------------------------------------------------------------- driving
 
     def due(self, now: float) -> list[ReceiverEvent]:
-        """What happened since the last call, deadlines that have passed included. O(live handoffs)."""
+        """Events since the last call, including expired deadlines. O(live handoffs)."""
         for handoff in [h for h in self._live.values() if now >= h.machine.deadline]:
             reason = f"deadline passed while {handoff.machine.state.name.lower()}"
             self._fire(handoff, ReceiveEvent.DEADLINE, now, reason)

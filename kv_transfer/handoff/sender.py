@@ -38,7 +38,7 @@ class _Handoff:
     computed_at: float = 0.0
     """When the last token was computed."""
     pushed: int = 0
-    """Index of the first page that has not left."""
+    """Index of the first page that was not sent."""
     digests: list[int] = field(default_factory=list)
     in_flight: dict[int, PushSpan] = field(default_factory=dict)
     """By write number; `end` is filled in when the write is done."""
@@ -49,8 +49,8 @@ class _Handoff:
 class KVSender:
     """Drives `sender_states.SENDING`. A KVEndpoint polls the transport and calls the `on_` methods.
 
-    From the first `computed` until HandedOver or SendFailed the pages of a handoff are read: they must
-    not move, change or be given back. Nothing here raises for what a peer or the network did.
+    From the first `computed` until HandedOver or SendFailed the pages of a handoff are read: they must not be
+    moved, changed or freed. Failures of peers or of the network are events, never exceptions.
     """
 
     def __init__(self, port: KVPort, *, drain_timeout_s: float = 5.0) -> None:
@@ -66,11 +66,11 @@ class KVSender:
 
     @property
     def num_live(self) -> int:
-        """Handoffs that are not over."""
+        """Unfinished handoffs."""
         return len(self._live)
 
     def is_busy(self) -> bool:
-        """Whether something is likely to come soon."""
+        """Whether events are likely soon."""
         return any(handoff.machine.state is not Sending.ABANDONED for handoff in self._live.values())
 
     # ------------------------------------------------------------------------------ commands
@@ -87,7 +87,7 @@ class KVSender:
         self._live[handoff_id] = _Handoff(handoff_id, machine, goes_on)
 
     def attach(self, ticket: Ticket, now: float) -> None:
-        """The receiver's pages are known: what is computed leaves at once, the rest as it comes."""
+        """The receiver's pages are known: send computed pages at once, and the rest as they are computed."""
         handoff = self._live.get(ticket.handoff_id)
         if ticket.sender != self._port.peer.name:
             # The receiver frees these pages when it learns that the transport that the ticket
@@ -135,7 +135,7 @@ class KVSender:
             self._fire(handoff, SendEvent.FINISH, now)
 
     def abort(self, handoff_id: int, now: float) -> None:
-        """Stops pushing; SendFailed follows when the writes in flight have ended."""
+        """Abort: SendFailed follows when the writes in flight have ended."""
         handoff = self._live.get(handoff_id)
         if handoff is not None:
             self._fire(handoff, SendEvent.ABORT, now, "aborted by the sender")
@@ -143,7 +143,7 @@ class KVSender:
     # -------------------------------------------------------------------------------- driving
 
     def due(self, now: float) -> list[SenderEvent]:
-        """What happened since the last call, deadlines that have passed included. O(live handoffs)."""
+        """Events since the last call, including expired deadlines. O(live handoffs)."""
         for handoff in [h for h in self._live.values() if now >= h.machine.deadline]:
             if handoff.id in self._live:
                 reason = f"deadline passed while {handoff.machine.state.name.lower()}"
@@ -190,7 +190,7 @@ class KVSender:
     # -------------------------------------------------------------------------------- actions
 
     def _push(self, handoff: _Handoff, now: float) -> None:
-        """Writes the pages that are computed and have not left, as one write."""
+        """Write all computed pages that were not sent, as one write."""
         ticket = handoff.ticket
         assert ticket is not None
         page_size = self._layout.page_size

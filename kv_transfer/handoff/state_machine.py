@@ -1,4 +1,4 @@
-"""A state machine that is nothing but its table, and a deadline that progress moves."""
+"""Table-driven state machine with a deadline that progress extends."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Final, Generic, TypeAlias, TypeVar
 __all__ = ["Machine", "Table"]
 
 _LONGEST: Final = 10
-"""A handoff that goes on and on may take this many times its timeout, and then is given up all the same."""
+"""A handoff is aborted after this many times its timeout, even if it makes progress."""
 
 S = TypeVar("S", bound=Enum)
 E = TypeVar("E", bound=Enum)
 A = TypeVar("A", bound=Enum)
 
 Table: TypeAlias = Mapping[tuple[S, E], tuple[S, tuple[A, ...]]]
-"""(state, event) -> (next state, actions). A pair that is missing is an event nobody may act on."""
+"""(state, event) -> (next state, actions). Events without an entry are unexpected and ignored."""
 
 
 class Machine(Generic[S, E, A]):
@@ -41,7 +41,7 @@ class Machine(Generic[S, E, A]):
         self._patience = patience
 
     def on(self, event: E, now: float) -> tuple[A, ...] | None:
-        """Moves on; returns what to do, or None if the event does not belong in this state."""
+        """Make a transition; returns its actions, or None if the event is unexpected in this state."""
         step = self._table.get((self.state, event))
         if step is None:
             return None
@@ -51,10 +51,10 @@ class Machine(Generic[S, E, A]):
         return actions
 
     def progress(self, now: float, timeout_s: float = math.inf) -> None:
-        """Something useful happened: from here on, `timeout_s` or the handoff's own, whichever is shorter.
+        """The handoff made progress: restart its deadline, with `timeout_s` or its own, whichever is shorter.
 
-        Many long prompts on a slow machine share it: each gets a chunk in its turn, and all take long. A
-        deadline on the whole would fail them in a circle, each computed again and again.
+        A deadline on the whole handoff would fail many long prompts that share a slow machine, and each would
+        be computed again and fail again.
         """
         self._timeout_s = min(self._timeout_s, timeout_s)
         if self.state not in self._patience:

@@ -1,7 +1,7 @@
-"""Digests that tie what was sent to what arrived.
+"""Page digests, by which a receiver verifies transferred pages.
 
-Pages are digested where they live. A page digest covers only the page's valid tokens: what lies behind
-them in the last page is nobody's data, and may change at any time.
+Pages are digested on their device. A page digest covers only the page's valid tokens: the rest of the last
+page is undefined and may change at any time.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def host_digester(memory: PoolMemory, layout: KVLayout) -> PageDigester:
 
 
 def request_digest(tokens: Sequence[int], state: Iterable[bytes] = ()) -> int:
-    """What both workers must have been told about a request for the handoff to make sense.
+    """Digest of a request, which must be equal on both workers of a handoff.
 
     `tokens` are those whose KV is handed over, `state` anything else that decides the next token, such
     as the encoded sampling parameters.

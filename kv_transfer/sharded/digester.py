@@ -14,14 +14,14 @@ __all__ = ["ShardedDigester"]
 
 
 class ShardedDigester:
-    """Implements `PageDigester`, on the leader. Asks all ranks at once, and waits for them.
+    """Implements `PageDigester` on rank 0. Asks all ranks at once, and waits for them.
 
-    Ranks that hold the same heads count once. They must agree, or the digest is one that no page has: whether
-    a copy arrived is not seen by looking at another.
+    Ranks that hold the same heads count once. Their digests must be equal, otherwise the result is a digest
+    that no page has: every copy is verified.
     """
 
     def __init__(self, own: PageDigester, links: Sequence[RankLink], layout: KVLayout) -> None:
-        """`own` digests the leader's part, whose layout is `layout`, by sum64."""
+        """`own` digests the part of rank 0, whose layout is `layout`, by sum64."""
         self._own = own
         self._links = links
         ranks = range(1 + len(links))

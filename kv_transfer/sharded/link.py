@@ -1,4 +1,4 @@
-"""The leader's end of the socket to another rank of its worker."""
+"""Rank 0's end of the socket to another rank of its worker."""
 
 from __future__ import annotations
 

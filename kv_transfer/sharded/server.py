@@ -1,4 +1,4 @@
-"""A rank that follows, and its KV: it writes and digests what its leader asks for."""
+"""KV service of a rank other than 0: writes and digests pages for rank 0."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class _Known:
 
 
 class ShardedTransport:
-    """Implements `Transport`, on the leader. Pages, and the bytes of copies, are those of all heads together.
+    """Implements `Transport` on rank 0. Pages and bytes of copies are those of all heads together.
 
     A write is done when every rank has written its heads to every rank of the peer that holds them; its
     message leaves after that. A peer is lost when all of its ranks are: as long as one lives, it may write.
@@ -46,7 +46,7 @@ class ShardedTransport:
     def __init__(
         self, name: str, writer: RankWriter, pool: Peer, links: Sequence[RankLink], whole: KVLayout
     ) -> None:
-        """`writer` and `pool` are the leader's own, `links` lead to its other ranks, in order."""
+        """`writer` and `pool` are those of rank 0, `links` connect the other ranks, in order."""
         self._name = name
         self._writer = writer
         self._links = links

@@ -1,4 +1,4 @@
-"""What the leader of a worker and its other ranks say to each other about KV: frames over a socket."""
+"""Frames between rank 0 and the other ranks of a worker, for KV transfer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Leader: bring the heads that you have and the peer's ranks want from your pages to theirs."""
+    """From rank 0: write the heads that this rank holds to the peer's ranks that need them."""
 
     number: int
     peer: Peer
@@ -44,14 +44,14 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Leader: that peer was declared dead; give up every write to its ranks."""
+    """From rank 0: the peer is fenced; abort all writes to its ranks."""
 
     peer: Peer
 
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """Leader: digest your part of these pages."""
+    """From rank 0: digest this rank's part of these pages."""
 
     pages: tuple[int, ...]
     tail_tokens: int

@@ -23,7 +23,7 @@ Ask = Callable[[str, str], Any]
 
 
 class _Refused(Exception):
-    """The router says no, or does not answer."""
+    """The router refused, or does not answer."""
 
 
 def run(argv: Sequence[str]) -> int:
@@ -56,7 +56,7 @@ def _drain(arguments: argparse.Namespace, ask: Ask) -> None:
 
 
 def _restart(arguments: argparse.Namespace, ask: Ask) -> None:
-    """One after the other, so that there is always somebody to take over."""
+    """One worker after another, so that the others can take over its requests."""
     everybody = arguments.worker == ["all"]
     workers = [w["worker"] for w in ask("GET", "/workers")] if everybody else arguments.worker
     for worker in workers:

@@ -1,4 +1,4 @@
-"""One worker leaves in order, or is restarted, and no request fails of it."""
+"""Drain or restart a worker without failing requests."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class NoSuchWorker(Exception):
 
 
 class LastOfItsRole(Exception):
-    """Without this worker the cluster could not serve."""
+    """The cluster could not serve without this worker."""
 
 
 class CannotChangeRole(Exception):
@@ -52,11 +52,11 @@ class CannotChangeRole(Exception):
 
 
 class NotBackInTime(Exception):
-    """The worker was restarted and is not ready; it is still sought."""
+    """The restarted worker is not ready in time; the router keeps trying to connect."""
 
 
 class WorkerDrainer:
-    """What an operator may ask for. Each call returns when it is done; they may overlap."""
+    """Each call returns when it is done; calls may overlap."""
 
     def __init__(
         self, registry: Registry, able: Able | None = None, evacuate: Evacuate | None = None

@@ -1,6 +1,6 @@
-"""The admin API: which workers there are, and how one leaves or is restarted. On loopback only.
+"""Admin API on loopback: list, drain and restart workers.
 
-Whoever has an account on this machine may use it; `router workers`, `router drain` and `router restart` do.
+Every local user may use it. Clients: `router workers`, `router drain` and `router restart`.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class AdminServer:
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]), name="admin-server")
 
     async def stop(self) -> None:
-        """Whoever still waits for an answer gets none."""
+        """Open requests get no response."""
         if self._serving is not None:
             self._server.should_exit = self._server.force_exit = True
             self._server.drop_connections()
@@ -126,10 +126,10 @@ class AdminServer:
 def _finishing(
     endpoint: Callable[[Request], Awaitable[Response]],
 ) -> Callable[[Request], Awaitable[Response]]:
-    """What was begun is finished, also when the operator's client does not wait; errors become answers."""
+    """Finish the operation even if the client disconnects; errors become responses."""
 
     async def answer(request: Request) -> Response:
-        if "origin" in request.headers:  # a web page in a browser on this machine is no operator
+        if "origin" in request.headers:  # refuse browsers: web pages on this machine must not use the API
             raise HTTPException(403, "not for browsers")
         try:
             return await asyncio.shield(asyncio.ensure_future(endpoint(request)))

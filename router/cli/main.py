@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from common.log_format import formatter
 from router.admin.client import COMMANDS, run
 from router.cli.open_files import allow_many_connections
+from router.cli.packages import shadowed_packages
 from router.config.flags import ConfigError, parse
 from router.config.settings import LogFormat, LogLevel
 
@@ -32,12 +33,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         from router.cli import doctor  # it alone looks for torch and CUDA
 
         return doctor.run(arguments)
+    if arguments and arguments[0] in ("chat", "top", "batch"):
+        from router.client.commands import COMMANDS as CLIENTS  # a server needs none of it
+
+        return CLIENTS[arguments[0]](arguments[1:])
     try:
         config = parse(arguments)
     except ConfigError as error:
         for problem in error.problems:
             print(f"router: {problem}", file=sys.stderr)
         return _USAGE_ERROR
+    if shadowed := list(shadowed_packages()):
+        for problem in shadowed:
+            print(f"router: {problem}", file=sys.stderr)
+        return 1
     allow_many_connections()
     _configure_logging(config.log_level, config.log_format)
     for name, value in _QUIET.items():

@@ -11,11 +11,13 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from common.garbage_collection import freeze_gc
+from common.metric_export import exported
 from engine.config import Policy
 from engine.device.cpu_dtype import preferred_cpu_dtype
 from engine.loader.checkpoint import Checkpoint, CheckpointError, resolve
 from engine.spec.errors import UnsupportedModel
 from router.admin.endpoint import LOOPBACK, AdminServer, admin_app
+from router.cli.loop_lag import watch_loop
 from router.cli.ports import PortTaken, check_free, taking
 from router.cli.progress import StartupDisplay
 from router.cli.shutdown import Interrupted, Shutdown
@@ -25,12 +27,14 @@ from router.cluster.ray_cluster import Cluster, ClusterError
 from router.cluster.ray_worker import RayWorker
 from router.cluster.worker_plan import PlanError, WorkerPlan, plan_workers
 from router.config.settings import Dtype, LogFormat, RouterConfig
-from router.dispatch.dispatcher import ClusterDispatcher
+from router.dispatch.dispatcher import ClusterDispatcher, OnEnd
 from router.dispatch.metrics import RouterMetrics
 from router.frontend.access import Access
 from router.frontend.api_keys import BadKeyFile
 from router.frontend.grpc.server import GrpcConfig, GrpcServer
 from router.frontend.http.server import HttpConfig, HttpServer
+from router.frontend.page.routes import page_routes
+from router.frontend.page.status import StatusReader
 from router.probes.link_check import LinkBroken, check_links
 from router.probes.worker_probe import WorkerProbe
 from router.processing.generation import Generation
@@ -38,6 +42,7 @@ from router.processing.history import History
 from router.processing.served_model import ServedModel
 from router.processing.tokenizer import Tokenizer, TokenizerError
 from router.request_limits import RequestLimits
+from router.tracing.otlp import TraceExporter
 from router.workers.fencing import Fencing
 from router.workers.registry import Registry, WorkerBroken, WorkerHandle
 from rpc.baton.v1 import worker_pb2
@@ -151,7 +156,7 @@ class _Start:
             decode_workers=config.decode_workers,
         )
         tokenizer = await tokenizing
-        dispatcher = ClusterDispatcher(config, registry, metrics)
+        dispatcher = ClusterDispatcher(config, registry, metrics, on_end=self._tracing(model.name))
         if config.hands_over:
             await self._check_links(registry, dispatcher)
         await self.stack.enter_async_context(
@@ -184,6 +189,12 @@ class _Start:
             self.display.say(line)
         self._summarize(model, plans, service, time.monotonic() - began)
         return service
+
+    def _tracing(self, model: str) -> OnEnd:
+        endpoint = self.config.otlp_traces_endpoint
+        if endpoint is None:
+            return lambda _sequence, _outcome, _at: None
+        return self.stack.enter_context(TraceExporter(endpoint, model)).ended
 
     async def _cluster(self, checkpoint: Checkpoint) -> tuple[Cluster, list[WorkerPlan]]:
         cluster = Cluster(self.config)
@@ -263,6 +274,11 @@ class _Start:
         metrics: RouterMetrics,
     ) -> _Service:
         config = self.config
+        lag = asyncio.create_task(watch_loop(metrics.loop_lag.observe), name="loop lag")
+        self.stack.callback(lag.cancel)
+        status = StatusReader(
+            generation.model, registry, metrics.recent, dispatcher.prefill_queue, lambda: dispatcher.running
+        )
         http = HttpServer(
             generation,
             HttpConfig(
@@ -275,8 +291,18 @@ class _Start:
                 cors_origins=access.cors_origins,
                 keep_alive_s=config.http_keep_alive,
             ),
-            metrics=metrics.registry,
+            metrics=exported(
+                metrics.registry,
+                {
+                    "role": "router",
+                    "mode": config.mode.value,
+                    "worker": "router",
+                    "model_name": generation.model.name,
+                },
+                config.metrics_names,
+            ),
             worker_targets=registry.metrics_targets,
+            routes=page_routes(status.read),
         )
         grpc = GrpcServer(
             generation,

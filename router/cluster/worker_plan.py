@@ -87,10 +87,11 @@ def plan_workers(config: RouterConfig, checkpoint: Checkpoint, machine: Machine)
         worker = WorkerConfig(
             worker_id=f"{role.value}-{counts[role]}",
             role=role,
-            model=checkpoint.name,
+            model=config.served_model_name or checkpoint.name,
             source=config.model,
             engine=engines[role],
             mode=config.mode.value,
+            metric_names=config.metrics_names,
             transport=config.kv_transport.value if config.hands_over else None,
             kv_by_ranks=config.hands_over and config.num_ranks > len(roles),
             host=machine.host,
@@ -103,10 +104,12 @@ def plan_workers(config: RouterConfig, checkpoint: Checkpoint, machine: Machine)
             router_timeout_s=config.router_timeout,
         )
         counts[role] += 1
-        accelerator = config.for_role(prefill=role is WorkerRole.PREFILL).accelerator
+        prefill = role is WorkerRole.PREFILL
+        accelerator = config.for_role(prefill=prefill).accelerator
         on_gpu = machine.device == "cuda"
         if accelerator is not None and not on_gpu:
-            raise PlanError(f"--accelerator {accelerator} needs GPUs, but the workers run on the CPU")
+            flag = config.flag_for("accelerator", prefill=prefill)
+            raise PlanError(f"{flag} {accelerator} needs GPUs, but the workers run on the CPU")
         plans.append(WorkerPlan(worker, cpus=machine.cpus, gpus=int(on_gpu), accelerator=accelerator))
     return plans
 

@@ -26,7 +26,9 @@ def translated(argv: Sequence[str], own: frozenset[str]) -> tuple[list[str], lis
         word = words.pop(0)
         name, equals, value = word.partition("=")
         flag = _normal(name)
-        translation = None if flag in own else TRANSLATIONS.get(flag)
+        translation = TRANSLATIONS.get(flag)
+        if flag in own and not (isinstance(translation, Renamed) and translation.flag == flag):
+            translation = None  # only values are called differently under a flag of ours
         match translation:
             case None:
                 result.append(flag + equals + value if flag in own else word)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from enum import Enum
 
+from common.metric_export import MetricNames
+
 __all__ = [
     "Device",
     "Dtype",
     "LogFormat",
     "LogLevel",
+    "MetricNames",
     "Mode",
     "NodePlacement",
     "ReasoningParser",

@@ -40,6 +40,8 @@ examples:
   router workers | router drain decode-1 | router restart all
       list the workers of a running router; let one leave in order; restart them one by one
 
+  router chat | router top | router batch requests.jsonl answers.jsonl
+      talk to a running router; watch it; send it a file of requests (each has --help)
   router explain REQUEST
       where a finished request was computed, and why it waited: budget, pages, policy, transfer
 
@@ -49,6 +51,7 @@ examples:
 then:
   curl http://127.0.0.1:30000/v1/chat/completions -H 'content-type: application/json' \\
        -d '{"model": "smollm2", "messages": [{"role": "user", "content": "Hello"}], "stream": true}'
+  and http://127.0.0.1:30000/ in a browser: the live page
 """
 
 

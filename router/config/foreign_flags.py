@@ -53,6 +53,8 @@ _QUEUED: Final = Renamed("--max-queued-requests")
 
 _RENAMED: Final[dict[str, Translation]] = {
     "--model-path": Renamed("--model"),
+    "--dtype": Renamed("--dtype", {"half": "float16", "float": "float32"}),
+    "--load-format": Renamed("--load-format", {"safetensors": "auto", "gguf": "auto", "hf": "auto"}),
     "--tp-size": _TENSOR_PARALLEL,
     "--tp": _TENSOR_PARALLEL,
     "-tp": _TENSOR_PARALLEL,
@@ -133,6 +135,12 @@ _RENAMED: Final[dict[str, Translation]] = {
     "--enable-prefix-caching": Switch(off=("--disable-radix-cache",)),
     "--no-enable-prefix-caching": Switch(on=("--disable-radix-cache",)),
     "--enable-metrics": _ALWAYS,
+    "--enable-metrics-for-all-schedulers": _ALWAYS,
+    "--collect-tokens-histogram": _ALWAYS,
+    "--abort-on-priority-when-disabled": _ALWAYS,
+    "--enable-auto-tool-choice": _ALWAYS,
+    "--enable-reasoning": _ALWAYS,
+    "--incremental-streaming-output": _ALWAYS,
     "--enable-cache-report": _ALWAYS,
     "--enable-prompt-tokens-details": _ALWAYS,
     "--enable-piecewise-cuda-graph": _ALWAYS,
@@ -182,14 +190,19 @@ _UNAVAILABLE: Final[dict[str, Translation]] = {
     **_unavailable(
         "a model is split by tensor parallelism within a node; use --tensor-parallel-size",
         *("--pipeline-parallel-size", "--pp-size", "--pp", "-pp", "--disaggregation-prefill-pp"),
-        *("--decode-context-parallel-size", "--prefill-context-parallel-size"),
+        *("--decode-context-parallel-size", "--prefill-context-parallel-size", "--attn-cp-size"),
+        *("--attention-context-parallel-size", "--pp-max-micro-batch-size", "--pp-async-batch-depth"),
     ),
     **_unavailable(
         _NO_MOE,
         *("--ep-size", "--ep", "--expert-parallel-size", "--enable-expert-parallel", "--enable-eplb"),
         *("--moe-a2a-backend", "--moe-runner-backend", "--enable-deepep-moe", "--enable-dp-attention"),
     ),
-    **_unavailable(_NO_QUANT, "--quantization", "-q", "--kv-cache-dtype", "--torchao-config"),
+    **_unavailable(
+        _NO_QUANT,
+        *("--quantization", "-q", "--kv-cache-dtype", "--torchao-config", "--quantization-param-path"),
+        *("--calculate-kv-scales", "--modelopt-quant", "--quantize-and-serve", "--enable-fp32-lm-head"),
+    ),
     **_unavailable(
         _NO_SPEC,
         *("--speculative-config", "--speculative-algorithm", "--speculative-draft-model-path"),
@@ -199,7 +212,7 @@ _UNAVAILABLE: Final[dict[str, Translation]] = {
     **_unavailable(
         _NO_LORA,
         *("--enable-lora", "--lora-modules", "--lora-paths", "--max-loras", "--max-lora-rank"),
-        "--max-loras-per-batch",
+        *("--max-loras-per-batch", "--max-cpu-loras", "--lora-dtype", "--fully-sharded-loras"),
     ),
     **_unavailable(_NO_MM, "--limit-mm-per-prompt", "--enable-multimodal", "--mm-attention-backend"),
     **_unavailable(
@@ -224,9 +237,18 @@ _UNAVAILABLE: Final[dict[str, Translation]] = {
     **_unavailable(
         _TEMPLATE,
         *("--tokenizer", "--tokenizer-path", "--tokenizer-mode", "--chat-template", "--trust-remote-code"),
+        *(
+            "--hf-config-path",
+            "--config-format",
+            "--override-generation-config",
+            "--chat-template-content-format",
+        ),
         *("--skip-tokenizer-init", "--hf-overrides", "--json-model-override-args", "--generation-config"),
     ),
-    **_unavailable("give the folder of a downloaded revision to --model", "--revision", "--download-dir"),
+    **_unavailable(
+        "give the folder of a downloaded revision to --model",
+        *("--revision", "--code-revision", "--tokenizer-revision", "--download-dir", "--ignore-patterns"),
+    ),
     **_unavailable(
         _ALWAYS_SO,
         *("--sleep-on-idle", "--allow-auto-truncate", "--enable-request-id-headers", "--stream-output"),
@@ -245,6 +267,28 @@ _UNAVAILABLE: Final[dict[str, Translation]] = {
         *("--radix-eviction-policy", "--prefix-caching-hash-algo"),
     ),
     **_unavailable("use --schedule-conservativeness", "--num-reserved-decode-tokens"),
+    **_unavailable("chunks are sized by --itl-target-ms", "--enable-dynamic-chunking"),
+    **_unavailable(
+        "prompts are computed as soon as a step has room",
+        *("--enable-prefill-delayer", "--prefill-delayer-max-delay-passes"),
+    ),
+    **_unavailable("use --step-timeout", "--soft-watchdog-timeout"),
+    **_unavailable("weights are compared between workers by digest", "--model-checksum"),
+    **_unavailable(
+        "structured output has one backend",
+        "--grammar-backend",
+        "--guided-decoding-backend",
+        "--structured-outputs-config",
+    ),
+    **_unavailable(
+        "buckets of histograms are fixed; see /metrics",
+        *("--bucket-time-to-first-token", "--bucket-inter-token-latency", "--bucket-e2e-request-latency"),
+        *("--prompt-tokens-buckets", "--generation-tokens-buckets", "--show-hidden-metrics-for-version"),
+    ),
+    **_unavailable(
+        "metrics are served at /metrics",
+        *("--enable-server-load-tracking", "--export-metrics-to-file", "--enable-mfu-metrics"),
+    ),
     **_unavailable("Ray chooses the GPUs; see --accelerator", "--base-gpu-id", "--gpu-id-step"),
     **_unavailable("use --startup-timeout", "--dist-timeout"),
     **_unavailable("use --worker-ports", "--nccl-port", "--data-parallel-rpc-port"),
@@ -271,7 +315,8 @@ _UNAVAILABLE: Final[dict[str, Translation]] = {
         _LOGS,
         *("--uvicorn-log-level", "--log-level-http", "--disable-log-requests", "--enable-log-requests"),
         *("--disable-log-stats", "--log-requests", "--log-requests-level", "--disable-uvicorn-access-log"),
-        *("--no-enable-log-requests", "--show-time-cost"),
+        *("--no-enable-log-requests", "--show-time-cost", "--max-log-len", "--log-requests-format"),
+        *("--log-requests-target", "--crash-dump-folder"),
     ),
     **_unavailable(
         _TRACES,

@@ -16,6 +16,7 @@ from router.config.choices import (
     Dtype,
     LogFormat,
     LogLevel,
+    MetricNames,
     Mode,
     NodePlacement,
     ReasoningParser,
@@ -33,6 +34,7 @@ __all__ = [
     "Dtype",
     "LogFormat",
     "LogLevel",
+    "MetricNames",
     "Mode",
     "NodePlacement",
     "ReasoningParser",
@@ -198,8 +200,8 @@ class RouterConfig:
         str | None,
         Option(
             _SECURITY,
-            "file of keys for /metrics and /sd/workers, one per line (default: closed with --api-key-file,"
-            " else open)",
+            "file of keys for /metrics, /sd/workers and /status, one per line (default: closed with"
+            " --api-key-file, else open)",
             "FILE",
         ),
     ] = None
@@ -425,6 +427,22 @@ class RouterConfig:
             "PORT",
         ),
     ] = None
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        Option(
+            _OPERATION,
+            "OpenTelemetry collector to send traces to, OTLP over HTTP, such as http://127.0.0.1:4318"
+            " (default: no traces); $OTEL_EXPORTER_OTLP_HEADERS is sent along",
+            "URL",
+        ),
+    ] = None
+    metrics_names: Annotated[
+        MetricNames,
+        Option(
+            _OPERATION,
+            "names of Prometheus metrics; vllm: vLLM's names where it has the same metric",
+        ),
+    ] = MetricNames.BATON
     explain_requests: Annotated[
         int, Option(_OPERATION, "number of finished requests that `router explain` knows", "N")
     ] = 1000

@@ -1,10 +1,10 @@
-"""One try at one sequence: which worker is told what, and what each of its events means.
+"""One attempt at a sequence: its commands to workers and their events.
 
-Events are acted upon when they come, and not when the client reads: a client that does not read must not hold
-up a handoff, nor the stream that it shares with others. Only tokens wait for it, in one growing delta.
+Events are handled when they arrive, not when the client reads: a slow client must not delay a handoff or the
+worker's stream. Only its tokens wait, merged into one delta.
 
-An attempt owns what it causes. However it is left (finished, failed, abandoned by the client), every worker
-that may still hold something of it is told to abort.
+However an attempt ends (finished, failed, cancelled by the client), every worker that may hold state of it
+gets an abort.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 __all__ = ["Attempt", "DisaggAttempt", "MixedAttempt"]
 
 Take: TypeAlias = Callable[[Event, Delta], None]
-"""Takes one worker's event in, and adds to the delta. Raises what `Attempt.deltas` raises."""
+"""Handles an event of one worker and adds to the delta. Raises what `Attempt.deltas` raises."""
 
 
 class Attempt(ABC):
@@ -47,9 +47,9 @@ class Attempt(ABC):
         self._id = secrets.randbits(64)
         self._parts: list[Part] = []
         self._delta = Delta()
-        """What the client has not taken yet."""
+        """New tokens that the client has not read yet."""
         self._trouble: Exception | None = None
-        """Raised once the client has that."""
+        """Raised after the client has read them."""
         self._news = asyncio.Event()
         self._order = TokenOrder(len(sequence.output))
         self._move: Move | None = None
@@ -60,8 +60,8 @@ class Attempt(ABC):
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """New tokens up to the finish, merged when the client is slower than the workers.
 
-        Raises AttemptFailed, and RouterError for what another attempt would not mend; tokens that came before
-        are yielded first.
+        Raises AttemptFailed, or RouterError if another attempt would fail too, after yielding the tokens that
+        arrived before.
         """
         deadline, reminder = self._sequence.deadline, None
         if deadline < math.inf:
@@ -95,7 +95,7 @@ class Attempt(ABC):
     @property
     @abstractmethod
     def awaited(self) -> WorkerSession:
-        """The worker whose turn it is: if nothing happens, it is to blame."""
+        """The worker that must act next; a timeout is attributed to it."""
 
     @property
     def writer(self) -> WorkerSession | None:
@@ -177,7 +177,7 @@ class Attempt(ABC):
 
     def _on_event(self, take: Take, event: Event) -> None:
         if self._trouble is not None:
-            return  # it is lost; what still comes is of no use
+            return  # the attempt is over; ignore later events
         try:
             take(event, self._delta)
         except Exception as trouble:  # for the client of this request, not for the reader of the stream
@@ -245,7 +245,7 @@ class Attempt(ABC):
 
 
 class MixedAttempt(Attempt):
-    """One worker does it all."""
+    """One worker prefills and decodes."""
 
     def _begin(self) -> None:
         self._worker = self._enlist(ROLE_DECODE, self._from_worker)
@@ -365,7 +365,7 @@ class DisaggAttempt(Attempt):
 
     @property
     def _is_independent(self) -> bool:
-        """The decode worker has all it needs: whatever becomes of the prefill worker is of no matter."""
+        """Whether the decode worker has all KV, so that a loss of the prefill worker does not matter."""
         return self._has_arrived and self._has_first_token
 
     def _go_on(self) -> None:

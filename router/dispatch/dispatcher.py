@@ -7,11 +7,11 @@ import logging
 import math
 import random
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from collections.abc import Sequence as Tokens
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeAlias
 
 from router.config.settings import RouterConfig
 from router.dispatch.admission.admission_queue import Admission, AdmissionGrant, AdmissionRequest
@@ -20,6 +20,7 @@ from router.dispatch.admission.prefill_queue import Place, PrefillQueue, overloa
 from router.dispatch.attempt import Attempt, DisaggAttempt, MixedAttempt
 from router.dispatch.evacuation import Answers
 from router.dispatch.failures import AttemptFailed, nobody_is_ready, out_of_time
+from router.dispatch.identity import CURRENT_REQUEST, RequestIdentity
 from router.dispatch.interface import Delta
 from router.dispatch.metrics import RouterMetrics
 from router.dispatch.retry_state import RetryState, ended_workers
@@ -33,7 +34,7 @@ from router.workers.session import WorkerSession
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE
 
-__all__ = ["ClusterDispatcher"]
+__all__ = ["ClusterDispatcher", "OnEnd"]
 
 _log = logging.getLogger(__name__)
 
@@ -42,6 +43,9 @@ _LONGEST_PAUSE_S: Final = 2.0
 _RETRY_STEPS: Final = 2
 _RETRY_TOKENS: Final = 8192
 """Of a step of a worker without chunking."""
+
+
+OnEnd: TypeAlias = Callable[[Sequence, str, float], object]
 
 
 class ClusterDispatcher:
@@ -53,29 +57,39 @@ class ClusterDispatcher:
         registry: Registry,
         metrics: RouterMetrics,
         placing: Placing | None = None,
+        on_end: OnEnd = lambda _sequence, _outcome, _at: None,
     ) -> None:
-        """`placing`: where sequences are computed; None: as `config.mode` says."""
+        """`placing`: where sequences are computed; None: as `config.mode` says.
+
+        `on_end(sequence, outcome, at)` is told of every admitted sequence that is over; it must not wait.
+        """
+        self._on_end = on_end
         self._config = config
         self._registry = registry
         self._metrics = metrics
         self._placing = placing or placing_for(config, registry)
-        self._prefill_queue = PrefillQueue(config.max_queued_tokens, config.max_queue_wait)
+        self.prefill_queue: Final = PrefillQueue(config.max_queued_tokens, config.max_queue_wait)
         self._poison_requests = PoisonRequests()
         self._admission = Admission(self._placing.has_room, self._placing.claim, self._retry_window)
         self._answers = Answers(self._placing.refuge)
         registry.watch(self._admission.look)
-        metrics.watch_prefill_queue(self._prefill_queue)
+        metrics.watch_prefill_queue(self.prefill_queue)
         metrics.watch_admission(self._admission)
         self._running = 0
         self._idle = asyncio.Event()
         self._idle.set()
         self._draining = False
 
+    @property
+    def running(self) -> int:
+        """Sequences in work."""
+        return self._running
+
     def ready(self) -> bool:
         return not self._draining and self._placing.is_ready()
 
     async def drain(self, timeout_s: float) -> int:
-        """Refuses new sequences and lets the running ones finish; returns how many are left."""
+        """Refuse new sequences and wait for the running ones; returns how many are left."""
         self._draining = True
         try:
             async with asyncio.timeout(timeout_s):
@@ -101,7 +115,19 @@ class ClusterDispatcher:
         waterfall = Waterfall(now, self._metrics)
         deadline = now + timeout_s if timeout_s > 0 else math.inf
         first_due = now + ttft_deadline_s if ttft_deadline_s > 0 else math.inf
-        sequence = Sequence(prompt, sampling, waterfall, priority, deadline, tenant, first_due)
+        identity = CURRENT_REQUEST.get() or RequestIdentity()
+        sequence = Sequence(
+            prompt,
+            sampling,
+            waterfall,
+            priority,
+            deadline,
+            tenant,
+            first_due,
+            id=identity.sequence_id(),
+            trace=identity.trace,
+            operation=identity.operation,
+        )
         self._refuse_poison_requests(sequence)
         place = self._admit(sequence)
         self._enter()
@@ -110,13 +136,15 @@ class ClusterDispatcher:
             with place:
                 async with aclosing(self._with_retries(sequence, place)) as deltas:
                     async for delta in deltas:
+                        if len(sequence.output) == len(delta.token_ids):
+                            self._metrics.served(len(prompt))
                         self._metrics.sent(len(delta.token_ids))
                         if delta.finish:
                             outcome = _OUTCOMES.get(delta.finish, "unknown")
                             delta.timings = waterfall.timings(time.monotonic())
                         if is_stopped := bool((yield delta)):
                             break
-            if is_stopped:  # the workers know by now
+            if is_stopped:  # let the aborts reach the workers
                 outcome = "stop"
                 yield Delta(
                     finish=sampling_pb2.FINISH_REASON_STOP, timings=waterfall.timings(time.monotonic())
@@ -126,12 +154,14 @@ class ClusterDispatcher:
             raise
         finally:
             self._leave()
-            self._metrics.finished(waterfall, outcome, time.monotonic())
+            ended = time.monotonic()
+            self._metrics.finished(sequence, outcome, ended)
+            self._on_end(sequence, outcome, ended)
 
     def _admit(self, sequence: Sequence) -> Place:
         """Raises Overloaded."""
         try:
-            place = self._prefill_queue.enter(len(sequence.prompt), sequence.seconds_left())
+            place = self.prefill_queue.enter(len(sequence.prompt), sequence.seconds_left())
         except Overloaded as error:
             self._metrics.counted(error.code or "error")
             raise
@@ -172,7 +202,7 @@ class ClusterDispatcher:
         return replace(route, pick=pick)
 
     async def _with_retries(self, sequence: Sequence, place: Place) -> AsyncGenerator[Delta, None]:
-        """Deltas of as many attempts as it takes; the client sees one sequence."""
+        """Deltas over all attempts, as one sequence."""
         if not self.ready():
             raise nobody_is_ready(self._registry.complaints()).verdict
         retries = RetryState(sequence.id, self._config.max_attempts)
@@ -207,19 +237,19 @@ class ClusterDispatcher:
         self._metrics.retried(failed)
         verdict = retries.failed(failed, len(sequence.output))
         if verdict is None:
-            _log.info("trying request %s again (%d attempts left): %s", sequence.id, retries.left, failed)
+            _log.info("trying request %s again (%d attempts left): %s", sequence.label, retries.left, failed)
             return
         if retries.is_poison:
             self._poison_requests.add(sequence.id, sequence.prompt, sequence.sampling)
             _log.error(
                 "request %s (%d prompt tokens, %d of the answer) ended %s: giving it up",
-                sequence.id,
+                sequence.label,
                 len(sequence.prompt),
                 len(sequence.output),
                 " and ".join(retries.ended),
             )
         else:
-            _log.warning("giving request %s up: %s", sequence.id, failed)
+            _log.warning("giving request %s up: %s", sequence.label, failed)
         raise verdict from failed
 
     def _refuse_poison_requests(self, sequence: Sequence) -> None:
@@ -234,15 +264,15 @@ class ClusterDispatcher:
     async def _turn(self, sequence: Sequence, want: AdmissionRequest) -> AdmissionGrant:
         """Waits until the sequence may go to the workers. Raises Overloaded, DeadlineExceeded."""
         patience = min(self._config.max_queue_wait, sequence.seconds_left())
-        self._prefill_queue.held_back += 1
+        self.prefill_queue.held_back += 1
         try:
             return await self._admission.wait(want, patience)
         except TimeoutError:
             if not sequence.seconds_left():
                 raise out_of_time() from None
-            raise overloaded("no decode worker had room in time", self._prefill_queue.wait_s()) from None
+            raise overloaded("no decode worker had room in time", self.prefill_queue.wait_s()) from None
         finally:
-            self._prefill_queue.held_back -= 1
+            self.prefill_queue.held_back -= 1
 
     def _retry_window(self) -> int:
         """Enough for two steps of every worker: one that is computed, and one that waits for it."""
@@ -250,7 +280,7 @@ class ClusterDispatcher:
         return sum(_RETRY_STEPS * (s.info.chunked_prefill_size or _RETRY_TOKENS) for s in ready)
 
     async def _wait_for_workers(self, sequence: Sequence) -> None:
-        """A worker that died is restarted: a request that it had waits for that, within its time."""
+        """Wait for a ready worker, within the sequence's deadline and the failover timeout."""
         patience = min(self._config.failover_timeout, sequence.seconds_left())
         if not await self._registry.wait_until(self._placing.is_ready, patience):
             if not sequence.seconds_left():

@@ -1,4 +1,4 @@
-"""What a failure at a worker means for the request: try again, or tell the client, and what."""
+"""Maps failures of workers to a retry or to an error for the client."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rpc.baton.v1 import worker_pb2
 __all__ = ["AttemptFailed", "failure_of", "loss_of", "nobody_is_ready", "out_of_time", "speaks_against"]
 
 _RETRY_AFTER_S: Final = 5.0
-"""What clients are told when no worker is there: a restarted one is back after about so long."""
+"""Retry-After when no worker is ready: about the time of a worker restart."""
 
 _FAULTS: Final = (worker_pb2.FAILURE_CODE_HANDOFF, worker_pb2.FAILURE_CODE_INTERNAL)
 
 
 class AttemptFailed(Exception):
-    """This attempt is lost, but another one may do. `verdict` is for the client when there is no other."""
+    """The attempt failed, but another may succeed. `verdict`: the client's error if there is no other."""
 
     def __init__(
         self,
@@ -31,16 +31,16 @@ class AttemptFailed(Exception):
     ) -> None:
         super().__init__(reason)
         self.worker_id = worker_id
-        """Who failed; to be avoided next time."""
+        """Worker that failed, to be avoided by the next attempt."""
         self.verdict = verdict
         self.planned = planned
-        """The request only moves: the attempt does not count."""
+        """The worker was drained: does not count as an attempt."""
         self.is_suspect = is_suspect
-        """The worker's process ended while it computed the request, which may have caused that."""
+        """The worker's process ended while it computed the request, which may be the cause."""
 
 
 def failure_of(failed: worker_pb2.Failed, worker_id: str) -> AttemptFailed | RouterError:
-    """AttemptFailed where another attempt makes sense, else what the client is told."""
+    """AttemptFailed if a retry makes sense, else the error for the client."""
     reason = f"{worker_id}: {failed.message}"
     match failed.code:
         case worker_pb2.FAILURE_CODE_INVALID:
@@ -74,7 +74,7 @@ def speaks_against(failed: worker_pb2.Failed) -> bool:
 
 
 def nobody_is_ready(complaints: Iterable[str]) -> AttemptFailed:
-    """`complaints`: for each worker that is not ready, what was last heard of it."""
+    """`complaints`: the last error of each worker that is not ready."""
     troubles = "; ".join(complaints)
     message = f"no worker can take the request now ({troubles})" if troubles else "no worker is ready"
     verdict = Unavailable(message, retry_after_s=_RETRY_AFTER_S)

@@ -1,4 +1,4 @@
-"""What the frontends ask of the dispatcher: token ids in, token ids out."""
+"""Interface between the frontends and the dispatcher: token ids in, token ids out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Delta", "Dispatcher"]
 
 @dataclass(slots=True)
 class Delta:
-    """What is new of one sequence. Several steps may be merged into one delta."""
+    """New tokens of a sequence. Several steps may be merged into one delta."""
 
     token_ids: list[int] = field(default_factory=list)
     """Includes the stop token, which counts as generated but is never shown."""
@@ -54,5 +54,5 @@ class Dispatcher(Protocol):
         ...
 
     def ready(self) -> bool:
-        """Whether a request sent now would find workers."""
+        """Whether there are ready workers for a request."""
         ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -9,7 +10,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from router.dispatch.admission.admission_queue import Admission
 from router.dispatch.admission.prefill_queue import PrefillQueue
 from router.dispatch.failures import AttemptFailed
-from router.dispatch.waterfall import Waterfall
+from router.dispatch.recent import EndedRequest, Recent
+from router.dispatch.sequence import Sequence
+from router.dispatch.windows import RateWindow
 from rpc.baton.v1 import router_pb2
 
 __all__ = ["RouterMetrics"]
@@ -21,12 +24,17 @@ _STAGES: Final = (*_STAGES_TO_FIRST, *_STAGES_TO_SECOND)
 _WAITS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 300.0)
 _GAPS: Final = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
+_LENGTHS: Final = (1, 8, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+_RATES: Final = (1e6, 1e7, 3e7, 1e8, 3e8, 1e9, 3e9, 1e10, 2e10, 5e10, 1e11, 2e11, 4e11)
+_LAGS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+
 
 class RouterMetrics:
     """`registry` is what GET /metrics renders. Implements `router.dispatch.waterfall.Observer`."""
 
     def __init__(self, mode: str) -> None:
         self.registry = CollectorRegistry()
+        self.recent: Final = Recent()
         self._own = ("router", mode, "router")
         self._mode = mode
 
@@ -57,6 +65,45 @@ class RouterMetrics:
         )
         self._inter_token = self._histogram("baton_itl_seconds", "Between two tokens of a sequence", _GAPS)
         self._end_to_end = self._histogram("baton_e2e_seconds", "Arrival to last token", _WAITS)
+        self._per_token = self._histogram(
+            "baton_tpot_seconds", "Mean time between the tokens of a sequence that has ended", _GAPS
+        )
+        self._prompt_length = self._histogram(
+            "baton_request_prompt_tokens", "Prompt length of sequences that have ended", _LENGTHS
+        )
+        self._output_length = self._histogram(
+            "baton_request_output_tokens", "Output length of sequences that have ended", _LENGTHS
+        )
+        self._queue_time = self._histogram(
+            "baton_request_queue_seconds", "Arrival to first chunk, of sequences that have ended", _WAITS
+        )
+        self._prefill_time = self._histogram(
+            "baton_request_prefill_seconds",
+            "First chunk to first token, of sequences that ended",
+            _WAITS,
+        )
+        self._decode_time = self._histogram(
+            "baton_request_decode_seconds", "First to last token, of sequences that have ended", _WAITS
+        )
+        self._handoff_rate = self._histogram(
+            "baton_handoff_bytes_per_second", "KV of a handoff, over the time in which it travelled", _RATES
+        )
+        self._link_bytes = Counter(
+            "baton_link_bytes",
+            "KV handed over from one worker to another",
+            (*_LABELS, "prefill", "decode"),
+            registry=self.registry,
+        )
+        self.loop_lag = self._histogram(
+            "baton_router_loop_lag_seconds", "How late the router's event loop runs a timer", _LAGS
+        )
+        for name, text, window in (
+            ("prompt", "Prompt tokens served", self.recent.prompt_tokens),
+            ("output", "Tokens sent to clients", self.recent.output_tokens),
+        ):
+            self._gauge(
+                f"baton_{name}_tokens_per_second", f"{text} per second, over the last 5 s"
+            ).set_function(partial(self._rate, window))
         stages = Histogram(
             "baton_stage_seconds",
             "Stages from arrival to second token; reserve and transfer as far as prefill did not hide them",
@@ -85,18 +132,49 @@ class RouterMetrics:
     def admitted(self, prompt_tokens: int) -> None:
         self._prompt_tokens.inc(prompt_tokens)
 
+    def served(self, prompt_tokens: int) -> None:
+        """The first token of a prompt is out."""
+        self.recent.served(prompt_tokens)
+
     def sent(self, tokens: int) -> None:
         """Tokens that the client has now."""
         self._output_tokens.inc(tokens)
+        self.recent.sent(tokens)
 
-    def finished(self, waterfall: Waterfall, outcome: str, at: float) -> None:
+    def finished(self, sequence: Sequence, outcome: str, at: float) -> None:
         """Once an admitted sequence, however it ended. `at` is on the waterfall's clock."""
+        waterfall = sequence.waterfall
         self.counted(outcome)
+        self.recent.ended(
+            EndedRequest(
+                id=sequence.id,
+                outcome=outcome,
+                ended=at,
+                prompt_tokens=len(sequence.prompt),
+                output_tokens=len(sequence.output),
+                timings=waterfall.timings(at),
+            )
+        )
         passed = at - waterfall.arrival
         if waterfall.first_token is None:
             self._no_first_token.labels(*self._own, outcome).observe(passed)
         else:
             self._end_to_end.observe(passed)
+            self._observe_ended(sequence, at)
+
+    def _observe_ended(self, sequence: Sequence, at: float) -> None:
+        timings, tokens = sequence.waterfall.timings(at), len(sequence.output)
+        decode_s = timings.e2e_s - timings.ttft_s
+        self._prompt_length.observe(len(sequence.prompt))
+        self._output_length.observe(tokens)
+        self._queue_time.observe(timings.queue_s)
+        self._prefill_time.observe(timings.prefill_s)
+        self._decode_time.observe(decode_s)
+        if tokens > 1:
+            self._per_token.observe(decode_s / (tokens - 1))
+
+    def _rate(self, window: RateWindow) -> float:
+        return window.rate(self.recent.clock())
 
     def counted(self, outcome: str) -> None:
         """A sequence that was refused at once; for others see `finished`."""
@@ -104,6 +182,7 @@ class RouterMetrics:
 
     def on_first_token(self, timings: router_pb2.Timings) -> None:
         self._first_token.observe(timings.ttft_s)
+        self.recent.first_token(timings.ttft_s)
         self._observe(timings, _STAGES_TO_FIRST)
 
     def on_second_token(self, timings: router_pb2.Timings) -> None:
@@ -111,6 +190,13 @@ class RouterMetrics:
 
     def on_gap(self, seconds: float) -> None:
         self._inter_token.observe(seconds)
+        self.recent.gap(seconds)
+
+    def on_handed_over(self, prefill_worker: str, decode_worker: str, size: int, seconds: float) -> None:
+        self.recent.handed_over(prefill_worker, decode_worker, size)
+        self._link_bytes.labels(*self._own, prefill_worker, decode_worker).inc(size)
+        if seconds > 0:
+            self._handoff_rate.observe(size / seconds)
 
     def retried(self, failed: AttemptFailed) -> None:
         self._retries.labels(*self._own, failed.worker_id or "none").inc()

@@ -1,4 +1,4 @@
-"""The tries at one sequence: how many are left, whom they avoid, and whether the sequence ends workers."""
+"""Retry state of a sequence: attempts left, workers to avoid, and whether it ends workers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from router.errors import Internal, RouterError
 __all__ = ["RetryState", "ended_workers"]
 
 _ENDED: Final = 2
-"""Workers in a row that ended while they computed a sequence: it is not tried a third time."""
+"""Consecutive workers that ended while computing a sequence, after which it is not retried."""
 _ACQUITTED: Final = 8
 """New tokens since the last such end that clear a sequence: it got past the point at which that worker ended.
 
@@ -50,12 +50,12 @@ class RetryState:
 
     @property
     def is_poison(self) -> bool:
-        """Worker after worker ended on it: most likely it is the sequence that ends them."""
+        """Whether the sequence most likely ends the workers that compute it."""
         return len(self.ended) >= _ENDED
 
 
 def ended_workers(sequence_id: str) -> Internal:
-    """For the client: no worker's name, and the id under which the log has the rest."""
+    """Message for the client: without worker names, with the id to look up in the log."""
     return Internal(
         f"The workers that computed this request ended, one after the other; it is not tried again "
         f"(request {sequence_id}).",

@@ -1,4 +1,4 @@
-"""One sequence on its way through the cluster, over all attempts at it."""
+"""A sequence over all its attempts."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 
 from common.block_hash import BlockHash, block_hashes
+from router.dispatch.identity import TraceContext
 from router.dispatch.waterfall import Waterfall
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 
@@ -28,10 +29,25 @@ class Sequence:
     """time.monotonic() by which the client wants the first token."""
     id: str = field(default_factory=lambda: secrets.token_hex(8))
     """For the log, and for the client of one that has to be looked up there."""
+    trace: TraceContext = field(default_factory=lambda: TraceContext.of(None))
+    operation: str = "text_completion"
+    """gen_ai.operation.name of the GenAI semantic conventions."""
+    span_id: str = field(default_factory=lambda: secrets.token_hex(8))
+    """Of its span in the trace."""
     output: list[int] = field(default_factory=list)
-    """What the client has; an attempt after a failure goes on from here."""
+    """Tokens that the client has; a retry continues after them."""
     _blocks: dict[int, list[BlockHash]] = field(default_factory=dict)
     """By page size."""
+
+    @property
+    def traceparent(self) -> str:
+        """For the workers: they act within this sequence's span."""
+        return self.trace.traceparent(self.span_id)
+
+    @property
+    def label(self) -> str:
+        """For logs, here and at the workers."""
+        return f"{self.id} ({self.traceparent})"
 
     @property
     def num_tokens(self) -> int:
@@ -49,7 +65,7 @@ class Sequence:
         return max(self.deadline - time.monotonic(), 0.0)
 
     def work(self, request_id: int) -> worker_pb2.Work:
-        """The sequence as it stands, for a worker that knows nothing of it."""
+        """The sequence with its output so far, as a worker's command needs it."""
         left = self.seconds_left()
         return worker_pb2.Work(
             request_id=request_id,
@@ -58,6 +74,8 @@ class Sequence:
             sampling=self.sampling,
             priority=self.priority,
             timeout_s=0.0 if left == math.inf else max(left, 1e-3),
+            name=self.id,
+            traceparent=self.traceparent,
             tenant=self.tenant,
             ttft_target_s=self._seconds_to_first_token(),
         )

@@ -1,4 +1,4 @@
-"""Where the time to the first tokens of a request went.
+"""TTFT waterfall: the stages between a request's arrival and its second token.
 
 The five stages follow each other without gaps, from the request's arrival to its second token. A handoff
 mostly runs beside the prefill: `reserve` and `transfer` are only what is left of it after the first token,
@@ -8,6 +8,7 @@ travelled.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -18,7 +19,7 @@ __all__ = ["Observer", "Waterfall", "busy_seconds"]
 
 
 class Observer(Protocol):
-    """Told of what happens to a request when it happens."""
+    """Callbacks about the progress of a request."""
 
     def on_first_token(self, timings: router_pb2.Timings) -> None:
         """`ttft_s`, `queue_s` and `prefill_s` are final."""
@@ -29,6 +30,9 @@ class Observer(Protocol):
     def on_gap(self, seconds: float) -> None:
         """The time between two tokens; once for each token after the first."""
 
+    def on_handed_over(self, prefill_worker: str, decode_worker: str, size: int, seconds: float) -> None:
+        """So many bytes of KV are at the decode worker; for so long some of them travelled."""
+
 
 class _Nobody:
     def on_first_token(self, timings: router_pb2.Timings) -> None:
@@ -38,6 +42,9 @@ class _Nobody:
         pass
 
     def on_gap(self, seconds: float) -> None:
+        pass
+
+    def on_handed_over(self, prefill_worker: str, decode_worker: str, size: int, seconds: float) -> None:
         pass
 
 
@@ -110,6 +117,8 @@ class Waterfall:
         offset = (self.submitted or self.arrival) - self.arrival
         self._chunks = [_shifted(span, offset) for span in event.chunks]
         self._pushes = [_shifted(span, offset) for span in event.pushes]
+        travelled = _covered((span.begin_s, span.end_s) for span in event.pushes)
+        self.observer.on_handed_over(self.prefill_worker, self.decode_worker, event.bytes, travelled)
 
     def computed(self, chunks: Iterable[worker_pb2.Span]) -> None:
         """The prompt's chunks, of a request that is not handed over; seconds as in `hand_over`."""
@@ -137,6 +146,15 @@ class Waterfall:
             placement=self.why,
             waited=self.waited,
         )
+
+
+def _covered(spans: Iterable[tuple[float, float]]) -> float:
+    """Seconds that lie in at least one of the spans."""
+    covered, upto = 0.0, -math.inf
+    for begin, end in sorted(spans):
+        covered += max(end - max(begin, upto), 0.0)
+        upto = max(upto, end)
+    return covered
 
 
 def _shifted(span: worker_pb2.Span, offset: float) -> router_pb2.TimingSpan:

@@ -43,7 +43,7 @@ class Access:
             except BadCertificate as error:
                 raise BadCertificate(f"--tls-cert, --tls-key: {error}") from None
         if keys is not None and metrics_keys is None:
-            _log.info("/metrics and /sd/workers are closed; --metrics-key-file opens them to its keys")
+            _log.info("/metrics, /sd/workers, /status are closed; --metrics-key-file opens them to its keys")
         if not is_loopback(config.host):
             if keys is None:
                 _log.warning("whoever reaches --host %s is served; see --api-key-file", config.host)

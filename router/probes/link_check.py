@@ -1,7 +1,7 @@
-"""Before the frontends open, each prefill worker hands the KV of a prompt to a decode worker.
+"""Link check: before the frontends open, each prefill worker hands the KV of a prompt to a decode worker.
 
-A cluster whose workers cannot reach each other's memory says so at the start and not to its first user; who
-starts one reads how fast KV really travels; and the first user does not wait for connections to be made.
+It fails the start of a cluster whose workers cannot reach each other's memory, measures the KV bandwidth, and
+opens connections before the first request.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _PCIE_LEAST: Final = 20e9
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """How KV got from one worker to another."""
+    """Measured KV transfer between two workers."""
 
     prefill: str
     decode: str
@@ -70,7 +70,7 @@ class Link:
 
 
 class LinkBroken(Exception):
-    """KV does not get from one worker to another; the message says which, and why."""
+    """KV cannot be transferred between two workers; the message names them and the reason."""
 
 
 async def check_links(registry: Registry, make_attempt: MakeAttempt, *, timeout_s: float) -> list[Link]:

@@ -34,11 +34,11 @@ _log = logging.getLogger(__name__)
 _LOOK_S: Final = 0.25
 _AGAIN_S: Final = 1.0
 _PROMPT: Final = tuple(range(8))
-"""Any tokens do, and every vocabulary has these."""
+"""Token ids that every vocabulary has."""
 _SAMPLING: Final = sampling_pb2.SamplingParams(
     max_tokens=2, top_p=1.0, repetition_penalty=1.0, ignore_eos=True, seed=1
 )
-"""Two, so that the decode worker has to make one from the KV that it was handed."""
+"""Two tokens, so that the decode worker decodes one from transferred KV."""
 
 MakeAttempt: TypeAlias = Callable[[Sequence, Pick], Attempt]
 
@@ -57,14 +57,14 @@ class WorkerProbe:
     ) -> None:
         """`able(role)`: workers that can take a role's part in a sequence.
 
-        A worker that nobody used for `interval_s` is asked; it has `timeout_s` to answer."""
+        A worker unused for `interval_s` is probed; the probe fails after `timeout_s`."""
         self._registry = registry
         self._make_attempt = make_attempt
         self._able = able
         self._interval_s = interval_s
         self._timeout_s = timeout_s
         self._running: dict[str, asyncio.Task[None]] = {}
-        """By the worker that is being asked."""
+        """Running probes by worker id."""
 
     async def __aenter__(self) -> WorkerProbe:
         self._task = asyncio.create_task(self._run(), name="probe")
@@ -121,7 +121,7 @@ class WorkerProbe:
                 async for _ in deltas:
                     pass
         except TimeoutError:
-            # Its engine may only be busy. That of a companion is for the companion's own probe to judge.
+            # The engine may only be busy; a hanging companion fails its own probe.
             if attempt.awaited is session and session.step == step:
                 member.breaker.probe_failed()
         except (AttemptFailed, RouterError) as error:
@@ -140,4 +140,4 @@ class WorkerProbe:
 
 
 class _NoCompanion(Exception):
-    """No worker of the other role is here."""
+    """No worker of the other role is connected."""

@@ -74,6 +74,11 @@ class Tokenizer:
         """Ids of a conversation that `render` wrote, with its special tokens and no others."""
         return await self._encode(text, add_special_tokens=False)
 
+    def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
+        """Ids of several texts, computed on all cores. Blocks."""
+        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        return [encoding.ids for encoding in encodings]
+
     @property
     def output_formats(self) -> OutputFormats:
         """What the chat template says of the model's tool calls and reasoning."""

@@ -1,6 +1,6 @@
-"""Which workers have room for a request, and which of them gets it: numbers in, an index out.
+"""Worker selection: which workers have room for a request, and which of them gets it.
 
-No clock, no sockets, no state: the dispatcher takes a view of every worker, asks, and acts.
+Pure functions over a view of each worker.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ __all__ = [
 
 
 class Rank(IntEnum):
-    """How willingly a worker is given a request; the smaller the better. See `preferred`."""
+    """Order of preference of a worker for a request; smaller is better. See `preferred`."""
 
     GOOD = 0
     SUSPECT = 1
-    """Requests failed on it, several in a row."""
+    """Several requests failed on it in a row."""
     AVOIDED = 2
-    """This very request failed on it."""
+    """This request has failed on it."""
     LATE = 3
-    """Silent for longer than it should be; it may be gone."""
+    """Its heartbeats are late."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,12 +113,12 @@ Choose: TypeAlias = Callable[[Sequence[Loaded], int], int]
 
 
 def round_robin(workers: Sequence[Loaded], turn: int) -> int:
-    """Each in turn, whatever they are doing."""
+    """Round-robin, regardless of load."""
     return turn % len(workers)
 
 
 def least_loaded(workers: Sequence[Loaded], turn: int) -> int:
-    """The one with the fewest tokens on its hands; equals take turns."""
+    """The worker with the fewest unfinished tokens; ties are broken round-robin."""
     first = turn % len(workers)
     in_turn: list[int] = [*range(first, len(workers)), *range(first)]
     return min(in_turn, key=lambda i: (workers[i].tokens, workers[i].requests))
@@ -148,8 +148,8 @@ def power_of_two(workers: Sequence[Loaded], turn: int) -> int:
 def preferred(workers: Sequence[WorkerView]) -> list[int]:
     """Indices of the workers of the best rank that there is.
 
-    A worker that failed this request gets it again only if there is no other, and one that is late only if
-    all are: what it is sent then waits until it speaks again, or goes elsewhere when it is given up.
+    A worker on which this request failed gets it again only if there is no other, and a late one only if all
+    are late: the request then waits for its next heartbeat, or is retried elsewhere when the worker is lost.
     """
     best = min((worker.rank for worker in workers), default=Rank.GOOD)
     return [i for i, worker in enumerate(workers) if worker.rank is best]

@@ -1,7 +1,7 @@
-"""A circuit breaker for one worker: clients' requests make it doubtful, only the probe takes it out of use.
+"""Circuit breaker of a worker. Failed requests make it suspect; only a failed probe opens the circuit.
 
-That a few requests failed on a worker may be their own fault, or another worker's. So it is first merely
-avoided, and asked at once for something harmless (see worker_probe.py).
+Requests may fail because of themselves or of another worker. A suspect worker is therefore avoided and probed
+at once (see worker_probe.py).
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ _MAX_FAILURES: Final = 3
 
 
 class CircuitState(IntEnum):
-    """The smaller the better."""
+    """Ordered: smaller is better."""
 
     CLOSED = 0
     SUSPECT = 1
-    """Requests failed on it, several in a row: it gets new ones only where no other worker is."""
+    """Several requests in a row failed: used only if no other worker is available."""
     OPEN = 2
-    """The probe failed on it too: it gets none, until a probe comes back."""
+    """A probe failed too: no requests until a probe succeeds."""
 
 
 class CircuitBreaker:
-    """Of a worker over all its incarnations."""
+    """State of a worker over all its incarnations."""
 
     def __init__(self) -> None:
         self.state = CircuitState.CLOSED
         self.proved_at = time.monotonic()
-        """When something last went well; at first, the benefit of the doubt."""
+        """Time of the last success; initially the time of creation."""
         self.failures = 0
-        """Of requests, in a row."""
+        """Consecutive failed requests."""
 
     def request_done(self) -> None:
-        """The worker has done its part in a request."""
+        """The worker has completed its part of a request."""
         self.failures = 0
         self.proved_at = time.monotonic()
         if self.state is CircuitState.SUSPECT:
             self.state = CircuitState.CLOSED
 
     def request_failed(self) -> None:
-        """And that speaks against the worker."""
+        """A request failed in a way that may be the worker's fault."""
         self.failures += 1
         if self.failures >= _MAX_FAILURES and self.state is CircuitState.CLOSED:
             self.state = CircuitState.SUSPECT

@@ -1,4 +1,4 @@
-"""What a worker may say about one attempt at one request."""
+"""Events of a worker about one attempt at a request."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ __all__ = ["Event", "Listener", "Loss", "Message", "WorkerLost"]
 
 class Loss(Enum):
     BROKEN = "broken"
-    """The stream broke: the process ended, or the way to it."""
+    """The stream broke: the process has ended, or the connection to it."""
     SILENT = "silent"
-    """It said nothing for too long, and may still live."""
+    """No heartbeat for too long; the process may still run."""
     PLANNED = "planned"
-    """It was ended in order, so that requests go on elsewhere: nobody's failure."""
+    """It was drained; its requests are moved. Not counted as a failure."""
 
 
 class WorkerLost(NamedTuple):
-    """Nothing more will come from this worker."""
+    """No more events will come from this worker."""
 
     reason: str
     how: Loss = Loss.BROKEN

@@ -1,10 +1,10 @@
-"""Tells every worker which incarnations of others cannot be running any more.
+"""Fencing: tells every worker which incarnations of others cannot be running any more.
 
-When a process ends on a living node, that node's kernel tells its peers. A node that loses its power, or is
-cut off, tells nobody, and pages that were lent to its workers would stay in quarantine for ever. Ray
-declares such a node dead; here that becomes a `Fence` to every other worker.
+When a process ends on a live node, the kernel closes its connections. When a node loses power or is cut off,
+peers see nothing, and pages reserved for its workers would stay in quarantine. Ray declares such a node dead;
+here that becomes a `Fence` command to every other worker.
 
-A worker that is only silent is not fenced, however long: it may be stopped, and go on.
+A silent worker on a live node is never fenced: its process may be stopped and continue later.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ __all__ = ["DeadNodes", "Fencing", "Incarnation", "newly_dead"]
 _log = logging.getLogger(__name__)
 
 _ASK_S: Final = 2.0
-"""Between two questions about nodes, while a worker is lost. Ray takes about 15 s to declare one dead."""
+"""Interval of asking Ray for dead nodes while a worker is lost. Ray takes about 15 s to declare one dead."""
 
 DeadNodes: TypeAlias = Callable[[], Awaitable[Collection[str]]]
 """Ids of the nodes that Ray has declared dead. They never come back under the same id."""
 
 
 class Session(Protocol):
-    """What is needed of a `WorkerSession`."""
+    """The part of `WorkerSession` that is used here."""
 
     @property
     def info(self) -> worker_pb2.WorkerInfo: ...
@@ -52,12 +52,12 @@ class Incarnation:
 
 
 def newly_dead(lost: Collection[Incarnation], dead_nodes: Collection[str]) -> list[Incarnation]:
-    """Those of `lost` whose node is known to be dead. To be silent, or unreachable, proves nothing."""
+    """Those of `lost` whose node Ray has declared dead. Being silent or unreachable is not enough."""
     return [incarnation for incarnation in lost if incarnation.node and incarnation.node in dead_nodes]
 
 
 class Fencing:
-    """Told by the registry of sessions that begin and end. Use as a context manager, for its task."""
+    """The registry reports sessions that begin and end. Use as a context manager, for its task."""
 
     def __init__(self, dead_nodes: DeadNodes, *, ask_s: float = _ASK_S) -> None:
         self._dead_nodes = dead_nodes
@@ -66,7 +66,7 @@ class Fencing:
         """By epoch."""
         self._lost: dict[int, Incarnation] = {}
         self._fences: list[worker_pb2.Command] = []
-        """All there ever were: a worker that comes late may hold pages for a peer that is long dead."""
+        """All fences so far: a worker that connects later may hold pages for a peer fenced before."""
         self._some_lost = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -80,7 +80,7 @@ class Fencing:
             await asyncio.wait([self._task])
 
     def begun(self, session: Session) -> None:
-        """Before anything else is sent over it."""
+        """Called before any command is sent over the session."""
         self._sessions[session.info.epoch] = session
         self._lost.pop(session.info.epoch, None)  # it was only out of reach
         for fence in self._fences:

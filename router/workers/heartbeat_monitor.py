@@ -1,8 +1,8 @@
-"""When a worker that says nothing is late, and when it is lost. Takes durations; has no clock of its own.
+"""Decides when a worker without heartbeats is late, and when it is lost. Takes durations; has no clock.
 
-A busy machine, or a thread that holds the interpreter's lock, can keep a healthy worker from its heartbeats
-for a second or more. To give it up costs all its streams a second prefill; to keep it costs new requests
-nothing, as they go elsewhere. So silence is answered in two steps.
+A busy machine, or a thread that holds the GIL, can delay a healthy worker's heartbeats for a second or more.
+Dropping the worker costs all its streams a second prefill, while new requests can go elsewhere. So there are
+two timeouts: late (no new requests, and a probe) and lost.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ __all__ = ["HeartbeatMonitor", "Liveness"]
 class Liveness(Enum):
     GOOD = "good"
     LATE = "late"
-    """It gets nothing new and is probed; its streams stay."""
+    """Gets no new requests and is probed; its streams are kept."""
     LOST = "lost"
-    """Its streams go on elsewhere."""
+    """Its streams are retried on other workers."""
 
 
 class HeartbeatMonitor:
-    """Of one worker's stream."""
+    """Monitors one worker's stream."""
 
     def __init__(self, timeout_s: float, grace_s: float) -> None:
         """Late after `timeout_s` without a message, lost `grace_s` later."""
@@ -38,18 +38,17 @@ class HeartbeatMonitor:
         return Liveness.LATE if self._silent_s < self._timeout_s + self._grace_s else Liveness.LOST
 
     def heard(self) -> None:
-        """A message came over the stream."""
+        """A message arrived over the stream."""
         self._silent_s, self.has_answered = 0.0, False
 
     def answered(self) -> None:
-        """The worker lives: a probe came back. That counts once until the stream itself says something.
-
-        A process that answers while its stream stays silent for ever is given up after twice the time.
+        """A probe was answered. It restarts the timeouts once until the next message over the stream, so a
+        process that answers probes while its stream stays silent is lost after twice the time.
         """
         if not self.has_answered:
             self._silent_s, self.has_answered = 0.0, True
 
     def passed(self, seconds: float) -> Liveness:
-        """So much time without a message."""
+        """Advance by `seconds` without a message."""
         self._silent_s += seconds
         return self.liveness

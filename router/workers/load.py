@@ -1,4 +1,4 @@
-"""How busy a worker is, as the router knows it."""
+"""The router's view of a worker's load."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WEIGHT: Final = 0.1
 
 @dataclass(slots=True)
 class WorkerLoad:
-    """What this router has sent to a worker and not seen the end of, and the worker's own last report.
+    """Unfinished requests sent to a worker by this router, and the worker's last load report.
 
     The router's own count is exact and immediate: a burst of requests spreads before the first report
     about it is back. The report is the worker's view, up to a tenth of a second old; it says how many
@@ -53,15 +53,20 @@ class WorkerLoad:
         if not self.requests:
             self.idle.set()
 
+    @property
+    def waiting(self) -> int:
+        """Requests queued at the worker, as it last reported."""
+        return self._reported.waiting
+
     def promise(self, tokens: int) -> int:
-        """Counts a request that is about to be sent; returns its pages, for `withdraw`."""
+        """Count a request that is about to be sent; returns its pages, for `withdraw`."""
         pages = -(-tokens // self.page_size)
         self._promised += 1
         self._promised_pages += pages
         return pages
 
     def withdraw(self, pages: int) -> None:
-        """Takes a promise back: the request was sent, or will not be."""
+        """Undo `promise`: the request was sent, or will not be."""
         self._promised -= 1
         self._promised_pages -= pages
 

@@ -1,4 +1,4 @@
-"""One worker of the cluster over all its incarnations, as the router sees it."""
+"""A worker of the cluster, over all its incarnations."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ __all__ = ["Member", "WorkerBroken", "WorkerHandle", "WorkerState", "WorkerUnava
 
 
 class WorkerUnavailable(Exception):
-    """The worker cannot be reached now: it is starting, restarting, or its node is gone."""
+    """The worker cannot be reached: it is starting or restarting, or its node is down."""
 
 
 class WorkerBroken(WorkerUnavailable):
-    """The worker runs but cannot start its engine, and most likely never will: a bad model, no memory."""
+    """The worker runs but cannot start its engine, for a reason that a restart does not fix."""
 
 
 class WorkerHandle(Protocol):
-    """A place where a worker lives, over all of its incarnations."""
+    """Handle of a worker, valid over all its incarnations."""
 
     @property
     def worker_id(self) -> str: ...
@@ -34,39 +34,39 @@ class WorkerHandle(Protocol):
     def role(self) -> worker_pb2.Role: ...
 
     async def endpoint(self) -> Endpoint:
-        """Where the current incarnation listens, once it is ready. Raises WorkerUnavailable, WorkerBroken."""
+        """Address of the current incarnation, once ready. Raises WorkerUnavailable, WorkerBroken."""
         ...
 
     async def stop(self) -> None:
-        """Ends the worker for good; its place stays reserved."""
+        """Stop the worker; its resources stay reserved."""
         ...
 
     async def revive(self) -> None:
-        """Starts a stopped worker in its place."""
+        """Start a stopped worker again with the reserved resources."""
         ...
 
 
 class WorkerState(Enum):
     READY = "ready"
     SUSPECT = "suspect"
-    """Requests failed on it: avoided while others are ready."""
+    """Requests failed: avoided while others are ready."""
     LATE = "late"
-    """Silent for longer than it should be: keeps its requests, gets new ones only if all are late."""
+    """Its heartbeats are late: keeps its requests, gets new ones only if all workers are late."""
     UNHEALTHY = "unhealthy"
-    """The probe failed on it: gets no requests until one comes back."""
+    """Its probe failed: gets no requests until one succeeds."""
     UNAVAILABLE = "unavailable"
-    """Starting, restarting, or out of reach."""
+    """Starting, restarting or unreachable."""
     DRAINING = "draining"
-    """Finishes what it has, gets nothing new."""
+    """Finishes its requests and gets no new ones."""
     STOPPED = "stopped"
-    """Left, and stays away until it is started again."""
+    """Drained; not started again until `router restart`."""
 
 
 @dataclass(slots=True, eq=False)
 class Member:
     handle: WorkerHandle
     wanted: asyncio.Event
-    """Unset from the moment when the worker is to leave: it gets nothing new, and is not sought."""
+    """Cleared when the worker is drained: it gets no new requests and is not reconnected."""
     breaker: CircuitBreaker = field(default_factory=CircuitBreaker)
     session: WorkerSession | None = None
     epoch: int | None = None

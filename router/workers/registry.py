@@ -1,7 +1,7 @@
-"""Which workers there are, which of them can be used now, and under which incarnation.
+"""The workers of the cluster, their sessions and their states.
 
-Each worker has a keeper: a task that finds the worker's current address, opens a session, waits until it is
-lost, and starts over. A worker that Ray restarted is so taken in again, as the new peer that it is.
+Each worker has a task, its keeper, which resolves the worker's current address, opens a session, waits until
+it is lost, and starts over. A worker that Ray restarted thereby rejoins, as a new peer.
 """
 
 from __future__ import annotations
@@ -40,11 +40,10 @@ class Registry:
         grace_s: float = 3.0,
         fencing: Fencing | None = None,
     ) -> None:
-        """`on_change(handle, up)` is told of every worker that comes or goes.
+        """`on_change(handle, up)` is called whenever a worker connects or is lost.
 
-        A worker that says nothing for `silence_s`, not even that it lives, is late, and lost after `grace_s`
-        more. `fencing` hears of every session, and tells workers of peers that are dead; None where all live
-        on one node.
+        A worker without a message for `silence_s`, heartbeats included, is late, and lost after `grace_s`
+        more. `fencing` is told of all sessions; None if all workers run on one node.
         """
         self._members = [Member(handle, asyncio.Event()) for handle in handles]
         for member in self._members:
@@ -83,7 +82,7 @@ class Registry:
         return all(member.usable for member in self._members)
 
     def complaints(self) -> list[str]:
-        """For each worker that is not ready, what was last heard of it."""
+        """For each worker that is not ready, its last error."""
         return [
             f"{m.handle.worker_id}: {m.trouble if m.state is WorkerState.UNAVAILABLE else m.state.value}"
             for m in self._members
@@ -114,7 +113,7 @@ class Registry:
         self._on_news = on_news
 
     async def reconsider(self) -> None:
-        """A worker's state has changed: whoever waits for one looks again."""
+        """Call when a worker's state has changed: wakes everything that waits for a state."""
         self._on_news()
         async with self._changed:
             self._changed.notify_all()
@@ -140,7 +139,7 @@ class Registry:
             delay = _FIRST_RETRY_S
             try:
                 if not member.wanted.is_set():
-                    continue  # it was asked to leave while it came
+                    continue  # it was drained while it connected
                 await self._admit(member, session)
                 reason = await session.lost()
             finally:
@@ -178,7 +177,7 @@ class Registry:
         return session
 
     def _incompatible(self, session: WorkerSession) -> str | None:
-        """KV travels only between pools of one layout: refuse a worker rather than each of its requests."""
+        """KV is transferred only between pools of one layout: a worker with another layout is refused."""
         for other in self.sessions():
             if other.info.layout_hash != session.info.layout_hash:
                 return (

@@ -37,7 +37,7 @@ _TURN_S: Final = 0.05
 _LONGEST_TURN_S: Final = 0.15
 _PROBE_S: Final = 5.0
 _AT_ONCE: Final = 32
-"""Events, after which others get a turn: the first answer of a step need not wait for its last."""
+"""Events handled before yielding to other tasks, so that first events are not delayed by the last."""
 
 
 class WorkerSession:
@@ -63,7 +63,7 @@ class WorkerSession:
         self.num_sent = 0
         """Commands so far."""
         self.step = 0
-        """Of the worker's engine, as last heard: while it grows, the engine works."""
+        """Step counter of the worker's engine in its last message; it grows while the engine works."""
         self.on_step: Callable[[worker_pb2.StepWork], None] = lambda _step: None
         """Told of steps whose time the worker measured."""
         self._monitor = monitor
@@ -91,7 +91,7 @@ class WorkerSession:
         on_news: Callable[[], None] = lambda: None,
         timeout_s: float = 10.0,
     ) -> WorkerSession:
-        """Connects, asks the worker who it is, and waits until it speaks. Raises RpcError.
+        """Connect, get the worker's description, and wait for its first message. Raises RpcError.
 
         `silence` says when a worker that then says nothing, not even that it lives, is late and when it is
         lost. `on_news` is called when the worker reports its load, falls silent or speaks again.
@@ -120,11 +120,11 @@ class WorkerSession:
 
     @property
     def liveness(self) -> Liveness:
-        """Whether the worker speaks as often as it should."""
+        """Whether heartbeats arrive in time."""
         return self._monitor.liveness
 
     def listen(self, request_id: int, listener: Listener) -> None:
-        """From now on, events of this request go to `listener`. A lost session says so, after this call."""
+        """Send events of this request to `listener`, also the loss of the session."""
         if self._lost.done():
             loss = Event(self._lost.result(), time.monotonic())
             asyncio.get_running_loop().call_soon(listener, loss)
@@ -135,7 +135,7 @@ class WorkerSession:
         self._listeners.pop(request_id, None)
 
     def send(self, command: worker_pb2.Command) -> None:
-        """Queues a command. On a lost session this does nothing: its listeners know already."""
+        """Queue a command. No-op on a lost session, whose listeners were notified."""
         if self._lost.done():
             return
         self.num_sent += 1
@@ -146,7 +146,7 @@ class WorkerSession:
         self.send(worker_pb2.Command(abort=worker_pb2.Abort(request_id=request_id)))
 
     async def lost(self) -> str:
-        """Waits until the stream is broken or closed; says why."""
+        """Wait until the stream is broken or closed; returns the reason."""
         return (await asyncio.shield(self._lost)).reason
 
     async def stats(self, timeout_s: float = 5.0) -> worker_pb2.WorkerStats:
@@ -167,7 +167,7 @@ class WorkerSession:
         return self.load.idle.is_set()
 
     def dismiss(self, reason: str) -> None:
-        """Ends the session in order: what still runs over it goes on elsewhere."""
+        """End the session after a drain: its remaining requests are retried on other workers."""
         self._end(WorkerLost(reason, Loss.PLANNED))
 
     async def close(self) -> None:
@@ -203,11 +203,11 @@ class WorkerSession:
     async def _watch_silence(self, call: _Call) -> WorkerLost:
         """Ends the call when nothing came for too long: a process that is stopped keeps its sockets open.
 
-        A worker that is late is asked over another call whether it lives. If its process is gone, or another
-        one answers, that is the end at once; if it answers, it is given the time anew.
+        A late worker is probed over another call. If its process is gone, or another process answers, the
+        session is lost at once; if it answers, its timeouts restart.
 
-        A turn of this loop counts for little, however long it took: a router that was stopped itself
-        must not take its own absence for that of its workers.
+        Each iteration of this loop counts for little time, however long it took: if the router itself was
+        stopped, workers must not seem silent.
         """
         monitor, silent_s = self._monitor, 0.0
         probe: asyncio.Task[WorkerLost | None] | None = None
@@ -241,7 +241,7 @@ class WorkerSession:
 
     @property
     def _is_late_to_begin(self) -> bool:
-        """A session over which nothing was ever said has no streams to keep: a new one may fare better."""
+        """Whether the session is late without ever having had a message: a new session may work."""
         return self._monitor.liveness is Liveness.LATE and not self._speaks.done()
 
     def _on_hearing(self, silent_s: float) -> None:
@@ -252,7 +252,7 @@ class WorkerSession:
         self._on_news()
 
     async def _probe(self) -> WorkerLost | None:
-        """None if the worker answers that it lives; else what became of it."""
+        """None if the worker answers; otherwise the reason for the loss."""
         while True:
             try:
                 info = await self._stub.Describe(worker_pb2.DescribeRequest(), timeout=_PROBE_S)
@@ -272,7 +272,7 @@ class WorkerSession:
                 while self._outgoing:
                     await call.write(self._outgoing.popleft())
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            return  # the reader learns of it too, and has the reason
+            return  # the reader fails too, with the reason
 
     async def _deliver(self, batch: worker_pb2.EventBatch) -> None:
         """One dictionary look-up an event. What comes for a request that was forgotten is dropped."""

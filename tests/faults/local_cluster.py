@@ -7,14 +7,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
+from common.metric_export import exported
 from router.config.settings import Mode, RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics import RouterMetrics
 from router.frontend.grpc.server import GrpcConfig, GrpcServer
 from router.frontend.http.server import HttpConfig, HttpServer
+from router.frontend.page.routes import page_routes
+from router.frontend.page.status import StatusReader
 from router.processing.generation import Generation
 from router.processing.served_model import ServedModel
-from router.workers.registry import Registry
+from router.workers.registry import Registry, WorkerHandle
 from rpc.baton.v1 import worker_pb2
 from rpc.channel import Endpoint
 from tests.engine_config import engine_config
@@ -105,17 +108,23 @@ async def local_cluster(
             await host.start()
             stack.push_async_callback(host.stop)
             handles.append(LocalWorker(config.worker_id, _ROLES[role], host))
-        registry = await stack.enter_async_context(Registry(handles))
+        metrics = RouterMetrics(mode.value)
+
+        def on_change(handle: WorkerHandle, up: bool) -> None:
+            metrics.worker_changed(handle.worker_id, handle.worker_id.partition("-")[0], up=up)
+
+        registry = await stack.enter_async_context(Registry(handles, on_change))
         assert await registry.wait_for_all(_PATIENCE_S)
-        http, grpc = _open_frontends(small, mode, registry)
+        http, grpc = _open_frontends(small, mode, registry, metrics)
         for frontend in (http, grpc):
             await frontend.start()
             stack.push_async_callback(_closing(frontend.stop))
         yield LocalCluster(registry, http, grpc, deaths)
 
 
-def _open_frontends(small: SmallModel, mode: Mode, registry: Registry) -> tuple[HttpServer, GrpcServer]:
-    metrics = RouterMetrics(mode.value)
+def _open_frontends(
+    small: SmallModel, mode: Mode, registry: Registry, metrics: RouterMetrics
+) -> tuple[HttpServer, GrpcServer]:
     dispatcher = ClusterDispatcher(RouterConfig(model="small", mode=mode), registry, metrics)
     model = ServedModel(
         name="small",
@@ -126,7 +135,16 @@ def _open_frontends(small: SmallModel, mode: Mode, registry: Registry) -> tuple[
         eos_token_ids=(1,),
     )
     generation = Generation(model, small.tokenizer, dispatcher)
-    http = HttpServer(generation, HttpConfig(port=0), metrics=metrics.registry)
+    status = StatusReader(
+        model, registry, metrics.recent, dispatcher.prefill_queue, lambda: dispatcher.running
+    )
+    http = HttpServer(
+        generation,
+        HttpConfig(port=0),
+        metrics=exported(metrics.registry, {"role": "router", "model_name": model.name}),
+        worker_targets=registry.metrics_targets,
+        routes=page_routes(status.read),
+    )
     return http, GrpcServer(generation, GrpcConfig(port=0))
 
 

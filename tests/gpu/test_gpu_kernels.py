@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from engine.attention.decode_array import Decodes
 from engine.batch.block_tables import BlockTables
+from engine.batch.decode_plan import Decodes
 from engine.layers.ops import Ops
 from engine.layers.rope import rope_table
 from engine.spec.rope_spec import RopeSpec

@@ -40,9 +40,9 @@ def shared(config: EngineConfig) -> Iterator[ModelRunner]:
     )
     try:
         group = rendezvous.join_as_first_rank(
-            torch.device("cuda"), patience_s=60.0, absent=rank_processes.trouble
+            torch.device("cuda"), timeout_s=60.0, failure=rank_processes.trouble
         )
-        runner = ModelRunner(config, ranks=group)
+        runner = ModelRunner(config, communicator=group)
         yield runner
         runner.close()
     finally:

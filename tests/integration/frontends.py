@@ -16,6 +16,7 @@ from router.errors import RouterError
 from router.frontend.api_keys import ApiKeys
 from router.frontend.grpc.server import GrpcConfig, GrpcServer
 from router.frontend.http.server import HttpConfig, HttpServer
+from router.frontend.page.routes import page_routes
 from router.processing.generation import Generation
 from router.processing.served_model import ServedModel
 from router.processing.tokenizer import Tokenizer
@@ -150,6 +151,10 @@ class Frontends:
         return f"127.0.0.1:{self.grpc.port}"
 
 
+async def _no_status() -> dict[str, object]:
+    return {"workers": []}
+
+
 @cache
 def load_tokenizer(folder: Path) -> Tokenizer:
     """Kept from test to test: it has no state."""
@@ -194,6 +199,7 @@ async def open_frontends(
         ),
         metrics=registry,
         worker_targets=lambda: ["10.0.0.1:9000", "10.0.0.2:9000"],
+        routes=page_routes(_no_status),
     )
     grpc = GrpcServer(generation, GrpcConfig(port=0, tls=tls, keys=keys))
     await http.start()

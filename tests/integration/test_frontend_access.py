@@ -17,6 +17,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from engine.loader.checkpoint import resolve
 from router.frontend.api_keys import ApiKeys
+from router.frontend.page.routes import PAGE_PATHS
 from router.request_limits import RequestLimits
 from rpc.baton.v1.router_pb2 import AbortRequest, GenerateRequest, GetModelInfoRequest
 from rpc.baton.v1.router_pb2_grpc import RouterStub
@@ -26,7 +27,7 @@ from tests.integration.frontends import Frontends, open_frontends
 
 ALICE, BOB = "alice-0123456789", "bob-abcdefghijkl"
 PROMETHEUS = "prometheus-01234"
-MONITORING = ["/metrics", "/sd/workers"]
+MONITORING = ["/metrics", "/sd/workers", "/status"]
 COMPLETIONS = "/v1/completions"
 HELLO = {"prompt": "hi"}
 
@@ -69,6 +70,7 @@ class TestHttp:
             ("GET", "/v1/models"),
             ("GET", "/metrics"),
             ("GET", "/sd/workers"),
+            ("GET", "/status"),
             ("GET", "/version"),
             ("GET", "/nothing"),
             ("GET", "/live/../metrics"),
@@ -78,7 +80,7 @@ class TestHttp:
     async def test_without_a_key_there_is_nothing_to_see(
         self, http: httpx.AsyncClient, frontends: Frontends, headers: dict[str, str], method: str, path: str
     ) -> None:
-        response = await http.request(method, path, headers=headers)
+        response = await http.request(method, frontends.url + path, headers=headers)
         assert response.status_code == 401
         assert response.headers["www-authenticate"] == "Bearer"
         assert response.json()["error"]["code"] == "invalid_api_key"
@@ -98,6 +100,15 @@ class TestHttp:
     @pytest.mark.parametrize("path", ["/live", "/ready", "/health"])
     async def test_orchestrators_need_no_key(self, http: httpx.AsyncClient, path: str) -> None:
         assert (await http.get(path)).status_code == 200
+
+    @pytest.mark.parametrize("path", sorted(PAGE_PATHS))
+    async def test_the_live_page_is_open_and_may_load_nothing_from_elsewhere(
+        self, http: httpx.AsyncClient, path: str
+    ) -> None:
+        answer = await http.get(path)
+        assert answer.status_code == 200
+        assert answer.headers["content-security-policy"].startswith("default-src 'none'; script-src 'self'")
+        assert "://" not in answer.text.replace("http://www.w3.org/2000/svg", "")
 
     async def test_the_official_client_brings_its_key(self, frontends: Frontends) -> None:
         base_url = f"{frontends.url}/v1"

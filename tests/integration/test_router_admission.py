@@ -160,7 +160,7 @@ async def test_a_lost_workers_streams_all_go_on() -> None:
         await until(lambda: served.metric("baton_ttft_seconds_count") == 40)
         await first.stop()
         assert await asyncio.gather(*tasks) == [answer(PROMPT, 60)] * 40
-        assert served.dispatcher._prefill_queue.tokens == 0
+        assert served.dispatcher.prefill_queue.tokens == 0
 
 
 async def test_a_request_that_ends_workers_is_not_given_a_third_one() -> None:

@@ -108,8 +108,8 @@ def lead_and_wait(config: WorkerConfig, place: Connection) -> None:
     """A leader with nothing to do, as a process of its own."""
     rendezvous = RendezvousServer(config.engine.tensor_parallel_size)
     place.send(rendezvous.place)
-    group = rendezvous.join_as_first_rank(torch.device("cpu"), patience_s=20.0, absent=str)
-    runner = ModelRunner(config.engine, ranks=group)
+    group = rendezvous.join_as_first_rank(torch.device("cpu"), timeout_s=20.0, failure=str)
+    runner = ModelRunner(config.engine, communicator=group)
     place.send(runner.kv.num_pages)
     time.sleep(600)
 

@@ -13,6 +13,7 @@ import pytest
 
 from router.admin.drain import CannotChangeRole, LastOfItsRole, NoSuchWorker, WorkerDrainer
 from router.admin.endpoint import AdminServer, admin_app
+from router.config.settings import Routing
 from router.workers.member import WorkerState
 from rpc.baton.v1.worker_pb2 import ROLE_PREFILL
 from tests.integration.fake_cluster import PROMPT, Service, service
@@ -53,7 +54,7 @@ async def load(
 
 async def test_a_worker_with_time_finishes_what_it_has_and_gets_nothing_new() -> None:
     workers = [decode_worker(f"decode-{i}", token_s=0.02) for i in range(2)]
-    async with service(*workers) as served:
+    async with service(*workers, routing=Routing.LEAST_LOADED) as served:
         running = [asyncio.create_task(served.tokens(20)) for _ in range(4)]
         await asyncio.sleep(0.1)
         leaving = asyncio.create_task(WorkerDrainer(served.registry).drain("decode-0", 10.0))
@@ -71,7 +72,7 @@ async def test_a_worker_with_time_finishes_what_it_has_and_gets_nothing_new() ->
 
 async def test_what_does_not_finish_in_time_goes_on_elsewhere_even_without_attempts_to_spare() -> None:
     workers = [decode_worker(f"decode-{i}", token_s=0.02) for i in range(2)]
-    async with service(*workers, max_attempts=1) as served:
+    async with service(*workers, max_attempts=1, routing=Routing.LEAST_LOADED) as served:
         running = [asyncio.create_task(served.tokens(60)) for _ in range(4)]
         await asyncio.sleep(0.2)
         assert await WorkerDrainer(served.registry).drain("decode-0", 0.1) == 2

@@ -1,4 +1,4 @@
-"""Requests whose KV comes from another worker: lend pages, wait for the KV, decode from it."""
+"""Incoming handoffs: reserve pages, wait for the KV, then decode."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NO_PAGES_NOW: Final = "no pages are free now, and this handoff must not wait fo
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A handoff for which there were no free pages yet."""
+    """A handoff that waits for free pages."""
 
     job: Job
     sender: Peer
@@ -45,7 +45,7 @@ class _Waiting:
 
 @dataclass(frozen=True, slots=True)
 class _Incoming:
-    """A handoff that has pages, which the sender may write."""
+    """A handoff with pages that the sender may write."""
 
     job: Job
     reservation: Reservation
@@ -53,17 +53,17 @@ class _Incoming:
 
 
 class IncomingHandoffs:
-    """Requests whose KV another worker computes: pages are lent to it, first come, first served."""
+    """Requests whose KV another worker computes. Pages are reserved for them first come, first served."""
 
     def __init__(self, engine: Engine, answers: Answers, receiver: ReceiverCommands) -> None:
         self._engine = engine
         self._answers = answers
         self._receiver = receiver
         self._waiting: deque[_Waiting] = deque()
-        """In order of arrival: a large request is not passed by small ones for ever."""
+        """In order of arrival, so that small requests do not starve a large one."""
         self._incoming: dict[RequestId, _Incoming] = {}
         self._quarantined: dict[RequestId, Reservation] = {}
-        """Given up, but the sender may still write: longer than the job."""
+        """Aborted handoffs whose sender may still write; they outlive their jobs."""
 
     # ------------------------------------------------------------------------------ from the router
 
@@ -89,9 +89,9 @@ class IncomingHandoffs:
         )
 
     def drop(self, job: Job) -> bool:
-        """The router does not want the request any more. False: no pages are lent for it.
+        """Abort a handoff. False if no pages are reserved for the request.
 
-        One that waits for pages is skipped when its turn comes.
+        One that still waits for pages is skipped when its turn comes.
         """
         incoming = self._incoming.get(job.id)
         if incoming is None:
@@ -103,7 +103,7 @@ class IncomingHandoffs:
     # ------------------------------------------------------------------------------ from the loop
 
     def tick(self, now: float) -> None:
-        """Before every step: fail what waits for too long, lend pages as far as they go."""
+        """Before every step: fail handoffs that timed out, then reserve pages for waiting ones."""
         self._give_up_late(now)
         self._lend_pages(now)
 
@@ -124,7 +124,7 @@ class IncomingHandoffs:
     def on_transfer(self, event: ReceiverEvent) -> None:
         match event:
             case Reserved(handoff_id, ticket):
-                # A handoff that was given up meanwhile is being drained; nobody needs its ticket.
+                # Aborted meanwhile: it is being drained, and its ticket is not needed.
                 if (incoming := self._incoming.get(handoff_id)) is not None:
                     self._answers.outbox.reserved(incoming.job, ticket_to_proto(ticket), incoming.waited_s)
             case Ready():
@@ -140,7 +140,7 @@ class IncomingHandoffs:
     def _on_ready(self, ready: Ready) -> None:
         incoming = self._incoming.pop(ready.handoff_id, None)
         if incoming is None:
-            # Aborted while the last page came in. The sender is done, so there is nothing to drain.
+            # Aborted while the last page arrived: the sender is done, so there is nothing to drain.
             self._engine.free_reservation(self._quarantined.pop(ready.handoff_id))
             return
         request = incoming.job.request
@@ -175,7 +175,7 @@ class IncomingHandoffs:
             self._waiting.popleft()
 
     def _lend(self, waiting: _Waiting, now: float) -> bool:
-        """Lend pages to the first in the queue; False while there are too few."""
+        """Reserve pages for the first handoff in the queue; False if there are too few."""
         job = waiting.job
         request = job.request
         try:

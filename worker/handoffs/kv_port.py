@@ -21,9 +21,9 @@ __all__ = ["open_port"]
 
 
 def open_port(parts: Parts) -> KVPort:
-    """Registers the pool once, with the configured transport, under a name that is this incarnation's own.
+    """Register the pool with the configured transport, under a name unique to this incarnation.
 
-    Raises UnknownTransport, and what the transport raises where it cannot work.
+    Raises UnknownTransport, and what opening the transport raises.
     """
     config, runner = parts.config, parts.engine.runner
     if config.kv_by_ranks:

@@ -1,4 +1,4 @@
-"""Requests that are computed here to their first token, while their KV goes to another worker."""
+"""Outgoing handoffs: requests prefilled here while their KV is sent to another worker."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ __all__ = ["OutgoingHandoffs"]
 
 @dataclass(slots=True, eq=False)
 class _Sending:
-    """A request whose KV is, or will be, on its way to another worker."""
+    """A request whose KV is or will be sent to another worker."""
 
     job: Job
     computed: int
     """Tokens whose KV is in the pool."""
     chunks: list[worker_pb2.Span] = field(default_factory=list)
     goes_on: bool = False
-    """The prompt is computed, and the first token did not end the request: the receiver continues it."""
+    """Prefill is done and the first token did not end the request: the receiver decodes it."""
 
 
 class OutgoingHandoffs:
-    """Requests end here with their first token; their pages stay until the sender has done with them.
+    """Requests end here with their first token; their pages are kept until the sender has sent them.
 
-    A request belongs here from `submit` on if its pages may be read by the sender: it is pinned, so that the
-    scheduler does not preempt it. Methods about a request that is not handed over do nothing.
+    From `submit` on such a request is pinned, since the sender may read its pages: the scheduler does not
+    preempt it. Methods ignore requests that are not handed over.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class OutgoingHandoffs:
         self._sender = sender
         self._handoff_timeout_s = handoff_timeout_s
         self._sending: dict[RequestId, _Sending] = {}
-        """From the first chunk until the sender reads the pages no more: longer than the job, if need be."""
+        """Handoffs from the first chunk until the sender stops reading pages; they may outlive the job."""
         self._step_began = 0.0
 
     def __len__(self) -> int:
@@ -70,14 +70,14 @@ class OutgoingHandoffs:
         self._engine.submit(request)
 
     def attach(self, ticket: Ticket) -> None:
-        # Also for a request that is gone: the sender then tells the receiver that nobody will write.
+        # Also for a request that has ended: the sender then revokes the handoff at the receiver.
         self._sender.attach(ticket)
 
     def drop(self, job: Job) -> bool:
-        """The router does not want the request any more. False: it is not on its way to another worker.
+        """Abort a handoff. False if the request is not handed over.
 
-        While it is computed, the engine ends it and `on_finished` the handoff; after that only the handoff is
-        left to end. Its pages are free when the sender says that it reads them no more.
+        During prefill, the engine aborts the request and `on_finished` the handoff; afterwards only the
+        handoff is left to abort. Its pages are freed when the sender has stopped reading them.
         """
         if job.id not in self._sending:
             return False
@@ -92,7 +92,7 @@ class OutgoingHandoffs:
         self._step_began = now
 
     def goes_on(self, request_id: RequestId) -> bool:
-        """Whether another worker continues the request that has just ended here."""
+        """Whether another worker decodes the request that has just ended here."""
         sending = self._sending.get(request_id)
         return sending is not None and sending.goes_on
 
@@ -127,7 +127,7 @@ class OutgoingHandoffs:
             return False
         sending.goes_on = self._is_to_go_on(sending)
         if sending.goes_on:
-            # The first token's own KV is for the receiver to compute.
+            # The receiver computes the KV of the first token.
             num_tokens = request.num_tokens - 1
             final = FinalState(
                 tokens=(request.output[-1],),
@@ -143,7 +143,7 @@ class OutgoingHandoffs:
     # ------------------------------------------------------------------------------ from the sender
 
     def on_transfer(self, event: SenderEvent) -> None:
-        """Either way, the pages are no longer read."""
+        """Sent or failed: the pages are no longer read."""
         sending = self._sending.pop(event.handoff_id)
         job, answers = sending.job, self._answers
         if job.request.finish is None:

@@ -1,4 +1,4 @@
-"""What both halves of a handoff must agree on."""
+"""Digest by which the two workers of a handoff check that they have the same request."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ __all__ = ["digest_of"]
 
 
 def digest_of(request: Request, num_tokens: int, sampling: sampling_pb2.SamplingParams) -> int:
-    """Digest of a request as the router described it: its first `num_tokens` tokens and its sampling.
+    """Digest of a request's first `num_tokens` tokens and its sampling parameters.
 
-    Prefill and decode worker compute it from their own copies; if the two differ, one of them would go on
-    with another request than the other began. O(num_tokens).
+    Prefill and decode worker compute it from the commands they got; a mismatch fails the handoff.
+    O(num_tokens).
     """
     return request_digest(request.tokens(0, num_tokens), (sampling.SerializeToString(deterministic=True),))

@@ -1,7 +1,7 @@
 """A worker as a Ray actor. Ray decides where it lives and restarts it; requests never pass through here.
 
-The router imports the actor classes to name them, and computes nothing: what brings torch with it is
-imported when an actor comes to life.
+The router imports the actor classes only to create actors, so modules that import torch are imported when an
+actor starts.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ __all__ = ["Listening", "LoadProgress", "WorkerActor"]
 log = logging.getLogger(__name__)
 
 _LAST_WORDS_S = 0.2
-"""For sessions and health to reach their readers, before the process ends."""
+"""Delay before the process ends, so that sessions and health checks get the last status."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadProgress:
     stage: str
-    """A short phrase for a person."""
+    """A short phrase to display."""
     done: int
     """Of `total` bytes."""
     total: int
@@ -40,7 +40,7 @@ class LoadProgress:
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """Where this incarnation serves, and how to know that it is the one that does."""
+    """Address and certificate of this incarnation."""
 
     address: str
     """host:port of the gRPC server."""
@@ -68,19 +68,19 @@ class WorkerActor:
         self._starting: asyncio.Task[Listening] | None = None
 
     async def start(self) -> Listening:
-        """Where it serves, once it does. To be called again after every restart by Ray; a second call of
-        one incarnation waits for the first. Raises what loading raises.
+        """Start the worker and return its address. Call it again after every restart by Ray; a second call
+        to one incarnation waits for the first. Raises what loading raises.
         """
         if self._starting is None:
             self._starting = asyncio.create_task(self._start())
         return await asyncio.shield(self._starting)
 
     async def progress(self) -> LoadProgress:
-        """How far `start` is."""
+        """Progress of `start`."""
         return self._progress
 
     async def stop(self) -> None:
-        """Ends what `start` started; the actor itself is Ray's to end."""
+        """Stop the worker, but not the actor."""
         if self._starting is not None:
             await self._host.stop()
 
@@ -99,6 +99,6 @@ def _host(config: WorkerConfig) -> str:
 
 
 def _end_process(death: EngineDied) -> None:
-    """Let Ray start this worker anew: a process whose engine failed has nothing left to trust."""
+    """Exit, so that Ray restarts the worker with a new process."""
     log.critical("%s; the worker ends, to be started anew", death)
     asyncio.get_running_loop().call_later(_LAST_WORDS_S, os._exit, 1)

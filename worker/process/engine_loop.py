@@ -1,7 +1,7 @@
-"""The one thread in which everything about requests happens.
+"""The engine thread: all state of requests belongs to it.
 
-It runs what others posted, computes a step, and sends each session one batch of events; then again. With
-nothing to compute it sleeps until somebody posts, or until a deadline.
+Each iteration runs the functions posted to its inbox, computes a step, and sends each session one batch of
+events. Without work it sleeps until a function is posted or a deadline expires.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ __all__ = ["EngineDied", "EngineLoop"]
 log = logging.getLogger(__name__)
 
 _LOAD_INTERVAL_S: Final = 0.1
-"""How old a report of a busy worker's load may be. Counting the load costs O(requests)."""
+"""Interval between load reports of a busy worker. Computing the load costs O(requests)."""
 
 Clock: TypeAlias = Callable[[], float]
 
 
 class EngineDied(Exception):
-    """The engine failed, and with it every request of this worker."""
+    """The engine failed; all requests of this worker are lost."""
 
 
 class EngineLoop:
@@ -50,7 +50,7 @@ class EngineLoop:
         on_death: Callable[[EngineDied], None],
         batch_log: BatchLog | None = None,
     ) -> None:
-        """`on_death` is called from the engine thread, once, after all sessions were told."""
+        """`on_death` is called once, on the engine thread, after all sessions were failed."""
         self._engine = engine
         self._handler = handler
         self._inbox = inbox
@@ -64,7 +64,7 @@ class EngineLoop:
         self._steps = 0
         self._load_due = 0.0
         self._turn_began = math.inf
-        """math.inf while it sleeps."""
+        """Start of the current iteration; math.inf while asleep."""
         self._settled = False
         """The last turn neither computed nor completed anything: nor will the next before a message comes, or
         a deadline."""
@@ -72,20 +72,20 @@ class EngineLoop:
         self._blocked_since = math.inf
         """Since when there is nothing to compute before the step in flight ends; math.inf: there is."""
         self._proved = True
-        """The pages were counted since the worker last did anything."""
+        """Whether the pages were checked since the last work."""
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends after the current step, and waits for that. Requests still here are forgotten."""
+        """Stop after the current step, and wait for it. Remaining requests are dropped."""
         self._stopping = True
         self._inbox.post(lambda: None)
         self._thread.join()
         self._waker.stop()
 
     def busy_s(self) -> float:
-        """From any thread: how long its current turn has taken so far; -inf while it sleeps."""
+        """Duration of the current iteration so far; -inf while asleep. From any thread."""
         return self._clock() - self._turn_began
 
     def _run(self) -> None:
@@ -97,7 +97,7 @@ class EngineLoop:
                 if self._inbox.run(patience):
                     self._settled = self._proved = False
                 self._turn()
-        except BaseException as error:  # also what libraries in other languages panic with, and SystemExit
+        except BaseException as error:  # including panics of native libraries and SystemExit
             log.exception("the engine failed")
             death = EngineDied(f"the engine failed: {type(error).__name__}: {error}")
             self._turn_began = math.inf
@@ -106,7 +106,7 @@ class EngineLoop:
             self._inbox.refuse(death, until=lambda: self._stopping)
 
     def _patience(self) -> float | None:
-        """Seconds to wait for a message; None: for ever."""
+        """Seconds to wait for a message; None: no limit."""
         if not self._settled:
             return max(0.0, self._engine.plan_at() - self._clock())
         wakeup = self._handler.next_wakeup()
@@ -117,11 +117,11 @@ class EngineLoop:
         self._handler.tick(began)
         self._settled = True
         if self._engine.has_work:
-            self._outbox.flush_early()  # a ticket, or an arrival, must not wait for the step
+            self._outbox.flush_early()  # tickets and arrivals must not wait for the step
             if began >= self._engine.plan_at():
                 self._step(began)
             else:
-                self._settled = False  # a message came; others may, before the step has to be planned
+                self._settled = False  # a message arrived; more may, before planning
         else:
             self._batch_log.rest()
             if self._handler.idle and not self._proved:
@@ -131,7 +131,7 @@ class EngineLoop:
         if self._settled or began >= self._load_due:
             self._load_due = began + _LOAD_INTERVAL_S
             self._outbox.report_load(self._handler.load())
-        # With the end of an answer: a chat's next turn may come as soon as the router hears of that.
+        # Before the end of an answer is reported: the next turn of its chat may arrive right after it.
         self._outbox.report_cache(self._handler.cache_changes())
         self._outbox.flush(self._steps)
         self._engine.proceed()

@@ -1,6 +1,6 @@
 """One worker: the engine thread, the transfer thread, the gRPC server and the metrics endpoint.
 
-Knows nothing of Ray: the actors are thin, and tests run hosts in their own process.
+Independent of Ray: the actors are thin wrappers, and tests run hosts in their own process.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from functools import partial
 
 import grpc
 import torch
-from prometheus_client import start_http_server
+from prometheus_client import CollectorRegistry, start_http_server
 
 from common.garbage_collection import tune_gc
+from common.metric_export import exported
 from common.ports import bind_within
 from common.progress import Progress, silent
 from engine.engine import Engine
 from engine.executor.runner import ModelRunner
 from engine.loader.checkpoint import local_copy
-from engine.parallel import ALONE, Ranks, RendezvousServer
+from engine.parallel import SINGLE_RANK, Communicator, RendezvousServer
 from engine.warmup import warm_up, warmup_plan_for
 from rpc.baton.v1 import worker_pb2, worker_pb2_grpc
 from rpc.server import GrpcServer
@@ -65,16 +66,15 @@ class WorkerHost:
         progress: Progress = silent,
         rank_processes: RankProcesses | None = None,
     ) -> None:
-        """`on_death`: the engine failed and the worker is of no use any more. It should end, and be started
-        anew; called on the asyncio loop, after health and the open sessions have said so.
-        `rank_processes` runs the other ranks of a worker that has several. Raises ValueError for a worker
-        that other machines could reach and that asks nobody for a certificate.
+        """`on_death`: called on the asyncio loop when the engine has failed, after health and sessions have
+        reported it; the process should exit and be restarted. `rank_processes` runs the other ranks of a
+        worker that has several. Raises ValueError if other machines could connect without a certificate.
         """
         self.config = config
         self.address = ""
         """host:port of the gRPC server, once started."""
         if config.router_certificate is None and not is_loopback(config.host):
-            raise ValueError(f"{config.worker_id} would serve whoever reaches {config.host}")
+            raise ValueError(f"{config.worker_id} would accept unauthenticated connections on {config.host}")
         if (rank_processes is None) != (config.engine.tensor_parallel_size == 1):
             raise ValueError(
                 f"{config.worker_id}: rank_processes must be given exactly if there are several ranks"
@@ -89,19 +89,19 @@ class WorkerHost:
         )
         self._ports = None if config.ports is None else config.ports.halves()[0]
         self._running = ExitStack()
-        """Undoes what `start` did, last first."""
+        """Cleanup of `start`, in reverse order."""
 
     @property
     def certificate(self) -> bytes | None:
-        """PEM: by it the router knows this incarnation. None: it serves in plaintext."""
+        """PEM; identifies this incarnation. None: plaintext."""
         return None if self._identity is None else self._identity.certificate
 
     async def start(self) -> worker_pb2.WorkerInfo:
-        """Loads the model and serves. Raises what loading raises; then nothing is left running."""
+        """Load the model and serve. Raises what loading raises, after stopping everything it started."""
         self._asyncio = asyncio.get_running_loop()
         try:
-            # A thread of its own, gone afterwards: OpenMP counts the helpers of every thread that computed,
-            # and once they are more than the cores, the engine thread's sleep after each operation.
+            # In a temporary thread: OpenMP counts the helper threads of every thread that computed, and once
+            # there are more than cores, the engine thread's helpers sleep after each operation.
             with ThreadPoolExecutor(1, thread_name_prefix="loading") as loader:
                 self._parts, self._handler = await self._asyncio.run_in_executor(loader, self._build)
             tune_gc()
@@ -117,7 +117,7 @@ class WorkerHost:
         return info
 
     async def stop(self) -> None:
-        """Ends every session and every thread. Requests still here are aborted."""
+        """Close all sessions and stop all threads. Remaining requests are aborted."""
         await self._server.stop()
         self._router_watch.stop()
         await asyncio.to_thread(self._running.close)
@@ -135,7 +135,7 @@ class WorkerHost:
         self._running.callback(engine.close)
         handler = engine.hooks = self._assemble(parts)
         self._running.callback(handler.grammars.stop)
-        # Not before: until the handler is assembled, other ranks wait for KV ports, and not for steps.
+        # Not before: until the handler is assembled, other ranks wait for their KV ports and not for steps.
         self._progress("Warming up", 0, 0)
         warm_up(runner, config.engine, warmup_plan_for(config.engine))
         engine.grammars.load()  # holds the interpreter lock: not while requests are computed
@@ -146,18 +146,18 @@ class WorkerHost:
         path = local_copy(config.source, config.engine.model_path, self._progress)
         return replace(config, engine=replace(config.engine, model_path=path))
 
-    def _form_group(self) -> Ranks:
-        """All ranks of this worker, found and ready to load."""
+    def _form_group(self) -> Communicator:
+        """Start the other ranks and wait for them to connect."""
         rank_processes, config = self._rank_processes, self.config
         if rank_processes is None:
-            return ALONE
+            return SINGLE_RANK
         rendezvous = RendezvousServer(config.engine.tensor_parallel_size)
         self._running.callback(rank_processes.stop)
         rank_processes.start(config, rendezvous.place)
         return rendezvous.join_as_first_rank(
             torch.device(config.engine.device),
-            patience_s=config.step_timeout_s,
-            absent=rank_processes.trouble,
+            timeout_s=config.step_timeout_s,
+            failure=rank_processes.trouble,
         )
 
     def _run_threads(self) -> worker_pb2.WorkerInfo:
@@ -182,13 +182,23 @@ class WorkerHost:
         self._running.callback(watchdog.stop)
         server, thread = bind_within(
             self._ports,
-            lambda port: start_http_server(port, addr=self.config.host, registry=parts.metrics.registry),
+            lambda port: start_http_server(port, addr=self.config.host, registry=self._exported_metrics()),
         )
         self._running.callback(thread.join)
         self._running.callback(server.server_close)
         self._running.callback(server.shutdown)
         parts.metrics.watch(self._stats, max_running=self.config.engine.scheduler.max_running_requests)
         return self._describe(metrics_port=server.server_port)
+
+    def _exported_metrics(self) -> CollectorRegistry:
+        config = self.config
+        labels = {
+            "role": config.role.value,
+            "mode": config.mode,
+            "worker": config.worker_id,
+            "model_name": config.model,
+        }
+        return exported(self._parts.metrics.registry, labels, config.metric_names)
 
     def _batch_log(self) -> BatchLog:
         engine = self.config.engine
@@ -216,7 +226,7 @@ class WorkerHost:
         asyncio.run_coroutine_threadsafe(self._report_death(death), self._asyncio)
 
     def _on_rank_end(self, end: Future[str]) -> None:
-        """On whichever thread noticed. Without one of its ranks this worker has no model."""
+        """A rank has ended, so the worker must. May be called on any thread."""
         if not end.cancelled():
             self._on_engine_death(EngineDied(end.result()))
 

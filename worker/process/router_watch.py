@@ -1,7 +1,7 @@
-"""Ends a worker whose router is gone for good.
+"""Ends a worker that has lost its router.
 
-Ray ends the workers of a router that ends. It cannot do so on a node that is cut off from the cluster, where
-a worker would keep its GPU, and would keep dialling its peers, until the link is back.
+Ray ends the workers of a router that exits, but not on a node that is cut off from the cluster. A worker
+there would keep its GPU, and keep connecting to its peers, until the network is back.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ class RouterWatch:
         self._is_stopped = False
 
     def start(self) -> None:
-        """The worker can be reached from now on."""
+        """Start the timeout: the worker can be reached now."""
         if not self._is_stopped:
             self._arm()
 
     def stop(self) -> None:
-        """Nothing is called from now on."""
+        """Cancel the timeout."""
         self._is_stopped = True
         self._disarm()
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """For as long as a router's stream is open."""
+        """Context for the time that a router's stream is open; no timeout runs meanwhile."""
         self._sessions += 1
         self._disarm()
         try:

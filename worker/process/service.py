@@ -1,4 +1,4 @@
-"""The gRPC face of a worker: `baton.v1.Worker`."""
+"""gRPC service of a worker: `baton.v1.Worker`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 
 class WorkerService(worker_pb2_grpc.WorkerServicer):
-    """Translates calls into messages to the engine thread; decides nothing itself."""
+    """Forwards calls to the engine thread."""
 
     def __init__(
         self,
@@ -44,9 +44,9 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     async def Session(  # noqa: N802
         self, request_iterator: AsyncIterator[worker_pb2.Command], context: Context
     ) -> None:
-        """Ends when the router hangs up, which aborts all requests that came over it.
+        """The stream ends when the router disconnects, which aborts all requests received over it.
 
-        The stream lives from the first moment, also when the engine is in the middle of a long step.
+        Heartbeats start at once, also during a long engine step.
         """
         with self._router_watch.session():
             await self._serve(request_iterator, context)
@@ -75,7 +75,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     async def GetStats(  # noqa: N802
         self, request: worker_pb2.GetStatsRequest, context: Context
     ) -> worker_pb2.WorkerStats:
-        """Answered between two steps, after every command that was sent before."""
+        """Answered between two steps, after all earlier commands."""
         return await self._ask_engine(self._handler.stats, context)
 
     async def _read(self, commands: AsyncIterator[worker_pb2.Command], session: RouterSession) -> None:

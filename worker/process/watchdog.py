@@ -1,7 +1,7 @@
-"""Ends a worker whose engine hangs, so that it is started anew.
+"""Ends a worker whose engine hangs, so that Ray restarts it.
 
-A process that is stopped or dead falls silent, which its router notices. An engine that waits for ever, on a
-device or on a lock, leaves the process talking: only how long its current step takes gives it away.
+Heartbeats show a stopped or dead process, but not an engine that waits forever for a device or a lock, since
+another thread sends them. The watchdog therefore measures how long the current step takes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["Watchdog"]
 
 
 class Watchdog:
-    """Looks at the engine's loop now and then, from a thread of its own."""
+    """Polls the engine loop from its own thread."""
 
     def __init__(
         self, loop: EngineLoop, step_timeout_s: float, on_death: Callable[[EngineDied], None]

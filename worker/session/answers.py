@@ -1,6 +1,8 @@
-"""The requests that a worker answers for, and how each of them ends."""
+"""Reports tokens and ends of jobs to their routers, and counts them."""
 
 from __future__ import annotations
+
+import logging
 
 from engine.core.events import TokenOut
 from engine.core.sampling_params import FinishReason
@@ -12,9 +14,11 @@ from worker.session.outbox import Outbox
 
 __all__ = ["Answers"]
 
+log = logging.getLogger(__name__)
+
 
 class Answers:
-    """Jobs, and what their routers hear about them. Belongs to the engine thread."""
+    """The jobs of a worker and the events about them. Belongs to the engine thread."""
 
     def __init__(self, outbox: Outbox, metrics: WorkerMetrics) -> None:
         self.jobs = Jobs()
@@ -22,7 +26,7 @@ class Answers:
         self.metrics = metrics
 
     def report(self, job: Job, token: TokenOut, finish: FinishReason | None) -> None:
-        """Tell the router of a new token; `finish` is the reason that the router shall hear."""
+        """Report a new token; `finish` is the finish reason to report."""
         cached = 0 if job.said_cached else job.request.num_cached or 0
         job.said_cached = True
         chunks, job.chunks = job.chunks, []
@@ -38,16 +42,18 @@ class Answers:
         )
 
     def end(self, job: Job, outcome: Outcome) -> None:
-        """The job is over; nothing more is said about it. Once a job."""
+        """Count the end of a job and remove it. Called once per job; no events follow."""
         self.jobs.take(job.id)
         self.metrics.ended(outcome)
 
     def fail(self, job: Job, code: worker_pb2.FailureCode, message: str) -> None:
-        """The end of a job that holds nothing any more, or that its owner gives up."""
+        """Fail a job whose resources are released or being released."""
+        log.info("request %s failed here: %s", job.label, message)
         self.end(job, Outcome.FAILED)
         self.outbox.failed(job.session, job.id, code, message)
 
     def refuse(self, job: Job, code: worker_pb2.FailureCode, message: str) -> None:
-        """The end of a job that was never taken in."""
+        """Fail a job that was not accepted."""
+        log.info("request %s refused: %s", job.label, message)
         self.metrics.ended(Outcome.REFUSED)
         self.outbox.failed(job.session, job.id, code, message)

@@ -1,4 +1,4 @@
-"""The protocol's messages as the engine's dataclasses, and back."""
+"""Conversion between protobuf messages and the engine's dataclasses."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _GRAMMAR_KINDS: Final[dict[sampling_pb2.GrammarKind, GrammarKind]] = {
 
 
 def sampling_from_proto(message: sampling_pb2.SamplingParams) -> SamplingParams:
-    """Values are taken as they are: the router has validated them."""
+    """Values are not validated here: the router has done it."""
     return SamplingParams(
         max_tokens=message.max_tokens,
         min_tokens=message.min_tokens,
@@ -123,7 +123,7 @@ def ticket_to_proto(ticket: Ticket) -> worker_pb2.Ticket:
 
 
 def ticket_from_proto(message: worker_pb2.Ticket) -> Ticket:
-    """Nothing is checked here: `Ticket.require` does that, where the pool is known."""
+    """Not validated here: `Ticket.require` does it."""
     return Ticket(
         handoff_id=message.handoff_id,
         receiver=peer_from_proto(message.receiver),

@@ -1,4 +1,4 @@
-"""How other threads reach the engine thread: functions, run one by one between two steps."""
+"""Queue of functions that other threads post to the engine thread; it runs them between two steps."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ class _Posted:
 
 
 class Inbox:
-    """First in, first out. `run` and `refuse` belong to the reader's thread, the rest to anybody's."""
+    """FIFO. `run` and `refuse` are called by the reader thread, the other methods by any thread."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[_Posted] = queue.SimpleQueue()
 
     def post(self, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Have `function` run; does not wait. What it raises is the reader's problem."""
+        """Queue `function` without waiting. If it raises, `run` raises."""
         self._queue.put(_Posted(lambda: function(*args, **kwargs)))
 
     def ask(self, function: Callable[[], T]) -> Future[T]:
-        """Have `function` run, for what it returns or raises."""
+        """Queue `function`; the future gets its result or exception."""
         answer: Future[T] = Future()
         self._queue.put(_Posted(function, answer))
         return answer
 
     def fail(self, error: BaseException) -> None:
-        """Have the reader raise `error`: something that it cannot do without is broken."""
+        """Make `run` raise `error`: a component that the reader depends on has failed."""
         self.post(_throw, error)
 
     def run(self, patience: float | None) -> bool:
-        """Run all that is there; False if there was nothing.
+        """Run all queued functions; False if there was none.
 
-        Waits up to `patience` seconds for the first (None: for ever).
+        Waits up to `patience` seconds for the first one (None: without a limit).
         """
         some = False
         try:
@@ -55,7 +55,7 @@ class Inbox:
             return some
 
     def refuse(self, error: Exception, until: Callable[[], bool]) -> None:
-        """Answer every question with `error`, drop the rest, until `until` says so after one of them."""
+        """Set `error` on every future, drop other functions, until `until` returns True after one."""
         while not until():
             posted = self._queue.get()
             if posted.answer is not None and posted.answer.set_running_or_notify_cancel():
@@ -71,7 +71,7 @@ def _run(posted: _Posted) -> None:
         except BaseException as error:
             posted.answer.set_exception(error)
             if not isinstance(error, Exception):
-                raise  # no answer to a question: it is meant for the thread
+                raise  # not from an `ask`: it is for the reader thread
 
 
 def _throw(error: BaseException) -> None:

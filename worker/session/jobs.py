@@ -1,4 +1,4 @@
-"""Every request that a worker answers for, and when each runs out of time."""
+"""The requests of a worker and their deadlines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Job", "Jobs"]
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One attempt at one sequence, as the worker sees it. Times are on the engine loop's clock."""
+    """One attempt at one sequence on this worker. Times are on the engine loop's clock."""
 
     request: Request
     session: RouterSession
@@ -24,24 +24,33 @@ class Job:
     deadline: float
     """math.inf: none."""
     sampling: sampling_pb2.SamplingParams
-    """As the client wants it; a role may have the engine compute only a part."""
+    """Sampling parameters of the client; the engine may compute only the first token."""
+    name: str = ""
+    """The client's request id."""
+    traceparent: str = ""
+    """Of W3C Trace Context."""
     chunks: list[worker_pb2.Span] = field(default_factory=list)
     """When each part of the prompt was computed, for a request that is not handed over."""
     said_cached: bool = False
-    """Whether the router knows how much of the prompt was cached."""
+    """Whether the number of cached prompt tokens was reported."""
 
     @property
     def id(self) -> RequestId:
         return self.request.id
 
+    @property
+    def label(self) -> str:
+        """For logs."""
+        return f"{self.name or self.id} ({self.traceparent or 'no trace'})"
+
 
 class Jobs:
-    """Jobs by id. A job that is taken out is answered: nothing more is said about it."""
+    """Jobs by id. No events follow for a job that was taken out."""
 
     def __init__(self) -> None:
         self._jobs: dict[RequestId, Job] = {}
         self._deadlines: list[tuple[float, RequestId]] = []
-        """Heap; entries of jobs that are gone are skipped when they come up."""
+        """Heap of deadlines; entries of jobs that were taken out are skipped."""
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -61,7 +70,7 @@ class Jobs:
         return self._jobs.get(request_id)
 
     def take(self, request_id: RequestId) -> Job | None:
-        """The job, which is the worker's no longer; None if it has been answered already."""
+        """Remove a job and return it; None if it was removed before."""
         return self._jobs.pop(request_id, None)
 
     def of(self, session: RouterSession) -> list[Job]:

@@ -1,4 +1,4 @@
-"""What the engine thread has to report: one EventBatch a step for each session, and no more."""
+"""Events of the engine thread: one EventBatch per step and session."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Outbox:
 
     def __init__(self) -> None:
         self._handled: dict[RouterSession, int] = {}
-        """Commands of each session, carried out so far."""
+        """Number of executed commands of each session."""
         self._counted: dict[RouterSession, int] = {}
         """Those that `_load` covers."""
         self._batches: dict[RouterSession, worker_pb2.EventBatch] = {}
@@ -47,12 +47,12 @@ class Outbox:
             known.pop(session, None)
 
     def handled(self, session: RouterSession) -> None:
-        """A command of this session is being carried out."""
+        """Count a command of this session."""
         if session in self._handled:
             self._handled[session] += 1
 
     def fail(self, reason: str) -> None:
-        """End every session: the worker cannot go on."""
+        """Fail all sessions: the engine has failed."""
         for session in self._handled:
             session.fail(reason)
         for known in (self._handled, self._counted, self._batches):
@@ -79,12 +79,12 @@ class Outbox:
                 cache.add(stored=change.stored, blocks=change.blocks)
 
     def flush(self, step: int) -> None:
-        """Send what there is, as of `step`."""
+        """Send all collected events, as of `step`."""
         self._step = step
         self.flush_early()
 
     def flush_early(self) -> None:
-        """Send what there is in the middle of a step: what cannot wait for its end."""
+        """Send collected events before the step ends."""
         for session, batch in self._batches.items():
             batch.step = self._step
             batch.load.CopyFrom(self._load)

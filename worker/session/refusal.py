@@ -1,4 +1,4 @@
-"""A command that a worker does not carry out."""
+"""Error for commands that a worker rejects."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["CommandRefused"]
 
 
 class CommandRefused(Exception):
-    """The router's command cannot be carried out; its request fails with `code`."""
+    """The command is rejected; its request fails with `code`."""
 
     def __init__(self, code: worker_pb2.FailureCode, message: str) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""The worker's end of one router's stream: batches leave the engine thread here."""
+"""The worker's end of a router's stream: a queue of event batches from the engine thread."""
 
 from __future__ import annotations
 
@@ -11,42 +11,42 @@ from rpc.baton.v1 import worker_pb2
 __all__ = ["RouterSession", "SessionBroken"]
 
 _MAX_UNSENT: Final = 4096
-"""Batches, one a step. A router this far behind is not reading any more, and memory is finite."""
+"""Queued batches, one per step, after which the router counts as hung and the session is closed."""
 _HEARTBEAT_S: Final = 0.2
-"""The longest silence: an empty batch says that this process lives, whatever its engine is doing."""
+"""Heartbeat interval: an empty batch is sent when no other was, also during a long engine step."""
 
 
 class SessionBroken(Exception):
-    """The session ended from the worker's side; the message says why."""
+    """The worker has ended the session; the message is the reason."""
 
 
 class RouterSession:
     """A queue from the engine thread to the asyncio loop that owns the stream.
 
-    Requests belong to the session they came over: their events go there and nowhere else, and they end
-    with it.
+    A request belongs to the session over which it arrived: its events go there, and it is aborted when the
+    session ends.
     """
 
     def __init__(self) -> None:
-        """To be made on the asyncio loop that will read `batches`."""
+        """Create it on the asyncio loop that reads `batches`."""
         self._loop = asyncio.get_running_loop()
         self._unsent: asyncio.Queue[worker_pb2.EventBatch | SessionBroken | None] = asyncio.Queue()
         self._closed = False
 
     def send(self, batch: worker_pb2.EventBatch) -> None:
-        """From any thread; does not wait. Batches for a session that has ended go nowhere."""
+        """From any thread, without blocking. Dropped if the session has ended."""
         self._post(batch)
 
     def close(self) -> None:
-        """From any thread: `batches` ends after what was sent before."""
+        """From any thread: end `batches` after those already sent."""
         self._post(None)
 
     def fail(self, reason: str) -> None:
-        """From any thread: `batches` raises SessionBroken after what was sent before."""
+        """From any thread: make `batches` raise SessionBroken after those already sent."""
         self._post(SessionBroken(reason))
 
     async def batches(self) -> AsyncIterator[worker_pb2.EventBatch]:
-        """What was sent, in order, until `close`; heartbeats meanwhile. Raises SessionBroken."""
+        """The sent batches in order, with heartbeats in between, until `close`. Raises SessionBroken."""
         while (item := await self._next()) is not None:
             if isinstance(item, SessionBroken):
                 raise item

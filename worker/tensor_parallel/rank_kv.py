@@ -1,4 +1,4 @@
-"""The KV of a worker of several ranks: each has a pool and a transport, and the leader speaks for all."""
+"""KV handoffs of a worker with several ranks: each has its pool and transport; rank 0 runs the protocol."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import socket
 import threading
 from dataclasses import replace
 from typing import Final
+
+import torch
 
 from engine.executor.runner import ModelRunner
 from kv_transfer import KVLayout, KVPort, PoolMemory
@@ -31,12 +33,13 @@ _HALF: Final = 32
 
 
 def open_ranks(config: WorkerConfig, runner: ModelRunner, epoch: int) -> KVPort:
-    """On the leader, while the others call `serve_kv`: the port of the whole worker's KV."""
-    shard = runner.ranks.shard
+    """On rank 0, while the others call `serve_kv`: the port of the whole worker's KV."""
+    shard = runner.communicator.shard
     with socket.create_server((_LOOPBACK, 0)) as listener:
         listener.settimeout(_PATIENCE_S)
         port: int = listener.getsockname()[1]
-        runner.ranks.broadcast_ints([port, epoch >> _HALF, epoch & ((1 << _HALF) - 1)])
+        announced = [port, epoch >> _HALF, epoch & ((1 << _HALF) - 1)]
+        runner.communicator.broadcast_host(torch.tensor(announced, dtype=torch.int64))
         links = _accept(listener, config, epoch, shard.size)
     layout = _layout(runner)
     whole = replace(layout, tp_size=1, tp_rank=0)
@@ -44,7 +47,7 @@ def open_ranks(config: WorkerConfig, runner: ModelRunner, epoch: int) -> KVPort:
     memory = memory_of(runner.kv)
     return KVPort(
         ShardedTransport(worker_name(config, epoch), writer, pool, links, whole),
-        # Of no pool that there is: a page here has the heads of all ranks.
+        # Of a virtual pool whose pages have the heads of all ranks.
         PoolMemory(0, whole.page_bytes, memory.num_pages, memory.device),
         whole,
         epoch,
@@ -53,8 +56,10 @@ def open_ranks(config: WorkerConfig, runner: ModelRunner, epoch: int) -> KVPort:
 
 
 def serve_kv(config: WorkerConfig, runner: ModelRunner) -> None:
-    """On a rank that follows: does as the leader's `open_ranks` asks, on a thread of its own."""
-    port, high, low = runner.ranks.broadcast_ints([0, 0, 0])
+    """On other ranks: serve `open_ranks` of rank 0, on a thread of its own."""
+    announced = torch.zeros(3, dtype=torch.int64)
+    runner.communicator.broadcast_host(announced)
+    port, high, low = announced.tolist()
     pool, writer, digester = _rank(config, runner, high << _HALF | low)
     connection = socket.create_connection((_LOOPBACK, port), _PATIENCE_S)
     connection.settimeout(None)
@@ -64,12 +69,12 @@ def serve_kv(config: WorkerConfig, runner: ModelRunner) -> None:
 
 
 def _accept(listener: socket.socket, config: WorkerConfig, epoch: int, size: int) -> list[RankLink]:
-    """A link to each other rank, in order. The epoch, which is in their names, is known to them alone."""
+    """A link to each other rank, in order. Ranks authenticate by the epoch, which is part of their names."""
     links: dict[str, RankLink] = {}
     names = [_rank_name(config, epoch, rank) for rank in range(1, size)]
     while not links.keys() >= set(names):
         connection, _ = listener.accept()
-        connection.settimeout(_PATIENCE_S)  # whoever comes and is silent
+        connection.settimeout(_PATIENCE_S)  # for connections that send nothing
         link = RankLink(connection)
         connection.settimeout(None)
         links[link.pool.name] = link
@@ -77,7 +82,7 @@ def _accept(listener: socket.socket, config: WorkerConfig, epoch: int, size: int
 
 
 def _rank(config: WorkerConfig, runner: ModelRunner, epoch: int) -> tuple[Peer, RankWriter, PageDigester]:
-    """One rank's own pool, on whatever rank this is."""
+    """The pool of this rank, its writer and its digester."""
     layout, memory = _layout(runner), memory_of(runner.kv)
     transport = open_transport(config, _rank_name(config, epoch, layout.tp_rank), memory)
     pool = Peer.of(transport.name, epoch, transport.metadata, memory, layout)
@@ -89,6 +94,6 @@ def _rank_name(config: WorkerConfig, epoch: int, rank: int) -> str:
 
 
 def _layout(runner: ModelRunner) -> KVLayout:
-    """Of one rank's pages. Their digests add up, whoever holds what."""
-    shard = runner.ranks.shard
+    """Layout of one rank's pages. Digests are sums, so those of all ranks add up to the page's."""
+    shard = runner.communicator.shard
     return replace(layout_of(runner), tp_size=shard.size, tp_rank=shard.rank, digest=SUM64)

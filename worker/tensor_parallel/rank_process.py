@@ -1,4 +1,4 @@
-"""A rank that follows: it computes its part of every step that its leader announces, and nothing else."""
+"""The process of a rank other than 0: it computes its part of every step that rank 0 sends."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from common.garbage_collection import tune_gc
 from engine.errors import RankLost
 from engine.executor.runner import ModelRunner
-from engine.parallel import Rendezvous, join
+from engine.parallel import Rendezvous, StepChannel, join
 from worker.config import WorkerConfig
 from worker.tensor_parallel.rank_kv import serve_kv
 
@@ -19,23 +19,25 @@ log = logging.getLogger(__name__)
 
 
 def run_rank(config: WorkerConfig, rendezvous: Rendezvous, rank: int) -> None:
-    """Returns when the leader has closed, or is gone. Raises what loading and computing raise.
+    """Returns when rank 0 has closed its runner or has ended. Raises what loading and computing raise.
 
-    Between steps it waits for as long as the leader lives; the kernel tells it when that is over.
+    Between steps it waits for rank 0 without a timeout; the kernel closes the connection when that process
+    ends.
     """
     device = torch.device(config.engine.device)
-    group = join(rendezvous, rank, device, patience_s=config.step_timeout_s)
-    part = group.close
+    communicator = join(rendezvous, rank, device, timeout_s=config.step_timeout_s)
+    close = communicator.close
     try:
-        runner = ModelRunner(config.engine, ranks=group)
-        part = runner.close
+        runner = ModelRunner(config.engine, communicator=communicator)
+        close = runner.close
         if config.kv_by_ranks:
             serve_kv(config, runner)
         tune_gc()
-        log.info("rank %d of %s follows", rank, config.worker_id)
-        while (inputs := group.receive_step()) is not None:
+        log.info("rank %d of %s is ready", rank, config.worker_id)
+        steps = StepChannel(communicator)
+        while (inputs := steps.receive()) is not None:
             runner.execute_step(inputs)
     except RankLost as error:
         log.info("rank %d of %s ends: %s", rank, config.worker_id, error)
     finally:
-        part()
+        close()

@@ -1,4 +1,4 @@
-"""The ranks of a worker beside its leader, whoever runs their processes."""
+"""Interface to the processes of a worker's ranks other than 0."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ __all__ = ["RankProcesses"]
 
 
 class RankProcesses(ABC):
-    """Ranks that follow. They live as long as their leader: when one ends, `end` says so."""
+    """They must live as long as rank 0. When one ends earlier, `end` has the reason, and the worker ends."""
 
     def __init__(self) -> None:
         self.end: Future[str] = Future()
-        """Why a rank ended that was not stopped; cancelled by `stop`."""
+        """Why a rank ended without `stop`; cancelled by `stop`."""
 
     @abstractmethod
     def start(self, config: WorkerConfig, rendezvous: Rendezvous) -> None:
-        """Start a process for each rank but the leader's; it runs `rank_process.run_rank`."""
+        """Start a process for each rank but 0; it runs `rank_process.run_rank`."""
 
     @abstractmethod
     def end_all(self) -> None:
-        """Make sure that no process is left."""
+        """Kill all processes."""
 
     def stop(self) -> None:
         self.end.cancel()
         self.end_all()
 
     def trouble(self) -> str:
-        """Why the ranks will never be complete; empty: nothing is known against it."""
+        """Why a rank ended; empty while all run."""
         return self.end.result() if self.end.done() and not self.end.cancelled() else ""
 
     def lost(self, reason: str) -> None:
-        """For those who run the processes: one of them ended. From any thread; the first reason counts."""
+        """For subclasses: a process ended. May be called from any thread; only the first reason is kept."""
         with suppress(InvalidStateError):  # known already, or stopped
             self.end.set_result(reason)

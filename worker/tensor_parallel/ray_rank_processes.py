@@ -1,7 +1,7 @@
-"""The other ranks of a worker as Ray actors, in the bundle that was reserved for all of them.
+"""The ranks of a worker other than 0 as Ray actors, in the placement-group bundle reserved for all its ranks.
 
-A bundle is never spread over nodes, so the ranks share a machine. Their leader makes them, and thereby owns
-them: Ray ends them with it, however it ends.
+A bundle lies on one node, so the ranks share a machine. Rank 0 creates the actors and thereby owns them: Ray
+ends them when rank 0 ends.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["RankActor", "rank_processes_of"]
 
 
 class RankActor:
-    """One rank. Lives as long as its leader."""
+    """One rank other than 0."""
 
     def __init__(self, log_level: int, log_format: str) -> None:
         from worker.log import log_to_stderr
@@ -65,7 +65,7 @@ class _RayRankProcesses(RankProcesses):
             ray.kill(actor)
 
     def _actor(self) -> Any:
-        """Where its leader is, with the same share of the machine and the same environment."""
+        """In the bundle of rank 0, with the same resources and environment."""
         mine: dict[str, float] = ray.get_runtime_context().get_assigned_resources()  # type: ignore[no-untyped-call]
         group = get_current_placement_group()
         assert group is not None, "the router places every worker in a bundle"
@@ -75,9 +75,9 @@ class _RayRankProcesses(RankProcesses):
         return actor.remote(self._log_level, self._log_format)
 
     def _watch(self, ends: dict[Any, int]) -> None:
-        """Waits for the first rank to end: none should, before its leader."""
+        """Wait for the first rank to end; none should end before rank 0."""
         (ended,), _ = ray.wait(list(ends), num_returns=1)
-        reason = "it stopped following"
+        reason = "its loop ended"
         try:
             ray.get(ended)
         except RayError as error:

@@ -1,9 +1,8 @@
-"""When a sequence goes to the workers: at once, or after others, when there is room to decode it.
+"""Admission: a sequence is sent to workers when there is room to decode it.
 
-A prompt whose KV finds no room on a decode worker is better not computed yet: its client would get one token
-and then nothing, and after a while the prompt would be computed again. It waits here, where it holds nothing.
-Sequences that lost their worker go first, a few at a time: all at once they would hold up each other, and
-everybody's prompts behind them.
+A prompt prefilled while no decode worker has room for its KV would produce one token, then time out and be
+computed again. So it waits here, where it holds no resources. Retries after a lost worker go first, a few at
+a time: all at once they would delay each other and all prompts behind them.
 """
 
 from __future__ import annotations
@@ -20,22 +19,22 @@ __all__ = ["Admission", "AdmissionGrant", "AdmissionRequest", "Claim"]
 
 @dataclass(frozen=True, slots=True)
 class AdmissionRequest:
-    """What waits for its turn."""
+    """A sequence that asks for admission."""
 
     tokens: int
     avoid: Set[str] = frozenset()
-    """Workers that it should not go to."""
+    """Workers to avoid."""
     is_retry: bool = False
 
 
 class Claim(Protocol):
-    """Room on a decode worker that is kept for a sequence until it is sent there."""
+    """Room on a decode worker, reserved for a sequence until it is sent there."""
 
     def release(self) -> None: ...
 
 
 class AdmissionGrant:
-    """A sequence's permission to go to the workers; to be closed when its attempt is over."""
+    """Admission of one attempt; to be closed when the attempt is over."""
 
     __slots__ = ("_admission", "_claim", "_retry_tokens")
 
@@ -51,18 +50,18 @@ class AdmissionGrant:
         self.close()
 
     def hold(self, claim: Claim) -> None:
-        """Takes over room that was kept when the workers were chosen."""
+        """Take ownership of a claim made when the workers were chosen."""
         self.release_claim()
         self._claim = claim
 
     def release_claim(self) -> None:
-        """The decode worker is being chosen: what is sent there counts from now on."""
+        """Release the claim: the request now counts as load of its decode worker."""
         claim, self._claim = self._claim, None
         if claim is not None:
             claim.release()
 
     def computed(self) -> None:
-        """The prompt is computed. Costs nothing when called again."""
+        """The prompt is computed. Idempotent."""
         if self._retry_tokens:
             tokens, self._retry_tokens = self._retry_tokens, 0
             self._admission.retry_computed(tokens)
@@ -82,7 +81,7 @@ class _Waiting:
 
 
 class Admission:
-    """Two lines, each first come, first served: a large request at the head is not passed by small ones."""
+    """Two FIFO queues, retries and new sequences: small requests do not pass a large one."""
 
     def __init__(
         self,
@@ -106,13 +105,13 @@ class Admission:
         return len(self._retries) + len(self._new)
 
     def try_admit(self, want: AdmissionRequest) -> AdmissionGrant | None:
-        """A turn for a sequence that need not wait; None for one that must. O(workers)."""
+        """Admit a sequence without waiting; None if it must wait. O(workers)."""
         if self._retries or (self._new and not want.is_retry):
             return None
         return self._grant(want)
 
     async def wait(self, want: AdmissionRequest, patience_s: float) -> AdmissionGrant:
-        """A turn when it comes. Raises TimeoutError after `patience_s`."""
+        """Wait for admission. Raises TimeoutError after `patience_s`."""
         waiting = _Waiting(want, asyncio.get_running_loop().create_future())
         line = self._retries if want.is_retry else self._new
         line.append(waiting)
@@ -121,7 +120,7 @@ class Admission:
                 return await waiting.turn
         except BaseException:
             if waiting.turn.done() and not waiting.turn.cancelled():
-                waiting.turn.result().close()  # granted in the moment of giving up
+                waiting.turn.result().close()  # granted at the time of the timeout
             else:
                 if waiting in line:
                     line.remove(waiting)
@@ -129,7 +128,7 @@ class Admission:
             raise
 
     def look(self) -> None:
-        """Room may have been made: lets in those whose turn it is. Costs nothing while nobody waits."""
+        """Admit waiting sequences after load has decreased. Costs nothing if none waits."""
         for line in (self._retries, self._new):
             while line:
                 if not line[0].turn.done():  # else it is about to leave by itself

@@ -1,7 +1,6 @@
-"""Requests that ended workers, remembered for a while.
+"""Remembers requests that ended workers, and refuses their repetitions for a while.
 
-Clients repeat what was answered with a 500, some of them on their own: without a memory every repetition
-would end as many workers again.
+Clients retry after a 500, some automatically; each retry would end as many workers again.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from rpc.baton.v1 import sampling_pb2
 __all__ = ["PoisonRequests"]
 
 _MEMORY_S: Final = 60.0
-"""Long enough for a client's own retries, and short: a neighbour of the culprit may have been convicted."""
+"""Long enough for a client's retries, but short: a request may be listed because of another in its batch."""
 _MOST: Final = 256
 
 

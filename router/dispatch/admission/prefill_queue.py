@@ -1,7 +1,7 @@
-"""Prompts that wait for their first token, and whether one more may join them.
+"""Backpressure: counts prompt tokens that wait for their first token, and refuses requests beyond a limit.
 
-A request that would wait for minutes is better refused at once: its client can go elsewhere, or come back
-when it is told to, and those that wait already are not held up by work that nobody will wait for.
+A request that would wait for minutes is refused at once with Retry-After, so that its client can go elsewhere
+or come back, and waiting requests are not delayed by one whose client will have given up.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from router.errors import Overloaded
 __all__ = ["Place", "PrefillQueue", "overloaded"]
 
 _PRESSURE_TOKENS: Final = 8192
-"""Only while so many wait, or any is held back for want of room, does the rate say what the cluster can do,
-and not what clients happen to ask."""
+"""The service rate is measured only while this many tokens wait, or any request waits for decode room:
+otherwise it would be the clients' request rate."""
 _EVIDENCE_S: Final = 2.0
 _MEMORY_S: Final = 30.0
-"""Seconds under pressure after which what was measured counts for a third."""
+"""Time constant of the service rate, in seconds under pressure."""
 _RETRY_S: Final = (1.0, 60.0)
-"""The least and the most that a client is told to wait."""
+"""Bounds of Retry-After."""
 
 
 class PrefillQueue:
@@ -32,7 +32,7 @@ class PrefillQueue:
         self, max_tokens: int, max_wait_s: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.tokens = 0
-        """Prompt tokens of all sequences whose first token is not out."""
+        """Prompt tokens of all sequences without a first token."""
         self.held_back = 0
         """Sequences among them that wait in the router for room on a decode worker."""
         self._max_tokens = max_tokens

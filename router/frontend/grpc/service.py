@@ -9,6 +9,7 @@ from typing import Any, Final, NoReturn
 
 import grpc
 
+from router.dispatch.identity import CURRENT_REQUEST, RequestIdentity, TraceContext
 from router.errors import RouterError
 from router.frontend.disclosure import as_router_error, disclosed
 from router.frontend.grpc.prompts import chat_of, prompt_of
@@ -57,6 +58,7 @@ class RouterService(router_pb2_grpc.RouterServicer):
         self, request: router_pb2.GenerateRequest, context: _GenerateContext
     ) -> AsyncGenerator[router_pb2.GenerateResponse, None]:
         request_id = request.request_id or f"gen-{secrets.token_hex(12)}"
+        CURRENT_REQUEST.set(_identity(request, request_id, context))
         try:
             run = await self._generation.start(_request(request, request_id, context.time_remaining()))
             async with aclosing(run.chunks()) as chunks:
@@ -108,6 +110,19 @@ class RouterService(router_pb2_grpc.RouterServicer):
 
 def _call_id() -> str:
     return f"call-{secrets.token_hex(12)}"
+
+
+def _identity(
+    request: router_pb2.GenerateRequest, request_id: str, context: _GenerateContext
+) -> RequestIdentity:
+    metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+    operation = "chat" if request.HasField("chat") else "text_completion"
+    return RequestIdentity(_loggable(request_id), TraceContext.of(metadata.get("traceparent")), operation)
+
+
+def _loggable(request_id: str) -> str:
+    """The client chose it: no line breaks, and no end."""
+    return "".join(c if c.isprintable() else "?" for c in request_id[:100])
 
 
 def _request(

@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from router.dispatch.identity import CURRENT_REQUEST, RequestIdentity, TraceContext
 from router.errors import (
     InvalidRequest,
     MethodNotAllowed,
@@ -38,6 +39,8 @@ __all__ = ["build_app"]
 
 _Endpoint: TypeAlias = Callable[[Request, str], Awaitable[Response]]
 """Takes the request and its id."""
+_OPERATIONS: Final = {"chatcmpl": "chat", "msg": "chat", "resp": "chat"}
+"""gen_ai.operation.name by kind of request; text_completion for all others."""
 _CLIENT_GONE_STATUS: Final = 499
 """nginx's; nobody reads it."""
 _OTHER_KINDS: Final = ("/v1/embeddings", "/v1/rerank", "/rerank", "/score", "/pooling", "/classify")
@@ -53,6 +56,7 @@ def build_app(
     keys: ApiKeys | None = None,
     metrics_keys: ApiKeys | None = None,
     cors_origins: Sequence[str] = (),
+    routes: Sequence[Route] = (),
 ) -> Starlette:
     """An ASGI application over `generation`; see HttpServer for the parameters."""
     text = GenerationRoutes(generation, max_body_bytes)
@@ -77,6 +81,7 @@ def build_app(
             Route("/version", _answering(operations.version), methods=["GET"]),
             Route("/openapi.json", _answering(operations.openapi), methods=["GET"]),
             Route("/sd/workers", _answering(operations.workers), methods=["GET"]),
+            *routes,
         ],
         exception_handlers={HTTPException: _no_such_route},
         middleware=[*_cors(cors_origins), Middleware(RequireApiKey, keys, metrics_keys)],
@@ -166,6 +171,8 @@ def _answering(endpoint: _Endpoint, kind: str = "req") -> Callable[[Request], Aw
 
     async def answer(request: Request) -> Response:
         request_id = new_request_id(kind)
+        trace = TraceContext.of(request.headers.get("traceparent"))
+        CURRENT_REQUEST.set(RequestIdentity(request_id, trace, _OPERATIONS.get(kind, "text_completion")))
         try:
             response = await endpoint(request, request_id)
         except (ClientGone, ClientDisconnect):

@@ -10,14 +10,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from router.errors import PermissionDenied, Unauthenticated
 from router.frontend.api_keys import ApiKeys
 from router.frontend.http.refusal import error_response
+from router.frontend.page.routes import PAGE_PATHS, STATUS_PATH
 from router.processing.clients import ANYBODY, CURRENT_CLIENT, Client
 
 __all__ = ["RequireApiKey"]
 
-_OPEN: Final = frozenset({"/live", "/ready", "/health"})
-"""Orchestrators ask these, without a key, and learn nothing else."""
-_MONITORING: Final = frozenset({"/metrics", "/sd/workers"})
+_OPEN: Final = frozenset({"/live", "/ready", "/health"}) | PAGE_PATHS
+"""Orchestrators ask these, without a key, and learn nothing else; the page's files are no secret."""
+_MONITORING: Final = frozenset({"/metrics", "/sd/workers", STATUS_PATH})
 """They tell of all clients, and of the workers' network."""
+_MONITORING_KEY: Final = "/metrics, /sd/workers and /status take a key of --metrics-key-file."
 
 
 class RequireApiKey:
@@ -58,7 +60,7 @@ class RequireApiKey:
         if self._keys is None:
             return ANYBODY
         if self._known(self._metrics_keys, authorization) and not self._known(self._keys, authorization):
-            raise PermissionDenied("This key is for /metrics and /sd/workers only.")
+            raise PermissionDenied("This key is for monitoring only: /metrics, /sd/workers, /status.")
         return self._keys.identify(authorization)
 
     def _admit_monitoring(self, authorization: str | None) -> None:
@@ -67,8 +69,8 @@ class RequireApiKey:
         if self._known(self._metrics_keys, authorization):
             return
         if self._known(self._keys, authorization):
-            raise PermissionDenied("/metrics and /sd/workers take a key of --metrics-key-file.")
-        raise Unauthenticated("/metrics and /sd/workers take a key of --metrics-key-file.")
+            raise PermissionDenied(_MONITORING_KEY)
+        raise Unauthenticated(_MONITORING_KEY)
 
     @staticmethod
     def _known(keys: ApiKeys | None, authorization: str | None) -> bool:

@@ -22,6 +22,7 @@ from typing import Final
 import uvicorn
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
+from starlette.routing import Route
 
 from router.frontend.api_keys import ApiKeys
 from router.frontend.http.app import build_app
@@ -67,10 +68,11 @@ class HttpServer:
         *,
         metrics: CollectorRegistry,
         worker_targets: Callable[[], Sequence[str]] = tuple,
+        routes: Sequence[Route] = (),
     ) -> None:
         """`metrics` is served at /metrics; `worker_targets()`, the workers' own endpoints, at /sd/workers.
 
-        `worker_targets()` returns host:port of each.
+        `worker_targets()` returns host:port of each. `routes` are served beside the API's.
         """
         self._config = config
         self._generation = generation
@@ -82,6 +84,7 @@ class HttpServer:
             keys=config.keys,
             metrics_keys=config.metrics_keys,
             cors_origins=config.cors_origins,
+            routes=routes,
         )
         self._server = QuietServer(app, config.tls, keep_alive_s=config.keep_alive_s)
         self._serving: asyncio.Task[None] | None = None

@@ -31,7 +31,7 @@ _REFERENCE: Final = "#/components/schemas/{model}"
 _REFUSALS: Final = {
     "400": "The request is at fault; `param` says where.",
     "401": "The API key is missing or unknown.",
-    "403": "The API key is for /metrics and /sd/workers only.",
+    "403": "The API key is for monitoring only.",
     "404": "There is no such model.",
     "408": "The request did not arrive in time.",
     "413": "The body is too large.",

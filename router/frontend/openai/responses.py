@@ -21,7 +21,7 @@ from router.processing.completion import Chunk
 from router.processing.run import Run, Usage
 from rpc.baton.v1 import router_pb2, sampling_pb2
 
-__all__ = ["Answer", "EventWriter", "finish_reason"]
+__all__ = ["Answer", "EventWriter", "finish_reason", "timings_object"]
 
 _DONE: Final = b"data: [DONE]\n\n"
 _STAGES: Final = (
@@ -82,7 +82,9 @@ class EventWriter:
         }
         if chunk.finish:
             ending["stop_reason"] = chunk.stop
-        timings = b"" if chunk.timings is None else b',"timings":' + orjson.dumps(_timings(chunk.timings))
+        timings = (
+            b"" if chunk.timings is None else b',"timings":' + orjson.dumps(timings_object(chunk.timings))
+        )
         return b"%b%b%b,%b]%b%b}\n\n" % (
             self._before[chunk.index],
             orjson.dumps(chunk.text),
@@ -116,7 +118,7 @@ class EventWriter:
         if chunk.finish:
             last["finish_reason"] = finish_reason(chunk.finish, has_calls=deltas.has_calls)
             last["stop_reason"] = chunk.stop
-            more |= {} if chunk.timings is None else {"timings": _timings(chunk.timings)}
+            more |= {} if chunk.timings is None else {"timings": timings_object(chunk.timings)}
         return b"".join([*events, self._rare([last], more)])
 
     def closing(self) -> bytes:
@@ -167,7 +169,7 @@ class Answer:
         answer["choices"] = [self._choice(index) for index in range(run.num_completions)]
         answer["usage"] = _usage(run.usage)
         if (timings := self._last[0].timings) is not None:
-            answer["timings"] = _timings(timings)
+            answer["timings"] = timings_object(timings)
         return orjson.dumps(answer)
 
     def _choice(self, index: int) -> dict[str, Any]:
@@ -207,7 +209,7 @@ def _usage(usage: Usage) -> dict[str, Any]:
     }
 
 
-def _timings(timings: router_pb2.Timings) -> dict[str, Any]:
+def timings_object(timings: router_pb2.Timings) -> dict[str, Any]:
     """The waterfall; spans are [{begin_s, end_s, first_token, num_tokens, bytes}]."""
     return {stage: getattr(timings, stage) for stage in _STAGES} | {
         "chunks": _spans(timings.chunks),

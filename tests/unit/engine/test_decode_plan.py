@@ -1,70 +1,88 @@
-"""How a batch of decodes is cut into parts for a GPU's thread blocks."""
+"""The array from which a GPU's thread blocks read their work: interpreted here instead of by the kernel."""
 
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.attention.decode_plan import DecodePlan, DecodePlanner
+from engine.attention.decode_planner import DecodePlanner
+from engine.batch.block_tables import BlockTables
+from engine.batch.decode_plan import Decodes, PlanLayout
 
-AT_ONCE = 66
-"""Parts that are on the GPU at once: 4 * 132 thread blocks, 8 for each part."""
+HEAD_DIM = 4
+SCRATCH = 0
 
-
-def planner(page_size: int = 16) -> DecodePlanner:
-    return DecodePlanner(multiprocessors=132, num_kv_heads=8, page_size=page_size)
-
-
-def part_lengths(plan: DecodePlan, pages: list[int]) -> list[int]:
-    """Pages of each part, in the plan's order."""
-    return [
-        min(pages[owner] - index * plan.part_pages, plan.part_pages)
-        for owner, index in zip(plan.owners.tolist(), plan.indices.tolist(), strict=True)
-    ]
+Floats = npt.NDArray[np.float64]
 
 
-some_pages = st.integers(1, 60) | st.integers(1000, 3000)
+def planner(page_size: int) -> DecodePlanner:
+    """A small GPU: eight parts at once."""
+    return DecodePlanner(multiprocessors=1, num_kv_heads=1, page_size=page_size)
 
 
-@given(st.lists(some_pages, min_size=1, max_size=80), st.sampled_from([1, 16, 256]))
-def test_every_page_is_read_once_and_the_longest_parts_first(pages: list[int], page_size: int) -> None:
-    plan = planner(page_size).plan(np.array(pages))
-    lengths = part_lengths(plan, pages)
-    assert lengths == sorted(lengths, reverse=True)
-    assert min(lengths) > 0
-    read = [0] * len(pages)
-    for owner, length in zip(plan.owners.tolist(), lengths, strict=True):
-        read[owner] += length
-    assert read == pages
-    parts = sorted(zip(plan.owners.tolist(), plan.indices.tolist(), strict=True))
-    for request, (begin, end) in enumerate(zip(plan.first_parts, plan.first_parts[1:], strict=False)):
-        assert parts[begin:end] == [(request, index) for index in range(end - begin)]
-    assert len(parts) <= planner(page_size).most_parts(len(pages))
-    assert not planner(page_size).keeps_whole(np.array(pages)) or len(parts) == len(pages)
+def interpret(
+    ints: npt.NDArray[np.int32], layout: PlanLayout, q: Floats, keys: Floats, values: Floats
+) -> Floats:
+    """What the kernel does with one head: `keys` and `values` are [page, token, feature]."""
+    page_size, fields = keys.shape[1], layout.offsets
+    part_tokens = int(ints[fields.part_tokens])
+    results: dict[int, tuple[Floats, float]] = {}
+    for block in range(layout.parts):
+        if ints[fields.owners + block] < 0:
+            continue
+        owner, index = int(ints[fields.owners + block]), int(ints[fields.indices + block])
+        first, last = (int(ints[fields.page_indptr + owner + i]) for i in (0, 1))
+        context = (last - first - 1) * page_size + int(ints[fields.last_page_lens + owner])
+        tokens = np.arange(index * part_tokens, min((index + 1) * part_tokens, context))
+        assert len(tokens), "a thread block with nothing to read"
+        pages = ints[fields.pages + first + tokens // page_size]
+        scores = np.exp(keys[pages, tokens % page_size] @ q[owner])
+        place = int(ints[fields.first_parts + owner]) + index
+        assert place not in results, "two parts would write the same result"
+        results[place] = (scores @ values[pages, tokens % page_size], scores.sum())
+    rows = []
+    for row in range(layout.requests):
+        begin, end = (int(ints[fields.first_parts + row + i]) for i in (0, 1))
+        parts = [results.pop(place) for place in range(begin, end)]
+        rows.append(sum(weighted for weighted, _ in parts) / sum(total for _, total in parts))
+    assert not results
+    return np.array(rows)
 
 
-@given(st.lists(some_pages, min_size=1, max_size=80))
-def test_nobody_waits_long_for_the_longest_part(pages: list[int]) -> None:
-    """Read alone, it takes no longer than its share of all, unless it is small anyway."""
-    longest = max(part_lengths(planner().plan(np.array(pages)), pages))
-    room = AT_ONCE if len(pages) <= AT_ONCE else 2 * AT_ONCE
-    assert longest <= max(8, 2.5 * sum(pages) / room + 1)
+@settings(max_examples=60, deadline=None)
+@given(
+    contexts=st.lists(st.integers(1, 40) | st.integers(600, 900), min_size=1, max_size=9),
+    page_size=st.sampled_from([1, 4, 16]),
+    missing=st.integers(0, 3),
+    spare=st.integers(0, 5),
+)
+def test_every_request_gets_its_attention(
+    contexts: list[int], page_size: int, missing: int, spare: int
+) -> None:
+    """Of a batch padded for a graph, in a grid with room to spare."""
+    rng = np.random.default_rng(0)
+    used = [-(-context // page_size) for context in contexts]
+    pages = 1 + rng.permutation(sum(used))
+    lists = [part.tolist() for part in np.split(pages, np.cumsum(used)[:-1])]
+    keys, values = rng.normal(size=(2, len(pages) + 1, page_size, HEAD_DIM))
+    q = rng.normal(size=(len(contexts) + missing, HEAD_DIM))
+    decodes = Decodes(np.array(contexts), BlockTables.of(lists)).padded(missing, SCRATCH)
+    plan = planner(page_size).plan(decodes)
+    layout = PlanLayout(len(q), len(plan.owners) + spare)
+
+    out = interpret(layout.pack(plan), layout, q, keys, values)
+
+    for row, (table, context) in enumerate(zip(lists, contexts, strict=True)):
+        own_keys, own_values = (kind[table].reshape(-1, HEAD_DIM)[:context] for kind in (keys, values))
+        scores = np.exp(own_keys @ q[row])
+        np.testing.assert_allclose(out[row], scores @ own_values / scores.sum(), rtol=1e-9)
 
 
-def test_a_large_batch_of_similar_contexts_stays_whole() -> None:
-    pages = np.arange(20, 200)
-    assert planner().keeps_whole(pages)
-    assert len(planner().plan(pages).owners) == len(pages)
-
-
-@pytest.mark.parametrize("others", [0, 10, 100])
-def test_a_long_context_is_shared(others: int) -> None:
-    pages = np.array([40] * others + [2000])
-    assert not planner().keeps_whole(pages)
-    assert len(planner().plan(pages).owners) >= others + 20
-
-
-def test_a_short_context_stays_whole() -> None:
-    assert len(planner().plan(np.array([8])).owners) == 1
+def test_a_plan_larger_than_its_grid_is_refused() -> None:
+    decodes = Decodes(np.array([900]), BlockTables.of([list(range(57))]))
+    plan = planner(16).plan(decodes)
+    with pytest.raises(ValueError, match="do not fit a grid of 1"):
+        PlanLayout(1, 1).pack(plan)

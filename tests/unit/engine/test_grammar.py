@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tokenizers
+from llguidance import LLParserLimits
 
 from engine.errors import GrammarError
 from engine.grammar.compiler import GrammarCompiler
@@ -74,13 +75,14 @@ def test_an_output_may_end_exactly_where_its_grammar_is_complete(
     [
         (GrammarKind.REGEX, "[ab", "unclosed character class"),
         (GrammarKind.REGEX, "(?=a)b", "look-around"),
-        (GrammarKind.JSON_SCHEMA, "{", "EOF"),
+        (GrammarKind.JSON_SCHEMA, "{", "property name"),
         (GrammarKind.JSON_SCHEMA, "[]", "object"),
         (GrammarKind.JSON_SCHEMA, '{"type": "nope"}', "nope"),
         (GrammarKind.JSON_SCHEMA, '{"type": "array", "uniqueItems": true}', "uniqueItems"),
         (GrammarKind.JSON_SCHEMA, '{"$ref": "http://localhost/"}', "does not fetch"),
         (GrammarKind.JSON_SCHEMA, '{"not":' * 3000 + "{}" + "}" * 3000, "recursion"),
         (GrammarKind.JSON_SCHEMA, " " * MAX_GRAMMAR_BYTES + "{}", "larger than"),
+        (GrammarKind.JSON_SCHEMA, '{"items": [{"type": "integer", "multipleOf": 999983}]}', "multipleOf"),
         (GrammarKind.CHOICE, "[]", "array of strings"),
         (GrammarKind.CHOICE, '["a", 5]', "array of strings"),
         (GrammarKind.CHOICE, '["\\ud800"]', "choices"),
@@ -131,6 +133,32 @@ def test_a_compiled_grammar_is_kept_and_the_one_unused_for_longest_dropped(
     for grammar in (first, second, first, third):
         compiler.matcher(grammar)
     assert [compiler.has(grammar) for grammar in (first, second, third)] == [True, False, True]
+
+
+def test_a_forgotten_grammar_starts_with_a_new_lexer(
+    compiler: GrammarCompiler, backend: tokenizers.Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.grammar.compiler.LIMITS", LLParserLimits(max_lexer_states=100))
+    grammar = Grammar(GrammarKind.REGEX, "(.{1,1000}x){1,1000}")
+    tokens = backend.encode("the quick brown fox " * 20).ids
+
+    def steps(matcher: Matcher) -> int:
+        """How far the limit lets it go."""
+        words = np.zeros((1, -(-backend.get_vocab_size() // 32)), dtype=np.int32)
+        for count in range(len(tokens)):
+            try:
+                matcher.advance(tokens[:count])
+            except GrammarError:
+                return count
+            if fill_masks([matcher], words) != [None]:
+                return count
+        return len(tokens)
+
+    first = steps(compiler.matcher(grammar))
+    assert 0 < first < len(tokens)
+    assert steps(compiler.matcher(grammar)) < first
+    compiler.forget(grammar)
+    assert steps(compiler.matcher(grammar)) == first
 
 
 @pytest.mark.parametrize(("missing", "reason"), [("tokenizer.json", "tokenizer"), ("eos", "end-of-sequence")])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.loader.model_loader import load_model
-from engine.parallel import RankGroup
+from engine.parallel import TorchCommunicator
 from engine.spec.errors import UnsupportedModel
 from engine.spec.model_spec import ModelSpec
 from engine.spec.shard import Shard, sizes_for
@@ -44,8 +44,8 @@ def test_logits_are_those_of_the_whole_model(name: str, size: int, tmp_path: Pat
     ids = torch.randint(97, (60,), generator=torch.Generator().manual_seed(1))
 
     @torch.inference_mode()
-    def logits(ranks: RankGroup) -> Tensor:
-        model = load_model(tmp_path, ranks=ranks)
+    def logits(ranks: TorchCommunicator) -> Tensor:
+        model = load_model(tmp_path, communicator=ranks)
         ranks.all_reduce_min(
             0
         )  # loading sets torch's default dtype for the process: nobody computes meanwhile
@@ -63,7 +63,7 @@ def test_logits_are_those_of_the_whole_model(name: str, size: int, tmp_path: Pat
 def test_a_rank_holds_its_share_of_the_weights_and_no_more(name: str, tmp_path: Path) -> None:
     reference(name, num_heads=8).save_pretrained(tmp_path)
     whole = load_model(tmp_path)
-    parts = together(2, lambda ranks: load_model(tmp_path, ranks=ranks))
+    parts = together(2, lambda ranks: load_model(tmp_path, communicator=ranks))
     for layer in ("qkv", "out", "up", "down") if name == "gpt2" else ("attention.qkv", "mlp.down"):
         full = whole.get_submodule(f"layers.0.{layer}").weight.numel()
         assert [part.get_submodule(f"layers.0.{layer}").weight.numel() for part in parts] == [full // 2] * 2

@@ -11,7 +11,7 @@ import jsonschema
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.config import EngineConfig
@@ -114,7 +114,10 @@ def test_constrained_tokens_are_those_of_a_reference_loop(
     num_pages: int,
     chunk_budget: int | None,
 ) -> None:
-    monkeypatch.setattr("engine.sched.page_forecast.OutputLengths.remaining", lambda *_: 0)
+    monkeypatch.setattr(
+        "engine.sched.page_forecast.OutputLengths.remaining",
+        lambda _, requests: np.zeros(len(requests), dtype=int),
+    )
     engine = Engine(config(model, num_pages=num_pages, chunk_budget=chunk_budget, overlap=overlap))
     submitted = requests()
     run(engine, *submitted)
@@ -236,6 +239,8 @@ def test_a_grammar_that_fails_midway_ends_its_own_request_alone(
     assert victim.finish is FinishReason.ABORT
     assert victim.output == expected[0][: len(victim.output)]
     assert [request.output for request in others] == expected[1:]
+    assert not engine.grammars.has(GRAMMARS[0]), "its lexer may have reached a limit"
+    assert engine.grammars.has(GRAMMARS[1])
 
 
 def test_a_grammar_that_cannot_be_compiled_refuses_its_request(model: SmallModel) -> None:
@@ -285,10 +290,15 @@ _SCHEMAS = st.recursive(
 )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.fixture(scope="module")
+def overlapping(model: SmallModel) -> Engine:
+    return Engine(config(model, overlap=True))
+
+
+@settings(max_examples=15, deadline=None)
 @given(schema=_SCHEMAS, seed=st.integers(0, 1 << 32))
 def test_an_output_that_ends_validates_against_its_schema(
-    model: SmallModel, schema: dict[str, Any], seed: int
+    model: SmallModel, overlapping: Engine, schema: dict[str, Any], seed: int
 ) -> None:
     if "properties" not in schema:
         schema = {"type": "object", "properties": {"value": schema}, "required": ["value"]} | {
@@ -298,9 +308,9 @@ def test_an_output_that_ends_validates_against_its_schema(
     request = Request(
         id=1,
         prompt=[5, 6, 7],
-        sampling=SamplingParams(max_tokens=240, temperature=1.0, seed=seed, grammar=grammar),
+        sampling=SamplingParams(max_tokens=150, temperature=1.0, seed=seed, grammar=grammar),
     )
-    run(Engine(config(model, overlap=True)), request)
+    run(overlapping, request)
     if request.finish is FinishReason.STOP:
         jsonschema.validate(json.loads(model.text(request.output)), schema)
     else:

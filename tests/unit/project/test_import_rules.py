@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 PRODUCT = (
+    "baton",
     "benchmarks",
     "common",
     "decode_worker",
@@ -30,8 +31,9 @@ ALLOWED: Mapping[str, frozenset[str]] = {
     "worker": frozenset({"common", "engine", "kv_transfer", "rpc"}),
     "prefill_worker": frozenset({"common", "engine", "kv_transfer", "rpc", "worker"}),
     "decode_worker": frozenset({"common", "engine", "kv_transfer", "rpc", "worker"}),
-    "router": frozenset(PRODUCT) - {"benchmarks"},
-    "benchmarks": frozenset(PRODUCT),
+    "router": frozenset(PRODUCT) - {"baton", "benchmarks"},
+    "baton": frozenset({"engine", "router", "rpc", "worker"}),
+    "benchmarks": frozenset(PRODUCT) - {"baton"},
 }
 """Which top-level packages each of them may import. docs/architecture.md shows the same as a table."""
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.cluster.main import make_parser
+from router.client import batch, chat, top
 from router.config.foreign_flags import TRANSLATIONS
 from router.config.settings import SETTINGS
 
@@ -29,6 +30,8 @@ def test_the_flag_table_is_the_routers_own() -> None:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_every_flag_that_is_mentioned_exists(document: Path) -> None:
     others = {"--rate", "--rates", "--requests", "--cpu", "--help", "--config", "--cluster", "--no-restart"}
+    for client in (batch, chat, top):
+        others |= {flag for action in client.make_parser()._actions for flag in action.option_strings}
     others |= {
         "--on",
         "--chunks",

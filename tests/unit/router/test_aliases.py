@@ -10,7 +10,7 @@ import pytest
 
 from router.config.flags import ConfigError, parse
 from router.config.foreign_flags import TRANSLATIONS, Renamed, Switch, Unavailable
-from router.config.settings import SETTINGS, Mode, RouterConfig, Routing, Transport
+from router.config.settings import SETTINGS, Dtype, Mode, RouterConfig, Routing, Transport
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 
@@ -147,7 +147,9 @@ def test_every_flag_that_a_translation_names_exists() -> None:
 
 
 def test_no_flag_of_ours_is_taken_for_another_servers() -> None:
-    assert not {setting.flag for setting in SETTINGS.values()} & TRANSLATIONS.keys()
+    values_only = {flag for flag, t in TRANSLATIONS.items() if isinstance(t, Renamed) and t.flag == flag}
+    assert {setting.flag for setting in SETTINGS.values()} & TRANSLATIONS.keys() == values_only
+    assert parse(["--model", "m", "--dtype", "half", "--load-format=safetensors"]).dtype is Dtype.FLOAT16
 
 
 @pytest.mark.parametrize("flag", [f for f, t in TRANSLATIONS.items() if isinstance(t, Unavailable)])

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from unittest.mock import Mock
+
+import pytest
 
 from engine.core.events import StepOutput, TokenOut
 from engine.core.request import Request
@@ -68,6 +71,17 @@ def test_a_request_waits_from_its_arrival_and_not_from_when_the_engine_thread_re
     engine.step()
     (started,) = [s for call in session.send.call_args_list for s in call.args[0].started]
     assert started.queued_s == 4.0
+
+
+def test_a_refused_request_is_logged_by_the_clients_id_and_trace(caplog: pytest.LogCaptureFixture) -> None:
+    worker = handled(make_engine())
+    sampling = sampling_pb2.SamplingParams(max_tokens=3)
+    work = worker_pb2.Work(
+        request_id=1, prompt=[10**6], sampling=sampling, name="cmpl-7", traceparent="00-a-b-01"
+    )
+    with caplog.at_level(logging.INFO, "worker"):
+        worker.handler.handle(Mock(), worker_pb2.Command(submit=worker_pb2.Submit(work=work)), 0.0)
+    assert "request cmpl-7 (00-a-b-01) refused: token ids must be in" in caplog.text
 
 
 def test_the_first_token_brings_the_times_of_the_prompts_chunks_in_mixed_mode() -> None:

@@ -1,22 +1,22 @@
-"""Which thread block reads which part of whose context: how a batch of decodes shares a GPU. Numpy alone.
+"""Splits the contexts of a batch of decodes into parts, one for each thread block and key head. Numpy alone.
 
-A decode reads its whole context for one token, so its time is the memory's if all multiprocessors are busy
-to the end. What is cut has to be merged, and a part has to begin. So contexts stay whole in a large batch,
-unless one of them is so long that all others would wait for it. (The cut is that of Flash-Decoding, Dao et
-al. 2023; that the longest parts go first, and short ones fill the gaps, is Graham's, 1969.)
+A decode reads its whole context for one token, so it is bound by memory bandwidth if all multiprocessors are
+busy until the end. Starting and merging parts costs time. So contexts stay whole in a large batch, unless
+one of them is so long that all others would wait for it. (Splitting contexts: Flash-Decoding, Dao et al.
+2023; longest parts first: Graham, 1969.)
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from engine.batch.block_tables import starts_of
+from engine.batch.decode_plan import DecodePlan, Decodes
 from engine.batch.step_inputs import Ints
 
-__all__ = ["DecodePlan", "DecodePlanner"]
+__all__ = ["DecodePlanner"]
 
 _SMALLEST_TOKENS: Final = 128
 """A part shorter than this costs more to begin and to merge than it saves."""
@@ -30,24 +30,11 @@ _ALONE: Final = 2.5
 """How much faster a thread block reads when it has the memory to itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class DecodePlan:
-    """P parts of R contexts, in the order in which to begin them."""
-
-    part_pages: int
-    """Pages of each part but a request's last."""
-    owners: Ints
-    """[P]: whose context."""
-    indices: Ints
-    """[P]: which part of it."""
-    first_parts: Ints
-    """[R + 1]: where a request's parts begin if all were in the order of requests."""
-
-
 class DecodePlanner:
     """For one GPU and one number of key heads: each part is read by so many thread blocks."""
 
     def __init__(self, *, multiprocessors: int, num_kv_heads: int, page_size: int) -> None:
+        self._page_size = page_size
         self._at_once = max(1, _BLOCKS_PER_MULTIPROCESSOR * multiprocessors // num_kv_heads)
         self._smallest = max(1, _SMALLEST_TOKENS // page_size)
 
@@ -59,9 +46,20 @@ class DecodePlanner:
         """Whether contexts of so many pages are best read whole."""
         return len(pages) >= self._room(len(pages)) and not self._is_uneven(int(pages.max()), pages)
 
-    def plan(self, pages: Ints) -> DecodePlan:
-        """For contexts of so many pages, [R] and at least one each."""
-        return _cut(pages, self._part_pages(pages))
+    def plan(self, decodes: Decodes) -> DecodePlan[Ints]:
+        """Every request has at least one page."""
+        tables = decodes.block_tables
+        part_pages = self._part_pages(tables.counts)
+        first_parts, owners, indices = _split(tables.counts, part_pages)
+        return DecodePlan(
+            page_indptr=tables.indptr,
+            last_page_lens=decodes.context_lens - (tables.counts - 1) * self._page_size,
+            first_parts=first_parts,
+            owners=owners,
+            indices=indices,
+            part_tokens=np.array([part_pages * self._page_size]),
+            pages=tables.pages,
+        )
 
     def _room(self, num_requests: int) -> int:
         """How many parts to cut contexts into, if they are even."""
@@ -94,11 +92,12 @@ class DecodePlanner:
         return longest_part * self._room(len(pages)) > _ALONE * int(pages.sum())
 
 
-def _cut(pages: Ints, part_pages: int) -> DecodePlan:
+def _split(pages: Ints, part_pages: int) -> tuple[Ints, Ints, Ints]:
+    """`first_parts`, `owners` and `indices` of a plan whose parts have `part_pages`, the longest first."""
     counts = -(-pages // part_pages)
     first_parts = starts_of(counts)
     owners = np.repeat(np.arange(len(pages)), counts)
     indices = np.arange(len(owners)) - first_parts[owners]
     lengths = np.minimum(pages[owners] - indices * part_pages, part_pages)
     order = np.argsort(-lengths, kind="stable")
-    return DecodePlan(part_pages, owners[order], indices[order], first_parts)
+    return first_parts, owners[order], indices[order]

@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.lib.waterfall_chart import waterfall_chart
+from router.client.waterfall_chart import waterfall_chart
 
 
 def timings(**stages: float) -> dict[str, Any]:

@@ -1,0 +1,112 @@
+"""Runs sequences on an engine of this process until all are answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Final
+
+from baton.outputs import CompletionOutput, Logprob
+from engine.core.events import TokenOut
+from engine.core.request import Request
+from engine.engine import Engine
+from router.dispatch.interface import Delta
+from router.processing.completion import Chunk, Completion
+from router.processing.tokenizer import Tokenizer
+from rpc.baton.v1 import sampling_pb2
+from worker.session.convert import FINISH_REASONS, logprobs_to_proto, sampling_from_proto
+
+__all__ = ["Failed", "OfflineSequence", "Runner"]
+
+_NAMES: Final[dict[int, str]] = {
+    sampling_pb2.FINISH_REASON_STOP: "stop",
+    sampling_pb2.FINISH_REASON_LENGTH: "length",
+}
+
+
+class Failed(Exception):
+    """The engine could not compute a request."""
+
+
+@dataclass(slots=True, eq=False)
+class OfflineSequence:
+    prompt: Sequence[int]
+    sampling: sampling_pb2.SamplingParams
+    completion: Completion
+    output: CompletionOutput
+
+
+class Runner:
+    """One caller, one thread: that of the engine."""
+
+    def __init__(self, engine: Engine, tokenizer: Tokenizer) -> None:
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._ids = count(1)
+
+    def run(self, sequences: Sequence[OfflineSequence], on_end: Callable[[OfflineSequence], object]) -> None:
+        """Fills their outputs; `on_end` is told of each that is complete.
+
+        Raises Failed, and engine.errors.EngineError. However it ends, nothing of them is left in the engine.
+        """
+        active: dict[int, OfflineSequence] = {}
+        try:
+            for sequence in sequences:
+                request_id = next(self._ids)
+                sampling = sampling_from_proto(sequence.sampling)
+                self._engine.submit(Request(id=request_id, prompt=list(sequence.prompt), sampling=sampling))
+                active[request_id] = sequence
+            while active:
+                self._step(active, on_end)
+        finally:
+            for request_id in active:
+                self._engine.abort(request_id)
+            while self._engine.has_work:  # a step in flight
+                self._engine.step()
+
+    def _step(self, active: dict[int, OfflineSequence], on_end: Callable[[OfflineSequence], object]) -> None:
+        output = self._engine.step()
+        for token in output.tokens:
+            request_id = token.request.id
+            sequence = active.get(request_id)
+            if sequence is None:
+                continue  # it ended at a stop string, with this token in flight
+            chunk = sequence.completion.feed(_delta(token))
+            self._add(sequence.output, chunk)
+            if chunk.finish:
+                del active[request_id]
+                if token.finish is None:
+                    self._engine.abort(request_id)
+                on_end(sequence)
+        for _, message in output.failed:
+            raise Failed(message)
+
+    def _add(self, output: CompletionOutput, chunk: Chunk) -> None:
+        output.text += chunk.text
+        output.token_ids += chunk.token_ids
+        if output.logprobs is not None:
+            output.logprobs += map(self._logprobs, chunk.token_ids, chunk.logprobs)
+        if chunk.finish:
+            output.finish_reason, output.stop_reason = _NAMES[chunk.finish], chunk.stop
+
+    def _logprobs(self, token: int, reported: sampling_pb2.TokenLogprobs) -> dict[int, Logprob]:
+        ranked = zip(reported.top_ids, reported.top_logprobs, strict=True)
+        found = {
+            token_id: Logprob(logprob, rank, self._text(token_id))
+            for rank, (token_id, logprob) in enumerate(ranked, start=1)
+        }
+        return {token: Logprob(reported.logprob, reported.rank, self._text(token))} | found
+
+    def _text(self, token_id: int) -> str:
+        return self._tokenizer.token_bytes(token_id).decode(errors="replace")
+
+
+def _delta(token: TokenOut) -> Delta:
+    return Delta(
+        token_ids=[token.token],
+        logprobs=[] if token.logprobs is None else [logprobs_to_proto(token.logprobs)],
+        finish=FINISH_REASONS[token.finish],
+        stop_token=token.token if token.is_stop else None,
+        cached_tokens=token.request.num_cached,
+    )

@@ -1,0 +1,233 @@
+"""`LLM`: a model in this process."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Final, Self, TypeAlias, cast
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from baton.generation import Failed, OfflineSequence, Runner
+from baton.outputs import CompletionOutput, RequestOutput
+from baton.sampling_params import SamplingParams
+from engine.device.cpu_dtype import preferred_cpu_dtype
+from engine.device.current import enter_device
+from engine.engine import Engine
+from engine.executor.runner import ModelRunner
+from engine.loader.checkpoint import resolve
+from engine.warmup import warm_up, warmup_plan_for
+from router.cluster.worker_plan import Machine, device_for, plan_workers
+from router.config.settings import Device, Dtype, RouterConfig
+from router.config.validation import problems_of
+from router.errors import InvalidRequest
+from router.processing.bounds import ServedBounds
+from router.processing.completion import Completion
+from router.processing.sampling_options import SamplingOptions, derive_seed
+from router.processing.tokenizer import Tokenizer
+from router.request_limits import LOGPROBS_LIMIT
+
+__all__ = ["LLM", "Failed"]
+
+Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
+"""Text, token ids, or vLLM's {"prompt": text} and {"prompt_token_ids": ids}."""
+Params: TypeAlias = SamplingParams | Sequence[SamplingParams] | None
+Message: TypeAlias = Mapping[str, Any]
+
+_UNLIMITED: Final = 1 << 30
+
+
+class LLM:
+    """Loads the model when made. One caller at a time, on the thread that made it; a context manager, too."""
+
+    def __init__(self, model: str, *, device: str = "auto", dtype: str = "auto", **settings: Any) -> None:
+        """`model`: as `router --model` takes it. `settings`: other flags of the router about memory and
+        batching, with underscores, such as `max_model_len`, `kv_memory_fraction`, `page_size`.
+
+        Raises ValueError for settings that are wrong, and what loading raises.
+        """
+        config = RouterConfig(
+            model=model,
+            device=Device(device),
+            dtype=Dtype(dtype),
+            max_queued_requests=_UNLIMITED,
+            **settings,
+        )
+        problems = problems_of(config)
+        if config.num_ranks > 1:
+            problems.append("LLM runs in one process: tensor parallelism takes the router")
+        if problems:
+            raise ValueError("; ".join(problems))
+        checkpoint = resolve(model)
+        spec = checkpoint.spec()
+        [plan] = plan_workers(config, checkpoint, _this_machine(config))
+        engine_config = plan.config.engine
+        enter_device(engine_config.device)
+        self._tokenizer = Tokenizer.load(checkpoint.path, vocab_size=spec.vocab_size)
+        runner = ModelRunner(engine_config)
+        self._engine = Engine(engine_config, runner=runner)
+        warm_up(runner, engine_config, warmup_plan_for(engine_config))
+        self._runner = Runner(self._engine, self._tokenizer)
+        self._vocab_size = spec.vocab_size
+        self._bounds = ServedBounds(
+            model_names=(checkpoint.name, ""),
+            last_token_id=spec.vocab_size - 1,
+            max_new_tokens=self.max_model_len - 1,
+            max_completions=_UNLIMITED,
+            max_logprobs=LOGPROBS_LIMIT,
+        )
+
+    @property
+    def max_model_len(self) -> int:
+        """Prompt and answer together, in tokens."""
+        return self._engine.max_tokens
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: Params = None,
+        *,
+        progress: bool = True,
+    ) -> list[RequestOutput]:
+        """Answers in the order of the prompts. `sampling_params`: for all, or one for each prompt.
+
+        Raises ValueError for a prompt or parameters that cannot be, before anything is computed, and Failed.
+        """
+        each = _as_list(prompts)
+        texts, ids = [_text_of(prompt) for prompt in each], [_ids_of(prompt) for prompt in each]
+        encoded = iter(self._tokenizer.encode_batch([text for text in texts if text is not None]))
+        token_ids = [next(encoded) if given is None else given for given in ids]
+        return self._answer(texts, token_ids, sampling_params, progress)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: Params = None,
+        *,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        progress: bool = True,
+    ) -> list[RequestOutput]:
+        """Answers to one conversation, or to several: lists of {"role": …, "content": …}.
+
+        Raises ValueError, also where the model has no chat template, and Failed.
+        """
+        conversations = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
+        try:
+            texts = [self._tokenizer.render(c, chat_template_kwargs or {}) for c in conversations]  # type: ignore[arg-type]
+        except InvalidRequest as error:
+            raise ValueError(str(error)) from None
+        token_ids = self._tokenizer.encode_batch(texts, add_special_tokens=False)
+        return self._answer(texts, token_ids, sampling_params, progress)
+
+    def close(self) -> None:
+        """Frees the model. Nothing may be asked of it afterwards."""
+        self._engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _answer(
+        self, texts: Sequence[str | None], prompts: Sequence[list[int]], params: Params, progress: bool
+    ) -> list[RequestOutput]:
+        each = _for_each(params, len(prompts))
+        answers, sequences = [], []
+        for index, (text, prompt, one) in enumerate(zip(texts, prompts, each, strict=True)):
+            mine = self._sequences(prompt, one)
+            answers.append((RequestOutput(str(index), text, prompt, [s.output for s in mine]), mine[0]))
+            sequences += mine
+        columns = (TextColumn("answers"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=Console(stderr=True), disable=not progress, transient=True) as bars:
+            bar = bars.add_task("", total=len(sequences))
+            self._runner.run(sequences, lambda _: bars.advance(bar))
+        for answer, first in answers:
+            answer.num_cached_tokens = first.completion.cached_tokens
+        return [answer for answer, _ in answers]
+
+    def _sequences(self, prompt: list[int], params: SamplingParams) -> list[OfflineSequence]:
+        """One for each of n answers. Raises ValueError."""
+        room = self.max_model_len - len(prompt)
+        if not prompt or room < 1:
+            raise ValueError(
+                f"A prompt has {len(prompt)} tokens; it needs 1 to {self.max_model_len - 1},"
+                " so that one is left for the answer."
+            )
+        if min(prompt) < 0 or max(prompt) >= self._vocab_size:
+            raise ValueError(f"A prompt has a token id out of range: 0 to {self._vocab_size - 1}.")
+        options = params.options(self._bounds)
+        if options.max_tokens is not None:  # as in vLLM, the context ends an answer that asks for more
+            options = replace(options, max_tokens=min(options.max_tokens, room))
+        seed = secrets.randbits(64) if options.seed is None else options.seed
+        return [self._sequence(prompt, options, k, room, seed) for k in range(params.n)]
+
+    def _sequence(
+        self, prompt: list[int], options: SamplingOptions, index: int, room: int, seed: int
+    ) -> OfflineSequence:
+        try:
+            sampling = options.resolve(room=room, seed=derive_seed(seed, index), vocab_size=self._vocab_size)
+        except InvalidRequest as error:
+            raise ValueError(str(error)) from None
+        completion = Completion(
+            index, self._tokenizer.detokenizer(prompt), stops=options.stop, min_tokens=options.min_tokens
+        )
+        output = CompletionOutput(index, logprobs=None if options.logprobs is None else [])
+        return OfflineSequence(prompt, sampling, completion, output)
+
+
+def _this_machine(config: RouterConfig) -> Machine:
+    device = device_for(config.device, float(torch.cuda.device_count()))
+    is_cpu = device == "cpu"
+    return Machine(
+        device=device,
+        memory_bytes=_free_memory() if is_cpu else torch.cuda.get_device_properties(0).total_memory,
+        cpus=os.cpu_count() or 1,
+        host="",
+        cpu_dtype=preferred_cpu_dtype() if is_cpu and config.dtype is Dtype.AUTO else "float32",
+    )
+
+
+def _free_memory() -> int:
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str | Mapping) or (prompts and isinstance(prompts[0], int)):
+        return [cast(Prompt, prompts)]
+    return cast(list[Prompt], list(prompts))
+
+
+def _text_of(prompt: Prompt) -> str | None:
+    if isinstance(prompt, Mapping):
+        text = prompt.get("prompt")
+        return None if text is None or "prompt_token_ids" in prompt else str(text)
+    return prompt if isinstance(prompt, str) else None
+
+
+def _ids_of(prompt: Prompt) -> list[int] | None:
+    """None for a prompt of text. Raises ValueError."""
+    if isinstance(prompt, str):
+        return None
+    if isinstance(prompt, Mapping):
+        if "prompt_token_ids" in prompt:
+            return list(prompt["prompt_token_ids"])
+        if "prompt" in prompt:
+            return None
+        raise ValueError('A prompt as a mapping needs "prompt" or "prompt_token_ids".')
+    return list(prompt)
+
+
+def _for_each(params: Params, count: int) -> Sequence[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if len(params) != count:
+        raise ValueError(f"{count} prompts, but {len(params)} sampling_params; give one, or one for each.")
+    return params

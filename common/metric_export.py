@@ -1,0 +1,91 @@
+"""A registry of metrics as it is scraped: labels that all samples share, and names that dashboards expect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
+
+__all__ = ["VLLM", "MetricNames", "exported"]
+
+
+class MetricNames(Enum):
+    BATON = "baton"
+    VLLM = "vllm"
+    """vLLM's, where it has the same metric; Baton's for the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Name:
+    name: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Labels that are called differently."""
+
+
+VLLM: Final[Mapping[str, _Name]] = {
+    "baton_running_requests": _Name("vllm:num_requests_running"),
+    "baton_waiting_requests": _Name("vllm:num_requests_waiting"),
+    "baton_token_usage": _Name("vllm:kv_cache_usage_perc"),
+    "baton_preemptions": _Name("vllm:num_preemptions"),
+    "baton_cache_queried_tokens": _Name("vllm:prefix_cache_queries"),
+    "baton_cache_hit_tokens": _Name("vllm:prefix_cache_hits"),
+    "baton_prompt_tokens": _Name("vllm:prompt_tokens"),
+    "baton_output_tokens": _Name("vllm:generation_tokens"),
+    "baton_requests": _Name("vllm:request_success", {"outcome": "finished_reason"}),
+    "baton_request_prompt_tokens": _Name("vllm:request_prompt_tokens"),
+    "baton_request_output_tokens": _Name("vllm:request_generation_tokens"),
+    "baton_ttft_seconds": _Name("vllm:time_to_first_token_seconds"),
+    "baton_itl_seconds": _Name("vllm:inter_token_latency_seconds"),
+    "baton_tpot_seconds": _Name("vllm:request_time_per_output_token_seconds"),
+    "baton_e2e_seconds": _Name("vllm:e2e_request_latency_seconds"),
+    "baton_request_queue_seconds": _Name("vllm:request_queue_time_seconds"),
+    "baton_request_prefill_seconds": _Name("vllm:request_prefill_time_seconds"),
+    "baton_request_decode_seconds": _Name("vllm:request_decode_time_seconds"),
+}
+"""By the name of the family, which for counters is without _total."""
+
+
+def exported(
+    source: CollectorRegistry, labels: Mapping[str, str], names: MetricNames = MetricNames.BATON
+) -> CollectorRegistry:
+    """What `source` holds, with CPU time, memory and open files of this process, for scraping.
+
+    `labels` are added to samples that do not have them. Nothing is kept: each scrape asks `source`.
+    """
+    target = CollectorRegistry()
+    target.register(_Export(source, labels, VLLM if names is MetricNames.VLLM else {}))
+    return target
+
+
+class _Export(Collector):
+    def __init__(
+        self, source: CollectorRegistry, labels: Mapping[str, str], names: Mapping[str, _Name]
+    ) -> None:
+        self._source = source
+        self._process = ProcessCollector(registry=None)
+        self._labels = dict(labels)
+        self._names = names
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: registering must not wait for an engine that has not started."""
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        for family in (*self._source.collect(), *self._process.collect()):
+            yield self._translated(family)
+
+    def _translated(self, family: Metric) -> Metric:
+        known = self._names.get(family.name, _Name(family.name))
+        metric = Metric(known.name, family.documentation, family.type)
+        metric.samples = [self._sample(sample, family.name, known) for sample in family.samples]
+        return metric
+
+    def _sample(self, sample: Sample, family: str, known: _Name) -> Sample:
+        labels = {known.labels.get(name, name): value for name, value in sample.labels.items()}
+        return sample._replace(name=known.name + sample.name[len(family) :], labels=self._labels | labels)

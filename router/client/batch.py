@@ -1,0 +1,198 @@
+"""`router batch`: a file of requests in, a file of answers out, in the format of OpenAI's Batch API.
+
+Requests that failed (also those the router refused) go to the error file, and are sent again by the next run
+with the same files. A request that is refused for load (429, 503), or whose connection breaks, is sent again
+after the time that the router asks for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Queue
+from typing import Any, Final
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from router.client.api import Api, ApiError, Unreachable, add_api_arguments, api_of
+from router.client.batch_files import (
+    BadInput,
+    BatchRequest,
+    ResultFile,
+    finished_ids,
+    pending,
+    read_requests,
+    result_line,
+)
+
+__all__ = ["Sender", "make_parser", "run"]
+
+_LATER: Final = frozenset({408, 429, 502, 503, 504})
+_FIRST_PAUSE_S: Final = 0.5
+_LONGEST_PAUSE_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    line: dict[str, Any]
+    ok: bool
+    output_tokens: int = 0
+
+
+class Sender:
+    """Sends one request until it has an answer, or `max_attempts` have failed. For any thread."""
+
+    def __init__(self, api: Api, max_attempts: int, pause: Callable[[float], object] = time.sleep) -> None:
+        """`pause(seconds)` waits."""
+        self._api = api
+        self._max_attempts = max_attempts
+        self._pause = pause
+
+    def send(self, request: BatchRequest) -> Outcome:
+        pause_s = _FIRST_PAUSE_S
+        for attempt in range(1, self._max_attempts + 1):
+            is_last = attempt == self._max_attempts
+            try:
+                body = self._api.post(request.url, request.body)
+            except ApiError as error:
+                if is_last or error.status not in _LATER:
+                    return Outcome(result_line(request, error.status, error.body), ok=False)
+                pause_s = max(pause_s, error.retry_after_s or 0.0)
+            except Unreachable as error:
+                if is_last:
+                    return Outcome(result_line(request, None, None, error=str(error)), ok=False)
+            else:
+                tokens = body.get("usage", {}).get("completion_tokens", 0)
+                return Outcome(result_line(request, 200, body, body["id"]), ok=True, output_tokens=tokens)
+            self._pause(min(pause_s, _LONGEST_PAUSE_S) * random.uniform(1.0, 1.5))
+            pause_s *= 2
+        raise ValueError("max_attempts must be at least 1")
+
+
+def run(argv: Sequence[str]) -> int:
+    """Exit status: 0 when every request has an answer, 1 when some failed, 2 for wrong files."""
+    arguments = make_parser().parse_args(argv)
+    errors = arguments.errors or arguments.output.with_name(arguments.output.stem + ".errors.jsonl")
+    try:
+        api = api_of(arguments)
+        requests = read_requests(arguments.input)
+        done = finished_ids(arguments.output)
+        errors.unlink(missing_ok=True)  # what failed is sent again
+        left = list(pending(requests, done))
+        with ResultFile(arguments.output) as results, ResultFile(errors) as failures:
+            failed = _send_all(api, left, len(requests), arguments, results, failures)
+    except (BadInput, OSError, ValueError) as error:
+        print(f"router batch: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("router batch: interrupted; the same command goes on from here", file=sys.stderr)
+        return 130
+    if failed:
+        print(f"router batch: {failed} of {len(requests)} requests failed: see {errors}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _send_all(
+    api: Api,
+    requests: Sequence[BatchRequest],
+    total: int,
+    arguments: argparse.Namespace,
+    results: ResultFile,
+    failures: ResultFile,
+) -> int:
+    """How many failed."""
+    failed = tokens = 0
+    with _bars(Console(stderr=True)) as bars:
+        bar = bars.add_task("requests", total=total, completed=total - len(requests), note="")
+        for outcome in _outcomes(Sender(api, arguments.max_attempts), requests, arguments.concurrency):
+            (results if outcome.ok else failures).write(outcome.line)
+            failed += not outcome.ok
+            tokens += outcome.output_tokens
+            note = f"{tokens:,} tokens written" + (f", {failed} failed" if failed else "")
+            bars.update(bar, advance=1, note=note)
+    return failed
+
+
+def _outcomes(sender: Sender, requests: Sequence[BatchRequest], concurrency: int) -> Iterator[Outcome]:
+    """In the order in which they end, at most `concurrency` at a time. An interruption waits for none: the
+    threads are daemons, and the router aborts what nobody waits for."""
+    queue, taking = iter(requests), threading.Lock()
+    ended: Queue[Outcome | Exception] = Queue(maxsize=concurrency)
+
+    def work() -> None:
+        while True:
+            with taking:
+                request = next(queue, None)
+            if request is None:
+                return
+            try:
+                ended.put(sender.send(request))
+            except Exception as error:
+                ended.put(error)
+
+    for _ in range(min(concurrency, len(requests))):
+        threading.Thread(target=work, daemon=True).start()
+    for _ in requests:
+        outcome = ended.get()
+        if isinstance(outcome, Exception):
+            raise outcome
+        yield outcome
+
+
+def _bars(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=32),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+        console=console,
+    )
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="router batch",
+        description="Send a file of requests (OpenAI's Batch API format) to a running router. "
+        "Run it again to go on after an interruption: requests with a result are not sent again.",
+    )
+    parser.add_argument("input", type=Path, help="JSON lines with custom_id, method, url and body")
+    parser.add_argument("output", type=Path, help="results are appended to it")
+    parser.add_argument(
+        "--errors", type=Path, metavar="FILE", help="requests that failed (default: OUTPUT.errors.jsonl)"
+    )
+    parser.add_argument(
+        "--concurrency", type=_positive, default=64, metavar="N", help="at a time (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--max-attempts",
+        type=_positive,
+        default=10,
+        metavar="N",
+        help="at a request that is refused for load or whose connection breaks (default: %(default)s)",
+    )
+    add_api_arguments(parser)
+    return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError(text)
+    return value

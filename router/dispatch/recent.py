@@ -1,0 +1,84 @@
+"""What the router did in the last minute: for people who watch it. Prometheus has the long run."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from router.dispatch.windows import QuantileWindow, RateWindow
+from rpc.baton.v1 import router_pb2
+
+__all__ = ["EndedRequest", "Handoffs", "Recent"]
+
+_KEPT: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class EndedRequest:
+    """A sequence that is over. Nothing of its text, nor whose it was."""
+
+    id: str
+    outcome: str
+    ended: float
+    """On the clock of `Recent`."""
+    prompt_tokens: int
+    output_tokens: int
+    timings: router_pb2.Timings
+
+
+class Handoffs:
+    """KV that travelled from one worker to another."""
+
+    def __init__(self, now: float) -> None:
+        self.count = 0
+        self.bytes = 0
+        self.rate = RateWindow(now)
+        """Bytes."""
+
+
+class Recent:
+    """Constant memory; each call costs O(1)."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock: Final = clock
+        now = clock()
+        self.since: Final = now
+        self.prompt_tokens: Final = RateWindow(now)
+        """Of prompts whose first token is out."""
+        self.output_tokens: Final = RateWindow(now)
+        self.ended_requests: Final = RateWindow(now)
+        self.ttft: Final = QuantileWindow()
+        self.itl: Final = QuantileWindow()
+        self.e2e: Final = QuantileWindow()
+        self.requests: Final[deque[EndedRequest]] = deque(maxlen=_KEPT)
+        """The last ones, oldest first."""
+        self.links: Final[dict[tuple[str, str], Handoffs]] = {}
+        """By prefill and decode worker. As many as pairs of workers, which have fixed names."""
+
+    def first_token(self, ttft_s: float) -> None:
+        self.ttft.add(ttft_s, self.clock())
+
+    def served(self, prompt_tokens: int) -> None:
+        """The first token of a prompt is out."""
+        self.prompt_tokens.add(prompt_tokens, self.clock())
+
+    def gap(self, seconds: float) -> None:
+        self.itl.add(seconds, self.clock())
+
+    def sent(self, tokens: int) -> None:
+        self.output_tokens.add(tokens, self.clock())
+
+    def handed_over(self, prefill_worker: str, decode_worker: str, size: int) -> None:
+        now = self.clock()
+        link = self.links.setdefault((prefill_worker, decode_worker), Handoffs(now))
+        link.count += 1
+        link.bytes += size
+        link.rate.add(size, now)
+
+    def ended(self, request: EndedRequest) -> None:
+        self.ended_requests.add(1, request.ended)
+        self.e2e.add(request.timings.e2e_s, request.ended)
+        self.requests.append(request)

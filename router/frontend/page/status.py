@@ -1,0 +1,134 @@
+"""The state of the whole service as JSON: what the live page and `router top` draw.
+
+Numbers only: no text of any request, no client, no address.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from router.dispatch.admission.prefill_queue import PrefillQueue
+from router.dispatch.recent import EndedRequest, Handoffs, Recent
+from router.dispatch.windows import QuantileWindow
+from router.frontend.openai.responses import timings_object
+from router.frontend.page.worker_stats import WorkerFigures, WorkerStatsReader
+from router.processing.served_model import ServedModel
+from router.workers.member import Member
+from router.workers.registry import Registry
+from rpc.baton.v1 import worker_pb2
+
+__all__ = ["Status", "StatusReader"]
+
+Status = dict[str, Any]
+
+_LEVELS: Final = (0.5, 0.9, 0.99)
+_PAGE_STATES: Final = ("held", "cached", "in_flight", "quarantined", "free")
+
+
+class StatusReader:
+    def __init__(
+        self,
+        model: ServedModel,
+        registry: Registry,
+        recent: Recent,
+        prefill_queue: PrefillQueue,
+        running: Callable[[], int],
+    ) -> None:
+        """`running()`: sequences that the router has in work."""
+        self._model = model
+        self._registry = registry
+        self._recent = recent
+        self._prefill_queue = prefill_queue
+        self._running = running
+        self._stats = WorkerStatsReader(registry)
+
+    async def read(self) -> Status:
+        """Rates are per second, over the last 5 s; percentiles over the last minute; durations in seconds."""
+        figures = await self._stats.read()
+        recent, now = self._recent, self._recent.clock()
+        return {
+            "time": time.time(),
+            "uptime_s": now - recent.since,
+            "model": {
+                "name": self._model.name,
+                "mode": self._model.mode,
+                "max_model_len": self._model.max_model_len,
+            },
+            "requests": {
+                "running": self._running(),
+                "waiting": sum(s.load.waiting for s in self._registry.sessions()),
+                "held_back": self._prefill_queue.held_back,
+                "queued_tokens": self._prefill_queue.tokens,
+                "predicted_wait_s": self._prefill_queue.wait_s(),
+                "ended_per_s": recent.ended_requests.rate(now),
+            },
+            "tokens": {
+                "prompt_per_s": recent.prompt_tokens.rate(now),
+                "output_per_s": recent.output_tokens.rate(now),
+                "prompt_history": recent.prompt_tokens.history(now),
+                "output_history": recent.output_tokens.history(now),
+            },
+            "ttft_s": _quantiles(recent.ttft, now),
+            "itl_s": _quantiles(recent.itl, now),
+            "e2e_s": _quantiles(recent.e2e, now),
+            "workers": [_worker(m, figures.get(m.handle.worker_id)) for m in self._registry.members()],
+            "links": [_link(*pair, handoffs, now) for pair, handoffs in recent.links.items()],
+            "ended": [_ended(request, now) for request in reversed(recent.requests)],
+        }
+
+
+def _quantiles(window: QuantileWindow, now: float) -> dict[str, float] | None:
+    values = window.quantiles(_LEVELS, now)
+    if values is None:
+        return None
+    return {f"p{level * 100:g}": value for level, value in zip(_LEVELS, values, strict=True)} | {
+        "count": window.count(now)
+    }
+
+
+def _worker(member: Member, figures: WorkerFigures | None) -> dict[str, Any]:
+    session = member.session
+    described: dict[str, Any] = {
+        "id": member.handle.worker_id,
+        "role": worker_pb2.Role.Name(member.handle.role).removeprefix("ROLE_").lower(),
+        "state": member.state.value,
+        "device": session.info.device if session else None,
+        "dtype": session.info.dtype if session else None,
+        "requests": session.load.requests if session else 0,
+    }
+    if figures is not None and session is not None:
+        stats = figures.latest
+        described |= {
+            "running": stats.load.running,
+            "waiting": stats.load.waiting,
+            "waiting_tokens": stats.load.waiting_tokens,
+            "pages": {state: getattr(stats.pages, state) for state in _PAGE_STATES},
+            "prompt_tokens_per_s": figures.rate("prompt_tokens"),
+            "output_tokens_per_s": figures.rate("generated_tokens"),
+            "steps_per_s": figures.rate("steps"),
+            "preemptions": stats.preemptions,
+        }
+    return described
+
+
+def _link(prefill_worker: str, decode_worker: str, handoffs: Handoffs, now: float) -> dict[str, Any]:
+    return {
+        "from": prefill_worker,
+        "to": decode_worker,
+        "handoffs": handoffs.count,
+        "bytes": handoffs.bytes,
+        "bytes_per_s": handoffs.rate.rate(now),
+    }
+
+
+def _ended(request: EndedRequest, now: float) -> dict[str, Any]:
+    return {
+        "id": request.id,
+        "outcome": request.outcome,
+        "ended_s_ago": now - request.ended,
+        "prompt_tokens": request.prompt_tokens,
+        "output_tokens": request.output_tokens,
+        "timings": timings_object(request.timings),
+    }

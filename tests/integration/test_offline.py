@@ -1,0 +1,119 @@
+"""`baton.LLM`: prompts in, answers out, in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from baton import LLM, SamplingParams
+from tests.faults.small_model import SmallModel, save_small_model
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> SmallModel:
+    return save_small_model(tmp_path_factory.mktemp("small"))
+
+
+@pytest.fixture(scope="module")
+def llm(small: SmallModel) -> Iterator[LLM]:
+    with LLM(str(small.folder), device="cpu", dtype="float32", kv_pool_tokens=2048) as llm:
+        yield llm
+
+
+def test_greedy_answers_are_those_of_transformers_in_the_order_of_the_prompts(
+    llm: LLM, small: SmallModel
+) -> None:
+    questions = [small.question(i, length=5 + 20 * i, max_tokens=12) for i in range(4)]
+    answers = llm.generate([q.prompt for q in questions], GREEDY, progress=False)
+    assert [a.outputs[0].token_ids for a in answers] == [small.answer(q) for q in questions]
+    assert [a.outputs[0].text for a in answers] == [small.text(small.answer(q)) for q in questions]
+    assert all(a.outputs[0].finish_reason == "length" for a in answers)
+
+
+def test_text_and_its_token_ids_are_the_same_prompt(llm: LLM) -> None:
+    [text] = llm.generate("one two three", GREEDY, progress=False)
+    [ids] = llm.generate([{"prompt_token_ids": text.prompt_token_ids}], GREEDY, progress=False)
+    assert text.prompt == "one two three"
+    assert ids.prompt is None
+    assert ids.outputs[0].text == text.outputs[0].text
+
+
+def test_n_answers_of_a_seed_differ_and_come_again(llm: LLM) -> None:
+    params = SamplingParams(n=3, seed=5, max_tokens=8, ignore_eos=True)
+    first, second = (llm.generate(["once"], params, progress=False)[0].outputs for _ in range(2))
+    assert len({tuple(o.token_ids) for o in first}) == 3
+    assert [o.token_ids for o in first] == [o.token_ids for o in second]
+
+
+def test_a_stop_string_ends_the_text_before_it(llm: LLM) -> None:
+    [whole] = llm.generate(["one two"], GREEDY, progress=False)
+    text = whole.outputs[0].text
+    stop = text[4:6]
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, stop=stop)
+    [stopped] = llm.generate(["one two"], params, progress=False)
+    assert stopped.outputs[0].text == text[: text.index(stop)]
+    assert (stopped.outputs[0].finish_reason, stopped.outputs[0].stop_reason) == ("stop", stop)
+
+
+def test_logprobs_name_the_chosen_token_and_the_most_likely(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=4, logprobs=2, ignore_eos=True)
+    [answer] = llm.generate(["one"], params, progress=False)
+    output = answer.outputs[0]
+    assert output.logprobs is not None
+    for token, reported in zip(output.token_ids, output.logprobs, strict=True):
+        assert reported[token].rank == 1
+        assert len(reported) == 2
+    assert output.cumulative_logprob == sum(
+        r[t].logprob for t, r in zip(output.token_ids, output.logprobs, strict=True)
+    )
+
+
+def test_a_conversation_is_rendered_by_the_models_template(llm: LLM) -> None:
+    [answer] = llm.chat([{"role": "user", "content": "hello"}], GREEDY, progress=False)
+    assert answer.prompt == "user: hello\nassistant:"
+    both = llm.chat([[{"role": "user", "content": "hello"}]] * 2, GREEDY, progress=False)
+    assert [a.outputs[0].text for a in both] == [answer.outputs[0].text] * 2
+
+
+def test_parameters_may_differ_from_prompt_to_prompt(llm: LLM) -> None:
+    each = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (2, 5)]
+    answers = llm.generate(["a", "b"], each, progress=False)
+    assert [len(a.outputs[0].token_ids) for a in answers] == [2, 5]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "complaint"),
+    [
+        ("hello", SamplingParams(temperature=9), "temperature"),
+        ("hello", SamplingParams(n=0), "n must be"),
+        ([1] * 3000, SamplingParams(), "3000 tokens"),
+        ([10**9], SamplingParams(), "out of range"),
+        ("hello", [SamplingParams()] * 2, "1 prompts"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_computed(
+    llm: LLM, prompt: object, params: object, complaint: str
+) -> None:
+    steps = llm._engine.stats().steps
+    with pytest.raises(ValueError, match=complaint):
+        llm.generate([prompt], params, progress=False)  # type: ignore[list-item, arg-type]
+    assert llm._engine.stats().steps == steps
+
+
+def test_an_interrupted_call_leaves_nothing_in_the_engine(llm: LLM) -> None:
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    sequences = llm._sequences([2, 3, 4], SamplingParams(n=2, max_tokens=9, ignore_eos=True))
+    with pytest.raises(KeyboardInterrupt):
+        llm._runner.run(sequences, interrupt)
+    assert not llm._engine.has_work
+    llm._engine.check_pages()
+
+
+def test_settings_that_are_wrong_name_the_flag() -> None:
+    with pytest.raises(ValueError, match="--page-size"):
+        LLM("smollm2", page_size=0)
