@@ -109,7 +109,7 @@ class Engine:
         its successor is planned. The device has only been told how it begins; `proceed` does the rest.
 
         With nothing to plan, it waits for the step in flight. `block` False leaves that to the caller: the
-        output is `blocked` until `step_in_flight` is done, and a request that comes meanwhile is planned at once.
+        output is `blocked` until `step_in_flight` is done; a request that comes meanwhile is planned at once.
         """
         began = self._clock()
         self.proceed()
