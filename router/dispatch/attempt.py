@@ -18,7 +18,7 @@ from collections.abc import AsyncGenerator, Callable
 from functools import partial
 from typing import TypeAlias
 
-from router.dispatch.failures import AttemptFailed, out_of_time
+from router.dispatch.failures import AttemptFailed, moved_to_nobody, out_of_time
 from router.dispatch.interface import Delta
 from router.dispatch.move import Move
 from router.dispatch.part import Part
@@ -52,10 +52,8 @@ class Attempt(ABC):
         """Raised after the client has read them."""
         self._news = asyncio.Event()
         self._order = TokenOrder(len(sequence.output))
-        self._move: Move | None = None
-        """The latest; the next begins when it is over."""
-        self._writer: Part | None = None
-        """Computes the answer by itself, once there is such a part."""
+        self._move: Move | None = None  # the latest; the next begins when it is over
+        self._writer: Part | None = None  # computes the answer by itself
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """New tokens up to the finish, merged when the client is slower than the workers.
@@ -141,7 +139,7 @@ class Attempt(ABC):
         except TimeoutError:
             return False
         finally:
-            move.call_off()
+            self._call_off(move)
 
     def _from_target(self, move: Move, event: Event, delta: Delta) -> None:
         target = move.target
@@ -159,7 +157,7 @@ class Attempt(ABC):
             case worker_pb2.Tokens() as tokens:
                 self._take_tokens(target, tokens, event.at, delta)
             case worker_pb2.HandedOver():
-                target.done()
+                self._hand_over(target)
             case worker_pb2.Failed() as failed:
                 self._lose(target, target.failed(failed))
             case WorkerLost() as loss:
@@ -167,11 +165,23 @@ class Attempt(ABC):
             case _:
                 pass
 
+    def _hand_over(self, part: Part) -> None:
+        """The source of a move has given the answer away."""
+        part.done()
+        if self._move is not None and self._move.is_lost:
+            self._trouble = moved_to_nobody()
+
+    def _call_off(self, move: Move) -> None:
+        move.call_off()
+        if move.is_lost and self._trouble is None:
+            self._trouble = moved_to_nobody()
+            self._news.set()
+
     def _lose(self, part: Part, trouble: Exception) -> None:
         """A part came to nothing. Raises `trouble` unless the answer goes on without it."""
         move = self._move
         if move is not None and part is move.target and not move.has_arrived:
-            move.call_off()
+            self._call_off(move)
         elif not (move is not None and part is move.source and move.covers(self._order.position)):
             raise trouble
 
@@ -262,7 +272,7 @@ class MixedAttempt(Attempt):
                 self._writer = self._writer or self._worker
                 self._take_tokens(self._worker, tokens, event.at, delta)
             case worker_pb2.HandedOver():
-                self._worker.done()
+                self._hand_over(self._worker)
             case worker_pb2.Started() as started:
                 self._worker.begun = True
                 self._waterfall.start(started, event.at)
@@ -355,7 +365,7 @@ class DisaggAttempt(Attempt):
             case worker_pb2.Tokens() as tokens:
                 self._take_tokens(decode, tokens, event.at, delta)
             case worker_pb2.HandedOver():
-                decode.done()
+                self._hand_over(decode)
             case worker_pb2.Failed() as failed:
                 self._lose(decode, decode.failed(failed))
             case WorkerLost() as loss:

@@ -35,6 +35,11 @@ class Move:
         """Whether another move may begin, if all tokens before `position` came."""
         return self.done.done() and (not self.has_arrived or self.covers(position))
 
+    @property
+    def is_lost(self) -> bool:
+        """The move was called off when the source had given the answer away: nobody has it."""
+        return self.done.done() and not self.has_arrived and not self.source.active
+
     def arrived(self, position: int) -> None:
         self.position = position
         if not self.done.done():
