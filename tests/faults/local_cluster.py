@@ -44,6 +44,9 @@ class LocalWorker:
     async def endpoint(self) -> Endpoint:
         return Endpoint(self.host.address)
 
+    async def stop(self) -> None:
+        await self.host.stop()
+
 
 @dataclass
 class LocalCluster:

@@ -131,6 +131,21 @@ def test_the_step_of_prefill_workers_can_be_set_with_that_of_all_and_by_itself(
     ) == [None, 4096]
 
 
+def test_every_worker_of_an_adaptive_cluster_reads_prompts_as_prefill_workers_do(
+    checkpoint: Checkpoint,
+) -> None:
+    config = RouterConfig(model="m", mode=Mode.ADAPTIVE)
+    assert chunks(config, checkpoint, gpu(141)) == [2048, 2048]
+
+
+def test_steps_of_an_adaptive_cluster_stay_below_the_itl_target(checkpoint: Checkpoint) -> None:
+    config = RouterConfig(model="m", mode=Mode.ADAPTIVE, itl_target_ms=20.0)
+    targets = [
+        worker.config.engine.scheduler.itl_target_s for worker in plan_workers(config, checkpoint, gpu(141))
+    ]
+    assert targets == [pytest.approx(0.019)] * 2
+
+
 def chunks(config: RouterConfig, checkpoint: Checkpoint, machine: Machine) -> list[int | None]:
     return [plan.config.engine.scheduler.chunk_budget for plan in plan_workers(config, checkpoint, machine)]
 
