@@ -71,8 +71,6 @@ class IncomingHandoffs:
         """Raises CommandRefused."""
         if job.id in self._quarantined:
             raise CommandRefused(worker_pb2.FAILURE_CODE_INVALID, f"request id {job.id} is in use")
-        if message.no_wait and any(self._is_wanted(waiting) for waiting in self._waiting):
-            raise CommandRefused(worker_pb2.FAILURE_CODE_OVERLOADED, _NO_PAGES_NOW)
         if len(self._waiting) >= self._engine.config.scheduler.max_waiting_requests:
             raise CommandRefused(
                 worker_pb2.FAILURE_CODE_OVERLOADED, f"{len(self._waiting)} handoffs wait for pages already"
@@ -170,9 +168,15 @@ class IncomingHandoffs:
             first = self._waiting[0]
             if self._is_wanted(first) and not self._lend(first, now):
                 if not first.no_wait:
+                    self._refuse_those_that_must_not_wait()
                     return
                 self._answers.fail(first.job, worker_pb2.FAILURE_CODE_OVERLOADED, _NO_PAGES_NOW)
             self._waiting.popleft()
+
+    def _refuse_those_that_must_not_wait(self) -> None:
+        """The first handoff waits for pages, and so would all behind it."""
+        for waiting in [w for w in self._waiting if w.no_wait and self._is_wanted(w)]:
+            self._answers.fail(waiting.job, worker_pb2.FAILURE_CODE_OVERLOADED, _NO_PAGES_NOW)
 
     def _lend(self, waiting: _Waiting, now: float) -> bool:
         """Reserve pages for the first handoff in the queue; False if there are too few."""
