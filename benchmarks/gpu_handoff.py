@@ -26,7 +26,7 @@ from benchmarks.lib.machine import describe_machine
 from benchmarks.lib.sampling_flags import body_of, sampling_arguments
 from benchmarks.lib.server import BatonServer
 from benchmarks.lib.workload import Fixed, Work, make_workload
-from router.probes.link_check import busy_seconds
+from router.dispatch.waterfall import busy_seconds
 
 __all__ = ["Handoff"]
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 from engine.config import EngineConfig
 from engine.core.events import EngineStats, Occupancy, StepMeasured, StepOutput, TokenOut
@@ -22,6 +22,7 @@ from engine.core.waits import WaitReason
 from engine.errors import EngineError, GrammarError, InvalidRequest
 from engine.executor.runner import ModelRunner, StepInFlight, StepResult
 from engine.grammar.compiler import GrammarCompiler
+from engine.hooks import NO_HOOKS, Hooks
 from engine.kv_cache.pages import PageCounts
 from engine.sched.itl_controller import PromptCost
 from engine.sched.prefill_rate import PrefillRate
@@ -29,33 +30,6 @@ from engine.sched.scheduler import Scheduler
 from engine.sched.step_timing import StepTiming
 
 __all__ = ["NO_HOOKS", "Engine", "Hooks"]
-
-
-class Hooks(Protocol):
-    """Callbacks of a worker. All are called on the engine's thread."""
-
-    def on_started(self, requests: Sequence[Request]) -> None:
-        """Their first chunks are about to be computed; work done here overlaps with that."""
-
-    def on_computed(self, request: Request, upto: int) -> None:
-        """The KV of tokens [0, upto) is in the pool."""
-
-    def on_finished(self, request: Request) -> bool:
-        """The request has ended. True: its pages stay as they are until `Engine.release`."""
-
-
-class _NoHooks:
-    def on_started(self, requests: Sequence[Request]) -> None:
-        pass
-
-    def on_computed(self, request: Request, upto: int) -> None:
-        pass
-
-    def on_finished(self, request: Request) -> bool:
-        return False
-
-
-NO_HOOKS: Hooks = _NoHooks()
 
 
 _MEASURE_S: Final = 0.05
@@ -128,11 +102,14 @@ class Engine:
         self._end(request, FinishReason.ABORT)
         return True
 
-    def step(self) -> StepOutput:
-        """Compute one step and return the tokens it sampled.
+    def step(self, *, block: bool = True) -> StepOutput:
+        """Compute one step and return the tokens it brought.
 
-        With overlap, the tokens are those of the previous step: this one still runs on the device while the
-        next is planned. Only its first layers are enqueued; `proceed` enqueues the rest.
+        With overlap, the tokens are those of the step before: this one is still running on the device while
+        its successor is planned. The device has only been told how it begins; `proceed` does the rest.
+
+        With nothing to plan, it waits for the step in flight. `block` False leaves that to the caller: the
+        output is `blocked` until `step_in_flight` is done; a request that comes meanwhile is planned at once.
         """
         began = self._clock()
         self.proceed()
@@ -148,6 +125,9 @@ class Engine:
             self._cache_hit_tokens += request.num_cached or 0
         if plan.started:
             self.hooks.on_started(plan.started)
+        if not (block or plan or self._launched is None or self._launched.step.done()):
+            output.blocked = True
+            return output
         launched: _Launched | None = None
         if plan:
             step = self.runner.prepare(plan)
@@ -168,10 +148,15 @@ class Engine:
             self._timing.completed(now, waited=waited, more=self._launched is not None)
             if waited and now >= self._measure_at:
                 self._measure_at = now + _MEASURE_S
-                output.measured = _measured(launched.plan, now - max(launched.at, self._ended_at))
+                output.measured = StepMeasured.of(launched.plan, now - max(launched.at, self._ended_at))
             self._ended_at = now
             self._complete(launched.plan, result, output)
         return output
+
+    @property
+    def step_in_flight(self) -> StepInFlight | None:
+        """With overlap: the step that the device has, and whose tokens nobody has heard of."""
+        return None if self._launched is None else self._launched.step
 
     def proceed(self) -> None:
         """Enqueue the rest of the step in flight. Call it after the tokens of `step` are sent.
@@ -200,18 +185,24 @@ class Engine:
             return -math.inf
         return self._timing.plan_at(self.scheduler.has_prompts)
 
-    def reserve(self, request: Request) -> Reservation | None:
-        """Reserve pages for a request that another worker prefills; None while there is no room.
+    def computed(self, request: Request) -> int:
+        """Tokens whose KV is in the pool, without those that the step in flight computes. O(chunks)."""
+        chunks = [] if self._launched is None else self._launched.plan.chunks
+        return next((c.start for c in chunks if c.request is request), request.num_computed)
 
-        Raises InvalidRequest if the pool is too small for it.
+    def reserve(self, request: Request, room: int = 0) -> Reservation | None:
+        """Set pages aside for a request whose KV another worker sends; None while there are too few.
+
+        `room`: tokens by which it may grow until then. Raises InvalidRequest if the pool is too small.
         """
         self._check_new(request)
         if request.num_tokens >= self.max_tokens:
             raise InvalidRequest(f"{request.num_tokens} tokens do not fit: {self.max_tokens} at most")
         active = len(self.scheduler.running) + self.kv.active_reservations
         if active >= self.config.scheduler.max_running_requests or self.scheduler.wants_pages:
-            return None  # preempted requests and those that wait for pages go first, or they would starve
-        reservation = self.kv.reserve(request, headroom=active)
+            return None  # a preempted request, or one that waits for pages, must not starve behind newcomers
+        room = min(room, self.max_tokens - request.num_tokens)
+        reservation = self.kv.reserve(request, headroom=active, room=room)
         if reservation is not None:
             request.arrival = self._clock()
         if reservation is not None and self._may_be_written(reservation.incoming):
@@ -221,10 +212,10 @@ class Engine:
             self._launched.step.result()
         return reservation
 
-    def admit_remote(self, request: Request, reservation: Reservation) -> None:
-        """The KV of all tokens but the last has arrived: decode it."""
+    def admit_remote(self, request: Request, reservation: Reservation, num_computed: int) -> None:
+        """The KV of so many tokens has arrived: compute what follows. Its output is complete by now."""
         self.kv.arrived(reservation)
-        request.num_computed = request.num_tokens - 1
+        request.num_computed = max(num_computed, reservation.first_token)
         now = self._clock()
         request.waited = {WaitReason.TRANSFER: now - request.arrival}
         request.arrival = now
@@ -333,7 +324,7 @@ class Engine:
             finish = FinishReason.STOP
         elif length >= request.sampling.max_tokens or len(request.prompt) + length >= self.max_tokens:
             finish = FinishReason.LENGTH
-        output.tokens.append(TokenOut(request, token, logprobs, finish, is_stop))
+        output.tokens.append(TokenOut(request, token, chunk.output_index, logprobs, finish, is_stop))
         if finish is not None:
             self._end(request, finish)
 
@@ -385,15 +376,3 @@ class Engine:
         for chunk in launched.plan.chunks:
             if chunk.request is request:
                 launched.freed.update(request.pages[chunk.start // size : -(-chunk.end // size)])
-
-
-def _measured(plan: StepPlan, seconds: float) -> StepMeasured:
-    prompts = [chunk for chunk in plan.chunks if chunk.length > 1]
-    decodes = [chunk for chunk in plan.chunks if chunk.length == 1]
-    return StepMeasured(
-        prompt_tokens=sum(chunk.length for chunk in prompts),
-        attention_pairs=sum(chunk.length * (chunk.start + chunk.length / 2) for chunk in prompts),
-        decodes=len(decodes),
-        context_tokens=sum(chunk.end for chunk in decodes),
-        seconds=seconds,
-    )

@@ -3,6 +3,7 @@
 from kv_transfer.errors import LayoutMismatch, TransferError
 from kv_transfer.handoff.endpoint import KVEndpoint
 from kv_transfer.handoff.events import (
+    CaughtUp,
     Drained,
     EndpointEvent,
     HandedOver,
@@ -23,6 +24,7 @@ from kv_transfer.ticket import Final, Peer, Ticket
 from kv_transfer.transfer_thread import ReceiverCommands, SenderCommands, TransferThread
 
 __all__ = [
+    "CaughtUp",
     "Drained",
     "EndpointEvent",
     "Final",

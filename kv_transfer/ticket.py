@@ -60,11 +60,12 @@ class Ticket:
     """Of the receiver that issued it; any other incarnation refuses the handoff."""
     layout_hash: str
     pages: tuple[int, ...]
-    """The receiver's pages for tokens [first_token, num_tokens), in order."""
+    """The receiver's pages for tokens from `first_token` on, in order. There may be more than `num_tokens`
+    need: a request that goes on while its KV travels has more tokens in the end."""
     first_token: int
     """Start of a page. Earlier tokens are in the receiver's prefix cache already."""
     num_tokens: int
-    """Tokens whose KV the request needs, the cached ones included."""
+    """Tokens of the request that the receiver knows, the cached ones included."""
     timeout_s: float
     """The receiver aborts after this long without progress. A duration: the workers share no clock."""
     secret: int
@@ -72,6 +73,10 @@ class Ticket:
     sender: str
     """Name of the peer that may write. A sender that opened its transport anew has another name, and must not
     use the ticket: the end of the old name gives the pages back."""
+
+    def max_tokens(self, layout: KVLayout) -> int:
+        """Tokens that the request may have KV for when it is handed over."""
+        return self.first_token + len(self.pages) * layout.page_size
 
     def require(self, layout: KVLayout) -> None:
         """Raises LayoutMismatch or BadTicket unless the sender may act on it, byte for byte."""
@@ -84,7 +89,7 @@ class Ticket:
                 f"the first must start a page of {layout.page_size} and precede the last"
             )
         needed = layout.num_pages(self.num_tokens) - self.first_token // layout.page_size
-        if len(self.pages) != needed or len(set(self.pages)) != needed:
+        if len(self.pages) < needed or len(set(self.pages)) != len(self.pages):
             raise BadTicket(
                 f"ticket {self.handoff_id:x} names {len(self.pages)} pages, not {needed} distinct ones"
             )
@@ -96,16 +101,21 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class Final:
-    """State that the receiver needs from the sender once the prompt is computed.
+    """What only the sender knows when the last KV of a handoff is computed.
 
     With positional randomness (seed, position) this and the request itself are the complete sampling
     state: penalties and stop state follow from the tokens.
     """
 
-    first_token: int
-    """The token sampled from the prompt's last logits."""
+    tokens: tuple[int, ...]
+    """Sampled by the sender, and unknown to the receiver: they follow the ticket's `num_tokens`. One after a
+    prompt, any number after a running answer, none where the receiver computes the rest of a prompt."""
     position: int
-    """Absolute position of `first_token`: the number of tokens whose KV was handed over."""
+    """The number of tokens whose KV is handed over. The receiver computes from this one on."""
     seed: int
     request_digest: int
-    """Of the tokens and the sampling parameters that were computed with (`digest.request_digest`)."""
+    """Of the ticket's `num_tokens` tokens and the sampling parameters (`digest.request_digest`)."""
+
+    def fits(self, ticket: Ticket, layout: KVLayout) -> bool:
+        """Whether at least one token, whose logits are wanted, is left to compute, and there is room."""
+        return 0 < self.position < min(ticket.num_tokens + len(self.tokens), ticket.max_tokens(layout) + 1)

@@ -115,8 +115,8 @@ class SenderCommands:
         self._sender = sender
         self._post = post
 
-    def open(self, handoff_id: int, timeout_s: float) -> None:
-        self._post(lambda now: self._sender.open(handoff_id, now, timeout_s))
+    def open(self, handoff_id: int, timeout_s: float, *, goes_on: bool = False) -> None:
+        self._post(lambda now: self._sender.open(handoff_id, now, timeout_s, goes_on=goes_on))
 
     def attach(self, ticket: Ticket) -> None:
         self._post(lambda now: self._sender.attach(ticket, now))

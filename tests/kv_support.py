@@ -100,7 +100,7 @@ def receiver_on(
 
 
 def final_for(num_tokens: int, first_token: int = 7) -> Final:
-    return Final(first_token, position=num_tokens, seed=42, request_digest=REQUEST)
+    return Final((first_token,), position=num_tokens, seed=42, request_digest=REQUEST)
 
 
 def expect_handed_over(source: Pool, local: Sequence[int], target: Pool, remote: Sequence[int]) -> None:

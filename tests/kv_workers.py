@@ -23,6 +23,7 @@ T = TypeVar("T")
 
 class Use(Enum):
     SENDING = auto()
+    RUNNING = auto()
     IN_FLIGHT = auto()
     QUARANTINED = auto()
     HELD = auto()
@@ -34,6 +35,7 @@ class Job:
 
     id: int
     num_tokens: int
+    """That the receiver knows."""
     first_token: int
     place: int
     """Which of the two workers computes the prompt."""
@@ -47,11 +49,28 @@ class Job:
     finished: bool = False
     sent: bool = False
     """Whether the sender has reported an end."""
+    runs: bool = False
+    """It is an answer that goes on while its KV travels, until it is stopped for the handoff."""
+    room: int = 0
+    """Tokens that it may grow by until then."""
+    stopped: bool = False
+    ended: bool = False
+    """The answer is complete, or its client is gone."""
+    handed: int = 0
+    """Tokens whose KV the receiver accepted."""
 
     @property
     def answer(self) -> int:
         """The only right first token."""
-        return self.id * 1000 + self.num_tokens
+        return self.token(self.num_tokens)
+
+    def token(self, index: int) -> int:
+        """The only right token at this position, of those that are sampled."""
+        return self.id * 1000 + index
+
+    @property
+    def decodes(self) -> bool:
+        return self.runs and not self.stopped and not self.ended
 
 
 class Worker:

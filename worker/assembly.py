@@ -9,6 +9,7 @@ from kv_transfer import EndpointEvent, KVEndpoint, TransferThread
 from worker.grammar_loading import GrammarLoading
 from worker.handoffs.incoming import IncomingHandoffs
 from worker.handoffs.kv_port import open_port
+from worker.handoffs.migrations import Migrations
 from worker.handoffs.outgoing import OutgoingHandoffs
 from worker.parts import Parts
 from worker.request_handler import Handoffs, RequestHandler
@@ -38,8 +39,10 @@ def assemble(parts: Parts) -> RequestHandler:
     outgoing = OutgoingHandoffs(
         parts.engine, answers, parts.clock, transfer.sender, parts.config.handoff_timeout_s
     )
-    incoming = IncomingHandoffs(parts.engine, answers, transfer.receiver)
-    handler = RequestHandler(
-        parts.engine, answers, parts.clock, grammars, Handoffs(transfer, outgoing, incoming)
+    migrations = Migrations(
+        parts.engine, answers, parts.clock, transfer.sender, parts.config.handoff_timeout_s
     )
+    incoming = IncomingHandoffs(parts.engine, answers, transfer.receiver)
+    handoffs = Handoffs(transfer, outgoing, migrations, incoming)
+    handler = RequestHandler(parts.engine, answers, parts.clock, grammars, handoffs)
     return handler

@@ -1,8 +1,9 @@
 """Executes the router's commands: submit, abort, reserve, attach, fence.
 
-With a KV transport, `OutgoingHandoffs` handles requests whose KV is sent to another worker, and
-`IncomingHandoffs` those whose KV arrives from one. Everything here runs on the engine thread, between steps
-or in the engine's hooks.
+`RequestHandler` carries out a router's commands. With a KV transport it has three collaborators: requests
+that are computed here for another worker are `OutgoingHandoffs`', running ones that move are `Migrations`',
+requests whose KV comes from another worker are `IncomingHandoffs`'. Everything here runs on
+the engine thread, between steps or from within one (the engine's hooks).
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from engine.engine import Engine
 from engine.errors import DeadlineUnreachable, EngineError, InvalidRequest, QueueFull
 from engine.grammar.matcher import Matcher
 from engine.kv_cache.journal import CacheChange
-from kv_transfer import EndpointEvent, HandedOver, Reopened, SendFailed
+from kv_transfer import CaughtUp, EndpointEvent, HandedOver, Reopened, SendFailed
 from kv_transfer.transfer_thread import TransferThread
 from rpc.baton.v1 import worker_pb2
 from worker.grammar_loading import GrammarLoading
 from worker.handoffs.incoming import IncomingHandoffs
+from worker.handoffs.migrations import Migrations
 from worker.handoffs.outgoing import OutgoingHandoffs
 from worker.metrics import Outcome
 from worker.session.answers import Answers
@@ -52,6 +54,7 @@ class Handoffs:
 
     transfer: TransferThread
     outgoing: OutgoingHandoffs
+    migrations: Migrations
     incoming: IncomingHandoffs
 
 
@@ -117,17 +120,24 @@ class RequestHandler:
                 self.abort(command.abort.request_id)
             case "attach":
                 self._attach(command.attach.ticket)
+            case "migrate":
+                self._migrate(command.migrate)
             case "fence":
                 self._fence(command.fence)
             case None:
                 log.warning("a command of a kind unknown here: router and worker differ in version")
 
     def abort(self, request_id: RequestId) -> None:
-        """Abort a request, whatever its state. No-op for one that has ended."""
+        """Forget the request, wherever it is. One that has ended already is nothing unusual.
+
+        The id may also be that of a move: then the request goes on here.
+        """
         job = self._answers.jobs.get(request_id)
         if job is not None:
             self._answers.end(job, Outcome.ABORTED)
             self._drop(job)
+        elif self._handoffs is not None:
+            self._handoffs.migrations.cancel(request_id)
 
     # ------------------------------------------------------------------------------ from the loop
 
@@ -141,6 +151,8 @@ class RequestHandler:
                 own = isinstance(error, InvalidRequest)
                 code = worker_pb2.FAILURE_CODE_INVALID if own else worker_pb2.FAILURE_CODE_INTERNAL
                 self._answers.fail(job, code, str(error))
+        if self._handoffs is not None:
+            self._handoffs.migrations.on_step()
         if output.measured is not None and self._handoffs is not None:
             self._answers.outbox.measured(step_work_to_proto(output.measured))
 
@@ -153,17 +165,21 @@ class RequestHandler:
         if self._handoffs is not None:
             self._handoffs.incoming.tick(now)
             self._handoffs.outgoing.tick(now)
+            self._handoffs.migrations.tick(now)
 
     def next_wakeup(self) -> float:
         """The next deadline for `tick`, on the handler's clock; math.inf: none."""
         deadline = self._answers.jobs.next_deadline()
-        return deadline if self._handoffs is None else min(deadline, self._handoffs.incoming.next_wakeup())
+        if self._handoffs is None:
+            return deadline
+        return min(deadline, self._handoffs.incoming.next_wakeup(), self._handoffs.migrations.next_wakeup())
 
     @property
     def idle(self) -> bool:
-        """Whether there is neither a job nor a handoff. Quarantined pages do not count: no request waits for
-        them, and the page check accounts for them."""
-        return not self._answers.jobs and (self._handoffs is None or not self._handoffs.outgoing)
+        """Nothing is promised to anybody. Pages in quarantine do not count: nobody waits for them, and the
+        page check knows their owner."""
+        handoffs = self._handoffs
+        return not self._answers.jobs and not (handoffs and (handoffs.outgoing or handoffs.migrations))
 
     def cache_changes(self) -> list[CacheChange]:
         """Since the last call."""
@@ -185,8 +201,10 @@ class RequestHandler:
     def on_transfer(self, event: EndpointEvent) -> None:
         assert self._handoffs is not None
         match event:
-            case HandedOver() | SendFailed():
-                self._handoffs.outgoing.on_transfer(event)
+            case CaughtUp() | HandedOver() | SendFailed():
+                handoffs = self._handoffs
+                moves = event.handoff_id in handoffs.migrations
+                (handoffs.migrations if moves else handoffs.outgoing).on_transfer(event)
             case Reopened(peer):
                 self._answers.outbox.reopened(peer_to_proto(peer))
             case _:
@@ -209,6 +227,7 @@ class RequestHandler:
         """KV of tokens [0, upto) is in the pool."""
         if self._handoffs is not None:
             self._handoffs.outgoing.on_computed(request, upto)
+            self._handoffs.migrations.on_computed(request, upto)
         if upto > len(request.prompt) or (job := self._answers.jobs.get(request.id)) is None:
             return
         if not (job.said_cached or request.pinned):
@@ -218,7 +237,10 @@ class RequestHandler:
 
     def on_finished(self, request: Request) -> bool:
         """True keeps the request's pages until `engine.release`."""
-        return self._handoffs is not None and self._handoffs.outgoing.on_finished(request)
+        handoffs = self._handoffs
+        return handoffs is not None and (
+            handoffs.outgoing.on_finished(request) or handoffs.migrations.on_finished(request)
+        )
 
     # ------------------------------------------------------------------------------ inside
 
@@ -265,6 +287,13 @@ class RequestHandler:
             self._handoffs.outgoing.attach(ticket_from_proto(ticket))
         else:
             log.warning("a ticket for %d, but this worker has no KV transport", ticket.handoff_id)
+
+    def _migrate(self, message: worker_pb2.Migrate) -> None:
+        if self._handoffs is not None:
+            job = self._answers.jobs.get(message.request_id)
+            self._handoffs.migrations.begin(job, ticket_from_proto(message.ticket))
+        else:
+            log.warning("request %d is to move, but this worker has no KV transport", message.request_id)
 
     def _fence(self, message: worker_pb2.Fence) -> None:
         """Fence a peer that was declared dead. No-op without a KV transport."""

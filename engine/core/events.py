@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from engine.core.plan import StepPlan
 from engine.core.request import Request, TokenId
 from engine.core.sampling_params import FinishReason, TokenLogprobs
 from engine.core.waits import WaitReason
@@ -19,6 +20,8 @@ class TokenOut:
 
     request: Request
     token: TokenId
+    position: int
+    """In the answer, counted from 0."""
     logprobs: TokenLogprobs | None
     finish: FinishReason | None
     is_stop: bool = False
@@ -37,6 +40,19 @@ class StepMeasured:
     """Sum of the context lengths of all decodes."""
     seconds: float
 
+    @classmethod
+    def of(cls, plan: StepPlan, seconds: float) -> StepMeasured:
+        """O(chunks)."""
+        prompts = [chunk for chunk in plan.chunks if chunk.length > 1]
+        decodes = [chunk for chunk in plan.chunks if chunk.length == 1]
+        return cls(
+            prompt_tokens=sum(chunk.length for chunk in prompts),
+            attention_pairs=sum(chunk.length * (chunk.start + chunk.length / 2) for chunk in prompts),
+            decodes=len(decodes),
+            context_tokens=sum(chunk.end for chunk in decodes),
+            seconds=seconds,
+        )
+
 
 @dataclass(slots=True)
 class StepOutput:
@@ -52,7 +68,9 @@ class StepOutput:
     prompt_tokens: int = 0
     """Tokens of those chunks."""
     completed: bool = False
-    """Whether a step has completed, perhaps without tokens; its pages may be free now."""
+    """A step has completed, perhaps without tokens: requests that waited for its pages may go on."""
+    blocked: bool = False
+    """There is nothing to compute before the step in flight ends, and it has not: see `Engine.step`."""
     measured: StepMeasured | None = None
     """Work and time of that step; only a sample of steps is measured."""
 

@@ -145,9 +145,12 @@ class KVManager:
             last = self.cache.match(request.tokens(0, request.num_tokens)).node
             self.pool.from_cache(self.cache.forget(last))
 
-    def reserve(self, request: Request, headroom: int) -> Reservation | None:
-        """Reserve pages for a request whose KV another worker will send; None if there is no room."""
-        incoming = self._begin(request, lambda _: headroom, PageState.IN_FLIGHT)
+    def reserve(self, request: Request, headroom: int, room: int = 0) -> Reservation | None:
+        """Set pages aside for a request whose KV another worker will send; None if there are too few.
+
+        `room`: tokens by which it may grow until then.
+        """
+        incoming = self._begin(request, lambda _: headroom, PageState.IN_FLIGHT, room)
         if incoming is None:
             return None
         reservation = Reservation(request, request.num_computed, incoming)
@@ -195,9 +198,11 @@ class KVManager:
                 raise PageLeak(f"pages {name} do not add up: {values}; {counts}")
         return counts
 
-    def _begin(self, request: Request, headroom: Callable[[int], int], state: PageState) -> list[int] | None:
+    def _begin(
+        self, request: Request, headroom: Callable[[int], int], state: PageState, room: int = 0
+    ) -> list[int] | None:
         """Match, lock, take the rest in `state`; returns the pages taken. All or nothing."""
-        needed = -(-request.num_tokens // self.page_size)
+        needed = -(-(request.num_tokens + room) // self.page_size)
         if headroom(needed) >= self.num_available:
             return None  # it does not fit even without sharing, so skip the search
         cached: list[int] = []

@@ -64,7 +64,9 @@ class Request:
     waited: Mapping[WaitReason, float] = field(default_factory=dict)
     """Seconds until it was admitted, or until its KV was here, by reason."""
     pinned: bool = False
-    """A handoff may read its pages, so the request is never preempted."""
+    """A peer may read its pages, which therefore stay: the request is never preempted."""
+    paused: bool = False
+    """It decodes no further until it goes on, here or elsewhere. It keeps its pages and its slot."""
     matcher: Matcher | None = None
     """Follows `sampling.grammar`; set when an engine takes the request."""
     finish: FinishReason | None = None

@@ -108,6 +108,11 @@ class StepInFlight:
         """Whether the step has completed, so that `result` does not block."""
         return self._enqueued is not None and self._enqueued.readback.done()
 
+    def wait(self) -> None:
+        """Wait until the device has done a step that is enqueued as a whole. From any thread."""
+        assert self._enqueued is not None
+        self._enqueued.readback.wait()
+
     def result(self) -> StepResult:
         """Wait for the step and return what it sampled."""
         while self.proceed():

@@ -187,18 +187,22 @@ class Scheduler:
     def _make_room(self, step: StepPlan) -> list[Request]:
         """Requests that decode, each with a page for its next token, if need be that of another request.
 
-        Pinned requests keep theirs. They do not decode, so one that needs a page can always be the victim.
+        Pinned requests keep theirs: one that decodes waits for its handoff to be over if all are pinned.
         """
         size, decodes = self.kv.page_size, list(filter(self._decodable, self.running))
+        waits = False
         for request in decodes:
             if request.num_computed < len(request.pages) * size:
                 continue
             while request.slot >= 0 and not self.kv.grow(request):
                 victims = self._queues.victims([r for r in self.running if not r.pinned])
+                if not victims:
+                    waits = True
+                    break
                 self._queues.preempt(victims[0], step)
                 self._forecaster.retracted(self.running)
-        if step.preempted:
-            return [r for r in decodes if r.slot >= 0]
+        if step.preempted or waits:
+            return [r for r in decodes if r.slot >= 0 and r.num_computed < len(r.pages) * size]
         if decodes:
             self._forecaster.decoded()
         return decodes
@@ -209,6 +213,7 @@ class Scheduler:
         num_tokens = len(request.prompt) + produced
         return (
             num_tokens - request.num_computed == 1
+            and not request.paused
             and self._least_output <= produced < request.sampling.max_tokens
             and num_tokens < self.context
         )

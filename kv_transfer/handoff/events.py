@@ -8,6 +8,7 @@ from typing import TypeAlias
 from kv_transfer.ticket import Final, Peer, Ticket
 
 __all__ = [
+    "CaughtUp",
     "Drained",
     "EndpointEvent",
     "HandedOver",
@@ -31,6 +32,14 @@ class PushSpan:
     first_token: int
     num_tokens: int
     bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CaughtUp:
+    """The receiver has every full page that was computed: what is left to send is less than a page, and what
+    is computed from now on. A request that runs may be stopped for that."""
+
+    handoff_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +69,14 @@ class Reserved:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """All pages have arrived and are verified: decode."""
+    """Every page is here and verified: compute what follows."""
 
     handoff_id: int
     final: Final
     transfer_s: float
     """From the reservation to the verified last page."""
     exposed_s: float
-    """The part of it after the sender had computed the last token: what the handoff costs the client."""
+    """The part of it after the sender had computed its last token: what the handoff costs the client."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +101,6 @@ class Reopened:
     peer: Peer
 
 
-SenderEvent: TypeAlias = HandedOver | SendFailed
+SenderEvent: TypeAlias = CaughtUp | HandedOver | SendFailed
 ReceiverEvent: TypeAlias = Reserved | Ready | ReceiveFailed | Drained
 EndpointEvent: TypeAlias = SenderEvent | ReceiverEvent | Reopened

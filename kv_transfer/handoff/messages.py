@@ -28,6 +28,8 @@ class Push:
 
     first: int
     count: int
+    tail_tokens: int
+    """Valid in the last of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +82,8 @@ class Message:
 _MAGIC: Final = b"BKV1"
 _HEADER: Final = struct.Struct("<4sBQQQQ")
 _CHECKSUM: Final = struct.Struct("<Q")
-_PUSH: Final = struct.Struct("<II")
-_FINISH: Final = struct.Struct("<IIQQdI")
+_PUSH: Final = struct.Struct("<III")
+_FINISH: Final = struct.Struct("<IQQdII")
 _PEER: Final = struct.Struct("<QQQQI")
 _MAX_REASON: Final = 1024
 
@@ -114,7 +116,7 @@ def _reason(text: str) -> bytes:
 
 
 def _pack_push(body: Push) -> bytes:
-    return _PUSH.pack(body.first, body.count)
+    return _PUSH.pack(body.first, body.count, body.tail_tokens)
 
 
 def _read_push(reader: Reader) -> Push:
@@ -124,16 +126,18 @@ def _read_push(reader: Reader) -> Push:
 def _pack_finish(body: Finish) -> bytes:
     final = body.final
     digests = np.array(body.digests, dtype="<u8")
+    tokens = np.array(final.tokens, dtype="<u4")
     fixed = _FINISH.pack(
-        final.first_token, final.position, final.seed, final.request_digest, body.exposed_s, len(digests)
+        final.position, final.seed, final.request_digest, body.exposed_s, len(tokens), len(digests)
     )
-    return fixed + digests.tobytes()
+    return fixed + tokens.tobytes() + digests.tobytes()
 
 
 def _read_finish(reader: Reader) -> Finish:
-    first_token, position, seed, request_digest, exposed_s, count = reader.fields(_FINISH)
+    position, seed, request_digest, exposed_s, num_tokens, count = reader.fields(_FINISH)
+    tokens = np.frombuffer(reader.raw(4 * num_tokens), dtype="<u4")
     digests = np.frombuffer(reader.raw(8 * count), dtype="<u8")
-    final = ticket.Final(first_token, position, seed, request_digest)
+    final = ticket.Final(tuple(tokens.tolist()), position, seed, request_digest)
     return Finish(final, exposed_s, tuple(digests.tolist()))
 
 

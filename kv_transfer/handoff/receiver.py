@@ -75,7 +75,10 @@ class KVReceiver:
         *,
         request_digest: int,
     ) -> Ticket:
-        """Reserve `pages` for tokens [first_token, num_tokens), which `sender` will write.
+        """Lends `pages`, which will hold tokens from `first_token` on, to `sender`.
+
+        The receiver knows `num_tokens` tokens of the request; `pages` may have room for more, which the
+        sender samples until it has sent the rest.
 
         It fails when `timeout_s` pass in which no page arrives. `request_digest` must equal the sender's,
         or it fails. Raises LayoutMismatch, BadTicket or PeerUnreachable; then nothing was lent. ValueError:
@@ -197,8 +200,8 @@ class KVReceiver:
             self._unexpected["forged"] += 1
             return
         match message.body:
-            case Push(first, count):
-                self._on_push(handoff, first, count, now)
+            case Push() as push:
+                self._on_push(handoff, push, now)
             case Finish() as finish:
                 self._on_finish(handoff, finish, now)
             case Drain(reason):
@@ -206,17 +209,16 @@ class KVReceiver:
             case _:
                 self._unexpected[type(message.body).__name__.lower()] += 1
 
-    def _on_push(self, handoff: _Handoff, first: int, count: int, now: float) -> None:
-        pages = handoff.ticket.pages
-        if first + count > len(pages):
+    def _on_push(self, handoff: _Handoff, push: Push, now: float) -> None:
+        first, count = push.first, push.count
+        if first + count > len(handoff.ticket.pages) or not 0 < push.tail_tokens <= self._layout.page_size:
             self._unexpected["push"] += 1
             return
         self._fire(handoff, ReceiveEvent.PUSH, now)
         if handoff.machine.state is Receiving.FILLING:
             handoff.machine.progress(now)
-            handoff.digests.update(
-                zip(range(first, first + count), self._digest(handoff, first, count), strict=True)
-            )
+            digests = self._digest(handoff, first, count, push.tail_tokens)
+            handoff.digests.update(zip(range(first, first + count), digests, strict=True))
 
     def _on_finish(self, handoff: _Handoff, finish: Finish, now: float) -> None:
         if handoff.machine.state is Receiving.DRAINING:
@@ -230,26 +232,24 @@ class KVReceiver:
             self._fire(handoff, ReceiveEvent.FINISH, now)
 
     def _mismatch(self, handoff: _Handoff, finish: Finish) -> str:
-        """Why the transferred KV must not be used; empty if every check passes."""
-        ticket, final = handoff.ticket, finish.final
-        if len(finish.digests) != len(ticket.pages):
-            return f"{len(finish.digests)} pages were sent, {len(ticket.pages)} reserved"
-        if final.position != ticket.num_tokens:
-            return f"KV ends at token {final.position}, not {ticket.num_tokens}"
+        """Why the handoff must not be decoded from; empty if every check passes."""
+        ticket, final, layout = handoff.ticket, finish.final, self._layout
+        if not final.fits(ticket, layout):
+            known = ticket.num_tokens + len(final.tokens)
+            return f"KV ends at token {final.position}; {known} are known, {len(ticket.pages)} pages reserved"
+        needed = max(0, layout.num_pages(final.position) - ticket.first_token // layout.page_size)
+        if len(finish.digests) != needed:
+            return f"{len(finish.digests)} pages were sent, not {needed}"
         if final.request_digest != handoff.request_digest:
             return "the sender computed another request (tokens or sampling parameters differ)"
         for index, expected in enumerate(finish.digests):
             if handoff.digests.get(index) == expected:
                 continue
             # Never digested, or too early: look again at what is there now.
-            if self._digest(handoff, index, 1)[0] != expected:
-                token = ticket.first_token + index * self._layout.page_size
+            token = ticket.first_token + index * layout.page_size
+            if self._digest(handoff, index, 1, min(layout.page_size, final.position - token))[0] != expected:
                 return f"the page of token {token} is not what was sent: its digest differs"
         return ""
 
-    def _digest(self, handoff: _Handoff, first: int, count: int) -> list[int]:
-        ticket = handoff.ticket
-        page_size = self._layout.page_size
-        begin = ticket.first_token + (first + count - 1) * page_size
-        tail_tokens = min(page_size, ticket.num_tokens - begin)
-        return self._port.digester.digest(ticket.pages[first : first + count], tail_tokens)
+    def _digest(self, handoff: _Handoff, first: int, count: int, tail_tokens: int) -> list[int]:
+        return self._port.digester.digest(handoff.ticket.pages[first : first + count], tail_tokens)

@@ -1,4 +1,4 @@
-"""Sending side of handoffs: writes KV pages to a receiver's pool while the prompt is computed."""
+"""The sending half of handoffs: pushes KV pages into a receiver's pool while more of it is computed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final as Constant
 
 from kv_transfer.errors import BadTicket, PeerUnreachable, TransferError
-from kv_transfer.handoff.events import HandedOver, PushSpan, SenderEvent, SendFailed
+from kv_transfer.handoff.events import CaughtUp, HandedOver, PushSpan, SenderEvent, SendFailed
 from kv_transfer.handoff.messages import Body, Confirm, Drain, Finish, Message, Push, Revoke, encode
 from kv_transfer.handoff.port import KVPort
 from kv_transfer.handoff.sender_states import SENDING, SendAction, SendEvent, Sending
@@ -27,6 +27,7 @@ _AWAIT_IDLE: Constant = {Sending.FLUSHING, Sending.DRAINING, Sending.ABANDONED}
 class _Handoff:
     id: int
     machine: Machine[Sending, SendEvent, SendAction]
+    goes_on: bool
     receiver: Peer | None = None
     ticket: Ticket | None = None
     secret: int = 0
@@ -74,13 +75,16 @@ class KVSender:
 
     # ------------------------------------------------------------------------------ commands
 
-    def open(self, handoff_id: int, now: float, timeout_s: float) -> None:
-        """The request's prefill has started. The handoff fails after `timeout_s` without progress."""
+    def open(self, handoff_id: int, now: float, timeout_s: float, *, goes_on: bool = False) -> None:
+        """The request is being computed. Its handoff fails when for `timeout_s` it makes no progress.
+
+        `goes_on`: it will not end by itself before the handoff, so CaughtUp is reported.
+        """
         if handoff_id in self._refused or handoff_id in self._live:
             self._events.append(SendFailed(handoff_id, "this handoff was given up before it began"))
             return
         machine = Machine(SENDING, Sending.OPEN, now, timeout_s, self._patience)
-        self._live[handoff_id] = _Handoff(handoff_id, machine)
+        self._live[handoff_id] = _Handoff(handoff_id, machine, goes_on)
 
     def attach(self, ticket: Ticket, now: float) -> None:
         """The receiver's pages are known: send computed pages at once, and the rest as they are computed."""
@@ -103,7 +107,7 @@ class KVSender:
         try:
             ticket.require(self._layout)
             self._port.peers.require_unfenced(ticket.receiver)
-            self._require_same_length(handoff, ticket)
+            self._require_fit(handoff, ticket)
             self._connect(ticket.receiver)
         except TransferError as error:
             self._refuse(ticket.receiver, ticket.handoff_id, ticket.secret, str(error))
@@ -113,17 +117,19 @@ class KVSender:
         handoff.pushed = ticket.first_token // self._layout.page_size
         handoff.machine.progress(now, ticket.timeout_s)
         self._fire(handoff, SendEvent.ATTACH, now)
+        self._report_catching_up(handoff)
 
     def computed(self, handoff_id: int, pages: Sequence[int], num_tokens: int, now: float) -> None:
         """Tokens [0, num_tokens) are final in `pages`; page i holds tokens from i * page_size on."""
         handoff = self._extend(handoff_id, pages, num_tokens, None, now)
         if handoff is not None and handoff.machine.state is Sending.PUSHING:
             self._push(handoff, now)
+            self._report_catching_up(handoff)
 
     def finish(
         self, handoff_id: int, pages: Sequence[int], num_tokens: int, final: Final, now: float
     ) -> None:
-        """The whole prompt is computed and `final.first_token` sampled."""
+        """All that is to be handed over is computed, and `final.tokens` sampled."""
         handoff = self._extend(handoff_id, pages, num_tokens, final, now)
         if handoff is not None:
             self._fire(handoff, SendEvent.FINISH, now)
@@ -177,6 +183,10 @@ class KVSender:
         if not handoff.in_flight and handoff.machine.state in _AWAIT_IDLE:
             self._fire(handoff, SendEvent.IDLE, now)
 
+    def _report_catching_up(self, handoff: _Handoff) -> None:
+        if handoff.goes_on and handoff.machine.state is Sending.PUSHING and not handoff.in_flight:
+            self._events.append(CaughtUp(handoff.id))
+
     # -------------------------------------------------------------------------------- actions
 
     def _push(self, handoff: _Handoff, now: float) -> None:
@@ -191,7 +201,9 @@ class KVSender:
         first = ticket.first_token // page_size
         local = handoff.pages[due.start : due.stop]
         remote = ticket.pages[due.start - first : due.stop - first]
-        message = Push(due.start - first, len(due))
+        end_token = min(due.stop * page_size, handoff.num_tokens)
+        tail_tokens = end_token - (due.stop - 1) * page_size
+        message = Push(due.start - first, len(due), tail_tokens)
         try:
             write = self._port.transport.write(
                 ticket.receiver,
@@ -202,7 +214,6 @@ class KVSender:
             self._fire(handoff, SendEvent.WRITE_FAILED, now, str(error))
             return
         handoff.pushed = due.stop
-        end_token = min(due.stop * page_size, handoff.num_tokens)
         handoff.in_flight[write] = PushSpan(
             begin=now,
             end=now,
@@ -212,7 +223,6 @@ class KVSender:
         )
         self._writes[write] = handoff
         # Digested while the write is under way: both only read.
-        tail_tokens = end_token - (due.stop - 1) * page_size
         handoff.digests += self._port.digester.digest(local, tail_tokens)
 
     def _send_finish(self, handoff: _Handoff, now: float) -> None:
@@ -264,6 +274,7 @@ class KVSender:
         handoff.pushes.append(PushSpan(span.begin, now, span.first_token, span.num_tokens, span.bytes))
         handoff.machine.progress(now)
         self._settle(handoff, now)
+        self._report_catching_up(handoff)
 
     def on_write_failed(self, write: int, reason: str, now: float) -> None:
         handoff = self._writes.pop(write, None)
@@ -335,16 +346,19 @@ class KVSender:
         if final is not None:
             handoff.final, handoff.computed_at = final, now
         try:
-            self._require_same_length(handoff, handoff.ticket)
+            self._require_fit(handoff, handoff.ticket)
         except TransferError as error:
             self._fire(handoff, SendEvent.ABORT, now, str(error))
             return None
         return handoff
 
-    def _require_same_length(self, handoff: _Handoff, ticket: Ticket | None) -> None:
-        """Raises BadTicket if what is computed cannot become, or is not, what `ticket` asks for."""
+    def _require_fit(self, handoff: _Handoff, ticket: Ticket | None) -> None:
+        """Raises BadTicket if what is computed has no room in the ticket's pages, or does not suit it."""
         if ticket is None:
             return
-        computed, asked = handoff.num_tokens, ticket.num_tokens
-        if computed > asked or (handoff.final is not None and computed != asked):
-            raise BadTicket(f"{computed} tokens are computed, the ticket asks for {asked}")
+        computed, final = handoff.num_tokens, handoff.final
+        if computed > ticket.max_tokens(self._layout):
+            raise BadTicket(f"{computed} tokens are computed, the ticket has pages for fewer")
+        if final is not None and not (final.position == computed and final.fits(ticket, self._layout)):
+            known = ticket.num_tokens + len(final.tokens)
+            raise BadTicket(f"KV ends at token {final.position}; {computed} are computed, {known} known")

@@ -11,8 +11,8 @@ __all__ = ["SENDING", "SendAction", "SendEvent", "Sending"]
 
 
 class Sending(Enum):
-    OPEN = auto()  # the prompt is being computed; nobody has asked for its pages yet
-    COMPUTED = auto()  # the prompt is computed; still nobody has asked
+    OPEN = auto()  # KV is being computed; nobody has asked for its pages yet
+    COMPUTED = auto()  # the last of it is computed; still nobody has asked
     PUSHING = auto()  # pages leave as they are computed
     FLUSHING = auto()  # every page is on its way
     CONFIRMING = auto()  # every page was written; the receiver verifies
@@ -23,7 +23,7 @@ class Sending(Enum):
 
 class SendEvent(Enum):
     ATTACH = auto()  # the ticket is here
-    FINISH = auto()  # the prompt is computed
+    FINISH = auto()  # the last KV to hand over is computed
     IDLE = auto()  # no write of this handoff is in flight
     CONFIRM = auto()  # the receiver verified every page
     REVOKE = auto()  # the receiver gave up

@@ -1,4 +1,4 @@
-"""Client of the admin API: `router workers`, `explain`, `drain` and `restart`."""
+"""`router workers`, `explain`, `drain`, `restart` and `role`: what an operator says to a running router."""
 
 from __future__ import annotations
 
@@ -64,11 +64,18 @@ def _restart(arguments: argparse.Namespace, ask: Ask) -> None:
         print(f"{worker} is back; {moved} of its requests moved to others", flush=True)
 
 
+def _role(arguments: argparse.Namespace, ask: Ask) -> None:
+    query = urlencode({"role": arguments.role, "force": int(arguments.force)})
+    ask("POST", f"/workers/{quote(arguments.worker, safe='')}/role?{query}")
+    print(f"{arguments.worker} is a {arguments.role} worker now")
+
+
 COMMANDS: Final[dict[str, Callable[[argparse.Namespace, Ask], None]]] = {
     "workers": _workers,
     "explain": _explain,
     "drain": _drain,
     "restart": _restart,
+    "role": _role,
 }
 
 
@@ -98,6 +105,10 @@ def _parser() -> argparse.ArgumentParser:
         "restart", parents=[common, leaving], help="restart workers, or start those that left, one by one"
     )
     restart.add_argument("worker", nargs="+", help="such as decode-0; `all` for every one")
+    role = commands.add_parser("role", parents=[common], help="use a worker for the other role, at once")
+    role.add_argument("worker", help="such as prefill-1")
+    role.add_argument("role", choices=["prefill", "decode"])
+    role.add_argument("--force", action="store_true", help="even if it is the last of its role")
     return parser
 
 

@@ -4,17 +4,37 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
-from typing import TypeAlias
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeAlias
 
 from router.workers.member import Member
 from router.workers.registry import Registry
 from router.workers.session import WorkerSession
 from rpc.baton.v1 import worker_pb2
 
-__all__ = ["Able", "LastOfItsRole", "NoSuchWorker", "NotBackInTime", "WorkerDrainer"]
+__all__ = [
+    "Able",
+    "CannotChangeRole",
+    "Evacuate",
+    "LastOfItsRole",
+    "NoSuchWorker",
+    "NotBackInTime",
+    "WorkerDrainer",
+]
 
 Able: TypeAlias = Callable[[worker_pb2.Role], list[WorkerSession]]
+Evacuate: TypeAlias = Callable[[str, float], Awaitable[int]]
+"""(worker, seconds a move may take) -> running answers that moved to other workers with their KV."""
+
+_MOVE_S: Final = 10.0
+"""That the move of one answer may take; most are a matter of milliseconds."""
+_AGAIN_S: Final = 0.2
+"""Between two attempts to move what is left: prompts that have become answers, answers that found no room."""
+
+
+async def _nothing_moves(worker_id: str, timeout_s: float) -> int:
+    return 0
+
 
 _log = logging.getLogger(__name__)
 
@@ -27,6 +47,10 @@ class LastOfItsRole(Exception):
     """The cluster could not serve without this worker."""
 
 
+class CannotChangeRole(Exception):
+    """This cluster's workers have no roles."""
+
+
 class NotBackInTime(Exception):
     """The restarted worker is not ready in time; the router keeps trying to connect."""
 
@@ -34,16 +58,20 @@ class NotBackInTime(Exception):
 class WorkerDrainer:
     """Each call returns when it is done; calls may overlap."""
 
-    def __init__(self, registry: Registry, able: Able | None = None) -> None:
+    def __init__(
+        self, registry: Registry, able: Able | None = None, evacuate: Evacuate | None = None
+    ) -> None:
         """`able(role)`: workers that could take a role's part in a sequence; None: those of the role."""
         self._registry = registry
-        self._able = able or (lambda role: [s for s in registry.sessions() if s.info.role == role])
+        self._evacuate = evacuate or _nothing_moves
+        self._able = able or (lambda role: [s for s in registry.sessions() if s.role == role])
 
     async def drain(self, worker_id: str, timeout_s: float, *, force: bool = False) -> int:
         """Ends the worker, which gets no new request from now on. Its place stays reserved.
 
-        Requests that it has not finished after `timeout_s` go on elsewhere: prompt and answer so far are
-        computed again there, and the client's stream continues. Returns how many. Raises NoSuchWorker, and
+        Running answers move to other workers with their KV, at once and while they go on. What could not
+        move has `timeout_s` to finish; then prompt and answer so far are computed again elsewhere, and the
+        client's stream continues. Returns how many moved in either way. Raises NoSuchWorker, and
         LastOfItsRole unless `force`.
         """
         member = self._member(worker_id)
@@ -56,8 +84,7 @@ class WorkerDrainer:
             _log.info(
                 "%s leaves: %d requests have %g s to finish", worker_id, session.load.requests, timeout_s
             )
-            if not await session.idle(timeout_s):
-                moved = session.load.requests
+            moved = await self._empty(session, timeout_s)
             session.dismiss(f"{worker_id} was asked to leave")
         await member.handle.stop()
         _log.info("%s has left; %d of its requests moved", worker_id, moved)
@@ -80,6 +107,41 @@ class WorkerDrainer:
         _log.info("%s is back after %.1f s", worker_id, time.monotonic() - began)
         return moved
 
+    async def _empty(self, session: WorkerSession, timeout_s: float) -> int:
+        """Waits until the worker has no requests, and helps; returns how many moved, or have to."""
+        moved, ends = 0, time.monotonic() + timeout_s
+        while True:
+            moved += await self._evacuate(session.worker_id, min(_MOVE_S, max(timeout_s, _AGAIN_S)))
+            left = ends - time.monotonic()
+            if await session.idle(min(_AGAIN_S, max(left, 0.0))):
+                return moved
+            if left <= _AGAIN_S:
+                _log.info("%d requests are to be computed again elsewhere", session.load.requests)
+                return moved + session.load.requests
+
+    async def assign(self, worker_id: str, role: worker_pb2.Role, *, force: bool = False) -> None:
+        """Uses the worker for the other role from now on. What it computes now is not touched.
+
+        Its incarnations to come keep the role until another is assigned. Raises NoSuchWorker,
+        CannotChangeRole where no KV moves, and LastOfItsRole unless `force`.
+        """
+        member = self._member(worker_id)
+        if member.session is not None and not member.session.info.transport:
+            raise CannotChangeRole(
+                f"{worker_id} has no KV transport: with --mode mixed, workers have no roles"
+            )
+        if role == member.role:
+            return
+        if not force:
+            self._require_others(member)
+        member.assigned = role
+        if member.session is not None:
+            member.session.role = role
+        await self._registry.reconsider()
+        _log.info(
+            "%s is a %s worker now", worker_id, worker_pb2.Role.Name(role).removeprefix("ROLE_").lower()
+        )
+
     def _member(self, worker_id: str) -> Member:
         for member in self._registry.members():
             if member.handle.worker_id == worker_id:
@@ -88,7 +150,7 @@ class WorkerDrainer:
         raise NoSuchWorker(f"there is no worker {worker_id}; there are {names}")
 
     def _require_others(self, member: Member) -> None:
-        able = {session.worker_id for session in self._able(member.handle.role)}
+        able = {session.worker_id for session in self._able(member.role)}
         others = [m for m in self._registry.members() if m is not member and m.handle.worker_id in able]
         if not any(other.usable for other in others):
             raise LastOfItsRole(

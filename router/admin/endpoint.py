@@ -16,33 +16,45 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from router.admin.drain import Able, LastOfItsRole, NoSuchWorker, NotBackInTime, WorkerDrainer
+from router.admin.drain import (
+    Able,
+    CannotChangeRole,
+    Evacuate,
+    LastOfItsRole,
+    NoSuchWorker,
+    NotBackInTime,
+    WorkerDrainer,
+)
 from router.frontend.http.server import QuietServer, listen
 from router.workers.member import Member
 from router.workers.registry import Registry
 from rpc.baton.v1 import worker_pb2
+from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 
 __all__ = ["LOOPBACK", "AdminServer", "admin_app"]
 
 LOOPBACK: Final = "127.0.0.1"
-_STATUS: Final = {NoSuchWorker: 404, LastOfItsRole: 409, NotBackInTime: 504}
+_ROLES: Final = {"prefill": ROLE_PREFILL, "decode": ROLE_DECODE}
+_STATUS: Final = {NoSuchWorker: 404, LastOfItsRole: 409, CannotChangeRole: 409, NotBackInTime: 504}
 
 
 def admin_app(
     registry: Registry,
     able: Able | None = None,
+    evacuate: Evacuate | None = None,
     *,
     explain: Callable[[str], Mapping[str, Any] | None] = lambda _: None,
     drain_timeout_s: float,
     startup_timeout_s: float,
 ) -> Starlette:
     """GET /workers; GET /requests/{id}, of one that has ended, as `explain` finds it; POST
-    /workers/{name}/drain and /workers/{name}/restart, which answer when it is done.
+    /workers/{name}/drain, /workers/{name}/restart and /workers/{name}/role?role=prefill, which answer
+    when it is done.
 
-    Both take `timeout` in seconds (default: `drain_timeout_s`) and `force=1` as query parameters. `able`: see
-    `WorkerDrainer`.
+    The first two take `timeout` in seconds (default: `drain_timeout_s`), all take `force=1` as query
+    parameters. `able` and `evacuate`: see `WorkerDrainer`.
     """
-    drainer = WorkerDrainer(registry, able)
+    drainer = WorkerDrainer(registry, able, evacuate)
 
     async def workers(request: Request) -> Response:
         return _json([_described(member) for member in registry.members()])
@@ -62,6 +74,13 @@ def admin_app(
         )
         return _json({"moved": moved})
 
+    async def role(request: Request) -> Response:
+        asked = _ROLES.get(request.query_params.get("role", ""))
+        if asked is None:
+            raise HTTPException(400, f"role={request.query_params.get('role')}: use prefill or decode")
+        await drainer.assign(request.path_params["name"], asked, force=_forced(request))
+        return _json({})
+
     async def explained(request: Request) -> Response:
         found = explain(request.path_params["id"])
         if found is None:
@@ -74,6 +93,7 @@ def admin_app(
             Route("/workers", workers, methods=["GET"]),
             Route("/workers/{name}/drain", _finishing(drain), methods=["POST"]),
             Route("/workers/{name}/restart", _finishing(restart), methods=["POST"]),
+            Route("/workers/{name}/role", _finishing(role), methods=["POST"]),
         ],
         exception_handlers={HTTPException: _refused},
     )
@@ -123,7 +143,7 @@ def _described(member: Member) -> dict[str, object]:
     session = member.session
     return {
         "worker": member.handle.worker_id,
-        "role": worker_pb2.Role.Name(member.handle.role).removeprefix("ROLE_").lower(),
+        "role": worker_pb2.Role.Name(member.role).removeprefix("ROLE_").lower(),
         "state": member.state.value,
         "requests": session.load.requests if session else 0,
         "pid": session.info.pid if session else None,

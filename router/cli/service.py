@@ -322,6 +322,7 @@ class _Start:
             admin_app(
                 registry,
                 dispatcher.able,
+                dispatcher.evacuate,
                 explain=history.find,
                 drain_timeout_s=self.config.drain_timeout,
                 startup_timeout_s=self.config.startup_timeout,

@@ -10,11 +10,13 @@ from engine.config import SchedulerConfig
 from engine.device.defaults import GPU_TOKEN_TILE
 from engine.presets import PRESETS, Preset
 from router.config.scheduling import SchedulingSettings
-from router.config.settings import RouterConfig
+from router.config.settings import Mode, RouterConfig
 
 __all__ = ["scheduler_for"]
 
 _GPU_ITL_TARGET_MS: Final = 20.0
+_STEP_SHARE: Final = 0.95
+"""Of the ITL target, in adaptive mode: TPOT is kept only if steps with prompts stay below that."""
 
 T = TypeVar("T")
 
@@ -63,7 +65,10 @@ def _itl_target_s(config: RouterConfig, *, has_default: bool) -> float | None:
     target = config.itl_target_ms
     if target is None and has_default:
         target = _GPU_ITL_TARGET_MS
-    return target / 1000 if target else None
+    if not target:
+        return None
+    share = _STEP_SHARE if config.mode is Mode.ADAPTIVE else 1.0
+    return share * target / 1000
 
 
 def _or(given: T | None, default: T) -> T:

@@ -308,7 +308,7 @@ def _chunk_budget(config: RouterConfig, machine: Machine, role: WorkerRole, rank
         return PRESETS[config.scheduling.preset].scheduler.chunk_budget
     on_cpu = machine.device == "cpu"
     tokens = _CPU_CHUNK_TOKENS if on_cpu else defaults_for(machine.memory_bytes, ranks).chunk_budget
-    if role is WorkerRole.PREFILL:
+    if role is WorkerRole.PREFILL or config.mode is Mode.ADAPTIVE:  # there, every worker reads prompts
         tokens = min(tokens, PREFILL_CHUNK)
     return max(tokens // config.page_size, 1) * config.page_size
 

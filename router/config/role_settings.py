@@ -28,7 +28,7 @@ class RoleSettings:
         Option(
             "settings of a role",
             "--chunked-prefill-size of prefill workers; -1: whole prompts"
-            " (default: --chunked-prefill-size, or else at most 2048)",
+            " (default: --chunked-prefill-size, or else at most 2048, as for all workers of --mode adaptive)",
             "TOKENS",
         ),
     ] = None

@@ -15,16 +15,19 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
-from common.block_hash import BlockHash
-from router.dispatch.failures import AttemptFailed, failure_of, loss_of, out_of_time, speaks_against
+from router.dispatch.failures import AttemptFailed, moved_to_nobody, out_of_time
 from router.dispatch.interface import Delta
+from router.dispatch.move import Move
+from router.dispatch.part import Part
 from router.dispatch.routing.route import Route
+from router.dispatch.routing.worker_choice import GROWTH_TOKENS
 from router.dispatch.sequence import Sequence
-from router.errors import RouterError
+from router.dispatch.token_order import Diverged, TokenOrder
+from router.dispatch.waterfall import busy_seconds
+from router.errors import Unavailable
 from router.workers.events import Event, WorkerLost
 from router.workers.session import WorkerSession
 from rpc.baton.v1 import worker_pb2
@@ -36,70 +39,21 @@ Take: TypeAlias = Callable[[Event, Delta], None]
 """Handles an event of one worker and adds to the delta. Raises what `Attempt.deltas` raises."""
 
 
-@dataclass(slots=True, eq=False)
-class _Part:
-    """The part of one worker in an attempt."""
-
-    session: WorkerSession
-    request_id: int
-    tokens: int
-    fresh: int
-    """Of those, tokens that the worker did not have cached."""
-    blocks: list[BlockHash]
-    active: bool = True
-    """Whether the worker may hold state of the request: it counts as load and gets an abort at the end."""
-    begun: bool = False
-    """Whether the request has left the worker's queue."""
-
-    def ask(self, command: worker_pb2.Command) -> None:
-        """Send the command that creates state on the worker."""
-        self.session.send(command)
-        self.session.load.sent(self.session.num_sent, self.tokens)
-
-    def done(self) -> None:
-        """The worker has completed its part."""
-        if self.active:
-            self._end()
-            self.session.breaker.request_done()
-
-    def failed(self, failed: worker_pb2.Failed) -> AttemptFailed | RouterError:
-        """The worker reported a failure; returns the error for the request."""
-        self._end()
-        if speaks_against(failed):
-            self.session.breaker.request_failed()
-        return failure_of(failed, self.session.worker_id)
-
-    def lost(self, loss: WorkerLost) -> AttemptFailed:
-        """The worker is lost; returns the error for the request."""
-        begun = self.begun and self.active
-        self._end()
-        return loss_of(loss, self.session.worker_id, begun=begun)
-
-    def leave(self) -> None:
-        self.session.forget(self.request_id)
-        if self.active:
-            self.session.abort(self.request_id)
-            self._end()
-
-    def _end(self) -> None:
-        if self.active:
-            self.active = False
-            self.session.load.remove(self.fresh)
-            self.session.cached.forget(self.blocks)
-
-
 class Attempt(ABC):
     def __init__(self, sequence: Sequence, route: Route) -> None:
         self._sequence = sequence
         self._waterfall = sequence.waterfall
         self._route = route
         self._id = secrets.randbits(64)
-        self._parts: list[_Part] = []
+        self._parts: list[Part] = []
         self._delta = Delta()
         """New tokens that the client has not read yet."""
         self._trouble: Exception | None = None
         """Raised after the client has read them."""
         self._news = asyncio.Event()
+        self._order = TokenOrder(len(sequence.output))
+        self._move: Move | None = None  # the latest; the next begins when it is over
+        self._writer: Part | None = None  # computes the answer by itself
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """New tokens up to the finish, merged when the client is slower than the workers.
@@ -126,6 +80,8 @@ class Attempt(ABC):
         finally:
             if reminder is not None:
                 reminder.cancel()
+            if self._move is not None:
+                self._move.call_off()
             for part in self._parts:
                 part.leave()
             self._route.tracker.ended()
@@ -138,6 +94,96 @@ class Attempt(ABC):
     @abstractmethod
     def awaited(self) -> WorkerSession:
         """The worker that must act next; a timeout is attributed to it."""
+
+    @property
+    def writer(self) -> WorkerSession | None:
+        """The worker that computes the answer by itself; None before there is one, and during a move."""
+        part, move = self._writer, self._move
+        if move is not None and not move.is_over(self._order.position):
+            return None
+        return None if part is None or not part.active else part.session
+
+    @property
+    def tokens_to_reserve(self) -> int:
+        """Of the prompt, and of the answer so far and while it moves."""
+        return len(self._sequence.prompt) + self._order.position + self._growth
+
+    @property
+    def _growth(self) -> int:
+        return min(GROWTH_TOKENS, self._sequence.sampling.max_tokens - self._order.position)
+
+    async def move(self, session: WorkerSession, timeout_s: float) -> bool:
+        """Has another worker go on with the answer, from its KV; whether that one has it now.
+
+        The answer goes on meanwhile. It stays where it is if that fails or takes longer than `timeout_s`.
+        """
+        source = self._writer
+        if source is None or self.writer in (None, session) or not session.info.transport:
+            return False
+        if self._move is not None:
+            self._move.source.leave()
+        target = self._part(session, secrets.randbits(64), self.tokens_to_reserve)
+        move = self._move = Move(source, target)
+        session.listen(target.request_id, partial(self._on_event, partial(self._from_target, move)))
+        reserve = worker_pb2.Reserve(
+            work=self._work_so_far(target.request_id),
+            sender=source.session.info.peer,
+            timeout_s=timeout_s,
+            room_tokens=self._growth,
+            no_wait=True,
+        )
+        target.ask(worker_pb2.Command(reserve=reserve))
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await asyncio.shield(move.done)
+        except TimeoutError:
+            return False
+        finally:
+            self._call_off(move)
+
+    def _from_target(self, move: Move, event: Event, delta: Delta) -> None:
+        target = move.target
+        match event.message:
+            case worker_pb2.Reserved() as reserved:
+                target.session.load.reserved(len(reserved.ticket.pages), target.tokens)
+                migrate = worker_pb2.Migrate(request_id=move.source.request_id, ticket=reserved.ticket)
+                move.source.session.send(worker_pb2.Command(migrate=migrate))
+            case worker_pb2.Arrived() as arrived:
+                target.begun = True
+                self._writer = target
+                self._route.tracker.moved(target.session)
+                self._waterfall.moved(target.session.worker_id)
+                move.arrived(arrived.position)
+            case worker_pb2.Tokens() as tokens:
+                self._take_tokens(target, tokens, event.at, delta)
+            case worker_pb2.HandedOver():
+                self._hand_over(target)
+            case worker_pb2.Failed() as failed:
+                self._lose(target, target.failed(failed))
+            case WorkerLost() as loss:
+                self._lose(target, target.lost(loss))
+            case _:
+                pass
+
+    def _hand_over(self, part: Part) -> None:
+        """The source of a move has given the answer away."""
+        part.done()
+        if self._move is not None and self._move.is_lost:
+            self._trouble = moved_to_nobody()
+
+    def _call_off(self, move: Move) -> None:
+        move.call_off()
+        if move.is_lost and self._trouble is None:
+            self._trouble = moved_to_nobody()
+            self._news.set()
+
+    def _lose(self, part: Part, trouble: Exception) -> None:
+        """A part came to nothing. Raises `trouble` unless the answer goes on without it."""
+        move = self._move
+        if move is not None and part is move.target and not move.has_arrived:
+            self._call_off(move)
+        elif not (move is not None and part is move.source and move.covers(self._order.position)):
+            raise trouble
 
     def _on_event(self, take: Take, event: Event) -> None:
         if self._trouble is not None:
@@ -154,21 +200,46 @@ class Attempt(ABC):
             self._trouble = out_of_time()
         self._news.set()
 
-    def _enlist(self, role: worker_pb2.Role, take: Take) -> _Part:
+    def _enlist(self, role: worker_pb2.Role, take: Take) -> Part:
         """A worker for this role, whose events go to `take`."""
-        session = self._route.pick(role)
-        tokens, blocks = self._sequence.num_tokens, self._sequence.blocks(session.cached.page_size)
-        part = _Part(session, self._id, tokens, tokens - session.cached.matching_tokens(blocks), blocks)
+        part = self._part(self._route.pick(role), self._id, self._sequence.num_tokens)
+        part.session.listen(self._id, partial(self._on_event, take))
+        return part
+
+    def _part(self, session: WorkerSession, request_id: int, tokens: int) -> Part:
+        blocks = self._sequence.blocks(session.cached.page_size)
+        part = Part(session, request_id, tokens, tokens - session.cached.matching_tokens(blocks), blocks)
         session.load.add(part.fresh)
         session.cached.expect(blocks)
         self._parts.append(part)
-        session.listen(self._id, partial(self._on_event, take))
         return part
 
     def _work(self) -> worker_pb2.Work:
         return self._sequence.work(self._id)
 
-    def _take_tokens(self, tokens: worker_pb2.Tokens, at: float, delta: Delta) -> None:
+    def _work_so_far(self, request_id: int) -> worker_pb2.Work:
+        """With all tokens that came, whether the client has taken them or not."""
+        work = self._sequence.work(request_id)
+        del work.output[self._order.begin :]
+        work.output.extend(self._order.tokens)
+        return work
+
+    def _take_tokens(self, part: Part, tokens: worker_pb2.Tokens, at: float, delta: Delta) -> None:
+        move = self._move
+        if move is not None and part is move.source and move.covers(tokens.position):
+            part.leave()  # it did not hear that the other worker has the answer, and went on
+            return
+        if tokens.finish:
+            part.done()
+        try:
+            ready = self._order.take(tokens, at)
+        except Diverged as error:
+            failed = Unavailable("two workers computed this answer differently")
+            raise AttemptFailed(str(error), part.session.worker_id, failed) from None
+        for event, came in ready:
+            self._give(event, came, delta)
+
+    def _give(self, tokens: worker_pb2.Tokens, at: float, delta: Delta) -> None:
         delta.token_ids.extend(tokens.ids)
         delta.logprobs.extend(tokens.logprobs)
         if tokens.chunks:
@@ -193,23 +264,24 @@ class MixedAttempt(Attempt):
 
     @property
     def awaited(self) -> WorkerSession:
-        return self._worker.session
+        return (self._writer or self._worker).session
 
     def _from_worker(self, event: Event, delta: Delta) -> None:
         match event.message:
             case worker_pb2.Tokens() as tokens:
-                self._take_tokens(tokens, event.at, delta)
-                if tokens.finish:
-                    self._worker.done()
+                self._writer = self._writer or self._worker
+                self._take_tokens(self._worker, tokens, event.at, delta)
+            case worker_pb2.HandedOver():
+                self._hand_over(self._worker)
             case worker_pb2.Started() as started:
                 self._worker.begun = True
                 self._waterfall.start(started, event.at)
             case worker_pb2.Failed() as failed:
-                raise self._worker.failed(failed)
+                self._lose(self._worker, self._worker.failed(failed))
             case worker_pb2.Progress() as progress:
                 self._route.tracker.progress(progress.num_computed)
             case WorkerLost() as loss:
-                raise self._worker.lost(loss)
+                self._lose(self._worker, self._worker.lost(loss))
             case _:
                 pass
 
@@ -226,11 +298,9 @@ class DisaggAttempt(Attempt):
     def __init__(self, sequence: Sequence, route: Route, handoff_timeout_s: float) -> None:
         super().__init__(sequence, route)
         self._handoff_timeout_s = handoff_timeout_s
-        self._decode: _Part | None = None
+        self._decode: Part | None = None
         self._has_first_token = False
         self._has_arrived = False
-        self._early: list[tuple[worker_pb2.Tokens, float]] = []
-        """Tokens of the decode worker that arrived before the prefill worker's first token."""
 
     def _begin(self) -> None:
         self._prefill = self._enlist(ROLE_PREFILL, self._from_prefill)
@@ -240,6 +310,8 @@ class DisaggAttempt(Attempt):
 
     @property
     def awaited(self) -> WorkerSession:
+        if self._writer is not None:
+            return self._writer.session
         reserved = self._waterfall.reserved is not None
         if self._decode is None or (reserved and not self._has_first_token):
             return self._prefill.session
@@ -252,17 +324,15 @@ class DisaggAttempt(Attempt):
                 self._waterfall.start(started, event.at)
                 self._reserve()
             case worker_pb2.Tokens() as tokens:
-                self._take_tokens(tokens, event.at, delta)
-                if tokens.finish:
-                    self._prefill.done()
                 self._has_first_token = True
-                for early, at in self._early:
-                    self._take_tokens(early, at, delta)
-                self._early.clear()
+                self._take_tokens(self._prefill, tokens, event.at, delta)
+                self._go_on()
             case worker_pb2.Progress() as progress:
                 self._route.tracker.progress(progress.num_computed)
             case worker_pb2.HandedOver() as handed_over:
                 self._waterfall.hand_over(handed_over)
+                seconds = busy_seconds((push.begin_s, push.end_s) for push in handed_over.pushes)
+                self._route.tracker.handed_over(handed_over.bytes, seconds)
                 self._prefill.done()
             case worker_pb2.Failed() as failed:
                 trouble = self._prefill.failed(failed)
@@ -291,17 +361,15 @@ class DisaggAttempt(Attempt):
                 self._has_arrived = True
                 self._route.tracker.arrived()
                 self._prefill.done()
+                self._go_on()
             case worker_pb2.Tokens() as tokens:
-                if tokens.finish:
-                    decode.done()
-                if self._has_first_token:
-                    self._take_tokens(tokens, event.at, delta)
-                else:
-                    self._early.append((tokens, event.at))
+                self._take_tokens(decode, tokens, event.at, delta)
+            case worker_pb2.HandedOver():
+                self._hand_over(decode)
             case worker_pb2.Failed() as failed:
-                raise decode.failed(failed)
+                self._lose(decode, decode.failed(failed))
             case WorkerLost() as loss:
-                raise decode.lost(loss)
+                self._lose(decode, decode.lost(loss))
             case _:
                 pass
 
@@ -309,6 +377,11 @@ class DisaggAttempt(Attempt):
     def _is_independent(self) -> bool:
         """Whether the decode worker has all KV, so that a loss of the prefill worker does not matter."""
         return self._has_arrived and self._has_first_token
+
+    def _go_on(self) -> None:
+        """From here on, the decode worker needs nobody."""
+        if self._is_independent:
+            self._writer = self._writer or self._decode
 
     def _reserve(self) -> None:
         self._decode = self._enlist(ROLE_DECODE, self._from_decode)
@@ -321,6 +394,7 @@ class DisaggAttempt(Attempt):
                     work=self._work(),
                     sender=self._prefill.session.info.peer,
                     timeout_s=self._handoff_timeout_s,
+                    no_wait=not self._route.may_wait,
                 )
             )
         )

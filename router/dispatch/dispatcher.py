@@ -18,6 +18,7 @@ from router.dispatch.admission.admission_queue import Admission, AdmissionGrant,
 from router.dispatch.admission.poison_requests import PoisonRequests
 from router.dispatch.admission.prefill_queue import Place, PrefillQueue, overloaded
 from router.dispatch.attempt import Attempt, DisaggAttempt, MixedAttempt
+from router.dispatch.evacuation import Answers
 from router.dispatch.failures import AttemptFailed, nobody_is_ready, out_of_time
 from router.dispatch.identity import CURRENT_REQUEST, RequestIdentity
 from router.dispatch.interface import Delta
@@ -70,6 +71,7 @@ class ClusterDispatcher:
         self.prefill_queue: Final = PrefillQueue(config.max_queued_tokens, config.max_queue_wait)
         self._poison_requests = PoisonRequests()
         self._admission = Admission(self._placing.has_room, self._placing.claim, self._retry_window)
+        self._answers = Answers(self._placing.refuge)
         registry.watch(self._admission.look)
         metrics.watch_prefill_queue(self.prefill_queue)
         metrics.watch_admission(self._admission)
@@ -174,6 +176,10 @@ class ClusterDispatcher:
         """See `Placing.able`."""
         return self._placing.able(role)
 
+    async def evacuate(self, worker_id: str, timeout_s: float) -> int:
+        """See `Answers.evacuate`."""
+        return await self._answers.evacuate(worker_id, timeout_s)
+
     def _attempt(self, sequence: Sequence, route: Route) -> Attempt:
         if route.is_local:
             return MixedAttempt(sequence, route)
@@ -206,13 +212,14 @@ class ClusterDispatcher:
             try:
                 with turn:
                     attempt = self._attempt(sequence, self._route(sequence, retries.avoid, turn))
-                    async with aclosing(attempt.deltas()) as deltas:
-                        async for delta in deltas:
-                            place.served()
-                            turn.computed()
-                            delta.cached_tokens = None if sequence.output else delta.cached_tokens
-                            sequence.output.extend(delta.token_ids)
-                            yield delta
+                    with self._answers.running(attempt):
+                        async with aclosing(attempt.deltas()) as deltas:
+                            async for delta in deltas:
+                                place.served()
+                                turn.computed()
+                                delta.cached_tokens = None if sequence.output else delta.cached_tokens
+                                sequence.output.extend(delta.token_ids)
+                                yield delta
             except AttemptFailed as failed:
                 self._take_in(failed, retries, sequence)
             else:

@@ -9,7 +9,15 @@ from router.errors import DeadlineExceeded, Internal, InvalidRequest, Overloaded
 from router.workers.events import Loss, WorkerLost
 from rpc.baton.v1 import worker_pb2
 
-__all__ = ["AttemptFailed", "failure_of", "loss_of", "nobody_is_ready", "out_of_time", "speaks_against"]
+__all__ = [
+    "AttemptFailed",
+    "failure_of",
+    "loss_of",
+    "moved_to_nobody",
+    "nobody_is_ready",
+    "out_of_time",
+    "speaks_against",
+]
 
 _RETRY_AFTER_S: Final = 5.0
 """Retry-After when no worker is ready: about the time of a worker restart."""
@@ -79,6 +87,12 @@ def nobody_is_ready(complaints: Iterable[str]) -> AttemptFailed:
     message = f"no worker can take the request now ({troubles})" if troubles else "no worker is ready"
     verdict = Unavailable(message, retry_after_s=_RETRY_AFTER_S)
     return AttemptFailed("no worker is ready", None, verdict)
+
+
+def moved_to_nobody() -> AttemptFailed:
+    """A move was called off when it was complete. The answer is computed again, which is no attempt more."""
+    reason = "the answer had moved when its move was called off"
+    return AttemptFailed(reason, None, Unavailable(reason), planned=True)
 
 
 def out_of_time() -> DeadlineExceeded:

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from rpc.baton.v1 import router_pb2, worker_pb2
 
-__all__ = ["Observer", "Waterfall"]
+__all__ = ["Observer", "Waterfall", "busy_seconds"]
 
 
 class Observer(Protocol):
@@ -82,6 +82,10 @@ class Waterfall:
         """Where the latest attempt is computed. `decode_worker`: None if the same, or not chosen yet."""
         self.prefill_worker, self.why = prefill_worker, why
         self.decode_worker = decode_worker or prefill_worker
+
+    def moved(self, worker: str) -> None:
+        """Another worker decodes from now on."""
+        self.decode_worker = worker
 
     def start(self, event: worker_pb2.Started, at: float) -> None:
         """The event may be a step old; the wait that it reports is exact."""
@@ -161,3 +165,12 @@ def _shifted(span: worker_pb2.Span, offset: float) -> router_pb2.TimingSpan:
         num_tokens=span.num_tokens,
         bytes=span.bytes,
     )
+
+
+def busy_seconds(spans: Iterable[tuple[float, float]]) -> float:
+    """Seconds in which at least one of the spans, each (begin, end), was under way."""
+    total = latest = 0.0
+    for begin, end in sorted(spans):
+        total += max(end - max(begin, latest), 0.0)
+        latest = max(latest, end)
+    return total

@@ -8,6 +8,7 @@ from typing import Final, TypeAlias
 from router.placement.decaying_rate import DecayingRate
 from router.placement.policies import Placement
 from router.placement.step_time import PRIOR, StepTime, StepTimeFit, StepWork
+from router.placement.transfer_rate import TransferRates
 from router.placement.view import (
     IDLE,
     ClusterView,
@@ -88,8 +89,9 @@ class Ledger:
     """
 
     def __init__(self, *, kv_bytes_per_token: int, link: Link) -> None:
+        """`link`: between any two workers, until handoffs show its bandwidth."""
         self._kv_bytes_per_token = kv_bytes_per_token
-        self._link = link
+        self._rates = TransferRates(link)
         self._workers: dict[WorkerId, _Worker] = {}
         self._placed: dict[RequestId, _Placed] = {}
         self._mean_output = _FIRST_GUESS
@@ -103,6 +105,7 @@ class Ledger:
     def remove(self, worker_id: WorkerId) -> None:
         """The worker is gone. Its requests are still to be ended, one by one."""
         self._workers.pop(worker_id, None)
+        self._rates.forget(worker_id)
 
     def expected_output(self, max_tokens: int) -> int:
         """Tokens that an answer will probably have: the mean of those that ended, at most `max_tokens`."""
@@ -174,6 +177,22 @@ class Ledger:
             worker.context_tokens += tokens
             worker.view = None
 
+    def moved(self, request_id: RequestId, worker_id: WorkerId, output_tokens: int) -> None:
+        """Another worker decodes from now on, after so many tokens of the answer."""
+        placed = self._placed.get(request_id)
+        if placed is None:
+            return
+        before = placed.placement.decode_worker
+        placed.placement = replace(placed.placement, decode_worker=worker_id)
+        for worker, sign in ((self._workers.get(before), -1), (self._workers.get(worker_id), 1)):
+            if worker is not None:
+                worker.decodes += sign
+                worker.context_tokens += sign * (placed.prompt_tokens + output_tokens)
+                worker.view = None
+        self._load(before, -1, -placed.decoder_fresh)
+        placed.decoder_fresh = placed.prompt_tokens
+        self._load(worker_id, 1, placed.decoder_fresh)
+
     def ended(self, request_id: RequestId, output_tokens: int) -> None:
         """The request is over, in whatever way, after so many tokens of its answer."""
         placed = self._placed.pop(request_id, None)
@@ -208,6 +227,17 @@ class Ledger:
             worker.fit.observe(work, seconds)
             worker.view = None
 
+    def prefers(self, worker_id: WorkerId, preference: Preference) -> None:
+        """What the worker is used for now."""
+        worker = self._workers.get(worker_id)
+        if worker is not None and worker.facts.prefers is not preference:
+            worker.facts = replace(worker.facts, prefers=preference)
+            worker.view = None
+
+    def transferred(self, source: WorkerId, destination: WorkerId, num_bytes: int, seconds: float) -> None:
+        """KV was handed over: so many bytes, in so many seconds in which writes were under way."""
+        self._rates.observe(source, destination, num_bytes, seconds)
+
     # ------------------------------------------------------------------------------ the view
 
     def view(self, now: float) -> ClusterView:
@@ -217,7 +247,8 @@ class Ledger:
             workers=workers,
             demand=self._demand(now),
             kv_bytes_per_token=self._kv_bytes_per_token,
-            link=self._link,
+            link=self._rates.link,
+            links=self._rates.links,
         )
 
     def _demand(self, now: float) -> Demand:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
 
 from router.dispatch.failures import AttemptFailed
 from router.dispatch.sequence import Sequence
-from router.dispatch.waterfall import Waterfall
+from router.dispatch.waterfall import Waterfall, busy_seconds
 from router.errors import RouterError
 from router.probes.worker_probe import MakeAttempt
 from router.workers.registry import Registry
@@ -23,7 +22,7 @@ from router.workers.session import WorkerSession
 from rpc.baton.v1 import router_pb2, sampling_pb2, worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 
-__all__ = ["Link", "LinkBroken", "busy_seconds", "check_links"]
+__all__ = ["Link", "LinkBroken", "check_links"]
 
 _SHORT: Final = 8
 """Tokens of the first prompt, which makes the connection."""
@@ -136,12 +135,3 @@ def _longest_prompt(*workers: worker_pb2.WorkerInfo) -> int:
 def _are_gpus_of_one_machine(*workers: worker_pb2.WorkerInfo) -> bool:
     hosts = {info.metrics_address.rpartition(":")[0] for info in workers}
     return len(hosts) == 1 and all(info.device.startswith("cuda") for info in workers)
-
-
-def busy_seconds(spans: Iterable[tuple[float, float]]) -> float:
-    """Seconds in which at least one of the spans, each (begin, end), was under way."""
-    total = latest = 0.0
-    for begin, end in sorted(spans):
-        total += max(end - max(begin, latest), 0.0)
-        latest = max(latest, end)
-    return total

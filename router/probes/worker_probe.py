@@ -111,7 +111,7 @@ class WorkerProbe:
         assert session is not None, "only workers that are here are asked"
 
         def pick(role: worker_pb2.Role) -> WorkerSession:
-            return session if role == session.info.role else self._companion(role, session)
+            return session if role == session.role else self._companion(role, session)
 
         sequence = Sequence(_PROMPT, _SAMPLING, Waterfall(time.monotonic()))
         attempt = self._make_attempt(sequence, pick)

@@ -73,6 +73,13 @@ class Member:
     trouble: str = "starting"
     broken: WorkerBroken | None = None
     keeper: asyncio.Task[None] | None = field(default=None, repr=False)
+    assigned: worker_pb2.Role | None = None
+    """By an operator; None: the role that the worker starts with."""
+
+    @property
+    def role(self) -> worker_pb2.Role:
+        """What the worker is used for."""
+        return self.handle.role if self.assigned is None else self.assigned
 
     @property
     def state(self) -> WorkerState:

@@ -69,7 +69,7 @@ class Registry:
 
     def ready(self, role: worker_pb2.Role) -> list[WorkerSession]:
         """Sessions to the workers of a role that can be used now."""
-        return [m.session for m in self._members if m.handle.role == role and m.session and m.usable]
+        return [m.session for m in self._members if m.role == role and m.session and m.usable]
 
     def members(self) -> Sequence[Member]:
         """All, in the order of their handles."""
@@ -191,6 +191,7 @@ class Registry:
             _log.warning("%s was restarted and is back (pid %d)", session.worker_id, session.info.pid)
         if self._fencing is not None:
             self._fencing.begun(session)
+        session.role = member.role
         member.session, member.epoch = session, session.info.epoch
         member.trouble, member.broken = "", None
         await self._announce(member, up=True)

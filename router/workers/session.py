@@ -56,6 +56,8 @@ class WorkerSession:
         self.worker_id = worker_id
         self.info = info
         self.breaker = breaker
+        self.role: worker_pb2.Role = info.role
+        """What the worker is used for; it started as `info.role`."""
         self.load = WorkerLoad(max(info.page_size, 1), info.max_running_requests)
         self.cached = CachedPrefixes(max(info.page_size, 1))
         self.num_sent = 0

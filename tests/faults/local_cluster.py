@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
 from common.metric_export import exported
+from router.cli.loop_lag import watch_loop
 from router.config.settings import Mode, RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics import RouterMetrics
@@ -43,6 +44,9 @@ class LocalWorker:
 
     async def endpoint(self) -> Endpoint:
         return Endpoint(self.host.address)
+
+    async def stop(self) -> None:
+        await self.host.stop()
 
 
 @dataclass
@@ -112,6 +116,8 @@ async def local_cluster(
 
         registry = await stack.enter_async_context(Registry(handles, on_change))
         assert await registry.wait_for_all(_PATIENCE_S)
+        lag = asyncio.create_task(watch_loop(metrics.loop_lag.observe))
+        stack.callback(lag.cancel)
         http, grpc = _open_frontends(small, mode, registry, metrics)
         for frontend in (http, grpc):
             await frontend.start()

@@ -69,6 +69,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     layout_hash: str = "L"
     chunk: int = 0
     node: str = ""
+    transport: str = ""
     router_certificate: bytes | None = None
     """Only the holder of its key is served; None: everybody."""
     received: list[worker_pb2.Command] = field(default_factory=list)
@@ -147,6 +148,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             chunked_prefill_size=self.chunk,
             metrics_address="127.0.0.1:1",
             node=self.node,
+            transport=self.transport,
         )
 
     async def Session(  # noqa: N802
@@ -222,6 +224,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             work,
             token_at(prompt, len(prompt) + have),
             sampling_pb2.FINISH_REASON_STOP if ends else sampling_pb2.FINISH_REASON_UNSPECIFIED,
+            have,
         )
         if not self.behaviour.late_first_token:
             outbox.put_nowait(first)
@@ -250,7 +253,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         reserved = worker_pb2.Reserved(request_id=work.request_id, ticket=ticket)
         outbox.put_nowait(worker_pb2.EventBatch(reserved=[reserved]))
         await self.fabric.setdefault(work.request_id, asyncio.Event()).wait()
-        outbox.put_nowait(worker_pb2.EventBatch(arrived=[worker_pb2.Arrived(request_id=work.request_id)]))
+        arrived = worker_pb2.Arrived(request_id=work.request_id, position=len(work.output) + 1)
+        outbox.put_nowait(worker_pb2.EventBatch(arrived=[arrived]))
         await self._generate(work, outbox, have=len(work.output) + 1)
 
     async def _generate(self, work: worker_pb2.Work, outbox: asyncio.Queue, have: int) -> None:
@@ -267,7 +271,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             await asyncio.sleep(self.behaviour.token_s)
             last = have + 1 >= work.sampling.max_tokens
             finish = sampling_pb2.FINISH_REASON_LENGTH if last else sampling_pb2.FINISH_REASON_UNSPECIFIED
-            outbox.put_nowait(tokens(work, token_at(prompt, len(prompt) + have), finish))
+            outbox.put_nowait(tokens(work, token_at(prompt, len(prompt) + have), finish, have))
             have, made = have + 1, made + 1
             if last:
                 self.live.pop(work.request_id, None)
@@ -285,8 +289,12 @@ def started(work: worker_pb2.Work) -> worker_pb2.EventBatch:
     return worker_pb2.EventBatch(started=[worker_pb2.Started(request_id=work.request_id)])
 
 
-def tokens(work: worker_pb2.Work, token: int, finish: sampling_pb2.FinishReason) -> worker_pb2.EventBatch:
-    message = worker_pb2.Tokens(request_id=work.request_id, ids=[token], finish=finish, cached_tokens=3)
+def tokens(
+    work: worker_pb2.Work, token: int, finish: sampling_pb2.FinishReason, position: int
+) -> worker_pb2.EventBatch:
+    message = worker_pb2.Tokens(
+        request_id=work.request_id, ids=[token], finish=finish, cached_tokens=3, position=position
+    )
     return worker_pb2.EventBatch(tokens=[message])
 
 

@@ -22,7 +22,7 @@ from rpc.baton.v1 import router_pb2, sampling_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 from tests.faults.local_cluster import LocalWorker
 from tests.integration.conftest import Oracle
-from tests.integration.tiny_cluster import Link, slow_down, worker
+from tests.integration.tiny_cluster import PATIENCE_S, Link, slow_down, worker
 from worker.config import WorkerRole
 
 P, D = "prefill-0", "decode-0"
@@ -120,6 +120,21 @@ async def test_crosswise_handoffs_and_decodes_that_fill_the_pools_all_end_right(
         prompts = [prompt(seed, 40) for seed in range(12)]
         answers = await asyncio.gather(*(served.generate(p, max_tokens=40) for p in prompts))
         assert [answer for answer, _ in answers] == [oracle(p, 40) for p in prompts]
+        await served.all_pages_back()
+
+
+async def test_two_full_pools_do_not_wait_for_each_other(folder: Path, oracle: Oracle) -> None:
+    """Whatever the router believed about room: both are full of prompts that are to go to the other."""
+    async with cluster(folder, Forced((P, D), (D, P)), num_pages=24) as served:
+        placing = served.dispatcher._placing
+        assert isinstance(placing, AdaptivePlacing)
+        placing._choice.has_room = lambda session, tokens: True  # type: ignore[method-assign]
+        for link in served.links.values():
+            slow_down(link.host, seconds=0.01)
+        prompts = [prompt(seed, 40) for seed in range(8)]
+        async with asyncio.timeout(PATIENCE_S / 2):  # a handoff's own limit is longer
+            answers = await asyncio.gather(*(served.generate(p, max_tokens=8) for p in prompts))
+        assert [answer for answer, _ in answers] == [oracle(p, 8) for p in prompts]
         await served.all_pages_back()
 
 

@@ -126,7 +126,7 @@ def test_prompts_computed_by_one_engine_and_answered_by_another(
         decode.runner.kv.tensor[reservation.incoming] = prefill.runner.kv.tensor[sent]
         prefill.release(source)
         request.output += source.output
-        decode.admit_remote(request, reservation)
+        decode.admit_remote(request, reservation, request.num_tokens - 1)
         decode.step()
         requests.append(request)
     finish(prefill)

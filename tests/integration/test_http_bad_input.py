@@ -222,7 +222,6 @@ async def test_a_media_type_may_have_a_charset(frontends: Frontends, http: httpx
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
-        ("GET", "/", 404),
         ("GET", "/v1/nothing", 404),
         ("POST", "/v2/completions", 404),
         ("GET", COMPLETIONS, 405),

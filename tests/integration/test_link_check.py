@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from router.probes.link_check import Link, LinkBroken, busy_seconds, check_links
+from router.dispatch.waterfall import busy_seconds
+from router.probes.link_check import Link, LinkBroken, check_links
 from tests.integration.fake_cluster import pair, service
 from tests.integration.fake_worker import decode_worker, prefill_worker
 

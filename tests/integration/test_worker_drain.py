@@ -11,10 +11,11 @@ from contextlib import asynccontextmanager
 import httpx
 import pytest
 
-from router.admin.drain import LastOfItsRole, NoSuchWorker, WorkerDrainer
+from router.admin.drain import CannotChangeRole, LastOfItsRole, NoSuchWorker, WorkerDrainer
 from router.admin.endpoint import AdminServer, admin_app
 from router.config.settings import Routing
 from router.workers.member import WorkerState
+from rpc.baton.v1.worker_pb2 import ROLE_PREFILL
 from tests.integration.fake_cluster import PROMPT, Service, service
 from tests.integration.fake_worker import FakeWorker, answer, decode_worker, prefill_worker
 
@@ -151,6 +152,29 @@ async def test_an_operator_lists_drains_and_restarts_workers_from_the_command_li
         status, output = await command(server, "restart", "all")
         assert status == 0
         assert [line.split()[0] for line in output.splitlines()] == [w.worker_id for w in workers]
+
+
+async def test_an_operator_changes_a_worker_s_role_from_the_command_line() -> None:
+    workers = four()
+    for worker in workers:
+        worker.transport = "fake"
+    async with service(*workers) as served, admin(served) as server:
+        output = "decode-1 is a prefill worker now\n"
+        assert await command(server, "role", "decode-1", "prefill") == (0, output)
+        ready = [session.worker_id for session in served.registry.ready(ROLE_PREFILL)]
+        assert ready == ["prefill-0", "prefill-1", "decode-1"]
+        status, refusal = await command(server, "role", "decode-0", "prefill")
+        assert status == 1
+        assert "no other worker can take over from decode-0" in refusal
+        assert (await command(server, "role", "decode-1", "decode"))[0] == 0
+        assert (await command(server, "role", "decode-7", "decode"))[0] == 1
+        assert await served.tokens() == answer(PROMPT, 8)
+
+
+async def test_workers_of_a_mixed_cluster_have_no_roles() -> None:
+    async with service(decode_worker("decode-0"), decode_worker("decode-1")) as served:
+        with pytest.raises(CannotChangeRole, match="no KV transport"):
+            await WorkerDrainer(served.registry).assign("decode-0", ROLE_PREFILL)
 
 
 async def test_the_admin_port_refuses_nonsense_and_browsers() -> None:

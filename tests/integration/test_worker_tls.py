@@ -105,7 +105,7 @@ async def test_a_real_worker_serves_the_router_that_it_was_told_of(folder: Path)
 
 def test_a_worker_that_asks_for_no_certificate_stays_on_loopback(folder: Path) -> None:
     config = replace(worker_config(folder), host="10.0.0.1")
-    with pytest.raises(ValueError, match=r"whoever reaches 10\.0\.0\.1"):
+    with pytest.raises(ValueError, match=r"unauthenticated connections on 10\.0\.0\.1"):
         WorkerHost(config, on_death=lambda death: None)
 
 

@@ -64,6 +64,9 @@ class FakeStep:
         self._looks -= self.enqueued
         return self.enqueued and self._looks < 0
 
+    def wait(self) -> None:
+        assert self.enqueued
+
     def result(self) -> StepResult:
         while self.proceed():
             pass

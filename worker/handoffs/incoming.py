@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass
+from typing import Final
 
 from engine.core.kv_manager import Reservation
 from engine.core.request import RequestId
@@ -20,6 +21,8 @@ from worker.session.refusal import CommandRefused
 
 __all__ = ["IncomingHandoffs"]
 
+_NO_PAGES_NOW: Final = "no pages are free now, and this handoff must not wait for some"
+
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
@@ -29,7 +32,11 @@ class _Waiting:
     sender: Peer
     since: float
     timeout_s: float
-    """Timeout for free pages, and then for progress of the transfer."""
+    """For the pages to become free; then again, for every piece of the KV."""
+    room: int
+    """Tokens that the request may grow by until its KV is here."""
+    no_wait: bool
+    """It fails at once if there are too few pages."""
 
     @property
     def deadline(self) -> float:
@@ -74,6 +81,8 @@ class IncomingHandoffs:
                 sender=peer_from_proto(message.sender),
                 since=job.arrival,
                 timeout_s=message.timeout_s,
+                room=message.room_tokens,
+                no_wait=message.no_wait,
             )
         )
 
@@ -101,11 +110,11 @@ class IncomingHandoffs:
         return min((w.deadline for w in self._waiting if self._is_wanted(w)), default=math.inf)
 
     def add_load(self, load: worker_pb2.Load) -> None:
-        waiting = [w.job.request for w in self._waiting if self._is_wanted(w)]
+        waiting = [w for w in self._waiting if self._is_wanted(w)]
         load.incoming = len(self._incoming)
         load.queued_handoffs = len(waiting)
         load.queued_pages = sum(
-            -(-request.num_tokens // self._engine.config.page_size) for request in waiting
+            -(-(w.job.request.num_tokens + w.room) // self._engine.config.page_size) for w in waiting
         )
 
     # ------------------------------------------------------------------------------ from the receiver
@@ -133,8 +142,8 @@ class IncomingHandoffs:
             self._engine.free_reservation(self._quarantined.pop(ready.handoff_id))
             return
         request = incoming.job.request
-        request.output.append(ready.final.first_token)
-        self._engine.admit_remote(request, incoming.reservation)
+        request.output.extend(ready.final.tokens)
+        self._engine.admit_remote(request, incoming.reservation, ready.final.position)
         self._answers.metrics.transfer_seconds.observe(ready.transfer_s)
         self._answers.metrics.transfer_exposed_seconds.observe(ready.exposed_s)
         self._answers.outbox.arrived(incoming.job, ready.transfer_s, ready.exposed_s)
@@ -158,15 +167,23 @@ class IncomingHandoffs:
         while self._waiting:
             first = self._waiting[0]
             if self._is_wanted(first) and not self._lend(first, now):
-                return
+                if not first.no_wait:
+                    self._refuse_those_that_must_not_wait()
+                    return
+                self._answers.fail(first.job, worker_pb2.FAILURE_CODE_OVERLOADED, _NO_PAGES_NOW)
             self._waiting.popleft()
+
+    def _refuse_those_that_must_not_wait(self) -> None:
+        """The first handoff waits for pages, and so would all behind it."""
+        for waiting in [w for w in self._waiting if w.no_wait and self._is_wanted(w)]:
+            self._answers.fail(waiting.job, worker_pb2.FAILURE_CODE_OVERLOADED, _NO_PAGES_NOW)
 
     def _lend(self, waiting: _Waiting, now: float) -> bool:
         """Reserve pages for the first handoff in the queue; False if there are too few."""
         job = waiting.job
         request = job.request
         try:
-            reservation = self._engine.reserve(request)
+            reservation = self._engine.reserve(request, waiting.room)
         except InvalidRequest as error:
             self._answers.fail(job, worker_pb2.FAILURE_CODE_INVALID, str(error))
             return True

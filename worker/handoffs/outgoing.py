@@ -9,9 +9,10 @@ from engine.core.request import Request, RequestId
 from engine.core.sampling_params import FinishReason
 from engine.engine import Engine
 from kv_transfer import Final as FinalState
-from kv_transfer import HandedOver, PushSpan, SenderCommands, SenderEvent, SendFailed, Ticket
+from kv_transfer import HandedOver, SenderCommands, SenderEvent, SendFailed, Ticket
 from rpc.baton.v1 import worker_pb2
 from worker.handoffs.request_digest import digest_of
+from worker.handoffs.sent_pages import pages_of, push_span
 from worker.metrics import Outcome
 from worker.session.answers import Answers
 from worker.session.jobs import Job
@@ -129,7 +130,7 @@ class OutgoingHandoffs:
             # The receiver computes the KV of the first token.
             num_tokens = request.num_tokens - 1
             final = FinalState(
-                first_token=request.output[-1],
+                tokens=(request.output[-1],),
                 position=num_tokens,
                 seed=request.sampling.seed,
                 request_digest=digest_of(request, num_tokens, sending.job.sampling),
@@ -154,7 +155,7 @@ class OutgoingHandoffs:
                 answers.metrics.transfer_bytes.inc(num_bytes)
                 if job.id in answers.jobs:
                     answers.end(job, Outcome.HANDED_OVER)
-                    spans = [_span(push, job.arrival) for push in pushes]
+                    spans = [push_span(push, job.arrival) for push in pushes]
                     answers.outbox.handed_over(job, num_bytes, sending.chunks, spans)
             case SendFailed(_, reason):
                 if job.id in answers.jobs:
@@ -172,15 +173,4 @@ class OutgoingHandoffs:
         )
 
     def _pages(self, request: Request, num_tokens: int) -> list[int]:
-        """Pages with computed tokens. Later pages may still be replaced by cached ones."""
-        return request.pages[: -(-num_tokens // self._engine.config.page_size)]
-
-
-def _span(push: PushSpan, arrival: float) -> worker_pb2.Span:
-    return worker_pb2.Span(
-        begin_s=push.begin - arrival,
-        end_s=push.end - arrival,
-        first_token=push.first_token,
-        num_tokens=push.num_tokens,
-        bytes=push.bytes,
-    )
+        return pages_of(request, num_tokens, self._engine.config.page_size)

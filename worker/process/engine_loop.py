@@ -16,6 +16,7 @@ from engine.device.current import enter_device
 from engine.engine import Engine
 from worker.metrics import WorkerMetrics
 from worker.process.batch_log import BatchLog
+from worker.process.step_waker import StepWaker
 from worker.request_handler import RequestHandler
 from worker.session.inbox import Inbox
 from worker.session.outbox import Outbox
@@ -65,8 +66,11 @@ class EngineLoop:
         self._turn_began = math.inf
         """Start of the current iteration; math.inf while asleep."""
         self._settled = False
-        """The last iteration had no work, so the next has none before a message arrives or a deadline
-        expires."""
+        """The last turn neither computed nor completed anything: nor will the next before a message comes, or
+        a deadline."""
+        self._waker = StepWaker(inbox)
+        self._blocked_since = math.inf
+        """Since when there is nothing to compute before the step in flight ends; math.inf: there is."""
         self._proved = True
         """Whether the pages were checked since the last work."""
 
@@ -78,6 +82,7 @@ class EngineLoop:
         self._stopping = True
         self._inbox.post(lambda: None)
         self._thread.join()
+        self._waker.stop()
 
     def busy_s(self) -> float:
         """Duration of the current iteration so far; -inf while asleep. From any thread."""
@@ -88,7 +93,7 @@ class EngineLoop:
             enter_device(self._engine.config.device)
             while not self._stopping:
                 patience = self._patience()
-                self._turn_began = self._clock() if patience == 0.0 else math.inf
+                self._turn_began = self._clock() if patience == 0.0 else self._blocked_since
                 if self._inbox.run(patience):
                     self._settled = self._proved = False
                 self._turn()
@@ -132,7 +137,14 @@ class EngineLoop:
         self._engine.proceed()
 
     def _step(self, began: float) -> None:
-        output = self._engine.step()
+        output = self._engine.step(block=False)
+        if output.blocked:
+            step = self._engine.step_in_flight
+            assert step is not None
+            self._waker.watch(step)
+            self._blocked_since = min(self._blocked_since, began)
+            return
+        self._blocked_since = math.inf
         self._steps += 1
         self._settled = not (output.num_tokens or output.completed)
         self._proved = False

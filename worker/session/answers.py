@@ -37,6 +37,7 @@ class Answers:
             finish=FINISH_REASONS[finish],
             stop_token=token.token if token.is_stop else None,
             cached_tokens=cached,
+            position=token.position,
             chunks=chunks,
         )
 

@@ -101,6 +101,7 @@ class Outbox:
         finish: sampling_pb2.FinishReason,
         stop_token: TokenId | None,
         cached_tokens: int,
+        position: int,
         chunks: Sequence[worker_pb2.Span] = (),
     ) -> None:
         self._batch(job.session).tokens.add(
@@ -110,6 +111,7 @@ class Outbox:
             finish=finish,
             stop_token=stop_token,
             cached_tokens=cached_tokens,
+            position=position,
             chunks=chunks,
         )
 
@@ -140,7 +142,12 @@ class Outbox:
         )
 
     def arrived(self, job: Job, transfer_s: float, exposed_s: float) -> None:
-        self._batch(job.session).arrived.add(request_id=job.id, transfer_s=transfer_s, exposed_s=exposed_s)
+        self._batch(job.session).arrived.add(
+            request_id=job.id,
+            transfer_s=transfer_s,
+            exposed_s=exposed_s,
+            position=len(job.request.output),
+        )
 
     def reopened(self, peer: worker_pb2.Peer) -> None:
         """Every session, present and future, hears how peers reach this worker's KV pool now."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Set
+from dataclasses import replace
 from typing import Final
 
 from router.config.settings import RouterConfig
 from router.dispatch.admission.admission_queue import AdmissionRequest, Claim
 from router.dispatch.failures import nobody_is_ready
-from router.dispatch.routing.route import Pick, Route
+from router.dispatch.routing.route import Pick, Route, Untracked
 from router.dispatch.routing.worker_choice import Promise, WorkerChoice, cached_tokens
 from router.dispatch.sequence import Sequence
 from router.placement import (
@@ -40,7 +41,7 @@ __all__ = ["AdaptivePlacing", "adaptive"]
 _ITL_TARGET_MS: Final = {"cuda": 20.0, "cpu": 100.0}
 """Bound on the mean time between tokens where --itl-target-ms is not given, or 0."""
 _LINK: Final = Link(bytes_per_s=10e9, latency_s=0.004)
-"""What a handoff is taken to cost. Messages and polls dominate it for all but the longest prompts."""
+"""What a handoff is taken to cost until the link check, and handoffs after it, show the bandwidth."""
 _PREFERS: Final = {ROLE_PREFILL: Preference.PREFILL, ROLE_DECODE: Preference.DECODE}
 
 
@@ -90,6 +91,9 @@ class AdaptivePlacing:
     def claim(self, want: AdmissionRequest) -> Claim | None:
         return None  # it comes with the route
 
+    def refuge(self, tokens: int, leaving: str) -> WorkerSession | None:
+        return self._choice.refuge(self._choice.preferred(), tokens, leaving)
+
     def prefill_workers(self) -> list[WorkerSession]:
         return self._choice.everyone()
 
@@ -97,7 +101,10 @@ class AdaptivePlacing:
         return self._registry.sessions()
 
     def probe(self, pick: Pick) -> Route:
-        return Route(pick, is_local=pick(ROLE_PREFILL) is pick(ROLE_DECODE), why="probe")
+        prefill, decode = pick(ROLE_PREFILL), pick(ROLE_DECODE)
+        ledger, _ = self._look(self._choice.everyone() or [prefill, decode])
+        tracker = _Probed(ledger, _key(prefill), _key(decode))
+        return Route(pick, is_local=prefill is decode, why="probe", tracker=tracker)
 
     def route(self, sequence: Sequence, avoid: Set[str]) -> Route | None:
         if avoid:
@@ -137,7 +144,8 @@ class AdaptivePlacing:
             return session
 
         claim = Promise(decode.load, sequence.num_tokens)
-        return Route(pick, is_local=False, why=why, claim=claim, tracker=tracker)
+        may_wait = _order(prefill) < _order(decode)
+        return Route(pick, is_local=False, why=why, claim=claim, tracker=tracker, may_wait=may_wait)
 
     def _look(self, sessions: list[WorkerSession]) -> tuple[Ledger, PlacementPolicy]:
         """Brings the ledger up to date with the workers that can be used now. O(workers)."""
@@ -154,8 +162,9 @@ class AdaptivePlacing:
             if self._known.get(key) is not session:
                 self._known[key] = session
                 self._pages.pop(key, None)
-                ledger.add(_facts(key, session.info))
+                ledger.add(_facts(key, session))
                 session.on_step = _Measured(ledger, key)
+            ledger.prefers(key, _PREFERS.get(session.role, Preference.BOTH))
             pages = session.load.view().free_pages
             if self._pages.get(key) != pages:
                 self._pages[key] = pages
@@ -173,6 +182,17 @@ class _Measured:
     def __call__(self, step: worker_pb2.StepWork) -> None:
         work = StepWork(step.prompt_tokens, step.attention_pairs, step.decodes, step.context_tokens)
         self._ledger.stepped(self._key, work, step.seconds)
+
+
+class _Probed(Untracked):
+    """A probe says how fast its KV travels, and counts for nothing else."""
+
+    def __init__(self, ledger: Ledger, source: WorkerId, destination: WorkerId) -> None:
+        self._ledger = ledger
+        self._pair = source, destination
+
+    def handed_over(self, num_bytes: int, seconds: float) -> None:
+        self._ledger.transferred(*self._pair, num_bytes, seconds)
 
 
 class _Tracked:
@@ -200,6 +220,14 @@ class _Tracked:
     def arrived(self) -> None:
         self._ledger.arrived(self._number)
 
+    def moved(self, session: WorkerSession) -> None:
+        self._placement = replace(self._placement, decode_worker=_key(session))
+        self._ledger.moved(self._number, _key(session), self._tokens)
+
+    def handed_over(self, num_bytes: int, seconds: float) -> None:
+        placement = self._placement
+        self._ledger.transferred(placement.prefill_worker, placement.decode_worker, num_bytes, seconds)
+
     def ended(self) -> None:
         self._ledger.ended(self._number, self._tokens)
 
@@ -215,10 +243,17 @@ def _key(session: WorkerSession) -> WorkerId:
     return f"{session.worker_id}@{session.info.epoch:x}"
 
 
-def _facts(key: WorkerId, info: worker_pb2.WorkerInfo) -> WorkerFacts:
+def _order(session: WorkerSession) -> tuple[int, str]:
+    """The same for as long as a worker lives. Handoffs wait for pages only of workers behind their sender, so
+    no circle of workers can wait for each other; the last of all waits for nobody."""
+    return session.info.role, session.worker_id
+
+
+def _facts(key: WorkerId, session: WorkerSession) -> WorkerFacts:
+    info = session.info
     return WorkerFacts(
         id=key,
-        prefers=_PREFERS.get(info.role, Preference.BOTH),
+        prefers=_PREFERS.get(session.role, Preference.BOTH),
         chunk_tokens=info.chunked_prefill_size or info.max_model_len,
         step_target_s=info.step_target_s or None,
         total_pages=info.num_pages,

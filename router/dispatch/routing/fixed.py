@@ -41,11 +41,14 @@ class MixedPlacing:
     def probe(self, pick: Pick) -> Route:
         return Route(pick, is_local=True, why="probe")
 
+    def refuge(self, tokens: int, leaving: str) -> WorkerSession | None:
+        return self._choice.refuge(self._registry.ready(ROLE_DECODE), tokens, leaving)
+
     def prefill_workers(self) -> list[WorkerSession]:
         return self._registry.ready(ROLE_DECODE)
 
     def able(self, role: worker_pb2.Role) -> list[WorkerSession]:
-        return [s for s in self._registry.sessions() if s.info.role == role]
+        return [s for s in self._registry.sessions() if s.role == role]
 
 
 class DisaggPlacing:
@@ -79,8 +82,11 @@ class DisaggPlacing:
     def probe(self, pick: Pick) -> Route:
         return Route(pick, is_local=False, why="probe")
 
+    def refuge(self, tokens: int, leaving: str) -> WorkerSession | None:
+        return self._choice.refuge(self._registry.ready(ROLE_DECODE), tokens, leaving)
+
     def prefill_workers(self) -> list[WorkerSession]:
         return self._registry.ready(ROLE_PREFILL)
 
     def able(self, role: worker_pb2.Role) -> list[WorkerSession]:
-        return [s for s in self._registry.sessions() if s.info.role == role]
+        return [s for s in self._registry.sessions() if s.role == role]

@@ -11,7 +11,7 @@ from router.dispatch.sequence import Sequence
 from router.workers.session import WorkerSession
 from rpc.baton.v1 import worker_pb2
 
-__all__ = ["NO_TRACKER", "Pick", "Placing", "Route", "Tracker"]
+__all__ = ["NO_TRACKER", "Pick", "Placing", "Route", "Tracker", "Untracked"]
 
 Pick: TypeAlias = Callable[[worker_pb2.Role], WorkerSession]
 """Names the worker that computes the prompt (ROLE_PREFILL), or the one that decodes. Raises AttemptFailed."""
@@ -29,11 +29,19 @@ class Tracker(Protocol):
     def arrived(self) -> None:
         """The KV is on the decode worker."""
 
+    def moved(self, session: WorkerSession) -> None:
+        """This worker decodes from now on."""
+
+    def handed_over(self, num_bytes: int, seconds: float) -> None:
+        """KV travelled: so many bytes, in so many seconds in which writes were under way."""
+
     def ended(self) -> None:
         """The attempt is over, in whatever way."""
 
 
-class _NoTracker:
+class Untracked:
+    """Implements `Tracker`: does nothing."""
+
     def progress(self, num_computed: int) -> None:
         pass
 
@@ -43,11 +51,17 @@ class _NoTracker:
     def arrived(self) -> None:
         pass
 
+    def moved(self, session: WorkerSession) -> None:
+        pass
+
+    def handed_over(self, num_bytes: int, seconds: float) -> None:
+        pass
+
     def ended(self) -> None:
         pass
 
 
-NO_TRACKER: Tracker = _NoTracker()
+NO_TRACKER: Tracker = Untracked()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +76,9 @@ class Route:
     claim: Claim | None = None
     """Room on the decode worker, kept until it is picked."""
     tracker: Tracker = NO_TRACKER
+    may_wait: bool = True
+    """The prefill worker may keep the KV until the decode worker has pages for it. Where workers hand over to
+    each other in every direction, two with full pools could wait for each other so."""
 
 
 class Placing(Protocol):
@@ -81,6 +98,9 @@ class Placing(Protocol):
 
     def probe(self, pick: Pick) -> Route:
         """How the workers that `pick` names are put to the test."""
+
+    def refuge(self, tokens: int, leaving: str) -> WorkerSession | None:
+        """Where a running answer moves to from `leaving`; None: no other has room for so many tokens."""
 
     def prefill_workers(self) -> list[WorkerSession]:
         """Workers that compute prompts now."""

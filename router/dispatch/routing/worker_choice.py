@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Set
+from typing import Final
 
 from router.config.settings import Routing
 from router.dispatch.routing.policies import POLICIES
@@ -17,7 +18,10 @@ from router.workers.session import WorkerSession
 from rpc.baton.v1 import worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 
-__all__ = ["Promise", "WorkerChoice", "cached_tokens"]
+__all__ = ["GROWTH_TOKENS", "Promise", "WorkerChoice", "cached_tokens"]
+
+GROWTH_TOKENS: Final = 256
+"""That an answer may grow by until its KV is on another worker. One that grows by more stays where it is."""
 
 _NOBODY: frozenset[str] = frozenset()
 
@@ -76,6 +80,13 @@ class WorkerChoice:
     def has_room(self, session: WorkerSession, tokens: int) -> bool:
         """Whether this worker has pages and a slot for a request of so many tokens now."""
         return session.load.view().has_room(tokens)
+
+    def refuge(self, sessions: list[WorkerSession], tokens: int, leaving: str) -> WorkerSession | None:
+        """Of these, the least loaded with room for so many tokens; None: there is none. O(workers)."""
+        others = [s for s in sessions if s.worker_id != leaving and self.has_room(s, tokens)]
+        if not others:
+            return None
+        return others[place(_views(others, _NOBODY), tokens, POLICIES[Routing.LEAST_LOADED], 0)]
 
     def can_decode(self, tokens: int, avoid: Set[str] = _NOBODY) -> bool:
         """Whether a decode worker has room now. True if none is there: then there is nothing to wait for."""

@@ -101,18 +101,20 @@ class Peer(_message.Message):
     def __init__(self, name: _Optional[str] = ..., epoch: _Optional[int] = ..., metadata: _Optional[bytes] = ..., base_address: _Optional[int] = ..., page_bytes: _Optional[int] = ..., num_pages: _Optional[int] = ..., device_index: _Optional[int] = ..., layout_hash: _Optional[str] = ...) -> None: ...
 
 class Command(_message.Message):
-    __slots__ = ("submit", "abort", "reserve", "attach", "fence")
+    __slots__ = ("submit", "abort", "reserve", "attach", "fence", "migrate")
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
     RESERVE_FIELD_NUMBER: _ClassVar[int]
     ATTACH_FIELD_NUMBER: _ClassVar[int]
     FENCE_FIELD_NUMBER: _ClassVar[int]
+    MIGRATE_FIELD_NUMBER: _ClassVar[int]
     submit: Submit
     abort: Abort
     reserve: Reserve
     attach: Attach
     fence: Fence
-    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ...) -> None: ...
+    migrate: Migrate
+    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., migrate: _Optional[_Union[Migrate, _Mapping]] = ...) -> None: ...
 
 class Work(_message.Message):
     __slots__ = ("request_id", "prompt", "output", "sampling", "priority", "timeout_s", "name", "traceparent", "tenant", "ttft_target_s")
@@ -153,20 +155,32 @@ class Abort(_message.Message):
     def __init__(self, request_id: _Optional[int] = ...) -> None: ...
 
 class Reserve(_message.Message):
-    __slots__ = ("work", "sender", "timeout_s")
+    __slots__ = ("work", "sender", "timeout_s", "room_tokens", "no_wait")
     WORK_FIELD_NUMBER: _ClassVar[int]
     SENDER_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    ROOM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NO_WAIT_FIELD_NUMBER: _ClassVar[int]
     work: Work
     sender: Peer
     timeout_s: float
-    def __init__(self, work: _Optional[_Union[Work, _Mapping]] = ..., sender: _Optional[_Union[Peer, _Mapping]] = ..., timeout_s: _Optional[float] = ...) -> None: ...
+    room_tokens: int
+    no_wait: bool
+    def __init__(self, work: _Optional[_Union[Work, _Mapping]] = ..., sender: _Optional[_Union[Peer, _Mapping]] = ..., timeout_s: _Optional[float] = ..., room_tokens: _Optional[int] = ..., no_wait: _Optional[bool] = ...) -> None: ...
 
 class Attach(_message.Message):
     __slots__ = ("ticket",)
     TICKET_FIELD_NUMBER: _ClassVar[int]
     ticket: Ticket
     def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ...) -> None: ...
+
+class Migrate(_message.Message):
+    __slots__ = ("request_id", "ticket")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    ticket: Ticket
+    def __init__(self, request_id: _Optional[int] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ...) -> None: ...
 
 class Fence(_message.Message):
     __slots__ = ("worker_id", "epoch", "reason")
@@ -241,7 +255,7 @@ class CacheChange(_message.Message):
     def __init__(self, stored: _Optional[bool] = ..., blocks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Tokens(_message.Message):
-    __slots__ = ("request_id", "ids", "logprobs", "finish", "cached_tokens", "chunks", "stop_token")
+    __slots__ = ("request_id", "ids", "logprobs", "finish", "cached_tokens", "chunks", "stop_token", "position")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
@@ -249,6 +263,7 @@ class Tokens(_message.Message):
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     ids: _containers.RepeatedScalarFieldContainer[int]
     logprobs: _containers.RepeatedCompositeFieldContainer[_sampling_pb2.TokenLogprobs]
@@ -256,7 +271,8 @@ class Tokens(_message.Message):
     cached_tokens: int
     chunks: _containers.RepeatedCompositeFieldContainer[Span]
     stop_token: int
-    def __init__(self, request_id: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_sampling_pb2.TokenLogprobs, _Mapping]]] = ..., finish: _Optional[_Union[_sampling_pb2.FinishReason, str]] = ..., cached_tokens: _Optional[int] = ..., chunks: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., stop_token: _Optional[int] = ...) -> None: ...
+    position: int
+    def __init__(self, request_id: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_sampling_pb2.TokenLogprobs, _Mapping]]] = ..., finish: _Optional[_Union[_sampling_pb2.FinishReason, str]] = ..., cached_tokens: _Optional[int] = ..., chunks: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., stop_token: _Optional[int] = ..., position: _Optional[int] = ...) -> None: ...
 
 class Started(_message.Message):
     __slots__ = ("request_id", "cached_tokens", "queued_s", "waited")
@@ -322,14 +338,16 @@ class HandedOver(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., bytes: _Optional[int] = ..., chunks: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., pushes: _Optional[_Iterable[_Union[Span, _Mapping]]] = ...) -> None: ...
 
 class Arrived(_message.Message):
-    __slots__ = ("request_id", "transfer_s", "exposed_s")
+    __slots__ = ("request_id", "transfer_s", "exposed_s", "position")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_S_FIELD_NUMBER: _ClassVar[int]
     EXPOSED_S_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     transfer_s: float
     exposed_s: float
-    def __init__(self, request_id: _Optional[int] = ..., transfer_s: _Optional[float] = ..., exposed_s: _Optional[float] = ...) -> None: ...
+    position: int
+    def __init__(self, request_id: _Optional[int] = ..., transfer_s: _Optional[float] = ..., exposed_s: _Optional[float] = ..., position: _Optional[int] = ...) -> None: ...
 
 class Span(_message.Message):
     __slots__ = ("begin_s", "end_s", "first_token", "num_tokens", "bytes")

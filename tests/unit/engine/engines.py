@@ -48,4 +48,4 @@ def deliver(engine: Engine, request: Request, reservation: Reservation) -> None:
             page = reservation.pages[position // engine.config.page_size]
             runner.memory[page][position % engine.config.page_size] = digest
     request.output.append(reference(request.prompt, 1)[0])
-    engine.admit_remote(request, reservation)
+    engine.admit_remote(request, reservation, request.num_tokens - 1)

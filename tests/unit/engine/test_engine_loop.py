@@ -11,11 +11,12 @@ from unittest.mock import Mock
 import pytest
 
 from engine.core.events import StepOutput
-from engine.core.request import Request
+from engine.core.request import PENDING, Request
 from engine.engine import NO_HOOKS, Engine
 from tests.unit.engine.engines import make_engine, make_request, run
 from tests.unit.fake_runner import reference
 from worker.process.engine_loop import EngineDied, EngineLoop
+from worker.process.step_waker import StepWaker
 from worker.session.inbox import Inbox
 
 
@@ -112,6 +113,32 @@ def test_tokens_are_sent_before_the_device_is_told_the_rest_of_its_step() -> Non
     calls = [name for name, *_ in parts.method_calls]
     order = ["engine.step", "handler.on_step", "outbox.flush", "engine.proceed"]
     assert [name for name in calls if name in order] == order
+
+
+def test_a_request_that_comes_while_the_last_step_runs_is_planned_before_that_step_ends() -> None:
+    """The device goes from one step to the next, and is not idle while the host hears of the first."""
+    engine = overlapping()
+    runner: Any = engine.runner
+    runner.looks = 10**6
+    loop, inbox = make_loop(engine), Inbox()
+    loop._inbox = inbox
+    loop._waker = StepWaker(inbox)
+    first, second = make_request(1, [5, 6, 7], max_tokens=1), make_request(2, [8, 9], max_tokens=1)
+    engine.submit(first)
+    loop._turn()
+    loop._turn()
+    assert first.output == [PENDING], "nothing is left to plan, and the loop did not wait for the step"
+    assert inbox.run(10.0), "the end of the step wakes the loop"
+    engine.submit(second)
+    loop._turn()
+    assert runner.steps[-1] == [(2, 0, 2)]
+    runner.looks = 0
+    assert engine.step_in_flight is not None
+    engine.step_in_flight._looks = 0  # type: ignore[attr-defined]
+    turns_until_sleep(loop)
+    assert [first.output, second.output] == [reference([5, 6, 7], 1), reference([8, 9], 1)]
+    loop._waker.stop()
+    engine.check_pages()
 
 
 class Panic(BaseException):

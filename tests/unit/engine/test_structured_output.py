@@ -162,7 +162,7 @@ def test_a_request_whose_kv_arrives_goes_on_after_the_token_that_came_with_it(
     pages = source.pages[: len(reservation.incoming)]
     second.runner.kv.tensor[reservation.incoming] = first.runner.kv.tensor[pages]
     decode.output.append(prefill.output[0])
-    second.admit_remote(decode, reservation)
+    second.admit_remote(decode, reservation, decode.num_tokens - 1)
     run(second)
     assert decode.output == expected[0]
 

@@ -7,7 +7,17 @@ from typing import Any
 
 import pytest
 
-from kv_transfer import Drained, HandedOver, LayoutMismatch, Ready, ReceiveFailed, SendFailed, Ticket
+from kv_transfer import (
+    CaughtUp,
+    Drained,
+    Final,
+    HandedOver,
+    LayoutMismatch,
+    Ready,
+    ReceiveFailed,
+    SendFailed,
+    Ticket,
+)
 from kv_transfer.errors import BadTicket
 from kv_transfer.handoff.messages import Drain, Message, Revoke, encode
 from tests.kv_network import InFlightMessage, Network, NetworkTransport
@@ -126,7 +136,7 @@ def test_garbage_behind_the_last_token_does_not_matter(pair: Pair) -> None:
     ("change", "reason"),
     [
         ({"request_digest": 1}, "another request"),
-        ({"position": NUM_TOKENS - 1}, "KV ends at token 29, not 30"),
+        ({"position": NUM_TOKENS - 1}, "KV ends at token 29"),
     ],
 )
 def test_a_sender_that_computed_something_else_is_refused(
@@ -304,6 +314,63 @@ def test_a_request_that_moves_to_other_pages_is_given_up(pair: Pair) -> None:
     assert "moved" in pair.sent[0].reason
 
 
+def follow(pair: Pair, num_tokens: int, known: int) -> None:
+    """A running answer of which the receiver knows `known` tokens, in pages for NUM_TOKENS."""
+    pair.sender.abort(1, 0.0)
+    pair.settle()
+    pair.sent.clear()
+    pair.sender.open(2, 0.0, 10.0, goes_on=True)
+    pair.sender.computed(2, LOCAL, num_tokens, 0.0)
+    ticket = pair.receiver.reserve(2, pair.sender.peer, REMOTE, 0, known, 0.0, 10.0, request_digest=REQUEST)
+    pair.sender.attach(ticket, 0.0)
+
+
+def test_a_running_answer_is_followed_until_less_than_a_page_is_missing_and_then_handed_over(
+    pair: Pair,
+) -> None:
+    follow(pair, num_tokens=17, known=18)
+    assert not pair.sender.poll(0.0)
+    pair.settle()
+    assert pair.sent == [CaughtUp(2)]
+    assert pair.received == []
+    pair.sender.computed(2, LOCAL, 21, 1.0)
+    pair.settle()
+    assert pair.sent == [CaughtUp(2)] * 2
+    final = Final((70, 71, 72, 73, 74), position=22, seed=42, request_digest=REQUEST)
+    pair.sender.finish(2, LOCAL, 22, final, 2.0)
+    pair.settle()
+    assert pair.kinds() == ([CaughtUp, CaughtUp, HandedOver], [Ready])
+    assert pair.received[0].final == final
+    expect_handed_over(pair.source, LOCAL[:6], pair.target, REMOTE[:6])
+    assert not pair.target.bytes[list(REMOTE[6:])].any()
+
+
+def test_an_answer_that_outgrows_the_pages_reserved_for_it_is_not_handed_over(pair: Pair) -> None:
+    follow(pair, num_tokens=17, known=18)
+    pair.settle()
+    pair.sender.computed(2, range(9), 33, 1.0)
+    pair.settle()
+    assert pair.kinds() == ([CaughtUp, SendFailed], [ReceiveFailed, Drained])
+
+
+@pytest.mark.parametrize("final", [Final((), 18, 42, REQUEST), Final((1,), 20, 42, REQUEST)])
+def test_kv_of_the_last_token_is_never_handed_over(pair: Pair, final: Final) -> None:
+    """Its logits are what the receiver has to compute."""
+    follow(pair, num_tokens=17, known=18)
+    pair.sender.finish(2, LOCAL, final.position, final, 1.0)
+    pair.settle()
+    assert [type(event) for event in pair.received] == [ReceiveFailed, Drained]
+
+
+def test_a_receiver_may_have_more_of_a_prompt_than_it_is_handed(pair: Pair) -> None:
+    """It had that cached. Nothing travels then."""
+    pair.sender.attach(pair.reserve(first_token=16), 0.0)
+    pair.sender.finish(1, LOCAL, 8, Final((), 8, 42, REQUEST), 0.0)
+    pair.settle()
+    assert pair.kinds() == ([HandedOver], [Ready])
+    assert pair.sent[0].bytes == 0
+
+
 def test_a_sender_that_computes_more_than_was_asked_for_is_stopped_before_it_writes(pair: Pair) -> None:
     pair.sender.attach(pair.reserve(), 0.0)
     pair.sender.computed(1, list(range(10)), NUM_TOKENS + 6, 0.0)
@@ -317,7 +384,6 @@ def test_a_sender_that_computes_more_than_was_asked_for_is_stopped_before_it_wri
     [
         {"first_token": 2},
         {"first_token": 32},
-        {"num_tokens": 26},
         {"pages": tuple([20] * 8)},
         {"pages": tuple(range(26, 34))},
         {"epoch": 3},

@@ -20,6 +20,7 @@ from hypothesis.stateful import (
 )
 
 from kv_transfer import (
+    CaughtUp,
     Drained,
     Final,
     HandedOver,
@@ -64,6 +65,19 @@ _STEPS = st.sampled_from(
         "start reserve attach chunk finish",
         "start reserve attach finish",
         "start finish reserve attach",
+    ]
+)
+_RUNNING_STEPS = st.sampled_from(
+    [
+        "",
+        "decode decode start",
+        "start reserve attach",
+        "reserve decode start attach",
+        "decode start reserve decode attach decode",
+        "start reserve attach decode decode",
+        "start reserve attach decode stop",
+        "start reserve attach stop",
+        "start reserve attach stop resume decode",
     ]
 )
 FENCED = "the test says so"
@@ -118,12 +132,74 @@ class HandoffMachine(RuleBasedStateMachine):
                 case "chunk" if not job.sent:
                     self.compute(job, job.num_tokens // 2)
                 case "finish" if not job.sent:
-                    self.finish(job, Final(job.answer, job.num_tokens, 0, job.id))
+                    self.finish(job, Final((job.answer,), job.num_tokens, 0, job.id))
 
-    @precondition(lambda self: any(not job.opened for job in self.current()))
+    @rule(
+        place=st.integers(0, 1),
+        num_tokens=st.integers(2, 6),
+        cached=st.integers(0, 2),
+        room=st.integers(0, 4),
+        steps=_RUNNING_STEPS,
+    )
+    def an_answer_runs_that_may_move(
+        self, place: int, num_tokens: int, cached: int, room: int, steps: str
+    ) -> None:
+        """All of its tokens but the last have KV."""
+        worker = self.workers[place]
+        pages = LAYOUT.num_pages(num_tokens)
+        if pages > len(worker.free):
+            return
+        first_token = min(cached, pages - 1) * LAYOUT.page_size
+        job = Job(len(self.jobs) + 1, num_tokens, first_token, place, worker, [], runs=True, room=room)
+        job.local = worker.take(pages, job, Use.RUNNING)
+        self.jobs.append(job)
+        run_model(job, num_tokens - 1)
+        for step in steps.split():
+            match step:
+                case "start" if not job.opened:
+                    self.start(job)
+                case "reserve" if job.target is None:
+                    self.reserve(job)
+                case "attach" if self.tickets:
+                    self.attach(self.tickets[-1])
+                case "decode" if job.decodes:
+                    self.decode(job)
+                case "stop" if job in self.movable():
+                    self.stop(job)
+                case "resume" if job.stopped and not job.ended:
+                    self.resume(job)
+
+    @precondition(lambda self: any(job.decodes for job in self.current()))
+    @rule(index=INDEX)
+    def a_running_answer_gets_a_token(self, index: int) -> None:
+        self.decode(choose(index, [job for job in self.current() if job.decodes]))
+
+    @precondition(lambda self: self.movable())
+    @rule(index=INDEX)
+    def a_running_answer_is_stopped_to_move(self, index: int) -> None:
+        self.stop(choose(index, self.movable()))
+
+    @precondition(lambda self: any(job.stopped and not job.ended for job in self.current()))
+    @rule(index=INDEX)
+    def a_stopped_answer_goes_on_where_it_is(self, index: int) -> None:
+        """It stood still for too long. Perhaps the other worker has it already, and goes on too."""
+        self.resume(choose(index, [job for job in self.current() if job.stopped and not job.ended]))
+
+    @precondition(lambda self: any(job.runs and not job.ended for job in self.current()))
+    @rule(index=INDEX)
+    def a_running_answer_ends(self, index: int) -> None:
+        job = choose(index, [job for job in self.current() if job.runs and not job.ended])
+        job.ended = True
+        if job.opened and not job.sent:
+            job.source.endpoint.sender.abort(job.id, self.now)
+        else:
+            self.give_back_at_source(job)
+        self.poll()
+
+    @precondition(lambda self: any(not job.opened and not job.ended for job in self.current()))
     @rule(index=INDEX)
     def a_prompt_starts(self, index: int) -> None:
-        self.start(choose(index, [job for job in self.current() if not job.opened]))
+        self.start(choose(index, [job for job in self.current() if not job.opened and not job.ended]))
 
     @precondition(lambda self: any(job.target is None for job in self.jobs))
     @rule(index=INDEX)
@@ -146,7 +222,7 @@ class HandoffMachine(RuleBasedStateMachine):
     def a_prompt_ends(self, index: int, of_another_request: bool) -> None:
         job = choose(index, self.computing())
         answer, digest = job.answer + of_another_request, job.id + of_another_request
-        self.finish(job, Final(answer, job.num_tokens, 0, digest))
+        self.finish(job, Final((answer,), job.num_tokens, 0, digest))
 
     @precondition(lambda self: self.jobs)
     @rule(index=INDEX, at_sender=st.booleans())
@@ -154,6 +230,7 @@ class HandoffMachine(RuleBasedStateMachine):
         job = choose(index, self.jobs[-4:])
         if at_sender:
             self.workers[job.place].endpoint.sender.abort(job.id, self.now)
+            job.stopped = False  # it goes on at once: nothing that it writes now will be decoded from
         else:
             self.workers[1 - job.place].endpoint.receiver.abort(job.id, self.now)
         self.poll()
@@ -228,9 +305,9 @@ class HandoffMachine(RuleBasedStateMachine):
         p, d = job.source.endpoint.peer, ticket.receiver
         tail_tokens = (job.num_tokens - 1) % LAYOUT.page_size + 1
         digests = HostDigester(job.target.pool.memory, LAYOUT).digest(ticket.pages, tail_tokens)
-        final = Final(job.answer + 1, job.num_tokens, 0, job.id)
+        final = Final((job.answer + 1,), job.num_tokens, 0, job.id)
         forged: dict[str, tuple[Peer, Peer, Body]] = {
-            "push": (p, d, Push(0, len(ticket.pages))),
+            "push": (p, d, Push(0, len(ticket.pages), 2)),
             "finish": (p, d, Finish(final, 0.0, tuple(digests))),
             "drain": (p, d, Drain("")),
             "confirm": (d, p, Confirm()),
@@ -302,7 +379,7 @@ class HandoffMachine(RuleBasedStateMachine):
                 if use is not Use.HELD:
                     continue
                 begin = job.first_token + job.remote.index(page) * LAYOUT.page_size
-                for token in range(begin, min(begin + LAYOUT.page_size, job.num_tokens)):
+                for token in range(begin, min(begin + LAYOUT.page_size, job.handed)):
                     arrived = page_view(worker.pool, page)[:, token - begin]
                     np.testing.assert_array_equal(arrived, token_kv(job, token))
 
@@ -325,7 +402,7 @@ class HandoffMachine(RuleBasedStateMachine):
             assert worker.endpoint.sender.num_live == worker.endpoint.receiver.num_live == 0
             for job, use in worker.used.values():
                 never_begun = use is Use.SENDING and not job.opened
-                assert use is Use.HELD or never_begun, f"pages are {use.name} though everybody is well"
+                assert use in (Use.HELD, Use.RUNNING) or never_begun, f"pages are still {use.name}"
         for job in self.jobs:
             assert job.sent or not job.opened or job.source is not self.workers[job.place]
 
@@ -344,12 +421,18 @@ class HandoffMachine(RuleBasedStateMachine):
             case HandedOver() | SendFailed():
                 assert not job.sent, "a handoff ended twice at its sender"
                 job.sent = True
-                # The next owner overwrites the pages at once.
-                worker.pool.bytes[job.local] = 0xEE
-                worker.give_back(job.local)
+                if isinstance(event, SendFailed) and job.runs and not job.ended:
+                    job.stopped = False  # it goes on where it is
+                else:
+                    job.ended = True
+                    self.give_back_at_source(job)
+            case CaughtUp():
+                assert job.runs
             case Ready(_, final):
                 assert uses == {Use.IN_FLIGHT}
-                assert final.first_token == job.answer, "a wrong token would be streamed"
+                right = [job.token(i) for i in range(job.num_tokens, final.position + 1)]
+                assert list(final.tokens) == right, "a wrong token would be streamed"
+                job.handed = final.position
                 worker.use(job.remote, job, Use.HELD)
             case ReceiveFailed():
                 assert uses == {Use.IN_FLIGHT}
@@ -368,19 +451,54 @@ class HandoffMachine(RuleBasedStateMachine):
         return [job for job in self.jobs if job.source is self.workers[job.place]]
 
     def computing(self) -> list[Job]:
-        return [job for job in self.current() if job.opened and not job.finished and not job.sent]
+        return [
+            job for job in self.current() if job.opened and not job.runs and not job.finished and not job.sent
+        ]
+
+    def movable(self) -> list[Job]:
+        return [job for job in self.current() if job.decodes and job.opened and not job.finished]
 
     def held(self) -> list[Job]:
         return [job for worker in self.workers for job, use in worker.used.values() if use is Use.HELD]
 
     def start(self, job: Job) -> None:
         job.opened = True
-        job.source.endpoint.sender.open(job.id, self.now, TIMEOUT_S)
+        job.source.endpoint.sender.open(job.id, self.now, TIMEOUT_S, goes_on=job.runs)
+        if job.runs:
+            job.source.endpoint.sender.computed(job.id, job.local, job.computed, self.now)
         self.poll()
+
+    def decode(self, job: Job) -> None:
+        if job.computed == len(job.local) * LAYOUT.page_size:
+            job.local += job.source.take(1, job, Use.RUNNING)
+        if job.computed == len(job.local) * LAYOUT.page_size:
+            return  # it waits for a page
+        run_model(job, job.computed + 1)
+        if job.opened and not job.finished:
+            job.source.endpoint.sender.computed(job.id, job.local, job.computed, self.now)
+        self.poll()
+
+    def stop(self, job: Job) -> None:
+        """It stands still until the handoff is over, or is given up."""
+        job.stopped = job.finished = True
+        tokens = tuple(job.token(i) for i in range(job.num_tokens, job.computed + 1))
+        final = Final(tokens, job.computed, 0, job.id)
+        job.source.endpoint.sender.finish(job.id, job.local, job.computed, final, self.now)
+        self.poll()
+
+    def resume(self, job: Job) -> None:
+        job.stopped = False
+        job.source.endpoint.sender.abort(job.id, self.now)
+        self.poll()
+
+    def give_back_at_source(self, job: Job) -> None:
+        """The next owner overwrites the pages at once."""
+        job.source.pool.bytes[job.local] = 0xEE
+        job.source.give_back(job.local)
 
     def reserve(self, job: Job) -> None:
         worker = self.workers[1 - job.place]
-        needed = LAYOUT.num_pages(job.num_tokens) - job.first_token // LAYOUT.page_size
+        needed = LAYOUT.num_pages(job.num_tokens + job.room) - job.first_token // LAYOUT.page_size
         pages = worker.take(needed, job, Use.IN_FLIGHT)
         if not pages:
             return

@@ -18,10 +18,10 @@ U64 = st.integers(0, 2**64 - 1)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=200)
 PEERS = st.builds(Peer, TEXT, U64, st.binary(max_size=600), U64, U64, U64, U32, TEXT)
 BODIES = st.one_of(
-    st.builds(Push, U32, U32),
+    st.builds(Push, U32, U32, U32),
     st.builds(
         Finish,
-        st.builds(Final, U32, U32, U64, U64),
+        st.builds(Final, st.lists(U32, max_size=8).map(tuple), U32, U64, U64),
         st.floats(allow_nan=False),
         st.lists(U64, max_size=50).map(tuple),
     ),

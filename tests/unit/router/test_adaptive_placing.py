@@ -12,7 +12,7 @@ from router.dispatch.failures import AttemptFailed
 from router.dispatch.routing.adaptive import AdaptivePlacing
 from router.dispatch.sequence import Sequence
 from router.dispatch.waterfall import Waterfall
-from router.placement import ClusterView, Placement, RequestView, Why
+from router.placement import ClusterView, Placement, Preference, RequestView, Why
 from router.workers.cached_prefixes import CachedPrefixes
 from router.workers.load import WorkerLoad
 from rpc.baton.v1 import sampling_pb2, worker_pb2
@@ -35,6 +35,7 @@ def session(name: str, role: worker_pb2.Role, epoch: int = 1) -> Any:
     )
     return SimpleNamespace(
         worker_id=name,
+        role=role,
         info=info,
         load=WorkerLoad(16, 8),
         cached=CachedPrefixes(16),
@@ -78,6 +79,37 @@ def test_a_decode_worker_without_room_for_the_kv_gets_the_whole_request() -> Non
     assert route.is_local
     assert route.pick(ROLE_DECODE) is served.d
     assert "no room" in route.why
+
+
+def test_links_have_the_bandwidth_that_handoffs_and_the_link_check_show() -> None:
+    served = Served()
+    sessions = {ROLE_PREFILL: served.p, ROLE_DECODE: served.d}
+    served.choice.everyone.side_effect = lambda: [served.p, served.d]
+    served.route()
+    assert served.policy.view.link_between("p@1", "d@1").bytes_per_s == 10e9
+    served.placing.probe(sessions.__getitem__).tracker.handed_over(400_000_000, 0.01)
+    served.route().tracker.handed_over(1000, 1.0)
+    served.route()
+    after = served.policy.view
+    assert after.link_between("p@1", "d@1").bytes_per_s == pytest.approx(40e9), "little KV says nothing"
+    assert after.link_between("d@1", "p@1").bytes_per_s == pytest.approx(40e9), "unseen: as the others"
+
+
+def test_a_worker_that_changes_its_role_is_preferred_for_that_at_once() -> None:
+    served = Served()
+    served.route()
+    served.p.role = ROLE_DECODE
+    served.route()
+    assert {worker.prefers for worker in served.policy.view.workers} == {Preference.DECODE}
+
+
+def test_a_handoff_waits_for_pages_in_one_direction_only() -> None:
+    served = Served()
+    assert served.route().may_wait
+    served.p.role, served.d.role = ROLE_DECODE, ROLE_PREFILL
+    assert served.route().may_wait, "the order outlives a change of roles"
+    served.p, served.d = session("p", ROLE_DECODE), session("d", ROLE_PREFILL)
+    assert not served.route().may_wait
 
 
 def test_a_retry_is_for_one_worker_that_it_did_not_fail_on() -> None:

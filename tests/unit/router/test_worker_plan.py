@@ -103,7 +103,7 @@ def test_a_fraction_that_the_weights_fill_alone_is_refused(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("machine", "chunk"),
-    [(CPU, 256), (gpu(16), 2048), (gpu(40), 4096), (gpu(80), 8192), (gpu(141), 8192), (gpu(180), 16384)],
+    [(CPU, 256), (gpu(16), 2048), (gpu(40), 4096), (gpu(80), 8192), (gpu(141), 16384), (gpu(180), 16384)],
 )
 def test_chunks_grow_with_the_device(checkpoint: Checkpoint, machine: Machine, chunk: int) -> None:
     assert plan(checkpoint, machine).engine.scheduler.chunk_budget == chunk
@@ -131,6 +131,21 @@ def test_the_step_of_prefill_workers_can_be_set_with_that_of_all_and_by_itself(
     ) == [None, 4096]
 
 
+def test_every_worker_of_an_adaptive_cluster_reads_prompts_as_prefill_workers_do(
+    checkpoint: Checkpoint,
+) -> None:
+    config = RouterConfig(model="m", mode=Mode.ADAPTIVE)
+    assert chunks(config, checkpoint, gpu(141)) == [2048, 2048]
+
+
+def test_steps_of_an_adaptive_cluster_stay_below_the_itl_target(checkpoint: Checkpoint) -> None:
+    config = RouterConfig(model="m", mode=Mode.ADAPTIVE, itl_target_ms=20.0)
+    targets = [
+        worker.config.engine.scheduler.itl_target_s for worker in plan_workers(config, checkpoint, gpu(141))
+    ]
+    assert targets == [pytest.approx(0.019)] * 2
+
+
 def chunks(config: RouterConfig, checkpoint: Checkpoint, machine: Machine) -> list[int | None]:
     return [plan.config.engine.scheduler.chunk_budget for plan in plan_workers(config, checkpoint, machine)]
 
@@ -147,7 +162,7 @@ def test_a_gpu_worker_overlaps_captures_graphs_paces_prompts_and_sizes_its_own_p
 ) -> None:
     engine = plan(checkpoint, gpu(141)).engine
     assert engine.overlap
-    assert (engine.cuda_graph_max_batch, engine.num_pages, engine.scheduler.itl_target_s) == (256, 0, 0.02)
+    assert (engine.cuda_graph_max_batch, engine.num_pages, engine.scheduler.itl_target_s) == (512, 0, 0.02)
     assert plan(checkpoint, gpu(141), kv_pool_tokens=1600).engine.num_pages == 100
     assert engine.cuda_graph_max_tokens == 2048
     assert engine.scheduler.token_tile == 128
@@ -170,7 +185,7 @@ def test_graphs_are_not_promised_to_a_cpu(checkpoint: Checkpoint, name: str) -> 
 def test_a_prefill_worker_has_no_decodes_to_capture(checkpoint: Checkpoint) -> None:
     config = RouterConfig(model="m", mode=Mode.DISAGG)
     engines = [worker.config.engine for worker in plan_workers(config, checkpoint, gpu(141))]
-    assert [engine.cuda_graph_max_batch for engine in engines] == [0, 256]
+    assert [engine.cuda_graph_max_batch for engine in engines] == [0, 512]
 
 
 def test_the_pace_of_prompts_can_be_set_and_turned_off(checkpoint: Checkpoint) -> None:

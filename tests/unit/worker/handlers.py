@@ -8,6 +8,7 @@ from unittest.mock import Mock
 
 from worker.grammar_loading import GrammarLoading
 from worker.handoffs.incoming import IncomingHandoffs
+from worker.handoffs.migrations import Migrations
 from worker.handoffs.outgoing import OutgoingHandoffs
 from worker.request_handler import Handoffs, RequestHandler
 from worker.session.answers import Answers
@@ -40,7 +41,8 @@ class Handled:
         self.jobs = self.answers.jobs
         outgoing = OutgoingHandoffs(self.engine, self.answers, self.clock, self.transfer.sender, 60.0)
         incoming = IncomingHandoffs(self.engine, self.answers, self.transfer.receiver)
-        handoffs = Handoffs(self.transfer, outgoing, incoming)
+        migrations = Migrations(self.engine, self.answers, self.clock, self.transfer.sender, 60.0)
+        handoffs = Handoffs(self.transfer, outgoing, migrations, incoming)
         grammars = GrammarLoading(self.engine.grammars, self.inbox)
         self.handler = RequestHandler(self.engine, self.answers, self.clock, grammars, handoffs)
         self.engine.hooks = self.handler

@@ -41,7 +41,9 @@ def prefill() -> StepOutput:
 
 def decode(tokens: int = 10) -> StepOutput:
     return StepOutput(
-        tokens=[TokenOut(request(), 7, None, None) for _ in range(tokens)], num_tokens=tokens, completed=True
+        tokens=[TokenOut(request(), 7, 0, None, None) for _ in range(tokens)],
+        num_tokens=tokens,
+        completed=True,
     )
 
 

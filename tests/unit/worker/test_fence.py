@@ -27,7 +27,7 @@ def test_a_worker_without_a_transport_has_no_peers_to_fence() -> None:
 def test_a_worker_with_pages_in_quarantine_is_idle_so_that_its_pages_are_checked() -> None:
     engine = Mock()
     engine.config.scheduler.max_waiting_requests = 8
-    engine.reserve.side_effect = lambda request: Reservation(request, 0, [3])
+    engine.reserve.side_effect = lambda request, room: Reservation(request, 0, [3])
     handler = handled(engine, Mock()).handler
     work = worker_pb2.Work(request_id=1, prompt=[5, 6], sampling=sampling_pb2.SamplingParams(max_tokens=4))
     handler.handle(Mock(), worker_pb2.Command(reserve=worker_pb2.Reserve(work=work, timeout_s=5.0)), 0.0)

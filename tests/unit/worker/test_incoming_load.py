@@ -44,7 +44,7 @@ class Engine:
     def abort(self, request_id: int) -> bool:
         return False
 
-    def reserve(self, request: Request) -> Reservation | None:
+    def reserve(self, request: Request, room: int) -> Reservation | None:
         if not self._room:
             return None
         self._room -= 1

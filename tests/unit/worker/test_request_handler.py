@@ -28,7 +28,7 @@ def test_first_tokens_are_reported_before_those_of_answers_that_run() -> None:
 
     def step(ids: list[int]) -> list[int]:
         outbox.token.reset_mock()
-        tokens = [TokenOut(requests[id], token=7, logprobs=None, finish=None, is_stop=False) for id in ids]
+        tokens = [TokenOut(requests[id], token=7, position=0, logprobs=None, finish=None) for id in ids]
         worker.handler.on_step(StepOutput(started=[], num_tokens=len(ids), tokens=tokens))
         return [call.args[0].id for call in outbox.token.call_args_list]
 

@@ -1,0 +1,63 @@
+"""Moves running answers off a worker that is to leave, or that others should relieve."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final, Protocol, TypeAlias
+
+from router.workers.session import WorkerSession
+
+__all__ = ["Answers", "Movable", "Refuge"]
+
+_AT_ONCE: Final = 8
+"""Moves at a time: each takes a share of the link, and the pages of all are promised at their targets."""
+
+Refuge: TypeAlias = Callable[[int, str], WorkerSession | None]
+"""See `Placing.refuge`."""
+
+
+class Movable(Protocol):
+    """A running attempt; see `Attempt`."""
+
+    @property
+    def writer(self) -> WorkerSession | None: ...
+
+    @property
+    def tokens_to_reserve(self) -> int: ...
+
+    async def move(self, session: WorkerSession, timeout_s: float) -> bool: ...
+
+
+class Answers:
+    """The attempts that run now."""
+
+    def __init__(self, refuge: Refuge) -> None:
+        self._refuge = refuge
+        self._running: dict[Movable, None] = {}
+
+    @contextmanager
+    def running(self, attempt: Movable) -> Iterator[None]:
+        self._running[attempt] = None
+        try:
+            yield
+        finally:
+            del self._running[attempt]
+
+    async def evacuate(self, worker_id: str, timeout_s: float) -> int:
+        """Moves the answers that this worker computes now to others that have room; returns how many moved.
+
+        Each stays where it is if that fails or takes longer than `timeout_s`.
+        """
+        turn = asyncio.Semaphore(_AT_ONCE)
+
+        async def evacuate(attempt: Movable) -> bool:
+            async with turn:
+                writer = attempt.writer
+                if attempt not in self._running or writer is None or writer.worker_id != worker_id:
+                    return False
+                target = self._refuge(attempt.tokens_to_reserve, worker_id)
+                return target is not None and await attempt.move(target, timeout_s)
+
+        return sum(await asyncio.gather(*(evacuate(attempt) for attempt in list(self._running))))

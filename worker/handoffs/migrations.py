@@ -1,0 +1,190 @@
+"""Requests that run here while their KV follows to another worker, which goes on with them.
+
+Computed pages travel while the request goes on. When all but the last part of a page is there, the request
+is paused after a token, the rest is sent, and the other worker continues. Nothing is lost if that fails: the
+request goes on here. Both workers may then go on with it, if the other one has it after all; their tokens are
+the same, and the router listens to one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from engine.core.request import Request, RequestId
+from engine.engine import Engine
+from kv_transfer import CaughtUp, HandedOver, SenderCommands, SenderEvent, SendFailed, Ticket
+from kv_transfer import Final as FinalState
+from worker.handoffs.request_digest import digest_of
+from worker.handoffs.sent_pages import pages_of, push_span
+from worker.metrics import Outcome
+from worker.session.answers import Answers
+from worker.session.jobs import Job
+
+__all__ = ["Migrations"]
+
+_LONGEST_PAUSE_S: Final = 1.0
+"""A request that is paused for longer goes on here. The pause is that of a message, a page and a step; the
+other worker, or the way to it, is in trouble."""
+
+
+@dataclass(slots=True, eq=False)
+class _Moving:
+    job: Job
+    ticket: Ticket
+    paused_at: float = math.inf
+    given_up: bool = False
+    """It goes on here whatever comes; only its writes have not ended."""
+
+    @property
+    def id(self) -> int:
+        return self.ticket.handoff_id
+
+
+class Migrations:
+    """Belongs to the engine thread. Methods about a request that does not move do nothing."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        answers: Answers,
+        clock: Callable[[], float],
+        sender: SenderCommands,
+        handoff_timeout_s: float,
+    ) -> None:
+        self._engine = engine
+        self._answers = answers
+        self._clock = clock
+        self._sender = sender
+        self._handoff_timeout_s = handoff_timeout_s
+        self._moving: dict[int, _Moving] = {}
+        """By handoff, from the command until the sender reads the pages no more."""
+        self._by_request: dict[RequestId, _Moving] = {}
+
+    def __len__(self) -> int:
+        """Requests whose pages the sender may read."""
+        return len(self._moving)
+
+    def __contains__(self, handoff_id: int) -> bool:
+        return handoff_id in self._moving
+
+    # ------------------------------------------------------------------------------ from the router
+
+    def begin(self, job: Job | None, ticket: Ticket) -> None:
+        """Moves a running request. One that does not run, or moves already, stays: the receiver is told."""
+        if job is not None and self._can_move(job.request, ticket):
+            self._begin(job, ticket)
+        self._sender.attach(ticket)  # of a handoff that it does not know, it says so to the receiver
+
+    def cancel(self, handoff_id: int) -> None:
+        """The request goes on here, at once. What may still be sent is of no use to the receiver."""
+        moving = self._moving.get(handoff_id)
+        if moving is not None and not moving.given_up:
+            self._give_up(moving)
+
+    # ------------------------------------------------------------------------------ from the loop
+
+    def tick(self, now: float) -> None:
+        for moving in list(self._moving.values()):
+            if now >= moving.paused_at + _LONGEST_PAUSE_S:
+                self._give_up(moving)
+
+    def next_wakeup(self) -> float:
+        """When `tick` has something to do; math.inf: never."""
+        paused = (moving.paused_at for moving in self._moving.values())
+        return min(paused, default=math.inf) + _LONGEST_PAUSE_S
+
+    # ------------------------------------------------------------------------------ the engine's hooks
+
+    def on_computed(self, request: Request, upto: int) -> None:
+        moving = self._by_request.get(request.id)
+        if moving is not None and not moving.given_up and not request.paused:
+            self._sender.computed(moving.id, self._pages(request, upto), upto)
+
+    def on_step(self) -> None:
+        """The tokens of a step are known: requests that were to be paused behind it can be sent."""
+        for moving in self._moving.values():
+            if moving.job.request.paused and moving.paused_at == math.inf:
+                self._send_rest(moving)
+
+    def on_finished(self, request: Request) -> bool:
+        """It ended before it moved. True: the sender still reads its pages."""
+        moving = self._by_request.get(request.id)
+        if moving is None:
+            return False
+        if not moving.given_up:
+            self._give_up(moving)
+        return True
+
+    # ------------------------------------------------------------------------------ from the sender
+
+    def on_transfer(self, event: SenderEvent) -> None:
+        moving = self._moving[event.handoff_id]
+        job = moving.job
+        if isinstance(event, CaughtUp):
+            if not (moving.given_up or job.request.paused):
+                job.request.paused = True
+                self._send_rest(moving)
+            return
+        del self._moving[moving.id], self._by_request[job.id]
+        job.request.paused = job.request.pinned = False
+        if job.request.finish is not None:
+            self._engine.release(job.request)
+        match event:
+            case HandedOver(_, num_bytes, pushes):
+                if job.request.finish is None:
+                    self._engine.abort(job.id)
+                self._answers.metrics.transfer_bytes.inc(num_bytes)
+                if job.id in self._answers.jobs:
+                    self._answers.end(job, Outcome.HANDED_OVER)
+                    spans = [push_span(push, job.arrival) for push in pushes]
+                    self._answers.outbox.handed_over(job, num_bytes, [], spans)
+            case SendFailed():
+                self._answers.metrics.transfer_failures.inc()
+
+    # ------------------------------------------------------------------------------ inside
+
+    def _can_move(self, request: Request, ticket: Ticket) -> bool:
+        """It decodes, and the ticket is for no more of the request than there is."""
+        return (
+            request.slot >= 0
+            and request.num_pending == 1
+            and request.finish is None
+            and not request.pinned
+            and ticket.handoff_id not in self._moving
+            and ticket.num_tokens <= request.num_tokens - request.awaits_token
+        )
+
+    def _begin(self, job: Job, ticket: Ticket) -> None:
+        request = job.request
+        request.pinned = True
+        self._moving[ticket.handoff_id] = self._by_request[job.id] = _Moving(job, ticket)
+        self._sender.open(ticket.handoff_id, self._handoff_timeout_s, goes_on=True)
+        upto = self._engine.computed(request)
+        self._sender.computed(ticket.handoff_id, self._pages(request, upto), upto)
+
+    def _send_rest(self, moving: _Moving) -> None:
+        """Unless a step computes some more of it: then after that."""
+        request = moving.job.request
+        num_computed = self._engine.computed(request)
+        if num_computed < request.num_computed or request.awaits_token:
+            return
+        moving.paused_at = self._clock()
+        known = moving.ticket.num_tokens
+        final = FinalState(
+            tokens=tuple(request.tokens(known, request.num_tokens)),
+            position=num_computed,
+            seed=request.sampling.seed,
+            request_digest=digest_of(request, known, moving.job.sampling),
+        )
+        self._sender.finish(moving.id, self._pages(request, num_computed), num_computed, final)
+
+    def _give_up(self, moving: _Moving) -> None:
+        moving.given_up, moving.paused_at = True, math.inf
+        moving.job.request.paused = False
+        self._sender.abort(moving.id)
+
+    def _pages(self, request: Request, num_tokens: int) -> list[int]:
+        return pages_of(request, num_tokens, self._engine.config.page_size)

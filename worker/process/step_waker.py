@@ -1,0 +1,50 @@
+"""Wakes the engine thread when the device has done a step, while that thread waits for messages."""
+
+from __future__ import annotations
+
+import queue
+import threading
+
+from engine.executor.runner import StepInFlight
+from worker.session.inbox import Inbox
+
+__all__ = ["StepWaker"]
+
+
+class StepWaker:
+    """A thread, started by the first `watch`: an inbox cannot wait for a device event as well.
+
+    `watch` and `stop` belong to one thread.
+    """
+
+    def __init__(self, inbox: Inbox) -> None:
+        self._inbox = inbox
+        self._steps: queue.SimpleQueue[StepInFlight | None] = queue.SimpleQueue()
+        self._watched: StepInFlight | None = None
+        self._thread = threading.Thread(target=self._run, name="step-waker", daemon=True)
+
+    def watch(self, step: StepInFlight) -> None:
+        """The inbox gets an empty message when `step`, all of which is enqueued, is done."""
+        if step is self._watched:
+            return
+        if self._watched is None:
+            self._thread.start()
+        self._watched = step
+        self._steps.put(step)
+
+    def stop(self) -> None:
+        """Ends the thread, after the step that it waits for."""
+        if self._watched is not None:
+            self._steps.put(None)
+            self._thread.join()
+
+    def _run(self) -> None:
+        while (step := self._steps.get()) is not None:
+            try:
+                step.wait()
+            finally:  # what is wrong with the step is for the engine to find
+                self._inbox.post(_nothing)
+
+
+def _nothing() -> None:
+    pass
