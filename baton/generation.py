@@ -13,7 +13,7 @@ from engine.core.request import Request
 from engine.engine import Engine
 from router.dispatch.interface import Delta
 from router.processing.completion import Chunk, Completion
-from router.processing.tokenizer import Tokenizer
+from router.processing.text.tokenizer import Tokenizer
 from rpc.baton.v1 import sampling_pb2
 from worker.session.convert import FINISH_REASONS, logprobs_to_proto, sampling_from_proto
 

@@ -26,10 +26,10 @@ from router.cluster.worker_plan import Machine, device_for, plan_workers
 from router.config.settings import Device, Dtype, RouterConfig
 from router.config.validation import problems_of
 from router.errors import InvalidRequest
-from router.processing.bounds import ServedBounds
 from router.processing.completion import Completion
-from router.processing.sampling_options import SamplingOptions, derive_seed
-from router.processing.tokenizer import Tokenizer
+from router.processing.params.bounds import ServedBounds
+from router.processing.params.sampling_options import SamplingOptions, derive_seed
+from router.processing.text.tokenizer import Tokenizer
 from router.request_limits import LOGPROBS_LIMIT
 
 __all__ = ["LLM", "Failed"]

@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields
 from typing import Final
 
 from router.errors import InvalidRequest
-from router.processing.bounds import ServedBounds
-from router.processing.sampling_options import SamplingOptions
+from router.processing.params.bounds import ServedBounds
+from router.processing.params.sampling_options import SamplingOptions
 
 __all__ = ["SamplingParams"]
 

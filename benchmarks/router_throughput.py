@@ -31,7 +31,7 @@ from benchmarks.lib.mock_worker import MockWorker
 from benchmarks.lib.rayless_router import run_router
 from benchmarks.lib.report import Percentiles
 from engine.loader.checkpoint import Checkpoint, resolve
-from router.processing.tokenizer import Tokenizer
+from router.processing.text.tokenizer import Tokenizer
 
 __all__ = ["Outcome", "Setting", "measure", "stage"]
 

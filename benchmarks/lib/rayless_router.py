@@ -17,7 +17,7 @@ from router.dispatch.metrics import RouterMetrics
 from router.frontend.http.server import HttpConfig, HttpServer
 from router.processing.generation import Generation
 from router.processing.served_model import ServedModel
-from router.processing.tokenizer import Tokenizer
+from router.processing.text.tokenizer import Tokenizer
 from router.workers.registry import Registry
 from rpc.baton.v1 import worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE

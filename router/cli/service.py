@@ -40,7 +40,7 @@ from router.probes.worker_probe import WorkerProbe
 from router.processing.generation import Generation
 from router.processing.history import History
 from router.processing.served_model import ServedModel
-from router.processing.tokenizer import Tokenizer, TokenizerError
+from router.processing.text.tokenizer import Tokenizer, TokenizerError
 from router.request_limits import RequestLimits
 from router.tracing.otlp import TraceExporter
 from router.workers.fencing import Fencing

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from router.dispatch.interface import Delta
-from router.processing.detokenizer import Detokenizer
 from router.processing.output.parts import OutputParser, Part
-from router.processing.stop_strings import StopFinder
+from router.processing.text.detokenizer import Detokenizer
+from router.processing.text.stop_strings import StopFinder
 from rpc.baton.v1 import router_pb2, sampling_pb2
 
 __all__ = ["Chunk", "Completion"]

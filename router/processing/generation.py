@@ -14,18 +14,18 @@ from typing import Final
 from engine.grammar.grammar import Grammar, GrammarKind
 from router.dispatch.interface import Dispatcher
 from router.errors import InvalidRequest, NotFound, Unavailable
-from router.processing.bounds import ServedBounds
 from router.processing.clients import CURRENT_CLIENT
 from router.processing.completion import Completion
-from router.processing.constraint import Constraint, ConstraintChecks
 from router.processing.generation_request import Chat, GenerationRequest, Prompt
 from router.processing.history import History
 from router.processing.output.formats import OutputFormats
 from router.processing.output.parts import OutputParser
+from router.processing.params.bounds import ServedBounds
+from router.processing.params.constraint import Constraint, ConstraintChecks
+from router.processing.params.sampling_options import SamplingOptions, derive_seed
 from router.processing.run import Run, Running, SequencePlan
-from router.processing.sampling_options import SamplingOptions, derive_seed
 from router.processing.served_model import ServedModel
-from router.processing.tokenizer import Tokenizer
+from router.processing.text.tokenizer import Tokenizer
 from router.processing.tools import NO_TOOLS, ToolUse, forced_schema
 from router.request_limits import MAX_PRIORITY, RequestLimits
 

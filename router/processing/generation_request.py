@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from router.processing.chat_template import Message
-from router.processing.sampling_options import SamplingOptions
+from router.processing.params.sampling_options import SamplingOptions
+from router.processing.text.chat_template import Message
 from router.processing.tools import NO_TOOLS, ToolUse
 
 __all__ = ["Chat", "GenerationRequest", "Prompt"]

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 
 from router.dispatch.interface import Delta
-from router.processing.tokenizer import Tokenizer
+from router.processing.text.tokenizer import Tokenizer
 from tests.integration.frontends import Call, say
 
 __all__ = ["weather_script"]

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from router.processing.tokenizer import Tokenizer
+from router.processing.text.tokenizer import Tokenizer
 from tests.unit.router_tokenizers import byte_level
 
 __all__ = ["Question", "SmallModel", "save_small_model"]

@@ -15,10 +15,10 @@ from router.admin.drain import WorkerDrainer
 from router.config.settings import Mode, RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics import RouterMetrics
-from router.processing.constraint import Constraint
 from router.processing.generation import Generation
 from router.processing.generation_request import GenerationRequest
-from router.processing.sampling_options import SamplingOptions
+from router.processing.params.constraint import Constraint
+from router.processing.params.sampling_options import SamplingOptions
 from router.processing.served_model import ServedModel
 from router.workers.registry import Registry
 from rpc.baton.v1 import sampling_pb2

@@ -19,7 +19,7 @@ from router.frontend.http.server import HttpConfig, HttpServer
 from router.frontend.page.routes import page_routes
 from router.processing.generation import Generation
 from router.processing.served_model import ServedModel
-from router.processing.tokenizer import Tokenizer
+from router.processing.text.tokenizer import Tokenizer
 from router.request_limits import RequestLimits
 from rpc.baton.v1 import router_pb2, sampling_pb2
 from rpc.tls import TlsFiles

@@ -22,12 +22,12 @@ from router.frontend.openai.messages import (
 )
 from router.frontend.openai.structured_output import SchemaText, json_constraint
 from router.frontend.openai.tools import ToolName, choose
-from router.processing.bounds import MaxTokens, ModelName, StopStrings, Temperature, TopK, TopP
-from router.processing.constraint import Constraint
 from router.processing.generation_request import Chat, GenerationRequest
-from router.processing.sampling_options import SamplingOptions
+from router.processing.params.bounds import MaxTokens, ModelName, StopStrings, Temperature, TopK, TopP
+from router.processing.params.constraint import Constraint
+from router.processing.params.sampling_options import SamplingOptions
+from router.processing.params.validation import STRICT
 from router.processing.tools import Tool, ToolUse
-from router.processing.validation import STRICT
 
 __all__ = ["CountTokensBody", "MessagesBody"]
 

@@ -20,8 +20,8 @@ from router.frontend.openai.messages import (
 )
 from router.frontend.openai.tools import ToolBody, choose, known_tools
 from router.processing.generation_request import Chat, Prompt
+from router.processing.params.validation import refusal_of
 from router.processing.tools import ToolUse
-from router.processing.validation import refusal_of
 from rpc.baton.v1 import router_pb2
 
 __all__ = ["chat_of", "prompt_of"]

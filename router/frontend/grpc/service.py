@@ -16,12 +16,12 @@ from router.frontend.grpc.prompts import chat_of, prompt_of
 from router.frontend.grpc.status import trailing_metadata
 from router.frontend.openai.chat_parts import new_call_id
 from router.processing.completion import Chunk
-from router.processing.constraint import constraint_from_proto
 from router.processing.generation import Generation
 from router.processing.generation_request import GenerationRequest
 from router.processing.output.parts import Arguments, Call, Content, Part, Reasoning
+from router.processing.params.constraint import constraint_from_proto
+from router.processing.params.sampling_options import SamplingOptions
 from router.processing.run import Run
-from router.processing.sampling_options import SamplingOptions
 from rpc.baton.v1 import router_pb2, router_pb2_grpc
 
 __all__ = ["RouterService"]

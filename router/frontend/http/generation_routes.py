@@ -26,8 +26,8 @@ from router.frontend.openai.serializers import ChatSerializer, CompletionSeriali
 from router.frontend.openai.tokenize import DetokenizeBody, TokenizeBody
 from router.processing.completion import Chunk
 from router.processing.generation import Generation
+from router.processing.params.validation import parse
 from router.processing.run import Run
-from router.processing.validation import parse
 
 __all__ = ["GenerationRoutes", "json_response"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from router.processing.tokenizer import Tokenizer
+from router.processing.text.tokenizer import Tokenizer
 from rpc.baton.v1 import sampling_pb2
 
 __all__ = ["chat_logprobs", "completion_logprobs"]

@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from pydantic_core import PydanticCustomError
 
 from router.errors import InvalidRequest
-from router.processing.validation import STRICT
+from router.processing.params.validation import STRICT
 
 __all__ = ["MessageBody", "for_template"]
 

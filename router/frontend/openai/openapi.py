@@ -22,7 +22,7 @@ from router.frontend.openai.requests import ChatCompletionBody, CompletionBody
 from router.frontend.openai.responses_api.answers import Response
 from router.frontend.openai.responses_api.requests import ResponsesBody
 from router.frontend.openai.tokenize import DetokenizeBody, TokenizeBody
-from router.processing.bounds import ServedBounds, resolved
+from router.processing.params.bounds import ServedBounds, resolved
 
 __all__ = ["openapi_document"]
 

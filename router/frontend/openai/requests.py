@@ -1,7 +1,8 @@
 """What clients of OpenAI's completions and chat completions may send: every field, with its bounds.
 
-Bounds are in the types (router/processing/bounds.py). A parameter is honoured, or listed as one that changes
-no answer, or refused: none is ignored. docs/api.md and the OpenAPI document are generated from these models.
+Bounds are in the types (router/processing/params/bounds.py). A parameter is honoured, or listed as one that
+changes no answer, or refused: none is ignored. docs/api.md and the OpenAPI document are generated from these
+models.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from router.frontend.fields import Refused, WithoutEffect
 from router.frontend.openai.messages import MessageBody, for_template
 from router.frontend.openai.structured_output import ConstrainedBody
 from router.frontend.openai.tools import ToolBody, ToolChoiceBody, tool_use
-from router.processing.bounds import (
+from router.processing.generation_request import Chat, GenerationRequest, Prompt
+from router.processing.params.bounds import (
     Completions,
     LogitBiases,
     Logprobs,
@@ -36,9 +38,8 @@ from router.processing.bounds import (
     TopK,
     TopP,
 )
-from router.processing.generation_request import Chat, GenerationRequest, Prompt
-from router.processing.sampling_options import SamplingOptions
-from router.processing.validation import STRICT
+from router.processing.params.sampling_options import SamplingOptions
+from router.processing.params.validation import STRICT
 
 __all__ = ["ChatCompletionBody", "CompletionBody", "GenerationBody"]
 

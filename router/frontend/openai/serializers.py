@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final, Protocol
 
 from router.frontend.openai.logprobs import chat_logprobs, completion_logprobs
-from router.processing.detokenizer import Detokenizer
-from router.processing.tokenizer import Tokenizer
+from router.processing.text.detokenizer import Detokenizer
+from router.processing.text.tokenizer import Tokenizer
 from rpc.baton.v1 import sampling_pb2
 
 __all__ = ["FINISH_REASONS", "ChatSerializer", "CompletionSerializer", "Serializer"]

@@ -11,8 +11,8 @@ from pydantic_core import PydanticCustomError
 
 from engine.grammar.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 from router.errors import InvalidRequest
-from router.processing.constraint import Constraint
-from router.processing.validation import STRICT
+from router.processing.params.constraint import Constraint
+from router.processing.params.validation import STRICT
 
 __all__ = [
     "ANY_JSON_OBJECT",

@@ -9,9 +9,9 @@ from pydantic_core import PydanticCustomError
 
 from router.frontend.openai.messages import MessageBody, for_template
 from router.frontend.openai.tools import ToolBody, tool_use
-from router.processing.bounds import ModelName, TokenId
 from router.processing.generation_request import Chat, Prompt
-from router.processing.validation import STRICT
+from router.processing.params.bounds import ModelName, TokenId
+from router.processing.params.validation import STRICT
 
 __all__ = ["DetokenizeBody", "TokenizeBody"]
 

@@ -9,8 +9,8 @@ from pydantic import BaseModel, Field, Tag
 
 from router.errors import InvalidRequest
 from router.frontend.fields import TEXT_OR_OBJECT
+from router.processing.params.validation import STRICT
 from router.processing.tools import Tool, ToolChoice, ToolUse
-from router.processing.validation import STRICT
 
 __all__ = [
     "NamedToolChoice",

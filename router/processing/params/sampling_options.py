@@ -8,7 +8,7 @@ from typing import Any, Final, get_type_hints
 from pydantic import BaseModel, ValidationError, create_model
 
 from router.errors import InvalidRequest
-from router.processing.bounds import (
+from router.processing.params.bounds import (
     LogitBiases,
     Logprobs,
     MaxTokens,
@@ -24,8 +24,8 @@ from router.processing.bounds import (
     TopK,
     TopP,
 )
-from router.processing.constraint import Constraint, grammar_to_proto
-from router.processing.validation import STRICT, refusal_of
+from router.processing.params.constraint import Constraint, grammar_to_proto
+from router.processing.params.validation import STRICT, refusal_of
 from rpc.baton.v1 import sampling_pb2
 
 __all__ = ["SamplingOptions", "derive_seed"]

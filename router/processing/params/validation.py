@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
 from router.errors import InvalidRequest
-from router.processing.bounds import ServedBounds
+from router.processing.params.bounds import ServedBounds
 
 __all__ = ["STRICT", "parse", "refusal_of"]
 

@@ -14,7 +14,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from router.errors import InvalidRequest
-from router.processing.tool_prompt import with_calls_as_text, with_tools_described
+from router.processing.text.tool_prompt import with_calls_as_text, with_tools_described
 from router.processing.tools import Tool
 
 __all__ = ["ChatTemplate", "Message"]

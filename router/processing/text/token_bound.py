@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from router.processing.vocabulary import decoder_of
+from router.processing.text.vocabulary import decoder_of
 
 __all__ = ["TokenBound"]
 

@@ -11,12 +11,12 @@ from typing import Any, Final
 import tokenizers
 
 from router.errors import InvalidRequest
-from router.processing.chat_template import ChatTemplate, Message
-from router.processing.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from router.processing.output.formats import OutputFormats
-from router.processing.token_bound import TokenBound
+from router.processing.text.chat_template import ChatTemplate, Message
+from router.processing.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from router.processing.text.token_bound import TokenBound
+from router.processing.text.vocabulary import byte_table
 from router.processing.tools import Tool
-from router.processing.vocabulary import byte_table
 
 __all__ = ["Tokenizer", "TokenizerError"]
 

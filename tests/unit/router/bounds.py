@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from router.processing.bounds import ServedBounds
+from router.processing.params.bounds import ServedBounds
 from router.processing.served_model import ServedModel
 from router.request_limits import RequestLimits
 

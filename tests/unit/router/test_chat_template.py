@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from router.errors import InvalidRequest
-from router.processing.chat_template import ChatTemplate
+from router.processing.text.chat_template import ChatTemplate
 from router.processing.tools import Tool
 
 TAKING_TURNS = """

@@ -4,7 +4,7 @@ import pytest
 
 from router.dispatch.interface import Delta
 from router.processing.completion import Chunk, Completion
-from router.processing.detokenizer import ByteDetokenizer
+from router.processing.text.detokenizer import ByteDetokenizer
 from rpc.baton.v1.sampling_pb2 import (
     FINISH_REASON_ABORT,
     FINISH_REASON_LENGTH,

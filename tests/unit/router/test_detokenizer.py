@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.processing.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
-from router.processing.tokenizer import Tokenizer
-from router.processing.vocabulary import byte_table
+from router.processing.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from router.processing.text.tokenizer import Tokenizer
+from router.processing.text.vocabulary import byte_table
 from tests.unit.router_tokenizers import byte_level, sentencepiece, word_piece
 
 BYTE_LEVEL = byte_level()

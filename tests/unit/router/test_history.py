@@ -19,7 +19,7 @@ from router.errors import Overloaded
 from router.processing.generation import Generation
 from router.processing.generation_request import GenerationRequest
 from router.processing.history import History, RequestRecord
-from router.processing.sampling_options import SamplingOptions
+from router.processing.params.sampling_options import SamplingOptions
 from router.processing.served_model import ServedModel
 from rpc.baton.v1 import router_pb2, sampling_pb2
 

@@ -10,7 +10,7 @@ import pytest
 from router.errors import InvalidRequest
 from router.frontend.openai.requests import ChatCompletionBody
 from router.processing.generation_request import Chat
-from router.processing.validation import parse
+from router.processing.params.validation import parse
 
 ASK: dict[str, Any] = {"role": "user", "content": "What is the weather in Bern?"}
 CALL: dict[str, Any] = {

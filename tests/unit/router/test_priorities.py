@@ -13,7 +13,7 @@ from router.errors import InvalidRequest
 from router.processing.clients import CURRENT_CLIENT, Client
 from router.processing.generation import Generation
 from router.processing.generation_request import GenerationRequest
-from router.processing.sampling_options import SamplingOptions
+from router.processing.params.sampling_options import SamplingOptions
 from router.processing.served_model import ServedModel
 from router.request_limits import RequestLimits
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from router.errors import InvalidRequest
 from router.frontend.openai.requests import ChatCompletionBody, CompletionBody
 from router.processing.generation_request import Chat, GenerationRequest
-from router.processing.validation import parse
+from router.processing.params.validation import parse
 from tests.unit.router.bounds import BOUNDS
 
 

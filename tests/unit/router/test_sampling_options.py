@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.errors import InvalidRequest
-from router.processing.sampling_options import SamplingOptions, derive_seed
+from router.processing.params.sampling_options import SamplingOptions, derive_seed
 from tests.unit.router.bounds import BOUNDS, VOCAB
 
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.processing.stop_strings import StopFinder
+from router.processing.text.stop_strings import StopFinder
 
 TEXTS = st.text("ab-", max_size=40)
 STOPS = st.lists(st.text("ab-", min_size=1, max_size=5), min_size=1, max_size=3)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, normalizers, pre_tokenizers
 
-from router.processing.tokenizer import Tokenizer
+from router.processing.text.tokenizer import Tokenizer
 from tests.unit.router_tokenizers import byte_level, sentencepiece, word_piece
 
 

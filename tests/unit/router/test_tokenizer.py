@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from router.errors import InvalidRequest
-from router.processing.tokenizer import Tokenizer, TokenizerError
+from router.processing.text.tokenizer import Tokenizer, TokenizerError
 from tests.unit.router_tokenizers import byte_level
 
 

@@ -19,7 +19,7 @@ from router.frontend.openai.messages import (
     UserMessage,
     for_template,
 )
-from router.processing.validation import STRICT
+from router.processing.params.validation import STRICT
 
 __all__ = ["InputItem", "InputItems", "as_messages"]
 

@@ -12,12 +12,12 @@ from router.frontend.openai.requests import StreamOptions
 from router.frontend.openai.responses_api.items import InputItems, as_messages
 from router.frontend.openai.structured_output import ANY_JSON_OBJECT, NamedSchema, json_constraint
 from router.frontend.openai.tools import ToolName, choose
-from router.processing.bounds import Logprobs, MaxTokens, ModelName, Temperature, TopP
-from router.processing.constraint import Constraint
 from router.processing.generation_request import Chat, GenerationRequest
-from router.processing.sampling_options import SamplingOptions
+from router.processing.params.bounds import Logprobs, MaxTokens, ModelName, Temperature, TopP
+from router.processing.params.constraint import Constraint
+from router.processing.params.sampling_options import SamplingOptions
+from router.processing.params.validation import STRICT
 from router.processing.tools import Tool, ToolUse
-from router.processing.validation import STRICT
 
 __all__ = ["ResponsesBody"]
 

@@ -23,7 +23,7 @@ from router.frontend.openai.responses_api.requests import ResponsesBody
 from router.processing.completion import Chunk
 from router.processing.output.parts import Arguments, Call, Content, Part, Reasoning
 from router.processing.run import Run
-from router.processing.tokenizer import Tokenizer
+from router.processing.text.tokenizer import Tokenizer
 from rpc.baton.v1 import sampling_pb2
 
 __all__ = ["ResponseWriter"]
