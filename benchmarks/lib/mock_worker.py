@@ -86,11 +86,15 @@ class MockWorker(worker_pb2_grpc.WorkerServicer):
         now = time.monotonic()
         batch = worker_pb2.EventBatch(step=step)
         for request in list(self._requests.values()):
-            word = self._words[len(request.sent_at) % len(self._words)]
+            position = len(request.sent_at)
+            word = self._words[position % len(self._words)]
             request.sent_at.append(now)
             request.left -= 1
             batch.tokens.add(
-                request_id=request.request_id, ids=[word], finish=_GOES_ON if request.left else _ENDS
+                request_id=request.request_id,
+                ids=[word],
+                finish=_GOES_ON if request.left else _ENDS,
+                position=position,
             )
             if not request.left:
                 del self._requests[request.request_id]
