@@ -162,9 +162,15 @@ class ThreeNodes:
         return sum(int(count) for count in re.findall(r"^ *(\d+) ", active, re.MULTILINE))
 
     def mend(self, node: Machine) -> None:
-        """Restores the link of a node that was cut off, and waits until every worker is in service."""
+        """Restores the link of a node that Ray took for dead, and waits until every worker is in service."""
+        dead = set(node.processes("raylet/raylet"))
         self.machines.mend(node.name)
-        self.wait_until(lambda: self.active_nodes() == len(NODES) and node.processes("raylet/raylet"))
+
+        def is_back() -> bool:
+            raylets = set(node.processes("raylet/raylet"))
+            return bool(raylets - dead) and not raylets & dead and self.active_nodes() == len(NODES)
+
+        self.wait_until(is_back)
         self.wait_for_workers()
 
     def workers(self) -> dict[str, Worker]:
