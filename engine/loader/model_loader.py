@@ -45,7 +45,7 @@ def load_model(
     memory is the model and its largest tensor.
 
     Raises:
-        UnsupportedModel: config.json describes a model that Baton does not support, or cannot split over ranks.
+        UnsupportedModel: the model of config.json is not supported, or cannot be split over the ranks.
         WeightsError: files are missing, or their tensors do not match the model.
     """
     spec = ModelSpec.from_folder(folder)

@@ -34,7 +34,7 @@ WeightTable: TypeAlias = Mapping[str, ParamSlice]
 def per_layer(
     num_layers: int, source: str, target: str, table: WeightTable
 ) -> Iterable[tuple[str, ParamSlice]]:
-    """Repeat the table of one layer for all layers: in the prefixes `source` and `target`, `{}` is the layer."""
+    """Repeat the table of one layer for all: `{}` in the prefixes `source` and `target` is the layer."""
     for layer in range(num_layers):
         for name, slot in table.items():
             yield source.format(layer) + name, replace(slot, module=target.format(layer) + slot.module)
