@@ -65,8 +65,10 @@ class Queues:
             self.reading.append(request)
 
     def start_adopted(self) -> None:
-        """Start adopted requests while slots last: they have their pages and take one token of a step, so
-        they never wait for prompts."""
+        """Start adopted requests while slots last.
+
+        They have their pages and take one token of a step, so they never wait for prompts.
+        """
         while self.adopted and self._slots:
             self.start(self.adopted.popleft())
 

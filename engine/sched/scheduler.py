@@ -132,8 +132,10 @@ class Scheduler:
         self.waiting.add(request)
 
     def adopt(self, request: Request, now: float = 0.0) -> None:
-        """Add a request that arrived with its KV: it decodes in the next step, or as soon as a slot is
-        free."""
+        """Add a request that arrived with its KV.
+
+        It decodes in the next step, or as soon as a slot is free.
+        """
         self._queues.register(request, now)
         self.adopted.append(request)
 
