@@ -1,4 +1,4 @@
-"""`router doctor`: parses its flags, looks at one thing after the other, prints rows as they come."""
+"""`router doctor`: parses its flags, runs the checks in order, prints a row for each."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _parse(argv: Sequence[str]) -> RouterConfig:
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        argument_default=argparse.SUPPRESS,  # what is not given leaves the file's value
+        argument_default=argparse.SUPPRESS,  # for flags that are not given, the file's value applies
     )
     for name in _FLAGS:
         add_flag(parser, SETTINGS[name])
@@ -110,7 +110,7 @@ def _parse(argv: Sequence[str]) -> RouterConfig:
     given: dict[str, Any] = vars(parser.parse_args(argv))
     path = given.pop("config", None)
     config = configured({**(settings_in(path) if path else {}), **given})
-    # Here the model may be left out.
+    # The model is optional here.
     problems = problems_of(config if config.model else replace(config, model="smollm2"))
     if problems:
         raise ConfigError(problems)
