@@ -24,7 +24,7 @@ _QUIET = {"GRPC_VERBOSITY": "ERROR", "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0 after an orderly shutdown, 1 if the start failed, 2 on usage errors, 3 if Ray is lost."""
+    """Exit status: 0 after an orderly shutdown, 1 if the start failed, 2 on usage errors, 3 if Ray died."""
     arguments = sys.argv[1:] if argv is None else argv
     if arguments and arguments[0] in COMMANDS:
         return run(arguments)

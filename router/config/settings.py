@@ -248,8 +248,7 @@ class RouterConfig:
         return self.mode is not Mode.MIXED
 
     def for_role(self, *, prefill: bool) -> RouterConfig:
-        """This configuration with the settings of prefill workers, or of decode workers, in place of those
-        for all."""
+        """This configuration with the settings of one role in place of those for all workers."""
         own = self.roles.of("prefill" if prefill else "decode")
         for one, other in (
             ("kv_pool_tokens", "kv_memory_fraction"),
