@@ -78,7 +78,9 @@ def _targets(objective: Objective) -> list[str]:
 
 
 def modes_in(text: str) -> tuple[str, ...]:
-    """For argparse: "mixed,adaptive"."""
+    """For argparse: "mixed,adaptive", or "none"."""
+    if text == "none":
+        return ()
     modes = tuple(dict.fromkeys(text.split(",")))
     if unknown := [mode for mode in modes if mode not in MODES]:
         raise argparse.ArgumentTypeError(f"{unknown[0]!r} is no mode; there are {', '.join(MODES)}")
@@ -93,7 +95,7 @@ def mode_arguments(parser: argparse._ArgumentGroup) -> None:
         type=modes_in,
         default=",".join(MODES),
         metavar="MODE,…",
-        help="mixed,disagg,adaptive (all)",
+        help="mixed,disagg,adaptive, or none (all)",
     )
     parser.add_argument("--workers", type=int, default=2, metavar="N", help="of both kinds together (2)")
     parser.add_argument(
