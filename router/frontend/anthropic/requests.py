@@ -93,7 +93,7 @@ class MessageParam(BaseModel):
 
 
 class ToolParam(BaseModel):
-    """A tool of the client's; hosted ones are refused."""
+    """A tool of the client; hosted tools are refused."""
 
     model_config = STRICT
 
@@ -245,7 +245,7 @@ class MessagesBody(CountTokensBody):
 
 
 def _messages(message: MessageParam, number: int) -> list[MessageBody]:
-    """OpenAI's messages: a result of a tool is one of its own."""
+    """The messages in OpenAI's format, with each tool result as its own message."""
     if isinstance(message.content, str):
         return [_plain(message.role, message.content)]
     texts = [block.text for block in message.content if isinstance(block, TextBlock)]
