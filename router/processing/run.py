@@ -26,6 +26,8 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    reasoning_tokens: int
+    """Of `completion_tokens`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +81,19 @@ class Run:
             prompt_tokens=sum(len(sequence.prompt) for sequence in firsts),
             completion_tokens=sum(sequence.completion.num_tokens for sequence in self._sequences),
             cached_tokens=sum(sequence.completion.cached_tokens for sequence in firsts),
+            reasoning_tokens=sum(sequence.completion.reasoning_tokens for sequence in self._sequences),
         )
 
     def usage_of(self, index: int) -> Usage:
         """Of one completion, with its prompt."""
         sequence = self._sequences[index]
         completion = sequence.completion
-        return Usage(len(sequence.prompt), completion.num_tokens, completion.cached_tokens)
+        return Usage(
+            len(sequence.prompt),
+            completion.num_tokens,
+            completion.cached_tokens,
+            completion.reasoning_tokens,
+        )
 
     async def chunks(self) -> AsyncGenerator[Chunk, None]:
         """New text until every completion has its finish reason; to be iterated once.
