@@ -141,6 +141,11 @@ class Generation:
         run.abort()
         return True
 
+    def running(self, request_id: str) -> Run | None:
+        """The request of this id that runs; of several clients' the one that began last."""
+        found = [run for (_, name), run in self._running.items() if name == request_id]
+        return found[-1] if found else None
+
     def fail_all(self) -> None:
         """End every running request with Unavailable: the router stops and cannot wait for them."""
         for run in list(self._running.values()):

@@ -8,6 +8,7 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from router.dispatch.identity import CURRENT_REQUEST
 from router.dispatch.interface import Dispatcher
 from router.errors import Internal, InvalidRequest, RouterError
 from router.processing.clients import CURRENT_CLIENT, Client
@@ -63,6 +64,9 @@ class Run:
         self._ended: dict[int, tuple[int, router_pb2.Timings | None]] = {}
         """Finish reason and timings of completions, by index."""
         self._client: Final = CURRENT_CLIENT.get()
+        self.identity: Final = CURRENT_REQUEST.get()
+        """What the dispatcher knows the request by."""
+        self._began = time.monotonic()
         self._interrupt: Final = Interrupt()
 
     @property
@@ -140,7 +144,7 @@ class Run:
     @contextmanager
     def _remembered(self) -> Iterator[None]:
         """The history hears how the run ended, and after how long."""
-        began = time.monotonic()
+        self._began = time.monotonic()
         outcome, message = "ok", ""
         try:
             yield
@@ -152,16 +156,17 @@ class Run:
             raise
         finally:
             if self._history is not None:
-                self._history.add(self._record(outcome, message, time.monotonic() - began))
+                self._history.add(self.record(outcome, message))
 
-    def _record(self, outcome: str, message: str, seconds: float) -> RequestRecord:
+    def record(self, outcome: str, message: str = "") -> RequestRecord:
+        """What is known of it now."""
         usage = self.usage
         return RequestRecord(
             id=self.request.id,
             client=self._client.name,
             outcome=outcome,
             message=message,
-            seconds=seconds,
+            seconds=time.monotonic() - self._began,
             priority=self.request.priority,
             prompt_tokens=usage.prompt_tokens,
             cached_tokens=usage.cached_tokens,
