@@ -1,11 +1,24 @@
-"""Mixed batches against disaggregation: the same workers, the same requests, over a sweep of rates.
+"""Mixed batches, disaggregation and adaptive placement: the same workers and requests, over a sweep of rates.
 
-    python -m benchmarks.modes --device cpu --rates 0.2,0.4,0.6,0.8
+    python -m benchmarks.modes --rates 0.2,0.4 --seconds 60 --tpot 0.15 --pause 1
+    python -m benchmarks.modes --device cuda --model FOLDER --flags "--load-format dummy" \\
+           --rates 8,12,14,16 --seconds 20 --seeds 1,2,3 --ttft 0.5 --tpot 0.015 --pause 0 \\
+           --input-length lognormal:2048:0.8:16384 --output-length uniform:128:512 \\
+           --mixed-flags "--itl-target-ms 14" --warm-up 64 --name modes-h200
+    python -m benchmarks.modes ... --modes adaptive --append    # add to an earlier file, or do runs again
 
-With N workers, mixed mode has N that do both; disaggregation gives `--prefill-workers` of them to prefill and
-the others to decode. Requests come open-loop, as a Poisson process; every rate begins with all queues empty.
-Goodput counts the answers that kept their promises: first token within --ttft seconds, and tokens after it
-every --tpot seconds in the mean, none later than --pause seconds after the one before.
+With N workers, mixed mode has N that do both; disagg gives --prefill-workers of them to prefill and the
+others to decode; adaptive begins with the same split and places each request for the targets --ttft and
+--tpot. One server a mode serves every rate with every seed; a seed is one draw of arrivals and lengths, the
+same for all modes. Arrivals are a Poisson process (open loop), and every run begins with all queues empty.
+
+Goodput counts answers that met the objective: first token within --ttft seconds, tokens after it every --tpot
+seconds in the mean, and none later than --pause seconds after the one before. "came" is the rate of the
+requests that were sent: a short draw of a Poisson process has another rate than its mean. Figures are means
+over the seeds, with the lowest and the highest in brackets.
+
+Results are written after every run, so a run that is cut off keeps what it has. A server that does not start,
+or that answers nothing, is reported and skipped; the exit status is then 1.
 """
 
 from __future__ import annotations
@@ -13,131 +26,244 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.lib.client import Target
+from benchmarks.lib.client import Record, Target
 from benchmarks.lib.machine import describe_machine
+from benchmarks.lib.mode_servers import MODEL_NAME, ModeServers, mode_arguments
 from benchmarks.lib.offer import offer
-from benchmarks.lib.outcomes import Point
+from benchmarks.lib.outcomes import Point, Run, arrival_rate, points_of
 from benchmarks.lib.plots import plot_modes
+from benchmarks.lib.provenance import provenance
 from benchmarks.lib.report import Objective, summarize
 from benchmarks.lib.sampling_flags import body_of, sampling_arguments
-from benchmarks.lib.server import BatonServer
-from benchmarks.lib.workload import Fixed, Work, make_workload, parse_lengths
+from benchmarks.lib.server import ServerFailed
+from benchmarks.lib.workload import Lengths, Work, make_workload, parse_lengths
 
-__all__ = ["rates_table"]
+__all__ = ["Results", "make_parser", "measure_modes", "rates_table"]
 
 _RESULTS = Path(__file__).parent / "results"
+_WARM_UP_SEED = 1_000_003
+_FILE_WIDTH = 160
+"""Of the output where it is no terminal's."""
+
+Offer = Callable[[Target, Sequence[Work]], list[Record]]
 
 
 def main() -> None:
-    options = _parser().parse_args()
+    options = make_parser().parse_args()
     console = Console()
-    decode_workers = options.workers - options.prefill_workers
-    if decode_workers < 1 or options.prefill_workers < 1:
-        raise SystemExit(
-            f"--prefill-workers {options.prefill_workers} of --workers {options.workers}: "
-            "both kinds need at least one"
-        )
-    layouts = {
-        "mixed": ["--decode-workers", str(options.workers)],
-        "disagg": [
-            "--prefill-workers",
-            str(options.prefill_workers),
-            "--decode-workers",
-            str(decode_workers),
-        ],
-    }
-    points = [point for mode, flags in layouts.items() for point in _sweep(options, mode, flags, console)]
-    title = (
-        f"{Path(options.model).name}, {options.workers} workers on {describe_machine()}; "
-        f"{options.input_length} tokens in, {options.output_length} out\n"
-        f"good: TTFT ≤ {options.ttft:g} s, TPOT ≤ {options.tpot:g} s, no pause > {options.pause:g} s"
+    if not console.is_terminal:
+        console = Console(width=_FILE_WIDTH)
+    objective = Objective(
+        ttft_s=options.ttft or None, tpot_s=options.tpot or None, pause_s=options.pause or None
     )
-    console.print(rates_table(points, title))
-    path = options.results / f"modes-{options.device}"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    results = {"title": title, "points": [point.as_json() for point in points]}
-    path.with_suffix(".json").write_text(json.dumps(results, indent=2) + "\n")
-    plot_modes(points, title, path.with_suffix(".png"))
-    console.print(f"Written to {path}.json and .png")
+    servers = ModeServers.of(options, objective)
+    path = options.results / (options.name or f"modes-{options.device}")
+    results = Results(path, _title(options), {mode: servers.flags_for(mode) for mode in options.modes})
+    if options.append:
+        results.take_in_earlier()
+
+    def send(target: Target, workload: Sequence[Work]) -> list[Record]:
+        return asyncio.run(offer(target, workload, console=console))
+
+    measure_modes(options, servers, results, send, console)
+    if results.runs:
+        console.print(rates_table(points_of(results.runs), results.title))
+        console.print(f"Written to {path}.json and .png")
+    for mode, error in results.failures.items():
+        console.print(f"{mode} failed: {error}", markup=False)
+    if results.failures:
+        raise SystemExit(1)
 
 
-def _sweep(options: argparse.Namespace, mode: str, flags: Sequence[str], console: Console) -> Iterator[Point]:
-    """All rates on one server of that mode."""
-    command = ["--mode", mode, "--model", options.model, "--served-model-name", "model", *flags]
-    command += ["--device", options.device, "--disable-radix-cache", *options.flags.split()]
-    objective = Objective(ttft_s=options.ttft, tpot_s=options.tpot, pause_s=options.pause)
-    with BatonServer(*command) as server:
-        target = Target(server.url, "model", extra={"ignore_eos": True, **body_of(options)})
-        asyncio.run(offer(target, _warm_up()))
-        for rate in options.rates:
-            workload = make_workload(
-                count=options.requests or max(1, round(rate * options.seconds)),
-                rate=rate,
-                input_lengths=parse_lengths(options.input_length),
-                output_lengths=parse_lengths(options.output_length),
-                seed=1,
+@dataclass(slots=True)
+class Results:
+    """What was measured so far, and its files."""
+
+    path: Path
+    """Without a suffix."""
+    title: str
+    flags: dict[str, list[str]]
+    """Of each mode's server."""
+    runs: list[Run] = field(default_factory=list)
+    failures: dict[str, str] = field(default_factory=dict)
+
+    def take_in_earlier(self) -> None:
+        """Runs of the file that is there. Raises SystemExit if its settings differ from these."""
+        file = self.path.with_suffix(".json")
+        if not file.exists():
+            return
+        content = json.loads(file.read_text())
+        if content["title"] != self.title:
+            raise SystemExit(
+                f"--append: {file} was measured as\n{content['title']}\nand not as\n{self.title}"
             )
-            console.print(f"{mode}, {rate:g} requests/s")
-            records = asyncio.run(offer(target, workload, console=console))
-            yield Point(mode, rate, summarize(records, objective))
+        self.runs = [Run.from_json(run) for run in content["points"]]
+        self.flags = content["flags"] | self.flags
+
+    def add(self, run: Run) -> None:
+        """Replaces an earlier run of the same mode, rate and seed."""
+        same = (run.mode, run.rate, run.seed)
+        self.runs = [r for r in self.runs if (r.mode, r.rate, r.seed) != same] + [run]
+        self.write()
+
+    def write(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        content = {
+            "title": self.title,
+            "made_with": provenance(),
+            "flags": self.flags,
+            "failures": self.failures,
+            "points": [run.as_json() for run in self.runs],
+        }
+        self.path.with_suffix(".json").write_text(json.dumps(content, indent=2) + "\n")
+        if self.runs:
+            plot_modes(points_of(self.runs), self.title, self.path.with_suffix(".png"))
 
 
-def _warm_up() -> list[Work]:
-    return make_workload(count=4, rate=4.0, input_lengths=Fixed(256), output_lengths=Fixed(8), seed=2)
+def measure_modes(
+    options: argparse.Namespace, servers: ModeServers, results: Results, send: Offer, console: Console
+) -> None:
+    """Every mode, one after the other; those that fail are noted in `results`."""
+    for mode in options.modes:
+        console.print(f"{mode}: starting {options.workers} workers")
+        try:
+            for run in _sweep(options, servers, mode, send):
+                results.add(run)
+                s = run.summary
+                console.print(
+                    f"{mode}, {run.rate:g} requests/s ({run.offered:.2f} came), seed {run.seed}: "
+                    f"{100 * run.share_good:.0f}% good, TTFT p50 {1e3 * s.ttft.p50:,.0f} ms, "
+                    f"TPOT p50 {1e3 * s.tpot.p50:,.1f} ms, {s.failed} failed"
+                )
+        except ServerFailed as error:
+            results.failures[mode] = str(error)
+            results.write()
+            console.print(f"{mode} failed, going on: {error}", markup=False)
+
+
+def _sweep(options: argparse.Namespace, servers: ModeServers, mode: str, send: Offer) -> Iterator[Run]:
+    """All rates and seeds on one server of that mode. Raises ServerFailed."""
+    lengths = parse_lengths(options.input_length), parse_lengths(options.output_length)
+    with servers.server(mode) as server:
+        target = Target(server.url, MODEL_NAME, extra={"ignore_eos": True, **body_of(options)})
+        if options.warm_up:
+            _check(send(target, _workload(options.warm_up, max(options.rates), lengths, _WARM_UP_SEED)))
+        for rate in options.rates:
+            count = options.requests or max(1, round(rate * options.seconds))
+            for seed in options.seeds:
+                records = send(target, _workload(count, rate, lengths, seed))
+                _check(records)
+                came = arrival_rate([record.sent for record in records])
+                yield Run(mode, rate, seed, came, summarize(records, servers.objective))
+
+
+def _check(records: Sequence[Record]) -> None:
+    errors = [record.error for record in records if record.error is not None]
+    if len(errors) == len(records):
+        raise ServerFailed(f"none of {len(records)} requests was answered; the first: {errors[0]}")
+
+
+def _workload(count: int, rate: float, lengths: tuple[Lengths, Lengths], seed: int) -> list[Work]:
+    return make_workload(
+        count=count, rate=rate, input_lengths=lengths[0], output_lengths=lengths[1], seed=seed
+    )
+
+
+def _title(options: argparse.Namespace) -> str:
+    amount = f"{options.requests} requests" if options.requests else f"{options.seconds:g} s"
+    objective = [f"TTFT ≤ {options.ttft:g} s"] if options.ttft else []
+    objective += [f"TPOT ≤ {options.tpot:g} s"] if options.tpot else []
+    objective += [f"no pause > {options.pause:g} s"] if options.pause else []
+    return (
+        f"{Path(options.model).name}, {options.workers} workers on {describe_machine()}; "
+        f"{options.input_length} tokens in, {options.output_length} out; {amount} a run\n"
+        f"good: {', '.join(objective) or 'answered'}"
+    )
 
 
 def rates_table(points: Sequence[Point], title: str) -> Table:
     table = Table(title=title, title_justify="left", show_edge=False)
-    latencies = ("TTFT p50", "TTFT p99", "ITL p50", "ITL p99")
-    for name in ("requests/s", "mode", "goodput", "good", *(f"{name}, ms" for name in latencies), "failed"):
+    latencies: dict[str, Callable[[Run], float]] = {
+        "TTFT p50": lambda run: run.summary.ttft.p50,
+        "TTFT p99": lambda run: run.summary.ttft.p99,
+        "TPOT p50": lambda run: run.summary.tpot.p50,
+        "ITL p99": lambda run: run.summary.itl.p99,
+    }
+    names = (f"{name}, ms" for name in latencies)
+    for name in ("requests/s", "came", "mode", "goodput", "good", *names, "failed"):
         table.add_column(name, justify="right")
     for point in sorted(points, key=lambda point: point.rate):
-        s = point.summary
         table.add_row(
             f"{point.rate:g}",
+            point.spread(lambda run: run.offered).text(lambda rate: f"{rate:.2f}"),
             point.mode,
-            f"{s.goodput:.2f}",
-            f"{100 * s.good / max(s.succeeded + s.failed, 1):.0f}%",
-            *(f"{1e3 * value:,.0f}" for value in (s.ttft.p50, s.ttft.p99, s.itl.p50, s.itl.p99)),
-            str(s.failed),
+            point.spread(lambda run: run.summary.goodput).text(lambda rate: f"{rate:.2f}"),
+            point.spread(lambda run: 100 * run.share_good).text(lambda share: f"{share:.0f}%"),
+            *(point.spread(figure).text(_milliseconds) for figure in latencies.values()),
+            str(sum(run.summary.failed for run in point.runs)),
         )
     return table
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:,.0f}" if seconds >= 0.02 else f"{1e3 * seconds:.1f}"
 
 
 def _rates(text: str) -> list[float]:
     return [float(rate) for rate in text.split(",")]
 
 
-def _parser() -> argparse.ArgumentParser:
+def _seeds(text: str) -> list[int]:
+    return [int(seed) for seed in text.split(",")]
+
+
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.modes",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        epilog="Flags that are a single word need an equals sign: --mixed-flags=--disable-cuda-graph",
     )
-    parser.add_argument("--model", default="smollm2")
-    sampling_arguments(parser)
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--workers", type=int, default=2, metavar="N", help="of both kinds together")
-    parser.add_argument("--prefill-workers", type=int, default=1, metavar="N", help="with disaggregation")
-    parser.add_argument(
+    mode_arguments(parser.add_argument_group("servers"))
+    load = parser.add_argument_group("load")
+    load.add_argument(
         "--rates", type=_rates, default="0.2,0.4,0.6,0.8", metavar="R,…", help="requests a second"
     )
-    amount = parser.add_mutually_exclusive_group()
-    amount.add_argument("--requests", type=int, metavar="N", help="at each rate")
+    load.add_argument("--seeds", type=_seeds, default="1", metavar="N,…", help="every rate, with each (1)")
+    amount = load.add_mutually_exclusive_group()
+    amount.add_argument("--requests", type=int, metavar="N", help="of a run")
     amount.add_argument("--seconds", type=float, default=60.0, metavar="S", help="for which they come (60)")
-    parser.add_argument("--input-length", default="lognormal:256:0.8:2048", metavar="LENGTHS")
-    parser.add_argument("--output-length", default="uniform:32:96", metavar="LENGTHS")
-    parser.add_argument("--ttft", type=float, default=1.0, metavar="SECONDS")
-    parser.add_argument("--tpot", type=float, default=0.03, metavar="SECONDS")
-    parser.add_argument("--pause", type=float, default=0.1, metavar="SECONDS")
-    parser.add_argument("--flags", default="", help="more flags for the router, in quotes")
-    parser.add_argument("--results", type=Path, default=_RESULTS, metavar="FOLDER")
+    load.add_argument("--input-length", default="lognormal:256:0.8:2048", metavar="LENGTHS")
+    load.add_argument(
+        "--output-length", default="uniform:32:96", metavar="LENGTHS", help="N, uniform:… or lognormal:…"
+    )
+    load.add_argument(
+        "--warm-up",
+        type=int,
+        default=8,
+        metavar="N",
+        help="requests of these lengths at the highest rate, sent first and not counted; the same for every"
+        " mode (8)",
+    )
+    sampling_arguments(parser)
+    good = parser.add_argument_group("what counts as good; 0: any")
+    good.add_argument("--ttft", type=float, default=1.0, metavar="SECONDS")
+    good.add_argument("--tpot", type=float, default=0.03, metavar="SECONDS")
+    good.add_argument("--pause", type=float, default=0.1, metavar="SECONDS")
+    output = parser.add_argument_group("results")
+    output.add_argument("--results", type=Path, default=_RESULTS, metavar="FOLDER")
+    output.add_argument("--name", metavar="NAME", help="NAME.json and NAME.png (modes-DEVICE)")
+    output.add_argument(
+        "--append", action="store_true", help="keep the runs of that file; the same runs are replaced"
+    )
     return parser
 
 
