@@ -37,6 +37,7 @@ from router.frontend.page.routes import page_routes
 from router.frontend.page.status import StatusReader
 from router.probes.link_check import LinkBroken, check_links
 from router.probes.worker_probe import WorkerProbe
+from router.processing.explanation import Explanation
 from router.processing.generation import Generation
 from router.processing.history import History
 from router.processing.served_model import ServedModel
@@ -326,7 +327,7 @@ class _Start:
                 registry,
                 dispatcher.able,
                 dispatcher.evacuate,
-                explain=history.find,
+                explain=Explanation(generation, history, dispatcher.standings).find,
                 drain_timeout_s=self.config.operation.drain_timeout,
                 startup_timeout_s=self.config.cluster.startup_timeout,
             ),
