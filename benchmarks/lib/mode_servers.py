@@ -78,7 +78,9 @@ def _targets(objective: Objective) -> list[str]:
 
 
 def modes_in(text: str) -> tuple[str, ...]:
-    """For argparse: "mixed,adaptive"."""
+    """For argparse: "mixed,adaptive", or "none"."""
+    if text == "none":
+        return ()
     modes = tuple(dict.fromkeys(text.split(",")))
     if unknown := [mode for mode in modes if mode not in MODES]:
         raise argparse.ArgumentTypeError(f"{unknown[0]!r} is no mode; there are {', '.join(MODES)}")
@@ -94,7 +96,7 @@ def mode_arguments(parser: argparse._ArgumentGroup, *, workers: bool = True) -> 
         type=modes_in,
         default=",".join(MODES),
         metavar="MODE,…",
-        help="mixed,disagg,adaptive (all)",
+        help="mixed,disagg,adaptive, or none (all)",
     )
     if workers:
         parser.add_argument("--workers", type=int, default=2, metavar="N", help="of both kinds together (2)")
