@@ -51,13 +51,14 @@ REGIMES: Final = {
 
 
 def _by_chance(_: np.ndarray, chance: np.ndarray, count: int) -> np.ndarray:
-    return (chance * count).astype(int)
+    return np.asarray(chance * count, dtype=np.int64)
 
 
 def _by_time(place: np.ndarray, chance: np.ndarray, count: int) -> np.ndarray:
     """Gradually from the first mix to the last."""
     position = place * (count - 1)
-    return np.minimum(np.floor(position) + (chance < position % 1), count - 1).astype(int)
+    later: np.ndarray = np.floor(position) + (chance < position % 1)
+    return np.asarray(np.minimum(later, count - 1), dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
