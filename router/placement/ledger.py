@@ -7,7 +7,8 @@ from typing import Final, TypeAlias
 
 from router.placement.decaying_rate import DecayingRate
 from router.placement.policies import Placement
-from router.placement.step_time import PRIOR, StepTime, StepTimeFit, StepWork
+from router.placement.step_time import PRIOR, StepTime, StepWork
+from router.placement.step_times import StepTimes
 from router.placement.transfer_rate import TransferRates
 from router.placement.view import (
     IDLE,
@@ -68,7 +69,6 @@ class _Placed:
 @dataclass(slots=True)
 class _Worker:
     facts: WorkerFacts
-    fit: StepTimeFit
     prompts: dict[RequestId, _Placed] = field(default_factory=dict)
     decodes: int = 0
     context_tokens: int = 0
@@ -92,6 +92,7 @@ class Ledger:
         """`link`: assumed between any two workers until handoffs show the bandwidth."""
         self._kv_bytes_per_token = kv_bytes_per_token
         self._rates = TransferRates(link)
+        self._step_times = StepTimes()
         self._workers: dict[WorkerId, _Worker] = {}
         self._placed: dict[RequestId, _Placed] = {}
         self._mean_output = _FIRST_GUESS
@@ -99,12 +100,13 @@ class Ledger:
 
     def add(self, facts: WorkerFacts) -> None:
         """A worker came up. It replaces one of the same id."""
-        worker = _Worker(facts, StepTimeFit(facts.prior), available_pages=facts.total_pages)
-        self._workers[facts.id] = worker
+        self._workers[facts.id] = _Worker(facts, available_pages=facts.total_pages)
+        self._step_times.add(facts.id, facts.prior)
 
     def remove(self, worker_id: WorkerId) -> None:
         """The worker is gone. `ended` must still be called for each of its requests."""
         self._workers.pop(worker_id, None)
+        self._step_times.remove(worker_id)
         self._rates.forget(worker_id)
 
     def expected_output(self, max_tokens: int) -> int:
@@ -224,7 +226,7 @@ class Ledger:
     def stepped(self, worker_id: WorkerId, work: StepWork, seconds: float) -> None:
         """The time of a step on the device. A sample of the steps is enough."""
         if (worker := self._workers.get(worker_id)) is not None:
-            worker.fit.observe(work, seconds)
+            self._step_times.observe(worker_id, work, seconds)
             worker.view = None
 
     def prefers(self, worker_id: WorkerId, preference: Preference) -> None:
@@ -272,7 +274,7 @@ class Ledger:
         worker.view = WorkerView(
             id=facts.id,
             prefers=facts.prefers,
-            step_time=worker.fit.model,
+            step_time=self._step_times.of(facts.id),
             chunk_tokens=facts.chunk_tokens,
             step_target_s=facts.step_target_s,
             prompts=prompts,

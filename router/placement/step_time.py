@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Final
 
 __all__ = ["PRIOR", "StepTime", "StepTimeFit", "StepWork"]
@@ -61,6 +61,10 @@ class StepTime:
         decodes = self.decode * work.decodes + self.context * work.context_tokens
         prompts = self.prompts + self.pair * work.attention if work.prompt_tokens else 0.0
         return self.step + matrices + decodes + prompts
+
+    def scaled(self, factor: float) -> StepTime:
+        """Of a device on which everything takes `factor` times as long."""
+        return StepTime(*(factor * getattr(self, field.name) for field in fields(self)))
 
     def prompt_tokens_within(
         self, seconds: float, decodes: int, context_tokens: float, pairs_per_token: float = 0.0

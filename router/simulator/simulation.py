@@ -10,6 +10,7 @@ computed; decoding starts when all KV has arrived.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -117,13 +118,13 @@ class Simulation:
         self._link_free = [0.0] * len(self.workers)
         self._sampled = [0.0] * len(self.workers)
 
-    def run(self, arrivals: Sequence[Arrival]) -> list[Outcome]:
-        """One outcome an arrival, in order."""
+    def run(self, arrivals: Sequence[Arrival], *, until: float = math.inf) -> list[Outcome]:
+        """One outcome an arrival, in order; answers that take longer than `until` lack tokens."""
         self.outcomes = [Outcome(a.at, a.prompt_tokens, a.max_tokens) for a in arrivals]
         for number, arrival in enumerate(arrivals):
             self._at(arrival.at + self.cluster.front_in_s, self._arrive, (number, arrival))
         events, pop = self._events, heapq.heappop
-        while events:
+        while events and events[0][0] <= until:
             self.now, _, do, argument = pop(events)
             do(argument)
         return self.outcomes
