@@ -100,7 +100,11 @@ def mode_arguments(parser: argparse._ArgumentGroup, *, workers: bool = True) -> 
     )
     if workers:
         parser.add_argument(
-            "--workers", type=int, default=2, metavar="N", help="number of workers, of both roles together (2)"
+            "--workers",
+            type=int,
+            default=2,
+            metavar="N",
+            help="number of workers, of both roles together (2)",
         )
     parser.add_argument(
         "--prefill-workers",
