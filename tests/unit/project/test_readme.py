@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import compare
 from benchmarks.cluster.main import make_parser
 from router.client import batch, chat, top
 from router.config.foreign_flags import TRANSLATIONS
@@ -38,7 +39,8 @@ def test_every_flag_that_is_mentioned_exists(document: Path) -> None:
         "--scales",
         "--batching",
     } | TRANSLATIONS.keys()  # of benchmarks and of other servers
-    others |= {flag for action in make_parser()._actions for flag in action.option_strings}
+    for parser in (make_parser(), compare.make_parser()):
+        others |= {flag for action in parser._actions for flag in action.option_strings}
     mentioned = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", document.read_text()))
     assert mentioned <= {setting.flag for setting in SETTINGS.values()} | others
 
