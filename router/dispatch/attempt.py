@@ -25,15 +25,15 @@ from router.dispatch.part import Part
 from router.dispatch.routing.route import Route
 from router.dispatch.routing.worker_choice import GROWTH_TOKENS
 from router.dispatch.sequence import Sequence
+from router.dispatch.standing import Stage, Standing
 from router.dispatch.token_order import Diverged, TokenOrder
-from router.dispatch.waterfall import busy_seconds
 from router.errors import Unavailable
 from router.workers.events import Event, WorkerLost
 from router.workers.session import WorkerSession
 from rpc.baton.v1 import worker_pb2
-from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
+from rpc.baton.v1.worker_pb2 import ROLE_DECODE
 
-__all__ = ["Attempt", "DisaggAttempt", "MixedAttempt"]
+__all__ = ["Attempt", "MixedAttempt", "Take"]
 
 Take: TypeAlias = Callable[[Event, Delta], None]
 """Handles an event of one worker and adds to the delta. Raises what `Attempt.deltas` raises."""
@@ -54,6 +54,7 @@ class Attempt(ABC):
         self._order = TokenOrder(len(sequence.output))
         self._move: Move | None = None  # the latest; the next begins when it is over
         self._writer: Part | None = None  # computes the answer by itself
+        self._computed_tokens = 0
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """New tokens up to the finish, merged when the client is slower than the workers.
@@ -94,6 +95,10 @@ class Attempt(ABC):
     @abstractmethod
     def awaited(self) -> WorkerSession:
         """The worker that must act next; a timeout is attributed to it."""
+
+    @abstractmethod
+    def standing(self) -> Standing:
+        """Where the sequence is now, and what it waits for."""
 
     @property
     def writer(self) -> WorkerSession | None:
@@ -214,6 +219,24 @@ class Attempt(ABC):
         self._parts.append(part)
         return part
 
+    def _queued_at(self, part: Part) -> Standing:
+        return Standing(Stage.QUEUE, part.session.worker_id, part.session.load.waits_for)
+
+    def _read_at(self, part: Part) -> Standing:
+        return Standing(Stage.PREFILL, part.session.worker_id, computed_tokens=self._computed_tokens)
+
+    def _written_at(self, session: WorkerSession) -> Standing:
+        return Standing(Stage.DECODE, session.worker_id, computed_tokens=len(self._sequence.prompt))
+
+    def _start(self, part: Part, started: worker_pb2.Started, at: float) -> None:
+        part.begun = True
+        self._computed_tokens = started.cached_tokens
+        self._waterfall.start(started, at)
+
+    def _progress(self, progress: worker_pb2.Progress) -> None:
+        self._computed_tokens = progress.num_computed
+        self._route.tracker.progress(progress.num_computed)
+
     def _work(self) -> worker_pb2.Work:
         return self._sequence.work(self._id)
 
@@ -266,6 +289,11 @@ class MixedAttempt(Attempt):
     def awaited(self) -> WorkerSession:
         return (self._writer or self._worker).session
 
+    def standing(self) -> Standing:
+        if self._writer is not None:
+            return self._written_at(self.awaited)
+        return self._read_at(self._worker) if self._worker.begun else self._queued_at(self._worker)
+
     def _from_worker(self, event: Event, delta: Delta) -> None:
         match event.message:
             case worker_pb2.Tokens() as tokens:
@@ -274,127 +302,12 @@ class MixedAttempt(Attempt):
             case worker_pb2.HandedOver():
                 self._hand_over(self._worker)
             case worker_pb2.Started() as started:
-                self._worker.begun = True
-                self._waterfall.start(started, event.at)
+                self._start(self._worker, started, event.at)
             case worker_pb2.Failed() as failed:
                 self._lose(self._worker, self._worker.failed(failed))
             case worker_pb2.Progress() as progress:
-                self._route.tracker.progress(progress.num_computed)
+                self._progress(progress)
             case WorkerLost() as loss:
                 self._lose(self._worker, self._worker.lost(loss))
             case _:
                 pass
-
-
-class DisaggAttempt(Attempt):
-    """A prefill worker computes the prompt and the first token, a decode worker the others.
-
-    The decode worker is chosen, and its pages reserved, when the first chunk is being computed: a request
-    that queues holds no memory there, and the choice is made on the freshest view of the load. From then
-    on finished chunks travel beside the computation of the next ones. The first token goes to the client
-    from the prefill worker, without waiting for the rest of the transfer.
-    """
-
-    def __init__(self, sequence: Sequence, route: Route, handoff_timeout_s: float) -> None:
-        super().__init__(sequence, route)
-        self._handoff_timeout_s = handoff_timeout_s
-        self._decode: Part | None = None
-        self._has_first_token = False
-        self._has_arrived = False
-
-    def _begin(self) -> None:
-        self._prefill = self._enlist(ROLE_PREFILL, self._from_prefill)
-        self._waterfall.placed(self._prefill.session.worker_id, None, self._route.why)
-        submit = worker_pb2.Submit(work=self._work(), hand_over=True)
-        self._prefill.ask(worker_pb2.Command(submit=submit))
-
-    @property
-    def awaited(self) -> WorkerSession:
-        if self._writer is not None:
-            return self._writer.session
-        reserved = self._waterfall.reserved is not None
-        if self._decode is None or (reserved and not self._has_first_token):
-            return self._prefill.session
-        return self._decode.session
-
-    def _from_prefill(self, event: Event, delta: Delta) -> None:
-        match event.message:
-            case worker_pb2.Started() as started:
-                self._prefill.begun = True
-                self._waterfall.start(started, event.at)
-                self._reserve()
-            case worker_pb2.Tokens() as tokens:
-                self._has_first_token = True
-                self._take_tokens(self._prefill, tokens, event.at, delta)
-                self._go_on()
-            case worker_pb2.Progress() as progress:
-                self._route.tracker.progress(progress.num_computed)
-            case worker_pb2.HandedOver() as handed_over:
-                self._waterfall.hand_over(handed_over)
-                seconds = busy_seconds((push.begin_s, push.end_s) for push in handed_over.pushes)
-                self._route.tracker.handed_over(handed_over.bytes, seconds)
-                self._prefill.done()
-            case worker_pb2.Failed() as failed:
-                trouble = self._prefill.failed(failed)
-                if not self._is_independent:
-                    raise trouble
-            case WorkerLost() as loss:
-                trouble = self._prefill.lost(loss)
-                if not self._is_independent:
-                    raise trouble
-            case _:
-                pass
-
-    def _from_decode(self, event: Event, delta: Delta) -> None:
-        decode = self._decode
-        assert decode is not None
-        match event.message:
-            case worker_pb2.Reserved() as reserved:
-                self._waterfall.reserve(event.at)
-                decode.session.load.reserved(len(reserved.ticket.pages), decode.tokens)
-                self._prefill.session.send(
-                    worker_pb2.Command(attach=worker_pb2.Attach(ticket=reserved.ticket))
-                )
-            case worker_pb2.Arrived():
-                decode.begun = True
-                self._waterfall.arrive(event.at)
-                self._has_arrived = True
-                self._route.tracker.arrived()
-                self._prefill.done()
-                self._go_on()
-            case worker_pb2.Tokens() as tokens:
-                self._take_tokens(decode, tokens, event.at, delta)
-            case worker_pb2.HandedOver():
-                self._hand_over(decode)
-            case worker_pb2.Failed() as failed:
-                self._lose(decode, decode.failed(failed))
-            case WorkerLost() as loss:
-                self._lose(decode, decode.lost(loss))
-            case _:
-                pass
-
-    @property
-    def _is_independent(self) -> bool:
-        """Whether the decode worker has all KV, so that a loss of the prefill worker does not matter."""
-        return self._has_arrived and self._has_first_token
-
-    def _go_on(self) -> None:
-        """From here on, the decode worker needs nobody."""
-        if self._is_independent:
-            self._writer = self._writer or self._decode
-
-    def _reserve(self) -> None:
-        self._decode = self._enlist(ROLE_DECODE, self._from_decode)
-        self._waterfall.placed(
-            self._prefill.session.worker_id, self._decode.session.worker_id, self._route.why
-        )
-        self._decode.ask(
-            worker_pb2.Command(
-                reserve=worker_pb2.Reserve(
-                    work=self._work(),
-                    sender=self._prefill.session.info.peer,
-                    timeout_s=self._handoff_timeout_s,
-                    no_wait=not self._route.may_wait,
-                )
-            )
-        )
