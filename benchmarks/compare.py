@@ -34,7 +34,7 @@ _RESULTS = Path(__file__).parent / "results"
 
 
 def main() -> None:
-    options = _parser().parse_args()
+    options = make_parser().parse_args()
     console = Console()
     comparison = Comparison(
         model=options.model,
@@ -114,7 +114,7 @@ def _save(outcomes: Sequence[Outcome], title: str, path: Path) -> None:
     plot_comparison(outcomes, title, path.with_suffix(".png"))
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.compare",
         description=__doc__,
