@@ -2,15 +2,17 @@
 
 Two workers in this process, over the loopback transport, answer long prompts. Answers of one worker move to
 the other, alternating between the two methods. One run, one machine, one prompt length: only the ratio is
-meaningful.
+meaningful. "lost decode-0" is the
+worker that the benchmark takes out of rotation, so that its answers are recomputed.
 
-    python -m benchmarks.drain_pause --model FOLDER
+    python -m benchmarks.drain_pause --model FOLDER --output FILE.json
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import random
 import statistics
 import time
@@ -20,6 +22,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
+from benchmarks.lib.provenance import provenance
 from engine.config import EngineConfig, SchedulerConfig
 from router.config.settings import Mode, RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher
@@ -71,6 +74,10 @@ def main() -> None:
     for way, seconds in pauses.items():
         median = statistics.median(seconds)
         print(f"| {way} | {1e3 * median:.0f} ms | {1e3 * max(seconds):.0f} ms | {median / reference:.3f} |")
+    if options.output:
+        asked = {name: getattr(options, name) for name in ("length", "streams", "rounds")}
+        content = {"model": options.model.name, "made_with": provenance(), **asked, "pauses_s": pauses}
+        options.output.write_text(json.dumps(content, indent=1) + "\n")
 
 
 async def _measure(options: argparse.Namespace) -> dict[str, list[float]]:
@@ -167,6 +174,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--length", type=int, default=1024, help="prompt tokens (default: %(default)s)")
     parser.add_argument("--streams", type=int, default=4, help="(default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="moves of each kind (default: %(default)s)")
+    parser.add_argument("--output", type=Path, metavar="FILE.json")
     return parser
 
 

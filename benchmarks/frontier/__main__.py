@@ -39,6 +39,8 @@ from benchmarks.lib.provenance import provenance
 from benchmarks.lib.server import ServerFailed
 from router.config.choices import Mode
 
+__all__ = ["make_parser"]
+
 _RESULTS = Path(__file__).parents[1] / "results"
 
 
@@ -50,7 +52,7 @@ class _Task:
 
 
 def main() -> None:
-    options = _parser().parse_args()
+    options = make_parser().parse_args()
     console = Console() if Console().is_terminal else Console(width=160)
     path = options.results / (options.name or f"frontier-{options.on}")
     title = _title(options)
@@ -222,7 +224,7 @@ def _integers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.frontier",
         description=__doc__,

@@ -9,7 +9,7 @@ from benchmarks.frontier.cells import Regime, Workload
 from benchmarks.frontier.search import ShareAt
 from router.config.choices import Mode
 from router.simulator.deployment import Deployment
-from router.simulator.traffic import Arrival
+from router.simulator.traffic import Arrival, last_deadline
 
 __all__ = ["good_share", "simulated_variants"]
 
@@ -47,11 +47,9 @@ def good_share(
     for arrivals in draws:
         if not arrivals:
             continue
-        # Later tokens can no longer make an answer good.
-        end = max(a.at + regime.ttft_s + regime.tpot_s * a.max_tokens for a in arrivals)
-        outcomes = deployment.simulation().run(arrivals, until=end)
+        outcomes = deployment.simulation().run(arrivals, until=last_deadline(arrivals, regime.targets))
         outcomes = [outcome for outcome in outcomes if outcome.arrival >= since]
-        good += sum(o.tokens == o.max_tokens and o.meets(regime.objective) for o in outcomes)
+        good += sum(o.meets(regime.objective) for o in outcomes)
         total += len(outcomes)
     return good / total if total else 0.0
 

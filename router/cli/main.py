@@ -32,6 +32,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from router.cli import doctor  # the only command that imports torch
 
         return doctor.run(arguments)
+    if arguments and arguments[0] == "plan":
+        from router.cli import plan  # it alone needs the simulator
+
+        return plan.run(arguments[1:])
     if arguments and arguments[0] in ("chat", "top", "batch"):
         from router.client.commands import COMMANDS as CLIENTS  # not needed by the server
 

@@ -46,6 +46,9 @@ examples:
   router explain REQUEST
       where a finished request was computed, and why it waited: budget, pages, policy, transfer
 
+  router plan --model llama-3.1-8b --gpus 2 --trace TRACE.jsonl --ttft-target-ms 500 --itl-target-ms 15
+      which mode, split and tensor parallelism serve a load best, by simulation (--help explains)
+
   router doctor --model smollm2
       check this machine first: packages, GPUs, limits, and how fast KV travels between two processes
 

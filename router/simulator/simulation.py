@@ -34,7 +34,7 @@ from router.simulator.outcome import Outcome
 from router.simulator.traffic import Arrival
 from router.simulator.worker import SimWorker, StepReport, WorkerSettings
 
-__all__ = ["ClusterSpec", "LinkCosts", "Simulation"]
+__all__ = ["NVLINK", "ClusterSpec", "LinkCosts", "Simulation"]
 
 _SAMPLED_EVERY_S: Final = 0.05
 """Interval at which a worker reports the time of a step."""
@@ -49,6 +49,10 @@ class LinkCosts:
     kv_bytes_per_token: int = 131_072
 
 
+NVLINK: Final = LinkCosts()
+"""Of Llama-3.1-8B's KV between two H200."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSpec:
     """`preferences` and `settings` have one entry per worker."""
@@ -56,7 +60,7 @@ class ClusterSpec:
     preferences: tuple[Preference, ...]
     settings: tuple[WorkerSettings, ...]
     device: DeviceCosts = H200_8B
-    link: LinkCosts = LinkCosts()
+    link: LinkCosts = NVLINK
     front_in_s: float = 3.5e-3
     """From the client to the worker's inbox."""
     front_out_s: float = 3.5e-3
