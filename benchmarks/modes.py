@@ -9,11 +9,11 @@
     python -m benchmarks.modes ... --modes none --against vllm=http://127.0.0.1:8000 --append
 
 With N workers, mixed mode has N that do both; disagg gives --prefill-workers of them to prefill and the
-others to decode; adaptive begins with the same split and places each request for the targets --ttft and
---tpot. One server a mode serves every rate with every seed; a seed is one draw of arrivals and lengths, the
-same for all modes. Arrivals are a Poisson process (open loop), and every run begins with all queues empty.
+others to decode; adaptive starts with the same split and places each request to meet --ttft and --tpot. One
+server per mode serves every rate with every seed; a seed is one sample of arrivals and lengths, the same for
+all modes. Arrivals are a Poisson process (open loop), and every run starts with empty queues.
 
---against measures OpenAI servers that run already, other systems among them, with the same requests.
+--against measures OpenAI servers that are already running, also of other systems, with the same requests.
 
 Goodput counts answers that met the objective: first token within --ttft seconds, tokens after it every --tpot
 seconds in the mean, and none later than --pause seconds after the one before. --second-objective judges the
@@ -306,7 +306,7 @@ def make_parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME=URL",
-        help="an OpenAI server that runs already; may be given more than once",
+        help="an OpenAI server that is already running; may be given more than once",
     )
     load = parser.add_argument_group("load")
     load.add_argument(

@@ -1,4 +1,4 @@
-"""The servers that a comparison of modes starts: the same workers, each mode with its own best flags."""
+"""Servers for a comparison of modes: the same workers, with flags per mode."""
 
 from __future__ import annotations
 
@@ -99,18 +99,24 @@ def mode_arguments(parser: argparse._ArgumentGroup, *, workers: bool = True) -> 
         help="mixed,disagg,adaptive, or none (all)",
     )
     if workers:
-        parser.add_argument("--workers", type=int, default=2, metavar="N", help="of both kinds together (2)")
+        parser.add_argument(
+            "--workers",
+            type=int,
+            default=2,
+            metavar="N",
+            help="number of workers, of both roles together (2)",
+        )
     parser.add_argument(
         "--prefill-workers",
         type=int,
         default=1,
         metavar="N",
-        help="of --workers, with disagg, and those with which adaptive begins (1)",
+        help="prefill workers among --workers, with disagg and at the start of adaptive (1)",
     )
     parser.add_argument(
-        "--flags", default="", metavar="'FLAGS'", help="more flags of `router`, for every mode"
+        "--flags", default="", metavar="'FLAGS'", help="additional flags of `router`, for every mode"
     )
     for mode in MODES:
         parser.add_argument(
-            f"--{mode}-flags", default="", metavar="'FLAGS'", help=f"more flags, for {mode} only"
+            f"--{mode}-flags", default="", metavar="'FLAGS'", help=f"additional flags, for {mode} only"
         )

@@ -1,4 +1,4 @@
-"""Pictures of results, for README and documentation."""
+"""Plots of results, for README and documentation."""
 
 from __future__ import annotations
 

@@ -26,9 +26,9 @@ __all__ = ["Deployment"]
 _DEFAULT_STEP_S: Final = 0.020
 _MIXED_CHUNK: Final = 16_384
 _ADAPTIVE_PACE: Final = 0.95
-"""Of the target that steps with decodes and prompts are kept near: TPOT has to stay below it."""
+"""Share of the ITL target that steps with prompts aim at, so that TPOT stays below the target."""
 _SMALL_POOL: Final = 64
-"""From so many workers on, pages are larger, so that their accounts fit into memory."""
+"""With this many workers or more, pages are larger, so that page accounting fits into memory."""
 
 
 _STRICT: Final = Targets(ttft_s=0.5, itl_s=0.015)
