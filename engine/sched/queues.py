@@ -44,9 +44,12 @@ class Queues:
         return len(self.waiting) + len(self.adopted)
 
     def is_prompt(self, request: Request) -> bool:
-        """Whether it has more than one token to compute; in separate batches, also its prompt's last one."""
+        """Whether it has more than one token to compute, or a last one that is no decode: in separate batches
+        that of a prompt, always that of a request from which no token is wanted."""
         pending = request.num_pending
-        return pending > 1 or (self._separate and pending == 1 and not request.output)
+        if pending != 1:
+            return pending > 1
+        return request.prefill_only or (self._separate and not request.output)
 
     def register(self, request: Request, now: float) -> None:
         """Every request, before it is in any of the queues."""

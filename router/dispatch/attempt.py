@@ -26,14 +26,12 @@ from router.dispatch.routing.route import Route
 from router.dispatch.routing.worker_choice import GROWTH_TOKENS
 from router.dispatch.sequence import Sequence
 from router.dispatch.token_order import Diverged, TokenOrder
-from router.dispatch.waterfall import busy_seconds
 from router.errors import Unavailable
 from router.workers.events import Event, WorkerLost
 from router.workers.session import WorkerSession
 from rpc.baton.v1 import worker_pb2
-from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 
-__all__ = ["Attempt", "DisaggAttempt", "MixedAttempt"]
+__all__ = ["Attempt"]
 
 Take: TypeAlias = Callable[[Event, Delta], None]
 """Handles an event of one worker and adds to the delta. Raises what `Attempt.deltas` raises."""
@@ -200,14 +198,15 @@ class Attempt(ABC):
             self._trouble = out_of_time()
         self._news.set()
 
-    def _enlist(self, role: worker_pb2.Role, take: Take) -> Part:
-        """A worker for this role, whose events go to `take`."""
-        part = self._part(self._route.pick(role), self._id, self._sequence.num_tokens)
+    def _enlist(self, role: worker_pb2.Role, take: Take, tokens: int | None = None) -> Part:
+        """A worker for this role, whose events go to `take`. `tokens`: None: of the whole sequence."""
+        part = self._part(self._route.pick(role), self._id, tokens or self._sequence.num_tokens)
         part.session.listen(self._id, partial(self._on_event, take))
         return part
 
     def _part(self, session: WorkerSession, request_id: int, tokens: int) -> Part:
-        blocks = self._sequence.blocks(session.cached.page_size)
+        page_size = session.cached.page_size
+        blocks = self._sequence.blocks(page_size)[: tokens // page_size]
         part = Part(session, request_id, tokens, tokens - session.cached.matching_tokens(blocks), blocks)
         session.load.add(part.fresh)
         session.cached.expect(blocks)
@@ -231,6 +230,8 @@ class Attempt(ABC):
             return
         if tokens.finish:
             part.done()
+        if tokens.chunks:
+            self._waterfall.computed(tokens.chunks, part.asked)
         try:
             ready = self._order.take(tokens, at)
         except Diverged as error:
@@ -239,162 +240,18 @@ class Attempt(ABC):
         for event, came in ready:
             self._give(event, came, delta)
 
+    def _cached_tokens(self, first: worker_pb2.Tokens) -> int:
+        """Prompt tokens that did not have to be computed; `first`: the event of the first new token."""
+        return first.cached_tokens
+
     def _give(self, tokens: worker_pb2.Tokens, at: float, delta: Delta) -> None:
         delta.token_ids.extend(tokens.ids)
         delta.logprobs.extend(tokens.logprobs)
-        if tokens.chunks:
-            self._waterfall.computed(tokens.chunks)
         if tokens.ids:
             self._waterfall.tokens(len(tokens.ids), at)
             self._route.tracker.tokens(len(tokens.ids))
         if delta.cached_tokens is None:
-            delta.cached_tokens = tokens.cached_tokens
+            delta.cached_tokens = self._cached_tokens(tokens)
         if tokens.finish:
             delta.finish = tokens.finish
             delta.stop_token = tokens.stop_token if tokens.HasField("stop_token") else None
-
-
-class MixedAttempt(Attempt):
-    """One worker prefills and decodes."""
-
-    def _begin(self) -> None:
-        self._worker = self._enlist(ROLE_DECODE, self._from_worker)
-        self._waterfall.placed(self._worker.session.worker_id, None, self._route.why)
-        self._worker.ask(worker_pb2.Command(submit=worker_pb2.Submit(work=self._work())))
-
-    @property
-    def awaited(self) -> WorkerSession:
-        return (self._writer or self._worker).session
-
-    def _from_worker(self, event: Event, delta: Delta) -> None:
-        match event.message:
-            case worker_pb2.Tokens() as tokens:
-                self._writer = self._writer or self._worker
-                self._take_tokens(self._worker, tokens, event.at, delta)
-            case worker_pb2.HandedOver():
-                self._hand_over(self._worker)
-            case worker_pb2.Started() as started:
-                self._worker.begun = True
-                self._waterfall.start(started, event.at)
-            case worker_pb2.Failed() as failed:
-                self._lose(self._worker, self._worker.failed(failed))
-            case worker_pb2.Progress() as progress:
-                self._route.tracker.progress(progress.num_computed)
-            case WorkerLost() as loss:
-                self._lose(self._worker, self._worker.lost(loss))
-            case _:
-                pass
-
-
-class DisaggAttempt(Attempt):
-    """A prefill worker computes the prompt and the first token, a decode worker the others.
-
-    The decode worker is chosen, and its pages reserved, when the first chunk is being computed: a request
-    that queues holds no memory there, and the choice is made on the freshest view of the load. From then
-    on finished chunks travel beside the computation of the next ones. The first token goes to the client
-    from the prefill worker, without waiting for the rest of the transfer.
-    """
-
-    def __init__(self, sequence: Sequence, route: Route, handoff_timeout_s: float) -> None:
-        super().__init__(sequence, route)
-        self._handoff_timeout_s = handoff_timeout_s
-        self._decode: Part | None = None
-        self._has_first_token = False
-        self._has_arrived = False
-
-    def _begin(self) -> None:
-        self._prefill = self._enlist(ROLE_PREFILL, self._from_prefill)
-        self._waterfall.placed(self._prefill.session.worker_id, None, self._route.why)
-        submit = worker_pb2.Submit(work=self._work(), hand_over=True)
-        self._prefill.ask(worker_pb2.Command(submit=submit))
-
-    @property
-    def awaited(self) -> WorkerSession:
-        if self._writer is not None:
-            return self._writer.session
-        reserved = self._waterfall.reserved is not None
-        if self._decode is None or (reserved and not self._has_first_token):
-            return self._prefill.session
-        return self._decode.session
-
-    def _from_prefill(self, event: Event, delta: Delta) -> None:
-        match event.message:
-            case worker_pb2.Started() as started:
-                self._prefill.begun = True
-                self._waterfall.start(started, event.at)
-                self._reserve()
-            case worker_pb2.Tokens() as tokens:
-                self._has_first_token = True
-                self._take_tokens(self._prefill, tokens, event.at, delta)
-                self._go_on()
-            case worker_pb2.Progress() as progress:
-                self._route.tracker.progress(progress.num_computed)
-            case worker_pb2.HandedOver() as handed_over:
-                self._waterfall.hand_over(handed_over)
-                seconds = busy_seconds((push.begin_s, push.end_s) for push in handed_over.pushes)
-                self._route.tracker.handed_over(handed_over.bytes, seconds)
-                self._prefill.done()
-            case worker_pb2.Failed() as failed:
-                trouble = self._prefill.failed(failed)
-                if not self._is_independent:
-                    raise trouble
-            case WorkerLost() as loss:
-                trouble = self._prefill.lost(loss)
-                if not self._is_independent:
-                    raise trouble
-            case _:
-                pass
-
-    def _from_decode(self, event: Event, delta: Delta) -> None:
-        decode = self._decode
-        assert decode is not None
-        match event.message:
-            case worker_pb2.Reserved() as reserved:
-                self._waterfall.reserve(event.at)
-                decode.session.load.reserved(len(reserved.ticket.pages), decode.tokens)
-                self._prefill.session.send(
-                    worker_pb2.Command(attach=worker_pb2.Attach(ticket=reserved.ticket))
-                )
-            case worker_pb2.Arrived():
-                decode.begun = True
-                self._waterfall.arrive(event.at)
-                self._has_arrived = True
-                self._route.tracker.arrived()
-                self._prefill.done()
-                self._go_on()
-            case worker_pb2.Tokens() as tokens:
-                self._take_tokens(decode, tokens, event.at, delta)
-            case worker_pb2.HandedOver():
-                self._hand_over(decode)
-            case worker_pb2.Failed() as failed:
-                self._lose(decode, decode.failed(failed))
-            case WorkerLost() as loss:
-                self._lose(decode, decode.lost(loss))
-            case _:
-                pass
-
-    @property
-    def _is_independent(self) -> bool:
-        """Whether the decode worker has all KV, so that a loss of the prefill worker does not matter."""
-        return self._has_arrived and self._has_first_token
-
-    def _go_on(self) -> None:
-        """From here on, the decode worker needs nobody."""
-        if self._is_independent:
-            self._writer = self._writer or self._decode
-
-    def _reserve(self) -> None:
-        self._decode = self._enlist(ROLE_DECODE, self._from_decode)
-        self._waterfall.placed(
-            self._prefill.session.worker_id, self._decode.session.worker_id, self._route.why
-        )
-        self._decode.ask(
-            worker_pb2.Command(
-                reserve=worker_pb2.Reserve(
-                    work=self._work(),
-                    sender=self._prefill.session.info.peer,
-                    timeout_s=self._handoff_timeout_s,
-                    no_wait=not self._route.may_wait,
-                )
-            )
-        )

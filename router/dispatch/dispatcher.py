@@ -17,12 +17,14 @@ from router.config.settings import RouterConfig
 from router.dispatch.admission.admission_queue import Admission, AdmissionGrant, AdmissionRequest
 from router.dispatch.admission.poison_requests import PoisonRequests
 from router.dispatch.admission.prefill_queue import Place, PrefillQueue, overloaded
-from router.dispatch.attempt import Attempt, DisaggAttempt, MixedAttempt
+from router.dispatch.attempt import Attempt
+from router.dispatch.disagg_attempt import DisaggAttempt
 from router.dispatch.evacuation import Answers
 from router.dispatch.failures import AttemptFailed, nobody_is_ready, out_of_time
 from router.dispatch.identity import CURRENT_REQUEST, RequestIdentity
 from router.dispatch.interface import Delta
 from router.dispatch.metrics import RouterMetrics
+from router.dispatch.mixed_attempt import MixedAttempt
 from router.dispatch.retry_state import RetryState, ended_workers
 from router.dispatch.routing.placing import placing_for
 from router.dispatch.routing.route import Pick, Placing, Route

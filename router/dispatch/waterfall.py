@@ -66,21 +66,33 @@ class Waterfall:
     second_token: float | None = None
     prefill_worker: str = ""
     decode_worker: str = ""
+    split: int = 0
+    """Prompt token from which on the decode worker computes; 0: see router.proto."""
     why: str = ""
     waited: dict[str, float] = field(default_factory=dict)
     """Seconds in the worker's queue by reason."""
+    _is_telling: bool = True
+    """Spans of the latest attempt are shown: it is the one that gives the first token."""
     _last_token: float = 0.0
     _chunks: list[router_pb2.TimingSpan] = field(default_factory=list)
+    """Of the prompt, where the answer is computed."""
+    _chunks_elsewhere: list[router_pb2.TimingSpan] = field(default_factory=list)
+    """Those whose KV was handed over."""
     _pushes: list[router_pb2.TimingSpan] = field(default_factory=list)
 
     def attempt(self, at: float) -> None:
         """The request goes to a worker. What an attempt that gave no token did counts as queueing."""
-        if self.first_token is None:
+        self._is_telling = self.first_token is None
+        if self._is_telling:
             self.submitted, self.started, self.reserved = at, None, None
+            self._chunks, self._chunks_elsewhere, self._pushes = [], [], []
 
-    def placed(self, prefill_worker: str, decode_worker: str | None, why: str) -> None:
-        """Where the latest attempt is computed. `decode_worker`: None if the same, or not chosen yet."""
-        self.prefill_worker, self.why = prefill_worker, why
+    def placed(
+        self, prefill_worker: str, decode_worker: str | None, why: str, split: int | None = None
+    ) -> None:
+        """Where the latest attempt is computed. `decode_worker`: None if the same, or not chosen yet; `split`:
+        see `Route`."""
+        self.prefill_worker, self.why, self.split = prefill_worker, why, split or 0
         self.decode_worker = decode_worker or prefill_worker
 
     def moved(self, worker: str) -> None:
@@ -115,15 +127,16 @@ class Waterfall:
     def hand_over(self, event: worker_pb2.HandedOver) -> None:
         """Spans come in the worker's seconds since it was sent the request."""
         offset = (self.submitted or self.arrival) - self.arrival
-        self._chunks = [_shifted(span, offset) for span in event.chunks]
-        self._pushes = [_shifted(span, offset) for span in event.pushes]
+        if self._is_telling:
+            self._chunks_elsewhere = [_shifted(span, offset) for span in event.chunks]
+            self._pushes = [_shifted(span, offset) for span in event.pushes]
         travelled = _covered((span.begin_s, span.end_s) for span in event.pushes)
         self.observer.on_handed_over(self.prefill_worker, self.decode_worker, event.bytes, travelled)
 
-    def computed(self, chunks: Iterable[worker_pb2.Span]) -> None:
-        """The prompt's chunks, of a request that is not handed over; seconds as in `hand_over`."""
-        offset = (self.submitted or self.arrival) - self.arrival
-        self._chunks = [_shifted(span, offset) for span in chunks]
+    def computed(self, chunks: Iterable[worker_pb2.Span], asked: float) -> None:
+        """The prompt's chunks, of a worker that was sent the request at `asked`, and hands it over to none."""
+        if self._is_telling:
+            self._chunks = [_shifted(span, asked - self.arrival) for span in chunks]
 
     def timings(self, at: float) -> router_pb2.Timings:
         """As of now; stages that were not reached are 0."""
@@ -139,11 +152,12 @@ class Waterfall:
             first_decode_s=max((self.second_token or arrived) - arrived, 0.0),
             ttft_s=first - self.arrival,
             e2e_s=at - self.arrival,
-            chunks=self._chunks,
+            chunks=[*self._chunks_elsewhere, *self._chunks],
             pushes=self._pushes,
             prefill_worker=self.prefill_worker,
             decode_worker=self.decode_worker,
             placement=self.why,
+            split=self.split,
             waited=self.waited,
         )
 

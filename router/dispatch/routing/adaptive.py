@@ -145,7 +145,15 @@ class AdaptivePlacing:
 
         claim = Promise(decode.load, sequence.num_tokens)
         may_wait = _order(prefill) < _order(decode)
-        return Route(pick, is_local=False, why=why, claim=claim, tracker=tracker, may_wait=may_wait)
+        return Route(
+            pick,
+            is_local=False,
+            why=why,
+            claim=claim,
+            split=placement.split,
+            tracker=tracker,
+            may_wait=may_wait,
+        )
 
     def _look(self, sessions: list[WorkerSession]) -> tuple[Ledger, PlacementPolicy]:
         """Brings the ledger up to date with the workers that can be used now. O(workers)."""

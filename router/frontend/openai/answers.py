@@ -66,6 +66,8 @@ class Timings(TypedDict):
     prefill_worker: str
     decode_worker: str
     placement: str
+    split: int
+    """decode_worker computed the prompt from this token on; 0: it computed none of it, or all."""
     waited: dict[str, float]
     """Seconds of queue_s by reason: budget, pages, slots, policy, transfer."""
 

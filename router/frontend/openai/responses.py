@@ -217,6 +217,7 @@ def timings_object(timings: router_pb2.Timings) -> dict[str, Any]:
         "prefill_worker": timings.prefill_worker,
         "decode_worker": timings.decode_worker,
         "placement": timings.placement,
+        "split": timings.split,
         "waited": dict(timings.waited),
     }
 

@@ -1,0 +1,149 @@
+"""An attempt in which KV moves from one worker to another at the end of the prompt, or within it."""
+
+from __future__ import annotations
+
+from router.dispatch.attempt import Attempt
+from router.dispatch.interface import Delta
+from router.dispatch.part import Part
+from router.dispatch.routing.route import Route
+from router.dispatch.sequence import Sequence
+from router.dispatch.waterfall import busy_seconds
+from router.workers.events import Event, WorkerLost
+from router.workers.session import WorkerSession
+from rpc.baton.v1 import worker_pb2
+from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
+
+__all__ = ["DisaggAttempt"]
+
+
+class DisaggAttempt(Attempt):
+    """A prefill worker computes the prompt and the first token, a decode worker the others.
+
+    With `Route.split`, the prefill worker computes the prompt up to that token only, and the decode worker all
+    that follows, the first token included.
+
+    The decode worker is chosen, and its pages reserved, when the first chunk is being computed: a request
+    that queues holds no memory there, and the choice is made on the freshest view of the load. From then
+    on finished chunks travel beside the computation of the next ones. The first token goes to the client
+    from the prefill worker, without waiting for the rest of the transfer.
+    """
+
+    def __init__(self, sequence: Sequence, route: Route, handoff_timeout_s: float) -> None:
+        super().__init__(sequence, route)
+        self._handoff_timeout_s = handoff_timeout_s
+        self._decode: Part | None = None
+        self._cached_at_start = 0
+        """On the prefill worker."""
+        self._has_first_token = False
+        self._has_arrived = False
+
+    def _begin(self) -> None:
+        split = self._route.split
+        self._prefill = self._enlist(ROLE_PREFILL, self._from_prefill, split)
+        self._waterfall.placed(self._prefill.session.worker_id, None, self._route.why, split)
+        submit = worker_pb2.Submit(work=self._work(), hand_over=True, prefill_until=split or 0)
+        self._prefill.ask(worker_pb2.Command(submit=submit))
+
+    @property
+    def awaited(self) -> WorkerSession:
+        if self._writer is not None:
+            return self._writer.session
+        reserved = self._waterfall.reserved is not None
+        if self._decode is None or (reserved and not (self._has_first_token or self._is_independent)):
+            return self._prefill.session
+        return self._decode.session
+
+    def _from_prefill(self, event: Event, delta: Delta) -> None:
+        match event.message:
+            case worker_pb2.Started() as started:
+                self._prefill.begun = True
+                self._cached_at_start = started.cached_tokens
+                self._waterfall.start(started, event.at)
+                self._reserve()
+            case worker_pb2.Tokens() as tokens:
+                self._has_first_token = True
+                self._take_tokens(self._prefill, tokens, event.at, delta)
+                self._go_on()
+            case worker_pb2.Progress() as progress:
+                self._route.tracker.progress(progress.num_computed)
+            case worker_pb2.HandedOver() as handed_over:
+                self._waterfall.hand_over(handed_over)
+                seconds = busy_seconds((push.begin_s, push.end_s) for push in handed_over.pushes)
+                self._route.tracker.handed_over(handed_over.bytes, seconds)
+                self._prefill.done()
+            case worker_pb2.Failed() as failed:
+                trouble = self._prefill.failed(failed)
+                if not self._is_independent:
+                    raise trouble
+            case WorkerLost() as loss:
+                trouble = self._prefill.lost(loss)
+                if not self._is_independent:
+                    raise trouble
+            case _:
+                pass
+
+    def _from_decode(self, event: Event, delta: Delta) -> None:
+        decode = self._decode
+        assert decode is not None
+        match event.message:
+            case worker_pb2.Reserved() as reserved:
+                self._waterfall.reserve(event.at)
+                decode.session.load.reserved(len(reserved.ticket.pages), decode.tokens)
+                self._prefill.session.send(
+                    worker_pb2.Command(attach=worker_pb2.Attach(ticket=reserved.ticket))
+                )
+            case worker_pb2.Arrived():
+                decode.begun = True
+                self._waterfall.arrive(event.at)
+                self._has_arrived = True
+                self._route.tracker.arrived()
+                self._prefill.done()
+                self._go_on()
+            case worker_pb2.Tokens() as tokens:
+                self._writer = self._writer or decode
+                self._take_tokens(decode, tokens, event.at, delta)
+            case worker_pb2.Progress() as progress:
+                self._route.tracker.progress(progress.num_computed)
+            case worker_pb2.HandedOver():
+                self._hand_over(decode)
+            case worker_pb2.Failed() as failed:
+                self._lose(decode, decode.failed(failed))
+            case WorkerLost() as loss:
+                self._lose(decode, decode.lost(loss))
+            case _:
+                pass
+
+    @property
+    def _is_independent(self) -> bool:
+        """Whether the decode worker has all KV, so that a loss of the prefill worker does not matter."""
+        return self._has_arrived and (self._has_first_token or self._route.split is not None)
+
+    def _go_on(self) -> None:
+        """From here on, the decode worker needs nobody."""
+        if self._has_arrived and self._has_first_token:
+            self._writer = self._writer or self._decode
+
+    def _cached_tokens(self, first: worker_pb2.Tokens) -> int:
+        split = self._route.split
+        if split is None or first.cached_tokens > split:
+            return first.cached_tokens
+        return self._cached_at_start
+
+    def _reserve(self) -> None:
+        self._decode = self._enlist(ROLE_DECODE, self._from_decode)
+        self._waterfall.placed(
+            self._prefill.session.worker_id,
+            self._decode.session.worker_id,
+            self._route.why,
+            self._route.split,
+        )
+        self._decode.ask(
+            worker_pb2.Command(
+                reserve=worker_pb2.Reserve(
+                    work=self._work(),
+                    sender=self._prefill.session.info.peer,
+                    timeout_s=self._handoff_timeout_s,
+                    no_wait=not self._route.may_wait,
+                )
+            )
+        )
