@@ -59,7 +59,8 @@ def _of_completion(completion: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _chunks(chunks: Sequence[Mapping[str, Any]]) -> str:
-    return f", chunks of {', '.join(f'{chunk["tokens"]:g}' for chunk in chunks)} tokens" if chunks else ""
+    lengths = ", ".join(f"{chunk['tokens']:g}" for chunk in chunks)
+    return f", chunks of {lengths} tokens" if chunks else ""
 
 
 def _took(chunks: Sequence[Mapping[str, Any]]) -> str:

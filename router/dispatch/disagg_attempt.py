@@ -19,8 +19,8 @@ __all__ = ["DisaggAttempt"]
 class DisaggAttempt(Attempt):
     """A prefill worker computes the prompt and the first token, a decode worker the others.
 
-    With `Route.split`, the prefill worker computes the prompt up to that token only, and the decode worker all
-    that follows, the first token included.
+    With `Route.split`, the prefill worker computes the prompt up to that token only, and the decode worker
+    all that follows, the first token included.
 
     The decode worker is chosen, and its pages reserved, when the first chunk is being computed: a request
     that queues holds no memory there, and the choice is made on the freshest view of the load. From then

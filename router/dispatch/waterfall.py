@@ -90,8 +90,10 @@ class Waterfall:
     def placed(
         self, prefill_worker: str, decode_worker: str | None, why: str, split: int | None = None
     ) -> None:
-        """Where the latest attempt is computed. `decode_worker`: None if the same, or not chosen yet; `split`:
-        see `Route`."""
+        """Where the latest attempt is computed; `split` as in `Route`.
+
+        `decode_worker`: None if the same, or not chosen yet.
+        """
         self.prefill_worker, self.why, self.split = prefill_worker, why, split or 0
         self.decode_worker = decode_worker or prefill_worker
 
@@ -134,7 +136,7 @@ class Waterfall:
         self.observer.on_handed_over(self.prefill_worker, self.decode_worker, event.bytes, travelled)
 
     def computed(self, chunks: Iterable[worker_pb2.Span], asked: float) -> None:
-        """The prompt's chunks, of a worker that was sent the request at `asked`, and hands it over to none."""
+        """The prompt's chunks, from a worker that was sent the request at `asked` and computes the answer."""
         if self._is_telling:
             self._chunks = [_shifted(span, asked - self.arrival) for span in chunks]
 

@@ -67,7 +67,7 @@ class _Placed:
 
     @property
     def second_part(self) -> int:
-        """Prompt tokens that the decode worker computes after it received KV; 0 unless the prompt is split."""
+        """Prompt tokens that the decode worker computes behind received KV; 0 unless the prompt is split."""
         if self.placement.split is None:
             return 0
         return min(self.prompt_tokens - self.placement.split, self.decoder_fresh)

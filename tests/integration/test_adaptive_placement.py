@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -25,6 +25,7 @@ from tests.integration.conftest import Oracle
 from tests.integration.tiny_cluster import PATIENCE_S, Link, slow_down, worker
 from worker.config import WorkerRole
 
+PAGE = 4
 P, D = "prefill-0", "decode-0"
 EVERY_PAIR = [(P, P), (D, D), (P, D), (D, P)]
 ROLES = {WorkerRole.PREFILL: ROLE_PREFILL, WorkerRole.DECODE: ROLE_DECODE}
@@ -37,8 +38,10 @@ def prompt(seed: int, length: int = 50) -> list[int]:
 class Forced:
     """Places requests on the given pairs in turn; on the worker that is left if one is gone."""
 
-    def __init__(self, *pairs: tuple[str, str]) -> None:
+    def __init__(self, *pairs: tuple[str, str], split: float = 0.0) -> None:
+        """`split`: share of a prompt that the first worker of a pair computes; 0: all of it."""
         self.pairs = pairs
+        self.split = split
         self.placed = 0
 
     def place(self, request: RequestView, view: ClusterView) -> Placement:
@@ -46,7 +49,9 @@ class Forced:
         left = view.workers[0].id
         prefill, decode = self.pairs[self.placed % len(self.pairs)]
         self.placed += 1
-        return Placement(ids.get(prefill, left), ids.get(decode, left), Why("forced"))
+        split = int(request.prompt_tokens * self.split) // PAGE * PAGE
+        placement = Placement(ids.get(prefill, left), ids.get(decode, left), Why("forced"))
+        return replace(placement, split=split) if split and not placement.is_local else placement
 
 
 @dataclass

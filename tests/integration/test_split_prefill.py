@@ -42,7 +42,8 @@ async def generate(workers: Pair, job: worker_pb2.Work, split: int) -> tuple[lis
 async def test_a_split_prompt_gets_the_tokens_of_transformers(
     folder: Path, oracle: Oracle, split: int, chunk_budget: int
 ) -> None:
-    async with pair(folder, prefill={"chunk_budget": chunk_budget}, decode={"chunk_budget": chunk_budget}) as w:
+    budget = {"chunk_budget": chunk_budget}
+    async with pair(folder, prefill=budget, decode=budget) as w:
         answer, chunks, handed_over = await generate(w, work(prompt(LENGTH), max_tokens=12), split)
         assert answer == oracle(prompt(LENGTH), 12)
         assert sum(chunk.num_tokens for chunk in handed_over.chunks) == split

@@ -1,4 +1,4 @@
-"""Outgoing handoffs: requests prefilled here, in whole or in part, while their KV is sent to another worker."""
+"""Outgoing handoffs: requests prefilled here, wholly or in part, while their KV is sent to another worker."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class _Sending:
 
 
 class OutgoingHandoffs:
-    """Requests end here with their first token, or at a token of their prompt before that; their pages are kept
-    until the sender has sent them.
+    """Requests end here with their first token, or within their prompt; their pages are kept until the sender
+    has sent them.
 
     From `submit` on such a request is pinned, since the sender may read its pages: the scheduler does not
     preempt it. Methods ignore requests that are not handed over.

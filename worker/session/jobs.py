@@ -34,7 +34,7 @@ class Job:
     received: int = 0
     """Tokens whose KV came from another worker."""
     digest: int | None = None
-    """Of the whole request, where `request` is only a part of its prompt, for another worker to go on with."""
+    """Of the whole request, where `request` is only a part of its prompt and another worker goes on."""
     said_cached: bool = False
     """Whether the number of cached prompt tokens was reported."""
 

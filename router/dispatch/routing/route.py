@@ -76,8 +76,8 @@ class Route:
     claim: Claim | None = None
     """Room on the decode worker, kept until it is picked."""
     split: int | None = None
-    """Where KV moves: prompt tokens before this one are computed by the prefill worker, and those from it on by
-    the decode worker, which samples the first token too. None: the prefill worker does all of that."""
+    """Where KV moves: the prefill worker computes prompt tokens before this one, the decode worker those from
+    it on, and the first token. None: the prefill worker does all of that."""
     tracker: Tracker = NO_TRACKER
     may_wait: bool = True
     """The prefill worker may keep the KV until the decode worker has pages for it. Where workers hand over to

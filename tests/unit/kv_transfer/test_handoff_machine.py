@@ -108,9 +108,10 @@ class HandoffMachine(RuleBasedStateMachine):
         pages=st.integers(1, 3),
         tail=st.integers(0, 1),
         cached=st.integers(0, 2),
+        split=st.integers(0, 5),
         steps=_STEPS,
     )
-    def a_request_comes(self, place: int, pages: int, tail: int, cached: int, steps: str) -> None:
+    def a_request_comes(self, place: int, pages: int, tail: int, cached: int, split: int, steps: str) -> None:
         """And is brought part of the way, so that most runs get to the interesting places."""
         worker = self.workers[place]
         pages = min(pages, len(worker.free))
@@ -119,6 +120,7 @@ class HandoffMachine(RuleBasedStateMachine):
         first_token = min(cached, pages - 1) * LAYOUT.page_size
         num_tokens = pages * LAYOUT.page_size - tail
         job = Job(len(self.jobs) + 1, num_tokens, first_token, place, worker, [])
+        job.split = min(split, num_tokens - 1)
         job.local = worker.take(pages, job, Use.SENDING)
         self.jobs.append(job)
         for step in steps.split():
@@ -130,9 +132,9 @@ class HandoffMachine(RuleBasedStateMachine):
                 case "attach" if self.tickets:
                     self.attach(self.tickets[-1])
                 case "chunk" if not job.sent:
-                    self.compute(job, job.num_tokens // 2)
+                    self.compute(job, job.part // 2)
                 case "finish" if not job.sent:
-                    self.finish(job, Final((job.answer,), job.num_tokens, 0, job.id))
+                    self.finish(job, job.final())
 
     @rule(
         place=st.integers(0, 1),
@@ -215,14 +217,13 @@ class HandoffMachine(RuleBasedStateMachine):
     @rule(index=INDEX, tokens=st.integers(1, 4))
     def a_chunk_is_computed(self, index: int, tokens: int) -> None:
         job = choose(index, self.computing())
-        self.compute(job, min(job.num_tokens, job.computed + tokens))
+        self.compute(job, min(job.part, job.computed + tokens))
 
     @precondition(lambda self: self.computing())
     @rule(index=INDEX, of_another_request=SELDOM)
     def a_prompt_ends(self, index: int, of_another_request: bool) -> None:
         job = choose(index, self.computing())
-        answer, digest = job.answer + of_another_request, job.id + of_another_request
-        self.finish(job, Final((answer,), job.num_tokens, 0, digest))
+        self.finish(job, job.final(wrong=of_another_request))
 
     @precondition(lambda self: self.jobs)
     @rule(index=INDEX, at_sender=st.booleans())
@@ -530,9 +531,9 @@ class HandoffMachine(RuleBasedStateMachine):
         self.poll()
 
     def finish(self, job: Job, final: Final) -> None:
-        run_model(job, job.num_tokens)
+        run_model(job, job.part)
         job.finished = True
-        job.source.endpoint.sender.finish(job.id, job.local, job.num_tokens, final, self.now)
+        job.source.endpoint.sender.finish(job.id, job.local, job.part, final, self.now)
         self.poll()
 
 
