@@ -6,7 +6,7 @@ from enum import Enum
 from itertools import groupby
 from pathlib import Path
 
-from router.config.settings import SETTINGS, Setting
+from router.config.table import SETTINGS, Setting
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "flags.md"
 BEGIN, END = "<!-- flags: written by scripts/flag_table.py -->\n", "<!-- end of flags -->"

@@ -1,1 +1,1 @@
-"""A cluster that is only arithmetic, under the real scheduler and the real placement."""
+"""Placements compared on a simulated cluster (`router.simulator`)."""

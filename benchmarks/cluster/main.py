@@ -19,12 +19,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.cluster.outcome import GOOD, Outcome, result_of
-from benchmarks.cluster.scenario import LOADS, Deployment, Mode
-from benchmarks.cluster.traffic import Arrival, mooncake
-from benchmarks.lib.report import Objective
+from benchmarks.cluster.scenario import LOADS
 from engine.config import PATIENCE
+from router.config.choices import Mode
 from router.placement import Targets
+from router.simulator.deployment import Deployment
+from router.simulator.objective import Objective
+from router.simulator.outcome import GOOD, Outcome, result_of
+from router.simulator.traffic import Arrival, mooncake
 
 __all__ = ["main", "make_parser"]
 

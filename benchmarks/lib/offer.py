@@ -27,7 +27,7 @@ async def offer(
 ) -> list[Record]:
     """Send every request at its time; one record a request, in the workload's order.
 
-    `console` shows progress.
+    `console`, if it is a terminal, shows progress.
     """
     freeze_gc()  # or a collection of this process would be taken for a pause of the server
     gate = asyncio.Semaphore(max_concurrency) if max_concurrency else nullcontext()
@@ -38,7 +38,7 @@ async def offer(
         TextColumn("{task.fields[running]} running"),
         TimeElapsedColumn(),
         console=console,
-        disable=console is None,
+        disable=console is None or not console.is_terminal,
         transient=True,
     )
     bar = progress.add_task("requests", total=len(workload), running=0)

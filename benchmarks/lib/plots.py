@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -13,7 +13,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.lib.outcomes import Interruption, Point
+from benchmarks.lib.outcomes import Interruption, Point, Run
 from benchmarks.lib.systems import Outcome
 
 __all__ = ["plot_comparison", "plot_long_prefill", "plot_modes"]
@@ -64,19 +64,27 @@ def plot_long_prefill(outcomes: Sequence[Interruption], title: str, path: Path) 
 
 
 def plot_modes(points: Sequence[Point], title: str, path: Path) -> None:
-    """Goodput, TTFT and ITL over the rate of requests, one line a mode."""
-    panels = {
-        "goodput, requests/s": [point.summary.goodput for point in points],
-        "TTFT p99, s": [point.summary.ttft.p99 for point in points],
-        "ITL p99, s": [point.summary.itl.p99 for point in points],
+    """Goodput, share of good answers, TTFT and ITL over the rate of requests that came.
+
+    One line a mode: means over the seeds, between the lowest and the highest.
+    """
+    panels: dict[str, Callable[[Run], float]] = {
+        "goodput, requests/s": lambda run: run.summary.goodput,
+        "good, %": lambda run: 100 * run.share_good,
+        "TTFT p99, s": lambda run: run.summary.ttft.p99,
+        "ITL p99, s": lambda run: run.summary.itl.p99,
     }
-    figure, axes = plt.subplots(1, len(panels), figsize=(12, 3.4), layout="constrained")
-    for ax, (name, values) in zip(axes, panels.items(), strict=True):
+    figure, axes = plt.subplots(1, len(panels), figsize=(15, 3.4), layout="constrained")
+    for ax, (name, figure_of) in zip(axes, panels.items(), strict=True):
         for mode, color in zip(dict.fromkeys(point.mode for point in points), _COLORS, strict=False):
-            line = [(p.rate, value) for p, value in zip(points, values, strict=True) if p.mode == mode]
-            ax.plot(*zip(*line, strict=True), marker="o", color=color, label=mode)
+            own = [point for point in points if point.mode == mode]
+            rates = [point.spread(lambda run: run.offered).mean for point in own]
+            spreads = [point.spread(figure_of) for point in own]
+            ax.plot(rates, [spread.mean for spread in spreads], marker="o", color=color, label=mode)
+            lows, highs = [s.low for s in spreads], [s.high for s in spreads]
+            ax.fill_between(rates, lows, highs, color=color, alpha=0.15, lw=0)
         ax.set_title(name, fontsize=10)
-        ax.set_xlabel("requests/s sent")
+        ax.set_xlabel("requests/s that came")
         ax.set_ylim(bottom=0)
         _plain(ax)
     axes[0].legend(frameon=False)

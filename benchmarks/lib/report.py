@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
 import numpy as np
 from rich.table import Table
 
 from benchmarks.lib.client import Record
+from router.simulator.objective import Objective
 
 __all__ = ["Objective", "Percentiles", "Summary", "summarize", "summary_table"]
 
@@ -33,24 +34,8 @@ class Percentiles:
         return cls(float(array.mean()), p50, p90, p99, float(array.max()))
 
 
-@dataclass(frozen=True, slots=True)
-class Objective:
-    """What an answer must keep to count as good; None: any."""
-
-    ttft_s: float | None = None
-    tpot_s: float | None = None
-    pause_s: float | None = None
-    """The longest that a token after the first may be waited for."""
-
-    def is_met_by(self, record: Record) -> bool:
-        return (
-            (self.ttft_s is None or record.ttft <= self.ttft_s)
-            and (self.tpot_s is None or record.tpot <= self.tpot_s)
-            and (self.pause_s is None or max(record.itls, default=0.0) <= self.pause_s)
-        )
-
-
 ANYTHING: Final = Objective()
+_SPREADS: Final = ("ttft", "itl", "tpot", "e2e")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +77,12 @@ class Summary:
         rates = ("request_rate", "output_rate", "total_rate", "goodput")
         return asdict(self) | {rate: getattr(self, rate) for rate in rates}
 
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Summary:
+        """What `as_json` wrote. Raises KeyError for a file that another version wrote."""
+        values: dict[str, Any] = {field.name: content[field.name] for field in fields(cls)}
+        return cls(**values | {name: Percentiles(**values[name]) for name in _SPREADS})
+
     def _a_second(self, count: int) -> float:
         return count / self.duration_s if self.duration_s else 0.0
 
@@ -110,8 +101,12 @@ def summarize(records: Sequence[Record], objective: Objective = ANYTHING) -> Sum
         itl=Percentiles.of(itl for record in answered for itl in record.itls),
         tpot=Percentiles.of(record.tpot for record in answered if record.output_tokens > 1),
         e2e=Percentiles.of(record.e2e for record in answered),
-        good=sum(objective.is_met_by(record) for record in answered),
+        good=sum(_meets(record, objective) for record in answered),
     )
+
+
+def _meets(record: Record, objective: Objective) -> bool:
+    return objective.is_met(ttft=record.ttft, tpot=record.tpot, longest_pause=max(record.itls, default=0.0))
 
 
 def summary_table(summary: Summary, title: str) -> Table:

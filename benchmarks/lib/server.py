@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
@@ -57,11 +56,10 @@ class BatonServer:
 
     def start(self) -> None:
         """Return when it answers requests. Raises ServerFailed."""
-        # Beside this interpreter: `router` of the environment that runs, whether or not it is activated.
-        executable = Path(sys.executable).with_name("router")
         self._output = None if self._shows_output else tempfile.TemporaryFile()  # noqa: SIM115 - closed by stop
         self._process = subprocess.Popen(
-            [str(executable), *self.command[1:]],
+            # This interpreter's, whether or not its environment is activated or Baton installed in it.
+            [sys.executable, "-m", "router.cli.main", *self.command[1:]],
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=self._output,

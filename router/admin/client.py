@@ -12,7 +12,7 @@ from urllib.parse import quote, urlencode
 from urllib.request import ProxyHandler, Request, build_opener
 
 from router.admin.explain import explained
-from router.config.settings import SETTINGS
+from router.config.table import SETTINGS
 
 __all__ = ["COMMANDS", "run"]
 

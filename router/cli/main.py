@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"router: {problem}", file=sys.stderr)
         return 1
     allow_many_connections()
-    _configure_logging(config.log_level, config.log_format)
+    _configure_logging(config.operation.log_level, config.operation.log_format)
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
 

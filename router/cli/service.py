@@ -89,11 +89,11 @@ async def serve(config: RouterConfig) -> None:
             return
         loss = await shutdown.unless(service.cluster.lost())
         if loss is None:
-            await service.drain(config.drain_timeout)
+            await service.drain(config.operation.drain_timeout)
             return
         _log.error("%s; the router ends", loss)
         # Workers may live on without Ray for a while, and finish what they have.
-        await service.drain(config.drain_timeout if service.dispatcher.ready() else 0.0)
+        await service.drain(config.operation.drain_timeout if service.dispatcher.ready() else 0.0)
         raise loss
 
 
@@ -128,9 +128,10 @@ class _Start:
 
     async def run(self) -> _Service:
         config = self.config
+        host = config.frontend.host
         began = time.monotonic()
-        check_free("--http-port", config.host, config.http_port)
-        check_free("--grpc-port", config.host, config.grpc_port)
+        check_free("--http-port", host, config.frontend.http_port)
+        check_free("--grpc-port", host, config.frontend.grpc_port)
         check_free("--admin-port", LOOPBACK, config.effective_admin_port)
         access = Access.load(config)
         with self.display.stage(f"model {config.model}"):
@@ -164,21 +165,21 @@ class _Start:
                 registry,
                 dispatcher.attempt,
                 dispatcher.able,
-                interval_s=config.probe_interval,
-                timeout_s=config.probe_timeout,
+                interval_s=config.failover.probe_interval,
+                timeout_s=config.failover.probe_timeout,
             )
         )
         limits = RequestLimits(
-            max_prompt_tokens=config.max_prompt_tokens,
-            max_completions=config.max_completions,
-            max_logprobs=config.max_logprobs,
+            max_prompt_tokens=config.access.max_prompt_tokens,
+            max_completions=config.access.max_completions,
+            max_logprobs=config.access.max_logprobs,
             priorities=config.scheduling.effective_policy is Policy.PRIORITY,
             ttft_deadlines=config.scheduling.effective_policy is Policy.DEADLINE,
         )
-        is_json = config.log_format is LogFormat.JSON
-        history = History(config.explain_requests, logging.INFO if is_json else logging.DEBUG)
+        is_json = config.operation.log_format is LogFormat.JSON
+        history = History(config.operation.explain_requests, logging.INFO if is_json else logging.DEBUG)
         formats = tokenizer.output_formats.chosen(
-            config.tool_call_parser.value, config.reasoning_parser.value
+            config.frontend.tool_call_parser.value, config.frontend.reasoning_parser.value
         )
         generation = Generation(model, tokenizer, dispatcher, limits, formats, history)
         service = await self._frontends(generation, history, access, cluster, dispatcher, registry, metrics)
@@ -191,7 +192,7 @@ class _Start:
         return service
 
     def _tracing(self, model: str) -> OnEnd:
-        endpoint = self.config.otlp_traces_endpoint
+        endpoint = self.config.operation.otlp_traces_endpoint
         if endpoint is None:
             return lambda _sequence, _outcome, _at: None
         return self.stack.enter_context(TraceExporter(endpoint, model)).ended
@@ -199,7 +200,7 @@ class _Start:
     async def _cluster(self, checkpoint: Checkpoint) -> tuple[Cluster, list[WorkerPlan]]:
         cluster = Cluster(self.config)
         self.stack.push_async_callback(cluster.close)
-        with self.display.stage(f"Ray ({self.config.ray_address or 'local'})"):
+        with self.display.stage(f"Ray ({self.config.cluster.ray_address or 'local'})"):
             machine = await cluster.connect(on_wait=self._say_wait)
         if machine.device == "cpu" and self.config.dtype is Dtype.AUTO:
             with self.display.stage("dtype"):
@@ -222,34 +223,36 @@ class _Start:
         with self.display.stage("workers"):
             handles = await cluster.place(plans, on_wait=self._say_wait)
             # On a Ray of our own there is one node, whose end is ours.
-            fencing = Fencing(cluster.dead_nodes) if self.config.ray_address is not None else None
+            fencing = Fencing(cluster.dead_nodes) if self.config.cluster.ray_address is not None else None
             if fencing is not None:
                 await self.stack.enter_async_context(fencing)
             registry = await self.stack.enter_async_context(
                 Registry(
                     handles,
                     on_change,
-                    silence_s=self.config.worker_timeout,
-                    grace_s=self.config.worker_grace,
+                    silence_s=self.config.failover.worker_timeout,
+                    grace_s=self.config.failover.worker_grace,
                     fencing=fencing,
                 )
             )
+            patience = self.config.cluster.startup_timeout
             watch = asyncio.create_task(self._watch_loading(registry, handles))
             try:
-                all_ready = await registry.wait_for_all(self.config.startup_timeout)
+                all_ready = await registry.wait_for_all(patience)
             finally:
                 watch.cancel()
             if not all_ready:
                 raise StartupFailed(
-                    f"not all workers were ready within --startup-timeout {self.config.startup_timeout:g} s: "
+                    f"not all workers were ready within --startup-timeout {patience:g} s: "
                     + "; ".join(registry.complaints())
                 )
         return registry
 
     async def _check_links(self, registry: Registry, dispatcher: ClusterDispatcher) -> None:
         """Raises LinkBroken."""
+        patience = self.config.cluster.startup_timeout
         with self.display.stage("links"):
-            links = await check_links(registry, dispatcher.attempt, timeout_s=self.config.startup_timeout)
+            links = await check_links(registry, dispatcher.attempt, timeout_s=patience)
         for link in links:
             self.display.say(str(link))
 
@@ -282,14 +285,14 @@ class _Start:
         http = HttpServer(
             generation,
             HttpConfig(
-                host=config.host,
-                port=config.http_port,
-                max_body_bytes=config.max_body_bytes,
+                host=config.frontend.host,
+                port=config.frontend.http_port,
+                max_body_bytes=config.access.max_body_bytes,
                 tls=access.tls,
                 keys=access.keys,
                 metrics_keys=access.metrics_keys,
                 cors_origins=access.cors_origins,
-                keep_alive_s=config.http_keep_alive,
+                keep_alive_s=config.frontend.http_keep_alive,
             ),
             metrics=exported(
                 metrics.registry,
@@ -299,7 +302,7 @@ class _Start:
                     "worker": "router",
                     "model_name": generation.model.name,
                 },
-                config.metrics_names,
+                config.operation.metrics_names,
             ),
             worker_targets=registry.metrics_targets,
             routes=page_routes(status.read),
@@ -307,9 +310,9 @@ class _Start:
         grpc = GrpcServer(
             generation,
             GrpcConfig(
-                host=config.host,
-                port=config.grpc_port,
-                max_message_bytes=config.max_body_bytes,
+                host=config.frontend.host,
+                port=config.frontend.grpc_port,
+                max_message_bytes=config.access.max_body_bytes,
                 tls=access.tls,
                 keys=access.keys,
             ),
@@ -324,8 +327,8 @@ class _Start:
                 dispatcher.able,
                 dispatcher.evacuate,
                 explain=history.find,
-                drain_timeout_s=self.config.drain_timeout,
-                startup_timeout_s=self.config.startup_timeout,
+                drain_timeout_s=self.config.operation.drain_timeout,
+                startup_timeout_s=self.config.cluster.startup_timeout,
             ),
             self.config.effective_admin_port,
         )
@@ -341,9 +344,9 @@ class _Start:
         workers = f"{config.decode_workers} decode"
         if config.hands_over:
             workers = f"{config.num_prefill_workers} prefill + {workers}"
-        scheme = "http" if config.tls_cert is None else "https"
+        scheme = "http" if config.access.tls_cert is None else "https"
         self.display.say(
             f"{model.name} is ready after {seconds:.0f} s: {config.mode.value}, {workers} on {engine.device}"
-            f" in {engine.dtype}; {scheme}://{config.host}:{service.http.port}/v1"
-            f" and gRPC {config.host}:{service.grpc.port}; --admin-port {service.admin.port}"
+            f" in {engine.dtype}; {scheme}://{config.frontend.host}:{service.http.port}/v1"
+            f" and gRPC {config.frontend.host}:{service.grpc.port}; --admin-port {service.admin.port}"
         )

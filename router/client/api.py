@@ -14,7 +14,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import HTTPHandler, OpenerDirector, ProxyHandler, Request, build_opener
 
-from router.config.settings import SETTINGS
+from router.config.table import SETTINGS
 
 __all__ = ["Api", "ApiError", "Unreachable", "add_api_arguments", "api_of"]
 

@@ -6,9 +6,11 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final, TypeAlias
 
 import ray
+from ray._raylet import GcsClient  # type: ignore[attr-defined]
 
 __all__ = ["AskNodes", "Node", "RayLost", "nodes", "residents", "until_enough", "until_lost"]
 
@@ -16,6 +18,10 @@ _log = logging.getLogger(__name__)
 
 _ASK_S: Final = 2.0
 _ANSWER_S: Final = 5.0
+_ALIVE: Final = 0
+"""GcsNodeInfo.ALIVE; the generated module is not imported, since its protobuf version is Ray's own."""
+_OTHER_CLUSTER: Final = "WrongClusterID"
+"""In the error of a GCS that was started anew at the same address."""
 _SILENT: Final = 4
 """Questions in a row without an answer. Ray itself ends a process that misses its GCS for 60 s."""
 
@@ -36,17 +42,6 @@ class Node:
     alive: bool
     has_gpu: bool = False
 
-    @classmethod
-    def of(cls, entry: dict[str, Any]) -> Node:
-        """`entry` is one of `ray.nodes()`."""
-        return cls(
-            entry["NodeID"],
-            entry["NodeManagerHostname"],
-            entry["NodeManagerAddress"],
-            entry["Alive"],
-            entry.get("Resources", {}).get("GPU", 0) >= 1,
-        )
-
     @property
     def name(self) -> str:
         return f"{self.hostname} ({self.address})"
@@ -56,8 +51,32 @@ AskNodes: TypeAlias = Callable[[], Awaitable[Sequence[Node]]]
 
 
 def nodes() -> list[Node]:
-    """All that Ray knows of, dead ones too. Blocks as long as Ray does not answer."""
-    return [Node.of(entry) for entry in ray.nodes()]  # type: ignore[no-untyped-call]
+    """Every node that Ray has had, dead ones too. Raises what Ray raises; blocks for 5 s at most.
+
+    Not `ray.nodes()`: after a restart of the head, another Ray answers at the same address, and `ray.nodes()`
+    then ends the process with SIGABRT.
+    """
+    joined = ray.get_runtime_context()
+    entries = _gcs_client(joined.gcs_address, joined.get_node_id()).get_all_node_info(timeout=_ANSWER_S)
+    return [
+        Node(
+            node_id.hex(),
+            entry.node_manager_hostname,
+            entry.node_manager_address,
+            entry.state == _ALIVE,
+            entry.resources_total.get("GPU", 0) >= 1,
+        )
+        for node_id, entry in entries.items()
+    ]
+
+
+@cache
+def _gcs_client(address: str, node_id: str) -> Any:
+    """The client with which Ray Serve, too, asks for nodes. It accepts the answers of one cluster only.
+
+    `node_id`, of this process's node, is new in every cluster.
+    """
+    return GcsClient(address=address)
 
 
 def residents(workers: Iterable[tuple[str, str]], known: Sequence[Node]) -> str:
@@ -93,6 +112,10 @@ async def until_lost(
         except Exception as error:  # Ray's errors share no base class
             silent += 1
             reason = str(error).partition("\n")[0] or type(error).__name__
+            if _OTHER_CLUSTER in reason:
+                return RayLost(
+                    "another Ray answers at the address of the one that was joined: Ray was restarted"
+                )
             _log.warning("Ray does not answer (%d of %d): %s", silent, _SILENT, reason)
             if silent == _SILENT:
                 return RayLost(f"Ray did not answer {_SILENT} questions in a row, the last with: {reason}")

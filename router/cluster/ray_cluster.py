@@ -51,7 +51,8 @@ class Cluster:
         """`actor_class` is for tests: what runs a role, instead of the real workers."""
         self._config = config
         self._actor_class = actor_class or _actor_class
-        self._is_local = config.ray_address is None
+        self._settings = config.cluster
+        self._is_local = self._settings.ray_address is None
         self._identity = Identity.draw()
         """By it the workers know this router: they are told its certificate when they are made."""
         self._num_ranks = config.num_ranks
@@ -63,7 +64,7 @@ class Cluster:
         self._is_lost = False
         self._workers: list[RayWorker] = []
         self._group: PlacementGroup | None = None
-        self._rank_cpus = config.worker_cpus or max(1, (os.cpu_count() or 1) // self._num_ranks)
+        self._rank_cpus = self._settings.worker_cpus or max(1, (os.cpu_count() or 1) // self._num_ranks)
 
     async def connect(self, on_wait: Callable[[str], None] = lambda _: None) -> Machine:
         """About 4 s for a Ray of our own. `on_wait` is told which nodes are awaited.
@@ -77,17 +78,17 @@ class Cluster:
             raise ClusterError(self._cannot_connect("no answer")) from None
         except Exception as error:  # Ray raises bare Exceptions too
             raise ClusterError(self._cannot_connect(first_line(error))) from error
-        if self._config.wait_for_nodes is not None:
-            await self._wait_for_nodes(self._config.wait_for_nodes, on_wait)
+        if self._settings.wait_for_nodes is not None:
+            await self._wait_for_nodes(self._settings.wait_for_nodes, on_wait)
         return await self._thread.call(self._machine)
 
     async def _wait_for_nodes(self, wanted: int, on_wait: Callable[[str], None]) -> None:
         try:
-            async with asyncio.timeout(self._config.startup_timeout):
+            async with asyncio.timeout(self._settings.startup_timeout):
                 await until_enough(self.nodes, wanted, on_wait)
         except TimeoutError:
             raise ClusterError(
-                f"within --startup-timeout {self._config.startup_timeout:g} s the cluster did not have the"
+                f"within --startup-timeout {self._settings.startup_timeout:g} s the cluster did not have the"
                 f" {wanted} nodes of --wait-for-nodes; `ray status` shows who is missing"
             ) from None
 
@@ -102,14 +103,15 @@ class Cluster:
         return loss
 
     def _init(self) -> None:
+        operation = self._config.operation
         common: dict[str, Any] = {
             "logging_level": logging.ERROR,
-            "log_to_driver": self._config.log_workers or self._config.log_level is LogLevel.DEBUG,
+            "log_to_driver": operation.log_workers or operation.log_level is LogLevel.DEBUG,
         }
         if self._is_local:
             self._init_local(common)
         else:
-            ray.init(address=self._config.ray_address, **common)
+            ray.init(address=self._settings.ray_address, **common)
         self._own_node: str = ray.get_runtime_context().get_node_id()
 
     def _init_local(self, common: dict[str, Any]) -> None:
@@ -131,7 +133,7 @@ class Cluster:
         return Machine(
             device=device,
             memory_bytes=self._memory_bytes(device),
-            cpus=self._rank_cpus if self._is_local else self._config.worker_cpus or 1,
+            cpus=self._rank_cpus if self._is_local else self._settings.worker_cpus or 1,
             host=_LOOPBACK if self._is_local else "",
         )
 
@@ -141,16 +143,17 @@ class Cluster:
         `on_wait` is told when the cluster has to grow first. Raises ClusterError.
         """
         bundles = [_bundle(plan) for plan in plans]
-        strategy = self._config.placement.name
+        placement = self._settings.placement
+        strategy = placement.name
         self._group = placement_group(bundles, strategy=strategy)
         on_wait(f"waiting for room for {len(plans)} workers ({_summed(bundles)})")
         try:
-            async with asyncio.timeout(self._config.startup_timeout):
+            async with asyncio.timeout(self._settings.startup_timeout):
                 await self._group.ready()
         except TimeoutError:
             raise ClusterError(
-                f"within --startup-timeout {self._config.startup_timeout:g} s the cluster had no room for"
-                f" {len(plans)} workers ({_summed(bundles)}) with --placement {self._config.placement.value};"
+                f"within --startup-timeout {self._settings.startup_timeout:g} s the cluster had no room for"
+                f" {len(plans)} workers ({_summed(bundles)}) with --placement {placement.value};"
                 " ask for fewer, or add nodes"
             ) from None
         self._workers = [
@@ -181,7 +184,7 @@ class Cluster:
                 scheduling_strategy=PlacementGroupSchedulingStrategy(group, index),
                 runtime_env={"env_vars": self._worker_environment(plan)},
             )
-            .remote(config, index, logging.getLevelName(self._config.log_level.value.upper()))
+            .remote(config, index, logging.getLevelName(self._config.operation.log_level.value.upper()))
         )
 
     def _worker_environment(self, plan: WorkerPlan) -> dict[str, str]:
@@ -197,7 +200,7 @@ class Cluster:
         if plan.ranks > 1:
             # Ranks share a machine; NCCL would open its ports to every network that this one is in.
             environment["NCCL_SOCKET_IFNAME"] = os.environ.get("NCCL_SOCKET_IFNAME", "lo")
-        return environment | environment_of(self._config.worker_env)
+        return environment | environment_of(self._settings.worker_env)
 
     def _check_room(self, device: str, resources: dict[str, float]) -> None:
         """A local Ray cannot grow; a cluster may, so there we wait."""
@@ -216,7 +219,7 @@ class Cluster:
         try:
             memory: int = ray.get(
                 measure.options(num_cpus=0, num_gpus=1 if device == "cuda" else 0).remote(),
-                timeout=self._config.startup_timeout,
+                timeout=self._settings.startup_timeout,
             )
         except RayError as error:
             raise ClusterError(f"no node could be asked for its memory: {first_line(error)}") from error
@@ -226,7 +229,7 @@ class Cluster:
         if self._is_local:
             return f"Ray could not be started on this machine: {reason}"
         return (
-            f"no Ray cluster can be joined at --ray-address {self._config.ray_address}: {reason}; start one"
+            f"no Ray cluster can be joined at --ray-address {self._settings.ray_address}: {reason}; start one"
             " (`ray start --head`, or `ray up deploy/cluster.yaml`) and give this process its token"
             " (RAY_AUTH_MODE=token and the same RAY_AUTH_TOKEN), or leave the flag out for a local Ray"
         )

@@ -17,7 +17,8 @@ from engine.spec.shard import Shard
 from prefill_worker.preferences import prefer
 from router.cluster.accelerators import memory_of
 from router.cluster.scheduler_plan import scheduler_for
-from router.config.settings import Device, Dtype, Mode, RouterConfig, flag_name
+from router.config.option import flag_name
+from router.config.settings import Device, Dtype, Mode, RouterConfig
 from worker.config import WorkerConfig, WorkerRole
 
 __all__ = [
@@ -81,6 +82,7 @@ def plan_workers(config: RouterConfig, checkpoint: Checkpoint, machine: Machine)
     engines = {role: _engine(config, checkpoint, machine, role) for role in set(roles)}
     if config.mode is Mode.DISAGG:
         engines[WorkerRole.PREFILL] = prefer(engines[WorkerRole.PREFILL])
+    ports = config.cluster.worker_ports
     counts = dict.fromkeys(WorkerRole, 0)
     plans = []
     for role in roles:
@@ -91,17 +93,17 @@ def plan_workers(config: RouterConfig, checkpoint: Checkpoint, machine: Machine)
             source=config.model,
             engine=engines[role],
             mode=config.mode.value,
-            metric_names=config.metrics_names,
+            metric_names=config.operation.metrics_names,
             transport=config.kv_transport.value if config.hands_over else None,
             kv_by_ranks=config.hands_over and config.num_ranks > len(roles),
             host=machine.host,
-            network=config.worker_network,
-            ports=PortRange.parse(config.worker_ports) if config.worker_ports is not None else None,
-            log_format=config.log_format.value,
-            decode_log_interval=config.decode_log_interval,
+            network=config.cluster.worker_network,
+            ports=None if ports is None else PortRange.parse(ports),
+            log_format=config.operation.log_format.value,
+            decode_log_interval=config.operation.decode_log_interval,
             handoff_timeout_s=config.handoff_timeout,
-            step_timeout_s=config.step_timeout,
-            router_timeout_s=config.router_timeout,
+            step_timeout_s=config.failover.step_timeout,
+            router_timeout_s=config.failover.router_timeout,
         )
         counts[role] += 1
         prefill = role is WorkerRole.PREFILL

@@ -13,7 +13,8 @@ import yaml
 
 from engine.presets import PRESETS, Preset
 from router.config.aliases import translated, translates
-from router.config.settings import SETTINGS, RouterConfig, Setting, configured
+from router.config.settings import RouterConfig
+from router.config.table import SETTINGS, Setting, configured
 from router.config.validation import problems_of
 
 __all__ = ["ConfigError", "add_flag", "parse", "settings_in"]

@@ -1,16 +1,15 @@
 """Settings of the `router` command: each stated once, with its flag, help text and default.
 
-The command line, the YAML file and `--help` are all derived from the fields of `RouterConfig`, so a new
-setting is one line here.
+The command line, the YAML file and `--help` are derived from the fields of `RouterConfig` and of its groups
+(`router.config.table`), so a new setting is one field.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
-from types import NoneType
-from typing import Annotated, Any, Final, get_args, get_type_hints
+from dataclasses import dataclass, field, replace
+from typing import Annotated
 
+from router.config.access_settings import AccessSettings
 from router.config.choices import (
     Device,
     Dtype,
@@ -24,12 +23,15 @@ from router.config.choices import (
     ToolCallParser,
     Transport,
 )
-from router.config.option import Option
+from router.config.cluster_settings import ClusterSettings
+from router.config.failover_settings import FailoverSettings
+from router.config.frontend_settings import FrontendSettings
+from router.config.operation_settings import OperationSettings
+from router.config.option import Option, flag_name
 from router.config.role_settings import RoleSettings
 from router.config.scheduling import SchedulingSettings
 
 __all__ = [
-    "SETTINGS",
     "Device",
     "Dtype",
     "LogFormat",
@@ -40,28 +42,24 @@ __all__ = [
     "ReasoningParser",
     "RouterConfig",
     "Routing",
-    "Setting",
     "ToolCallParser",
     "Transport",
-    "configured",
-    "flag_name",
 ]
 
 
 _MODEL = "model and mode"
 _WORKERS = "workers"
-_APIS = "HTTP and gRPC APIs"
-_SECURITY = "access and limits"
 _MEMORY = "device and memory"
 _BATCHING = "batching"
 _HANDOFF = "KV handoff (--mode disagg and adaptive)"
 _ROUTING = "routing and failover"
 _PRESSURE = "backpressure (429, RESOURCE_EXHAUSTED)"
-_OPERATION = "operation"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterConfig:
+    """Every setting of the router. The fields that hold groups are at the place of the group in `--help`."""
+
     model: Annotated[
         str,
         Option(
@@ -100,145 +98,9 @@ class RouterConfig:
         str | None,
         Option(_WORKERS, "Ray accelerator type of the workers' GPUs, such as H100 (default: any)", "TYPE"),
     ] = None
-    ray_address: Annotated[
-        str | None,
-        Option(
-            _WORKERS, "Ray cluster to join, as host:port or 'auto' (default: start a local one)", "ADDRESS"
-        ),
-    ] = None
-    worker_cpus: Annotated[
-        int | None,
-        Option(
-            _WORKERS,
-            "CPU cores per rank (default: on --device cpu the machine's cores divided by the ranks)",
-            "N",
-        ),
-    ] = None
-    worker_network: Annotated[
-        str | None,
-        Option(
-            _WORKERS,
-            "network on which workers listen (default: 127.0.0.1; on a Ray cluster, the address of the"
-            " worker's node)",
-            "CIDR",
-        ),
-    ] = None
-    worker_ports: Annotated[
-        str | None,
-        Option(
-            _WORKERS,
-            "ports that workers listen on: gRPC, metrics and lifelines in the lower half, UCX in the upper"
-            " half (default: any free ones)",
-            "LOW-HIGH",
-        ),
-    ] = None
-    placement: Annotated[
-        NodePlacement,
-        Option(
-            _WORKERS,
-            "nodes of workers; pack: as few as possible, where KV travels fastest; spread: as many as"
-            " possible; strict-spread: one each",
-        ),
-    ] = NodePlacement.PACK
-    wait_for_nodes: Annotated[
-        int | None,
-        Option(
-            _WORKERS,
-            "with --ray-address: place workers when the cluster has this many nodes, the head included"
-            " (default: as soon as there is room)",
-            "N",
-        ),
-    ] = None
-    worker_env: Annotated[
-        str | None,
-        Option(
-            _WORKERS,
-            "environment of workers, such as 'UCX_NET_DEVICES=mlx5_0:1 NCCL_DEBUG=INFO'; shell quoting",
-            "'KEY=VALUE ...'",
-        ),
-    ] = None
-    startup_timeout: Annotated[
-        float, Option(_WORKERS, "give up when not all workers are ready after this time", "SECONDS")
-    ] = 900.0
-
-    tool_call_parser: Annotated[
-        ToolCallParser,
-        Option(_APIS, "format of the model's tool calls; auto: as its chat template has it"),
-    ] = ToolCallParser.AUTO
-    reasoning_parser: Annotated[
-        ReasoningParser,
-        Option(_APIS, "how reasoning is separated from the answer; auto: as the chat template has it"),
-    ] = ReasoningParser.AUTO
-    host: Annotated[str, Option(_APIS, "address to listen on; 0.0.0.0 for every interface", "HOST")] = (
-        "127.0.0.1"
-    )
-    http_port: Annotated[
-        int, Option(_APIS, "port of the OpenAI-compatible HTTP API; 0 picks a free one", "PORT")
-    ] = 30000
-    grpc_port: Annotated[
-        int, Option(_APIS, "port of the gRPC API (baton.v1.Router); 0 picks a free one", "PORT")
-    ] = 50051
-
-    http_keep_alive: Annotated[
-        float,
-        Option(
-            _APIS,
-            "close HTTP connections idle for this long; set it above the idle timeout of a proxy in front",
-            "SECONDS",
-        ),
-    ] = 120.0
-
-    api_key_file: Annotated[
-        str | None,
-        Option(
-            _SECURITY,
-            "file of API keys, one per line; requests without a valid key are refused (default: no keys)",
-            "FILE",
-        ),
-    ] = None
-    metrics_key_file: Annotated[
-        str | None,
-        Option(
-            _SECURITY,
-            "file of keys for /metrics, /sd/workers and /status, one per line (default: closed with"
-            " --api-key-file, else open)",
-            "FILE",
-        ),
-    ] = None
-    max_requests_per_key: Annotated[
-        int | None,
-        Option(
-            _SECURITY,
-            "concurrent completions (prompts × n) per API key (default: no limit)",
-            "N",
-        ),
-    ] = None
-    cors_origins: Annotated[
-        str | None,
-        Option(
-            _SECURITY,
-            "comma-separated origins allowed to call the HTTP API from a browser, such as"
-            " https://chat.example.com; * allows any (default: none)",
-            "ORIGINS",
-        ),
-    ] = None
-    tls_cert: Annotated[
-        str | None,
-        Option(_SECURITY, "TLS certificate chain (PEM) of the HTTP and gRPC APIs (default: no TLS)", "FILE"),
-    ] = None
-    tls_key: Annotated[
-        str | None, Option(_SECURITY, "private key (PEM, no passphrase) of --tls-cert", "FILE")
-    ] = None
-    max_body_bytes: Annotated[int, Option(_SECURITY, "largest request body", "BYTES")] = 4 << 20
-    max_prompt_tokens: Annotated[
-        int | None, Option(_SECURITY, "longest prompt (default: --max-model-len)", "TOKENS")
-    ] = None
-    max_completions: Annotated[
-        int, Option(_SECURITY, "largest number of completions (prompts × n) per request", "N")
-    ] = 256
-    max_logprobs: Annotated[
-        int, Option(_SECURITY, "largest number of alternatives per token in logprobs", "N")
-    ] = 20
+    cluster: ClusterSettings = field(default_factory=ClusterSettings)
+    frontend: FrontendSettings = field(default_factory=FrontendSettings)
+    access: AccessSettings = field(default_factory=AccessSettings)
 
     device: Annotated[
         Device, Option(_MEMORY, "device of the workers; auto: cuda if Ray sees GPUs, else cpu")
@@ -345,58 +207,7 @@ class RouterConfig:
             "MS",
         ),
     ] = 500.0
-    max_attempts: Annotated[
-        int, Option(_ROUTING, "largest number of attempts at a request whose worker fails", "N")
-    ] = 3
-    failover_timeout: Annotated[
-        float, Option(_ROUTING, "how long such a request waits for a ready worker", "SECONDS")
-    ] = 60.0
-
-    worker_timeout: Annotated[
-        float,
-        Option(
-            _ROUTING,
-            "silence after which a worker is late: it is probed and gets no new requests (heartbeat: 0.2 s)",
-            "SECONDS",
-        ),
-    ] = 1.0
-    worker_grace: Annotated[
-        float,
-        Option(
-            _ROUTING,
-            "time after --worker-timeout in which a late worker can answer the probe and keep its streams;"
-            " after it the worker is lost",
-            "SECONDS",
-        ),
-    ] = 3.0
-    step_timeout: Annotated[
-        float,
-        Option(_ROUTING, "restart a worker whose engine step takes longer than this", "SECONDS"),
-    ] = 300.0
-    router_timeout: Annotated[
-        float,
-        Option(
-            _ROUTING,
-            "seconds without a connection to this router after which a worker ends itself",
-            "SECONDS",
-        ),
-    ] = 60.0
-    probe_interval: Annotated[
-        float,
-        Option(
-            _ROUTING,
-            "probe a worker that has been unused for this long with a request of two tokens",
-            "SECONDS",
-        ),
-    ] = 15.0
-    probe_timeout: Annotated[
-        float,
-        Option(
-            _ROUTING,
-            "probe timeout; after two consecutive timeouts the worker is taken out of rotation",
-            "SECONDS",
-        ),
-    ] = 30.0
+    failover: FailoverSettings = field(default_factory=FailoverSettings)
 
     max_queued_tokens: Annotated[
         int,
@@ -415,68 +226,15 @@ class RouterConfig:
         ),
     ] = 300.0
 
-    drain_timeout: Annotated[
-        float, Option(_OPERATION, "how long running requests may take to finish after SIGTERM", "SECONDS")
-    ] = 30.0
-    admin_port: Annotated[
-        int | None,
-        Option(
-            _OPERATION,
-            "loopback port for `router workers`, `explain`, `drain` and `restart`; 0 picks a free one"
-            " (default: --http-port + 1)",
-            "PORT",
-        ),
-    ] = None
-    otlp_traces_endpoint: Annotated[
-        str | None,
-        Option(
-            _OPERATION,
-            "OpenTelemetry collector to send traces to, OTLP over HTTP, such as http://127.0.0.1:4318"
-            " (default: no traces); $OTEL_EXPORTER_OTLP_HEADERS is sent along",
-            "URL",
-        ),
-    ] = None
-    metrics_names: Annotated[
-        MetricNames,
-        Option(
-            _OPERATION,
-            "names of Prometheus metrics; vllm: vLLM's names where it has the same metric",
-        ),
-    ] = MetricNames.BATON
-    explain_requests: Annotated[
-        int, Option(_OPERATION, "number of finished requests that `router explain` knows", "N")
-    ] = 1000
-    log_level: Annotated[LogLevel, Option(_OPERATION, "log level; debug includes the workers' output")] = (
-        LogLevel.INFO
-    )
-    log_format: Annotated[
-        LogFormat,
-        Option(
-            _OPERATION,
-            "text, or one JSON object a line, for router and workers; json adds a line for every request at"
-            " its end",
-        ),
-    ] = LogFormat.TEXT
-    log_workers: Annotated[
-        bool, Option(_OPERATION, "show the workers' log lines in the router's output, as they are")
-    ] = False
-    decode_log_interval: Annotated[
-        int,
-        Option(
-            _OPERATION,
-            "decode steps between two `Decode batch` lines of a worker's log; 0: no batch lines at all",
-            "STEPS",
-        ),
-    ] = 40
-
+    operation: OperationSettings = field(default_factory=OperationSettings)
     scheduling: SchedulingSettings = field(default_factory=SchedulingSettings)
     roles: RoleSettings = field(default_factory=RoleSettings)
 
     @property
     def effective_admin_port(self) -> int:
-        if self.admin_port is None:
-            return self.http_port + 1 if self.http_port else 0
-        return self.admin_port
+        if self.operation.admin_port is None:
+            return self.frontend.http_port + 1 if self.frontend.http_port else 0
+        return self.operation.admin_port
 
     @property
     def num_prefill_workers(self) -> int:
@@ -513,55 +271,3 @@ class RouterConfig:
         """Of all workers together: as many processes, and on cuda as many GPUs."""
         prefill, decode = self.ranks(prefill=True), self.ranks(prefill=False)
         return self.num_prefill_workers * prefill + self.decode_workers * decode
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """A field of RouterConfig, or of a group of settings in it, as flags and files see it."""
-
-    name: str
-    type: type
-    """The plain type: int for `int | None`."""
-    default: Any
-    option: Option
-    group: str | None = None
-    """The field of RouterConfig that holds the setting's group; None: the setting itself is one."""
-
-    @property
-    def flag(self) -> str:
-        return flag_name(self.name)
-
-    def of(self, config: RouterConfig) -> Any:
-        return getattr(getattr(config, self.group) if self.group else config, self.name)
-
-
-def flag_name(field_name: str) -> str:
-    """`--page-size` for `page_size`: how messages name a setting."""
-    return "--" + field_name.replace("_", "-")
-
-
-def configured(values: Mapping[str, Any]) -> RouterConfig:
-    """A configuration of settings by their names; those of groups are put into their groups."""
-    own = {name: value for name, value in values.items() if SETTINGS[name].group is None}
-    groups: dict[str, dict[str, Any]] = {}
-    for name, value in values.items():
-        if (group := SETTINGS[name].group) is not None:
-            groups.setdefault(group, {})[name] = value
-    return RouterConfig(**own, **{group: _GROUPS[group](**given) for group, given in groups.items()})
-
-
-def _settings_of(owner: type, group: str | None = None) -> dict[str, Setting]:
-    hints = get_type_hints(owner, include_extras=True)
-    settings: dict[str, Setting] = {}
-    for own in fields(owner):
-        if own.name in _GROUPS:
-            settings |= _settings_of(_GROUPS[own.name], own.name)
-            continue
-        hint, option = get_args(hints[own.name])
-        (plain,) = [kind for kind in get_args(hint) if kind is not NoneType] or [hint]
-        settings[own.name] = Setting(own.name, plain, own.default, option, group)
-    return settings
-
-
-_GROUPS: Final[Mapping[str, type]] = {"scheduling": SchedulingSettings, "roles": RoleSettings}
-SETTINGS: Final = _settings_of(RouterConfig)

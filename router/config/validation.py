@@ -15,8 +15,10 @@ from common.ports import PortRange
 from engine.config import Policy
 from engine.presets import PRESETS
 from router.config.environment import WrongEnvironment, environment_of
+from router.config.option import flag_name
 from router.config.origins import is_origin, origins_of
-from router.config.settings import Device, Dtype, Mode, RouterConfig, Transport, flag_name
+from router.config.settings import Device, Dtype, Mode, RouterConfig, Transport
+from router.config.table import SETTINGS
 from router.request_limits import LOGPROBS_LIMIT
 
 __all__ = ["problems_of"]
@@ -54,6 +56,7 @@ def _model(config: RouterConfig) -> Iterator[str]:
 
 
 def _workers(config: RouterConfig) -> Iterator[str]:
+    cluster = config.cluster
     if config.decode_workers < 1:
         yield f"--decode-workers {config.decode_workers}: somebody must decode; use 1 or more"
     if config.mode is Mode.MIXED and config.prefill_workers:
@@ -67,29 +70,29 @@ def _workers(config: RouterConfig) -> Iterator[str]:
             f" {config.mode.value};"
             " use 1 or more, or --mode mixed"
         )
-    if config.worker_cpus is not None and config.worker_cpus < 1:
-        yield f"--worker-cpus {config.worker_cpus}: use 1 or more, or leave it out"
-    if config.worker_network is not None:
-        yield from _network(config.worker_network)
+    if cluster.worker_cpus is not None and cluster.worker_cpus < 1:
+        yield f"--worker-cpus {cluster.worker_cpus}: use 1 or more, or leave it out"
+    if cluster.worker_network is not None:
+        yield from _network(cluster.worker_network)
     yield from _nodes(config)
-    if config.worker_ports is not None:
+    if cluster.worker_ports is not None:
         try:
-            PortRange.parse(config.worker_ports)
+            PortRange.parse(cluster.worker_ports)
         except ValueError as error:
             yield f"--worker-ports {error}"
     try:
-        environment_of(config.worker_env)
+        environment_of(cluster.worker_env)
     except WrongEnvironment as error:
         yield f"--worker-env {error}"
 
 
 def _nodes(config: RouterConfig) -> Iterator[str]:
-    nodes = config.wait_for_nodes
+    nodes = config.cluster.wait_for_nodes
     if nodes is None:
         return
     if nodes < 1:
         yield f"--wait-for-nodes {nodes}: use 1 or more, or leave it out"
-    if config.ray_address is None:
+    if config.cluster.ray_address is None:
         yield f"--wait-for-nodes {nodes} means nothing without --ray-address: a local Ray is one node"
 
 
@@ -127,8 +130,8 @@ def _network(network: str) -> Iterator[str]:
 
 def _frontends(config: RouterConfig) -> Iterator[str]:
     ports = {
-        "http_port": config.http_port,
-        "grpc_port": config.grpc_port,
+        "http_port": config.frontend.http_port,
+        "grpc_port": config.frontend.grpc_port,
         "admin_port": config.effective_admin_port,
     }
     for name, port in ports.items():
@@ -140,22 +143,23 @@ def _frontends(config: RouterConfig) -> Iterator[str]:
 
 
 def _security(config: RouterConfig) -> Iterator[str]:
-    if (config.tls_cert is None) != (config.tls_key is None):
+    access = config.access
+    if (access.tls_cert is None) != (access.tls_key is None):
         yield "--tls-cert and --tls-key go together; give both, or neither"
-    if config.max_requests_per_key is not None and config.api_key_file is None:
-        yield f"--max-requests-per-key {config.max_requests_per_key} means nothing without --api-key-file"
-    for origin in origins_of(config.cors_origins):
+    if access.max_requests_per_key is not None and access.api_key_file is None:
+        yield f"--max-requests-per-key {access.max_requests_per_key} means nothing without --api-key-file"
+    for origin in origins_of(access.cors_origins):
         if not is_origin(origin):
             yield (
                 f"--cors-origins {origin} is not an origin; use scheme, host and port as the browser's"
                 " Origin header has them, such as https://chat.example.com, or *"
             )
     for name in ("max_requests_per_key", "max_body_bytes", "max_prompt_tokens", "max_completions"):
-        value = getattr(config, name)
+        value = SETTINGS[name].of(config)
         if value is not None and value < 1:
             yield f"{flag_name(name)} {value} leaves nothing to ask for; use 1 or more"
-    if not 0 <= config.max_logprobs <= LOGPROBS_LIMIT:
-        yield f"--max-logprobs {config.max_logprobs} is out of range; use 0 to {LOGPROBS_LIMIT}"
+    if not 0 <= access.max_logprobs <= LOGPROBS_LIMIT:
+        yield f"--max-logprobs {access.max_logprobs} is out of range; use 0 to {LOGPROBS_LIMIT}"
 
 
 def _memory(config: RouterConfig) -> Iterator[str]:
@@ -257,27 +261,28 @@ def _handoff(config: RouterConfig) -> Iterator[str]:
 
 
 def _positive(config: RouterConfig) -> Iterator[str]:
+    failover, operation = config.failover, config.operation
     for name in _DURATIONS:
-        value = getattr(config, name)
+        value = SETTINGS[name].of(config)
         if not 0 < value < float("inf"):
             yield f"{flag_name(name)} {value:g}: use a number of seconds above 0"
-    if not 0 <= config.drain_timeout < float("inf"):
-        yield f"--drain-timeout {config.drain_timeout:g}: use a number of seconds, 0 to stop at once"
-    if not 0 <= config.worker_grace < float("inf"):
-        yield f"--worker-grace {config.worker_grace:g}: use a number of seconds, 0 for none"
-    if 0 < config.worker_timeout < 2 * _HEARTBEAT_S:
+    if not 0 <= operation.drain_timeout < float("inf"):
+        yield f"--drain-timeout {operation.drain_timeout:g}: use a number of seconds, 0 to stop at once"
+    if not 0 <= failover.worker_grace < float("inf"):
+        yield f"--worker-grace {failover.worker_grace:g}: use a number of seconds, 0 for none"
+    if 0 < failover.worker_timeout < 2 * _HEARTBEAT_S:
         yield (
-            f"--worker-timeout {config.worker_timeout:g} is less than two heartbeats of a healthy worker;"
+            f"--worker-timeout {failover.worker_timeout:g} is less than two heartbeats of a healthy worker;"
             f" use {2 * _HEARTBEAT_S:g} or more"
         )
     if config.max_queued_tokens < 1:
         yield f"--max-queued-tokens {config.max_queued_tokens}: use 1 or more"
-    if config.explain_requests < 0:
-        yield f"--explain-requests {config.explain_requests}: use 1 or more, or 0 to remember none"
-    if config.decode_log_interval < 0:
-        yield f"--decode-log-interval {config.decode_log_interval}: use 1 or more, or 0 for no batch lines"
-    if config.max_attempts < 1:
-        yield f"--max-attempts {config.max_attempts}: use 1 (no retries) or more"
+    if operation.explain_requests < 0:
+        yield f"--explain-requests {operation.explain_requests}: use 1 or more, or 0 to remember none"
+    if operation.decode_log_interval < 0:
+        yield f"--decode-log-interval {operation.decode_log_interval}: use 1 or more, or 0 for no batch lines"
+    if failover.max_attempts < 1:
+        yield f"--max-attempts {failover.max_attempts}: use 1 (no retries) or more"
 
 
 def _page_sizes_for(chunk: int) -> str:

@@ -207,7 +207,7 @@ class ClusterDispatcher:
         """Deltas over all attempts, as one sequence."""
         if not self.ready():
             raise nobody_is_ready(self._registry.complaints()).verdict
-        retries = RetryState(sequence.id, self._config.max_attempts)
+        retries = RetryState(sequence.id, self._config.failover.max_attempts)
         pause, want = _FIRST_PAUSE_S, AdmissionRequest(sequence.num_tokens)
         while True:
             turn = self._admission.try_admit(want) or await self._turn(sequence, want)
@@ -283,7 +283,7 @@ class ClusterDispatcher:
 
     async def _wait_for_workers(self, sequence: Sequence) -> None:
         """Wait for a ready worker, within the sequence's deadline and the failover timeout."""
-        patience = min(self._config.failover_timeout, sequence.seconds_left())
+        patience = min(self._config.failover.failover_timeout, sequence.seconds_left())
         if not await self._registry.wait_until(self._placing.is_ready, patience):
             if not sequence.seconds_left():
                 raise out_of_time()

@@ -31,22 +31,23 @@ class Access:
     @classmethod
     def load(cls, config: RouterConfig) -> Access:
         """Raises BadKeyFile, BadCertificate."""
+        settings, host = config.access, config.frontend.host
         keys = metrics_keys = tls = None
-        if config.api_key_file is not None:
-            keys = ApiKeys.load(Path(config.api_key_file), config.max_requests_per_key)
-        if config.metrics_key_file is not None:
-            metrics_keys = ApiKeys.load(Path(config.metrics_key_file), flag="--metrics-key-file")
-        if config.tls_cert is not None and config.tls_key is not None:
-            tls = TlsFiles(Path(config.tls_cert), Path(config.tls_key))
+        if settings.api_key_file is not None:
+            keys = ApiKeys.load(Path(settings.api_key_file), settings.max_requests_per_key)
+        if settings.metrics_key_file is not None:
+            metrics_keys = ApiKeys.load(Path(settings.metrics_key_file), flag="--metrics-key-file")
+        if settings.tls_cert is not None and settings.tls_key is not None:
+            tls = TlsFiles(Path(settings.tls_cert), Path(settings.tls_key))
             try:
                 tls.check()
             except BadCertificate as error:
                 raise BadCertificate(f"--tls-cert, --tls-key: {error}") from None
         if keys is not None and metrics_keys is None:
             _log.info("/metrics, /sd/workers, /status are closed; --metrics-key-file opens them to its keys")
-        if not is_loopback(config.host):
+        if not is_loopback(host):
             if keys is None:
-                _log.warning("whoever reaches --host %s is served; see --api-key-file", config.host)
+                _log.warning("whoever reaches --host %s is served; see --api-key-file", host)
             if tls is None:
-                _log.warning("--host %s is served without encryption; see --tls-cert", config.host)
-        return cls(keys, tls, metrics_keys, origins_of(config.cors_origins))
+                _log.warning("--host %s is served without encryption; see --tls-cert", host)
+        return cls(keys, tls, metrics_keys, origins_of(settings.cors_origins))

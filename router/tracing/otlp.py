@@ -13,11 +13,11 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from importlib.metadata import version
 from typing import Any, Final
 from urllib.parse import unquote
 from urllib.request import Request, urlopen
 
+from common.version import VERSION
 from router.dispatch.sequence import Sequence
 from router.tracing.spans import Span, Value, spans_of
 
@@ -112,7 +112,7 @@ def export_request(spans: Iterable[Span]) -> dict[str, Any]:
             {
                 "resource": {"attributes": _attributes(_resource(process))},
                 "scopeSpans": [
-                    {"scope": {"name": "baton", "version": _VERSION}, "spans": list(map(_span, of_process))}
+                    {"scope": {"name": "baton", "version": VERSION}, "spans": list(map(_span, of_process))}
                 ],
             }
             for process, of_process in by_process.items()
@@ -127,7 +127,7 @@ def headers_of(text: str) -> dict[str, str]:
 
 
 def _resource(process: str) -> dict[str, Value]:
-    return {"service.name": "baton", "service.version": _VERSION, "service.instance.id": process}
+    return {"service.name": "baton", "service.version": VERSION, "service.instance.id": process}
 
 
 def _span(span: Span) -> dict[str, Any]:
@@ -160,6 +160,3 @@ def _value(value: Value) -> dict[str, Any]:
             return {"arrayValue": {"values": [_value(item) for item in value]}}
         case _:
             return {"stringValue": value}
-
-
-_VERSION: Final = version("baton-llm")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import torch
 
@@ -14,6 +17,7 @@ from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
 from engine.engine import Engine
 from engine.executor.runner import ModelRunner
+from engine.sampling.sampled import Sampled
 from tests.engine_config import engine_config
 from tests.gpu.models import VOCAB
 
@@ -49,7 +53,7 @@ class Forced:
     """Position to log-probabilities [vocab] of the token after it."""
 
     def __post_init__(self) -> None:
-        sampling = SamplingParams(max_tokens=len(self.tokens), logprobs=VOCAB)
+        sampling = SamplingParams(max_tokens=len(self.tokens))
         self.request = Request(id=self.slot, prompt=self.tokens[: self.prompt_length], sampling=sampling)
         self.request.slot = self.slot
         self.request.pages = list(self.pages)
@@ -66,17 +70,30 @@ def step(runner: ModelRunner, *work: tuple[Forced, int]) -> None:
     """Compute the next so many tokens of each, in one batch."""
     ordered = sorted(work, key=lambda item: item[1] == 1)
     chunks = [forced.chunk(length) for forced, length in ordered]
-    result = runner.launch(runner.prepare(StepPlan(chunks=chunks))).result()
+    with seen_logits(runner) as seen:
+        result = runner.launch(runner.prepare(StepPlan(chunks=chunks))).result()
     assert not result.errors
     sampling = [forced for (forced, _), chunk in zip(ordered, chunks, strict=True) if chunk.samples]
-    for forced, logprobs in zip(sampling, result.logprobs, strict=True):
-        assert logprobs is not None
-        row = torch.empty(VOCAB)
-        for token, value in logprobs.top:
-            row[token] = value
+    rows = torch.cat(seen).log_softmax(-1).cpu() if sampling else []
+    for forced, row in zip(sampling, rows, strict=True):
         position = forced.request.num_tokens - 1
         forced.predicted[position] = row
         forced.request.output.append(forced.tokens[position + 1])
+
+
+@contextmanager
+def seen_logits(runner: ModelRunner) -> Iterator[list[torch.Tensor]]:
+    """The logits [S, vocab] that reach the sampler, in float32: a request can ask for a few of them only."""
+    seen: list[torch.Tensor] = []
+    sampler = runner._sampler
+    sample = sampler.sample
+
+    def watched(logits: torch.Tensor, *rest: Any) -> Sampled:
+        seen.append(logits[:, :VOCAB].float().clone())
+        return sample(logits, *rest)
+
+    with mock.patch.object(sampler, "sample", watched):
+        yield seen
 
 
 def generate(

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from prometheus_client import generate_latest
 
-from router.config.settings import Mode, RouterConfig
+from router.config.settings import Mode
+from router.config.table import configured
 from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.interface import Delta
 from router.dispatch.metrics import RouterMetrics
@@ -63,14 +64,18 @@ def sampling(max_tokens: int) -> sampling_pb2.SamplingParams:
 async def service(*workers: FakeWorker, wait: bool = True, **settings: object) -> AsyncIterator[Service]:
     mode = Mode.DISAGG if any(w.role != ROLE_DECODE for w in workers) else Mode.MIXED
     defaults = {"model": "m", "mode": mode, "failover_timeout": 5.0}
-    config = RouterConfig(**{**defaults, **settings})
+    config = configured({**defaults, **settings})
     metrics = RouterMetrics(mode.value)
     async with AsyncExitStack() as stack:
         for worker in workers:
             await worker.start()
             stack.push_async_callback(worker.stop)
         registry = await stack.enter_async_context(
-            Registry(workers, silence_s=config.worker_timeout, grace_s=config.worker_grace)
+            Registry(
+                workers,
+                silence_s=config.failover.worker_timeout,
+                grace_s=config.failover.worker_grace,
+            )
         )
         if wait:
             assert await registry.wait_for_all(5.0), registry.complaints()

@@ -16,6 +16,7 @@ import pytest
 from engine.loader.checkpoint import Checkpoint
 from router.cluster.ray_cluster import Cluster
 from router.cluster.worker_plan import Machine, plan_workers
+from router.config.cluster_settings import ClusterSettings
 from router.config.settings import Device, RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics import RouterMetrics
@@ -42,7 +43,10 @@ class LocalRay:
 @pytest.fixture(scope="module")
 def local_ray() -> Iterator[LocalRay]:
     config = RouterConfig(
-        model="m", device=Device.CPU, decode_workers=TESTS, worker_cpus=1, startup_timeout=60.0
+        model="m",
+        device=Device.CPU,
+        decode_workers=TESTS,
+        cluster=ClusterSettings(worker_cpus=1, startup_timeout=60.0),
     )
     cluster = Cluster(config)
     try:

@@ -12,7 +12,8 @@ from typing import Any, Final
 from router.cli.doctor import gpus, links, machine, model, nodes, software
 from router.cli.doctor.report import Finding, Verdict, exit_status, lines_of
 from router.config.flags import ConfigError, add_flag, settings_in
-from router.config.settings import SETTINGS, Device, RouterConfig, configured
+from router.config.settings import Device, RouterConfig
+from router.config.table import SETTINGS, configured
 from router.config.validation import problems_of
 
 __all__ = ["run"]
@@ -79,7 +80,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _examine(config: RouterConfig) -> Iterator[Finding]:
-    if config.ray_address is not None:
+    if config.cluster.ray_address is not None:
         yield from nodes.look(config)
         return
     found = [] if config.device is Device.CPU else gpus.find()
@@ -87,8 +88,8 @@ def _examine(config: RouterConfig) -> Iterator[Finding]:
     yield from software.look(on_gpu=bool(found))
     if config.device is not Device.CPU:
         yield from gpus.look(found, pairs, is_wanted=config.device is Device.CUDA)
-    ports = {"--http-port": config.http_port, "--grpc-port": config.grpc_port}
-    yield from machine.look(config.host, ports)
+    ports = {"--http-port": config.frontend.http_port, "--grpc-port": config.frontend.grpc_port}
+    yield from machine.look(config.frontend.host, ports)
     yield from links.look(found, pairs)
     if config.model:
         yield from model.look(config, found, on_gpu=bool(found))

@@ -37,23 +37,25 @@ _PORTS: Final = "open the ports of docs/deployment.md between all nodes; set --w
 
 
 def look(config: RouterConfig) -> Iterator[Finding]:
-    """Of the cluster at `config.ray_address`. Takes some ten seconds a node."""
-    assert config.ray_address is not None
+    """Of the cluster at `config.cluster.ray_address`. Takes some ten seconds a node."""
+    address = config.cluster.ray_address
+    assert address is not None
     try:
-        with joined(config.ray_address):
+        with joined(address):
             yield from _look(config)
     except CannotJoin as error:
         advice = "run it on a node of the cluster, with RAY_AUTH_MODE=token; see `ray status`"
-        yield fail("ray", f"cannot join {config.ray_address}: {error}", advice)
+        yield fail("ray", f"cannot join {address}: {error}", advice)
 
 
 def _look(config: RouterConfig) -> Iterator[Finding]:
+    settings = config.cluster
     alive = asyncio.run(_wait_for_nodes(config))
-    yield judge_count(alive, config.wait_for_nodes)
-    ports = None if config.worker_ports is None else PortRange.parse(config.worker_ports)
-    environment = environment_of(config.worker_env)
+    yield judge_count(alive, settings.wait_for_nodes)
+    ports = None if settings.worker_ports is None else PortRange.parse(settings.worker_ports)
+    environment = environment_of(settings.worker_env)
     actors = [
-        actor_on(node, NodeProbe, node.address, config.worker_network, ports, environment=environment)
+        actor_on(node, NodeProbe, node.address, settings.worker_network, ports, environment=environment)
         for node in alive
     ]
     answering = []
@@ -80,12 +82,14 @@ def _look(config: RouterConfig) -> Iterator[Finding]:
 async def _wait_for_nodes(config: RouterConfig) -> list[Node]:
     """Those that are alive: all that are wanted, or those there are after --startup-timeout."""
 
+    wanted = config.cluster.wait_for_nodes or 1
+
     async def ask() -> Sequence[Node]:
         return nodes()
 
     with contextlib.suppress(TimeoutError):  # judge_count says so
-        async with asyncio.timeout(config.startup_timeout):
-            await until_enough(ask, config.wait_for_nodes or 1, lambda what: print(what, file=sys.stderr))
+        async with asyncio.timeout(config.cluster.startup_timeout):
+            await until_enough(ask, wanted, lambda what: print(what, file=sys.stderr))
     return [node for node in nodes() if node.alive]
 
 

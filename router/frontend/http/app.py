@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from importlib.metadata import version
 from typing import Final, TypeAlias
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -15,6 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from common.version import VERSION
 from router.dispatch.identity import CURRENT_REQUEST, RequestIdentity, TraceContext
 from router.errors import (
     InvalidRequest,
@@ -156,7 +156,7 @@ class _Operations:
         return Response(generate_latest(self._metrics), headers={"content-type": CONTENT_TYPE_LATEST})
 
     async def version(self, request: Request, request_id: str) -> Response:
-        return json_response({"version": version("baton-llm")})
+        return json_response({"version": VERSION})
 
     async def openapi(self, request: Request, request_id: str) -> Response:
         return json_response(openapi_document(self._generation.model.name, self._generation.bounds))

@@ -9,12 +9,12 @@ calls right are refused too.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from importlib.metadata import version
 from typing import Any, Final, TypeAlias
 
 from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import models_json_schema
 
+from common.version import VERSION
 from router.frontend.anthropic.answers import Message, MessageError
 from router.frontend.anthropic.requests import CountTokensBody, MessagesBody
 from router.frontend.openai import answers
@@ -76,7 +76,7 @@ def openapi_document(model_name: str, bounds: ServedBounds) -> Schema:
         "openapi": "3.1.0",
         "info": {
             "title": "Baton",
-            "version": version("baton-llm"),
+            "version": VERSION,
             "summary": f"APIs of OpenAI and Anthropic over {model_name}.",
         },
         "security": [{}, {"key": []}],

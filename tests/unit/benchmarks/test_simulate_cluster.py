@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 import benchmarks
-from benchmarks.cluster.outcome import STRICT
-from benchmarks.cluster.scenario import LOADS, Deployment, Mode
-from benchmarks.cluster.traffic import Arrival, bursts, chats, day, mooncake, poisson
+from benchmarks.cluster.scenario import LOADS
 from benchmarks.lib.workload import Fixed, LogNormal, Uniform, make_workload
+from router.config.choices import Mode
+from router.simulator.deployment import Deployment
+from router.simulator.outcome import STRICT
+from router.simulator.traffic import Arrival, bursts, chats, day, mooncake, poisson
 
 MODES = [Deployment(mode=mode) for mode in Mode]
 

@@ -19,37 +19,19 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from kv_transfer import (
-    CaughtUp,
-    Drained,
-    Final,
-    HandedOver,
-    Peer,
-    Ready,
-    ReceiveFailed,
-    ReceiverEvent,
-    Reopened,
-    SenderEvent,
-    SendFailed,
-    Ticket,
-)
-from kv_transfer.errors import PeerUnreachable
-from kv_transfer.handoff.messages import Body, Confirm, Drain, Finish, Message, Push, Revoke, encode
-from kv_transfer.integrity.digest import HostDigester
-from tests.kv_network import InFlightMessage, Network
+from tests.kv_network import InFlightMessage
 from tests.kv_workers import (
     LAYOUT,
     NUM_PAGES,
     Job,
     Use,
-    Worker,
     choose,
     page_view,
     run_model,
     token_kv,
 )
+from tests.unit.kv_transfer.handoff_world import HandoffWorld
 
-TIMEOUT_S = 10.0
 INDEX = st.integers(min_value=0, max_value=10**6)
 _STEPS = st.sampled_from(
     [
@@ -80,26 +62,13 @@ _RUNNING_STEPS = st.sampled_from(
         "start reserve attach stop resume decode",
     ]
 )
-FENCED = "the test says so"
 SELDOM = st.sampled_from([False] * 9 + [True])
 
 
 class HandoffMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.unnoticed: list[str] = []
-        self.network = Network(unnoticed=self.unnoticed)
-        self.now = 0.0
-        self.epochs = 0
-        self.jobs: list[Job] = []
-        self.tickets: list[Ticket] = []
-        self.fenced: list[int] = []
-        """Epochs; a worker that comes is told of them first of all."""
-        self.workers = [Worker(self.network, self.next_epoch()) for _ in range(2)]
-
-    def next_epoch(self) -> int:
-        self.epochs += 1
-        return self.epochs
+        self.world = HandoffWorld()
 
     # ------------------------------------------------------------------ the engines and the router
 
@@ -113,28 +82,28 @@ class HandoffMachine(RuleBasedStateMachine):
     )
     def a_request_comes(self, place: int, pages: int, tail: int, cached: int, split: int, steps: str) -> None:
         """And is brought part of the way, so that most runs get to the interesting places."""
-        worker = self.workers[place]
+        worker = self.world.workers[place]
         pages = min(pages, len(worker.free))
         if not pages:
             return
         first_token = min(cached, pages - 1) * LAYOUT.page_size
         num_tokens = pages * LAYOUT.page_size - tail
-        job = Job(len(self.jobs) + 1, num_tokens, first_token, place, worker, [])
+        job = Job(len(self.world.jobs) + 1, num_tokens, first_token, place, worker, [])
         job.split = min(split, num_tokens - 1)
         job.local = worker.take(pages, job, Use.SENDING)
-        self.jobs.append(job)
+        self.world.jobs.append(job)
         for step in steps.split():
             match step:
                 case "start":
-                    self.start(job)
+                    self.world.start(job)
                 case "reserve":
-                    self.reserve(job)
-                case "attach" if self.tickets:
-                    self.attach(self.tickets[-1])
+                    self.world.reserve(job)
+                case "attach" if self.world.tickets:
+                    self.world.attach(self.world.tickets[-1])
                 case "chunk" if not job.sent:
-                    self.compute(job, job.part // 2)
+                    self.world.compute(job, job.part // 2)
                 case "finish" if not job.sent:
-                    self.finish(job, job.final())
+                    self.world.finish(job, job.final())
 
     @rule(
         place=st.integers(0, 1),
@@ -147,150 +116,139 @@ class HandoffMachine(RuleBasedStateMachine):
         self, place: int, num_tokens: int, cached: int, room: int, steps: str
     ) -> None:
         """All of its tokens but the last have KV."""
-        worker = self.workers[place]
+        worker = self.world.workers[place]
         pages = LAYOUT.num_pages(num_tokens)
         if pages > len(worker.free):
             return
         first_token = min(cached, pages - 1) * LAYOUT.page_size
-        job = Job(len(self.jobs) + 1, num_tokens, first_token, place, worker, [], runs=True, room=room)
+        job = Job(len(self.world.jobs) + 1, num_tokens, first_token, place, worker, [], runs=True, room=room)
         job.local = worker.take(pages, job, Use.RUNNING)
-        self.jobs.append(job)
+        self.world.jobs.append(job)
         run_model(job, num_tokens - 1)
         for step in steps.split():
             match step:
                 case "start" if not job.opened:
-                    self.start(job)
+                    self.world.start(job)
                 case "reserve" if job.target is None:
-                    self.reserve(job)
-                case "attach" if self.tickets:
-                    self.attach(self.tickets[-1])
+                    self.world.reserve(job)
+                case "attach" if self.world.tickets:
+                    self.world.attach(self.world.tickets[-1])
                 case "decode" if job.decodes:
-                    self.decode(job)
-                case "stop" if job in self.movable():
-                    self.stop(job)
+                    self.world.decode(job)
+                case "stop" if job in self.world.movable():
+                    self.world.stop(job)
                 case "resume" if job.stopped and not job.ended:
-                    self.resume(job)
+                    self.world.resume(job)
 
-    @precondition(lambda self: any(job.decodes for job in self.current()))
+    @precondition(lambda self: self.world.decoding())
     @rule(index=INDEX)
     def a_running_answer_gets_a_token(self, index: int) -> None:
-        self.decode(choose(index, [job for job in self.current() if job.decodes]))
+        self.world.decode(choose(index, self.world.decoding()))
 
-    @precondition(lambda self: self.movable())
+    @precondition(lambda self: self.world.movable())
     @rule(index=INDEX)
     def a_running_answer_is_stopped_to_move(self, index: int) -> None:
-        self.stop(choose(index, self.movable()))
+        self.world.stop(choose(index, self.world.movable()))
 
-    @precondition(lambda self: any(job.stopped and not job.ended for job in self.current()))
+    @precondition(lambda self: self.world.stopped())
     @rule(index=INDEX)
     def a_stopped_answer_goes_on_where_it_is(self, index: int) -> None:
         """It stood still for too long. Perhaps the other worker has it already, and goes on too."""
-        self.resume(choose(index, [job for job in self.current() if job.stopped and not job.ended]))
+        self.world.resume(choose(index, self.world.stopped()))
 
-    @precondition(lambda self: any(job.runs and not job.ended for job in self.current()))
+    @precondition(lambda self: self.world.running())
     @rule(index=INDEX)
     def a_running_answer_ends(self, index: int) -> None:
-        job = choose(index, [job for job in self.current() if job.runs and not job.ended])
-        job.ended = True
-        if job.opened and not job.sent:
-            job.source.endpoint.sender.abort(job.id, self.now)
-        else:
-            self.give_back_at_source(job)
-        self.poll()
+        self.world.end(choose(index, self.world.running()))
 
-    @precondition(lambda self: any(not job.opened and not job.ended for job in self.current()))
+    @precondition(lambda self: self.world.unopened())
     @rule(index=INDEX)
     def a_prompt_starts(self, index: int) -> None:
-        self.start(choose(index, [job for job in self.current() if not job.opened and not job.ended]))
+        self.world.start(choose(index, self.world.unopened()))
 
-    @precondition(lambda self: any(job.target is None for job in self.jobs))
+    @precondition(lambda self: self.world.unreserved())
     @rule(index=INDEX)
     def the_other_worker_reserves(self, index: int) -> None:
-        self.reserve(choose(index, [job for job in self.jobs if job.target is None]))
+        self.world.reserve(choose(index, self.world.unreserved()))
 
-    @precondition(lambda self: self.tickets)
+    @precondition(lambda self: self.world.tickets)
     @rule(index=INDEX)
     def a_ticket_is_delivered_perhaps_again(self, index: int) -> None:
-        self.attach(choose(index, self.tickets[-4:]))
+        self.world.attach(choose(index, self.world.tickets[-4:]))
 
-    @precondition(lambda self: self.computing())
+    @precondition(lambda self: self.world.computing())
     @rule(index=INDEX, tokens=st.integers(1, 4))
     def a_chunk_is_computed(self, index: int, tokens: int) -> None:
-        job = choose(index, self.computing())
-        self.compute(job, min(job.part, job.computed + tokens))
+        job = choose(index, self.world.computing())
+        self.world.compute(job, min(job.part, job.computed + tokens))
 
-    @precondition(lambda self: self.computing())
+    @precondition(lambda self: self.world.computing())
     @rule(index=INDEX, of_another_request=SELDOM)
     def a_prompt_ends(self, index: int, of_another_request: bool) -> None:
-        job = choose(index, self.computing())
-        self.finish(job, job.final(wrong=of_another_request))
+        job = choose(index, self.world.computing())
+        self.world.finish(job, job.final(wrong=of_another_request))
 
-    @precondition(lambda self: self.jobs)
+    @precondition(lambda self: self.world.jobs)
     @rule(index=INDEX, at_sender=st.booleans())
     def a_worker_aborts(self, index: int, at_sender: bool) -> None:
-        job = choose(index, self.jobs[-4:])
+        job = choose(index, self.world.jobs[-4:])
         if at_sender:
-            self.workers[job.place].endpoint.sender.abort(job.id, self.now)
+            self.world.workers[job.place].endpoint.sender.abort(job.id, self.world.now)
             job.stopped = False  # it goes on at once: nothing that it writes now will be decoded from
         else:
-            self.workers[1 - job.place].endpoint.receiver.abort(job.id, self.now)
-        self.poll()
+            self.world.workers[1 - job.place].endpoint.receiver.abort(job.id, self.world.now)
+        self.world.poll()
 
-    @precondition(lambda self: self.held())
+    @precondition(lambda self: self.world.held())
     @rule(index=INDEX)
     def a_decoding_request_ends(self, index: int) -> None:
-        job = choose(index, self.held())
-        self.workers[1 - job.place].give_back(job.remote)
+        job = choose(index, self.world.held())
+        self.world.workers[1 - job.place].give_back(job.remote)
 
     @rule()
     def the_router_hears_of_new_transports(self) -> None:
-        for worker in self.workers:
+        for worker in self.world.workers:
             worker.known = worker.endpoint.peer
 
-    # ----------------------------------------------------------------------------------- the network
+    # ------------------------------------------------------------------------------ the network
 
     @rule()
     def the_network_has_a_good_moment(self) -> None:
-        while self.network.writes or self.network.messages:
-            for write in list(self.network.writes):
-                self.network.complete(write)
-            for message in list(self.network.messages):
-                self.network.deliver(message)
-            self.poll()
+        self.world.deliver_all()
 
-    @precondition(lambda self: self.network.messages)
+    @precondition(lambda self: self.world.network.messages)
     @rule(index=INDEX, fate=st.sampled_from(["arrive"] * 4 + ["vanish", "double", "damage"]), bit=INDEX)
     def a_message_meets_its_fate(self, index: int, fate: str, bit: int) -> None:
-        message = choose(index, self.network.messages)
+        message = choose(index, self.world.network.messages)
         match fate:
             case "arrive":
-                self.network.deliver(message)
+                self.world.network.deliver(message)
             case "vanish":
-                self.network.messages.remove(message)
+                self.world.network.messages.remove(message)
             case "double":
-                self.network.messages.append(InFlightMessage(message.target, message.data))
+                self.world.network.messages.append(InFlightMessage(message.target, message.data))
             case "damage":
                 data = bytearray(message.data)
                 data[bit // 8 % len(data)] ^= 1 << bit % 8
                 message.data = bytes(data)
-        self.poll()
+        self.world.poll()
 
-    @precondition(lambda self: self.network.writes)
+    @precondition(lambda self: self.world.network.writes)
     @rule(index=INDEX, fate=st.sampled_from(["land"] * 3 + ["complete"] * 3 + ["fail", "flip a bit"]))
     def a_write_meets_its_fate(self, index: int, fate: str) -> None:
-        write = choose(index, self.network.writes)
+        write = choose(index, self.world.network.writes)
         match fate:
             case "complete":
-                self.network.complete(write)
+                self.world.network.complete(write)
             case "fail":
-                self.network.fail(write)
-            case "land" | "flip a bit" if write.target in self.network.closed:
-                self.network.fail(write)
+                self.world.network.fail(write)
+            case "land" | "flip a bit" if write.target in self.world.network.closed:
+                self.world.network.fail(write)
             case "land" | "flip a bit" if write.copies:
-                self.network.land(write, flip_bit=fate == "flip a bit")
-        self.poll()
+                self.world.network.land(write, flip_bit=fate == "flip a bit")
+        self.world.poll()
 
-    @precondition(lambda self: self.tickets)
+    @precondition(lambda self: self.world.tickets)
     @rule(
         index=INDEX,
         kind=st.sampled_from(["push", "finish", "drain", "confirm", "revoke"]),
@@ -298,73 +256,53 @@ class HandoffMachine(RuleBasedStateMachine):
     )
     def a_stranger_speaks_for_a_worker(self, index: int, kind: str, with_another_s_secret: bool) -> None:
         """It knows what is on the network, and the pages; but of this ticket it was not told."""
-        ticket = choose(index, self.tickets[-4:])
-        job = self.jobs[ticket.handoff_id - 1]
-        others = [other.secret for other in self.tickets if other is not ticket]
+        ticket = choose(index, self.world.tickets[-4:])
+        others = [other.secret for other in self.world.tickets if other is not ticket]
         secret = others[-1] if with_another_s_secret and others else 0
-        assert job.target is not None
-        p, d = job.source.endpoint.peer, ticket.receiver
-        tail_tokens = (job.num_tokens - 1) % LAYOUT.page_size + 1
-        digests = HostDigester(job.target.pool.memory, LAYOUT).digest(ticket.pages, tail_tokens)
-        final = Final((job.answer + 1,), job.num_tokens, 0, job.id)
-        forged: dict[str, tuple[Peer, Peer, Body]] = {
-            "push": (p, d, Push(0, len(ticket.pages), 2)),
-            "finish": (p, d, Finish(final, 0.0, tuple(digests))),
-            "drain": (p, d, Drain("")),
-            "confirm": (d, p, Confirm()),
-            "revoke": (d, p, Revoke(d, "")),
-        }
-        source, target, body = forged[kind]
-        message = Message(ticket.handoff_id, source.epoch, target.epoch, secret, body)
-        self.network.messages.append(InFlightMessage(target.name, encode(message)))
+        self.world.forge(ticket, kind, secret)
 
     @rule(seconds=st.sampled_from([0.05, 0.05, 0.3, 0.3, 1.0, 3.0, 11.0]))
     def time_passes(self, seconds: float) -> None:
-        self.now += seconds
-        self.poll()
+        self.world.now += seconds
+        self.world.poll()
 
     @rule(really=SELDOM, place=st.integers(0, 1))
     def a_worker_restarts(self, really: bool, place: int) -> None:
         if really:
-            self.unnoticed.append(self.workers[place].transport.name)
-            self.restart(place)
+            self.world.unnoticed.append(self.world.workers[place].transport.name)
+            self.world.restart(place)
 
     @rule(really=SELDOM)
     def every_link_breaks(self, really: bool) -> None:
         if really:
-            self.network.disconnect()
-            self.poll()
+            self.world.network.disconnect()
+            self.world.poll()
 
-    @precondition(lambda self: self.unnoticed)
+    @precondition(lambda self: self.world.unnoticed)
     @rule()
     def a_crash_is_noticed(self) -> None:
-        self.network.notice(self.unnoticed.pop(0))
-        self.poll()
+        self.world.network.notice(self.world.unnoticed.pop(0))
+        self.world.poll()
 
     @rule(really=SELDOM, place=st.integers(0, 1), lives=st.booleans())
     def a_worker_is_declared_dead(self, really: bool, place: int, lives: bool) -> None:
         """And may live all the same: whoever declared it may only have lost sight of it. If it is dead, no
         kernel is left to say so."""
-        if really and self.workers[place].epoch not in self.fenced:
-            epoch = self.workers[place].epoch
-            self.fenced.append(epoch)
-            self.workers[1 - place].endpoint.fence(epoch, FENCED, self.now)
-            if not lives:
-                self.restart(place)
-            self.poll()
+        if really and self.world.workers[place].epoch not in self.world.fenced:
+            self.world.declare_dead(place, lives=lives)
 
     # ------------------------------------------------------------------------------------ what holds
 
     @invariant()
     def no_page_is_lost_or_owned_twice(self) -> None:
-        for worker in self.workers:
+        for worker in self.world.workers:
             assert len(worker.free) + len(worker.used) == NUM_PAGES
             assert not worker.free & worker.used.keys()
 
     @invariant()
     def no_write_is_in_flight_to_a_page_of_somebody_else(self) -> None:
-        targets = {worker.transport.name: worker for worker in self.workers}
-        for write in self.network.writes:
+        targets = {worker.transport.name: worker for worker in self.world.workers}
+        for write in self.world.network.writes:
             if write.target not in targets:
                 continue
             for copy in write.copies:
@@ -375,7 +313,7 @@ class HandoffMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_is_decoded_from_is_what_was_computed(self) -> None:
-        for worker in self.workers:
+        for worker in self.world.workers:
             for page, (job, use) in worker.used.items():
                 if use is not Use.HELD:
                     continue
@@ -386,155 +324,14 @@ class HandoffMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """The network heals. Whatever is still going on must come to an end, with every page returned."""
-        for place, worker in enumerate(self.workers):
-            if worker.epoch in self.fenced:  # it comes back, and is ended at once
-                self.unnoticed.append(worker.transport.name)
-                self.restart(place)
-        for _ in range(200):
-            while self.unnoticed:
-                self.network.notice(self.unnoticed.pop(0))
-            while self.network.writes:
-                self.network.complete(self.network.writes[0])
-            while self.network.messages:
-                self.network.deliver(self.network.messages[0])
-            self.now += 0.5
-            self.poll()
-        for worker in self.workers:
+        self.world.heal()
+        for worker in self.world.workers:
             assert worker.endpoint.sender.num_live == worker.endpoint.receiver.num_live == 0
             for job, use in worker.used.values():
                 never_begun = use is Use.SENDING and not job.opened
                 assert use in (Use.HELD, Use.RUNNING) or never_begun, f"pages are still {use.name}"
-        for job in self.jobs:
-            assert job.sent or not job.opened or job.source is not self.workers[job.place]
-
-    # --------------------------------------------------------------------------------------- helpers
-
-    def poll(self) -> None:
-        for worker in self.workers:
-            for event in worker.endpoint.poll(self.now):
-                if not isinstance(event, Reopened):
-                    self.on_event(worker, event)
-
-    def on_event(self, worker: Worker, event: SenderEvent | ReceiverEvent) -> None:
-        job = self.jobs[event.handoff_id - 1]
-        uses = {worker.used[page][1] for page in job.remote} if job.target is worker else set()
-        match event:
-            case HandedOver() | SendFailed():
-                assert not job.sent, "a handoff ended twice at its sender"
-                job.sent = True
-                if isinstance(event, SendFailed) and job.runs and not job.ended:
-                    job.stopped = False  # it goes on where it is
-                else:
-                    job.ended = True
-                    self.give_back_at_source(job)
-            case CaughtUp():
-                assert job.runs
-            case Ready(_, final):
-                assert uses == {Use.IN_FLIGHT}
-                right = [job.token(i) for i in range(job.num_tokens, final.position + 1)]
-                assert list(final.tokens) == right, "a wrong token would be streamed"
-                job.handed = final.position
-                worker.use(job.remote, job, Use.HELD)
-            case ReceiveFailed():
-                assert uses == {Use.IN_FLIGHT}
-                worker.use(job.remote, job, Use.QUARANTINED)
-            case Drained():
-                assert uses == {Use.QUARANTINED}
-                worker.give_back(job.remote)
-
-    def restart(self, place: int) -> None:
-        self.workers[place] = worker = Worker(self.network, self.next_epoch())
-        for epoch in self.fenced:
-            worker.endpoint.fence(epoch, FENCED, self.now)
-
-    def current(self) -> list[Job]:
-        """Jobs of workers that live."""
-        return [job for job in self.jobs if job.source is self.workers[job.place]]
-
-    def computing(self) -> list[Job]:
-        return [
-            job for job in self.current() if job.opened and not job.runs and not job.finished and not job.sent
-        ]
-
-    def movable(self) -> list[Job]:
-        return [job for job in self.current() if job.decodes and job.opened and not job.finished]
-
-    def held(self) -> list[Job]:
-        return [job for worker in self.workers for job, use in worker.used.values() if use is Use.HELD]
-
-    def start(self, job: Job) -> None:
-        job.opened = True
-        job.source.endpoint.sender.open(job.id, self.now, TIMEOUT_S, goes_on=job.runs)
-        if job.runs:
-            job.source.endpoint.sender.computed(job.id, job.local, job.computed, self.now)
-        self.poll()
-
-    def decode(self, job: Job) -> None:
-        if job.computed == len(job.local) * LAYOUT.page_size:
-            job.local += job.source.take(1, job, Use.RUNNING)
-        if job.computed == len(job.local) * LAYOUT.page_size:
-            return  # it waits for a page
-        run_model(job, job.computed + 1)
-        if job.opened and not job.finished:
-            job.source.endpoint.sender.computed(job.id, job.local, job.computed, self.now)
-        self.poll()
-
-    def stop(self, job: Job) -> None:
-        """It stands still until the handoff is over, or is given up."""
-        job.stopped = job.finished = True
-        tokens = tuple(job.token(i) for i in range(job.num_tokens, job.computed + 1))
-        final = Final(tokens, job.computed, 0, job.id)
-        job.source.endpoint.sender.finish(job.id, job.local, job.computed, final, self.now)
-        self.poll()
-
-    def resume(self, job: Job) -> None:
-        job.stopped = False
-        job.source.endpoint.sender.abort(job.id, self.now)
-        self.poll()
-
-    def give_back_at_source(self, job: Job) -> None:
-        """The next owner overwrites the pages at once."""
-        job.source.pool.bytes[job.local] = 0xEE
-        job.source.give_back(job.local)
-
-    def reserve(self, job: Job) -> None:
-        worker = self.workers[1 - job.place]
-        needed = LAYOUT.num_pages(job.num_tokens + job.room) - job.first_token // LAYOUT.page_size
-        pages = worker.take(needed, job, Use.IN_FLIGHT)
-        if not pages:
-            return
-        try:
-            ticket = worker.endpoint.receiver.reserve(
-                job.id,
-                job.source.known,
-                pages,
-                job.first_token,
-                job.num_tokens,
-                self.now,
-                TIMEOUT_S,
-                request_digest=job.id,
-            )
-        except PeerUnreachable:
-            worker.give_back(pages)
-            return
-        job.target, job.remote = worker, pages
-        self.tickets.append(ticket)
-
-    def attach(self, ticket: Ticket) -> None:
-        place = self.jobs[ticket.handoff_id - 1].place
-        self.workers[place].endpoint.sender.attach(ticket, self.now)
-        self.poll()
-
-    def compute(self, job: Job, upto: int) -> None:
-        run_model(job, upto)
-        job.source.endpoint.sender.computed(job.id, job.local, upto, self.now)
-        self.poll()
-
-    def finish(self, job: Job, final: Final) -> None:
-        run_model(job, job.part)
-        job.finished = True
-        job.source.endpoint.sender.finish(job.id, job.local, job.part, final, self.now)
-        self.poll()
+        for job in self.world.jobs:
+            assert job.sent or not job.opened or job.source is not self.world.workers[job.place]
 
 
 _CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]

@@ -152,7 +152,7 @@ def test_clouds_get_the_same_software_as_other_machines(name: str) -> None:
 def test_the_routers_settings_are_settings() -> None:
     config = parse(["--config", str(DEPLOY / "router.yaml")])
     nodes = yaml.safe_load((DEPLOY / "cluster.yaml").read_text())["provider"]["worker_ips"]
-    assert config.wait_for_nodes == 1 + len(nodes)
+    assert config.cluster.wait_for_nodes == 1 + len(nodes)
 
 
 @pytest.mark.parametrize("script", ["service", "start_ray"])

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.cluster.main import make_parser
 from router.client import batch, chat, top
 from router.config.foreign_flags import TRANSLATIONS
-from router.config.settings import SETTINGS
+from router.config.table import SETTINGS
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

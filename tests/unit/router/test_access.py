@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from router.config.settings import RouterConfig
+from router.config.table import configured
 from router.frontend.access import Access
 from router.frontend.api_keys import BadKeyFile
 from rpc.tls import BadCertificate
@@ -24,7 +25,7 @@ def test_without_flags_everybody_is_served_in_plaintext_and_on_loopback_that_is_
 
 def test_a_frontend_that_is_open_to_other_machines_is_pointed_out(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        Access.load(RouterConfig(model="m", host="0.0.0.0"))
+        Access.load(configured({"model": "m", "host": "0.0.0.0"}))
     assert "--api-key-file" in caplog.text
     assert "--tls-cert" in caplog.text
 
@@ -37,18 +38,17 @@ def test_files_are_loaded_and_no_warning_is_left(tmp_path: Path, caplog: pytest.
     metrics_keys = tmp_path / "metrics-keys"
     metrics_keys.write_text("fedcba9876543210\n")
     metrics_keys.chmod(0o600)
-    config = RouterConfig(
-        model="m",
-        host="0.0.0.0",
-        api_key_file=str(keys),
-        metrics_key_file=str(metrics_keys),
-        cors_origins="https://chat.example.com, http://localhost:3000",
-        max_requests_per_key=3,
-        tls_cert=str(files.certificate),
-        tls_key=str(files.key),
-    )
+    settings = {
+        "host": "0.0.0.0",
+        "api_key_file": str(keys),
+        "metrics_key_file": str(metrics_keys),
+        "cors_origins": "https://chat.example.com, http://localhost:3000",
+        "max_requests_per_key": 3,
+        "tls_cert": str(files.certificate),
+        "tls_key": str(files.key),
+    }
     with caplog.at_level(logging.WARNING):
-        access = Access.load(config)
+        access = Access.load(configured(settings))
     assert access.tls == files
     assert access.keys is not None
     assert access.keys.identify("Bearer 0123456789abcdef").max_requests == 3
@@ -60,8 +60,8 @@ def test_files_are_loaded_and_no_warning_is_left(tmp_path: Path, caplog: pytest.
 
 def test_files_that_cannot_be_used_are_told_with_their_flags(tmp_path: Path) -> None:
     with pytest.raises(BadKeyFile, match="--api-key-file /none: No such file"):
-        Access.load(RouterConfig(model="m", api_key_file="/none"))
+        Access.load(configured({"api_key_file": "/none"}))
     with pytest.raises(BadKeyFile, match="--metrics-key-file /none: No such file"):
-        Access.load(RouterConfig(model="m", metrics_key_file="/none"))
+        Access.load(configured({"metrics_key_file": "/none"}))
     with pytest.raises(BadCertificate, match="--tls-cert, --tls-key: /none: No such file"):
-        Access.load(RouterConfig(model="m", tls_cert="/none", tls_key="/none"))
+        Access.load(configured({"tls_cert": "/none", "tls_key": "/none"}))

@@ -10,7 +10,8 @@ import pytest
 
 from router.config.flags import ConfigError, parse
 from router.config.foreign_flags import TRANSLATIONS, Renamed, Switch, Unavailable
-from router.config.settings import SETTINGS, Dtype, Mode, RouterConfig, Routing, Transport
+from router.config.settings import Dtype, Mode, RouterConfig, Routing, Transport
+from router.config.table import SETTINGS
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 

@@ -62,6 +62,17 @@ async def test_ray_is_gone_when_it_leaves_four_questions_in_a_row_unanswered() -
     assert ray.asked == 9
 
 
+async def test_another_ray_at_the_same_address_is_noticed_at_once() -> None:
+    ray = Ray(
+        [A],
+        RuntimeError(
+            "RPC error: WrongClusterID: Perhaps the client is accessing GCS after it has restarted."
+        ),
+    )
+    assert "was restarted" in await loss(ray)
+    assert ray.asked == 2
+
+
 def test_residents_are_listed_by_node() -> None:
     workers = [("prefill-0", "a"), ("decode-0", "b"), ("decode-1", "a"), ("decode-2", "z")]
     assert residents(workers, [A, B]) == (

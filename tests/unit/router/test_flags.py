@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.config.flags import ConfigError, parse
-from router.config.settings import SETTINGS, Device, Mode, NodePlacement, RouterConfig, Routing, Transport
+from router.config.settings import Device, Mode, NodePlacement, RouterConfig, Routing, Transport
+from router.config.table import SETTINGS
 
 
 def problems(*argv: str) -> str:
@@ -28,11 +29,9 @@ def test_every_flag_of_the_contract_is_known() -> None:
         --max-running-requests --max-model-len --kv-transport --ray-address --log-level
         --disable-radix-cache"""
     assert set(contract.split()) <= {setting.flag for setting in SETTINGS.values()}
-    assert (RouterConfig().http_port, RouterConfig().grpc_port, RouterConfig().page_size) == (
-        30000,
-        50051,
-        16,
-    )
+    defaults = RouterConfig()
+    assert (defaults.frontend.http_port, defaults.frontend.grpc_port) == (30000, 50051)
+    assert defaults.page_size == 16
 
 
 def test_flags_become_typed_values() -> None:
@@ -156,7 +155,7 @@ def test_a_file_takes_the_same_names_and_flags_win_over_it(tmp_path: Path) -> No
     file = tmp_path / "router.yaml"
     file.write_text("model: m\npage-size: 32\nmode: disagg\ndrain_timeout: 5\nmax-model-len: null\n")
     config = parse(["--config", str(file), "--page-size", "64"])
-    assert (config.mode, config.page_size, config.drain_timeout) == (Mode.DISAGG, 64, 5.0)
+    assert (config.mode, config.page_size, config.operation.drain_timeout) == (Mode.DISAGG, 64, 5.0)
 
 
 @pytest.mark.parametrize(
@@ -226,7 +225,7 @@ def test_flags_about_a_cluster_are_checked_before_it_is_joined() -> None:
         "--model m --ray-address auto --wait-for-nodes 3 --placement strict-spread --worker-ports 11000-11099"
     )
     config = parse([*good.split(), "--worker-env", "UCX_TLS=rc,cuda_copy NCCL_DEBUG=INFO"])
-    assert config.placement is NodePlacement.STRICT_SPREAD
+    assert config.cluster.placement is NodePlacement.STRICT_SPREAD
     assert "--ray-address" in problems("--model", "m", "--wait-for-nodes", "2")
     assert "1 or more" in problems("--model", "m", "--ray-address", "auto", "--wait-for-nodes", "0")
     assert "one of pack, spread" in problems("--model", "m", "--placement", "anywhere")

@@ -11,8 +11,10 @@ import pytest
 
 from engine.loader.checkpoint import Checkpoint
 from router.cluster.worker_plan import Machine, PlanError, device_for, estimate_pool, plan_workers
+from router.config.option import flag_name
 from router.config.role_settings import RoleSettings
-from router.config.settings import Device, Dtype, Mode, RouterConfig, configured, flag_name
+from router.config.settings import Device, Dtype, Mode, RouterConfig
+from router.config.table import configured
 from worker.config import WorkerConfig, WorkerRole
 
 CPU = Machine(device="cpu", memory_bytes=8 << 30, cpus=2, host="127.0.0.1")

@@ -13,7 +13,6 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from benchmarks.cluster.device import DeviceCosts, work_of
 from engine.config import PATIENCE, Policy, SchedulerConfig
 from engine.core.kv_manager import KVManager, Reservation
 from engine.core.plan import Chunk, StepPlan
@@ -22,6 +21,7 @@ from engine.core.sampling_params import FinishReason
 from engine.sched.itl_controller import PromptCost
 from engine.sched.scheduler import Scheduler
 from router.placement import StepWork
+from router.simulator.device import DeviceCosts, work_of
 
 __all__ = ["Listener", "SimWorker", "StepReport", "WorkerSettings"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.lib.report import Objective
+from router.simulator.objective import Objective
 
 __all__ = ["GOOD", "STRICT", "Outcome", "Result", "result_of"]
 
@@ -52,11 +52,7 @@ class Outcome:
         return (self.last - self.first) / (self.tokens - 1) if self.tokens > 1 else 0.0
 
     def meets(self, objective: Objective) -> bool:
-        return (
-            (objective.ttft_s is None or self.ttft <= objective.ttft_s)
-            and (objective.tpot_s is None or self.tpot <= objective.tpot_s)
-            and (objective.pause_s is None or self.longest_pause <= objective.pause_s)
-        )
+        return objective.is_met(ttft=self.ttft, tpot=self.tpot, longest_pause=self.longest_pause)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,6 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, Final
 
-from benchmarks.cluster.device import H200_8B, DeviceCosts
-from benchmarks.cluster.outcome import Outcome
-from benchmarks.cluster.traffic import Arrival
-from benchmarks.cluster.worker import SimWorker, StepReport, WorkerSettings
 from engine.core.kv_manager import Reservation
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
@@ -32,6 +28,10 @@ from router.placement import (
     StepTime,
     WorkerFacts,
 )
+from router.simulator.device import H200_8B, DeviceCosts
+from router.simulator.outcome import Outcome
+from router.simulator.traffic import Arrival
+from router.simulator.worker import SimWorker, StepReport, WorkerSettings
 
 __all__ = ["ClusterSpec", "LinkCosts", "Simulation"]
 

@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.lib.workload import Lengths
+from router.simulator.lengths import Lengths
 
 __all__ = ["Arrival", "bursts", "chats", "day", "merged", "mooncake", "poisson"]
 

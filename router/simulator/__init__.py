@@ -1,0 +1,1 @@
+"""A cluster that is only arithmetic, under the real scheduler and the real placement."""
