@@ -16,6 +16,13 @@ _REASONS = {
 }
 
 
+_MOVES = {
+    "drain": "the worker before was to leave",
+    "itl": "the worker before exceeded --itl-target-ms",
+    "pages": "the worker before ran out of KV pages",
+}
+
+
 def explained(request: Mapping[str, Any]) -> Iterator[str]:
     """Lines of text: where it went, and what it waited for."""
     outcome = request["outcome"] + (f" ({request['message']})" if request["message"] else "")
@@ -56,6 +63,9 @@ def _of_completion(completion: Mapping[str, Any]) -> Iterator[str]:
         yield f"reserve {_s(completion['reserve_s'])} more for pages of {decode}"
         yield f"transfer {_s(completion['transfer_s'])} more, in {len(completion['pushes'])} pushes"
         yield f"first decode {_s(completion['first_decode_s'])}"
+    for move in completion.get("moves", ()):
+        why = _MOVES.get(move["reason"], move["reason"])
+        yield f"moved to {move['worker']} after {_s(move['at_s'])}: {why}"
 
 
 def _chunks(chunks: Sequence[Mapping[str, Any]]) -> str:

@@ -18,6 +18,7 @@ from collections.abc import AsyncGenerator, Callable
 from functools import partial
 from typing import TypeAlias
 
+from router.dispatch.evacuation import DRAIN, AnswerProgress
 from router.dispatch.failures import AttemptFailed, moved_to_nobody, out_of_time
 from router.dispatch.interface import Delta
 from router.dispatch.move import Move
@@ -110,7 +111,16 @@ class Attempt(ABC):
     def _growth(self) -> int:
         return min(GROWTH_TOKENS, self._sequence.sampling.max_tokens - self._order.position)
 
-    async def move(self, session: WorkerSession, timeout_s: float) -> bool:
+    @property
+    def progress(self) -> AnswerProgress:
+        position = self._order.position
+        return AnswerProgress(
+            context_tokens=len(self._sequence.prompt) + position,
+            output_tokens=position,
+            max_tokens=self._sequence.sampling.max_tokens,
+        )
+
+    async def move(self, session: WorkerSession, timeout_s: float, reason: str = DRAIN) -> bool:
         """Has another worker go on with the answer, from its KV; whether that one has it now.
 
         The answer goes on meanwhile. It stays where it is if that fails or takes longer than `timeout_s`.
@@ -121,7 +131,7 @@ class Attempt(ABC):
         if self._move is not None:
             self._move.source.leave()
         target = self._part(session, secrets.randbits(64), self.tokens_to_reserve)
-        move = self._move = Move(source, target)
+        move = self._move = Move(source, target, reason)
         session.listen(target.request_id, partial(self._on_event, partial(self._from_target, move)))
         reserve = worker_pb2.Reserve(
             work=self._work_so_far(target.request_id),
@@ -150,7 +160,7 @@ class Attempt(ABC):
                 target.begun = True
                 self._writer = target
                 self._route.tracker.moved(target.session)
-                self._waterfall.moved(target.session.worker_id)
+                self._waterfall.moved(target.session.worker_id, move.reason, event.at)
                 move.arrived(arrived.position)
             case worker_pb2.Tokens() as tokens:
                 self._take_tokens(target, tokens, event.at, delta)

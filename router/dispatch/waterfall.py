@@ -33,6 +33,9 @@ class Observer(Protocol):
     def on_handed_over(self, prefill_worker: str, decode_worker: str, size: int, seconds: float) -> None:
         """So many bytes of KV are at the decode worker; for so long some of them travelled."""
 
+    def on_moved(self, reason: str) -> None:
+        """The answer goes on at another worker."""
+
 
 class _Nobody:
     def on_first_token(self, timings: router_pb2.Timings) -> None:
@@ -45,6 +48,9 @@ class _Nobody:
         pass
 
     def on_handed_over(self, prefill_worker: str, decode_worker: str, size: int, seconds: float) -> None:
+        pass
+
+    def on_moved(self, reason: str) -> None:
         pass
 
 
@@ -71,6 +77,7 @@ class Waterfall:
     why: str = ""
     waited: dict[str, float] = field(default_factory=dict)
     """Seconds in the worker's queue by reason."""
+    _moves: list[router_pb2.TimingMove] = field(default_factory=list)
     _is_telling: bool = True
     """Spans of the latest attempt are shown: it is the one that gives the first token."""
     _last_token: float = 0.0
@@ -97,9 +104,11 @@ class Waterfall:
         self.prefill_worker, self.why, self.split = prefill_worker, why, split or 0
         self.decode_worker = decode_worker or prefill_worker
 
-    def moved(self, worker: str) -> None:
+    def moved(self, worker: str, reason: str, at: float) -> None:
         """Another worker decodes from now on."""
         self.decode_worker = worker
+        self._moves.append(router_pb2.TimingMove(at_s=at - self.arrival, worker=worker, reason=reason))
+        self.observer.on_moved(reason)
 
     def start(self, event: worker_pb2.Started, at: float) -> None:
         """The event may be a step old; the wait that it reports is exact."""
@@ -160,6 +169,7 @@ class Waterfall:
             decode_worker=self.decode_worker,
             placement=self.why,
             split=self.split,
+            moves=self._moves,
             waited=self.waited,
         )
 

@@ -43,6 +43,11 @@ class PrefillSplit:
         self._wanted = 0
         """Positive: reviews in a row that wanted one prefill worker more; negative: one less."""
 
+    @property
+    def current(self) -> frozenset[WorkerId]:
+        """As of the last review."""
+        return self._prefill_workers
+
     def prefill_workers(
         self, workers: Sequence[WorkerView], demand: Demand, now: float
     ) -> frozenset[WorkerId]:

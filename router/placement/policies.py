@@ -37,6 +37,8 @@ class Candidate:
     """Requests, this one and those there already, that are expected to miss a target for this choice."""
     cost: float
     """What the policy minimizes: `expected_misses`, and a little for every delay."""
+    split: int | None = None
+    """As in `Placement`."""
 
 
 @dataclass(frozen=True, slots=True)

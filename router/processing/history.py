@@ -98,6 +98,7 @@ def _completion(record: CompletionRecord) -> dict[str, Any]:
             "decode_worker": timings.decode_worker,
             "placement": timings.placement,
             "split": timings.split,
+            "moves": [{"at_s": m.at_s, "worker": m.worker, "reason": m.reason} for m in timings.moves],
             "waited": dict(timings.waited),
             "chunks": [_span(span) for span in timings.chunks],
             "pushes": [_span(span) for span in timings.pushes],

@@ -12,6 +12,7 @@ from router.placement import (
     AdaptivePlacement,
     DisaggPlacement,
     MixedPlacement,
+    Moves,
     PlacementPolicy,
     Preference,
     Targets,
@@ -45,6 +46,10 @@ class Deployment:
     step_target_s: float | None = None
     radix_cache: bool = False
     patience: float = PATIENCE
+    splits: bool = False
+    """Adaptive placement may split prompts between two workers."""
+    moves: bool = False
+    """Running answers may move to other workers."""
 
     @property
     def name(self) -> str:
@@ -72,7 +77,7 @@ class Deployment:
         if self.mode is Mode.MIXED:
             roles = (Preference.BOTH,) * workers
         spec = ClusterSpec(preferences=roles, settings=(settings,) * workers)
-        return Simulation(spec, self._policy())
+        return Simulation(spec, self._policy(), Moves(self.targets) if self.moves else None)
 
     def _policy(self) -> PlacementPolicy:
         match self.mode:
@@ -81,4 +86,4 @@ class Deployment:
             case Mode.DISAGG:
                 return DisaggPlacement(prefix_aware)
             case Mode.ADAPTIVE:
-                return AdaptivePlacement(self.targets)
+                return AdaptivePlacement(self.targets, splits=self.splits)

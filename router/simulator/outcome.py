@@ -24,6 +24,10 @@ class Outcome:
     max_tokens: int
     prefill_worker: int = -1
     decode_worker: int = -1
+    split: int = 0
+    """Prompt token from which on the decode worker computed; 0: not split."""
+    moves: int = 0
+    """Times that its answer moved to another worker."""
     predicted_ttft: float = 0.0
     predicted_tpot: float = 0.0
     cached_tokens: int = 0

@@ -51,6 +51,13 @@ class Span(TypedDict):
 
 
 @_closed
+class AnswerMove(TypedDict):
+    at_s: float
+    worker: str
+    reason: str
+
+
+@_closed
 class Timings(TypedDict):
     """Where the time to the first tokens went; docs/architecture.md explains the stages."""
 
@@ -68,6 +75,8 @@ class Timings(TypedDict):
     placement: str
     split: int
     """decode_worker computed the prompt from this token on; 0: it computed none of it, or all."""
+    moves: list[AnswerMove]
+    """Of the running answer to other workers."""
     waited: dict[str, float]
     """Seconds of queue_s by reason: budget, pages, slots, policy, transfer."""
 
