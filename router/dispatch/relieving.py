@@ -15,10 +15,10 @@ _MOVE_S: Final = 5.0
 """An answer that is not at its target by then stays where it is."""
 
 
-async def relieve(placing: AdaptivePlacing, answers: Answers) -> None:
-    """Looks twice a second, until it is cancelled, whether an answer should move, and moves it."""
+async def relieve(placing: AdaptivePlacing, answers: Answers, every_s: float = _REVIEW_S) -> None:
+    """Looks every `every_s`, until it is cancelled, whether an answer should move, and moves it."""
     while True:
-        await asyncio.sleep(_REVIEW_S)
+        await asyncio.sleep(every_s)
         relief = placing.relief(answers.now())
         if relief is not None:
             await relief.answer.move(relief.target, _MOVE_S, relief.reason)

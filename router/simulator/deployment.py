@@ -58,7 +58,8 @@ class Deployment:
             step = f" step {1e3 * self.step_target_s:.0f} ms" if self.step_target_s else ""
             return f"mixed {workers}{step}"
         chunk = f" chunk {self.chunk_tokens}" if self.chunk_tokens else ""
-        return f"{self.mode.value} {self.prefill}:{self.decode}{chunk}"
+        extras = " splits" * self.splits + " moves" * self.moves
+        return f"{self.mode.value} {self.prefill}:{self.decode}{chunk}{extras}"
 
     def simulation(self) -> Simulation:
         workers = self.prefill + self.decode

@@ -75,6 +75,10 @@ class Result:
     """From the first token to the second."""
     local: float
     """Share whose prompt was computed where it decodes."""
+    split: float
+    """Share whose prompt two workers computed."""
+    moved: float
+    """Share whose answer moved."""
 
 
 def result_of(outcomes: Sequence[Outcome], good: Objective = GOOD, strict: Objective = STRICT) -> Result:
@@ -95,4 +99,6 @@ def result_of(outcomes: Sequence[Outcome], good: Objective = GOOD, strict: Objec
         pause_p99=float(np.percentile([o.longest_pause for o in outcomes], 99)),
         second_p50=float(np.median([o.second - o.first for o in outcomes if o.tokens > 1] or [0.0])),
         local=sum(o.prefill_worker == o.decode_worker for o in outcomes) / count,
+        split=sum(o.split > 0 for o in outcomes) / count,
+        moved=sum(o.moves > 0 for o in outcomes) / count,
     )
