@@ -184,15 +184,16 @@ def _measure(
     """All rates and seeds on one server. Raises ServerFailed."""
     for rate, seed, records in _sweep(options, replace(target, extra=_extra(options)), send):
         came = arrival_rate([record.sent for record in records])
-        for each in results:
-            run = Run(mode, rate, seed, came, summarize(records, each.objective))
+        runs = [Run(mode, rate, seed, came, summarize(records, each.objective)) for each in results]
+        for each, run in zip(results, runs, strict=True):
             each.add(run)
-            s = run.summary
-            console.print(
-                f"{mode}, {run.rate:g} requests/s ({run.offered:.2f} came), seed {run.seed}: "
-                f"{100 * run.share_good:.0f}% good, TTFT p50 {1e3 * s.ttft.p50:,.0f} ms, "
-                f"TPOT p50 {1e3 * s.tpot.p50:,.1f} ms, {s.failed} failed"
-            )
+        good = ", ".join(f"{100 * run.share_good:.0f}%" for run in runs)
+        s = runs[0].summary
+        console.print(
+            f"{mode}, {rate:g} requests/s ({came:.2f} came), seed {seed}: "
+            f"{good} good, TTFT p50 {1e3 * s.ttft.p50:,.0f} ms, TPOT p50 {1e3 * s.tpot.p50:,.1f} ms, "
+            f"{s.failed} failed"
+        )
 
 
 def _extra(options: argparse.Namespace) -> dict[str, Any]:

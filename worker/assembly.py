@@ -29,6 +29,7 @@ def assemble(parts: Parts) -> RequestHandler:
         cache.keep_journal()
     answers = Answers(parts.outbox, parts.metrics)
     grammars = GrammarLoading(parts.engine.grammars, parts.inbox)
+    parts.metrics.watch_grammars(parts.engine.grammars)
     if parts.config.transport is None:
         return RequestHandler(parts.engine, answers, parts.clock, grammars)
 

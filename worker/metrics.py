@@ -12,6 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from engine.core.events import StepOutput
+from engine.grammar.compiler import GrammarCompiler
 from rpc.baton.v1 import worker_pb2
 
 __all__ = ["Outcome", "WorkerMetrics"]
@@ -96,6 +97,15 @@ class WorkerMetrics:
         `max_running`: the limit of running requests.
         """
         self.registry.register(_StatsCollector(stats, self._labels, max_running))
+
+    def watch_grammars(self, grammars: GrammarCompiler) -> None:
+        """Export what its cache holds."""
+        self._gauge(
+            "baton_grammar_cache_bytes", "Estimated memory of the compiled grammars that are kept"
+        ).set_function(lambda: grammars.kept_bytes)
+        self._gauge("baton_grammar_cache_entries", "Compiled grammars that are kept").set_function(
+            lambda: grammars.num_kept
+        )
 
     def _counter(self, name: str, text: str) -> Counter:
         return Counter(name, text, _LABELS, registry=self.registry).labels(*self._labels.values())

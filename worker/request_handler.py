@@ -232,7 +232,7 @@ class RequestHandler:
             return
         if not (job.said_cached or request.pinned):
             self._add_chunk(job, upto)
-        if self._handoffs is not None and upto < len(request.prompt):
+        if upto < len(request.prompt):
             self._answers.outbox.progress(job, upto)
 
     def on_finished(self, request: Request) -> bool:

@@ -87,7 +87,8 @@ def modes_in(text: str) -> tuple[str, ...]:
     return modes
 
 
-def mode_arguments(parser: argparse._ArgumentGroup) -> None:
+def mode_arguments(parser: argparse._ArgumentGroup, *, workers: bool = True) -> None:
+    """`workers`: with `--workers`, the number of them."""
     parser.add_argument("--model", default="smollm2", help="as for `router --model` (smollm2)")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument(
@@ -97,7 +98,8 @@ def mode_arguments(parser: argparse._ArgumentGroup) -> None:
         metavar="MODE,…",
         help="mixed,disagg,adaptive, or none (all)",
     )
-    parser.add_argument("--workers", type=int, default=2, metavar="N", help="of both kinds together (2)")
+    if workers:
+        parser.add_argument("--workers", type=int, default=2, metavar="N", help="of both kinds together (2)")
     parser.add_argument(
         "--prefill-workers",
         type=int,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -12,28 +13,43 @@ from llguidance import LLMatcher, LLTokenizer
 from engine.errors import GrammarError
 from engine.grammar.grammar import Grammar
 from engine.grammar.matcher import Matcher
+from engine.grammar.memory import estimated_bytes
 from engine.grammar.source import LIMITS, rejected, source_of
 from engine.spec.model_spec import ModelSpec
 
 __all__ = ["GrammarCompiler"]
 
-_KEPT: Final = 128
-"""Compiled grammars that are kept. Most take less than 1 MB."""
+_CAPACITY: Final = 64 << 20
+"""Bytes of compiled grammars that are kept, as estimated: 300 small ones, or ten of the largest schemas."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    matcher: LLMatcher
+    """At its beginning."""
+    size: int
+    """Bytes, as estimated."""
 
 
 class GrammarCompiler:
     """Safe to use from several threads."""
 
-    def __init__(self, folder: Path, spec: ModelSpec) -> None:
-        """`folder` is the model's; its tokenizer.json is read by `load`, or when the first grammar comes."""
+    def __init__(self, folder: Path, spec: ModelSpec, capacity: int = _CAPACITY) -> None:
+        """`folder` is the model's; its tokenizer.json is read by `load`, or when the first grammar comes.
+
+        `capacity`: bytes of compiled grammars to keep; the newest is kept in any case.
+        """
         self._folder: Final = folder
         self._spec: Final = spec
         self._lock: Final = threading.Lock()
         self._vocabulary: LLTokenizer | None = None
         self._unusable: str | None = None
         """Why this model's output cannot be constrained."""
-        self._compiled: Final[OrderedDict[Grammar, LLMatcher]] = OrderedDict()
-        """At their beginnings; the one that was used last comes last."""
+        self._capacity: Final = capacity
+        self._compiled: Final[OrderedDict[Grammar, _Compiled]] = OrderedDict()
+        """The one that was used last comes last."""
+        self.kept_bytes = 0
+        """Estimated memory of the compiled grammars that are kept."""
 
     def load(self) -> None:
         """Read the vocabulary now: 0.4 s for 50,000 tokens, with the interpreter lock held.
@@ -46,6 +62,10 @@ class GrammarCompiler:
                     self._vocabulary = self._read_vocabulary()
                 except GrammarError as error:
                     self._unusable = str(error)
+
+    @property
+    def num_kept(self) -> int:
+        return len(self._compiled)
 
     def has(self, grammar: Grammar) -> bool:
         """Whether `matcher` returns within microseconds."""
@@ -62,20 +82,23 @@ class GrammarCompiler:
             compiled = self._compiled.get(grammar)
             if compiled is not None:
                 self._compiled.move_to_end(grammar)
-                return Matcher(compiled.deep_copy())
+                return Matcher(compiled.matcher.deep_copy())
         self.load()
         if self._vocabulary is None:
             raise GrammarError(str(self._unusable))
-        compiled = LLMatcher(self._vocabulary, source_of(grammar), log_level=0, limits=LIMITS)
-        first = compiled.deep_copy()  # copies share the lexer's states
+        source = source_of(grammar)
+        matcher = LLMatcher(self._vocabulary, source, log_level=0, limits=LIMITS)
+        first = matcher.deep_copy()  # copies share the lexer's states
         first.compute_bitmask()
         if first.is_error():
             raise rejected(grammar, first.get_error())
         with self._lock:
-            self._compiled[grammar] = compiled
-            while len(self._compiled) > _KEPT:
-                self._compiled.popitem(last=False)
-            return Matcher(compiled.deep_copy())
+            self._drop(grammar)  # another thread may have compiled it meanwhile
+            self._compiled[grammar] = _Compiled(matcher, estimated_bytes(grammar, source))
+            self.kept_bytes += self._compiled[grammar].size
+            while self.kept_bytes > self._capacity and len(self._compiled) > 1:
+                self._drop(next(iter(self._compiled)))
+            return Matcher(matcher.deep_copy())
 
     def forget(self, grammar: Grammar) -> None:
         """Compile the grammar anew when it is wanted again.
@@ -83,7 +106,12 @@ class GrammarCompiler:
         Its matchers share the lexer's states: when one has reached a limit, so have all.
         """
         with self._lock:
-            self._compiled.pop(grammar, None)
+            self._drop(grammar)
+
+    def _drop(self, grammar: Grammar) -> None:
+        compiled = self._compiled.pop(grammar, None)
+        if compiled is not None:
+            self.kept_bytes -= compiled.size
 
     def _read_vocabulary(self) -> LLTokenizer:
         path = self._folder / "tokenizer.json"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from decimal import Decimal
-from typing import Any, Final
+from typing import Final
 
 from llguidance import LLMatcher, LLParserLimits
 from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
@@ -12,7 +13,7 @@ from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 from engine.errors import GrammarError
 from engine.grammar.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 
-__all__ = ["LIMITS", "check_grammar", "source_of"]
+__all__ = ["LIMITS", "check_grammar", "divisors_of", "source_of"]
 
 LIMITS: Final = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
 """On what one grammar may cost: 100 MB of lexer states, and by the library's defaults 15 ms a mask."""
@@ -39,7 +40,7 @@ def source_of(grammar: Grammar) -> str:
     try:
         match grammar.kind:
             case GrammarKind.JSON_SCHEMA:
-                _check_divisors(json.loads(grammar.text))
+                _check_divisors(grammar)
                 return LLMatcher.grammar_from_json_schema(
                     grammar.text, overrides={"whitespace_pattern": _WHITESPACE, "lenient": False}
                 )
@@ -66,18 +67,25 @@ _NAMES: Final = {
 }
 
 
-def _check_divisors(schema: Any) -> None:
-    """Raise ValueError for a `multipleOf` that takes seconds: the lexer has a state for each remainder."""
-    left = [schema]
+def divisors_of(grammar: Grammar) -> Iterator[int]:
+    """Digits of each `multipleOf` in a schema, as integers: the lexer has a state for each remainder."""
+    left = [json.loads(grammar.text)] if grammar.kind is GrammarKind.JSON_SCHEMA else []
     while left:
         node = left.pop()
         if isinstance(node, list):
             left += node
         elif isinstance(node, dict):
             left += node.values()
-            divisor = node.get("multipleOf", 1)
-            if isinstance(divisor, int | float) and _digits(divisor) > _MAX_DIVISOR:
-                raise ValueError(f"multipleOf may have at most the digits of {_MAX_DIVISOR}, not {divisor}")
+            divisor = node.get("multipleOf")
+            if isinstance(divisor, int | float):
+                yield _digits(divisor)
+
+
+def _check_divisors(grammar: Grammar) -> None:
+    """Raise ValueError for a `multipleOf` that takes seconds to compile."""
+    largest = max(divisors_of(grammar), default=0)
+    if largest > _MAX_DIVISOR:
+        raise ValueError(f"multipleOf may have at most the digits of {_MAX_DIVISOR}, not of {largest}")
 
 
 def _digits(number: float) -> int:

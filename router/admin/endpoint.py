@@ -47,7 +47,7 @@ def admin_app(
     drain_timeout_s: float,
     startup_timeout_s: float,
 ) -> Starlette:
-    """GET /workers; GET /requests/{id}, of one that has ended, as `explain` finds it; POST
+    """GET /workers; GET /requests/{id}, of one that runs or has ended, as `explain` finds it; POST
     /workers/{name}/drain, /workers/{name}/restart and /workers/{name}/role?role=prefill, which answer
     when it is done.
 
@@ -84,7 +84,7 @@ def admin_app(
     async def explained(request: Request) -> Response:
         found = explain(request.path_params["id"])
         if found is None:
-            raise HTTPException(404, "no request of this id has ended lately; see --explain-requests")
+            raise HTTPException(404, "no request of this id runs or has ended lately; see --explain-requests")
         return _json(found)
 
     return Starlette(

@@ -1,4 +1,4 @@
-"""What `router explain` prints of a request that has ended."""
+"""What `router explain` prints of a request."""
 
 from __future__ import annotations
 
@@ -14,6 +14,25 @@ _REASONS = {
     "policy": "the policy admitted others first",
     "transfer": "KV had to arrive first",
 }
+_STAGES = {
+    "router": "in the router, not sent to a worker",
+    "queue": "in the queue of {worker}",
+    "prefill": "{worker} computes the prompt, {computed} tokens so far",
+    "reserve": "the prompt is computed; {worker} has to set pages aside",
+    "transfer": "the prompt is computed; its KV is on its way to {worker}",
+    "decode": "{worker} decodes, {output} tokens so far",
+}
+_NOW = {
+    ("router", "pages"): "no decode worker has room for the prompt",
+    ("router", "workers"): "no worker is ready",
+    ("router", "retry"): "an attempt failed, the next follows",
+    ("queue", "budget"): "the token budget of each step is used up by requests before it",
+    ("queue", "pages"): "there are no free KV pages",
+    ("queue", "slots"): "--max-running-requests are running",
+    ("queue", "policy"): "the policy admits others first",
+    ("reserve", "pages"): "it has no free KV pages",
+    ("transfer", "transfer"): "pages have to arrive and be verified",
+}
 
 
 _MOVES = {
@@ -26,16 +45,32 @@ _MOVES = {
 def explained(request: Mapping[str, Any]) -> Iterator[str]:
     """Lines of text: where it went, and what it waited for."""
     outcome = request["outcome"] + (f" ({request['message']})" if request["message"] else "")
+    preposition = "for" if request["outcome"] == "running" else "after"
     yield (
-        f"{request['request']}: {outcome} after {_s(request['seconds'])}; {request['prompt_tokens']} prompt"
-        f" tokens ({request['cached_tokens']} cached), priority {request['priority']},"
-        f" client {request['client']}"
+        f"{request['request']}: {outcome} {preposition} {_s(request['seconds'])};"
+        f" {request['prompt_tokens']} prompt tokens ({request['cached_tokens']} cached),"
+        f" priority {request['priority']}, client {request['client']}"
     )
     completions = request["completions"]
     for index, completion in enumerate(completions):
         if len(completions) > 1:
             yield f"completion {index}:"
-        yield from (f"  {line}" for line in _of_completion(completion))
+        lines = _of_running(completion) if "now" in completion else _of_completion(completion)
+        yield from (f"  {line}" for line in lines)
+
+
+def _of_running(completion: Mapping[str, Any]) -> Iterator[str]:
+    now = completion["now"]
+    worker, reason = now["worker"], now["waits_for"]
+    yield "now: " + _STAGES[now["stage"]].format(
+        worker=worker, computed=now["computed_tokens"], output=completion["output_tokens"]
+    )
+    if reason:
+        yield f"waits for {reason}: {_NOW.get((now['stage'], reason)) or _REASONS.get(reason, reason)}"
+    passed = f"queue {_s(completion['queue_s'])}, prefill {_s(completion['prefill_s'])}"
+    if now["stage"] in ("reserve", "transfer", "decode"):
+        passed += f", {_s(completion['e2e_s'] - completion['ttft_s'])} since the first token"
+    yield f"so far: {passed}"
 
 
 def _of_completion(completion: Mapping[str, Any]) -> Iterator[str]:

@@ -26,13 +26,15 @@ from router.dispatch.part import Part
 from router.dispatch.routing.route import Route
 from router.dispatch.routing.worker_choice import GROWTH_TOKENS
 from router.dispatch.sequence import Sequence
+from router.dispatch.standing import Stage, Standing
 from router.dispatch.token_order import Diverged, TokenOrder
 from router.errors import Unavailable
 from router.workers.events import Event, WorkerLost
 from router.workers.session import WorkerSession
 from rpc.baton.v1 import worker_pb2
+from rpc.baton.v1.worker_pb2 import ROLE_DECODE
 
-__all__ = ["Attempt"]
+__all__ = ["Attempt", "MixedAttempt", "Take"]
 
 Take: TypeAlias = Callable[[Event, Delta], None]
 """Handles an event of one worker and adds to the delta. Raises what `Attempt.deltas` raises."""
@@ -53,6 +55,7 @@ class Attempt(ABC):
         self._order = TokenOrder(len(sequence.output))
         self._move: Move | None = None  # the latest; the next begins when it is over
         self._writer: Part | None = None  # computes the answer by itself
+        self._computed_tokens = 0
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """New tokens up to the finish, merged when the client is slower than the workers.
@@ -93,6 +96,10 @@ class Attempt(ABC):
     @abstractmethod
     def awaited(self) -> WorkerSession:
         """The worker that must act next; a timeout is attributed to it."""
+
+    @abstractmethod
+    def standing(self) -> Standing:
+        """Where the sequence is now, and what it waits for."""
 
     @property
     def writer(self) -> WorkerSession | None:
@@ -223,6 +230,24 @@ class Attempt(ABC):
         self._parts.append(part)
         return part
 
+    def _queued_at(self, part: Part) -> Standing:
+        return Standing(Stage.QUEUE, part.session.worker_id, part.session.load.waits_for)
+
+    def _read_at(self, part: Part) -> Standing:
+        return Standing(Stage.PREFILL, part.session.worker_id, computed_tokens=self._computed_tokens)
+
+    def _written_at(self, session: WorkerSession) -> Standing:
+        return Standing(Stage.DECODE, session.worker_id, computed_tokens=len(self._sequence.prompt))
+
+    def _start(self, part: Part, started: worker_pb2.Started, at: float) -> None:
+        part.begun = True
+        self._computed_tokens = started.cached_tokens
+        self._waterfall.start(started, at)
+
+    def _progress(self, progress: worker_pb2.Progress) -> None:
+        self._computed_tokens = progress.num_computed
+        self._route.tracker.progress(progress.num_computed)
+
     def _work(self) -> worker_pb2.Work:
         return self._sequence.work(self._id)
 
@@ -265,3 +290,39 @@ class Attempt(ABC):
         if tokens.finish:
             delta.finish = tokens.finish
             delta.stop_token = tokens.stop_token if tokens.HasField("stop_token") else None
+
+
+class MixedAttempt(Attempt):
+    """One worker prefills and decodes."""
+
+    def _begin(self) -> None:
+        self._worker = self._enlist(ROLE_DECODE, self._from_worker)
+        self._waterfall.placed(self._worker.session.worker_id, None, self._route.why)
+        self._worker.ask(worker_pb2.Command(submit=worker_pb2.Submit(work=self._work())))
+
+    @property
+    def awaited(self) -> WorkerSession:
+        return (self._writer or self._worker).session
+
+    def standing(self) -> Standing:
+        if self._writer is not None:
+            return self._written_at(self.awaited)
+        return self._read_at(self._worker) if self._worker.begun else self._queued_at(self._worker)
+
+    def _from_worker(self, event: Event, delta: Delta) -> None:
+        match event.message:
+            case worker_pb2.Tokens() as tokens:
+                self._writer = self._writer or self._worker
+                self._take_tokens(self._worker, tokens, event.at, delta)
+            case worker_pb2.HandedOver():
+                self._hand_over(self._worker)
+            case worker_pb2.Started() as started:
+                self._start(self._worker, started, event.at)
+            case worker_pb2.Failed() as failed:
+                self._lose(self._worker, self._worker.failed(failed))
+            case worker_pb2.Progress() as progress:
+                self._progress(progress)
+            case WorkerLost() as loss:
+                self._lose(self._worker, self._worker.lost(loss))
+            case _:
+                pass

@@ -1,4 +1,4 @@
-"""An attempt in which KV moves from one worker to another at the end of the prompt, or within it."""
+"""One attempt at a sequence on two workers: KV moves at the end of the prompt, or within it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from router.dispatch.interface import Delta
 from router.dispatch.part import Part
 from router.dispatch.routing.route import Route
 from router.dispatch.sequence import Sequence
+from router.dispatch.standing import Stage, Standing
 from router.dispatch.waterfall import busy_seconds
 from router.workers.events import Event, WorkerLost
 from router.workers.session import WorkerSession
@@ -36,6 +37,7 @@ class DisaggAttempt(Attempt):
         """On the prefill worker."""
         self._has_first_token = False
         self._has_arrived = False
+        self._is_reserved = False
 
     def _begin(self) -> None:
         split = self._route.split
@@ -53,19 +55,29 @@ class DisaggAttempt(Attempt):
             return self._prefill.session
         return self._decode.session
 
+    def standing(self) -> Standing:
+        prefill, decode = self._prefill, self._decode
+        if self._writer is not None:
+            return self._written_at(self._writer.session)
+        if decode is not None and self._is_independent:
+            return self._read_at(decode)
+        if not self._has_first_token or decode is None:
+            return self._read_at(prefill) if prefill.begun else self._queued_at(prefill)
+        stage, waits_for = (Stage.TRANSFER, "transfer") if self._is_reserved else (Stage.RESERVE, "pages")
+        return Standing(stage, decode.session.worker_id, waits_for, len(self._sequence.prompt))
+
     def _from_prefill(self, event: Event, delta: Delta) -> None:
         match event.message:
             case worker_pb2.Started() as started:
-                self._prefill.begun = True
+                self._start(self._prefill, started, event.at)
                 self._cached_at_start = started.cached_tokens
-                self._waterfall.start(started, event.at)
                 self._reserve()
             case worker_pb2.Tokens() as tokens:
                 self._has_first_token = True
                 self._take_tokens(self._prefill, tokens, event.at, delta)
                 self._go_on()
             case worker_pb2.Progress() as progress:
-                self._route.tracker.progress(progress.num_computed)
+                self._progress(progress)
             case worker_pb2.HandedOver() as handed_over:
                 self._waterfall.hand_over(handed_over)
                 seconds = busy_seconds((push.begin_s, push.end_s) for push in handed_over.pushes)
@@ -87,6 +99,7 @@ class DisaggAttempt(Attempt):
         assert decode is not None
         match event.message:
             case worker_pb2.Reserved() as reserved:
+                self._is_reserved = True
                 self._waterfall.reserve(event.at)
                 decode.session.load.reserved(len(reserved.ticket.pages), decode.tokens)
                 self._prefill.session.send(
@@ -103,7 +116,7 @@ class DisaggAttempt(Attempt):
                 self._writer = self._writer or decode
                 self._take_tokens(decode, tokens, event.at, delta)
             case worker_pb2.Progress() as progress:
-                self._route.tracker.progress(progress.num_computed)
+                self._progress(progress)
             case worker_pb2.HandedOver():
                 self._hand_over(decode)
             case worker_pb2.Failed() as failed:

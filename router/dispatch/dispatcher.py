@@ -7,6 +7,7 @@ import logging
 import math
 import random
 import time
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable
 from collections.abc import Sequence as Tokens
 from contextlib import aclosing
@@ -17,25 +18,25 @@ from router.config.settings import RouterConfig
 from router.dispatch.admission.admission_queue import Admission, AdmissionGrant, AdmissionRequest
 from router.dispatch.admission.poison_requests import PoisonRequests
 from router.dispatch.admission.prefill_queue import Place, PrefillQueue, overloaded
-from router.dispatch.attempt import Attempt
+from router.dispatch.attempt import Attempt, MixedAttempt
 from router.dispatch.disagg_attempt import DisaggAttempt
 from router.dispatch.evacuation import Answers
 from router.dispatch.failures import AttemptFailed, nobody_is_ready, out_of_time
 from router.dispatch.identity import CURRENT_REQUEST, RequestIdentity
 from router.dispatch.interface import Delta
 from router.dispatch.metrics import RouterMetrics
-from router.dispatch.mixed_attempt import MixedAttempt
 from router.dispatch.relieving import relieve
 from router.dispatch.retry_state import RetryState, ended_workers
 from router.dispatch.routing.adaptive import AdaptivePlacing
 from router.dispatch.routing.placing import placing_for
 from router.dispatch.routing.route import Pick, Placing, Route
 from router.dispatch.sequence import Sequence
+from router.dispatch.standing import HELD_BACK, NO_WORKER, PAUSED, Standing
 from router.dispatch.waterfall import Waterfall
 from router.errors import Overloaded, RouterError, Unavailable
 from router.workers.registry import Registry
 from router.workers.session import WorkerSession
-from rpc.baton.v1 import sampling_pb2, worker_pb2
+from rpc.baton.v1 import router_pb2, sampling_pb2, worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE
 
 __all__ = ["ClusterDispatcher", "OnEnd"]
@@ -80,6 +81,8 @@ class ClusterDispatcher:
         metrics.watch_prefill_queue(self.prefill_queue)
         metrics.watch_admission(self._admission)
         self._running = 0
+        self._sequences: defaultdict[RequestIdentity, dict[int, Sequence]] = defaultdict(dict)
+        """Those in work, by request and index."""
         self._idle = asyncio.Event()
         self._idle.set()
         self._draining = False
@@ -88,6 +91,12 @@ class ClusterDispatcher:
     def running(self) -> int:
         """Sequences in work."""
         return self._running
+
+    def standings(self, request: RequestIdentity) -> dict[int, tuple[Standing, router_pb2.Timings]]:
+        """By index, where each running sequence of a request is, and its timings so far."""
+        now = time.monotonic()
+        sequences = self._sequences.get(request, {})
+        return {i: (one.standing(), one.waterfall.timings(now)) for i, one in sequences.items()}
 
     def ready(self) -> bool:
         return not self._draining and self._placing.is_ready()
@@ -120,6 +129,7 @@ class ClusterDispatcher:
         deadline = now + timeout_s if timeout_s > 0 else math.inf
         first_due = now + ttft_deadline_s if ttft_deadline_s > 0 else math.inf
         identity = CURRENT_REQUEST.get() or RequestIdentity()
+        index, sequence_id = identity.next_sequence()
         sequence = Sequence(
             prompt,
             sampling,
@@ -128,13 +138,14 @@ class ClusterDispatcher:
             deadline,
             tenant,
             first_due,
-            id=identity.sequence_id(),
+            id=sequence_id,
             trace=identity.trace,
             operation=identity.operation,
         )
         self._refuse_poison_requests(sequence)
         place = self._admit(sequence)
         self._enter()
+        self._sequences[identity][index] = sequence
         outcome, is_stopped = "abort", False
         try:
             with place:
@@ -158,9 +169,15 @@ class ClusterDispatcher:
             raise
         finally:
             self._leave()
+            self._forget(identity, index)
             ended = time.monotonic()
             self._metrics.finished(sequence, outcome, ended)
             self._on_end(sequence, outcome, ended)
+
+    def _forget(self, identity: RequestIdentity, index: int) -> None:
+        del self._sequences[identity][index]
+        if not self._sequences[identity]:
+            del self._sequences[identity]
 
     def _admit(self, sequence: Sequence) -> Place:
         """Raises Overloaded."""
@@ -223,6 +240,7 @@ class ClusterDispatcher:
             try:
                 with turn:
                     attempt = self._attempt(sequence, self._route(sequence, retries.avoid, turn))
+                    sequence.standing = attempt.standing
                     with self._answers.running(attempt):
                         async with aclosing(attempt.deltas()) as deltas:
                             async for delta in deltas:
@@ -235,6 +253,7 @@ class ClusterDispatcher:
                 self._take_in(failed, retries, sequence)
             else:
                 return
+            sequence.standing = lambda: PAUSED
             await asyncio.sleep(min(pause * random.uniform(0.5, 1.5), sequence.seconds_left()))
             pause, want = (
                 min(pause * 4, _LONGEST_PAUSE_S),
@@ -276,6 +295,7 @@ class ClusterDispatcher:
         """Waits until the sequence may go to the workers. Raises Overloaded, DeadlineExceeded."""
         patience = min(self._config.max_queue_wait, sequence.seconds_left())
         self.prefill_queue.held_back += 1
+        sequence.standing = lambda: HELD_BACK
         try:
             return await self._admission.wait(want, patience)
         except TimeoutError:
@@ -292,6 +312,7 @@ class ClusterDispatcher:
 
     async def _wait_for_workers(self, sequence: Sequence) -> None:
         """Wait for a ready worker, within the sequence's deadline and the failover timeout."""
+        sequence.standing = lambda: NO_WORKER
         patience = min(self._config.failover.failover_timeout, sequence.seconds_left())
         if not await self._registry.wait_until(self._placing.is_ready, patience):
             if not sequence.seconds_left():

@@ -55,12 +55,12 @@ class RequestIdentity:
     """gen_ai.operation.name of the GenAI semantic conventions."""
     _count: count[int] = field(default_factory=count, repr=False)
 
-    def sequence_id(self) -> str:
-        """The request's own for the first sequence, then with -1, -2, … behind it."""
-        if not self.id:
-            return secrets.token_hex(8)
+    def next_sequence(self) -> tuple[int, str]:
+        """Index and id of one more sequence: the request's own id, then with -1, -2, … behind it."""
         index = next(self._count)
-        return f"{self.id}-{index}" if index else self.id
+        if not self.id:
+            return index, secrets.token_hex(8)
+        return index, f"{self.id}-{index}" if index else self.id
 
 
 CURRENT_REQUEST: Final[ContextVar[RequestIdentity | None]] = ContextVar("request", default=None)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import secrets
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 
 from common.block_hash import BlockHash, block_hashes
 from router.dispatch.identity import TraceContext
+from router.dispatch.standing import NO_WORKER, Standing
 from router.dispatch.waterfall import Waterfall
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 
@@ -36,6 +38,8 @@ class Sequence:
     """Of its span in the trace."""
     output: list[int] = field(default_factory=list)
     """Tokens that the client has; a retry continues after them."""
+    standing: Callable[[], Standing] = lambda: NO_WORKER
+    """Where it is now."""
     _blocks: dict[int, list[BlockHash]] = field(default_factory=dict)
     """By page size."""
 

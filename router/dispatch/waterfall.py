@@ -151,8 +151,8 @@ class Waterfall:
 
     def timings(self, at: float) -> router_pb2.Timings:
         """As of now; stages that were not reached are 0."""
-        started = self.started or self.submitted or at
         first = self.first_token or at
+        started = self.started or (first if self.first_token is None else self.submitted or first)
         reserved = max(self.reserved or first, first)
         arrived = max(self.arrived or reserved, reserved)
         return router_pb2.Timings(

@@ -1,9 +1,9 @@
-"""Places each request where most requests, it and those there already, keep their targets.
+"""Places each request so that as many requests as possible, including running ones, meet their targets.
 
-For every pair of a prefill and a decode worker that is worth looking at, TTFT and TPOT are predicted for this
-request and, with it and without it, for the requests that it would delay. Each prediction is turned into a
-probability of missing its target; the pair with the least expected misses wins. No threshold decides what is
-short, cached or busy.
+For every promising pair of a prefill and a decode worker, TTFT and TPOT are predicted for this request, and
+for the requests that it would delay with it and without it. Each prediction gives a probability of missing
+its target; the pair with the fewest expected misses wins. There are no thresholds for short prompts, cached
+prefixes or busy workers.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from router.placement.view import ClusterView, Preference, RequestView, Targets,
 __all__ = ["AdaptivePlacement"]
 
 _INDIFFERENT: Final = 0.002
-"""Choices whose costs differ by less (in misses) are equal; the workers' preferences decide."""
+"""Costs that differ by less (in misses) count as equal; then the workers' preferences decide."""
 _SHORTLIST: Final = 6
-"""Workers of each kind that pairs are made of."""
+"""Workers of each kind that are considered for pairs."""
 
 
 class AdaptivePlacement:
@@ -83,7 +83,7 @@ class AdaptivePlacement:
         workers: Sequence[WorkerView],
         prefill_only: frozenset[WorkerId],
     ) -> tuple[list[WorkerView], list[WorkerView]]:
-        """Those that would compute the prompt soonest, and those that decode fastest."""
+        """The workers that would compute the prompt soonest, and those that decode fastest."""
         estimates, own = self._estimates, request.prompt_tokens
 
         def wait(worker: WorkerView) -> float:
@@ -99,7 +99,7 @@ class AdaptivePlacement:
 def _decode_workers_for(
     prefill_worker: WorkerView, decode_workers: Sequence[WorkerView], prefill_only: frozenset[WorkerId]
 ) -> list[WorkerView]:
-    """Those of the shortlist, and the prefill worker itself."""
+    """The decode workers of the shortlist, and the prefill worker itself."""
     found = {decode_worker.id: decode_worker for decode_worker in decode_workers}
     if prefill_worker.id not in prefill_only:
         found[prefill_worker.id] = prefill_worker
@@ -107,6 +107,6 @@ def _decode_workers_for(
 
 
 def _mismatch(prefill_worker: WorkerView, decode_worker: WorkerView) -> int:
-    """Preferences that a pair goes against; then, whether KV has to move."""
+    """Number of preferences that a pair violates; then, whether KV has to move."""
     against = (prefill_worker.prefers is Preference.DECODE) + (decode_worker.prefers is Preference.PREFILL)
     return 2 * against + (prefill_worker.id != decode_worker.id)

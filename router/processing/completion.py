@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from router.dispatch.interface import Delta
 from router.processing.output.parts import OutputParser, Part
+from router.processing.output.reasoning import ReasoningCounter
 from router.processing.text.detokenizer import Detokenizer
 from router.processing.text.stop_strings import StopFinder
 from rpc.baton.v1 import router_pb2, sampling_pb2
@@ -41,6 +43,7 @@ class Completion:
     """Turns the deltas of one sequence into chunks, each in constant time a token."""
 
     __slots__ = (
+        "_counter",
         "_detokenizer",
         "_finder",
         "_min_tokens",
@@ -59,6 +62,7 @@ class Completion:
         stops: tuple[str, ...] = (),
         min_tokens: int = 0,
         parser: OutputParser | None = None,
+        counter: ReasoningCounter | None = None,
     ) -> None:
         self.index: Final = index
         self.num_tokens = 0
@@ -69,6 +73,12 @@ class Completion:
         self._finder: Final = StopFinder(stops) if stops else None
         self._min_tokens: Final = min_tokens
         self._parser: Final = parser
+        self._counter: Final = counter
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Of `num_tokens`, those of the reasoning, its tags included."""
+        return 0 if self._counter is None else self._counter.tokens
 
     def feed(self, delta: Delta) -> Chunk:
         """The next chunk. Once one has a finish reason, nothing more may be fed."""
@@ -80,7 +90,7 @@ class Completion:
         if self._finder is not None:
             chunk = self._search(self._finder, delta, visible)
         else:
-            text = self._detokenizer.feed(visible)
+            text = self._text(visible)
             if delta.finish:
                 text += self._detokenizer.flush()
             chunk = self._chunk(delta, text)
@@ -101,7 +111,7 @@ class Completion:
         """Token by token, so that the tokens after a stop string can be told from those before it."""
         text = ""
         for count, token_id in enumerate(visible, start=1):
-            piece = self._detokenizer.feed((token_id,))
+            piece = self._text((token_id,))
             if self.num_tokens + count < self._min_tokens:
                 text += piece  # too early to stop
                 continue
@@ -119,6 +129,14 @@ class Completion:
         if delta.finish:
             text += finder.feed(self._detokenizer.flush()) + finder.flush()
         return self._chunk(delta, text)
+
+    def _text(self, token_ids: Sequence[int]) -> str:
+        if self._counter is None or self._counter.is_over:
+            return self._detokenizer.feed(token_ids)
+        pieces = [self._detokenizer.feed((token_id,)) for token_id in token_ids]
+        for piece in pieces:
+            self._counter.feed(piece)
+        return "".join(pieces)
 
     def _chunk(self, delta: Delta, text: str) -> Chunk:
         return Chunk(

@@ -20,6 +20,7 @@ from router.processing.generation_request import Chat, GenerationRequest, Prompt
 from router.processing.history import History
 from router.processing.output.formats import OutputFormats
 from router.processing.output.parts import OutputParser
+from router.processing.output.reasoning import ReasoningCounter
 from router.processing.params.bounds import ServedBounds
 from router.processing.params.constraint import Constraint, ConstraintChecks
 from router.processing.params.sampling_options import SamplingOptions, derive_seed
@@ -32,7 +33,7 @@ from router.request_limits import MAX_PRIORITY, RequestLimits
 __all__ = ["Generation", "PreparedPrompt"]
 
 
-def _no_parser() -> None:
+def _none() -> None:
     return None
 
 
@@ -42,6 +43,8 @@ class PreparedPrompt:
     tool_use: ToolUse
     parser: Callable[[], OutputParser | None]
     """A new parser for each answer; None where the text is the answer."""
+    counter: Callable[[], ReasoningCounter | None] = _none
+    """A new one for each answer."""
     visible: Sequence[str] = ()
     """Special tokens that the parser must see."""
 
@@ -116,6 +119,7 @@ class Generation:
                     stops=options.stop,
                     min_tokens=options.min_tokens,
                     parser=prepared.parser(),
+                    counter=prepared.counter(),
                 )
                 sequences.append(SequencePlan(token_ids, sampling, completion))
         return Run(model.name, request, sequences, self._dispatcher, self._running, self._history)
@@ -137,6 +141,11 @@ class Generation:
         run.abort()
         return True
 
+    def running(self, request_id: str) -> Run | None:
+        """The request of this id that runs; of several clients' the one that began last."""
+        found = [run for (_, name), run in self._running.items() if name == request_id]
+        return found[-1] if found else None
+
     def fail_all(self) -> None:
         """End every running request with Unavailable: the router stops and cannot wait for them."""
         for run in list(self._running.values()):
@@ -145,7 +154,8 @@ class Generation:
     async def prepare(self, prompt: Prompt) -> PreparedPrompt:
         """Tokens of a prompt, and how its answers are parsed. Raises InvalidRequest."""
         tokenizer = self.tokenizer
-        parser: Callable[[], OutputParser | None] = _no_parser
+        parser: Callable[[], OutputParser | None] = _none
+        counter: Callable[[], ReasoningCounter | None] = _none
         use, visible = NO_TOOLS, tuple[str, ...]()
         if isinstance(prompt, Chat):
             if not prompt.messages:
@@ -154,6 +164,7 @@ class Generation:
             messages = self.formats.messages(prompt.messages)
             text = tokenizer.render(messages, prompt.template_options, use.offered)
             parser, visible = partial(self.formats.parser, use, text), self.formats.markers
+            counter = partial(self.formats.counter, use, text)
             parser()  # refuses tools whose calls it cannot parse
             self._check_length(tokenizer.fewest_tokens(text), param, "at least ")
             token_ids: Sequence[int] = await tokenizer.encode_rendered(text)
@@ -165,7 +176,7 @@ class Generation:
             token_ids, param = prompt, "prompt"
         self._check_length(len(token_ids), param)
         self.check_ids(token_ids, param)
-        return PreparedPrompt(token_ids, use, parser, visible if use.offered else ())
+        return PreparedPrompt(token_ids, use, parser, counter, visible if use.offered else ())
 
     def check_ids(self, token_ids: Sequence[int], param: str) -> None:
         """Raise InvalidRequest unless these are token ids, and at least one."""

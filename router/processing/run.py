@@ -8,6 +8,7 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from router.dispatch.identity import CURRENT_REQUEST
 from router.dispatch.interface import Dispatcher
 from router.errors import Internal, InvalidRequest, RouterError
 from router.processing.clients import CURRENT_CLIENT, Client
@@ -26,6 +27,8 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    reasoning_tokens: int
+    """Of `completion_tokens`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,9 @@ class Run:
         self._ended: dict[int, tuple[int, router_pb2.Timings | None]] = {}
         """Finish reason and timings of completions, by index."""
         self._client: Final = CURRENT_CLIENT.get()
+        self.identity: Final = CURRENT_REQUEST.get()
+        """What the dispatcher knows the request by."""
+        self._began = time.monotonic()
         self._interrupt: Final = Interrupt()
 
     @property
@@ -79,13 +85,19 @@ class Run:
             prompt_tokens=sum(len(sequence.prompt) for sequence in firsts),
             completion_tokens=sum(sequence.completion.num_tokens for sequence in self._sequences),
             cached_tokens=sum(sequence.completion.cached_tokens for sequence in firsts),
+            reasoning_tokens=sum(sequence.completion.reasoning_tokens for sequence in self._sequences),
         )
 
     def usage_of(self, index: int) -> Usage:
         """Of one completion, with its prompt."""
         sequence = self._sequences[index]
         completion = sequence.completion
-        return Usage(len(sequence.prompt), completion.num_tokens, completion.cached_tokens)
+        return Usage(
+            len(sequence.prompt),
+            completion.num_tokens,
+            completion.cached_tokens,
+            completion.reasoning_tokens,
+        )
 
     async def chunks(self) -> AsyncGenerator[Chunk, None]:
         """New text until every completion has its finish reason; to be iterated once.
@@ -132,7 +144,7 @@ class Run:
     @contextmanager
     def _remembered(self) -> Iterator[None]:
         """The history hears how the run ended, and after how long."""
-        began = time.monotonic()
+        self._began = time.monotonic()
         outcome, message = "ok", ""
         try:
             yield
@@ -144,16 +156,17 @@ class Run:
             raise
         finally:
             if self._history is not None:
-                self._history.add(self._record(outcome, message, time.monotonic() - began))
+                self._history.add(self.record(outcome, message))
 
-    def _record(self, outcome: str, message: str, seconds: float) -> RequestRecord:
+    def record(self, outcome: str, message: str = "") -> RequestRecord:
+        """What is known of it now."""
         usage = self.usage
         return RequestRecord(
             id=self.request.id,
             client=self._client.name,
             outcome=outcome,
             message=message,
-            seconds=seconds,
+            seconds=time.monotonic() - self._began,
             priority=self.request.priority,
             prompt_tokens=usage.prompt_tokens,
             cached_tokens=usage.cached_tokens,

@@ -58,6 +58,11 @@ class WorkerLoad:
         """Requests queued at the worker, as it last reported."""
         return self._reported.waiting
 
+    @property
+    def waits_for(self) -> str:
+        """Why the head of the worker's queue waits, as it last reported; empty: nothing waits."""
+        return self._reported.waits_for
+
     def promise(self, tokens: int) -> int:
         """Count a request that is about to be sent; returns its pages, for `withdraw`."""
         pages = -(-tokens // self.page_size)

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc
 
@@ -51,6 +52,8 @@ class Behaviour:
     late_first_token: bool = False
     """Prefill: the first token is reported long after the decode worker's."""
     refuse_reservation: bool = False
+    waits_before: set[str] = field(default_factory=set)
+    """Steps that it does not take while they are named here: start, token, reserve, transfer."""
 
     def strikes(self, tokens: int, threshold: int | None) -> bool:
         if threshold is None or tokens < threshold or self.times <= 0:
@@ -123,7 +126,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     def commands(self, kind: str) -> list[worker_pb2.Command]:
         return [command for command in self.received if command.WhichOneof("kind") == kind]
 
-    def report(self, **load: int) -> None:
+    def report(self, **load: Any) -> None:
         """Tells the router of its load, as of all commands so far. One session at a time."""
         batch = worker_pb2.EventBatch(load=worker_pb2.Load(**load), commands=len(self.received))
         for outbox in self._outboxes:
@@ -208,11 +211,15 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     # ------------------------------------------------------------------------------------- roles
 
     async def _mixed(self, work: worker_pb2.Work, outbox: asyncio.Queue) -> None:
+        await self._may("start")
         outbox.put_nowait(started(work))
+        await self._may("token")
         await self._generate(work, outbox, have=len(work.output))
 
     async def _prefill(self, work: worker_pb2.Work, outbox: asyncio.Queue) -> None:
+        await self._may("start")
         outbox.put_nowait(started(work))
+        await self._may("token")
         if self.behaviour.silent:
             await asyncio.Event().wait()
         if self.behaviour.strikes(0, self.behaviour.break_after):
@@ -235,6 +242,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             self._fail(work, outbox)
             return
         await self._attach_of(work.request_id).wait()
+        await self._may("transfer")
         self.fabric.setdefault(work.request_id, asyncio.Event()).set()
         if self.behaviour.late_first_token:
             await asyncio.sleep(0.1)
@@ -249,6 +257,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             self.behaviour.times -= 1
             self._fail(work, outbox)
             return
+        await self._may("reserve")
         ticket = worker_pb2.Ticket(handoff_id=work.request_id, epoch=self.epoch, pages=[1, 2])
         reserved = worker_pb2.Reserved(request_id=work.request_id, ticket=ticket)
         outbox.put_nowait(worker_pb2.EventBatch(reserved=[reserved]))
@@ -276,6 +285,10 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             if last:
                 self.live.pop(work.request_id, None)
                 return
+
+    async def _may(self, step: str) -> None:
+        while step in self.behaviour.waits_before:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
 
     def _fail(self, work: worker_pb2.Work, outbox: asyncio.Queue) -> None:
         failed = worker_pb2.Failed(

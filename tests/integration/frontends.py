@@ -36,6 +36,7 @@ class Call:
     sampling: sampling_pb2.SamplingParams
     priority: int
     timeout_s: float
+    ttft_deadline_s: float = 0.0
     deltas: int = 0
     """Asked for so far."""
     stopped: bool = False
@@ -72,7 +73,7 @@ class ScriptedDispatcher:
         ttft_deadline_s: float = 0.0,
         timeout_s: float = 0.0,
     ) -> AsyncGenerator[Delta, bool | None]:
-        call = Call(list(prompt), sampling, priority, timeout_s)
+        call = Call(list(prompt), sampling, priority, timeout_s, ttft_deadline_s)
         self.calls.append(call)
         ended = False
         try:

@@ -142,6 +142,7 @@ def load_to_proto(stats: EngineStats) -> worker_pb2.Load:
     return worker_pb2.Load(
         waiting=stats.waiting,
         starved=stats.starved,
+        waits_for="" if stats.waits_for is None else stats.waits_for.value,
         running=stats.running,
         waiting_tokens=stats.waiting_tokens,
         free_pages=stats.available_pages,

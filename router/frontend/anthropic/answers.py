@@ -37,12 +37,19 @@ ContentBlock: TypeAlias = TextContent | ToolUseContent | ThinkingContent
 
 
 @_closed
+class OutputTokens(TypedDict):
+    thinking_tokens: int
+    """Tokens up to and including `</think>`."""
+
+
+@_closed
 class MessageUsage(TypedDict):
     input_tokens: int
     """Not found in the prefix cache."""
     cache_read_input_tokens: int
     cache_creation_input_tokens: int
     output_tokens: int
+    output_tokens_details: OutputTokens
 
 
 @_closed

@@ -23,7 +23,16 @@ from router.frontend.openai.messages import (
 from router.frontend.openai.structured_output import SchemaText, json_constraint
 from router.frontend.openai.tools import ToolName, choose
 from router.processing.generation_request import Chat, GenerationRequest
-from router.processing.params.bounds import MaxTokens, ModelName, StopStrings, Temperature, TopK, TopP
+from router.processing.params.bounds import (
+    MaxTokens,
+    ModelName,
+    Priority,
+    StopStrings,
+    Temperature,
+    Timeout,
+    TopK,
+    TopP,
+)
 from router.processing.params.constraint import Constraint
 from router.processing.params.sampling_options import SamplingOptions
 from router.processing.params.validation import STRICT
@@ -215,6 +224,14 @@ class MessagesBody(CountTokensBody):
     stream: bool | None = None
     """Server-sent events."""
 
+    # Not Anthropic's, but as in OpenAI's chat completions.
+    priority: Priority | None = None
+    """With --schedule-policy priority; else only 0."""
+    ttft_deadline: Timeout | None = None
+    """Seconds for the first token; with --schedule-policy deadline."""
+    timeout: Timeout | None = None
+    """Seconds for the whole request."""
+
     metadata: _Bookkeeping = None
     service_tier: _Bookkeeping = None
     inference_geo: _Bookkeeping = None
@@ -240,7 +257,13 @@ class MessagesBody(CountTokensBody):
         }
         options = SamplingOptions(**{name: value for name, value in given.items() if value is not None})
         return GenerationRequest(
-            id=request_id, prompts=[self.to_chat()], options=options, model=self.model or ""
+            id=request_id,
+            prompts=[self.to_chat()],
+            options=options,
+            model=self.model or "",
+            priority=self.priority or 0,
+            ttft_deadline_s=self.ttft_deadline or 0.0,
+            timeout_s=self.timeout or 0.0,
         )
 
 

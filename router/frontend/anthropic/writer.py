@@ -81,6 +81,7 @@ class MessageWriter:
             "cache_read_input_tokens": usage.cached_tokens,
             "cache_creation_input_tokens": 0,
             "output_tokens": usage.completion_tokens,
+            "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
         }
 
     def _part(self, part: Part) -> list[bytes]:

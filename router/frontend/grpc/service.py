@@ -166,6 +166,7 @@ def _response(run: Run, chunk: Chunk) -> router_pb2.GenerateResponse:
         response.usage.prompt_tokens = usage.prompt_tokens
         response.usage.completion_tokens = usage.completion_tokens
         response.usage.cached_tokens = usage.cached_tokens
+        response.usage.reasoning_tokens = usage.reasoning_tokens
         if chunk.timings is not None:
             response.timings.CopyFrom(chunk.timings)
     return response

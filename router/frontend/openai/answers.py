@@ -34,11 +34,18 @@ class CachedTokens(TypedDict):
 
 
 @_closed
+class ReasoningTokens(TypedDict):
+    reasoning_tokens: int
+    """Tokens up to and including `</think>`."""
+
+
+@_closed
 class Usage(TypedDict):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
+    completion_tokens_details: ReasoningTokens
 
 
 @_closed

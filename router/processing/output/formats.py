@@ -14,7 +14,7 @@ from router.processing.output.hermes import HermesParser
 from router.processing.output.llama import LlamaJsonParser
 from router.processing.output.mistral import MARKERS, MistralParser, with_short_ids
 from router.processing.output.parts import OutputParser
-from router.processing.output.reasoning import ReasoningParser, begins_inside
+from router.processing.output.reasoning import ReasoningCounter, ReasoningParser, begins_inside
 from router.processing.tools import ToolChoice, ToolUse
 
 __all__ = ["OutputFormats", "ReasoningFormat", "ToolFormat"]
@@ -69,10 +69,17 @@ class OutputFormats:
     def parser(self, use: ToolUse, prompt: str) -> OutputParser | None:
         """For one answer to `prompt`; None where the text is the answer. Raises InvalidRequest."""
         tools = self._tool_parser(use)
-        if use.forced or self.reasoning is None:
-            return tools
-        inside = self.reasoning is ReasoningFormat.DEEPSEEK_R1 or begins_inside(prompt)
-        return ReasoningParser(tools, inside=inside)
+        return ReasoningParser(tools, inside=self._begins_inside(prompt)) if self._reasons(use) else tools
+
+    def counter(self, use: ToolUse, prompt: str) -> ReasoningCounter | None:
+        """Of the reasoning tokens of one answer to `prompt`; None where there is no reasoning."""
+        return ReasoningCounter(inside=self._begins_inside(prompt)) if self._reasons(use) else None
+
+    def _reasons(self, use: ToolUse) -> bool:
+        return self.reasoning is not None and not use.forced
+
+    def _begins_inside(self, prompt: str) -> bool:
+        return self.reasoning is ReasoningFormat.DEEPSEEK_R1 or begins_inside(prompt)
 
     def _tool_parser(self, use: ToolUse) -> OutputParser | None:
         if not use.offered:

@@ -8,7 +8,7 @@ from typing import Final
 from router.processing.output.parts import Content, OutputParser, Part, Reasoning
 from router.processing.output.scan import MarkerFinder, Prose
 
-__all__ = ["ReasoningParser", "begins_inside"]
+__all__ = ["ReasoningCounter", "ReasoningParser", "begins_inside"]
 
 _OPEN: Final = "<think>"
 _CLOSE: Final = "</think>"
@@ -30,11 +30,18 @@ class ReasoningParser:
 
     def __init__(self, rest: OutputParser | None = None, *, inside: bool = False) -> None:
         self._rest: Final = rest
+        self.has_reasoning = inside
+        """Whether the answer begins with reasoning, as far as is known."""
         self._state = _State.REASONING if inside else _State.BEGIN
         self._held = ""
         self._finder: Final = MarkerFinder(_CLOSE)
         self._reasoning: Final = Prose(strip_start=True)
         self._strip = False
+
+    @property
+    def has_answer(self) -> bool:
+        """Whether all text to come belongs to the answer."""
+        return self._state is _State.ANSWER
 
     def feed(self, text: str) -> list[Part]:
         parts: list[Part] = []
@@ -66,7 +73,7 @@ class ReasoningParser:
     def _begin(self, text: str) -> str:
         start = text.lstrip()
         if start.startswith(_OPEN):
-            self._held, self._state = "", _State.REASONING
+            self._held, self._state, self.has_reasoning = "", _State.REASONING, True
             return start[len(_OPEN) :]
         if _OPEN.startswith(start):
             self._held = text
@@ -78,3 +85,30 @@ class ReasoningParser:
         if not text:
             return []
         return [Content(text)] if self._rest is None else self._rest.feed(text)
+
+
+class ReasoningCounter:
+    """Counts the tokens up to and including `</think>`, whose text is fed token by token.
+
+    Independent of how tokens come in messages, and of text that is held back for stop strings.
+    """
+
+    def __init__(self, *, inside: bool = False) -> None:
+        """`inside`: the prompt has opened the reasoning."""
+        self._parser: Final = ReasoningParser(inside=inside)
+        self._seen = 0
+
+    @property
+    def is_over(self) -> bool:
+        return self._parser.has_answer
+
+    @property
+    def tokens(self) -> int:
+        """So far; 0 while it is not certain that the answer begins with reasoning."""
+        return self._seen if self._parser.has_reasoning else 0
+
+    def feed(self, text: str) -> None:
+        """The text of one more token; empty where it ends within a character."""
+        if not self.is_over:
+            self._parser.feed(text)
+            self._seen += 1

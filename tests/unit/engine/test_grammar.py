@@ -10,6 +10,7 @@ import pytest
 import tokenizers
 from llguidance import LLParserLimits
 
+from benchmarks.lib.allocated import CAN_COUNT, allocated_bytes
 from engine.errors import GrammarError
 from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
@@ -125,14 +126,49 @@ def test_a_token_that_the_grammar_does_not_allow_is_an_error_of_that_matcher_alo
     assert [type(error) for error in fill_masks([good, bad], words)] == [type(None), GrammarError]
 
 
-def test_a_compiled_grammar_is_kept_and_the_one_unused_for_longest_dropped(
-    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+def test_compiled_grammars_are_kept_within_a_number_of_bytes_and_the_one_unused_for_longest_dropped(
+    folder: Path,
 ) -> None:
-    monkeypatch.setattr("engine.grammar.compiler._KEPT", 2)
+    compiler = GrammarCompiler(folder, ModelSpec.from_folder(folder), capacity=500_000)
     first, second, third = (Grammar(GrammarKind.REGEX, text) for text in "abc")
     for grammar in (first, second, first, third):
         compiler.matcher(grammar)
     assert [compiler.has(grammar) for grammar in (first, second, third)] == [True, False, True]
+    assert compiler.num_kept == 2
+    small = compiler.kept_bytes
+    assert 0 < small <= 500_000
+    large = Grammar(GrammarKind.CHOICE, json.dumps([f"choice number {i}" for i in range(1000)]))
+    compiler.matcher(large)
+    assert [compiler.has(grammar) for grammar in (first, third, large)] == [False, False, True]
+    assert compiler.kept_bytes > 500_000  # alone, it is kept
+    compiler.matcher(first)
+    assert not compiler.has(large)
+    compiler.forget(first)
+    assert (compiler.num_kept, compiler.kept_bytes) == (0, 0)
+
+
+@pytest.mark.skipif(not CAN_COUNT, reason="needs glibc 2.33")
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (
+            GrammarKind.JSON_SCHEMA,
+            json.dumps({"properties": {f"name {i}": {"type": "string"} for i in range(200)}}),
+        ),
+        (GrammarKind.JSON_SCHEMA, '{"type": "number", "multipleOf": 9973}'),
+        (GrammarKind.CHOICE, json.dumps([f"choice number {i}" for i in range(2000)])),
+        (GrammarKind.REGEX, "[0-9]{4}-[0-9]{2}"),
+    ],
+)
+def test_the_estimate_of_a_grammars_memory_is_what_it_takes_or_a_little_more(
+    compiler: GrammarCompiler, kind: GrammarKind, text: str
+) -> None:
+    compiler.load()
+    before, kept = allocated_bytes(), compiler.kept_bytes
+    compiler.matcher(Grammar(kind, text))
+    taken, estimated = allocated_bytes() - before, compiler.kept_bytes - kept
+    assert taken <= 1.1 * estimated
+    assert estimated <= max(250_000, 6 * taken)
 
 
 def test_a_forgotten_grammar_starts_with_a_new_lexer(

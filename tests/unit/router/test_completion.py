@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from router.dispatch.interface import Delta
 from router.processing.completion import Chunk, Completion
+from router.processing.output.reasoning import ReasoningCounter, ReasoningParser
 from router.processing.text.detokenizer import ByteDetokenizer
 from rpc.baton.v1.sampling_pb2 import (
     FINISH_REASON_ABORT,
@@ -86,3 +91,52 @@ def test_an_aborted_completion_says_so() -> None:
     made.feed(Delta(ids("xEN")))
     assert made.abort().finish == FINISH_REASON_ABORT
     assert made.finished
+
+
+def reasoning(text: str, cuts: list[int], *stops: str, inside: bool = False) -> Completion:
+    """A completion that was fed `text`, a byte a token, in deltas that end at `cuts`, and then EOS."""
+    counter = ReasoningCounter(inside=inside)
+    made = Completion(0, ByteDetokenizer(TABLE), stops=stops, parser=ReasoningParser(), counter=counter)
+    tokens = [*ids(text), EOS]
+    ends = [*sorted({cut for cut in cuts if cut < len(tokens)}), len(tokens)]
+    for begin, end in pairwise([0, *ends]):
+        finish = FINISH_REASON_STOP if end == len(tokens) else 0
+        made.feed(Delta(tokens[begin:end], finish=finish, stop_token=EOS if finish else None))
+        if made.finished:
+            break
+    return made
+
+
+@pytest.mark.parametrize("stops", [(), ("zzz",), ("</b>",)])
+@pytest.mark.parametrize(
+    ("text", "inside", "counted"),
+    [
+        ("<think>hmm é</think>\n\nYes.", False, "<think>hmm é</think>"),
+        (" \n<think>a</think>b</think>", False, " \n<think>a</think>"),
+        ("hm</think>Yes", True, "hm</think>"),
+        ("hm</think>Yes", False, ""),
+        ("<think>cut off", False, "<think>cut off"),
+        ("<thin", False, ""),
+        ("No.", False, ""),
+        ("", True, ""),
+    ],
+)
+@given(cuts=st.lists(st.integers(1, 40)))
+def test_reasoning_tokens_are_those_up_to_the_closing_tag_however_tokens_come(
+    text: str, inside: bool, counted: str, stops: tuple[str, ...], cuts: list[int]
+) -> None:
+    made = reasoning(text, cuts, *stops, inside=inside)
+    assert made.reasoning_tokens == len(ids(counted))
+    assert made.num_tokens == len(ids(text)) + 1
+
+
+@given(cuts=st.lists(st.integers(1, 40)))
+def test_reasoning_tokens_after_a_stop_string_do_not_count(cuts: list[int]) -> None:
+    made = reasoning("<think>one END two</think>three", cuts, "END")
+    assert made.reasoning_tokens == made.num_tokens == len("<think>one END")
+
+
+def test_a_token_with_the_end_of_the_tag_and_the_beginning_of_the_answer_is_reasoning() -> None:
+    made = Completion(0, ByteDetokenizer([b"<think>a</th", b"ink>\n\nY", b"es"]), counter=ReasoningCounter())
+    made.feed(Delta([0, 1, 2, 2]))
+    assert (made.reasoning_tokens, made.num_tokens) == (2, 4)

@@ -95,8 +95,8 @@ def test_without_a_valid_caller_a_trace_begins(header: str | None) -> None:
 
 def test_sequences_of_one_request_are_told_apart() -> None:
     identity = RequestIdentity("cmpl-7")
-    assert [identity.sequence_id() for _ in range(3)] == ["cmpl-7", "cmpl-7-1", "cmpl-7-2"]
-    assert RequestIdentity().sequence_id() != RequestIdentity().sequence_id()
+    assert [identity.next_sequence() for _ in range(3)] == [(0, "cmpl-7"), (1, "cmpl-7-1"), (2, "cmpl-7-2")]
+    assert RequestIdentity().next_sequence() != RequestIdentity().next_sequence()
 
 
 def test_workers_are_told_the_requests_name_and_trace() -> None:

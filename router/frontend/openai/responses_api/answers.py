@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NotRequired, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict
@@ -72,6 +72,7 @@ class InputTokensDetails(TypedDict):
 @_closed
 class OutputTokensDetails(TypedDict):
     reasoning_tokens: int
+    """Tokens up to and including `</think>`."""
 
 
 @_closed
@@ -79,7 +80,7 @@ class ResponseUsage(TypedDict):
     input_tokens: int
     input_tokens_details: InputTokensDetails
     output_tokens: int
-    output_tokens_details: NotRequired[OutputTokensDetails]
+    output_tokens_details: OutputTokensDetails
     total_tokens: int
 
 

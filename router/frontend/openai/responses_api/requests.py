@@ -13,7 +13,15 @@ from router.frontend.openai.responses_api.items import InputItems, as_messages
 from router.frontend.openai.structured_output import ANY_JSON_OBJECT, NamedSchema, json_constraint
 from router.frontend.openai.tools import ToolName, choose
 from router.processing.generation_request import Chat, GenerationRequest
-from router.processing.params.bounds import Logprobs, MaxTokens, ModelName, Temperature, TopP
+from router.processing.params.bounds import (
+    Logprobs,
+    MaxTokens,
+    ModelName,
+    Priority,
+    Temperature,
+    Timeout,
+    TopP,
+)
 from router.processing.params.constraint import Constraint
 from router.processing.params.sampling_options import SamplingOptions
 from router.processing.params.validation import STRICT
@@ -116,6 +124,14 @@ class ResponsesBody(BaseModel):
     metadata: dict[str, str] | None = None
     """Repeated in the response."""
 
+    # Not OpenAI's, but as in chat completions.
+    priority: Priority | None = None
+    """With --schedule-policy priority; else only 0."""
+    ttft_deadline: Timeout | None = None
+    """Seconds for the first token; with --schedule-policy deadline."""
+    timeout: Timeout | None = None
+    """Seconds for the whole request."""
+
     store: Annotated[Any, Refused("nothing is kept between requests; send store: false", (False,))] = None
     previous_response_id: _Stateful = None
     conversation: _Stateful = None
@@ -151,7 +167,15 @@ class ResponsesBody(BaseModel):
         }
         options = SamplingOptions(**{name: value for name, value in given.items() if value is not None})
         chat = Chat(as_messages(self.input, self.instructions), {}, self._tool_use())
-        return GenerationRequest(id=request_id, prompts=[chat], options=options, model=self.model or "")
+        return GenerationRequest(
+            id=request_id,
+            prompts=[chat],
+            options=options,
+            model=self.model or "",
+            priority=self.priority or 0,
+            ttft_deadline_s=self.ttft_deadline or 0.0,
+            timeout_s=self.timeout or 0.0,
+        )
 
     def _constraint(self) -> Constraint | None:
         match self.text and self.text.format:

@@ -1,0 +1,42 @@
+"""Where a sequence is now and what it waits for: for `router explain` of requests that run."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from enum import Enum
+from typing import Any, Final
+
+__all__ = ["HELD_BACK", "NO_WORKER", "PAUSED", "Stage", "Standing"]
+
+
+class Stage(Enum):
+    ROUTER = "router"
+    """Not sent to a worker."""
+    QUEUE = "queue"
+    """In a worker's queue."""
+    PREFILL = "prefill"
+    RESERVE = "reserve"
+    """The first token is there; the decode worker has not set pages aside."""
+    TRANSFER = "transfer"
+    """The first token is there; KV is on its way to the decode worker."""
+    DECODE = "decode"
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    stage: Stage
+    worker: str = ""
+    """The worker that must act next; empty: none."""
+    waits_for: str = ""
+    """budget, pages, slots, policy, transfer, workers, or retry; empty: it is being computed."""
+    computed_tokens: int = 0
+    """Of the prompt, as far as the worker has reported."""
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self) | {"stage": self.stage.value}
+
+
+HELD_BACK: Final = Standing(Stage.ROUTER, waits_for="pages")
+"""No decode worker has room for the prompt."""
+NO_WORKER: Final = Standing(Stage.ROUTER, waits_for="workers")
+PAUSED: Final = Standing(Stage.ROUTER, waits_for="retry")

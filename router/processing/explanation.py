@@ -1,0 +1,44 @@
+"""What `router explain` asks for: a request that runs, or one that has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from router.dispatch.identity import RequestIdentity
+from router.dispatch.standing import Standing
+from router.processing.generation import Generation
+from router.processing.history import History
+from rpc.baton.v1 import router_pb2
+
+__all__ = ["RUNNING", "Explanation", "Standings"]
+
+RUNNING = "running"
+"""Outcome of a request that has none yet."""
+
+Standings: TypeAlias = Callable[[RequestIdentity], Mapping[int, tuple[Standing, router_pb2.Timings]]]
+"""See `ClusterDispatcher.standings`."""
+
+
+class Explanation:
+    def __init__(self, generation: Generation, history: History, standings: Standings) -> None:
+        self._generation = generation
+        self._history = history
+        self._standings = standings
+
+    def find(self, request_id: str) -> dict[str, Any] | None:
+        """None for a request that was not there, or was forgotten. O(running requests).
+
+        `now` of a completion says where it is, while it is not finished.
+        """
+        run = self._generation.running(request_id)
+        if run is None:
+            return self._history.find(request_id)
+        record = run.record(RUNNING)
+        standings = {} if run.identity is None else self._standings(run.identity)
+        for index, (_, timings) in standings.items():
+            record.completions[index].timings = timings
+        found = record.as_json()
+        for index, (standing, _) in standings.items():
+            found["completions"][index]["now"] = standing.as_json()
+        return found
