@@ -16,7 +16,7 @@ from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics import RouterMetrics
 from router.dispatch.routing.adaptive import AdaptivePlacing
 from router.dispatch.routing.worker_choice import WorkerChoice
-from router.placement import ClusterView, Placement, RequestView, Why
+from router.placement import PRIOR, ClusterView, Placement, RequestView, Why
 from router.workers.registry import Registry
 from rpc.baton.v1 import router_pb2, sampling_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
@@ -190,8 +190,8 @@ async def test_the_serving_policy_learns_from_steps_and_says_why(folder: Path, o
         placing = served.dispatcher._placing
         assert isinstance(placing, AdaptivePlacing)
         assert placing._ledger is not None
-        assert any(w.fit._observed for w in placing._ledger._workers.values())
         view = placing._ledger.view(time.monotonic())
+        assert all(w.step_time != PRIOR for w in view.workers)
         assert all(
             (w.decodes, w.incoming, w.prompts, w.context_tokens) == (0, 0, (), 0) for w in view.workers
         )
