@@ -98,7 +98,4 @@ async def test_a_worker_that_is_killed_in_the_middle_of_its_part_costs_time_and_
         (first if victim == "prefill" else second).kill()
         answer, timings = await asked
         assert small.says(question, answer)
-        survives = (victim, part) == ("prefill", 1)
-        assert (timings.split == SPLIT) is survives, (
-            "where all KV has arrived, the sender's end costs nothing"
-        )
+        assert timings.split == 0, "the next attempt computes all of it on the worker that is left"
