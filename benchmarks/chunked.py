@@ -1,13 +1,13 @@
-"""What chunk sizes and mixing make of TTFT, TPOT, ITL and E2E, over the load.
+"""TTFT, TPOT, ITL and E2E over the load, by chunk size and batching.
 
     python -m benchmarks.chunked --on simulator --chunks 64,256,1024,2048,4096,8192,16384,-1
     python -m benchmarks.chunked --on cpu --chunks 64,256,-1 --rate 1 --scales 0.5,1 --requests 12
     python -m benchmarks.chunked --on cpu --model gpt2 --context 1024 --scales 0 --requests 128 \\
            --input-length 256 --output-length 64 --long 0 --batching mixed,alternating
 
-The real engine on this machine's CPU, or on a simulated H200 (`benchmarks.simulate`). Settings are measured
-in random order, each `--repeats` times, and repetitions are put together. A scale of 0 sends all requests at
-once.
+Runs the real engine on this machine's CPU, or on a simulated H200 (`benchmarks.simulate`). Settings are
+measured in random order, each `--repeats` times, and repetitions are pooled. A scale of 0 sends all requests
+at once.
 """
 
 from __future__ import annotations
