@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from kv_transfer import KVEndpoint, KVLayout, KVPort
+from kv_transfer import Final, KVEndpoint, KVLayout, KVPort
 from tests.kv_network import Network, NetworkTransport
 from tests.kv_support import Pool
 
@@ -42,6 +42,8 @@ class Job:
     source: Worker
     """The incarnation that does."""
     local: list[int]
+    split: int = 0
+    """The source computes the prompt up to here, the target the rest; 0: all of it, and the first token."""
     target: Worker | None = None
     remote: list[int] = field(default_factory=list)
     computed: int = 0
@@ -63,6 +65,16 @@ class Job:
     def answer(self) -> int:
         """The only right first token."""
         return self.token(self.num_tokens)
+
+    @property
+    def part(self) -> int:
+        """Tokens of the prompt that the source computes."""
+        return self.split or self.num_tokens
+
+    def final(self, wrong: int = 0) -> Final:
+        """Of a prompt; `wrong`: added to what the receiver can check."""
+        tokens = () if self.split else (self.answer + wrong,)
+        return Final(tokens, self.part, 0, self.id + wrong)
 
     def token(self, index: int) -> int:
         """The only right token at this position, of those that are sampled."""

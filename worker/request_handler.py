@@ -111,7 +111,7 @@ class RequestHandler:
         match command.WhichOneof("kind"):
             case "submit":
                 submit = command.submit
-                begin = self._hand_over if submit.hand_over else self._submit
+                begin = partial(self._hand_over, submit.prefill_until) if submit.hand_over else self._submit
                 self._begin(session, submit.work, arrived, begin)
             case "reserve":
                 reserve = command.reserve
@@ -246,7 +246,8 @@ class RequestHandler:
 
     def _add_chunk(self, job: Job, upto: int) -> None:
         last = job.chunks[-1] if job.chunks else None
-        first = last.first_token + last.num_tokens if last else job.request.num_cached or 0
+        known = max(job.received, job.request.num_cached or 0)
+        first = last.first_token + last.num_tokens if last else known
         job.chunks.append(
             worker_pb2.Span(
                 begin_s=self._step_began - job.arrival,
@@ -260,9 +261,9 @@ class RequestHandler:
         """Raises QueueFull or InvalidRequest."""
         self._engine.submit(job.request)
 
-    def _hand_over(self, job: Job) -> None:
+    def _hand_over(self, prefill_until: int, job: Job) -> None:
         """Raises QueueFull, InvalidRequest or CommandRefused."""
-        self._with_transport().outgoing.submit(job)
+        self._with_transport().outgoing.submit(job, prefill_until or None)
 
     def _reserve(self, job: Job, message: worker_pb2.Reserve) -> None:
         """Raises CommandRefused."""

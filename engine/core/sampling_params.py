@@ -30,6 +30,7 @@ class SamplingParams:
     """
 
     max_tokens: int
+    """0: none is sampled, and the request ends when the KV of its prompt is computed."""
     min_tokens: int = 0
     temperature: float = 0.0
     top_p: float = 1.0

@@ -134,8 +134,12 @@ class Scheduler:
     def adopt(self, request: Request, now: float = 0.0) -> None:
         """Add a request that arrived with its KV.
 
-        It decodes in the next step, or as soon as a slot is free.
+        It decodes in the next step, or as soon as a slot is free. If only a part of its prompt is here, the
+        rest takes its turn among the other prompts.
         """
+        if request.num_pending > 1:
+            request.handicap = self._submitted / self.config.prompt_patience
+            self._submitted += request.num_pending
         self._queues.register(request, now)
         self.adopted.append(request)
 
@@ -276,7 +280,7 @@ class Scheduler:
             self._in_flight.add(request, start)
         request.num_computed += length
         output_index = None
-        if request.num_pending == 0:
+        if request.num_pending == 0 and not request.prefill_only:
             output_index = len(request.output)
             request.output.append(PENDING)
         return Chunk(request, request.slot, start, length, output_index)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 __all__ = ["explained"]
@@ -32,6 +32,13 @@ _NOW = {
     ("queue", "policy"): "the policy admits others first",
     ("reserve", "pages"): "it has no free KV pages",
     ("transfer", "transfer"): "pages have to arrive and be verified",
+}
+
+
+_MOVES = {
+    "drain": "the worker before was to leave",
+    "itl": "the worker before exceeded --itl-target-ms",
+    "pages": "the worker before ran out of KV pages",
 }
 
 
@@ -80,12 +87,30 @@ def _of_completion(completion: Mapping[str, Any]) -> Iterator[str]:
     yield f"queue {_s(completion['queue_s'])}"
     for reason, seconds in sorted(completion["waited"].items(), key=lambda item: -item[1]):
         yield f"  {reason} {_s(seconds)}: {_REASONS.get(reason, reason)}"
-    chunks = ", ".join(f"{chunk['tokens']:g}" for chunk in completion["chunks"])
-    yield f"prefill {_s(completion['prefill_s'])}" + (f", chunks of {chunks} tokens" if chunks else "")
+    split = completion.get("split", 0)
+    yield f"prefill {_s(completion['prefill_s'])}" + ("" if split else _chunks(completion["chunks"]))
+    if split:
+        here = [chunk for chunk in completion["chunks"] if chunk["first_token"] < split]
+        there = [chunk for chunk in completion["chunks"] if chunk["first_token"] >= split]
+        yield f"  tokens before {split} by {prefill}{_took(here)}{_chunks(here)}"
+        yield f"  tokens from {split} by {decode}{_took(there)}{_chunks(there)}"
     if prefill != decode:
         yield f"reserve {_s(completion['reserve_s'])} more for pages of {decode}"
         yield f"transfer {_s(completion['transfer_s'])} more, in {len(completion['pushes'])} pushes"
         yield f"first decode {_s(completion['first_decode_s'])}"
+    for move in completion.get("moves", ()):
+        why = _MOVES.get(move["reason"], move["reason"])
+        yield f"moved to {move['worker']} after {_s(move['at_s'])}: {why}"
+
+
+def _chunks(chunks: Sequence[Mapping[str, Any]]) -> str:
+    lengths = ", ".join(f"{chunk['tokens']:g}" for chunk in chunks)
+    return f", chunks of {lengths} tokens" if chunks else ""
+
+
+def _took(chunks: Sequence[Mapping[str, Any]]) -> str:
+    """From arrival."""
+    return f", {_s(chunks[0]['begin_s'])} to {_s(chunks[-1]['end_s'])}" if chunks else ""
 
 
 def _s(seconds: float) -> str:

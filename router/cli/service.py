@@ -280,6 +280,9 @@ class _Start:
         config = self.config
         lag = asyncio.create_task(watch_loop(metrics.loop_lag.observe), name="loop lag")
         self.stack.callback(lag.cancel)
+        if config.move_answers:
+            relieving = asyncio.create_task(dispatcher.relieve(), name="relieving workers")
+            self.stack.callback(relieving.cancel)
         status = StatusReader(
             generation.model, registry, metrics.recent, dispatcher.prefill_queue, lambda: dispatcher.running
         )

@@ -18,6 +18,7 @@ from collections.abc import AsyncGenerator, Callable
 from functools import partial
 from typing import TypeAlias
 
+from router.dispatch.evacuation import DRAIN, AnswerProgress
 from router.dispatch.failures import AttemptFailed, moved_to_nobody, out_of_time
 from router.dispatch.interface import Delta
 from router.dispatch.move import Move
@@ -117,7 +118,16 @@ class Attempt(ABC):
     def _growth(self) -> int:
         return min(GROWTH_TOKENS, self._sequence.sampling.max_tokens - self._order.position)
 
-    async def move(self, session: WorkerSession, timeout_s: float) -> bool:
+    @property
+    def progress(self) -> AnswerProgress:
+        position = self._order.position
+        return AnswerProgress(
+            context_tokens=len(self._sequence.prompt) + position,
+            output_tokens=position,
+            max_tokens=self._sequence.sampling.max_tokens,
+        )
+
+    async def move(self, session: WorkerSession, timeout_s: float, reason: str = DRAIN) -> bool:
         """Has another worker go on with the answer, from its KV; whether that one has it now.
 
         The answer goes on meanwhile. It stays where it is if that fails or takes longer than `timeout_s`.
@@ -128,7 +138,7 @@ class Attempt(ABC):
         if self._move is not None:
             self._move.source.leave()
         target = self._part(session, secrets.randbits(64), self.tokens_to_reserve)
-        move = self._move = Move(source, target)
+        move = self._move = Move(source, target, reason)
         session.listen(target.request_id, partial(self._on_event, partial(self._from_target, move)))
         reserve = worker_pb2.Reserve(
             work=self._work_so_far(target.request_id),
@@ -157,7 +167,7 @@ class Attempt(ABC):
                 target.begun = True
                 self._writer = target
                 self._route.tracker.moved(target.session)
-                self._waterfall.moved(target.session.worker_id)
+                self._waterfall.moved(target.session.worker_id, move.reason, event.at)
                 move.arrived(arrived.position)
             case worker_pb2.Tokens() as tokens:
                 self._take_tokens(target, tokens, event.at, delta)
@@ -205,14 +215,15 @@ class Attempt(ABC):
             self._trouble = out_of_time()
         self._news.set()
 
-    def _enlist(self, role: worker_pb2.Role, take: Take) -> Part:
-        """A worker for this role, whose events go to `take`."""
-        part = self._part(self._route.pick(role), self._id, self._sequence.num_tokens)
+    def _enlist(self, role: worker_pb2.Role, take: Take, tokens: int | None = None) -> Part:
+        """A worker for this role, whose events go to `take`. `tokens`: None: of the whole sequence."""
+        part = self._part(self._route.pick(role), self._id, tokens or self._sequence.num_tokens)
         part.session.listen(self._id, partial(self._on_event, take))
         return part
 
     def _part(self, session: WorkerSession, request_id: int, tokens: int) -> Part:
-        blocks = self._sequence.blocks(session.cached.page_size)
+        page_size = session.cached.page_size
+        blocks = self._sequence.blocks(page_size)[: tokens // page_size]
         part = Part(session, request_id, tokens, tokens - session.cached.matching_tokens(blocks), blocks)
         session.load.add(part.fresh)
         session.cached.expect(blocks)
@@ -254,6 +265,8 @@ class Attempt(ABC):
             return
         if tokens.finish:
             part.done()
+        if tokens.chunks:
+            self._waterfall.computed(tokens.chunks, part.asked)
         try:
             ready = self._order.take(tokens, at)
         except Diverged as error:
@@ -262,16 +275,18 @@ class Attempt(ABC):
         for event, came in ready:
             self._give(event, came, delta)
 
+    def _cached_tokens(self, first: worker_pb2.Tokens) -> int:
+        """Prompt tokens that did not have to be computed; `first`: the event of the first new token."""
+        return first.cached_tokens
+
     def _give(self, tokens: worker_pb2.Tokens, at: float, delta: Delta) -> None:
         delta.token_ids.extend(tokens.ids)
         delta.logprobs.extend(tokens.logprobs)
-        if tokens.chunks:
-            self._waterfall.computed(tokens.chunks)
         if tokens.ids:
             self._waterfall.tokens(len(tokens.ids), at)
             self._route.tracker.tokens(len(tokens.ids))
         if delta.cached_tokens is None:
-            delta.cached_tokens = tokens.cached_tokens
+            delta.cached_tokens = self._cached_tokens(tokens)
         if tokens.finish:
             delta.finish = tokens.finish
             delta.stop_token = tokens.stop_token if tokens.HasField("stop_token") else None

@@ -1,4 +1,4 @@
-"""One attempt at a sequence on two workers; see router/dispatch/attempt.py."""
+"""One attempt at a sequence on two workers: KV moves at the end of the prompt, or within it."""
 
 from __future__ import annotations
 
@@ -20,6 +20,9 @@ __all__ = ["DisaggAttempt"]
 class DisaggAttempt(Attempt):
     """A prefill worker computes the prompt and the first token, a decode worker the others.
 
+    With `Route.split`, the prefill worker computes the prompt up to that token only, and the decode worker
+    all that follows, the first token included.
+
     The decode worker is chosen, and its pages reserved, when the first chunk is being computed: a request
     that queues holds no memory there, and the choice is made on the freshest view of the load. From then
     on finished chunks travel beside the computation of the next ones. The first token goes to the client
@@ -30,14 +33,17 @@ class DisaggAttempt(Attempt):
         super().__init__(sequence, route)
         self._handoff_timeout_s = handoff_timeout_s
         self._decode: Part | None = None
+        self._cached_at_start = 0
+        """On the prefill worker."""
         self._has_first_token = False
         self._has_arrived = False
         self._is_reserved = False
 
     def _begin(self) -> None:
-        self._prefill = self._enlist(ROLE_PREFILL, self._from_prefill)
-        self._waterfall.placed(self._prefill.session.worker_id, None, self._route.why)
-        submit = worker_pb2.Submit(work=self._work(), hand_over=True)
+        split = self._route.split
+        self._prefill = self._enlist(ROLE_PREFILL, self._from_prefill, split)
+        self._waterfall.placed(self._prefill.session.worker_id, None, self._route.why, split)
+        submit = worker_pb2.Submit(work=self._work(), hand_over=True, prefill_until=split or 0)
         self._prefill.ask(worker_pb2.Command(submit=submit))
 
     @property
@@ -45,7 +51,7 @@ class DisaggAttempt(Attempt):
         if self._writer is not None:
             return self._writer.session
         reserved = self._waterfall.reserved is not None
-        if self._decode is None or (reserved and not self._has_first_token):
+        if self._decode is None or (reserved and not (self._has_first_token or self._is_independent)):
             return self._prefill.session
         return self._decode.session
 
@@ -53,6 +59,8 @@ class DisaggAttempt(Attempt):
         prefill, decode = self._prefill, self._decode
         if self._writer is not None:
             return self._written_at(self._writer.session)
+        if decode is not None and self._is_independent:
+            return self._read_at(decode)
         if not self._has_first_token or decode is None:
             return self._read_at(prefill) if prefill.begun else self._queued_at(prefill)
         stage, waits_for = (Stage.TRANSFER, "transfer") if self._is_reserved else (Stage.RESERVE, "pages")
@@ -62,6 +70,7 @@ class DisaggAttempt(Attempt):
         match event.message:
             case worker_pb2.Started() as started:
                 self._start(self._prefill, started, event.at)
+                self._cached_at_start = started.cached_tokens
                 self._reserve()
             case worker_pb2.Tokens() as tokens:
                 self._has_first_token = True
@@ -104,7 +113,10 @@ class DisaggAttempt(Attempt):
                 self._prefill.done()
                 self._go_on()
             case worker_pb2.Tokens() as tokens:
+                self._writer = self._writer or decode
                 self._take_tokens(decode, tokens, event.at, delta)
+            case worker_pb2.Progress() as progress:
+                self._progress(progress)
             case worker_pb2.HandedOver():
                 self._hand_over(decode)
             case worker_pb2.Failed() as failed:
@@ -117,17 +129,26 @@ class DisaggAttempt(Attempt):
     @property
     def _is_independent(self) -> bool:
         """Whether the decode worker has all KV, so that a loss of the prefill worker does not matter."""
-        return self._has_arrived and self._has_first_token
+        return self._has_arrived and (self._has_first_token or self._route.split is not None)
 
     def _go_on(self) -> None:
         """From here on, the decode worker needs nobody."""
-        if self._is_independent:
+        if self._has_arrived and self._has_first_token:
             self._writer = self._writer or self._decode
+
+    def _cached_tokens(self, first: worker_pb2.Tokens) -> int:
+        split = self._route.split
+        if split is None or first.cached_tokens > split:
+            return first.cached_tokens
+        return self._cached_at_start
 
     def _reserve(self) -> None:
         self._decode = self._enlist(ROLE_DECODE, self._from_decode)
         self._waterfall.placed(
-            self._prefill.session.worker_id, self._decode.session.worker_id, self._route.why
+            self._prefill.session.worker_id,
+            self._decode.session.worker_id,
+            self._route.why,
+            self._route.split,
         )
         self._decode.ask(
             worker_pb2.Command(

@@ -25,7 +25,9 @@ from router.dispatch.failures import AttemptFailed, nobody_is_ready, out_of_time
 from router.dispatch.identity import CURRENT_REQUEST, RequestIdentity
 from router.dispatch.interface import Delta
 from router.dispatch.metrics import RouterMetrics
+from router.dispatch.relieving import relieve
 from router.dispatch.retry_state import RetryState, ended_workers
+from router.dispatch.routing.adaptive import AdaptivePlacing
 from router.dispatch.routing.placing import placing_for
 from router.dispatch.routing.route import Pick, Placing, Route
 from router.dispatch.sequence import Sequence
@@ -199,9 +201,16 @@ class ClusterDispatcher:
         """See `Answers.evacuate`."""
         return await self._answers.evacuate(worker_id, timeout_s)
 
+    async def relieve(self) -> None:
+        """See `relieve`; returns at once unless placement is adaptive."""
+        if isinstance(self._placing, AdaptivePlacing):
+            await relieve(self._placing, self._answers)
+
     def _attempt(self, sequence: Sequence, route: Route) -> Attempt:
         if route.is_local:
             return MixedAttempt(sequence, route)
+        if route.split is not None:
+            self._metrics.split()
         return DisaggAttempt(sequence, route, self._config.handoff_timeout)
 
     def _route(self, sequence: Sequence, avoid: set[str], turn: AdmissionGrant) -> Route:

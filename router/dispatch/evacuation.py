@@ -5,17 +5,29 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias
 
 from router.workers.session import WorkerSession
 
-__all__ = ["Answers", "Movable", "Refuge"]
+__all__ = ["DRAIN", "AnswerProgress", "Answers", "Movable", "Refuge"]
+
+DRAIN: Final = "drain"
+"""Reason of a move: the worker is to leave."""
 
 _AT_ONCE: Final = 8
 """Moves at a time: each takes a share of the link, and the pages of all are promised at their targets."""
 
 Refuge: TypeAlias = Callable[[int, str], WorkerSession | None]
 """See `Placing.refuge`."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerProgress:
+    context_tokens: int
+    """Of the prompt, and of the answer so far."""
+    output_tokens: int
+    max_tokens: int
 
 
 class Movable(Protocol):
@@ -27,7 +39,10 @@ class Movable(Protocol):
     @property
     def tokens_to_reserve(self) -> int: ...
 
-    async def move(self, session: WorkerSession, timeout_s: float) -> bool: ...
+    @property
+    def progress(self) -> AnswerProgress: ...
+
+    async def move(self, session: WorkerSession, timeout_s: float, reason: str = DRAIN) -> bool: ...
 
 
 class Answers:
@@ -44,6 +59,10 @@ class Answers:
             yield
         finally:
             del self._running[attempt]
+
+    def now(self) -> list[Movable]:
+        """Those that run."""
+        return list(self._running)
 
     async def evacuate(self, worker_id: str, timeout_s: float) -> int:
         """Moves the answers that this worker computes now to others that have room; returns how many moved.

@@ -88,6 +88,10 @@ class RouterMetrics:
         self._handoff_rate = self._histogram(
             "baton_handoff_bytes_per_second", "KV of a handoff, over the time in which it travelled", _RATES
         )
+        self._splits = self._counter("baton_split_prompts", "Prompts that two workers computed in part")
+        self._moves = self._labelled_counter(
+            "baton_moved_answers", "Running answers that went on at another worker", "reason"
+        )
         self._link_bytes = Counter(
             "baton_link_bytes",
             "KV handed over from one worker to another",
@@ -198,8 +202,15 @@ class RouterMetrics:
         if seconds > 0:
             self._handoff_rate.observe(size / seconds)
 
+    def on_moved(self, reason: str) -> None:
+        self._moves.labels(*self._own, reason).inc()
+
     def retried(self, failed: AttemptFailed) -> None:
         self._retries.labels(*self._own, failed.worker_id or "none").inc()
+
+    def split(self) -> None:
+        """A prompt goes to two workers."""
+        self._splits.inc()
 
     def worker_changed(self, worker_id: str, role: str, *, up: bool) -> None:
         labels = (role, self._mode, worker_id)

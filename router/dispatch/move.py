@@ -18,6 +18,7 @@ __all__ = ["Move"]
 class Move:
     source: Part
     target: Part
+    reason: str
     position: int | None = None
     """Of the first token that the target computes, once it has the answer."""
     done: asyncio.Future[bool] = field(default_factory=lambda: asyncio.get_running_loop().create_future())

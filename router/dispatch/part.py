@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 from common.block_hash import BlockHash
@@ -26,11 +27,14 @@ class Part:
     blocks: list[BlockHash]
     active: bool = True
     """It may hold something of the request: it counts as load, and is told when the attempt is given up."""
+    asked: float = 0.0
+    """time.monotonic() of the command; the worker counts a request's seconds from its arrival there."""
     begun: bool = False
     """It computes the request, which no longer queues there."""
 
     def ask(self, command: worker_pb2.Command) -> None:
         """Sends the command that makes the worker hold something of the request."""
+        self.asked = time.monotonic()
         self.session.send(command)
         self.session.load.sent(self.session.num_sent, self.tokens)
 

@@ -33,6 +33,9 @@ class Observer(Protocol):
     def on_handed_over(self, prefill_worker: str, decode_worker: str, size: int, seconds: float) -> None:
         """So many bytes of KV are at the decode worker; for so long some of them travelled."""
 
+    def on_moved(self, reason: str) -> None:
+        """The answer goes on at another worker."""
+
 
 class _Nobody:
     def on_first_token(self, timings: router_pb2.Timings) -> None:
@@ -45,6 +48,9 @@ class _Nobody:
         pass
 
     def on_handed_over(self, prefill_worker: str, decode_worker: str, size: int, seconds: float) -> None:
+        pass
+
+    def on_moved(self, reason: str) -> None:
         pass
 
 
@@ -66,26 +72,43 @@ class Waterfall:
     second_token: float | None = None
     prefill_worker: str = ""
     decode_worker: str = ""
+    split: int = 0
+    """Prompt token from which on the decode worker computes; 0: see router.proto."""
     why: str = ""
     waited: dict[str, float] = field(default_factory=dict)
     """Seconds in the worker's queue by reason."""
+    _moves: list[router_pb2.TimingMove] = field(default_factory=list)
+    _is_telling: bool = True
+    """Spans of the latest attempt are shown: it is the one that gives the first token."""
     _last_token: float = 0.0
     _chunks: list[router_pb2.TimingSpan] = field(default_factory=list)
+    """Of the prompt, where the answer is computed."""
+    _chunks_elsewhere: list[router_pb2.TimingSpan] = field(default_factory=list)
+    """Those whose KV was handed over."""
     _pushes: list[router_pb2.TimingSpan] = field(default_factory=list)
 
     def attempt(self, at: float) -> None:
         """The request goes to a worker. What an attempt that gave no token did counts as queueing."""
-        if self.first_token is None:
+        self._is_telling = self.first_token is None
+        if self._is_telling:
             self.submitted, self.started, self.reserved = at, None, None
+            self._chunks, self._chunks_elsewhere, self._pushes = [], [], []
 
-    def placed(self, prefill_worker: str, decode_worker: str | None, why: str) -> None:
-        """Where the latest attempt is computed. `decode_worker`: None if the same, or not chosen yet."""
-        self.prefill_worker, self.why = prefill_worker, why
+    def placed(
+        self, prefill_worker: str, decode_worker: str | None, why: str, split: int | None = None
+    ) -> None:
+        """Where the latest attempt is computed; `split` as in `Route`.
+
+        `decode_worker`: None if the same, or not chosen yet.
+        """
+        self.prefill_worker, self.why, self.split = prefill_worker, why, split or 0
         self.decode_worker = decode_worker or prefill_worker
 
-    def moved(self, worker: str) -> None:
+    def moved(self, worker: str, reason: str, at: float) -> None:
         """Another worker decodes from now on."""
         self.decode_worker = worker
+        self._moves.append(router_pb2.TimingMove(at_s=at - self.arrival, worker=worker, reason=reason))
+        self.observer.on_moved(reason)
 
     def start(self, event: worker_pb2.Started, at: float) -> None:
         """The event may be a step old; the wait that it reports is exact."""
@@ -115,15 +138,16 @@ class Waterfall:
     def hand_over(self, event: worker_pb2.HandedOver) -> None:
         """Spans come in the worker's seconds since it was sent the request."""
         offset = (self.submitted or self.arrival) - self.arrival
-        self._chunks = [_shifted(span, offset) for span in event.chunks]
-        self._pushes = [_shifted(span, offset) for span in event.pushes]
+        if self._is_telling:
+            self._chunks_elsewhere = [_shifted(span, offset) for span in event.chunks]
+            self._pushes = [_shifted(span, offset) for span in event.pushes]
         travelled = _covered((span.begin_s, span.end_s) for span in event.pushes)
         self.observer.on_handed_over(self.prefill_worker, self.decode_worker, event.bytes, travelled)
 
-    def computed(self, chunks: Iterable[worker_pb2.Span]) -> None:
-        """The prompt's chunks, of a request that is not handed over; seconds as in `hand_over`."""
-        offset = (self.submitted or self.arrival) - self.arrival
-        self._chunks = [_shifted(span, offset) for span in chunks]
+    def computed(self, chunks: Iterable[worker_pb2.Span], asked: float) -> None:
+        """The prompt's chunks, from a worker that was sent the request at `asked` and computes the answer."""
+        if self._is_telling:
+            self._chunks = [_shifted(span, asked - self.arrival) for span in chunks]
 
     def timings(self, at: float) -> router_pb2.Timings:
         """As of now; stages that were not reached are 0."""
@@ -139,11 +163,13 @@ class Waterfall:
             first_decode_s=max((self.second_token or arrived) - arrived, 0.0),
             ttft_s=first - self.arrival,
             e2e_s=at - self.arrival,
-            chunks=self._chunks,
+            chunks=[*self._chunks_elsewhere, *self._chunks],
             pushes=self._pushes,
             prefill_worker=self.prefill_worker,
             decode_worker=self.decode_worker,
             placement=self.why,
+            split=self.split,
+            moves=self._moves,
             waited=self.waited,
         )
 

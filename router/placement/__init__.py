@@ -2,6 +2,7 @@
 
 from router.placement.adaptive import AdaptivePlacement
 from router.placement.ledger import Ledger, WorkerFacts
+from router.placement.moves import Move, MoveReason, Moves, RunningAnswer, remaining_tokens
 from router.placement.policies import (
     Candidate,
     DisaggPlacement,
@@ -33,12 +34,16 @@ __all__ = [
     "Ledger",
     "Link",
     "MixedPlacement",
+    "Move",
+    "MoveReason",
+    "Moves",
     "NoWorker",
     "Placement",
     "PlacementPolicy",
     "Preference",
     "PromptWork",
     "RequestView",
+    "RunningAnswer",
     "StepTime",
     "StepTimeFit",
     "StepWork",
@@ -46,4 +51,5 @@ __all__ = [
     "Why",
     "WorkerFacts",
     "WorkerView",
+    "remaining_tokens",
 ]

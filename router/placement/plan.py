@@ -43,6 +43,11 @@ class PrefillSplit:
         self._wanted = 0
         """Consecutive reviews in favour of one prefill worker more (positive) or fewer (negative)."""
 
+    @property
+    def current(self) -> frozenset[WorkerId]:
+        """As of the last review."""
+        return self._prefill_workers
+
     def prefill_workers(
         self, workers: Sequence[WorkerView], demand: Demand, now: float
     ) -> frozenset[WorkerId]:

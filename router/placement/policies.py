@@ -37,6 +37,8 @@ class Candidate:
     """Expected number of requests that miss a target because of this choice, this request included."""
     cost: float
     """The cost that the policy minimizes: `expected_misses`, plus a small cost of delays."""
+    split: int | None = None
+    """As in `Placement`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from engine.config import PATIENCE
 from router.placement.step_time import StepWork
 from router.placement.view import WorkerView
 
-__all__ = ["Pace", "miss", "pace_of", "prefill_times"]
+__all__ = ["Pace", "miss", "pace_of", "prefill_times", "time_behind"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,18 @@ def prefill_times(pending: Sequence[int], pace: Pace) -> list[float]:
     return [min(total, math.ceil(done / step) * step) / rate for done in _work_until_done(pending)]
 
 
+def time_behind(pending: Sequence[int], tokens: int, start: float, pace: Pace) -> float:
+    """Seconds until a prompt of `tokens` that comes at `start` is computed, behind `pending` ones that are
+    there now."""
+    passed = start * pace.prefill_rate
+    left = []
+    for count, done in zip(pending, _work_until_done(pending), strict=True):
+        still = round(min(count, done - passed))
+        if still > 0:
+            left.append(still)
+    return start + prefill_times([*left, tokens], pace)[-1]
+
+
 def miss(ratio: float, uncertainty: float) -> float:
     """Probability that a time predicted as `ratio` targets exceeds one target.
 
@@ -72,7 +84,7 @@ def miss(ratio: float, uncertainty: float) -> float:
 
 def _work_until_done(pending: Sequence[int]) -> list[float]:
     """Total tokens computed by the time each prompt is complete. O(n log n)."""
-    earlier = [0, *accumulate(pending[:-1])]
+    earlier = [0, *accumulate(pending)][: len(pending)]
     turns = [tokens + before / PATIENCE for tokens, before in zip(pending, earlier, strict=True)]
     done = [0.0] * len(pending)
     work = 0.0

@@ -97,6 +97,8 @@ def _completion(record: CompletionRecord) -> dict[str, Any]:
             "prefill_worker": timings.prefill_worker,
             "decode_worker": timings.decode_worker,
             "placement": timings.placement,
+            "split": timings.split,
+            "moves": [{"at_s": m.at_s, "worker": m.worker, "reason": m.reason} for m in timings.moves],
             "waited": dict(timings.waited),
             "chunks": [_span(span) for span in timings.chunks],
             "pushes": [_span(span) for span in timings.pushes],
@@ -105,4 +107,9 @@ def _completion(record: CompletionRecord) -> dict[str, Any]:
 
 
 def _span(span: router_pb2.TimingSpan) -> dict[str, float]:
-    return {"begin_s": span.begin_s, "end_s": span.end_s, "tokens": span.num_tokens}
+    return {
+        "begin_s": span.begin_s,
+        "end_s": span.end_s,
+        "first_token": span.first_token,
+        "tokens": span.num_tokens,
+    }

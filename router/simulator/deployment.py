@@ -12,6 +12,7 @@ from router.placement import (
     AdaptivePlacement,
     DisaggPlacement,
     MixedPlacement,
+    Moves,
     PlacementPolicy,
     Preference,
     Targets,
@@ -50,6 +51,10 @@ class Deployment:
     link: LinkCosts = NVLINK
     kv_tokens: int = 832_000
     """That a worker's KV pool holds."""
+    splits: bool = False
+    """Adaptive placement may split prompts between two workers."""
+    moves: bool = False
+    """Running answers may move to other workers."""
 
     @property
     def name(self) -> str:
@@ -58,7 +63,8 @@ class Deployment:
             step = f" step {1e3 * self.step_target_s:.0f} ms" if self.step_target_s else ""
             return f"mixed {workers}{step}"
         chunk = f" chunk {self.chunk_tokens}" if self.chunk_tokens else ""
-        return f"{self.mode.value} {self.prefill}:{self.decode}{chunk}"
+        extras = " splits" * self.splits + " moves" * self.moves
+        return f"{self.mode.value} {self.prefill}:{self.decode}{chunk}{extras}"
 
     def simulation(self) -> Simulation:
         workers = self.prefill + self.decode
@@ -79,7 +85,7 @@ class Deployment:
         spec = ClusterSpec(
             preferences=roles, settings=(settings,) * workers, device=self.device, link=self.link
         )
-        return Simulation(spec, self._policy())
+        return Simulation(spec, self._policy(), Moves(self.targets) if self.moves else None)
 
     def _policy(self) -> PlacementPolicy:
         match self.mode:
@@ -88,4 +94,4 @@ class Deployment:
             case Mode.DISAGG:
                 return DisaggPlacement(prefix_aware)
             case Mode.ADAPTIVE:
-                return AdaptivePlacement(self.targets)
+                return AdaptivePlacement(self.targets, splits=self.splits)

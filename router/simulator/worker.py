@@ -54,7 +54,7 @@ class StepReport:
     first_tokens: list[Request] = field(default_factory=list)
     ended: list[Request] = field(default_factory=list)
     progress: list[tuple[Request, int]] = field(default_factory=list)
-    """Requests and the prompt tokens that they still have to compute."""
+    """Requests whose prompts are computed in part, and up to which token."""
 
 
 class Listener(Protocol):
@@ -135,12 +135,17 @@ class SimWorker:
         self._borrowers.append(request)
         self._lend(now)
 
-    def admit_remote(self, reservation: Reservation, now: float) -> None:
+    def admit_remote(self, reservation: Reservation, now: float, num_computed: int) -> None:
         request = reservation.request
         self.kv.arrived(reservation)
-        request.num_computed = request.num_tokens - 1
+        request.num_computed = max(num_computed, reservation.first_token)
         self.scheduler.adopt(request)
         self._poke(now)
+
+    def give_away(self, request: Request, now: float) -> None:
+        """Another worker decodes the request from now on; no step here computes it."""
+        self.scheduler.remove(request, FinishReason.ABORT)
+        self.release(request, now)
 
     def release(self, request: Request, now: float) -> None:
         self.kv.release(request)
@@ -207,7 +212,9 @@ class SimWorker:
             self.scheduler.complete(chunk)
             self._listener.computed(self, request, chunk.end, at)
         if chunk.output_index is None:
-            report.progress.append((request, len(request.prompt) - chunk.end))
+            report.progress.append((request, chunk.end))
+            if request.prefill_only and chunk.end == request.num_tokens:
+                self._end(request, at)
             return
         request.output[chunk.output_index] = _TOKEN
         if chunk.output_index == 0:
@@ -217,9 +224,12 @@ class SimWorker:
         self._listener.token(self, request, at)
         if chunk.output_index + 1 >= request.sampling.max_tokens:
             report.ended.append(request)
-            self.scheduler.remove(request, FinishReason.LENGTH)
-            if not self._listener.keeps(self, request, at):
-                self.kv.release(request)
+            self._end(request, at)
+
+    def _end(self, request: Request, at: float) -> None:
+        self.scheduler.remove(request, FinishReason.LENGTH)
+        if not self._listener.keeps(self, request, at):
+            self.kv.release(request)
 
     def _lend(self, now: float) -> None:
         while self._borrowers:

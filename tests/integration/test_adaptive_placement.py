@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics import RouterMetrics
 from router.dispatch.routing.adaptive import AdaptivePlacing
 from router.dispatch.routing.worker_choice import WorkerChoice
-from router.placement import ClusterView, Placement, RequestView, Why
+from router.placement import PRIOR, ClusterView, Placement, RequestView, Why
 from router.workers.registry import Registry
 from rpc.baton.v1 import router_pb2, sampling_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
@@ -25,6 +25,7 @@ from tests.integration.conftest import Oracle
 from tests.integration.tiny_cluster import PATIENCE_S, Link, slow_down, worker
 from worker.config import WorkerRole
 
+PAGE = 4
 P, D = "prefill-0", "decode-0"
 EVERY_PAIR = [(P, P), (D, D), (P, D), (D, P)]
 ROLES = {WorkerRole.PREFILL: ROLE_PREFILL, WorkerRole.DECODE: ROLE_DECODE}
@@ -37,8 +38,10 @@ def prompt(seed: int, length: int = 50) -> list[int]:
 class Forced:
     """Places requests on the given pairs in turn; on the worker that is left if one is gone."""
 
-    def __init__(self, *pairs: tuple[str, str]) -> None:
+    def __init__(self, *pairs: tuple[str, str], split: float = 0.0) -> None:
+        """`split`: share of a prompt that the first worker of a pair computes; 0: all of it."""
         self.pairs = pairs
+        self.split = split
         self.placed = 0
 
     def place(self, request: RequestView, view: ClusterView) -> Placement:
@@ -46,7 +49,9 @@ class Forced:
         left = view.workers[0].id
         prefill, decode = self.pairs[self.placed % len(self.pairs)]
         self.placed += 1
-        return Placement(ids.get(prefill, left), ids.get(decode, left), Why("forced"))
+        split = int(request.prompt_tokens * self.split) // PAGE * PAGE
+        placement = Placement(ids.get(prefill, left), ids.get(decode, left), Why("forced"))
+        return replace(placement, split=split) if split and not placement.is_local else placement
 
 
 @dataclass
@@ -185,8 +190,8 @@ async def test_the_serving_policy_learns_from_steps_and_says_why(folder: Path, o
         placing = served.dispatcher._placing
         assert isinstance(placing, AdaptivePlacing)
         assert placing._ledger is not None
-        assert any(w.fit._observed for w in placing._ledger._workers.values())
         view = placing._ledger.view(time.monotonic())
+        assert all(w.step_time != PRIOR for w in view.workers)
         assert all(
             (w.decodes, w.incoming, w.prompts, w.context_tokens) == (0, 0, (), 0) for w in view.workers
         )

@@ -1,4 +1,4 @@
-"""Incoming handoffs: reserve pages, wait for the KV, then decode."""
+"""Incoming handoffs: reserve pages, wait for the KV, then compute what follows it."""
 
 from __future__ import annotations
 
@@ -143,6 +143,7 @@ class IncomingHandoffs:
             return
         request = incoming.job.request
         request.output.extend(ready.final.tokens)
+        incoming.job.received = ready.final.position
         self._engine.admit_remote(request, incoming.reservation, ready.final.position)
         self._answers.metrics.transfer_seconds.observe(ready.transfer_s)
         self._answers.metrics.transfer_exposed_seconds.observe(ready.exposed_s)

@@ -1,4 +1,4 @@
-"""Outgoing handoffs: requests prefilled here while their KV is sent to another worker."""
+"""Outgoing handoffs: requests prefilled here, wholly or in part, while their KV is sent to another worker."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from worker.handoffs.sent_pages import pages_of, push_span
 from worker.metrics import Outcome
 from worker.session.answers import Answers
 from worker.session.jobs import Job
+from worker.session.refusal import CommandRefused
 
 __all__ = ["OutgoingHandoffs"]
 
@@ -29,11 +30,12 @@ class _Sending:
     """Tokens whose KV is in the pool."""
     chunks: list[worker_pb2.Span] = field(default_factory=list)
     goes_on: bool = False
-    """Prefill is done and the first token did not end the request: the receiver decodes it."""
+    """What was to be computed here is, and the first token did not end the request: the receiver goes on."""
 
 
 class OutgoingHandoffs:
-    """Requests end here with their first token; their pages are kept until the sender has sent them.
+    """Requests end here with their first token, or within their prompt; their pages are kept until the sender
+    has sent them.
 
     From `submit` on such a request is pinned, since the sender may read its pages: the scheduler does not
     preempt it. Methods ignore requests that are not handed over.
@@ -62,10 +64,16 @@ class OutgoingHandoffs:
 
     # ------------------------------------------------------------------------------ from the router
 
-    def submit(self, job: Job) -> None:
-        """Raises what `Engine.submit` raises."""
+    def submit(self, job: Job, prefill_until: int | None = None) -> None:
+        """Compute the request up to its first token, or only tokens [0, prefill_until) and no new one.
+
+        Raises CommandRefused, and what `Engine.submit` raises.
+        """
         request = job.request
-        request.sampling = replace(request.sampling, max_tokens=len(request.output) + 1)
+        if prefill_until is None:
+            request.sampling = replace(request.sampling, max_tokens=len(request.output) + 1)
+        else:
+            _cut(job, prefill_until)
         request.pinned = True
         self._engine.submit(request)
 
@@ -127,15 +135,8 @@ class OutgoingHandoffs:
             return False
         sending.goes_on = self._is_to_go_on(sending)
         if sending.goes_on:
-            # The receiver computes the KV of the first token.
-            num_tokens = request.num_tokens - 1
-            final = FinalState(
-                tokens=(request.output[-1],),
-                position=num_tokens,
-                seed=request.sampling.seed,
-                request_digest=digest_of(request, num_tokens, sending.job.sampling),
-            )
-            self._sender.finish(request.id, self._pages(request, num_tokens), num_tokens, final)
+            final = _final(sending.job)
+            self._sender.finish(request.id, self._pages(request, final.position), final.position, final)
         else:
             self._sender.abort(request.id)
         return True
@@ -174,3 +175,33 @@ class OutgoingHandoffs:
 
     def _pages(self, request: Request, num_tokens: int) -> list[int]:
         return pages_of(request, num_tokens, self._engine.config.page_size)
+
+
+def _cut(job: Job, prefill_until: int) -> None:
+    """Leave tokens [0, prefill_until) of the request, and no new one. Raises CommandRefused.
+
+    The digest stays that of the whole request, by which the receiver knows it.
+    """
+    request = job.request
+    if prefill_until >= request.num_tokens:
+        raise CommandRefused(
+            worker_pb2.FAILURE_CODE_INVALID,
+            f"prefill_until {prefill_until} leaves nothing of {request.num_tokens} tokens to the receiver",
+        )
+    job.digest = digest_of(request, request.num_tokens, job.sampling)
+    request.prompt, request.output = request.tokens(0, prefill_until), []
+    request.sampling, request.matcher = replace(request.sampling, max_tokens=0, grammar=None), None
+
+
+def _final(job: Job) -> FinalState:
+    """State of a request that has ended here and goes on elsewhere. O(tokens)."""
+    request = job.request
+    if job.digest is not None:
+        return FinalState((), request.num_tokens, request.sampling.seed, job.digest)
+    num_tokens = request.num_tokens - 1  # the receiver computes the KV of the first token
+    return FinalState(
+        tokens=(request.output[-1],),
+        position=num_tokens,
+        seed=request.sampling.seed,
+        request_digest=digest_of(request, num_tokens, job.sampling),
+    )

@@ -31,6 +31,10 @@ class Job:
     """Of W3C Trace Context."""
     chunks: list[worker_pb2.Span] = field(default_factory=list)
     """When each part of the prompt was computed, for a request that is not handed over."""
+    received: int = 0
+    """Tokens whose KV came from another worker."""
+    digest: int | None = None
+    """Of the whole request, where `request` is only a part of its prompt and another worker goes on."""
     said_cached: bool = False
     """Whether the number of cached prompt tokens was reported."""
 

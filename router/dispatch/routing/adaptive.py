@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Set
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Set
+from dataclasses import dataclass, replace
 from typing import Final
 
 from router.config.settings import RouterConfig
 from router.dispatch.admission.admission_queue import AdmissionRequest, Claim
+from router.dispatch.evacuation import Movable
 from router.dispatch.failures import nobody_is_ready
 from router.dispatch.routing.route import Pick, Route, Untracked
 from router.dispatch.routing.worker_choice import Promise, WorkerChoice, cached_tokens
@@ -22,13 +23,16 @@ from router.placement import (
     AdaptivePlacement,
     Ledger,
     Link,
+    Moves,
     Placement,
     PlacementPolicy,
     Preference,
     RequestView,
+    RunningAnswer,
     StepWork,
     Targets,
     WorkerFacts,
+    remaining_tokens,
 )
 from router.placement.view import WorkerId
 from router.workers.registry import Registry
@@ -36,7 +40,7 @@ from router.workers.session import WorkerSession
 from rpc.baton.v1 import worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 
-__all__ = ["AdaptivePlacing", "adaptive"]
+__all__ = ["AdaptivePlacing", "Relief", "adaptive"]
 
 _ITL_TARGET_MS: Final = {"cuda": 20.0, "cpu": 100.0}
 """Bound on the mean time between tokens where --itl-target-ms is not given, or 0."""
@@ -49,10 +53,17 @@ def adaptive(config: RouterConfig, registry: Registry, choice: WorkerChoice) -> 
     """Places requests by the targets that `config` has."""
 
     def policy(device: str) -> PlacementPolicy:
-        itl_ms = config.itl_target_ms or _ITL_TARGET_MS["cuda" if device.startswith("cuda") else "cpu"]
-        return AdaptivePlacement(Targets(ttft_s=config.ttft_target_ms / 1e3, itl_s=itl_ms / 1e3))
+        return AdaptivePlacement(_targets(config, device), splits=config.split_prompts)
 
-    return AdaptivePlacing(registry, choice, policy)
+    def moves(device: str) -> Moves:
+        return Moves(_targets(config, device))
+
+    return AdaptivePlacing(registry, choice, policy, moves if config.move_answers else None)
+
+
+def _targets(config: RouterConfig, device: str) -> Targets:
+    itl_ms = config.itl_target_ms or _ITL_TARGET_MS["cuda" if device.startswith("cuda") else "cpu"]
+    return Targets(ttft_s=config.ttft_target_ms / 1e3, itl_s=itl_ms / 1e3)
 
 
 class AdaptivePlacing:
@@ -68,14 +79,20 @@ class AdaptivePlacing:
         registry: Registry,
         choice: WorkerChoice,
         policy: Callable[[str], PlacementPolicy],
+        moves: Callable[[str], Moves] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`policy(device)` makes the policy, once the first worker is known."""
+        """`policy(device)` and `moves(device)` make these, once the first worker is known.
+
+        `moves`: which running answers move; None: none.
+        """
         self._registry = registry
         self._choice = choice
         self._make_policy = policy
+        self._make_moves = moves
         self._clock = clock
         self._policy: PlacementPolicy | None = None
+        self._moves: Moves | None = None
         self._ledger: Ledger | None = None
         self._known: dict[WorkerId, WorkerSession] = {}
         self._pages: dict[WorkerId, int] = {}
@@ -93,6 +110,22 @@ class AdaptivePlacing:
 
     def refuge(self, tokens: int, leaving: str) -> WorkerSession | None:
         return self._choice.refuge(self._choice.preferred(), tokens, leaving)
+
+    def relief(self, answers: Iterable[Movable]) -> Relief | None:
+        """The running answer that should move now; None: none. O(answers) and O(workers)."""
+        sessions = self._choice.preferred()
+        if not sessions:
+            return None
+        ledger, policy = self._look(sessions)
+        if self._moves is None:
+            return None
+        running = {id(answer): answer for answer in answers}
+        seen = [seen for number, answer in running.items() if (seen := _running(number, answer, ledger))]
+        prefill_only = policy.prefill_only if isinstance(policy, AdaptivePlacement) else frozenset()
+        move = self._moves.review(ledger.view(self._clock()), seen, prefill_only)
+        if move is None:
+            return None
+        return Relief(running[move.answer], self._known[move.target], move.reason.value)
 
     def prefill_workers(self) -> list[WorkerSession]:
         return self._choice.everyone()
@@ -145,7 +178,15 @@ class AdaptivePlacing:
 
         claim = Promise(decode.load, sequence.num_tokens)
         may_wait = _order(prefill) < _order(decode)
-        return Route(pick, is_local=False, why=why, claim=claim, tracker=tracker, may_wait=may_wait)
+        return Route(
+            pick,
+            is_local=False,
+            why=why,
+            claim=claim,
+            split=placement.split,
+            tracker=tracker,
+            may_wait=may_wait,
+        )
 
     def _look(self, sessions: list[WorkerSession]) -> tuple[Ledger, PlacementPolicy]:
         """Brings the ledger up to date with the workers that can be used now. O(workers)."""
@@ -153,6 +194,7 @@ class AdaptivePlacing:
             info = sessions[0].info
             self._ledger = Ledger(kv_bytes_per_token=info.peer.page_bytes // info.page_size, link=_LINK)
             self._policy = self._make_policy(info.device)
+            self._moves = None if self._make_moves is None else self._make_moves(info.device)
         ledger = self._ledger
         current = {_key(session): session for session in sessions}
         for key in self._known.keys() - current.keys():
@@ -170,6 +212,25 @@ class AdaptivePlacing:
                 self._pages[key] = pages
                 ledger.reported(key, pages)
         return ledger, self._policy
+
+
+@dataclass(frozen=True, slots=True)
+class Relief:
+    """A running answer, and where it should go on."""
+
+    answer: Movable
+    target: WorkerSession
+    reason: str
+
+
+def _running(number: int, answer: Movable, ledger: Ledger) -> RunningAnswer | None:
+    """None for one that no worker decodes by itself now."""
+    writer, progress = answer.writer, answer.progress
+    if writer is None:
+        return None
+    expected = ledger.expected_output(progress.max_tokens)
+    remaining = remaining_tokens(expected, progress.output_tokens, progress.max_tokens)
+    return RunningAnswer(number, _key(writer), progress.context_tokens, remaining)
 
 
 class _Measured:
@@ -267,8 +328,9 @@ def _explain(placement: Placement) -> str:
     if not why.candidates:
         return why.policy
     chosen, *others = why.candidates
+    split = "" if chosen.split is None else f" split at token {chosen.split},"
     text = (
-        f"{why.policy}: TTFT {chosen.ttft_s * 1e3:.0f} ms, TPOT {chosen.tpot_s * 1e3:.1f} ms,"
+        f"{why.policy}:{split} TTFT {chosen.ttft_s * 1e3:.0f} ms, TPOT {chosen.tpot_s * 1e3:.1f} ms,"
         f" {chosen.expected_misses:.3f} misses expected"
     )
     if others:

@@ -75,6 +75,9 @@ class Route:
     """For people: what decided."""
     claim: Claim | None = None
     """Room on the decode worker, kept until it is picked."""
+    split: int | None = None
+    """Where KV moves: the prefill worker computes prompt tokens before this one, the decode worker those from
+    it on, and the first token. None: the prefill worker does all of that."""
     tracker: Tracker = NO_TRACKER
     may_wait: bool = True
     """The prefill worker may keep the KV until the decode worker has pages for it. Where workers hand over to

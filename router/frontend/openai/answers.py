@@ -60,6 +60,13 @@ class Span(TypedDict):
 
 
 @_closed
+class AnswerMove(TypedDict):
+    at_s: float
+    worker: str
+    reason: str
+
+
+@_closed
 class Timings(TypedDict):
     """Breakdown of the time to the first tokens; docs/architecture.md explains the stages."""
 
@@ -75,6 +82,10 @@ class Timings(TypedDict):
     prefill_worker: str
     decode_worker: str
     placement: str
+    split: int
+    """decode_worker computed the prompt from this token on; 0: it computed none of it, or all."""
+    moves: list[AnswerMove]
+    """Of the running answer to other workers."""
     waited: dict[str, float]
     """Seconds of queue_s by reason: budget, pages, slots, policy, transfer."""
 

@@ -218,6 +218,8 @@ def timings_object(timings: router_pb2.Timings) -> dict[str, Any]:
         "prefill_worker": timings.prefill_worker,
         "decode_worker": timings.decode_worker,
         "placement": timings.placement,
+        "split": timings.split,
+        "moves": [{"at_s": m.at_s, "worker": m.worker, "reason": m.reason} for m in timings.moves],
         "waited": dict(timings.waited),
     }
 

@@ -38,14 +38,15 @@ def run(engine: Engine, *requests: Request) -> None:
     assert counts.free + counts.cached == counts.total
 
 
-def deliver(engine: Engine, request: Request, reservation: Reservation) -> None:
-    """Write the KV that a prefill worker would send, and its first token."""
+def deliver(engine: Engine, request: Request, reservation: Reservation, upto: int | None = None) -> None:
+    """Write the KV that a prefill worker would send, and its first token; `upto`: only of so many tokens."""
     runner: Any = engine.runner
     digest = 0
-    for position, token in enumerate(request.prompt):
+    for position, token in enumerate(request.prompt[:upto]):
         digest = extend(digest, token)
         if position >= reservation.first_token:
             page = reservation.pages[position // engine.config.page_size]
             runner.memory[page][position % engine.config.page_size] = digest
-    request.output.append(reference(request.prompt, 1)[0])
-    engine.admit_remote(request, reservation, request.num_tokens - 1)
+    if upto is None:
+        request.output.append(reference(request.prompt, 1)[0])
+    engine.admit_remote(request, reservation, request.num_tokens - 1 if upto is None else upto)

@@ -230,6 +230,67 @@ def test_kv_from_elsewhere_is_decoded_like_our_own(overlap: bool) -> None:
     assert request.output == reference(prompt, 8, ignore_eos=True)
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("chunk", [5, 16, None])
+@pytest.mark.parametrize("page", [1, 4])
+@pytest.mark.parametrize("batching", list(Batching))
+def test_a_request_of_which_no_token_is_wanted_ends_when_its_prompt_is_computed(
+    overlap: bool, chunk: int | None, page: int, batching: Batching
+) -> None:
+    engine = make_engine(
+        overlap=overlap, chunk_budget=chunk, page_size=page, num_pages=400 // page, batching=batching
+    )
+    beside = [make_request(i, prompt) for i, prompt in enumerate(PROMPTS)]
+    parts = [make_request(100 + n, list(range(2, 2 + n)), max_tokens=0) for n in (1, 4, 21, 40)]
+    again = [make_request(200 + n, list(range(2, 2 + n)), max_tokens=0) for n in (21, 40)]
+    run(engine, *beside, *parts)
+    run(engine, *again)
+    assert all((r.output, r.finish) == ([], FinishReason.LENGTH) for r in [*parts, *again])
+    assert [r.output for r in beside] == [reference(p, 8) for p in PROMPTS]
+    after = make_request(300, list(range(2, 50)))
+    run(engine, after)
+    assert after.num_cached == 40
+    assert after.output == reference(after.prompt, 8)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("arrived", [4, 20, 29])
+def test_the_rest_of_a_prompt_is_computed_in_turn_behind_kv_from_elsewhere(
+    overlap: bool, arrived: int
+) -> None:
+    engine = make_engine(overlap=overlap)
+    beside = make_request(1, list(range(30, 90)), max_tokens=30, ignore_eos=True)
+    engine.submit(beside)
+    for _ in range(6):
+        engine.step()
+    request = make_request(2, list(range(30)), ignore_eos=True)
+    reservation = engine.reserve(request)
+    assert reservation is not None
+    deliver(engine, request, reservation, upto=arrived)
+    shorter = make_request(3, [9, 8, 7], ignore_eos=True)
+    engine.submit(shorter)
+    while engine.has_work:
+        engine.step()
+        engine.check_pages()
+    for done in (beside, request, shorter):
+        assert done.output == reference(done.prompt, done.sampling.max_tokens, ignore_eos=True)
+    chunks = [chunk for step in steps_of(engine) for chunk in step if chunk[0] == 2]
+    assert chunks[0][1] == arrived, "what has arrived is not computed again"
+
+
+def test_what_arrives_in_part_is_not_before_prompts_that_came_earlier() -> None:
+    engine = make_engine(num_pages=400, max_running_requests=16)
+    for number in range(6):
+        engine.submit(make_request(number, [number] * 64))
+    late = make_request(10, list(range(80)))
+    reservation = engine.reserve(late)
+    assert reservation is not None
+    deliver(engine, late, reservation, upto=4)
+    while not late.output:
+        engine.step()
+    assert all(request.output for request in engine.scheduler.running)
+
+
 def test_a_quarantined_page_is_not_given_out() -> None:
     engine = make_engine(num_pages=8)
     reservation = engine.reserve(make_request(1, list(range(20))))

@@ -19,7 +19,6 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from kv_transfer import Final
 from tests.kv_network import InFlightMessage
 from tests.kv_workers import (
     LAYOUT,
@@ -78,9 +77,10 @@ class HandoffMachine(RuleBasedStateMachine):
         pages=st.integers(1, 3),
         tail=st.integers(0, 1),
         cached=st.integers(0, 2),
+        split=st.integers(0, 5),
         steps=_STEPS,
     )
-    def a_request_comes(self, place: int, pages: int, tail: int, cached: int, steps: str) -> None:
+    def a_request_comes(self, place: int, pages: int, tail: int, cached: int, split: int, steps: str) -> None:
         """And is brought part of the way, so that most runs get to the interesting places."""
         worker = self.world.workers[place]
         pages = min(pages, len(worker.free))
@@ -89,6 +89,7 @@ class HandoffMachine(RuleBasedStateMachine):
         first_token = min(cached, pages - 1) * LAYOUT.page_size
         num_tokens = pages * LAYOUT.page_size - tail
         job = Job(len(self.world.jobs) + 1, num_tokens, first_token, place, worker, [])
+        job.split = min(split, num_tokens - 1)
         job.local = worker.take(pages, job, Use.SENDING)
         self.world.jobs.append(job)
         for step in steps.split():
@@ -100,9 +101,9 @@ class HandoffMachine(RuleBasedStateMachine):
                 case "attach" if self.world.tickets:
                     self.world.attach(self.world.tickets[-1])
                 case "chunk" if not job.sent:
-                    self.world.compute(job, job.num_tokens // 2)
+                    self.world.compute(job, job.part // 2)
                 case "finish" if not job.sent:
-                    self.world.finish(job, Final((job.answer,), job.num_tokens, 0, job.id))
+                    self.world.finish(job, job.final())
 
     @rule(
         place=st.integers(0, 1),
@@ -179,14 +180,13 @@ class HandoffMachine(RuleBasedStateMachine):
     @rule(index=INDEX, tokens=st.integers(1, 4))
     def a_chunk_is_computed(self, index: int, tokens: int) -> None:
         job = choose(index, self.world.computing())
-        self.world.compute(job, min(job.num_tokens, job.computed + tokens))
+        self.world.compute(job, min(job.part, job.computed + tokens))
 
     @precondition(lambda self: self.world.computing())
     @rule(index=INDEX, of_another_request=SELDOM)
     def a_prompt_ends(self, index: int, of_another_request: bool) -> None:
         job = choose(index, self.world.computing())
-        answer, digest = job.answer + of_another_request, job.id + of_another_request
-        self.world.finish(job, Final((answer,), job.num_tokens, 0, digest))
+        self.world.finish(job, job.final(wrong=of_another_request))
 
     @precondition(lambda self: self.world.jobs)
     @rule(index=INDEX, at_sender=st.booleans())

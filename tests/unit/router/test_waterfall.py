@@ -76,6 +76,31 @@ def test_spans_are_told_from_the_arrival_at_the_router() -> None:
     assert len(timings.pushes) == 2
 
 
+def test_a_split_prompt_has_chunks_of_both_workers_in_the_router_s_time() -> None:
+    marks = Waterfall(arrival=10.0)
+    marks.attempt(11.0)
+    marks.placed("prefill-0", "decode-0", "adaptive", split=32)
+    there = worker_pb2.Span(begin_s=1.0, end_s=2.0, first_token=32, num_tokens=8)
+    here = worker_pb2.Span(begin_s=0.5, end_s=1.5, first_token=0, num_tokens=32)
+    marks.computed([there], asked=12.0)
+    marks.hand_over(worker_pb2.HandedOver(chunks=[here], pushes=[here]))
+    timings = marks.timings(20.0)
+    assert timings.split == 32
+    assert [(c.first_token, c.begin_s, c.end_s) for c in timings.chunks] == [(0, 1.5, 2.5), (32, 3.0, 4.0)]
+
+
+def test_chunks_are_those_of_the_attempt_that_gave_the_first_token() -> None:
+    marks = Waterfall(arrival=0.0)
+    for first in (0, 16):
+        marks.attempt(0.0)
+        span = worker_pb2.Span(begin_s=1.0, end_s=2.0, first_token=first, num_tokens=16)
+        marks.hand_over(worker_pb2.HandedOver(chunks=[span], pushes=[span]))
+    marks.tokens(1, 3.0)
+    marks.attempt(4.0)
+    marks.computed([worker_pb2.Span(begin_s=1.0, end_s=2.0, num_tokens=64)], asked=4.0)
+    assert [chunk.first_token for chunk in marks.timings(9.0).chunks] == [16]
+
+
 def test_the_gap_between_tokens_is_shared_by_those_that_came_together() -> None:
     observer = Observer()
     marks = Waterfall(arrival=0.0, observer=observer)

@@ -1,0 +1,217 @@
+"""What a choice of workers would do to a request, and to those that are there already."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from router.placement.policies import Candidate
+from router.placement.predict import Pace, miss, pace_of, prefill_times, time_behind
+from router.placement.view import ClusterView, RequestView, Targets, WorkerId, WorkerView
+
+__all__ = ["Estimates", "Reading"]
+
+_TTFT_UNCERTAINTY: Final = 0.15
+"""Relative deviation of predicted TTFT: how gradually a miss becomes certain around a target."""
+_TPOT_UNCERTAINTY: Final = 0.015
+"""The same of TPOT near its target, where the scheduler's ITL controller bounds it."""
+_DELAY_WEIGHT: Final = 0.02
+"""What a delay of a whole target costs, in misses: prefers the faster of two choices that miss alike."""
+_LATE_WEIGHT: Final = 0.2
+"""What a TTFT costs, in misses, for each target's length beyond the target: who is late still waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A worker, if it computed some tokens of the prompt."""
+
+    worker: WorkerView
+    seconds: float
+    """From now until they are computed."""
+    misses: float
+    """Expected, of the prompts there already, that it would not have without these tokens."""
+    delay: float
+    """Of those prompts, in targets."""
+
+
+class Estimates:
+    """Predicts from the newest views of the workers. Every estimate costs O(prompts of its workers)."""
+
+    def __init__(self, targets: Targets) -> None:
+        self.targets = targets
+        self._seen: dict[WorkerId, tuple[WorkerView, Pace, int]] = {}
+        """Of each worker as it was seen last: its pace, and its prompt tokens."""
+
+    def look(self, workers: Sequence[WorkerView]) -> None:
+        """Views are immutable: what was computed for one holds as long as the caller gives the same."""
+        seen = self._seen
+        for worker in workers:
+            known = seen.get(worker.id)
+            if known is None or known[0] is not worker:
+                seen[worker.id] = worker, _pace(worker), worker.prompt_tokens
+        if len(seen) > len(workers):
+            self._seen = {worker.id: seen[worker.id] for worker in workers}
+
+    def pace(self, worker: WorkerView) -> Pace:
+        return self._seen[worker.id][1]
+
+    def wait(self, worker: WorkerView, tokens: int) -> float:
+        """Seconds until so many prompt tokens more are computed, behind all that is queued."""
+        _, pace, queued = self._seen[worker.id]
+        return (tokens + queued) / pace.prefill_rate
+
+    def reading(
+        self, request: RequestView, view: ClusterView, worker: WorkerView, tokens: int | None = None
+    ) -> Reading:
+        """`tokens`: to be computed there; None: all that it has not cached."""
+        if tokens is None:
+            tokens = request.prompt_tokens - request.cached_on(worker)
+        pace = self.pace(worker)
+        before = [prompt.tokens for prompt in worker.prompts]
+        times = prefill_times([*before, tokens], pace)
+        in_flight = _in_flight(worker, pace)
+        misses = delay = 0.0
+        if before:
+            alone = prefill_times(before, pace)
+            for prompt, then, now in zip(worker.prompts, times, alone, strict=False):
+                age = view.now - prompt.arrived + in_flight
+                target = self.targets.ttft_s
+                misses += miss((age + then) / target, _TTFT_UNCERTAINTY) - miss(
+                    (age + now) / target, _TTFT_UNCERTAINTY
+                )
+                misses += _LATE_WEIGHT * (max(1.0, (age + then) / target) - max(1.0, (age + now) / target))
+                delay += (then - now) / target
+        return Reading(worker, in_flight + times[-1], misses, delay)
+
+    def whole(
+        self, request: RequestView, view: ClusterView, reading: Reading, decode_worker: WorkerView
+    ) -> Candidate:
+        """One worker computes the prompt and the first token, this or another one the rest."""
+        prefill_worker = reading.worker
+        local = prefill_worker.id == decode_worker.id
+        tokens = request.prompt_tokens - request.cached_on(prefill_worker)
+        tpot, misses, delay = self._writing(request, decode_worker, tokens if local else 0)
+        if not local:
+            _, more, longer = self._slowdown(prefill_worker, request, tokens)
+            misses, delay = misses + more, delay + longer
+            moved = (request.prompt_tokens - request.cached_on(decode_worker)) * view.kv_bytes_per_token
+            handoff = view.link_between(prefill_worker.id, decode_worker.id).seconds(moved)
+            tpot += handoff / max(request.expected_output - 1, 1)
+        misses, delay = misses + reading.misses, delay + reading.delay
+        ttft = view.now - request.arrived + reading.seconds
+        return self._candidate(request, prefill_worker, decode_worker, ttft, tpot, misses, delay)
+
+    def split(
+        self, request: RequestView, view: ClusterView, first: WorkerView, second: WorkerView, at: int
+    ) -> Candidate:
+        """`first` computes the prompt up to token `at`, `second` the rest, the first token and all others."""
+        cached, there = request.cached_on(first), request.cached_on(second)
+        own, rest = max(at - cached, first.page_size), request.prompt_tokens - max(at, there)
+        reading = self.reading(request, view, first, own)
+        behind = self.reading(request, view, second, rest)
+        pace = self.pace(first)
+        link = view.link_between(first.id, second.id)
+        # Pages travel beside the computation, but those of the last chunk, or what a slow link lags behind.
+        sent = max(0, at - there) * view.kv_bytes_per_token
+        last = min(own, pace.mixed_tokens) * view.kv_bytes_per_token
+        exposed = max(sent - own / pace.prefill_rate * link.bytes_per_s, min(sent, last))
+        arrived = reading.seconds + link.seconds(exposed)
+        queue = [prompt.tokens for prompt in second.prompts]
+        ttft = time_behind(queue, rest, arrived, self.pace(second)) + _in_flight(second, self.pace(second))
+        tpot, misses, delay = self._writing(request, second, rest)
+        _, more, longer = self._slowdown(first, request, own)
+        misses += more + reading.misses + behind.misses
+        delay += longer + reading.delay + behind.delay
+        ttft += view.now - request.arrived
+        return self._candidate(request, first, second, ttft, tpot, misses, delay, at)
+
+    def _candidate(
+        self,
+        request: RequestView,
+        first: WorkerView,
+        second: WorkerView,
+        ttft: float,
+        tpot: float,
+        misses: float,
+        delay: float,
+        split: int | None = None,
+    ) -> Candidate:
+        """`misses`, `delay`: of other requests."""
+        late, slow = ttft / self.targets.ttft_s, tpot / self.targets.itl_s
+        own = 1 - (1 - miss(late, _TTFT_UNCERTAINTY)) * (1 - miss(slow, _TPOT_UNCERTAINTY))
+        misses += own + _LATE_WEIGHT * max(0.0, late - 1.0)
+        if not _fits(request, second):
+            misses += 1.0
+        cost = misses + _DELAY_WEIGHT * (delay + late + slow)
+        return Candidate(first.id, second.id, ttft, tpot, misses, cost, split)
+
+    def _writing(
+        self, request: RequestView, worker: WorkerView, prompt_tokens: int
+    ) -> tuple[float, float, float]:
+        """TPOT of this request there, and the misses and delays that it causes: its decode, and its prompt
+        if that is computed there too."""
+        decodes, context = _decodes(worker)
+        pairs = _pairs(worker)
+        more = pace_of(worker, decodes + 1, context + request.prompt_tokens, pairs)
+        before = pace_of(worker, decodes, context, pairs) if decodes else more
+        slower = more.tpot(self._prefill_share(worker, more, request, prompt_tokens))
+        faster = before.tpot(self._prefill_share(worker, before, request, 0))
+        target = self.targets.itl_s
+        change = miss(slower / target, _TPOT_UNCERTAINTY) - miss(faster / target, _TPOT_UNCERTAINTY)
+        # Prompts that are there already are read more slowly beside one more decode.
+        queued = worker.prompt_tokens / more.prefill_rate - worker.prompt_tokens / before.prefill_rate
+        delay = decodes * (slower - faster) / target + max(0.0, queued) / self.targets.ttft_s
+        return slower, decodes * change, delay
+
+    def _slowdown(
+        self, worker: WorkerView, request: RequestView, prompt_tokens: int
+    ) -> tuple[float, float, float]:
+        """The same for a prompt whose answer is decoded elsewhere."""
+        decodes, context = _decodes(worker)
+        if not decodes:
+            return 0.0, 0.0, 0.0
+        pace = pace_of(worker, decodes, context, _pairs(worker))
+        slower = pace.tpot(self._prefill_share(worker, pace, request, prompt_tokens))
+        faster = pace.tpot(self._prefill_share(worker, pace, request, 0))
+        target = self.targets.itl_s
+        change = miss(slower / target, _TPOT_UNCERTAINTY) - miss(faster / target, _TPOT_UNCERTAINTY)
+        return slower, decodes * change, decodes * (slower - faster) / target
+
+    def _prefill_share(self, worker: WorkerView, pace: Pace, request: RequestView, more: int) -> float:
+        """Share of the time, while an answer is written, in which steps have prompts in them."""
+        horizon = max(request.expected_output * pace.plain_s, 1e-6)
+        queued = (worker.prompt_tokens + more) / pace.prefill_rate / horizon
+        usual = worker.prompt_rate / pace.prefill_rate
+        return min(1.0, max(queued, usual + more / pace.prefill_rate / horizon))
+
+
+def _pace(worker: WorkerView) -> Pace:
+    decodes, context = _decodes(worker)
+    return pace_of(worker, decodes, context, _pairs(worker))
+
+
+def _decodes(worker: WorkerView) -> tuple[int, float]:
+    """Those that run, and those whose prompts are on their way to be."""
+    return worker.decodes + worker.incoming, worker.context_tokens + worker.incoming_tokens
+
+
+def _pairs(worker: WorkerView) -> float:
+    """Tokens that a prompt token attends to, in the mean over the prompts there."""
+    total = worker.prompt_tokens
+    if not total:
+        return 1000.0
+    return sum(p.tokens * (p.computed + p.tokens / 2) for p in worker.prompts) / total
+
+
+def _in_flight(worker: WorkerView, pace: Pace) -> float:
+    """What is left of the step in flight, in the mean."""
+    if worker.prompts:
+        share = min(1.0, worker.prompt_tokens / pace.mixed_tokens)
+        return 0.5 * (pace.plain_s + share * (pace.mixed_s - pace.plain_s))
+    return 0.5 * pace.plain_s if worker.decodes else 0.0
+
+
+def _fits(request: RequestView, worker: WorkerView) -> bool:
+    pages = -(-(request.prompt_tokens + request.expected_output) // worker.page_size)
+    return pages <= worker.available_pages
