@@ -2,8 +2,8 @@
 
 Two workers in this process, over the loopback transport, answer long prompts. Answers of one worker move to
 the other, alternating between the two methods. One run, one machine, one prompt length: only the ratio is
-meaningful. "lost decode-0" is the
-worker that the benchmark takes out of rotation, so that its answers are recomputed.
+meaningful. "lost decode-0" is the worker that the benchmark takes out of rotation, so that its answers are
+recomputed.
 
     python -m benchmarks.drain_pause --model FOLDER --output FILE.json
 """

@@ -1,4 +1,4 @@
-"""Shares of good answers on the simulated cluster, for every way to run a mode."""
+"""Shares of good answers on the simulated cluster, for every variant of a mode."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from router.simulator.traffic import Arrival, last_deadline
 __all__ = ["good_share", "simulated_variants"]
 
 _STEP_SHARE = 0.95
-"""Of the TPOT target, for mixed workers whose steps suit it."""
+"""Step target as a share of the TPOT target, for tuned mixed workers."""
 
 
 def simulated_variants(
@@ -27,7 +27,7 @@ def simulated_variants(
     warm_up: float,
     seeds: Sequence[int],
 ) -> dict[str, ShareAt]:
-    """By name. Fixed modes have several: mixed two step targets, disagg every split."""
+    """Variants by name. Mixed has two step targets, disagg every split."""
 
     def share_of(deployment: Deployment) -> ShareAt:
         def share_at(rate: float) -> float:
@@ -42,7 +42,7 @@ def simulated_variants(
 def good_share(
     deployment: Deployment, draws: Sequence[Sequence[Arrival]], regime: Regime, *, since: float = 0.0
 ) -> float:
-    """Of the requests of all draws that arrive after `since` seconds."""
+    """Share of good answers among requests of all draws that arrive after `since` seconds."""
     good = total = 0
     for arrivals in draws:
         if not arrivals:
