@@ -155,7 +155,7 @@ class Engine:
 
     @property
     def step_in_flight(self) -> StepInFlight | None:
-        """With overlap: the step that the device has, and whose tokens nobody has heard of."""
+        """With overlap: the step on the device, whose tokens are not reported yet."""
         return None if self._launched is None else self._launched.step
 
     def proceed(self) -> None:
@@ -213,7 +213,7 @@ class Engine:
         return reservation
 
     def admit_remote(self, request: Request, reservation: Reservation, num_computed: int) -> None:
-        """The KV of so many tokens has arrived: compute what follows. Its output is complete by now."""
+        """The KV of `num_computed` tokens has arrived: continue from there. The output so far is complete."""
         self.kv.arrived(reservation)
         request.num_computed = max(num_computed, reservation.first_token)
         now = self._clock()

@@ -161,7 +161,7 @@ class Outbox:
         self._batch(session).failed.add(request_id=request_id, code=code, message=message)
 
     def _batch(self, session: RouterSession) -> worker_pb2.EventBatch:
-        """The batch being filled; one that nobody reads any more if the session has ended."""
+        """The batch being filled; it is discarded if the session has ended."""
         batch = self._batches.get(session)
         if batch is None:
             batch = worker_pb2.EventBatch()
