@@ -144,7 +144,7 @@ async def _follow(dispatcher: ClusterDispatcher, stream: _Stream, prompt: list[i
 
 
 def _prompt(options: argparse.Namespace, seed: int) -> list[int]:
-    """No two rounds share a prefix: nothing of the context is cached where the answer goes on."""
+    """No two rounds share a prefix, so that nothing of the context is cached on the target."""
     rng = random.Random(seed)
     return [rng.randrange(16, 90) for _ in range(options.length)]
 

@@ -106,7 +106,7 @@ class Engine:
         """Compute one step and return the tokens it brought.
 
         With overlap, the tokens are those of the step before: this one is still running on the device while
-        its successor is planned. The device has only been told how it begins; `proceed` does the rest.
+        its successor is planned. Only its first part is enqueued; `proceed` enqueues the rest.
 
         With nothing to plan, it waits for the step in flight. `block` False leaves that to the caller: the
         output is `blocked` until `step_in_flight` is done; a request that comes meanwhile is planned at once.
