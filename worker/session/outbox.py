@@ -61,7 +61,7 @@ class Outbox:
     def report_load(self, load: worker_pb2.Load) -> None:
         """Add the load to every batch.
 
-        A session without events gets it when it has changed, or when it covers more of the session's commands.
+        A session without events gets it when it has changed, or when it covers more of its commands.
         """
         changed = load != self._load
         self._load = load
