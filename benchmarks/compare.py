@@ -28,7 +28,7 @@ from benchmarks.lib.systems import Comparison, Outcome, baton, transformers, vll
 from benchmarks.lib.workload import Fixed, Work, make_workload
 from engine.device.cpu_dtype import preferred_cpu_dtype
 
-__all__ = ["comparison_table"]
+__all__ = ["comparison_table", "make_parser"]
 
 _RESULTS = Path(__file__).parent / "results"
 

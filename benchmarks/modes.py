@@ -41,7 +41,7 @@ from rich.table import Table
 
 from benchmarks.lib.client import Record, Target, only_model
 from benchmarks.lib.machine import describe_machine
-from benchmarks.lib.mode_servers import MODEL_NAME, ModeServers, mode_arguments
+from benchmarks.lib.mode_servers import MODEL_NAME, ModeServers, mode_arguments, require_answers
 from benchmarks.lib.offer import offer
 from benchmarks.lib.outcomes import Point, Run, arrival_rate, points_of
 from benchmarks.lib.plots import plot_modes
@@ -206,19 +206,13 @@ def _sweep(
     """Rate, seed and what came of it, after a warm-up. Raises ServerFailed."""
     lengths = parse_lengths(options.input_length), parse_lengths(options.output_length)
     if options.warm_up:
-        _check(send(target, _workload(options.warm_up, max(options.rates), lengths, _WARM_UP_SEED)))
+        require_answers(send(target, _workload(options.warm_up, max(options.rates), lengths, _WARM_UP_SEED)))
     for rate in options.rates:
         count = options.requests or max(1, round(rate * options.seconds))
         for seed in options.seeds:
             records = send(target, _workload(count, rate, lengths, seed))
-            _check(records)
+            require_answers(records)
             yield rate, seed, records
-
-
-def _check(records: Sequence[Record]) -> None:
-    errors = [record.error for record in records if record.error is not None]
-    if len(errors) == len(records):
-        raise ServerFailed(f"none of {len(records)} requests was answered; the first: {errors[0]}")
 
 
 def _workload(count: int, rate: float, lengths: tuple[Lengths, Lengths], seed: int) -> list[Work]:

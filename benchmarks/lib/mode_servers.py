@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
+from benchmarks.lib.client import Record
 from benchmarks.lib.report import Objective
-from benchmarks.lib.server import BatonServer
+from benchmarks.lib.server import BatonServer, ServerFailed
 
-__all__ = ["MODEL_NAME", "MODES", "ModeServers", "mode_arguments", "modes_in"]
+__all__ = ["MODEL_NAME", "MODES", "ModeServers", "mode_arguments", "modes_in", "require_answers"]
 
 MODES: Final = ("mixed", "disagg", "adaptive")
 MODEL_NAME: Final = "model"
@@ -75,6 +76,13 @@ def _targets(objective: Objective) -> list[str]:
     if objective.tpot_s is not None:
         flags += ["--itl-target-ms", f"{1e3 * objective.tpot_s:g}"]
     return flags
+
+
+def require_answers(records: Sequence[Record]) -> None:
+    """Raises ServerFailed if there are requests and none was answered."""
+    errors = [record.error for record in records if record.error is not None]
+    if records and len(errors) == len(records):
+        raise ServerFailed(f"none of {len(records)} requests was answered; the first: {errors[0]}")
 
 
 def modes_in(text: str) -> tuple[str, ...]:

@@ -21,12 +21,12 @@ from router.simulator.simulation import NVLINK, ClusterSpec, LinkCosts, Simulati
 from router.simulator.worker import WorkerSettings
 from router.workers.capacity import prefix_aware
 
-__all__ = ["Deployment"]
+__all__ = ["STEP_SHARE", "Deployment"]
 
 _DEFAULT_STEP_S: Final = 0.020
 _MIXED_CHUNK: Final = 16_384
-_ADAPTIVE_PACE: Final = 0.95
-"""Share of the ITL target that steps with prompts aim at, so that TPOT stays below the target."""
+STEP_SHARE: Final = 0.95
+"""Share of the TPOT target that steps with prompts aim at on adaptive workers; mixed workers may too."""
 _SMALL_POOL: Final = 64
 """With this many workers or more, pages are larger, so that page accounting fits into memory."""
 
@@ -63,7 +63,7 @@ class Deployment:
     def simulation(self) -> Simulation:
         workers = self.prefill + self.decode
         adaptive = self.mode is Mode.ADAPTIVE
-        step = self.step_target_s or (_ADAPTIVE_PACE * self.targets.itl_s if adaptive else _DEFAULT_STEP_S)
+        step = self.step_target_s or (STEP_SHARE * self.targets.itl_s if adaptive else _DEFAULT_STEP_S)
         page_size = 64 if workers >= _SMALL_POOL else 16
         settings = WorkerSettings(
             chunk_tokens=self.chunk_tokens or (_MIXED_CHUNK if self.mode is Mode.MIXED else PREFILL_CHUNK),
