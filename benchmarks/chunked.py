@@ -93,7 +93,7 @@ Measure = Callable[[Setting, Sequence[Work]], list[Record]]
 
 
 def _on_cpu(options: argparse.Namespace) -> Measure:
-    """One model for all settings; each has an engine, and thus a cache, of its own."""
+    """One model for all settings; each has its own engine and cache."""
     largest = max(options.context, *options.chunks)
     base = SchedulerConfig(chunk_budget=largest, max_running_requests=64, itl_target_s=None)
     config = EngineConfig(

@@ -2,8 +2,8 @@
 
 Two workers in this process, over the loopback transport, answer long prompts. Answers of one worker move to
 the other, alternating between the two methods. One run, one machine, one prompt length: only the ratio is
-meaningful. "lost decode-0" is the
-worker that the benchmark takes out of rotation, so that its answers are recomputed.
+meaningful. "lost decode-0" is the worker that the benchmark takes out of rotation, so that its answers are
+recomputed.
 
     python -m benchmarks.drain_pause --model FOLDER --output FILE.json
 """
@@ -144,7 +144,7 @@ async def _follow(dispatcher: ClusterDispatcher, stream: _Stream, prompt: list[i
 
 
 def _prompt(options: argparse.Namespace, seed: int) -> list[int]:
-    """No two rounds share a prefix: nothing of the context is cached where the answer goes on."""
+    """No two rounds share a prefix, so that nothing of the context is cached on the target."""
     rng = random.Random(seed)
     return [rng.randrange(16, 90) for _ in range(options.length)]
 

@@ -75,7 +75,7 @@ def mean_context(engine: Engine) -> float:
 
 
 def mix_in(engine: Engine, batch: int, prompt_tokens: int, options: argparse.Namespace, vocab: int) -> None:
-    """Have each of the coming steps take so many tokens of prompts along."""
+    """Add this many prompt tokens to each of the following steps."""
     scheduler = engine.scheduler
     scheduler.config = replace(scheduler.config, chunk_budget=batch + prompt_tokens)
     count = (_STEPS + _PROFILED + 20) * prompt_tokens // _PROMPT + 1

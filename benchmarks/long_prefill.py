@@ -42,7 +42,7 @@ async def interrupt(target: Target, decodes: Sequence[Work], long: Work) -> tupl
     async with open_client(target) as client, asyncio.TaskGroup() as group:
         for work, record in zip(decodes, running, strict=True):
             group.create_task(send(client, target, work, record))
-        # Records are plain data and wake nobody, so this polls; it stops short of the measurement.
+        # Records are plain data without events, so this polls; it ends before the measurement.
         while any(len(record.arrivals) < _TOKENS_BEFORE and not record.ended for record in running):  # noqa: ASYNC110
             await asyncio.sleep(_POLL_S)
         last = group.create_task(send(client, target, long))

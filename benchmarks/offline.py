@@ -39,8 +39,8 @@ def run(
 ) -> list[Record]:
     """Answer everything, to full length; one record a request, in the workload's order.
 
-    `sampling` says how, for a length and a seed.
-    `on_tokens` is told after each step how many tokens it brought.
+    `sampling` says how, for a length and a seed. `on_tokens` is called after each step with its number of
+    tokens.
     """
     now = time.monotonic()
     records = [Record(sent=now, prompt_tokens=len(work.prompt)) for work in workload]

@@ -124,7 +124,7 @@ class _Spec:
 
 
 class _Device:
-    """What an engine asks of a runner."""
+    """The runner's interface to the engine."""
 
     spec = _Spec()
 

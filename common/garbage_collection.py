@@ -26,7 +26,7 @@ def tune_gc() -> None:
 
     A full collection visits all containers of the process, among them every prompt and every list of pages:
     with a thousand requests it stopped the engine for 100 to 600 ms, several times a minute. What Baton drops
-    is freed by reference counts; whoever has idle time may still call `gc.collect`.
+    is freed by reference counts; idle processes may still call `gc.collect`.
     """
     freeze_gc()
     young, middle, _ = gc.get_threshold()

@@ -110,7 +110,8 @@ class SchedulerConfig:
     """Policy "shortest": a prompt of n tokens is overtaken by at most n * prompt_patience tokens of shorter
     prompts that came later. Finite and above 0."""
     aging_tokens: int = 4_000_000
-    """Other policies: a request goes first when so many prompt tokens have been admitted since it came."""
+    """Other policies: a request goes first when this many prompt tokens have been admitted since it
+    arrived."""
     tenant_quantum: int | None = None
     """Prompt tokens that each tenant may have admitted in its turn while requests of several tenants wait
     (deficit round robin); None: all tenants share one queue."""
@@ -157,13 +158,13 @@ class SchedulerConfig:
             raise ValueError("max_long_partial_prefills needs long_prefill_token_threshold")
 
     def longest_chunk(self, context: int) -> int | None:
-        """Tokens of one prompt that a step takes at most, for a context of so many; None: no limit."""
+        """Most tokens of one prompt in a step, for this context length; None: no limit."""
         if self.long_prefill_token_threshold == "auto":
             return max(1, int(context * _LONG_PREFILL_SHARE))
         return self.long_prefill_token_threshold
 
     def prefill_limit(self, context: int) -> int:
-        """Prefill tokens of a step that has no decodes, for a context of so many tokens."""
+        """Prefill tokens of a step without decodes, for this context length."""
         limit = self.chunk_budget
         if limit is None:
             longest = self.longest_chunk(context)

@@ -106,7 +106,7 @@ class Engine:
         """Compute one step and return the tokens it brought.
 
         With overlap, the tokens are those of the step before: this one is still running on the device while
-        its successor is planned. The device has only been told how it begins; `proceed` does the rest.
+        its successor is planned. Only its first part is enqueued; `proceed` enqueues the rest.
 
         With nothing to plan, it waits for the step in flight. `block` False leaves that to the caller: the
         output is `blocked` until `step_in_flight` is done; a request that comes meanwhile is planned at once.
@@ -155,7 +155,7 @@ class Engine:
 
     @property
     def step_in_flight(self) -> StepInFlight | None:
-        """With overlap: the step that the device has, and whose tokens nobody has heard of."""
+        """With overlap: the step on the device, whose tokens are not reported yet."""
         return None if self._launched is None else self._launched.step
 
     def proceed(self) -> None:
@@ -213,7 +213,7 @@ class Engine:
         return reservation
 
     def admit_remote(self, request: Request, reservation: Reservation, num_computed: int) -> None:
-        """The KV of so many tokens has arrived: compute what follows. Its output is complete by now."""
+        """The KV of `num_computed` tokens has arrived: continue from there. The output so far is complete."""
         self.kv.arrived(reservation)
         request.num_computed = max(num_computed, reservation.first_token)
         now = self._clock()

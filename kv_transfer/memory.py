@@ -30,7 +30,7 @@ class PoolMemory:
         return int(self.device.partition(":")[2] or 0)
 
     def require_page_bytes(self, page_bytes: int) -> None:
-        """Raises ValueError if a layout of so many bytes a page is not what this memory was cut into."""
+        """Raises ValueError if the layout's page size in bytes differs from this memory's."""
         if self.page_bytes != page_bytes:
             raise ValueError(f"the pool has {self.page_bytes} bytes a page, its layout {page_bytes}")
 

@@ -62,7 +62,7 @@ class Endpoint:
 def connect(address: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.aio.Channel:
     """A channel to `host:port`. Connects lazily; an unreachable peer fails the first call, not this one.
 
-    `credentials` are those of `Identity.call`; without them nothing is encrypted, and nobody authenticated.
+    `credentials` are those of `Identity.call`; without them there is no encryption and no authentication.
     """
     if credentials is None:
         return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)

@@ -43,7 +43,7 @@ class GrpcServer:
 
         Raises PortTaken.
 
-        `credentials` are those of `Identity.serve`; without them, whoever reaches the port is served.
+        `credentials` are those of `Identity.serve`; without them, every client is served.
         """
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:

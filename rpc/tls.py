@@ -66,13 +66,13 @@ class Identity:
         )
 
     def serve(self, client: bytes) -> grpc.ServerCredentials:
-        """For a server that talks to nobody but the holder of the certificate `client`."""
+        """For a server that accepts only the holder of the certificate `client`."""
         return grpc.ssl_server_credentials(
             [(self.key, self.certificate)], root_certificates=client, require_client_auth=True
         )
 
     def call(self, server: bytes) -> grpc.ChannelCredentials:
-        """For a channel to nobody but the holder of the certificate `server`."""
+        """For a channel that accepts only the holder of the certificate `server`."""
         return grpc.ssl_channel_credentials(
             root_certificates=server, private_key=self.key, certificate_chain=self.certificate
         )

@@ -1,1 +1,1 @@
-"""The largest rate at which nine of ten answers are good, for each mode, over targets and workloads."""
+"""Finds the largest rate at which 90% of answers are good, per mode, over targets and workloads."""

@@ -1,4 +1,4 @@
-"""What the frontier is searched over: targets, and workloads that draw the same requests at every rate."""
+"""Targets and workloads of the frontier search. A workload draws the same requests at every rate."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _Choose: TypeAlias = Callable[[np.ndarray, np.ndarray, int], np.ndarray]
 
 @dataclass(frozen=True, slots=True)
 class Regime:
-    """Targets that an answer must meet, both, to be good."""
+    """Targets that a good answer meets, both of them."""
 
     name: str
     ttft_s: float
@@ -36,7 +36,7 @@ class Regime:
 
 
 def scaled(regime: Regime, factor: float) -> Regime:
-    """All targets times `factor`: for machines that are so much slower."""
+    """All targets times `factor`, for slower machines."""
     return Regime(regime.name, factor * regime.ttft_s, factor * regime.tpot_s)
 
 
@@ -55,7 +55,7 @@ def _by_chance(_: np.ndarray, chance: np.ndarray, count: int) -> np.ndarray:
 
 
 def _by_time(place: np.ndarray, chance: np.ndarray, count: int) -> np.ndarray:
-    """Gradually from the first mix to the last."""
+    """Shifts gradually from the first mix to the last."""
     position = place * (count - 1)
     later: np.ndarray = np.floor(position) + (chance < position % 1)
     return np.asarray(np.minimum(later, count - 1), dtype=np.int64)
@@ -72,11 +72,11 @@ class Workload:
     def arrivals(
         self, rate: float, seconds: float, seed: int, *, warm_up: float = 0.0, scale: float = 1.0
     ) -> list[Arrival]:
-        """Requests of `seconds` at `rate` a second, after those of a warm-up at the same rate.
+        """Requests during `seconds` at `rate` per second, after a warm-up at the same rate.
 
         The n-th request of a seed has the same lengths at every rate (unless its mix depends on the time),
-        and comes earlier in proportion: so two rates differ by little else than the rate. `scale` shortens
-        all lengths.
+        and arrives proportionally earlier, so that results differ only by the rate. `scale` shortens all
+        lengths.
         """
         streams = np.random.SeedSequence(seed).spawn(2 + 2 * len(self.mixes))
         gaps, chances, *lengths = (np.random.default_rng(stream) for stream in streams)

@@ -1,4 +1,4 @@
-"""Frontiers that were found, as a table, a file and a plot."""
+"""Results of the frontier search as a table, a file and a plot."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rich.table import Table
 __all__ = ["PARITY", "Cell", "Found", "cells_of", "frontier_table", "plot_frontiers"]
 
 PARITY: Final = 0.98
-"""Of the better fixed mode: below it, adaptive placement has something to explain."""
+"""Rate relative to the better fixed mode below which adaptive placement is marked."""
 _COLORS: Final = {"mixed": "#2563eb", "disagg": "#0d9488", "adaptive": "#d97706"}
 _FIXED: Final = ("mixed", "disagg")
 
@@ -30,7 +30,7 @@ class Found:
     workload: str
     mode: str
     variant: str
-    """The best way to run the mode."""
+    """The best variant of the mode."""
     rate: float
     """Requests a second; 0 if no rate keeps the share."""
     share: float
@@ -57,7 +57,7 @@ class Cell:
 
     @property
     def parity(self) -> float | None:
-        """Adaptive's rate by that of the better fixed mode; None where either is missing or keeps nothing."""
+        """Adaptive's rate relative to the better fixed mode's; None if either is missing or 0."""
         fixed = max((self.modes[mode].rate for mode in _FIXED if mode in self.modes), default=0.0)
         if "adaptive" not in self.modes or not fixed:
             return None
@@ -65,7 +65,7 @@ class Cell:
 
 
 def cells_of(found: Sequence[Found]) -> list[Cell]:
-    """In the order in which they come; a later result of the same mode and cell wins."""
+    """Cells in order of appearance; a later result of the same mode and cell replaces an earlier one."""
     cells: dict[tuple[int, str, str], dict[str, Found]] = {}
     for each in found:
         cells.setdefault((each.workers, each.regime, each.workload), {})[each.mode] = each
@@ -73,7 +73,10 @@ def cells_of(found: Sequence[Found]) -> list[Cell]:
 
 
 def frontier_table(found: Sequence[Found], title: str) -> Table:
-    """One row a cell; adaptive by the better fixed mode in the last column, marked below `PARITY`."""
+    """One row per cell; the last column is adaptive relative to the better fixed mode.
+
+    It is marked below `PARITY`.
+    """
     table = Table(title=title, title_justify="left", show_edge=False)
     for name in ("workers", "targets", "workload"):
         table.add_column(name)
@@ -97,7 +100,7 @@ def _parity(cell: Cell) -> str:
 
 
 def plot_frontiers(found: Sequence[Found], title: str, path: Path) -> None:
-    """A panel for each number of workers and regime; one group of bars a workload, one bar a mode."""
+    """A panel per number of workers and regime, a group of bars per workload, a bar per mode."""
     cells = cells_of(found)
     rows = list(dict.fromkeys(cell.workers for cell in cells))
     columns = list(dict.fromkeys(cell.regime for cell in cells))

@@ -1,4 +1,4 @@
-"""Finds the largest rate of requests at which enough answers are good, from a function of the rate."""
+"""Finds the largest request rate at which enough answers are good, by bisection."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final, TypeAlias
 __all__ = ["WANTED", "Frontier", "Search", "ShareAt", "best_of", "find_frontier"]
 
 ShareAt: TypeAlias = Callable[[float], float]
-"""Share of good answers at so many requests a second."""
+"""From requests per second to the share of good answers."""
 
 WANTED: Final = 0.9
 
@@ -18,12 +18,12 @@ WANTED: Final = 0.9
 @dataclass(frozen=True, slots=True)
 class Search:
     start: float = 4.0
-    """Requests a second that are tried first."""
+    """First rate that is tried, in requests per second."""
     wanted: float = WANTED
     precision: float = 0.01
-    """The answer is below the frontier by at most this part of it."""
+    """Relative precision of the result, which is below the frontier by at most this."""
     stride: float = 1.25
-    """Between rates, until one keeps `wanted` and the next does not."""
+    """Factor between rates, until one reaches `wanted` and the next does not."""
     lowest: float = 0.02
     highest: float = 10_000.0
 
@@ -37,7 +37,7 @@ class Search:
 @dataclass(frozen=True, slots=True)
 class Frontier:
     rate: float
-    """Requests a second; 0 if no rate that was tried keeps the share."""
+    """Requests per second; 0 if no tried rate reaches the share."""
     share: float
     """Of good answers at `rate`."""
     probes: tuple[tuple[float, float], ...]
@@ -67,7 +67,7 @@ def find_frontier(share_at: ShareAt, search: Search) -> Frontier:
 
 
 def best_of(variants: Mapping[str, ShareAt], search: Search) -> tuple[str, Frontier]:
-    """The variant with the highest frontier, the first one if they are equal.
+    """The variant with the highest frontier; the first of equals.
 
     A variant that does not keep the share just above the best so far costs one probe. Raises ValueError if
     there are no variants.
@@ -88,7 +88,7 @@ def best_of(variants: Mapping[str, ShareAt], search: Search) -> tuple[str, Front
 
 
 def _bracket(keeps: Callable[[float], bool], search: Search) -> tuple[float, float]:
-    """A rate that keeps the share, and a higher one that does not; 0 and infinity where there is none."""
+    """A rate that reaches the share, and a higher one that does not; 0 and infinity if there is none."""
     rate = search.start
     if keeps(rate):
         while rate < search.highest:

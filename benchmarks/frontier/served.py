@@ -1,4 +1,4 @@
-"""Shares of good answers of real servers, for every way to run a mode."""
+"""Shares of good answers of real servers, for every variant of a mode."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FIRST_ID, _LAST_ID = 1_000, 30_000
 
 
 def served_variants(mode: str, servers: ModeServers, regime: Regime) -> dict[str, ModeServers]:
-    """By name; those of `benchmarks.frontier.simulated` where flags name none."""
+    """Variants by name; those of `benchmarks.frontier.simulated` unless given by flags."""
     own = replace(servers, objective=regime.objective)
     if mode == "mixed":
         step = f"{1e3 * STEP_SHARE * regime.tpot_s:g}"
@@ -58,7 +58,7 @@ def serving(
     seeds: Sequence[int],
     scale: float,
 ) -> Iterator[ShareAt]:
-    """A server of that mode while the block runs; what it yields sends requests. Raises ServerFailed."""
+    """Context with a server of that mode; yields a function that sends requests. Raises ServerFailed."""
     with servers.server(mode) as server:
         target = Target(server.url, MODEL_NAME, extra={"ignore_eos": True, "temperature": 0})
 

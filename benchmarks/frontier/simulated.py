@@ -1,4 +1,4 @@
-"""Shares of good answers on the simulated cluster, for every way to run a mode."""
+"""Shares of good answers on the simulated cluster, for every variant of a mode."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def simulated_variants(
     warm_up: float,
     seeds: Sequence[int],
 ) -> dict[str, ShareAt]:
-    """By name. Fixed modes have several: mixed two step targets, disagg every split."""
+    """Variants by name. Mixed has two step targets, disagg every split."""
 
     def share_of(deployment: Deployment) -> ShareAt:
         def share_at(rate: float) -> float:
@@ -39,7 +39,7 @@ def simulated_variants(
 def good_share(
     deployment: Deployment, draws: Sequence[Sequence[Arrival]], regime: Regime, *, since: float = 0.0
 ) -> float:
-    """Of the requests of all draws that arrive after `since` seconds."""
+    """Share of good answers among requests of all draws that arrive after `since` seconds."""
     good = total = 0
     for arrivals in draws:
         if not arrivals:

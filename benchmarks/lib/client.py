@@ -100,7 +100,7 @@ def open_client(target: Target) -> httpx.AsyncClient:
 async def send(client: httpx.AsyncClient, target: Target, work: Work, record: Record | None = None) -> Record:
     """Send one request and wait for its end. What goes wrong is written into the record, not raised.
 
-    Who wants to watch the answer grow passes a record of their own.
+    To observe the answer while it grows, pass a record.
     """
     record = record or Record()
     record.sent = time.monotonic()

@@ -28,7 +28,7 @@ __all__ = ["run_router"]
 
 @dataclass(frozen=True, slots=True)
 class _Handle:
-    """A worker that nobody stops or restarts."""
+    """A worker that is never stopped or restarted."""
 
     address: str
     worker_id: str = "decode-0"

@@ -21,7 +21,7 @@ def sampling_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def body_of(options: argparse.Namespace) -> dict[str, float]:
-    """Fields of a request's body. What is off is left out: not every server knows all of them."""
+    """Fields of a request's body. Default values are omitted, since not every server supports all fields."""
     asked = {name: getattr(options, name) for name in _OFF}
     return {
         "temperature": options.temperature,

@@ -54,7 +54,7 @@ class DecodePlan(NamedTuple, Generic[A]):
 
 
 class PlanLayout:
-    """Where each field of a plan lies in one array of int32, for R requests and a grid of P parts."""
+    """Offsets of a plan's fields in one array of int32, for R requests and a grid of P parts."""
 
     def __init__(self, requests: int, parts: int) -> None:
         self.requests, self.parts = requests, parts

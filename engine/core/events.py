@@ -68,7 +68,7 @@ class StepOutput:
     prompt_tokens: int = 0
     """Tokens of those chunks."""
     completed: bool = False
-    """A step has completed, perhaps without tokens: requests that waited for its pages may go on."""
+    """Whether a step completed, perhaps without tokens: requests that waited for its pages may continue."""
     blocked: bool = False
     """There is nothing to compute before the step in flight ends, and it has not: see `Engine.step`."""
     measured: StepMeasured | None = None

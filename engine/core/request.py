@@ -66,7 +66,8 @@ class Request:
     pinned: bool = False
     """A peer may read its pages, which therefore stay: the request is never preempted."""
     paused: bool = False
-    """It decodes no further until it goes on, here or elsewhere. It keeps its pages and its slot."""
+    """Decoding is paused until the request continues, here or on another worker. It keeps its pages and its
+    slot."""
     matcher: Matcher | None = None
     """Follows `sampling.grammar`; set when an engine takes the request."""
     finish: FinishReason | None = None

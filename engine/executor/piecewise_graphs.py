@@ -1,4 +1,4 @@
-"""Piecewise CUDA graphs for small mixed steps: one graph for what lies between two attention calls.
+"""Piecewise CUDA graphs for small mixed steps: one graph for the operations between two attention calls.
 
 Launched kernel by kernel, a mixed step keeps the host busy for ten milliseconds, longer than a few hundred
 tokens keep a large GPU busy. Attention is launched eagerly, since it depends on the step's requests; the rest

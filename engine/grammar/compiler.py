@@ -101,7 +101,7 @@ class GrammarCompiler:
             return Matcher(matcher.deep_copy())
 
     def forget(self, grammar: Grammar) -> None:
-        """Compile the grammar anew when it is wanted again.
+        """Drop a compiled grammar, so that its next use compiles it again.
 
         Its matchers share the lexer's states: when one has reached a limit, so have all.
         """

@@ -25,7 +25,7 @@ class Matcher:
     """Belongs to one request, and to one thread. A new one replays the request's output in O(tokens)."""
 
     def __init__(self, inner: LLMatcher) -> None:
-        """`inner` stands at the beginning, and is nobody else's."""
+        """`inner` is at the beginning of the grammar, and not shared."""
         self.inner: Final = inner
         self._consumed = 0
 

@@ -19,7 +19,7 @@ __all__ = ["OutputLengths", "allowed_tokens", "peak_growth"]
 
 _FIRST_GUESS: Final = 256.0
 _WEIGHT: Final = 0.02
-"""Weight of the newest answer in the running mean, which thus covers about the last hundred."""
+"""Weight of the newest answer in the running mean, which covers about the last hundred."""
 
 
 class OutputLengths:

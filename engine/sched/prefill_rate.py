@@ -8,7 +8,7 @@ from typing import Final
 __all__ = ["PrefillRate"]
 
 _WEIGHT: Final = 0.1
-"""Weight of the newest step in the running mean, which thus covers about the last ten."""
+"""Weight of the newest step in the running mean, which covers about the last ten."""
 
 
 class PrefillRate:

@@ -96,7 +96,7 @@ class Drained:
 
 @dataclass(frozen=True, slots=True)
 class Reopened:
-    """The transport was closed and opened anew: peers reach this worker as `peer` from now on."""
+    """The transport was closed and reopened: peers reach this worker as `peer` from now on."""
 
     peer: Peer
 

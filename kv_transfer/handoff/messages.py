@@ -75,7 +75,7 @@ class Message:
     target: int
     """Epoch of the addressed worker; a restarted worker on the same address ignores the message."""
     secret: int
-    """The ticket's secret: messages without it are ignored, whoever can reach the transport."""
+    """The ticket's secret: messages without it are ignored."""
     body: Body
 
 

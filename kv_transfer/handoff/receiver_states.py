@@ -39,7 +39,7 @@ class ReceiveAction(Enum):
     SEND_REVOKE = auto()
     ACCEPT = auto()  # report the handoff as ready
     FAIL = auto()  # report it as failed: the pages are in quarantine from here on
-    FREE_PAGES = auto()  # report that nobody writes the pages any more
+    FREE_PAGES = auto()  # report that the pages are not written any more
 
 
 _S, _E, _A = Receiving, ReceiveEvent, ReceiveAction

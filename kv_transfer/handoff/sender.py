@@ -94,7 +94,7 @@ class KVSender:
             # names is closed. A Drain could overtake bytes that are still on their way from that transport.
             self._unexpected["ticket"] += 1
             if handoff is not None and handoff.ticket is None:
-                self._fire(handoff, SendEvent.ABORT, now, "this worker's KV transport was opened anew")
+                self._fire(handoff, SendEvent.ABORT, now, "this worker's KV transport was reopened")
             return
         if handoff is None:
             self._unexpected["ticket"] += 1

@@ -11,13 +11,13 @@ __all__ = ["SENDING", "SendAction", "SendEvent", "Sending"]
 
 
 class Sending(Enum):
-    OPEN = auto()  # KV is being computed; nobody has asked for its pages yet
-    COMPUTED = auto()  # the last of it is computed; still nobody has asked
+    OPEN = auto()  # KV is being computed; there is no ticket yet
+    COMPUTED = auto()  # all KV is computed; there is still no ticket
     PUSHING = auto()  # pages leave as they are computed
     FLUSHING = auto()  # every page is on its way
     CONFIRMING = auto()  # every page was written; the receiver verifies
     DRAINING = auto()  # given up, but writes are in flight: the pages are still being read
-    ABANDONED = auto()  # likewise, for so long that the pages are given back under the writes
+    ABANDONED = auto()  # draining for too long: the pages are freed under the writes
     CLOSED = auto()
 
 
@@ -29,7 +29,7 @@ class SendEvent(Enum):
     REVOKE = auto()  # the receiver gave up
     ABORT = auto()  # this worker gave up
     WRITE_FAILED = auto()
-    PEER_LOST = auto()  # the receiver's process is gone, or was declared dead: nobody waits for these pages
+    PEER_LOST = auto()  # the receiver's process is gone, or was declared dead
     DEADLINE = auto()
 
 

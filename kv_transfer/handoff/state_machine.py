@@ -30,8 +30,7 @@ class Machine(Generic[S, E, A]):
     ) -> None:
         """`timeout_s`: how long a handoff may make no progress.
 
-        `patience` names the states that no progress leads out of: their deadline starts anew, that many
-        seconds after each entry.
+        `patience`: states that progress does not leave, with seconds; their deadline restarts at each entry.
         """
         self.state = state
         self.deadline = now + timeout_s

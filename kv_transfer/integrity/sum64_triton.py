@@ -12,7 +12,7 @@ __all__ = ["page_sums"]
 
 _BLOCK = 1024
 _ROUNDS = 8
-"""A program reads so many blocks of a page: 32 KiB in words of 4 bytes."""
+"""Blocks of a page that a program reads: 32 KiB in words of 4 bytes."""
 
 
 def page_sums(pool: torch.Tensor, jobs: torch.Tensor, words: Words) -> torch.Tensor:

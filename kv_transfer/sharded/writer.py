@@ -1,4 +1,4 @@
-"""One rank's part of a write: from its pool to the pools of all ranks of the peer that want its heads."""
+"""One rank's part of a write: from its pool to those of all ranks of the peer that hold its heads."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class WriteFailed:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A message from a peer, as bytes that nobody has checked."""
+    """A message from a peer, as unchecked bytes."""
 
     data: bytes
 

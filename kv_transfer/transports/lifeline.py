@@ -1,4 +1,4 @@
-"""Whether the process of a peer still exists, as told by the kernels and not by anybody's patience.
+"""Detects whether the process of a peer still exists, by its kernel and not by a timeout.
 
 Each worker listens on a TCP port that carries nothing but its name. Its peers hold a connection to it. When
 the process ends, however it ends, its kernel closes them at once; a stopped, busy or unreachable process
@@ -6,12 +6,10 @@ keeps them open. The end of a connection alone proves nothing: a firewall, a loa
 way may reset a connection that was idle, or that it forgot. The peer is dialled again, and is gone only if
 its host says so:
 
-| answer to the next dial | meaning |
-| --- | --- |
-| connection refused | nobody listens there any more: the process is gone |
-| another name | its port belongs to another process: the process is gone |
-| the same name | it lives; something on the way cut the connection |
-| nothing, timeout, no route | unknown: it is dialled again until something is known, or `unwatch` |
+| answer to the next dial | meaning | | --- | --- | | connection refused | no process listens there any more:
+it is gone | | another name | its port belongs to another process: the process is gone | | the same name | it
+lives; something on the way cut the connection | | nothing, timeout, no route | unknown: it is dialled again
+until something is known, or `unwatch` |
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ _OPTIONS: Final = (
 """A probe every 10 s keeps middleboxes from forgetting the connection. It is given up, which says nothing of
 the peer, after 30 s without an answer: with the kernel's defaults that would take two hours."""
 _SYN_RETRIES: Final = 3
-"""About 15 s for a dial that nobody answers."""
+"""About 15 s for a connection attempt without an answer."""
 
 
 @dataclass(slots=True, eq=False)
@@ -117,7 +115,7 @@ class Lifeline:
         for watch in self._watched.values():
             self._hang_up(watch)
         self._watched.clear()
-        self._listener.close()  # first: whoever sees its connection end dials again, and has to be refused
+        self._listener.close()  # first: peers whose connection ends reconnect, and must be refused
         for accepted in self._accepted.values():
             accepted.close()
         self._accepted.clear()
@@ -177,7 +175,7 @@ class Lifeline:
             self._redial(watch, now)  # closed or reset, by its host or by something on the way
             return False
         if not watch.unread.startswith(said):
-            return True  # its port belongs to somebody else now
+            return True  # its port belongs to another process now
         watch.unread = watch.unread[len(said) :]
         if not watch.unread:
             watch.redial_s = _REDIAL_S

@@ -14,7 +14,7 @@ __all__ = ["SETTLE_S", "Link", "configure", "lifeline_of", "pack_metadata", "unp
 
 SETTLE_S: Final = 1.0
 """How long a broken link is polled before its end is reported: bytes that the kernels hold for it are
-still delivered meanwhile, and land in pages that nobody reuses yet."""
+still delivered meanwhile, and land in pages that are not reused yet."""
 
 
 @dataclass(slots=True, eq=False)
@@ -33,7 +33,7 @@ class Link:
             self.broken, self.broken_at = reason, now
 
     def mark_peer_lost(self, now: float) -> None:
-        """The peer's process is gone. What it had sent may still be on its way, so settling starts anew."""
+        """The peer's process is gone. Its data may still be in flight, so settling restarts."""
         self.break_off("its process is gone", now)
         self.peer_is_gone, self.broken_at = True, now
 

@@ -252,7 +252,7 @@ class UcxxTransport:
                 self._on_frame(pending.buffers[0].tobytes(), events)
 
     def _on_frame(self, frame: bytes, events: list[TransportEvent]) -> None:
-        """Acts on what a peer says, unless it makes no sense; then nobody answers, and a deadline will."""
+        """Handle a peer's message. An invalid one gets no answer, and the handoff's deadline expires."""
         if len(frame) < _FRAME.size:
             return
         kind, length = _FRAME.unpack_from(frame)

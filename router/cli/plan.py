@@ -29,7 +29,7 @@ __all__ = ["make_parser", "run"]
 
 _USAGE_ERROR: Final = 2
 _FILE_WIDTH: Final = 140
-"""Of the output where it is no terminal's."""
+"""Width of the output if it is not a terminal."""
 _DESCRIPTION: Final = """\
 Predict how a cluster should be arranged for a load, before any GPU is used. Every candidate (mixed workers,
 every P:D split of --mode disagg, --mode adaptive, each with the tensor parallelism that fits) serves the load
@@ -265,7 +265,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     load = parser.add_argument_group("load")
     load.add_argument("--trace", type=Path, metavar="FILE", help="in Mooncake's format")
-    load.add_argument("--speed", type=float, default=1.0, metavar="X", help="replay a trace so much faster")
+    load.add_argument("--speed", type=float, default=1.0, metavar="X", help="speed-up of a replayed trace")
     load.add_argument("--most", type=int, metavar="N", help="requests of a trace (default: all)")
     load.add_argument("--prompt-tokens", type=_lengths, metavar="LENGTHS")
     load.add_argument("--output-tokens", type=_lengths, metavar="LENGTHS")

@@ -62,10 +62,10 @@ class RayWorker:
         except (TimeoutError, RayError) as error:
             if actor is not self._actor:
                 # `revive` replaced the actor meanwhile: its failure says nothing about the new one.
-                raise WorkerUnavailable("it was started anew") from None
+                raise WorkerUnavailable("it was restarted") from None
             raise await self._trouble_of(actor, error) from None
         if actor is not self._actor:
-            raise WorkerUnavailable("it was started anew")
+            raise WorkerUnavailable("it was restarted")
         self._was_up = self._has_served = True
         return Endpoint(listening.address, self._identity.call(listening.certificate))
 
@@ -86,7 +86,7 @@ class RayWorker:
         """Ray restarts a process that dies, but not an actor whose constructor fails."""
         async with self._replacing:
             if actor is not self._actor:
-                return WorkerUnavailable("it was started anew")
+                return WorkerUnavailable("it was restarted")
             if not self._was_stopped:
                 await self._replace()
         return WorkerBroken(_last_line(error))

@@ -90,7 +90,10 @@ def nobody_is_ready(complaints: Iterable[str]) -> AttemptFailed:
 
 
 def moved_to_nobody() -> AttemptFailed:
-    """A move was called off when it was complete. The answer is computed again, which is no attempt more."""
+    """A move was cancelled when it was already complete.
+
+    The answer is computed again, without counting an attempt.
+    """
     reason = "the answer had moved when its move was called off"
     return AttemptFailed(reason, None, Unavailable(reason), planned=True)
 

@@ -1,4 +1,4 @@
-"""What a request is called, from the client's trace through the router's log to the workers' logs."""
+"""Identity of a request: its id and trace, in the router's and the workers' logs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TraceContext:
 
     @classmethod
     def of(cls, traceparent: str | None) -> TraceContext:
-        """The caller's; a new trace where there is none, or it is not valid."""
+        """The caller's trace; a new one if there is none, or it is invalid."""
         found = _TRACEPARENT.fullmatch((traceparent or "").strip())
         if found is None:
             return cls(secrets.token_hex(16))
@@ -40,7 +40,7 @@ class TraceContext:
         return cls(trace_id, parent_id, bool(int(flags, 16) & _SAMPLED))
 
     def traceparent(self, span_id: str) -> str:
-        """For whoever is called within the span `span_id`."""
+        """The header for calls within the span `span_id`."""
         return f"00-{self.trace_id}-{span_id}-{'01' if self.sampled else '00'}"
 
 
@@ -49,14 +49,14 @@ class RequestIdentity:
     """One request of a client, which may ask for several sequences."""
 
     id: str = ""
-    """Empty: not a client's; its sequences draw their own."""
+    """Empty if it is not a client's request; its sequences then get random ids."""
     trace: TraceContext = field(default_factory=lambda: TraceContext.of(None))
     operation: str = "text_completion"
     """gen_ai.operation.name of the GenAI semantic conventions."""
     _count: count[int] = field(default_factory=count, repr=False)
 
     def next_sequence(self) -> tuple[int, str]:
-        """Index and id of one more sequence: the request's own id, then with -1, -2, … behind it."""
+        """Index and id of the next sequence: the request's own id, then with suffixes -1, -2, …"""
         index = next(self._count)
         if not self.id:
             return index, secrets.token_hex(8)
@@ -64,4 +64,4 @@ class RequestIdentity:
 
 
 CURRENT_REQUEST: Final[ContextVar[RequestIdentity | None]] = ContextVar("request", default=None)
-"""Set by the front end for the call that it takes in."""
+"""Set by the frontend for each call."""

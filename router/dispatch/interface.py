@@ -18,11 +18,11 @@ class Delta:
     token_ids: list[int] = field(default_factory=list)
     """Includes the stop token, which counts as generated but is never shown."""
     logprobs: list[sampling_pb2.TokenLogprobs] = field(default_factory=list)
-    """One a token, or none at all."""
+    """One per token, or none."""
     finish: int = sampling_pb2.FINISH_REASON_UNSPECIFIED
     """A sampling_pb2.FinishReason; unspecified (0) until the last delta."""
     stop_token: int | None = None
-    """With the last delta: the EOS or stop token that ended the sequence, if one did."""
+    """With the last delta: the EOS or stop token that ended the sequence, or None."""
     cached_tokens: int | None = None
     """Prompt tokens found in a prefix cache; with the first delta."""
     timings: router_pb2.Timings | None = None
@@ -30,7 +30,7 @@ class Delta:
 
 
 class Dispatcher(Protocol):
-    """Runs one sequence on the cluster, whatever the mode."""
+    """Runs one sequence on the cluster, in any mode."""
 
     def generate(
         self,
@@ -44,12 +44,11 @@ class Dispatcher(Protocol):
     ) -> AsyncGenerator[Delta, bool | None]:
         """Yield new tokens until a delta with a finish reason.
 
-        A caller that finds the end of the text by itself, at a stop string, says so with `asend(True)`. The
-        sequence then counts as stopped, not as aborted, and the answer is a delta without tokens: finish
-        reason STOP, and the timings.
-        Closing or cancelling the generator aborts the request on every worker that knows of it.
-        `timeout_s` and `ttft_deadline_s`, for the first token, count from the call; 0 means no deadline.
-        Requests of one `tenant` share its turn where the workers' queues are fair. Raises RouterError.
+        A caller that detects the end of the text itself, at a stop string, calls `asend(True)`. The sequence
+        then counts as stopped, not as aborted, and the result is a delta without tokens: finish reason STOP,
+        and the timings. Closing or cancelling the generator aborts the request on all its workers.
+        `timeout_s` and `ttft_deadline_s`, for the first token, count from the call; 0 means no deadline. With
+        fair queues, requests of one `tenant` share its turn. Raises RouterError.
         """
         ...
 

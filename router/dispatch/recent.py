@@ -1,4 +1,4 @@
-"""What the router did in the last minute: for people who watch it. Prometheus has the long run."""
+"""Statistics of the last minute, for the live page. Prometheus has the history."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KEPT: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class EndedRequest:
-    """A sequence that is over. Nothing of its text, nor whose it was."""
+    """A sequence that has ended; without text and client."""
 
     id: str
     outcome: str
@@ -30,7 +30,7 @@ class EndedRequest:
 
 
 class Handoffs:
-    """KV that travelled from one worker to another."""
+    """KV transfer from one worker to another."""
 
     def __init__(self, now: float) -> None:
         self.count = 0
@@ -47,14 +47,14 @@ class Recent:
         now = clock()
         self.since: Final = now
         self.prompt_tokens: Final = RateWindow(now)
-        """Of prompts whose first token is out."""
+        """Tokens of prompts whose first token was produced."""
         self.output_tokens: Final = RateWindow(now)
         self.ended_requests: Final = RateWindow(now)
         self.ttft: Final = QuantileWindow()
         self.itl: Final = QuantileWindow()
         self.e2e: Final = QuantileWindow()
         self.requests: Final[deque[EndedRequest]] = deque(maxlen=_KEPT)
-        """The last ones, oldest first."""
+        """The latest ended requests, oldest first."""
         self.links: Final[dict[tuple[str, str], Handoffs]] = {}
         """By prefill and decode worker. As many as pairs of workers, which have fixed names."""
 
@@ -62,7 +62,7 @@ class Recent:
         self.ttft.add(ttft_s, self.clock())
 
     def served(self, prompt_tokens: int) -> None:
-        """The first token of a prompt is out."""
+        """The first token of a prompt was produced."""
         self.prompt_tokens.add(prompt_tokens, self.clock())
 
     def gap(self, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""Retry state of a sequence: attempts left, workers to avoid, and whether it ends workers."""
+"""Retry state of a sequence: attempts left, workers to avoid, and whether it crashes workers."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class RetryState:
         self.avoid: set[str] = set()
         """Workers on which it failed."""
         self.ended: list[str] = []
-        """Workers that ended, one after the other, while they computed it."""
+        """Consecutive workers that ended while they computed it."""
         self._sequence_id = sequence_id
         self._left = max_attempts
         self._output_at_end = 0
 
     def failed(self, failure: AttemptFailed, num_output: int) -> RouterError | None:
-        """Takes in a failed attempt after `num_output` tokens of the answer.
+        """Record a failed attempt after `num_output` tokens of the answer.
 
-        Returns what the client is told when there is no other try, else None.
+        Returns the error for the client if there is no further attempt, else None.
         """
         if failure.worker_id is not None:
             self.avoid.add(failure.worker_id)
@@ -50,7 +50,7 @@ class RetryState:
 
     @property
     def is_poison(self) -> bool:
-        """Whether the sequence most likely ends the workers that compute it."""
+        """Whether the sequence most likely crashes the workers that compute it."""
         return len(self.ended) >= _ENDED
 
 

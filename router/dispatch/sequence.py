@@ -25,12 +25,12 @@ class Sequence:
     waterfall: Waterfall
     priority: int = 0
     deadline: float = math.inf
-    """time.monotonic() at which its time is up."""
+    """Deadline, on time.monotonic()."""
     tenant: str = ""
     first_due: float = math.inf
-    """time.monotonic() by which the client wants the first token."""
+    """Deadline of the first token, on time.monotonic()."""
     id: str = field(default_factory=lambda: secrets.token_hex(8))
-    """For the log, and for the client of one that has to be looked up there."""
+    """For the log, and for errors that refer to it."""
     trace: TraceContext = field(default_factory=lambda: TraceContext.of(None))
     operation: str = "text_completion"
     """gen_ai.operation.name of the GenAI semantic conventions."""
@@ -39,18 +39,18 @@ class Sequence:
     output: list[int] = field(default_factory=list)
     """Tokens that the client has; a retry continues after them."""
     standing: Callable[[], Standing] = lambda: NO_WORKER
-    """Where it is now."""
+    """Its current stage."""
     _blocks: dict[int, list[BlockHash]] = field(default_factory=dict)
     """By page size."""
 
     @property
     def traceparent(self) -> str:
-        """For the workers: they act within this sequence's span."""
+        """For the workers, whose work belongs to this sequence's span."""
         return self.trace.traceparent(self.span_id)
 
     @property
     def label(self) -> str:
-        """For logs, here and at the workers."""
+        """For the logs of router and workers."""
         return f"{self.id} ({self.traceparent})"
 
     @property

@@ -1,4 +1,4 @@
-"""Where a sequence is now and what it waits for: for `router explain` of requests that run."""
+"""The stage of a running sequence and what it waits for, for `router explain`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Stage(Enum):
     """In a worker's queue."""
     PREFILL = "prefill"
     RESERVE = "reserve"
-    """The first token is there; the decode worker has not set pages aside."""
+    """The first token was produced; the decode worker has not reserved pages."""
     TRANSFER = "transfer"
-    """The first token is there; KV is on its way to the decode worker."""
+    """The first token was produced; KV is being transferred to the decode worker."""
     DECODE = "decode"
 
 

@@ -1,7 +1,7 @@
-"""The tokens of one answer in order, whichever workers they come from.
+"""The tokens of one answer in order, from any number of workers.
 
-Two workers may compute one answer for a moment, and their streams have no common order: tokens may come
-early, or twice. Positions say where each belongs.
+Two workers may compute one answer for a moment, and their streams are not ordered: tokens may arrive early,
+or twice. Tokens are ordered by their positions.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class Diverged(Exception):
 
 
 class TokenOrder:
-    """Takes events in; gives each token out once, in order."""
+    """Takes events; returns each token once, in order."""
 
     def __init__(self, begin: int) -> None:
         """`begin`: position of the first token that is awaited."""
@@ -32,7 +32,8 @@ class TokenOrder:
         return self.begin + len(self.tokens)
 
     def take(self, event: worker_pb2.Tokens, at: float) -> list[tuple[worker_pb2.Tokens, float]]:
-        """Events whose turn it is now, each with the time when it came: this one, and those behind it.
+        """Events that can be delivered now, with their arrival times: this one, and later ones that waited
+        for it.
 
         Raises Diverged if a token differs from one at the same position.
         """

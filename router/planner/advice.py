@@ -1,4 +1,4 @@
-"""From predictions to one recommendation. Pure."""
+"""Derives one recommendation from predictions. Pure."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from router.planner.prediction import Prediction
 __all__ = ["Advice", "advise", "ranked"]
 
 _EQUAL: Final = 0.01
-"""Shares of good answers that differ by less are equal: less is within the error of the simulation."""
+"""Shares of good answers that differ by less count as equal: this is the error of the simulation."""
 _SIMPLICITY: Final = {Mode.MIXED: 0, Mode.DISAGG: 1, Mode.ADAPTIVE: 2}
-"""Of equal predictions the simplest is recommended: without handoffs, then with fixed roles."""
+"""Among equal predictions the simplest is recommended: without handoffs, then with fixed roles."""
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
     best: Prediction
-    """What comes nearest to the targets, if nothing meets them."""
+    """The recommended candidate; the nearest to the targets if none meets them."""
     meets: bool
-    """It keeps the share of good answers that is wanted."""
+    """Whether it reaches the wanted share of good answers."""
     text: str
     """One line."""
 
 
 def ranked(predictions: Sequence[Prediction]) -> list[Prediction]:
-    """Best first: the recommended one, then by the share of good answers; then those only screened."""
+    """Best first: the recommended one, then by share of good answers, then those that were only screened."""
     full = [p for p in predictions if p.is_full]
     top = max(p.good for p in full)
     equal = [p for p in full if p.good >= top - _EQUAL]

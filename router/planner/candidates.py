@@ -1,4 +1,4 @@
-"""Every way to run a model on N GPUs that is worth simulating."""
+"""Enumerates the ways to run a model on N GPUs that are simulated."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Candidate:
     deployment: Deployment
     ranks: int
     chunk: int
-    """Most tokens of a step (of a prefill worker's step, with disagg)."""
+    """Token budget of a step; with disagg, of a prefill worker's step."""
     step_s: float | None
-    """Target of steps in which requests decode, where a flag is needed to set it."""
+    """Target time of steps with decodes, if a flag is needed to set it."""
     basis: Basis
 
     @property
@@ -53,7 +53,7 @@ class Candidate:
         return f"{self.deployment.prefill}:{self.deployment.decode}"
 
     def flags(self, targets: Targets) -> list[str]:
-        """Of the `router` command."""
+        """Flags of the `router` command."""
         deployment = self.deployment
         flags = ["--mode", self.mode.value]
         if self.mode is Mode.MIXED:
@@ -76,7 +76,7 @@ class Candidate:
 def candidates(
     model: ModelSpec, gpu: Gpu, gpus: int, targets: Targets, longest: int, *, radix_cache: bool
 ) -> list[Candidate]:
-    """In the order of tensor parallelism, mode and split.
+    """All candidates, ordered by tensor parallelism, mode and split.
 
     `longest`: tokens of the longest request, prompt and answer. Raises DoesNotFit.
     """

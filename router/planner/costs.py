@@ -1,8 +1,8 @@
 """Step times of a model on a GPU: measured for one pair, scaled by a roofline for all others.
 
-Measured are Llama-3.1-8B's steps on an H200 (`router.simulator.device`). For another model or GPU the curve
-of matrix products is stretched: in time by what reading the weights takes, in rows by how many of them it
-takes until arithmetic bounds the step. So the efficiency at each distance from that ridge is as measured.
+The steps of Llama-3.1-8B on an H200 are measured (`router.simulator.device`). For another model or GPU, the
+curve of matrix products is scaled: in time by the time to read the weights, in rows by the number of rows at
+which steps become compute-bound. The efficiency at each distance from that ridge point is kept.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ LLAMA_8B: Final = ModelSpec(
     tied_embeddings=False,
     dtype="bfloat16",
 )
-"""The shape that was measured; rotation and context length do not enter."""
+"""The measured shape; rotation and context length have no effect."""
 
 _BYTES: Final = 2
-"""Of a weight and of a KV value: bfloat16."""
+"""Bytes of a weight and of a KV value: bfloat16."""
 _MEMORY_SHARE: Final = 0.9
 _ACTIVATIONS: Final = 2e9
-"""Bytes of each GPU that neither weights nor KV get."""
+"""Bytes of each GPU for neither weights nor KV."""
 _ALL_REDUCE_S: Final = 12e-6
-"""Of a few kilobytes between GPUs of one host."""
+"""Latency of an all-reduce of a few kilobytes between GPUs of one host."""
 
 
 class Basis(Enum):
     MEASURED = "measured"
     """On this model's shape and this GPU."""
     ESTIMATED = "estimated"
-    """By a roofline, from what was measured elsewhere."""
+    """By a roofline, from the measurement of another model or GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +58,12 @@ class WorkerCosts:
     device: DeviceCosts
     link: LinkCosts
     kv_tokens: int
-    """That its KV pool holds; 0 or less: the weights do not fit."""
+    """Capacity of its KV pool; 0 or less: the weights do not fit."""
     basis: Basis
 
 
 def costs_of(model: ModelSpec, gpu: Gpu, ranks: int) -> WorkerCosts:
-    """Of a worker with so many tensor-parallel ranks."""
+    """Costs of a worker with this many tensor-parallel ranks."""
     measured = ranks == 1 and gpu == H200 and _shape(model) == _shape(LLAMA_8B)
     kv_bytes = kv_bytes_per_token(model)
     per_rank = kv_bytes * max(1, model.num_kv_heads // ranks) / model.num_kv_heads
@@ -82,13 +82,13 @@ def kv_bytes_per_token(model: ModelSpec) -> int:
 
 
 def weight_bytes(model: ModelSpec) -> float:
-    """Of all parameters, without norms and biases."""
+    """Bytes of all parameters except norms and biases."""
     embeddings = (1 if model.tied_embeddings else 2) * model.vocab_size * model.hidden_size
     return float(_BYTES * (_layer_parameters(model) + embeddings))
 
 
 def _scaled(model: ModelSpec, gpu: Gpu, ranks: int, kv_bytes: float) -> DeviceCosts:
-    """`kv_bytes`: of a token, on one rank."""
+    """`kv_bytes`: bytes of KV per token, on one rank."""
     ours, measured = _matrix_bytes(model) / ranks, _matrix_bytes(LLAMA_8B)
     reading = (ours / gpu.bytes_per_s) / (measured / H200.bytes_per_s)
     ridge = (gpu.flops / gpu.bytes_per_s) / (H200.flops / H200.bytes_per_s)
@@ -108,7 +108,7 @@ def _scaled(model: ModelSpec, gpu: Gpu, ranks: int, kv_bytes: float) -> DeviceCo
 
 
 def _all_reduces(model: ModelSpec, gpu: Gpu, ranks: int, rows: int) -> float:
-    """Seconds of those of a step: two a layer."""
+    """Seconds of the all-reduces of a step: two per layer."""
     if ranks == 1:
         return 0.0
     moved = rows * model.hidden_size * _BYTES * 2 * (ranks - 1) / ranks
@@ -116,12 +116,12 @@ def _all_reduces(model: ModelSpec, gpu: Gpu, ranks: int, rows: int) -> float:
 
 
 def _matrix_bytes(model: ModelSpec) -> float:
-    """That a step reads: layers and the LM head."""
+    """Bytes of matrices that a step reads: layers and the LM head."""
     return float(_BYTES * (_layer_parameters(model) + model.vocab_size * model.hidden_size))
 
 
 def _layer_parameters(model: ModelSpec) -> int:
-    """Of all layers' matrices."""
+    """Parameters of all layers' matrices."""
     mlp_matrices = 2 if model.architecture == "GPT2LMHeadModel" else 3
     attention = model.hidden_size * (2 * model.q_size + 2 * model.kv_size)
     return model.num_layers * (attention + mlp_matrices * model.hidden_size * model.intermediate_size)

@@ -1,4 +1,4 @@
-"""Peak numbers of GPUs, from their vendor's data sheets."""
+"""Peak performance of GPUs, from the vendors' data sheets."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["GPUS", "H200", "Gpu"]
 class Gpu:
     name: str
     flops: float
-    """Dense bfloat16, a second."""
+    """Dense bfloat16 operations per second."""
     bytes_per_s: float
-    """Of its memory."""
+    """Memory bandwidth."""
     memory_bytes: float
     link_bytes_per_s: float
-    """To another GPU of the host, in one direction: NVLink, or PCIe where there is none."""
+    """Bandwidth to another GPU of the host, in one direction: NVLink, or else PCIe."""
 
 
 H200: Final = Gpu("h200", 989e12, 4.8e12, 141e9, 450e9)

@@ -1,4 +1,4 @@
-"""The load that a plan is made for: drawn from lengths and a rate, or read from a trace."""
+"""The load of a plan: drawn from length distributions and a rate, or read from a trace."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from router.simulator.traffic import Arrival, poisson
 __all__ = ["Load", "drawn", "of_trace"]
 
 _SCREENED = 0.3
-"""Part of a load that all candidates serve first."""
+"""Part of a load on which all candidates are screened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Load:
 
     @property
     def rate(self) -> float:
-        """Requests a second that count, in the mean over the draws."""
+        """Mean rate of the counted requests over the draws, per second."""
         counted = sum(a.at >= self.since for draw in self.draws for a in draw)
         return counted / len(self.draws) / (self.until - self.since)
 

@@ -1,4 +1,4 @@
-"""The shape of the model that a plan is for, from its config.json alone: no weights are read or fetched."""
+"""The shape of a plan's model, from config.json only: weights are neither read nor downloaded."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ SHAPES: Final[dict[str, dict[str, Any]]] = {
     "llama-3.1-70b": _LLAMA
     | {"hidden_size": 8192, "intermediate_size": 28_672, "num_hidden_layers": 80, "num_attention_heads": 64},
 }
-"""Shapes that need no file: config.json of these models lies behind a license."""
+"""Built-in shapes of models whose config.json requires accepting a license."""
 
 _HUB_ID: Final = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 class UnknownModel(ValueError):
-    """The model's shape cannot be found out; the message says why."""
+    """The model's shape cannot be determined; the message says why."""
 
 
 def shape_of(model: str) -> ModelSpec:
-    """Of a name in `SHAPES`, a folder, a config.json, an alias, a .gguf file or a hub id.
+    """The shape of a name in `SHAPES`, a folder, a config.json, an alias, a .gguf file or a hub id.
 
     Raises UnknownModel.
     """
@@ -60,7 +60,7 @@ def shape_of(model: str) -> ModelSpec:
 
 
 def _config_of(model: str) -> Path:
-    """Fetched from the hub: a few kilobytes."""
+    """Download config.json from the hub: a few kilobytes."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError
 

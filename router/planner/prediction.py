@@ -1,4 +1,4 @@
-"""What the simulator predicts for each candidate; those that screen badly are not simulated in full."""
+"""Predictions of the simulator for each candidate. Candidates that screen badly are not simulated in full."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Prediction:
     candidate: Candidate
     good: float
     goodput: float
-    """Good answers a second."""
+    """Good answers per second."""
     ttft_misses: float
     tpot_misses: float
     ttft_p50: float
@@ -36,7 +36,7 @@ class Prediction:
     tpot_p50: float
     tpot_p99: float
     is_full: bool
-    """False: of the first part of the load only."""
+    """False: simulated for the first part of the load only."""
 
 
 def predictions(
@@ -45,7 +45,7 @@ def predictions(
     targets: Targets,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Prediction]:
-    """One for each candidate, in their order. `progress(done, total)` counts simulations."""
+    """One prediction per candidate, in order. `progress(done, total)` counts simulations."""
     screened: list[Prediction] = []
     total = len(candidates) + min(len(candidates), _FINALISTS + _OF_EACH_MODE * len(Mode))
     part = load.shortened()
@@ -93,7 +93,7 @@ def predict(candidate: Candidate, load: Load, targets: Targets, *, is_full: bool
 
 
 def _finalists(screened: Sequence[Prediction]) -> set[Candidate]:
-    """The best of all, and the best of each mode: a comparison of modes needs all of them."""
+    """The best candidates overall and of each mode, for the comparison of modes."""
     ranked = sorted(screened, key=lambda p: p.good, reverse=True)
     chosen = {p.candidate for p in ranked[:_FINALISTS]}
     for mode in Mode:
@@ -103,5 +103,5 @@ def _finalists(screened: Sequence[Prediction]) -> set[Candidate]:
 
 
 def _percentile(ordered: Sequence[float], share: float) -> float:
-    """The nearest value above; `ordered` may hold infinities, which interpolation would not survive."""
+    """The percentile without interpolation, since `ordered` may contain infinities."""
     return ordered[min(len(ordered) - 1, math.ceil(share * (len(ordered) - 1)))] if ordered else 0.0

@@ -65,7 +65,7 @@ class Link:
         return (
             f"{way}: {self.num_bytes / 1e6:.1f} MB of KV over {self.transport} in "
             f"{self.seconds * 1e3:.1f} ms, {self.num_bytes / self.seconds / 1e9:.1f} GB/s"
-            + ("; that is by way of the host's memory: see `router doctor`" if self.is_detour else "")
+            + ("; KV is staged in host memory: see `router doctor`" if self.is_detour else "")
         )
 
 

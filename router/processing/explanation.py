@@ -1,4 +1,4 @@
-"""What `router explain` asks for: a request that runs, or one that has ended."""
+"""Looks up a running or finished request for `router explain`."""
 
 from __future__ import annotations
 

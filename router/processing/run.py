@@ -67,7 +67,7 @@ class Run:
         """Finish reason and timings of completions, by index."""
         self._client: Final = CURRENT_CLIENT.get()
         self.identity: Final = CURRENT_REQUEST.get()
-        """What the dispatcher knows the request by."""
+        """The request's identity at the dispatcher."""
         self._began = time.monotonic()
         self._interrupt: Final = Interrupt()
 

@@ -12,7 +12,7 @@ __all__ = ["NO_TOOLS", "Tool", "ToolChoice", "ToolUse", "forced_schema"]
 
 class ToolChoice(Enum):
     NONE = "none"
-    """The model is not told of the tools."""
+    """Tools are not in the prompt."""
     AUTO = "auto"
     """The model decides; its own format of calls is parsed."""
     REQUIRED = "required"
@@ -44,7 +44,7 @@ class ToolUse:
 
     @property
     def offered(self) -> tuple[Tool, ...]:
-        """Tools that the model is told of."""
+        """Tools in the prompt."""
         return () if self.choice is ToolChoice.NONE else self.tools
 
     @property

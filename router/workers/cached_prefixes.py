@@ -35,7 +35,7 @@ class CachedPrefixes:
         self._stored.difference_update(blocks)
 
     def expect(self, blocks: Iterable[BlockHash]) -> None:
-        """A prompt of these blocks was sent to the worker. To be taken back with `forget`, once."""
+        """A prompt of these blocks was sent to the worker. Must be followed by one `forget`."""
         self._expected.update(blocks)
 
     def forget(self, blocks: Iterable[BlockHash]) -> None:

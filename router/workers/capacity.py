@@ -73,7 +73,7 @@ class WorkerView:
     """Of a prompt's pages, how many it has not cached: as its last reservations went, in (0, 1]."""
 
     def pages_for(self, tokens: int) -> int:
-        """That a request of so many tokens takes: those that are not cached, and one to grow into.
+        """Pages for a request of this many tokens: those that are not cached, and one to grow into.
 
         At most the whole pool: a request that fills it alone must not wait for more.
         """
@@ -81,11 +81,11 @@ class WorkerView:
         return min(pages, self.total_pages)
 
     def has_room(self, tokens: int) -> bool:
-        """Whether the worker could compute a request of so many tokens now; True before its first report."""
+        """Whether the worker could compute a request of this size now; True before its first report."""
         if not self.total_pages:
             return True
         if self.starved:
-            return False  # those were first; its engine admits nobody before them
+            return False  # its engine admits those first
         active = self.running + self.incoming + self.queued_handoffs + self.promised
         if self.max_running and active >= self.max_running:
             return False

@@ -76,17 +76,17 @@ class WorkerLoad:
         self._promised_pages -= pages
 
     def sent(self, command: int, tokens: int) -> None:
-        """The session's command of this number asks for a request of so many tokens."""
+        """Command number `command` of the session submits a request of this many tokens."""
         self._unseen.append((command, self.promise(tokens)))
 
     def report(self, load: worker_pb2.Load, commands: int) -> None:
-        """The worker's own count, after so many commands of this session."""
+        """The worker's report, which covers this many commands of the session."""
         self._reported = load
         while self._unseen and self._unseen[0][0] <= commands:
             self.withdraw(self._unseen.popleft()[1])
 
     def reserved(self, pages: int, tokens: int) -> None:
-        """The worker set so many pages aside for a request of so many tokens; the others it had cached."""
+        """The worker reserved pages for a request of this many tokens; the others were cached."""
         share = pages / max(-(-tokens // self.page_size), 1)
         self._fresh_share += _WEIGHT * (min(share, 1.0) - self._fresh_share)
 

@@ -94,7 +94,7 @@ class WorkerSession:
         """Connect, get the worker's description, and wait for its first message. Raises RpcError.
 
         `silence` says when a worker that then says nothing, not even that it lives, is late and when it is
-        lost. `on_news` is called when the worker reports its load, falls silent or speaks again.
+        lost. `on_news` is called when the worker reports its load, falls silent or sends again.
         """
         channel = connect(endpoint.address, endpoint.credentials)
         stub = worker_pb2_grpc.WorkerStub(channel)  # type: ignore[no-untyped-call]

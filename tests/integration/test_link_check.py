@@ -57,7 +57,7 @@ def test_a_detour_between_gpus_of_one_machine_is_called_one() -> None:
     def link(num_bytes: int, seconds: float, *, between_gpus: bool = True) -> Link:
         return Link("prefill-0", "decode-1", "nixl", num_bytes, seconds, between_gpus)
 
-    assert str(link(268_000_000, 0.02)).endswith("by way of the host's memory: see `router doctor`")
+    assert str(link(268_000_000, 0.02)).endswith("KV is staged in host memory: see `router doctor`")
     assert not link(268_000_000, 0.002).is_detour
     assert not link(2_000_000, 0.002).is_detour, "messages take that long"
     assert not link(268_000_000, 0.02, between_gpus=False).is_detour

@@ -1,6 +1,6 @@
 """`Prefill batch` and `Decode batch` lines of a worker's log, in SGLang's words.
 
-One line for every step with prompts in it, and one for every so many steps of decodes only.
+One line for every step with prompts, and one per `decode_interval` steps of decodes only.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class BatchLog:
             self._since = ended
 
     def rest(self) -> None:
-        """There is nothing to compute: time that passes from here on is nobody's."""
+        """There is nothing to compute: later time does not count for the throughput."""
         self._since = None
         self._generated = 0
 

@@ -32,7 +32,7 @@ class Outbox:
         self._step = 0
 
     def open(self, session: RouterSession, cached: Sequence[BlockHash] = ()) -> None:
-        """From now on `session` hears of this worker's load and cache; at once for the first time."""
+        """Send load and cache reports to `session` from now on, the first one at once."""
         self._handled[session] = self._counted[session] = 0
         batch = self._batch(session)
         if self._peer is not None:
@@ -59,8 +59,9 @@ class Outbox:
             known.clear()
 
     def report_load(self, load: worker_pb2.Load) -> None:
-        """Goes along with every batch; a session without events is told when it has changed, or when it
-        covers more of the session's commands.
+        """Add the load to every batch.
+
+        A session without events gets it when it has changed, or when it covers more of its commands.
         """
         changed = load != self._load
         self._load = load
@@ -70,7 +71,7 @@ class Outbox:
                 self._batch(session)
 
     def report_cache(self, changes: Sequence[CacheChange]) -> None:
-        """Every session hears of every change, in order."""
+        """Every session gets every change, in order."""
         if not changes:
             return
         for session in self._handled:
@@ -127,7 +128,7 @@ class Outbox:
         self._batch(job.session).progress.add(request_id=job.id, num_computed=num_computed)
 
     def measured(self, work: worker_pb2.StepWork) -> None:
-        """Every session that is told something anyway hears of the step."""
+        """Add the step to the batches of all sessions that have events anyway."""
         for batch in self._batches.values():
             batch.step_work.CopyFrom(work)
 
@@ -150,7 +151,7 @@ class Outbox:
         )
 
     def reopened(self, peer: worker_pb2.Peer) -> None:
-        """Every session, present and future, hears how peers reach this worker's KV pool now."""
+        """Tell every session, present and future, how peers reach this worker's KV pool now."""
         self._peer = peer
         for session in self._handled:
             self._batch(session).peer.CopyFrom(peer)
@@ -161,7 +162,7 @@ class Outbox:
         self._batch(session).failed.add(request_id=request_id, code=code, message=message)
 
     def _batch(self, session: RouterSession) -> worker_pb2.EventBatch:
-        """The batch being filled; one that nobody reads any more if the session has ended."""
+        """The batch being filled; it is discarded if the session has ended."""
         batch = self._batches.get(session)
         if batch is None:
             batch = worker_pb2.EventBatch()

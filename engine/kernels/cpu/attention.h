@@ -1,15 +1,15 @@
-// Attention over a paged pool, for a batch that may mix chunks of prompts and decodes.
+// Attention over a paged pool, for a batch of prompt chunks and decodes.
 //
 // A piece of work is one key head, a block of query rows (tokens times the query heads that share the key head)
-// and a part of the context. Long contexts have several parts, merged afterwards, so that one request alone
-// keeps all threads busy. How a request is cut depends on itself alone, never on the rest of the batch.
+// and a part of the context. Long contexts are split into parts, which are merged afterwards, so that a single
+// request keeps all threads busy. The split depends only on the request, never on the rest of the batch.
 #pragma once
 
 #include "matmul.h"
 
 struct Step {
     int64_t threads, num_tokens, num_requests, heads, kv_heads, head_dim, page_size;
-    int64_t page_stride;          // elements from one page to the next
+    int64_t page_stride;          // elements between two pages
     const int64_t* query_indptr;  // [R + 1]
     const int64_t* context_lens;  // [R]
     const int64_t* page_indptr;   // [R + 1]
@@ -23,14 +23,14 @@ constexpr int64_t kKeys = 64;         // multiplied at once
 constexpr int64_t kBlockRows = 96;    // query rows that share a block of keys
 constexpr int64_t kDecodePart = 256;  // tokens of context
 constexpr int64_t kChunkPart = 4096;
-constexpr int64_t kFewHeads = 16;  // a decode with more query heads a key head is computed like a chunk
-constexpr float kNone = -1e30f;    // the largest of no scores; finite, so that a difference is a number
+constexpr int64_t kFewHeads = 16;  // a decode with more query heads per key head is computed like a chunk
+constexpr float kNone = -1e30f;    // initial maximum of scores; finite, so that differences are not NaN
 
 struct Piece {
     int64_t request, head, first, tokens;  // query tokens, counted from the request's first of this step
     int64_t begin, end;                    // of the context
-    int64_t partial;                       // where the unmerged result goes; -1: there is nothing to merge
-    int64_t parts;                         // of the first of several parts: how many; otherwise 0
+    int64_t partial;                       // index of the partial result; -1: nothing to merge
+    int64_t parts;                         // in the first of several parts, their number; otherwise 0
 };
 
 inline std::vector<Piece> cut(const Step& s, int64_t* partial_floats) {
@@ -77,7 +77,7 @@ struct Attention {
     T* out;
     float* partials;
     int64_t group = s.heads / s.kv_heads, dim = s.head_dim;
-    int64_t columns = up(dim, kLanes);  // of sums; what follows a head's features is zero
+    int64_t columns = up(dim, kLanes);  // of sums, padded with zeros after a head's features
     int64_t head_elements = s.page_size * dim, values_after = s.kv_heads * head_elements;
     float scale = 1 / __builtin_sqrtf(float(dim));
 
@@ -109,7 +109,7 @@ struct Attention {
         }
     }
 
-    // Where `count` keys from `begin` on lie.
+    // Locations of `count` keys from `begin` on.
     void find(const Piece& piece, int64_t begin, int64_t count, const T** keys) const {
         const int64_t* page = s.pages + s.page_indptr[piece.request] + begin / s.page_size;
         int64_t offset = begin % s.page_size;
@@ -200,7 +200,7 @@ struct Attention {
             highest[r] = kNone;
             totals[r] = 0;
         }
-        // The keys that the first query token sees; each further one sees one more.
+        // Keys visible to the first query token; each further token sees one more.
         int64_t seen = s.context_lens[piece.request] - s.query_indptr[piece.request + 1] + first_token + 1;
         const T* places[kKeys];
         for (int64_t begin = piece.begin; begin < piece.end; begin += kKeys) {
@@ -263,7 +263,7 @@ struct Attention {
         for (; from < columns; from += kLanes) add_values<Rows, 1>(weights, places, count, from, to);
     }
 
-    // At most kDecodePart tokens of context, by one query token.
+    // One query token over at most kDecodePart tokens of context.
     void decode(const Piece& piece) const {
         int64_t count = piece.end - piece.begin, token = s.query_indptr[piece.request];
         float* sums = (float*)scratch(group * (2 * columns + kDecodePart) * sizeof(float));

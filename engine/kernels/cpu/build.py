@@ -1,6 +1,6 @@
-"""Compiles the kernels for this machine's processor, once: the library is kept in the cache folder.
+"""Compiles the kernels for this machine's processor once, and keeps the library in the cache folder.
 
-It is one translation unit without any header of torch's, and takes a few seconds. Nothing is downloaded.
+They are one translation unit without torch's headers, which takes a few seconds. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _COMPILERS: Final = ("g++", "c++")
 _TIMEOUT_S: Final = 300
 _MESSAGE_LINES: Final = 3
 
-# Without -ffast-math: NaN has to stay NaN, and sums are in the order that is written.
+# Without -ffast-math: NaN must stay NaN, and the order of sums must be kept.
 _FLAGS: Final = ("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math")
 
 
@@ -34,7 +34,7 @@ class BuildError(Exception):
 def built_library(cache: Path | None = None) -> Path:
     """The compiled library, compiled now if there is none for this source, compiler and processor.
 
-    It appears whole or not at all. Processes that start together compile once: the others wait.
+    The file appears atomically. Of concurrent processes one compiles, and the others wait.
 
     Raises:
         BuildError: there is no compiler, or it fails.
@@ -47,7 +47,7 @@ def built_library(cache: Path | None = None) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with library.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # the system lets go of it when the process ends
+            fcntl.flock(lock, fcntl.LOCK_EX)  # released by the operating system when the process ends
             if not library.is_file():
                 _compile(compiler, library)
     except OSError as error:
@@ -63,7 +63,7 @@ def _compiler() -> Path:
 
 
 def _digest(compiler: Path) -> str:
-    """Equal for equal libraries: a cache folder may be shared by unlike machines."""
+    """Key of a library; a cache folder may be shared by different machines."""
     digest = hashlib.sha256()
     for source in _SOURCES:
         digest.update(source.read_bytes())
@@ -74,7 +74,7 @@ def _digest(compiler: Path) -> str:
 
 
 def _processor() -> str:
-    """Its name and what it can do, as far as the system tells."""
+    """The processor's name and features, as far as known."""
     told = [platform.machine(), platform.system()]
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
@@ -88,8 +88,8 @@ def _compile(compiler: Path, library: Path) -> None:
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         compiled, linked = Path(folder) / "kernels.o", Path(folder) / "kernels.so"
         _run(compiler, *_FLAGS, target, "-c", _FOLDER / "kernels.cpp", "-o", compiled)
-        # Linked without OpenMP: torch has loaded its runtime already, and a second one would bring threads of
-        # its own, which compete with torch's for the cores.
+        # Linked without OpenMP: torch has already loaded its runtime, and a second one would add threads that
+        # compete with torch's for the cores.
         _run(compiler, "-shared", compiled, "-o", linked)
         linked.replace(library)
 

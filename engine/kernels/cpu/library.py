@@ -1,4 +1,4 @@
-"""The compiled kernels as Python calls them. Every call releases the interpreter lock."""
+"""Python bindings of the compiled kernels. Every call releases the interpreter lock."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NAMES: Final = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
 class Step(ctypes.Structure):
-    """What all layers of a step share; `struct Step` of attention.h."""
+    """Data that all layers of a step share; `struct Step` of attention.h."""
 
     _fields_ = (
         *((name, c_int64) for name in ("threads", "num_tokens", "num_requests", "heads", "kv_heads")),
@@ -33,7 +33,7 @@ class Step(ctypes.Structure):
 
 
 class CpuKernels:
-    """Of one type of tensors, float32 or bfloat16. Tensors are on the CPU; shapes are the caller's care."""
+    """Kernels for one dtype, float32 or bfloat16. Tensors are on the CPU; shapes are not checked."""
 
     def __init__(self, library: ctypes.CDLL, dtype: torch.dtype) -> None:
         name = _NAMES[dtype]
@@ -63,7 +63,7 @@ class CpuKernels:
     ) -> None:
         """`out` is `x` [T, d] or [T, H, d], normalised over d, times `weight`; it may be `x`.
 
-        With `residual` [T, d], contiguous, x + residual is what is normalised, and what `residual` becomes.
+        With a contiguous `residual` [T, d], x + residual is normalised, and stored in `residual`.
         """
         outer, size = x.shape[0], x.shape[-1]
         inner = x.shape[1] if x.dim() == 3 else 1
@@ -91,7 +91,7 @@ class CpuKernels:
     def linear(self, x: Tensor, weight: int, bias: Tensor | None, out: Tensor) -> None:
         """`out` [T, N] = bfloat16 `x` [T, K], rows contiguous, times the packed weight at address `weight`.
 
-        K is a multiple of 16, N of 64; how the weight lies is said in matmul.h.
+        K is a multiple of 16, N of 64; matmul.h describes the layout of the weight.
         """
         rows, depth = x.shape
         self._linear(
@@ -110,7 +110,7 @@ class CpuKernels:
 def cpu_kernels(dtype: torch.dtype) -> CpuKernels | None:
     """The kernels for tensors of `dtype`; None if there are none, or they cannot be compiled here.
 
-    The first call of a process compiles them where that has not been done before, some seconds.
+    The first call compiles them if they are not cached, which takes some seconds.
     """
     library = _library() if dtype in _NAMES else None
     return None if library is None else CpuKernels(library, dtype)

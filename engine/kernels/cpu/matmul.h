@@ -1,7 +1,7 @@
-// Products of matrices, in float32 whatever the operands are kept in.
+// Matrix products in float32, also of bfloat16 operands.
 //
 // AVX-512's dot products of bfloat16 (VDPBF16PS) run at half the rate of float32 multiply-adds on Intel's
-// processors, so they gain nothing there: bfloat16 is converted on its way into the first cache instead.
+// processors, so they gain nothing there: bfloat16 is converted to float32 when it is loaded into the L1 cache.
 #pragma once
 
 #include <cstdlib>
@@ -15,15 +15,15 @@ constexpr int kTileRows = 6, kTileVecs = 4;
 #else
 constexpr int kTileRows = 4, kTileVecs = 1;
 #endif
-constexpr int64_t kDepthBlock = 128;  // of 64 columns, this many rows stay in the first cache
+constexpr int64_t kDepthBlock = 128;  // rows of 64 columns that fit the L1 cache
 constexpr int64_t kRowBlock = 96;     // rows of a result that one task computes
-constexpr int64_t kPanel = 64;        // columns of a packed weight that lie together
-constexpr int64_t kAhead = 1536;      // pairs of a weight that are fetched before they are needed
+constexpr int64_t kPanel = 64;        // columns of a packed weight that are adjacent
+constexpr int64_t kAhead = 1536;      // prefetch distance, in pairs of a weight
 
 inline int64_t up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 inline int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// Memory of a thread, for as long as the thread lives. Never shrinks; valid until the next call.
+// Scratch memory of a thread. Never shrinks; valid until the next call.
 inline char* scratch(size_t bytes) {
     static thread_local char* memory = nullptr;
     static thread_local size_t size = 0;
@@ -81,12 +81,12 @@ inline void multiply(int64_t rows, int64_t columns, int64_t depth, const float* 
         tile_rows<1>(rows, a, a_stride, b + column, b_stride, c + column, c_stride, depth, add);
 }
 
-// A weight of linear_bf16 lies as [columns / 64, depth / 2, 64, 2]: two neighbours of the summed dimension side by
-// side, as oneDNN packs it. A lane is such a pair: its halves, shifted, are the two numbers.
+// A weight of linear_bf16 is [columns / 64, depth / 2, 64, 2]: pairs of neighbours of the summed dimension, as
+// oneDNN packs it. A lane holds such a pair: its halves, shifted, are the two numbers.
 inline vec even(uvec pairs) { return (vec)(pairs << 16); }
 inline vec odd(uvec pairs) { return (vec)(pairs & 0xffff0000u); }
 
-// c [Rows, 64] = a [Rows, depth] times a panel, for rows too few to be worth converting it.
+// c [Rows, 64] = a [Rows, depth] times a panel, for too few rows to amortize converting it.
 template <int Rows>
 inline void thin(const float* a, int64_t depth, const uint32_t* panel, float* c) {
     constexpr int kHalf = kPanel / kLanes / 2;

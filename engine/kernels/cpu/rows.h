@@ -3,10 +3,10 @@
 
 #include "vectors.h"
 
-constexpr int64_t kWorthThreads = 1 << 14;  // elements: below, waking threads takes longer than computing
+constexpr int64_t kWorthThreads = 1 << 14;  // elements: below this, waking threads takes longer than computing
 
 // out = x * weight / sqrt(mean(x^2) + eps), for `outer` times `inner` rows at the given strides; out may be x.
-// With a residual, contiguous: x + residual is what is normalised, and is kept in the residual.
+// With a contiguous residual, x + residual is normalised, and stored in the residual.
 template <class T>
 void rms_norm(int64_t threads, int64_t outer, int64_t inner, int64_t size, const T* x, int64_t outer_stride,
               int64_t inner_stride, T* residual, const T* weight, float eps, T* out, int64_t out_outer_stride,
@@ -32,7 +32,7 @@ void rms_norm(int64_t threads, int64_t outer, int64_t inner, int64_t size, const
     }
 }
 
-// silu(gate) * up for rows of gate and up side by side.
+// silu(gate) * up for rows of concatenated gate and up.
 template <class T>
 void silu_mul(int64_t threads, int64_t rows, int64_t size, const T* gate_up, T* out) {
 #pragma omp parallel for num_threads(threads) if (rows * size > kWorthThreads)

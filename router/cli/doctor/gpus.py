@@ -67,7 +67,7 @@ def judge_gpu(gpu: Gpu) -> Finding:
     )
     name = f"cuda:{gpu.index}"
     if gpu.capability < (8, 0):
-        return warn(name, text, "attention kernels and bfloat16 want 8.0 or more; try --dtype float16")
+        return warn(name, text, "attention kernels and bfloat16 need 8.0 or more; try --dtype float16")
     return ok(name, text)
 
 
@@ -75,7 +75,7 @@ def judge_pair(pair: Pair) -> Finding:
     name = f"cuda:{pair.source}→{pair.target}"
     rate = f"{pair.bytes_per_s / 1e9:.0f} GB/s"
     if not pair.peer_access:
-        return warn(name, f"no peer access: KV goes by way of the host, at {rate}", _SHARED)
+        return warn(name, f"no peer access: KV is staged in host memory, at {rate}", _SHARED)
     way = "NVLink" if pair.bytes_per_s >= _NVLINK_LEAST else "PCIe"
     return ok(name, f"peer access, {rate} by the driver's own copy: that is {way}")
 

@@ -46,7 +46,7 @@ def judge_gpu_link(name: str, link: Link, gpu: Gpu, *, peer_access: bool) -> Fin
     """Compares with the measured bandwidth from the host to the receiving GPU."""
     if link.bytes_per_s >= _SHARE * gpu.pcie_bytes_per_s:
         return ok(name, str(link))
-    text = f"{link}; PCIe alone gives {gpu.pcie_bytes_per_s / 1e9:.0f} GB/s, so KV goes by way of the host"
+    text = f"{link}; PCIe alone gives {gpu.pcie_bytes_per_s / 1e9:.0f} GB/s, so KV is staged in host memory"
     if not peer_access:
         return warn(name, text, "these GPUs have no peer access: place prefill and decode on others")
     return fail(name, text, _CUDA_IPC)

@@ -39,7 +39,7 @@ def judge_files(hard: int) -> Finding:
     if hard != resource.RLIM_INFINITY and hard < _FILES_LEAST:
         return warn(
             "open files",
-            f"at most {hard}: so many clients and workers at once",
+            f"at most {hard} clients and workers",
             "raise the hard limit: ulimit -Hn 65536, or LimitNOFILE= in systemd",
         )
     return ok("open files", "no limit" if hard == resource.RLIM_INFINITY else f"up to {hard}")

@@ -19,7 +19,7 @@ __all__ = ["Admission", "AdmissionGrant", "AdmissionRequest", "Claim"]
 
 @dataclass(frozen=True, slots=True)
 class AdmissionRequest:
-    """A sequence that asks for admission."""
+    """A sequence that waits for admission."""
 
     tokens: int
     avoid: Set[str] = frozenset()
@@ -81,7 +81,7 @@ class _Waiting:
 
 
 class Admission:
-    """Two FIFO queues, retries and new sequences: small requests do not pass a large one."""
+    """Two FIFO queues, retries and new sequences: small requests do not overtake a large one."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class Admission:
         """Tokens of retries that are being computed."""
 
     def __len__(self) -> int:
-        """Sequences that wait."""
+        """Number of waiting sequences."""
         return len(self._retries) + len(self._new)
 
     def try_admit(self, want: AdmissionRequest) -> AdmissionGrant | None:
@@ -124,14 +124,14 @@ class Admission:
             else:
                 if waiting in line:
                     line.remove(waiting)
-                self.look()  # those behind it may fit
+                self.look()  # later ones may fit
             raise
 
     def look(self) -> None:
         """Admit waiting sequences after load has decreased. Costs nothing if none waits."""
         for line in (self._retries, self._new):
             while line:
-                if not line[0].turn.done():  # else it is about to leave by itself
+                if not line[0].turn.done():  # else it is about to leave the queue
                     turn = self._grant(line[0].want)
                     if turn is None:
                         return

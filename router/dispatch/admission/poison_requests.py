@@ -1,6 +1,6 @@
-"""Remembers requests that ended workers, and refuses their repetitions for a while.
+"""Remembers requests that crashed workers, and refuses repetitions for a while.
 
-Clients retry after a 500, some automatically; each retry would end as many workers again.
+Clients retry after a 500, some automatically; each retry would crash as many workers again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MOST: Final = 256
 
 
 class PoisonRequests:
-    """By prompt and sampling parameters, but for the seed. Costs nothing while there are none."""
+    """Keyed by prompt and sampling parameters without the seed. Costs nothing while there are none."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -37,7 +37,10 @@ class PoisonRequests:
             self._known.popitem(last=False)
 
     def find(self, prompt: Sequence[int], sampling: sampling_pb2.SamplingParams) -> str | None:
-        """Id of the sequence that ended workers and asked for the same. O(prompt) while any is remembered."""
+        """Id of a remembered sequence with the same prompt and parameters.
+
+        O(prompt) while any is remembered.
+        """
         now = self._clock()
         while self._known and next(iter(self._known.values()))[1] <= now:
             self._known.popitem(last=False)

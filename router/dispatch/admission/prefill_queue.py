@@ -40,10 +40,10 @@ class PrefillQueue:
         self._clock = clock
         self._at = clock()
         self._served = self._seconds = 0.0
-        """Prompt tokens served under pressure, and the time it took, both fading."""
+        """Prompt tokens served under pressure, and the time taken, both with exponential decay."""
 
     def enter(self, tokens: int, patience_s: float = math.inf) -> Place:
-        """A place for a prompt, whose client waits `patience_s` at most. Raises Overloaded."""
+        """A place for a prompt whose client waits for at most `patience_s`. Raises Overloaded."""
         self._advance()
         wait_s, limit_s = self.wait_s(), min(self._max_wait_s, patience_s)
         if self.tokens and self.tokens + tokens > self._max_tokens:
@@ -54,7 +54,7 @@ class PrefillQueue:
         return Place(self, tokens)
 
     def wait_s(self) -> float:
-        """How long a prompt that comes now waits until its turn, by the latest rate; 0 without evidence."""
+        """Estimated waiting time of a new prompt, by the latest rate; 0 without measurements."""
         if self._seconds < _EVIDENCE_S or not self._served:
             return 0.0
         return self.tokens * self._seconds / self._served
@@ -71,7 +71,7 @@ class PrefillQueue:
         self.tokens -= tokens
 
     def _advance(self) -> bool:
-        """Lets the time pass; whether there is pressure."""
+        """Advance the time; returns whether there is pressure."""
         now = self._clock()
         passed, self._at = now - self._at, now
         if self.tokens < _PRESSURE_TOKENS and not self.held_back:
@@ -83,7 +83,7 @@ class PrefillQueue:
 
 
 class Place:
-    """One prompt in the queue, until it is served or given up."""
+    """One prompt in the queue, until it is served or aborted."""
 
     __slots__ = ("_is_inside", "_prefill_queue", "_tokens")
 
@@ -99,11 +99,11 @@ class Place:
         self._leave(served=False)
 
     def served(self) -> None:
-        """Its first token is out; later calls change nothing."""
+        """Its first token was produced; later calls have no effect."""
         self._leave(served=True)
 
     def again(self, tokens: int) -> None:
-        """It has to be computed again, so many tokens now. It was admitted before, and is not refused."""
+        """It has to be computed again, now `tokens` tokens. It was admitted before and is not refused."""
         self._leave(served=False)
         self._prefill_queue.rejoin(tokens)
         self._tokens, self._is_inside = tokens, True
@@ -115,6 +115,6 @@ class Place:
 
 
 def overloaded(why: str, retry_s: float) -> Overloaded:
-    """For a client that is to come back after about `retry_s`."""
+    """The error for a client that should retry after about `retry_s`."""
     least, most = _RETRY_S
     return Overloaded(f"too busy: {why}; try again later", retry_after_s=min(max(retry_s, least), most))

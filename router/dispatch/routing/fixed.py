@@ -1,4 +1,4 @@
-"""Modes in which a worker's role alone says what it computes."""
+"""Modes in which a worker's role determines what it computes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class MixedPlacing:
         return bool(self._registry.ready(ROLE_DECODE))
 
     def has_room(self, want: AdmissionRequest) -> bool:
-        """Requests queue at the workers, where they are admitted without a word to and fro."""
+        """Requests queue at the workers, where they are admitted without a round trip."""
         return True
 
     def claim(self, want: AdmissionRequest) -> Claim | None:

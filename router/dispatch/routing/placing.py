@@ -1,4 +1,4 @@
-"""From the configured mode to the rule by which sequences are placed."""
+"""Selects the placement of sequences for the configured mode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which worker gets a request: the policies that `--routing` names."""
+"""Worker selection policies of `--routing`."""
 
 from __future__ import annotations
 

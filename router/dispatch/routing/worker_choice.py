@@ -1,4 +1,4 @@
-"""The pure decisions of router/workers/capacity.py, applied to the workers that are there now."""
+"""Applies the pure decisions of router/workers/capacity.py to the current workers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 __all__ = ["GROWTH_TOKENS", "Promise", "WorkerChoice", "cached_tokens"]
 
 GROWTH_TOKENS: Final = 256
-"""That an answer may grow by until its KV is on another worker. One that grows by more stays where it is."""
+"""Tokens by which an answer may grow until its KV is on another worker. One that grows by more stays."""
 
 _NOBODY: frozenset[str] = frozenset()
 
@@ -47,7 +47,8 @@ class WorkerChoice:
         self._registry = registry
         self._choose = POLICIES[routing]
         self._turns = {role: itertools.count() for role in worker_pb2.Role.values()}
-        """Roles do not share a turn, or two of each would always be paired in the same way."""
+        """Each role has its own turn; otherwise two workers of each would always be paired in the same
+        way."""
 
     def pick(
         self, role: worker_pb2.Role, sequence: Sequence, avoid: Set[str] = _NOBODY
@@ -73,7 +74,7 @@ class WorkerChoice:
         return [*self._registry.ready(ROLE_PREFILL), *self._registry.ready(ROLE_DECODE)]
 
     def preferred(self) -> list[WorkerSession]:
-        """Those of `everyone` that nothing speaks against, or against which the least does."""
+        """Those of `everyone` with the best rank."""
         ready = self.everyone()
         return [ready[i] for i in preferred(_views(ready, _NOBODY))]
 
@@ -82,22 +83,25 @@ class WorkerChoice:
         return session.load.view().has_room(tokens)
 
     def refuge(self, sessions: list[WorkerSession], tokens: int, leaving: str) -> WorkerSession | None:
-        """Of these, the least loaded with room for so many tokens; None: there is none. O(workers)."""
+        """Of these, the least loaded with room for this many tokens; None if there is none. O(workers)."""
         others = [s for s in sessions if s.worker_id != leaving and self.has_room(s, tokens)]
         if not others:
             return None
         return others[place(_views(others, _NOBODY), tokens, POLICIES[Routing.LEAST_LOADED], 0)]
 
     def can_decode(self, tokens: int, avoid: Set[str] = _NOBODY) -> bool:
-        """Whether a decode worker has room now. True if none is there: then there is nothing to wait for."""
+        """Whether a decode worker has room now.
+
+        True if there is none, so that requests do not wait for it.
+        """
         return any_has_room(_views(self._registry.ready(ROLE_DECODE), avoid), tokens)
 
     def promise(self, tokens: int, avoid: Set[str] = _NOBODY) -> Promise | None:
-        """Keeps room on a decode worker; None if none is there."""
+        """Reserve room on a decode worker; None if there is none."""
         ready = self._registry.ready(ROLE_DECODE)
         if not ready:
             return None
-        # Always by load, and not in turn: a promise is about room, and takes nobody's turn.
+        # Always by load, not round-robin: a promise reserves room, and must not advance the turn.
         views = _views(ready, avoid)
         session = ready[place(views, tokens, POLICIES[Routing.LEAST_LOADED], 0)]
         return Promise(session.load, tokens)

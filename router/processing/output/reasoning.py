@@ -90,7 +90,7 @@ class ReasoningParser:
 class ReasoningCounter:
     """Counts the tokens up to and including `</think>`, whose text is fed token by token.
 
-    Independent of how tokens come in messages, and of text that is held back for stop strings.
+    Independent of how tokens are grouped in messages, and of text that is held back for stop strings.
     """
 
     def __init__(self, *, inside: bool = False) -> None:

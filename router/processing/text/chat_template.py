@@ -112,7 +112,7 @@ class ChatTemplate:
 
 
 def _known_role(message: Message) -> Message:
-    """Replace the role "developer", OpenAI's newer name for "system", which templates do not know."""
+    """Replace the role "developer", OpenAI's newer name for "system", which templates do not support."""
     return {**message, "role": "system"} if message["role"] == "developer" else message
 
 

@@ -68,7 +68,7 @@ async def test_a_restart_while_a_start_waits_makes_one_new_actor() -> None:
     await place.worker.stop()
     await place.worker.revive()
     place.actors[0].die()  # now its caller hears of it
-    with pytest.raises(WorkerUnavailable, match="anew"):
+    with pytest.raises(WorkerUnavailable, match="restarted"):
         await start
     assert len(place.actors) == 2
 
@@ -78,7 +78,7 @@ async def test_the_late_answer_of_a_replaced_actor_is_not_its_successors() -> No
     start = await starting(place)
     await place.worker.revive()
     place.actors[0].listening.set_result(SimpleNamespace(address="old:1", certificate=None))
-    with pytest.raises(WorkerUnavailable, match="anew"):
+    with pytest.raises(WorkerUnavailable, match="restarted"):
         await start
 
 

@@ -1,4 +1,4 @@
-"""A KV transport that was opened anew: every router learns how the pool is reached now."""
+"""A KV transport that was reopened: every router learns how the pool is reached now."""
 
 from __future__ import annotations
 
