@@ -26,6 +26,7 @@ from rich.table import Table
 from benchmarks.cluster import main as cluster
 from benchmarks.lib.client import Record
 from benchmarks.lib.report import Summary, summarize
+from benchmarks.lib.step_fit import LinearSteps
 from benchmarks.lib.workload import Uniform, Work, make_workload, parse_lengths
 from engine.config import EngineConfig
 from engine.core.plan import StepPlan
@@ -81,6 +82,27 @@ class Costs:
     """Part of a launch after which the host may turn to something else."""
     front: float = 7e-3
     """Client, HTTP, router, gRPC and the worker's inbox, there and back, at 30 requests a second."""
+    fitted: LinearSteps | None = None
+    """Of the device, in place of the above."""
+
+    @classmethod
+    def of_steps(cls, fitted: LinearSteps) -> Costs:
+        """Only the time of steps, in which that of the host is contained."""
+        free = dict.fromkeys(
+            ("host", "host_prompts", "host_request", "launch", "launch_prompts", "front"), 0.0
+        )
+        return cls(**free, fitted=fitted)
+
+    def step_s(self, plan: StepPlan) -> float:
+        """Of the device."""
+        if self.fitted is not None:
+            return self.fitted.seconds(plan)
+        contexts = sum(chunk.end for chunk in plan.chunks if chunk.length == 1)
+        pairs = sum(chunk.length * chunk.end for chunk in plan.chunks if chunk.length > 1)
+        rows = -(-plan.num_tokens // _PADDING) * _PADDING
+        seconds = max(self.weights, self.row * rows) + self.step
+        seconds += self.context * contexts + self.pair * pairs
+        return seconds + (self.prompts if plan.prompt_tokens else 0.0)
 
 
 class _Clock:
@@ -142,7 +164,7 @@ class _Device:
 
     def launch(self, plan: StepPlan) -> _Step:
         clock = self._clock
-        seconds = self._seconds(plan) * clock.noise.uniform(0.985, 1.03)
+        seconds = self._costs.step_s(plan) * clock.noise.uniform(0.985, 1.03)
         self._free = max(self._free, clock.now) + seconds
         launch = self._costs.launch_prompts if plan.prompt_tokens else self._costs.launch
         lead = self._costs.lead * launch
@@ -153,15 +175,6 @@ class _Device:
 
     def close(self) -> None:
         pass
-
-    def _seconds(self, plan: StepPlan) -> float:
-        costs = self._costs
-        contexts = sum(chunk.end for chunk in plan.chunks if chunk.length == 1)
-        pairs = sum(chunk.length * chunk.end for chunk in plan.chunks if chunk.length > 1)
-        rows = -(-plan.num_tokens // _PADDING) * _PADDING
-        seconds = max(costs.weights, costs.row * rows) + costs.step
-        seconds += costs.context * contexts + costs.pair * pairs
-        return seconds + (costs.prompts if plan.prompt_tokens else 0.0)
 
 
 def simulate(
