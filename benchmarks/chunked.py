@@ -9,8 +9,8 @@
 The real engine on this machine's CPU or GPU (random weights), or on a simulated H200 (`benchmarks.simulate`).
 Settings are measured in random order, each `--repeats` times, and repetitions are put together. A scale of 0
 sends all requests at once. On a CPU, time is the CPU time of one thread, so that other processes hardly
-count; step times are fitted to the measured steps, and the same load is simulated with them. Peak memory is
-that of one prompt of `--memory-prompt` tokens beyond weights and KV pool.
+count; step times are fitted to the measured steps, and the same load is simulated with them. One prompt of
+`--memory-prompt` tokens alone tells what chunks cost it, and its peak memory beyond weights and KV pool.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from benchmarks.lib.client import Record
 from benchmarks.lib.provenance import provenance
 from benchmarks.lib.report import Percentiles, Summary, summarize
 from benchmarks.lib.run_log import RunLog
+from benchmarks.lib.simulated_gpu import Costs, simulated_config
 from benchmarks.lib.step_fit import LinearSteps
 from benchmarks.lib.workload import Work, make_workload, parse_lengths
-from benchmarks.simulate import Costs
 from engine.config import Batching
 from engine.loader.checkpoint import resolve
 
@@ -62,7 +62,9 @@ _QUICK: Final = {
     "memory_prompt": 32_768,
     "minutes": 3.5,
 }
-_NOT_OF_RUNS: Final = ("chunks", "batching", "scales", "repeats", "minutes", "runs", "output", "quick")
+_NOT_OF_RUNS: Final = (
+    "chunks", "batching", "scales", "repeats", "minutes", "runs", "output", "quick", "width",
+)  # fmt: skip
 """Options that do not change what one run measures."""
 
 
@@ -72,6 +74,10 @@ class Point(NamedTuple):
     setting: Setting
     scale: float
     measured: Summary
+    ttft_usual: Percentiles
+    """Of prompts of --input-length."""
+    ttft_long: Percentiles
+    """Of prompts of --long-length."""
     predicted: Summary | None
 
 
@@ -87,7 +93,7 @@ class _Plan(NamedTuple):
 
 def main() -> None:
     options = _options()
-    console = Console(emoji=False)
+    console = Console(emoji=False, width=options.width)
     found = provenance()
     settings = [Setting(chunk, batching) for chunk in options.chunks for batching in options.batching]
     plans = [_Plan(s, scale, k) for s in settings for scale in options.scales for k in range(options.repeats)]
@@ -103,9 +109,12 @@ def main() -> None:
         f" {options.output_length} out"
     )
     console.print(_table(points, title))
-    peaks = {name: median(each) for name, each in log.peaks.items()}
-    for name, peak in peaks.items():
-        console.print(f"peak memory, chunks of {name}: {peak / (1 << 20):,.0f} MiB")
+    for chunk, each in sorted(log.alone.items(), key=lambda item: int(item[0])):
+        console.print(
+            f"{options.memory_prompt} tokens alone in chunks of {chunk}: first token after"
+            f" {min(one.ttft_s for one in each):.2f} s, peak memory"
+            f" {median(one.peak_bytes for one in each) / (1 << 20):,.0f} MiB"
+        )
     if options.output:
         _save(options, points, title, found, log)
 
@@ -120,7 +129,7 @@ def _measure(
     """Makes the runs that are missing, as far as time allows; returns how many are still."""
     ends = time.monotonic() + options.minutes * 60
     missing = [plan for plan in plans if plan.name not in log]
-    unmeasured = [s for s in settings if s.batching is settings[0].batching and str(s.chunk) not in log.peaks]
+    unmeasured = [s for s in settings if s.batching is settings[0].batching and str(s.chunk) not in log.alone]
     if not missing and not (unmeasured and options.memory_prompt):
         return 0
     with console.status("loading …") as status:
@@ -128,7 +137,7 @@ def _measure(
         status.update("warming up …")
         engine.run(settings[0], _load(options, 0.0, seed=999)[:4])
         if options.memory_prompt:
-            _measure_memory(engine, unmeasured, options, log)
+            _measure_alone(engine, unmeasured, options, log)
         for number, plan in enumerate(missing, start=1):
             if time.monotonic() > ends:
                 return len(missing) - number + 1
@@ -139,7 +148,7 @@ def _measure(
     return 0
 
 
-def _measure_memory(
+def _measure_alone(
     engine: MeasuredEngine, settings: Sequence[Setting], options: argparse.Namespace, log: RunLog
 ) -> None:
     [work] = make_workload(
@@ -153,14 +162,17 @@ def _measure_memory(
     order = [setting for setting in settings for _ in range(options.repeats)]
     random.Random(options.seed).shuffle(order)
     for setting in order:
-        peak = engine.peak_bytes(setting, work.prompt)
-        if peak is not None:
-            log.add_peak(str(setting.chunk), peak)
+        alone = engine.alone(setting, work.prompt)
+        if alone is not None:
+            log.add_alone(str(setting.chunk), alone)
 
 
 def _engine(options: argparse.Namespace) -> MeasuredEngine:
     if options.device == "simulator":
-        return SimulatedEngine()
+        config = simulated_config()
+        return SimulatedEngine(
+            config=replace(config, max_model_len=max(config.max_model_len, options.context))
+        )
     return RealEngine(_config(options))
 
 
@@ -183,11 +195,14 @@ def _load(options: argparse.Namespace, scale: float, seed: int) -> list[Work]:
         )
         for lengths in (options.input_length, options.long_length)
     )
+    chosen = zip(usual, long, _are_long(options, seed), strict=True)
+    return [replace(work, prompt=other.prompt) if is_long else work for work, other, is_long in chosen]
+
+
+def _are_long(options: argparse.Namespace, seed: int) -> list[bool]:
+    """Of each request of a load."""
     rng = random.Random(seed)
-    pairs = zip(usual, long, strict=True)
-    return [
-        replace(work, prompt=other.prompt) if rng.random() < options.long else work for work, other in pairs
-    ]
+    return [rng.random() < options.long for _ in range(options.requests)]
 
 
 def _points(
@@ -207,9 +222,14 @@ def _points(
             if simulated is not None:
                 loads = [_load(options, scale, options.seed + plan.repeat) for plan in made]
                 predicted = _together([simulated.run(setting, load) for load in loads])
-            points.append(
-                Point(setting, scale, _together([log.records(plan.name) for plan in made]), predicted)
+            runs = [log.records(plan.name) for plan in made]
+            marks = [mark for plan in made for mark in _are_long(options, options.seed + plan.repeat)]
+            marked = list(zip(marks, (record for run in runs for record in run), strict=True))
+            usual, long = (
+                Percentiles.of(record.ttft for is_long, record in marked if is_long is wanted)
+                for wanted in (False, True)
             )
+            points.append(Point(setting, scale, _together(runs), usual, long, predicted))
     return points
 
 
@@ -226,11 +246,13 @@ def _table(points: Sequence[Point], title: str) -> Table:
     table.add_column("ms")
     for name in (
         "load", "TTFT p50, ms", "p90", "p99", "TPOT p50", "p90", "ITL p50", "p99", "E2E p50", "tokens/s",
+        "usual TTFT p90", "long TTFT p50",
     ):  # fmt: skip
         table.add_column(name, justify="right")
     for point in points:
         load = f"{point.scale:g}" if point.scale else "all at once"
-        table.add_row(str(point.setting), load, *_cells(point.measured))
+        parts = (f"{t * 1e3:,.0f}" for t in (point.ttft_usual.p90, point.ttft_long.p50))
+        table.add_row(str(point.setting), load, *_cells(point.measured), *parts)
         if point.predicted is not None:
             table.add_row("  simulated", "", *_cells(point.predicted), style="dim")
     return table
@@ -250,8 +272,8 @@ def _save(
         "options": _common(options),
         "points": [_as_json(point) for point in points],
     }
-    if log.peaks:
-        content["peak_bytes"] = log.peaks
+    if log.alone:
+        content["alone"] = {name: [asdict(one) for one in each] for name, each in log.alone.items()}
     if points and points[0].predicted is not None:
         content["fitted_step_costs_s"] = asdict(LinearSteps.fit(log.steps))
     options.output.write_text(json.dumps(content, indent=2) + "\n")
@@ -266,6 +288,8 @@ def _as_json(point: Point) -> dict[str, Any]:
         "batching": point.setting.batching.value,
         "load": point.scale,
         "summary": point.measured.as_json(),
+        "ttft_usual": asdict(point.ttft_usual),
+        "ttft_long": asdict(point.ttft_long),
     }
     return row if point.predicted is None else row | {"simulated": point.predicted.as_json()}
 
@@ -314,11 +338,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--long-length", default="uniform:8192:32768", metavar="LENGTHS")
     parser.add_argument("--model", default="smollm2", help="not for the simulator; a folder for a GPU")
-    parser.add_argument("--context", type=int, default=2048, metavar="TOKENS", help="not for the simulator")
+    parser.add_argument(
+        "--context",
+        type=int,
+        default=2048,
+        metavar="TOKENS",
+        help="of the model; at least 40,960 if simulated",
+    )
     parser.add_argument(
         "--memory-prompt", type=int, default=0, metavar="TOKENS", help="measure peak memory with this prompt"
     )
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--width", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--minutes", type=float, default=1e9, metavar="M", help="begin no run after this")
     parser.add_argument("--runs", type=Path, metavar="FILE", help="keep runs here; go on with those missing")
     parser.add_argument("--output", type=Path, metavar="FILE", help="JSON; the figure goes beside it as .png")

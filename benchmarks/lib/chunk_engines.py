@@ -14,8 +14,9 @@ import torch
 
 from benchmarks.lib.client import Record
 from benchmarks.lib.peak_memory import CpuPeak, CudaPeak
+from benchmarks.lib.simulated_gpu import Costs, simulate, simulated_config
 from benchmarks.lib.workload import Work
-from benchmarks.simulate import Costs, simulate, simulated_config
+from common.garbage_collection import tune_gc
 from engine.config import Batching, EngineConfig, SchedulerConfig
 from engine.core.events import StepMeasured
 from engine.core.request import Request
@@ -25,6 +26,7 @@ from engine.engine import Engine
 from engine.executor.runner import ModelRunner
 
 __all__ = [
+    "Alone",
     "MeasuredEngine",
     "RealEngine",
     "Setting",
@@ -100,6 +102,15 @@ def cuda_config(model: Path, context: int) -> EngineConfig:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """One prompt with nothing beside it."""
+
+    peak_bytes: int
+    """Beyond weights, KV pool and all else that was there before."""
+    ttft_s: float
+
+
 class Clock(Protocol):
     def now(self) -> float: ...
 
@@ -132,8 +143,8 @@ class MeasuredEngine(Protocol):
     def run(self, setting: Setting, load: Sequence[Work]) -> list[Record]:
         """One record a request."""
 
-    def peak_bytes(self, setting: Setting, prompt: Sequence[int]) -> int | None:
-        """Memory that computing this prompt takes beyond weights and KV pool; None: not known."""
+    def alone(self, setting: Setting, prompt: Sequence[int]) -> Alone | None:
+        """Computes this prompt to its first token; None: memory is not simulated."""
 
 
 class RealEngine:
@@ -145,6 +156,7 @@ class RealEngine:
         """A sample of the steps so far."""
         self.config: Final = config
         self._runner: Final = ModelRunner(config)
+        tune_gc()
         if config.device == "cpu":
             self._runner.kv.tensor.zero_()  # else its pages become resident one by one
 
@@ -152,14 +164,14 @@ class RealEngine:
         steps = None if self.config.overlap else self.steps
         return drive(self._engine(setting), load, self._clock, steps)
 
-    def peak_bytes(self, setting: Setting, prompt: Sequence[int]) -> int | None:
+    def alone(self, setting: Setting, prompt: Sequence[int]) -> Alone | None:
         """Without CUDA graphs, whose memory is allocated once for all steps."""
         eager = self._runner._forwards[-1:]
         load = [Work(arrival_s=0.0, prompt=list(prompt), max_tokens=1)]
         peak = CpuPeak() if self.config.device == "cpu" else CudaPeak()
         with patch.object(self._runner, "_forwards", eager), peak:
-            drive(self._engine(setting), load, self._clock)
-        return peak.bytes
+            [record] = drive(self._engine(setting), load, self._clock)
+        return Alone(peak.bytes, record.ttft)
 
     def _engine(self, setting: Setting) -> Engine:
         scheduler = scheduler_of(setting, self.config.scheduler)
@@ -213,5 +225,5 @@ class SimulatedEngine:
         config = replace(self._config, scheduler=scheduler_of(setting, self._config.scheduler))
         return simulate(load, None, self._costs, config=config)
 
-    def peak_bytes(self, setting: Setting, prompt: Sequence[int]) -> int | None:
+    def alone(self, setting: Setting, prompt: Sequence[int]) -> Alone | None:
         return None

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.lib.chunk_engines import Alone
 from benchmarks.lib.client import Record
 from engine.core.events import StepMeasured
 
@@ -24,7 +25,7 @@ class RunLog:
     def __init__(self, path: Path | None, options: dict[str, Any]) -> None:
         """`options`: what all runs of the file have in common. Raises OtherOptions."""
         self._path: Final = path
-        self._content: dict[str, Any] = {"options": options, "runs": {}, "steps": [], "peaks": {}}
+        self._content: dict[str, Any] = {"options": options, "runs": {}, "steps": [], "alone": {}}
         if path is not None and path.exists():
             self._content = json.loads(path.read_text())
             if self._content["options"] != options:
@@ -47,12 +48,12 @@ class RunLog:
         return [StepMeasured(**step) for step in self._content["steps"]]
 
     @property
-    def peaks(self) -> dict[str, list[int]]:
-        """Bytes, by name of the setting; one of each repetition."""
-        return {**self._content["peaks"]}
+    def alone(self) -> dict[str, list[Alone]]:
+        """By chunk size; one of each repetition."""
+        return {name: [Alone(**one) for one in each] for name, each in self._content["alone"].items()}
 
-    def add_peak(self, name: str, peak: int) -> None:
-        self._content["peaks"].setdefault(name, []).append(peak)
+    def add_alone(self, name: str, alone: Alone) -> None:
+        self._content["alone"].setdefault(name, []).append(asdict(alone))
         self._save()
 
     def _save(self) -> None:

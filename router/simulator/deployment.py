@@ -42,6 +42,7 @@ class Deployment:
     decode: int = 1
     targets: Targets = _STRICT
     chunk_tokens: int | None = None
+    """-1: whole prompts."""
     step_target_s: float | None = None
     radix_cache: bool = False
     patience: float = PATIENCE
@@ -53,6 +54,7 @@ class Deployment:
             step = f" step {1e3 * self.step_target_s:.0f} ms" if self.step_target_s else ""
             return f"mixed {workers}{step}"
         chunk = f" chunk {self.chunk_tokens}" if self.chunk_tokens else ""
+        chunk = " whole prompts" if self.chunk_tokens == -1 else chunk
         return f"{self.mode.value} {self.prefill}:{self.decode}{chunk}"
 
     def simulation(self) -> Simulation:
@@ -60,8 +62,9 @@ class Deployment:
         adaptive = self.mode is Mode.ADAPTIVE
         step = self.step_target_s or (_ADAPTIVE_PACE * self.targets.itl_s if adaptive else _DEFAULT_STEP_S)
         large = workers >= _SMALL_POOL
+        chunk = self.chunk_tokens or (_MIXED_CHUNK if self.mode is Mode.MIXED else PREFILL_CHUNK)
         settings = WorkerSettings(
-            chunk_tokens=self.chunk_tokens or (_MIXED_CHUNK if self.mode is Mode.MIXED else PREFILL_CHUNK),
+            chunk_tokens=None if chunk == -1 else chunk,
             step_target_s=step,
             radix_cache=self.radix_cache,
             patience=self.patience,
