@@ -75,8 +75,13 @@ async def test_a_key_with_few_requests_does_not_wait_for_all_of_one_with_many(
     if fair:
         settings["tenant_quantum"] = LENGTH
     async with serving(folder, history, **settings) as (url, link), httpx.AsyncClient(timeout=60) as client:
-        may_compute = threading.Event()
-        before_each_step(link.host, lambda: may_compute.wait(20.0))
+        computes, may_compute = threading.Event(), threading.Event()
+
+        def wait() -> None:
+            computes.set()
+            may_compute.wait(20.0)
+
+        before_each_step(link.host, wait)
 
         async def ask(key: str, number: int) -> None:
             body = {"prompt": [number] * LENGTH, "max_tokens": 1, "ignore_eos": True}
@@ -85,15 +90,18 @@ async def test_a_key_with_few_requests_does_not_wait_for_all_of_one_with_many(
             assert response.status_code == 200, response.text
             ended.append(key)
 
-        async def queued(count: int) -> None:
+        async def arrived(count: int) -> None:
+            """So many requests are at the worker, whose engine takes them in after its step."""
             async with asyncio.timeout(20.0):
-                while link.host._parts.engine.scheduler.num_waiting < count:  # noqa: ASYNC110
+                while link.host._parts.inbox._queue.qsize() < count:  # noqa: ASYNC110
                     await asyncio.sleep(0.005)
 
-        asking = [asyncio.create_task(ask(LOUD, number)) for number in range(9)]
-        await queued(8)  # one is being computed
+        asking = [asyncio.create_task(ask(LOUD, 0))]
+        assert await asyncio.to_thread(computes.wait, 20.0)
+        asking += [asyncio.create_task(ask(LOUD, number)) for number in range(1, 9)]
+        await arrived(8)
         asking += [asyncio.create_task(ask(QUIET, 50 + number)) for number in range(3)]
-        await queued(11)
+        await arrived(11)
         may_compute.set()
         await asyncio.gather(*asking)
     if fair:
