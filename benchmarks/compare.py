@@ -34,7 +34,7 @@ _RESULTS = Path(__file__).parent / "results"
 
 
 def main() -> None:
-    options = _parser().parse_args()
+    options = make_parser().parse_args()
     console = Console()
     comparison = Comparison(
         model=options.model,
@@ -53,17 +53,23 @@ def main() -> None:
     }
     if options.vllm_python:
         systems["vLLM"] = partial(vllm, comparison, options.vllm_python)
+    if options.only:
+        systems = {name: run for name, run in systems.items() if name in options.only}
     outcomes = []
     for name, run in systems.items():
         with console.status(f"{name} …"):
             outcomes.append(run())
+        console.print(
+            f"{name}: {outcomes[-1].together.total_rate:,.0f} tokens/s, {options.concurrency} at once"
+        )
     title = (
         f"{options.model}, {comparison.dtype}, {options.input_length} tokens in, {options.output_length} out"
         f", on {describe_machine()}"
     )
     console.print(comparison_table(outcomes, options.concurrency, title))
-    _save(outcomes, title, options.results / f"compare-{comparison.device}")
-    console.print(f"Written to {options.results}/compare-{comparison.device}.json and .png")
+    path = options.results / (options.name or f"compare-{comparison.device}")
+    _save(outcomes, title, path)
+    console.print(f"Written to {path}.json and .png")
 
 
 def comparison_table(outcomes: Sequence[Outcome], concurrency: int, title: str) -> Table:
@@ -108,7 +114,7 @@ def _save(outcomes: Sequence[Outcome], title: str, path: Path) -> None:
     plot_comparison(outcomes, title, path.with_suffix(".png"))
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.compare",
         description=__doc__,
@@ -128,7 +134,15 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PATH",
         help="Python of an environment with vLLM, to measure it too",
     )
+    parser.add_argument(
+        "--only",
+        action="append",
+        choices=["Baton mixed", "Baton disagg", "transformers", "vLLM"],
+        metavar="SYSTEM",
+        help="may be given more than once (default: all)",
+    )
     parser.add_argument("--results", type=Path, default=_RESULTS, metavar="FOLDER")
+    parser.add_argument("--name", metavar="NAME", help="NAME.json and NAME.png (compare-DEVICE)")
     return parser
 
 

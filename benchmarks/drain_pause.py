@@ -1,15 +1,17 @@
 """How long streams stand still when their worker leaves: answers that move with their KV, or are recomputed.
 
-Two workers of this process, over the loopback transport, write answers to long prompts; the answers of one go
-to the other in both ways in turn. One run, one machine, prompts of one length: the ratio is what counts.
+Two workers of this process, over the loopback transport, decode answers to long prompts; the answers of one
+go to the other in both ways in turn. One run, one machine, prompts of one length: the ratio is what counts.
+"lost decode-0" is the worker that the benchmark takes out of rotation, so that its answers are recomputed.
 
-    python -m benchmarks.drain_pause --model FOLDER
+    python -m benchmarks.drain_pause --model FOLDER --output FILE.json
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import random
 import statistics
 import time
@@ -19,6 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
+from benchmarks.lib.provenance import provenance
 from engine.config import EngineConfig, SchedulerConfig
 from router.config.settings import Mode, RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher
@@ -70,6 +73,10 @@ def main() -> None:
     for way, seconds in pauses.items():
         median = statistics.median(seconds)
         print(f"| {way} | {1e3 * median:.0f} ms | {1e3 * max(seconds):.0f} ms | {median / reference:.3f} |")
+    if options.output:
+        asked = {name: getattr(options, name) for name in ("length", "streams", "rounds")}
+        content = {"model": options.model.name, "made_with": provenance(), **asked, "pauses_s": pauses}
+        options.output.write_text(json.dumps(content, indent=1) + "\n")
 
 
 async def _measure(options: argparse.Namespace) -> dict[str, list[float]]:
@@ -166,6 +173,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--length", type=int, default=1024, help="prompt tokens (default: %(default)s)")
     parser.add_argument("--streams", type=int, default=4, help="(default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="of each way (default: %(default)s)")
+    parser.add_argument("--output", type=Path, metavar="FILE.json")
     return parser
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 from rich.console import Console
 
-from benchmarks.lib.client import Api, Target
+from benchmarks.lib.client import Api, Target, only_model
 from benchmarks.lib.offer import offer
 from benchmarks.lib.report import Objective, summarize, summary_table
 from benchmarks.lib.sampling_flags import body_of, sampling_arguments
@@ -31,7 +31,7 @@ def main() -> None:
     console = Console()
     target = Target(
         base_url=options.base_url,
-        model=options.model or _only_model(options.base_url, options.api_key),
+        model=options.model or _offered_model(options),
         api=Api(options.api),
         api_key=options.api_key,
         extra={**body_of(options), **({"ignore_eos": True} if options.ignore_eos else {})},
@@ -59,18 +59,11 @@ def main() -> None:
         raise SystemExit("no request was answered")
 
 
-def _only_model(base_url: str, api_key: str) -> str:
-    """The model that the server offers, when the user named none."""
+def _offered_model(options: argparse.Namespace) -> str:
     try:
-        answer = httpx.get(
-            f"{base_url}/v1/models",
-            headers={"Authorization": f"Bearer {api_key}"},
-            timeout=10,
-            trust_env=False,
-        ).raise_for_status()
+        return only_model(options.base_url, options.api_key)
     except httpx.HTTPError as error:
-        raise SystemExit(f"{base_url}/v1/models: {error}. Is a server running there?") from None
-    return str(answer.json()["data"][0]["id"])
+        raise SystemExit(f"{options.base_url}/v1/models: {error}. Is a server running there?") from None
 
 
 def _plain(options: argparse.Namespace) -> dict[str, Any]:

@@ -6,14 +6,18 @@
            --input-length lognormal:2048:0.8:16384 --output-length uniform:128:512 \\
            --mixed-flags "--itl-target-ms 14" --warm-up 64 --name modes-h200
     python -m benchmarks.modes ... --modes adaptive --append    # add to an earlier file, or do runs again
+    python -m benchmarks.modes ... --modes none --against vllm=http://127.0.0.1:8000 --append
 
 With N workers, mixed mode has N that do both; disagg gives --prefill-workers of them to prefill and the
 others to decode; adaptive begins with the same split and places each request for the targets --ttft and
 --tpot. One server a mode serves every rate with every seed; a seed is one draw of arrivals and lengths, the
 same for all modes. Arrivals are a Poisson process (open loop), and every run begins with all queues empty.
 
+--against measures OpenAI servers that run already, other systems among them, with the same requests.
+
 Goodput counts answers that met the objective: first token within --ttft seconds, tokens after it every --tpot
-seconds in the mean, and none later than --pause seconds after the one before. "came" is the rate of the
+seconds in the mean, and none later than --pause seconds after the one before. --second-objective judges the
+same answers by other bounds, too, into NAME-2. "came" is the rate of the
 requests that were sent: a short draw of a Poisson process has another rate than its mean. Figures are means
 over the seeds, with the lowest and the highest in brackets.
 
@@ -27,13 +31,15 @@ import argparse
 import asyncio
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
+import httpx
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.lib.client import Record, Target
+from benchmarks.lib.client import Record, Target, only_model
 from benchmarks.lib.machine import describe_machine
 from benchmarks.lib.mode_servers import MODEL_NAME, ModeServers, mode_arguments
 from benchmarks.lib.offer import offer
@@ -60,25 +66,32 @@ def main() -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=_FILE_WIDTH)
-    objective = Objective(
-        ttft_s=options.ttft or None, tpot_s=options.tpot or None, pause_s=options.pause or None
-    )
+    objective = _bounds(options.ttft, options.tpot, options.pause)
     servers = ModeServers.of(options, objective)
-    path = options.results / (options.name or f"modes-{options.device}")
-    results = Results(path, _title(options), {mode: servers.flags_for(mode) for mode in options.modes})
+    name = options.name or f"modes-{options.device}"
+    objectives = {name: objective}
+    if options.second_objective:
+        objectives[f"{name}-2"] = options.second_objective
+    flags = {mode: servers.flags_for(mode) for mode in options.modes}
+    results = [
+        Results(options.results / file, _title(options, bounds), bounds, flags)
+        for file, bounds in objectives.items()
+    ]
     if options.append:
-        results.take_in_earlier()
+        for each in results:
+            each.take_in_earlier()
 
     def send(target: Target, workload: Sequence[Work]) -> list[Record]:
         return asyncio.run(offer(target, workload, console=console))
 
     measure_modes(options, servers, results, send, console)
-    if results.runs:
-        console.print(rates_table(points_of(results.runs), results.title))
-        console.print(f"Written to {path}.json and .png")
-    for mode, error in results.failures.items():
+    for each in results:
+        if each.runs:
+            console.print(rates_table(points_of(each.runs), each.title))
+            console.print(f"Written to {each.path}.json and .png")
+    for mode, error in results[0].failures.items():
         console.print(f"{mode} failed: {error}", markup=False)
-    if results.failures:
+    if results[0].failures:
         raise SystemExit(1)
 
 
@@ -89,6 +102,7 @@ class Results:
     path: Path
     """Without a suffix."""
     title: str
+    objective: Objective
     flags: dict[str, list[str]]
     """Of each mode's server."""
     runs: list[Run] = field(default_factory=list)
@@ -128,40 +142,77 @@ class Results:
 
 
 def measure_modes(
-    options: argparse.Namespace, servers: ModeServers, results: Results, send: Offer, console: Console
+    options: argparse.Namespace,
+    servers: ModeServers,
+    results: Sequence[Results],
+    send: Offer,
+    console: Console,
 ) -> None:
-    """Every mode, one after the other; those that fail are noted in `results`."""
+    """Every mode, one after the other, then the servers of --against.
+
+    Every run is added to each of `results`, judged by its objective; servers that fail are noted there.
+    """
     for mode in options.modes:
         console.print(f"{mode}: starting {options.workers} workers")
         try:
-            for run in _sweep(options, servers, mode, send):
-                results.add(run)
-                s = run.summary
-                console.print(
-                    f"{mode}, {run.rate:g} requests/s ({run.offered:.2f} came), seed {run.seed}: "
-                    f"{100 * run.share_good:.0f}% good, TTFT p50 {1e3 * s.ttft.p50:,.0f} ms, "
-                    f"TPOT p50 {1e3 * s.tpot.p50:,.1f} ms, {s.failed} failed"
-                )
+            with servers.server(mode) as server:
+                _measure(mode, Target(server.url, MODEL_NAME), options, results, send, console)
         except ServerFailed as error:
-            results.failures[mode] = str(error)
-            results.write()
-            console.print(f"{mode} failed, going on: {error}", markup=False)
+            _note_failure(mode, error, results, console)
+    for name, url in options.against:
+        try:
+            _measure(name, Target(url, only_model(url)), options, results, send, console)
+        except (ServerFailed, httpx.HTTPError) as error:
+            _note_failure(name, error, results, console)
 
 
-def _sweep(options: argparse.Namespace, servers: ModeServers, mode: str, send: Offer) -> Iterator[Run]:
-    """All rates and seeds on one server of that mode. Raises ServerFailed."""
+def _note_failure(name: str, error: Exception, results: Sequence[Results], console: Console) -> None:
+    for each in results:
+        each.failures[name] = str(error)
+        each.write()
+    console.print(f"{name} failed, going on: {error}", markup=False)
+
+
+def _measure(
+    mode: str,
+    target: Target,
+    options: argparse.Namespace,
+    results: Sequence[Results],
+    send: Offer,
+    console: Console,
+) -> None:
+    """All rates and seeds on one server. Raises ServerFailed."""
+    for rate, seed, records in _sweep(options, replace(target, extra=_extra(options)), send):
+        came = arrival_rate([record.sent for record in records])
+        runs = [Run(mode, rate, seed, came, summarize(records, each.objective)) for each in results]
+        for each, run in zip(results, runs, strict=True):
+            each.add(run)
+        good = ", ".join(f"{100 * run.share_good:.0f}%" for run in runs)
+        s = runs[0].summary
+        console.print(
+            f"{mode}, {rate:g} requests/s ({came:.2f} came), seed {seed}: "
+            f"{good} good, TTFT p50 {1e3 * s.ttft.p50:,.0f} ms, TPOT p50 {1e3 * s.tpot.p50:,.1f} ms, "
+            f"{s.failed} failed"
+        )
+
+
+def _extra(options: argparse.Namespace) -> dict[str, Any]:
+    return {"ignore_eos": True, **body_of(options)}
+
+
+def _sweep(
+    options: argparse.Namespace, target: Target, send: Offer
+) -> Iterator[tuple[float, int, list[Record]]]:
+    """Rate, seed and what came of it, after a warm-up. Raises ServerFailed."""
     lengths = parse_lengths(options.input_length), parse_lengths(options.output_length)
-    with servers.server(mode) as server:
-        target = Target(server.url, MODEL_NAME, extra={"ignore_eos": True, **body_of(options)})
-        if options.warm_up:
-            _check(send(target, _workload(options.warm_up, max(options.rates), lengths, _WARM_UP_SEED)))
-        for rate in options.rates:
-            count = options.requests or max(1, round(rate * options.seconds))
-            for seed in options.seeds:
-                records = send(target, _workload(count, rate, lengths, seed))
-                _check(records)
-                came = arrival_rate([record.sent for record in records])
-                yield Run(mode, rate, seed, came, summarize(records, servers.objective))
+    if options.warm_up:
+        _check(send(target, _workload(options.warm_up, max(options.rates), lengths, _WARM_UP_SEED)))
+    for rate in options.rates:
+        count = options.requests or max(1, round(rate * options.seconds))
+        for seed in options.seeds:
+            records = send(target, _workload(count, rate, lengths, seed))
+            _check(records)
+            yield rate, seed, records
 
 
 def _check(records: Sequence[Record]) -> None:
@@ -176,11 +227,11 @@ def _workload(count: int, rate: float, lengths: tuple[Lengths, Lengths], seed: i
     )
 
 
-def _title(options: argparse.Namespace) -> str:
+def _title(options: argparse.Namespace, bounds: Objective) -> str:
     amount = f"{options.requests} requests" if options.requests else f"{options.seconds:g} s"
-    objective = [f"TTFT ≤ {options.ttft:g} s"] if options.ttft else []
-    objective += [f"TPOT ≤ {options.tpot:g} s"] if options.tpot else []
-    objective += [f"no pause > {options.pause:g} s"] if options.pause else []
+    objective = [f"TTFT ≤ {bounds.ttft_s:g} s"] if bounds.ttft_s else []
+    objective += [f"TPOT ≤ {bounds.tpot_s:g} s"] if bounds.tpot_s else []
+    objective += [f"no pause > {bounds.pause_s:g} s"] if bounds.pause_s else []
     return (
         f"{Path(options.model).name}, {options.workers} workers on {describe_machine()}; "
         f"{options.input_length} tokens in, {options.output_length} out; {amount} a run\n"
@@ -216,6 +267,22 @@ def _milliseconds(seconds: float) -> str:
     return f"{1e3 * seconds:,.0f}" if seconds >= 0.02 else f"{1e3 * seconds:.1f}"
 
 
+def _bounds(ttft: float, tpot: float, pause: float) -> Objective:
+    return Objective(ttft_s=ttft or None, tpot_s=tpot or None, pause_s=pause or None)
+
+
+def _objective(text: str) -> Objective:
+    ttft, tpot, pause = (float(bound) for bound in text.split(":"))
+    return _bounds(ttft, tpot, pause)
+
+
+def _named_url(text: str) -> tuple[str, str]:
+    name, _, url = text.partition("=")
+    if not name or not url.startswith("http"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=URL, such as vllm=http://127.0.0.1:8000")
+    return name, url
+
+
 def _rates(text: str) -> list[float]:
     return [float(rate) for rate in text.split(",")]
 
@@ -233,6 +300,14 @@ def make_parser() -> argparse.ArgumentParser:
         epilog="Flags that are a single word need an equals sign: --mixed-flags=--disable-cuda-graph",
     )
     mode_arguments(parser.add_argument_group("servers"))
+    parser.add_argument(
+        "--against",
+        type=_named_url,
+        action="append",
+        default=[],
+        metavar="NAME=URL",
+        help="an OpenAI server that runs already; may be given more than once",
+    )
     load = parser.add_argument_group("load")
     load.add_argument(
         "--rates", type=_rates, default="0.2,0.4,0.6,0.8", metavar="R,…", help="requests a second"
@@ -258,6 +333,12 @@ def make_parser() -> argparse.ArgumentParser:
     good.add_argument("--ttft", type=float, default=1.0, metavar="SECONDS")
     good.add_argument("--tpot", type=float, default=0.03, metavar="SECONDS")
     good.add_argument("--pause", type=float, default=0.1, metavar="SECONDS")
+    good.add_argument(
+        "--second-objective",
+        type=_objective,
+        metavar="TTFT:TPOT:PAUSE",
+        help="judge every answer by these bounds too, in seconds; 0: any",
+    )
     output = parser.add_argument_group("results")
     output.add_argument("--results", type=Path, default=_RESULTS, metavar="FOLDER")
     output.add_argument("--name", metavar="NAME", help="NAME.json and NAME.png (modes-DEVICE)")

@@ -13,7 +13,7 @@ import orjson
 
 from benchmarks.lib.workload import Work
 
-__all__ = ["Api", "Record", "Target", "open_client", "send"]
+__all__ = ["Api", "Record", "Target", "only_model", "open_client", "send"]
 
 _DATA: Final = "data:"
 _DONE: Final = "[DONE]"
@@ -39,6 +39,14 @@ class Target:
     timeout_s: float = 600.0
     extra: dict[str, Any] = field(default_factory=dict)
     """Further fields of the request body: `{"ignore_eos": True, "temperature": 0}`."""
+
+
+def only_model(base_url: str, api_key: str = "none") -> str:
+    """The first model that the server lists. Raises httpx.HTTPError."""
+    answer = httpx.get(
+        f"{base_url}/v1/models", headers={"Authorization": f"Bearer {api_key}"}, timeout=10, trust_env=False
+    ).raise_for_status()
+    return str(answer.json()["data"][0]["id"])
 
 
 @dataclass(slots=True)

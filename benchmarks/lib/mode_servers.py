@@ -78,14 +78,17 @@ def _targets(objective: Objective) -> list[str]:
 
 
 def modes_in(text: str) -> tuple[str, ...]:
-    """For argparse: "mixed,adaptive"."""
+    """For argparse: "mixed,adaptive", or "none"."""
+    if text == "none":
+        return ()
     modes = tuple(dict.fromkeys(text.split(",")))
     if unknown := [mode for mode in modes if mode not in MODES]:
         raise argparse.ArgumentTypeError(f"{unknown[0]!r} is no mode; there are {', '.join(MODES)}")
     return modes
 
 
-def mode_arguments(parser: argparse._ArgumentGroup) -> None:
+def mode_arguments(parser: argparse._ArgumentGroup, *, workers: bool = True) -> None:
+    """`workers`: with `--workers`, the number of them."""
     parser.add_argument("--model", default="smollm2", help="as for `router --model` (smollm2)")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument(
@@ -93,9 +96,10 @@ def mode_arguments(parser: argparse._ArgumentGroup) -> None:
         type=modes_in,
         default=",".join(MODES),
         metavar="MODE,…",
-        help="mixed,disagg,adaptive (all)",
+        help="mixed,disagg,adaptive, or none (all)",
     )
-    parser.add_argument("--workers", type=int, default=2, metavar="N", help="of both kinds together (2)")
+    if workers:
+        parser.add_argument("--workers", type=int, default=2, metavar="N", help="of both kinds together (2)")
     parser.add_argument(
         "--prefill-workers",
         type=int,

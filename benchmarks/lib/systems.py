@@ -91,10 +91,12 @@ def transformers(comparison: Comparison) -> Outcome:
 
 def vllm(comparison: Comparison, python: Path) -> Outcome:
     """vLLM's engine from inside its process, under the interpreter of its own environment."""
-    script = Path(__file__).with_name("vllm_baseline.py")
+    script = Path(__file__).parents[1] / "vllm_baseline.py"
     longest = max(len(work.prompt) + work.max_tokens for work in comparison.together)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment.setdefault("VLLM_CPU_KVCACHE_SPACE", "4")
+    # By itself it keeps a core free for its other processes, which would be half of a laptop's.
+    environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", f"0-{(os.cpu_count() or 1) - 1}")
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "records.json"
         job = {**_job(comparison), "max_model_len": longest + 1, "output": str(output)}

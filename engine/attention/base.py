@@ -1,4 +1,4 @@
-"""What a runner asks of an attention backend; models need only its `forward`."""
+"""The interface of attention backends. Models call only `forward`, the runner everything else."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class AttentionBackend(Protocol):
     """
 
     def prepare(self, batch: Batch) -> None:
-        """Compute whatever all layers of this step share."""
+        """Compute what all layers of this step share."""
 
     def forward(self, layer: int, qkv: torch.Tensor, rotation: Rotation | None) -> torch.Tensor:
-        """Write keys and values into the pool; then each token attends to its request's tokens up to itself.
+        """Write keys and values into the pool, then compute causal attention of each token over its request.
 
-        `qkv` is `[T, heads + 2 * kv_heads, head_dim]`, queries and keys not yet rotated; its memory may be
-        used. Returns `[T, heads, head_dim]`.
+        `qkv` is `[T, heads + 2 * kv_heads, head_dim]`, queries and keys not yet rotated; it may be
+        overwritten. Returns `[T, heads, head_dim]`.
         """
 
 
@@ -33,8 +33,8 @@ class AttentionBackend(Protocol):
 class GraphableAttention(AttentionBackend, Protocol):
     """A backend whose steps can be captured in CUDA graphs.
 
-    Of decodes, `forward` is captured too: it then reads the step's metadata from buffers whose addresses
-    never change. Of other steps `store` is captured and `attend` is not.
+    In graphs of decodes, `forward` is captured: it reads the step's metadata from buffers with fixed
+    addresses. In graphs of other steps, `store` is captured and `attend` is not.
     """
 
     def store(
@@ -50,7 +50,7 @@ class GraphableAttention(AttentionBackend, Protocol):
         """
 
     def attend(self, layer: int, queries: torch.Tensor, out: torch.Tensor) -> None:
-        """The rest of `forward`, for all rows of the step that was prepared; `out` is contiguous."""
+        """The rest of `forward`, for all rows of the prepared step; `out` is contiguous."""
 
     def init_graphs(self, max_batch: int, max_model_len: int) -> None:
         """Allocate the buffers that captured graphs of up to `max_batch` decodes read."""

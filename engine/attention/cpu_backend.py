@@ -1,4 +1,4 @@
-"""Attention on CPUs by a compiled kernel that reads pages where they lie: engine/kernels/cpu/attention.h."""
+"""Attention on CPUs by a compiled kernel that reads pages in place: engine/kernels/cpu/attention.h."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class CpuAttention:
         self._layers = [pool.layer(i) for i in range(pool.num_layers)]
         self._step = Step()
         self._held: tuple[torch.Tensor | Ints, ...] = ()
-        """What the step points to must not be freed before it ends."""
+        """Tensors that the step points to; they must not be freed before it ends."""
 
     def prepare(self, batch: Batch) -> None:
         pool, lists = self._pool, batch.block_tables

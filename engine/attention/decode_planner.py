@@ -1,8 +1,8 @@
-"""Splits the contexts of a batch of decodes into parts, one for each thread block and key head. Numpy alone.
+"""Splits the contexts of a batch of decodes into parts, one per thread block and key head. Needs only numpy.
 
-A decode reads its whole context for one token, so it is bound by memory bandwidth if all multiprocessors are
-busy until the end. Starting and merging parts costs time. So contexts stay whole in a large batch, unless
-one of them is so long that all others would wait for it. (Splitting contexts: Flash-Decoding, Dao et al.
+A decode reads its whole context for one token, so it is bound by memory bandwidth as long as all
+multiprocessors are busy. Starting and merging parts costs time, so contexts stay whole in a large batch
+unless one is so long that it would run alone at the end. (Splitting contexts: Flash-Decoding, Dao et al.
 2023; longest parts first: Graham, 1969.)
 """
 
@@ -19,19 +19,19 @@ from engine.batch.step_inputs import Ints
 __all__ = ["DecodePlanner"]
 
 _SMALLEST_TOKENS: Final = 128
-"""A part shorter than this costs more to begin and to merge than it saves."""
+"""Below this, starting and merging a part costs more than it saves."""
 _BLOCKS_PER_MULTIPROCESSOR: Final = 4
-"""At once: see decode_attention.py."""
+"""Resident at once: see decode_attention.py."""
 _MANY: Final = 2
-"""Waves of parts that contexts are cut into if there are more of them than fit at once: measured."""
+"""If more contexts than fit at once are to be split, the number of waves of parts; measured."""
 _EXTRA_WAVES: Final = 2
-"""Contexts that are uneven are cut into so many parts, more than there are, as fill the GPU so many times."""
+"""Contexts of uneven length are split into as many additional parts as fill the GPU this many times."""
 _ALONE: Final = 2.5
-"""How much faster a thread block reads when it has the memory to itself."""
+"""How much faster a thread block reads when no other one is running."""
 
 
 class DecodePlanner:
-    """For one GPU and one number of key heads: each part is read by so many thread blocks."""
+    """For one GPU and one number of key heads, which is the number of thread blocks per part."""
 
     def __init__(self, *, multiprocessors: int, num_kv_heads: int, page_size: int) -> None:
         self._page_size = page_size
@@ -39,11 +39,11 @@ class DecodePlanner:
         self._smallest = max(1, _SMALLEST_TOKENS // page_size)
 
     def most_parts(self, num_requests: int) -> int:
-        """As many as any plan for so many requests has."""
+        """Upper bound of the number of parts in a plan for this many requests."""
         return num_requests + _EXTRA_WAVES * self._room(num_requests)
 
     def keeps_whole(self, pages: Ints) -> bool:
-        """Whether contexts of so many pages are best read whole."""
+        """Whether contexts of these lengths, in pages, are read fastest without splitting."""
         return len(pages) >= self._room(len(pages)) and not self._is_uneven(int(pages.max()), pages)
 
     def plan(self, decodes: Decodes) -> DecodePlan[Ints]:
@@ -62,7 +62,7 @@ class DecodePlanner:
         )
 
     def _room(self, num_requests: int) -> int:
-        """How many parts to cut contexts into, if they are even."""
+        """How many parts to split contexts of even length into."""
         return self._at_once if num_requests <= self._at_once else _MANY * self._at_once
 
     def _part_pages(self, pages: Ints) -> int:
@@ -77,7 +77,7 @@ class DecodePlanner:
         return max(-(-total // (_EXTRA_WAVES * self._room(len(pages)))), self._smallest)
 
     def _smallest_that_fits(self, pages: Ints, longest: int) -> int:
-        """So that there is room for all parts."""
+        """The smallest part size, in pages, with which all parts fit."""
         low, high, room = min(self._smallest, longest), longest, self._room(len(pages))
         while low < high:
             middle = (low + high) // 2
@@ -88,7 +88,7 @@ class DecodePlanner:
         return low
 
     def _is_uneven(self, longest_part: int, pages: Ints) -> bool:
-        """Whether the longest part would still be read when all others are."""
+        """Whether the longest part would still run when all others are done."""
         return longest_part * self._room(len(pages)) > _ALONE * int(pages.sum())
 
 

@@ -1,7 +1,7 @@
 """Attention on NVIDIA GPUs.
 
-A mixed batch takes two kernels: prompt chunks go through flashinfer's (FA3 on Hopper), single tokens through
-our own, which does nothing but read their contexts. One call for all would be slower than the two in turn.
+A mixed batch takes two kernels: flashinfer's (FA3 on Hopper) for prompt chunks, and our own for decodes,
+which are bound by reading their contexts. One kernel for all rows is slower than the two in sequence.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class FlashInferAttention:
     def init_graphs(self, max_batch: int, max_model_len: int) -> None:
         device = self._pool.tensor.device
         pages = max_batch * -(-max_model_len // self._pool.page_size)
-        # One buffer for graphs of all sizes: each has its own layout of it.
+        # One buffer for graphs of all sizes; each size has its own layout.
         size = self._decodes.ints_for(max_batch, pages)
         self._graph_ints = torch.zeros(size, dtype=torch.int32, device=device)
         self._graph_slots = torch.full((max_batch,), self._scratch_slot, dtype=torch.int64, device=device)

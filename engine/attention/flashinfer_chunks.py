@@ -1,4 +1,4 @@
-"""Attention of prompt chunks, from pages or from a copy of them without gaps."""
+"""Attention of prompt chunks, over pages or over a contiguous copy of them."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ __all__ = ["ChunkAttention"]
 
 _MIN_WORKSPACE: Final = 128 << 20
 _FA2_ROWS: Final = 128
-"""Queries that a thread block of FA2 has at most."""
+"""Largest query tile of an FA2 thread block."""
 _GATHERED_BYTES: Final = 512 << 20
-"""The copy of one layer's keys and values may be so large; a step that needs more reads pages."""
+"""Largest copy of one layer's keys and values; a step that needs more reads pages instead."""
 _WORTH_A_COPY: Final = 700
-"""A token's key and value are copied if so many queries read them, on average over the step."""
+"""Keys and values are copied if this many queries read each of them, on average over the step."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Gathering:
-    """Which page goes where in the copy, and how many of its tokens are to be read."""
+    """Where each page goes in the copy, and how many of its tokens are copied."""
 
     sources: torch.Tensor
     fills: torch.Tensor
@@ -44,7 +44,7 @@ class ChunkAttention:
         dtype, device = pool.tensor.dtype, pool.tensor.device
         hopper = torch.cuda.get_device_capability(device) == (9, 0)
         self._multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-        # FA2 splits a context while two thread blocks a multiprocessor hold all of its parts.
+        # FA2 splits contexts as long as all parts fit into two thread blocks per multiprocessor.
         rows = 2 * self._multiprocessors * heads.query // heads.kv * _FA2_ROWS
         partial_results = max(rows * (heads.dim + 1) * 4, _MIN_WORKSPACE)
         workspace = torch.empty(partial_results, dtype=torch.uint8, device=device)
@@ -61,7 +61,7 @@ class ChunkAttention:
         self._gathering: _Gathering | None = None
 
     def prepare(self, query_indptr: Ints, context_lens: Ints, block_tables: BlockTables) -> None:
-        """Plan a step of chunks; arrays as in Batch, of the chunks alone."""
+        """Plan a step of chunks; arrays as in Batch, for the chunks only."""
         lengths = np.diff(query_indptr)
         if splits_contexts(lengths, context_lens, self._num_heads, self._multiprocessors):
             self._paged = self._split

@@ -1,7 +1,7 @@
-"""flashinfer's attention kernels, as much of them as Baton uses: plan once a step, run once a layer.
+"""The part of flashinfer's attention kernels that Baton uses: plan once per step, run once per layer.
 
-flashinfer's own wrapper classes plan with Python loops over requests, copy each small array by itself and
-allocate as they go. What lies below them takes arrays that are ready, which is what a step has.
+flashinfer's wrapper classes plan with Python loops over requests, copy each small array separately and
+allocate on every call. The functions below them take finished arrays, which a step already has.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Ragged:
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """The same and the pages themselves, on the device: int32 tensors."""
+    """The same on the device, with the pages: int32 tensors."""
 
     query_indptr: torch.Tensor
     page_indptr: torch.Tensor
@@ -76,11 +76,11 @@ def _compiled(kernel: Kernel, heads: Heads, dtype: torch.dtype) -> Any:
 _UNSCALED: Final = (None, None, None)
 """q, k and v are not quantized."""
 _UNROTATED: Final = (1.0, 1.0, 0)
-"""Rotary positions are not the kernel's business, nor are items to score."""
+"""Queries and keys are already rotated, and there are no items to score."""
 
 
 def _options(*, layout: int, head_dim: int) -> tuple[Any, ...]:
-    """What paged and ragged runs take after their tensors."""
+    """Arguments that paged and ragged runs take after their tensors."""
     return (
         None,  # no log-sum-exp
         _CAUSAL,
@@ -99,7 +99,7 @@ def _options(*, layout: int, head_dim: int) -> tuple[Any, ...]:
 
 
 class _Kernel:
-    """One causal attention kernel and the plan it follows until the next one."""
+    """One causal attention kernel and its current plan."""
 
     def __init__(
         self,
@@ -115,16 +115,16 @@ class _Kernel:
         self._page_size = page_size
         self._floats = workspace
         self._ints = torch.empty(_INT_WORKSPACE_BYTES, dtype=torch.uint8, device=workspace.device)
-        # flashinfer writes a plan here and copies it from here, so it must not be touched before that copy
-        # is done. `_copied` is the only wait on the device in a step, and the copy is a step's first work:
-        # whoever plans one step ahead finds it done.
+        # flashinfer writes a plan here and copies it to the device from here, so it must not change before
+        # that copy is done. `_copied` is the only wait for the device in a step. The copy is a step's first
+        # work, so with planning one step ahead it has finished.
         self._pinned = torch.empty(_INT_WORKSPACE_BYTES, dtype=torch.uint8, pin_memory=True)
         self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._module = _compiled(kernel, heads, dtype)
         self._plan: Any = None
 
     def _make_plan(self, batch: Ragged) -> None:
-        """Decide who computes what in the coming runs; enqueues one copy."""
+        """Plan the coming runs; enqueues one copy."""
         self._copied.synchronize()
         arguments = [
             self._floats,
@@ -145,13 +145,13 @@ class _Kernel:
             -1,  # no sliding window
         ]
         if self._kernel is Kernel.FA2:
-            arguments += [-1, False, 0]  # no fixed split, splitting allowed, no other kernel beside it
+            arguments += [-1, False, 0]  # no fixed split, splitting allowed, no kernel running concurrently
         self._plan = self._module.plan(*arguments)
         self._copied.record()
 
 
 class PagedKernel(_Kernel):
-    """Attention to keys and values where they lie in the pool."""
+    """Attention over keys and values in the pages of the pool."""
 
     _tables: Tables
 
@@ -182,10 +182,10 @@ class PagedKernel(_Kernel):
 
 
 class RaggedKernel(_Kernel):
-    """Attention to keys and values that lie side by side, which large loads read faster than pages.
+    """Attention over contiguous keys and values, which bulk loads read faster than pages.
 
-    A kernel reads whole tiles: up to `TILE` rows behind a request's end, whose scores it masks but whose
-    values it multiplies by zero. They must not be NaN.
+    A kernel reads whole tiles, up to `TILE` rows past a request's end. It masks their scores but multiplies
+    their values by zero, so they must not be NaN.
     """
 
     TILE: Final = 192

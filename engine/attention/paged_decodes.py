@@ -1,7 +1,7 @@
 """Attention of decodes: planned once per step, run once per layer.
 
-The kernel reads its plan from one array of integers (engine/batch/decode_plan.py), so that a captured graph
-computes another step when the array has changed.
+The kernel reads its plan from one array of integers (engine/batch/decode_plan.py), so a captured graph
+computes another step after the array is rewritten.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ class DecodeAttention:
         self._plan: DecodePlan[torch.Tensor] | None = None
 
     def ints_for(self, max_requests: int, max_pages: int) -> int:
-        """How many integers a plan takes at most."""
+        """Upper bound of the integers in a plan."""
         return PlanLayout(max_requests, self._planner.most_parts(max_requests)).fixed_ints + max_pages
 
     def plan(self, decodes: Decodes) -> None:
-        """Of any number of requests, for a step that is launched kernel by kernel."""
+        """Plan any number of requests, for a step that is launched eagerly."""
         plan = self._planner.plan(decodes)
         layout = PlanLayout(len(decodes.context_lens), len(plan.owners))
         packed = torch.from_numpy(layout.pack(plan))
         self._plan = _views(layout, packed.pin_memory().to(self._device, non_blocking=True))
 
     def plan_into(self, ints: torch.Tensor, decodes: Decodes) -> None:
-        """Likewise for a graph of exactly this number of requests, which reads `ints`."""
+        """Plan for a graph of exactly this number of requests, which reads `ints`."""
         requests = len(decodes.context_lens)
         layout = PlanLayout(requests, self._planner.most_parts(requests))
         packed = torch.from_numpy(layout.pack(self._planner.plan(decodes)))
@@ -53,7 +53,7 @@ class DecodeAttention:
 
 
 def _views(layout: PlanLayout, ints: torch.Tensor) -> DecodePlan[torch.Tensor]:
-    """The fields as views of `ints`; its rest is `pages`."""
+    """The fields as views of `ints`; the remainder is `pages`."""
     *fields, _ = zip(layout.offsets, layout.sizes, strict=True)
     views = [ints[offset : offset + size] for offset, size in fields]
     return DecodePlan._make([*views, ints[layout.fixed_ints :]])

@@ -1,4 +1,4 @@
-"""Which attention backend an engine gets."""
+"""Selection of the attention backend."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ __all__ = ["UnsupportedBackend", "attention_for"]
 logger = logging.getLogger(__name__)
 
 FLASHINFER: Final = "0.6.14"
-"""Below its public interface, another version may take other arguments: see flashinfer_kernels.py."""
+"""We call internal functions, whose arguments may change with the version: see flashinfer_kernels.py."""
 _HEAD_DIMS: Final = (64, 128, 256)
 """Head sizes that flashinfer has kernels for."""
 
 
 class UnsupportedBackend(EngineError):
-    """The attention backend that was asked for cannot serve this model here."""
+    """The requested attention backend cannot serve this model on this device."""
 
 
 def attention_for(name: str, pool: KVPool, num_heads: int, *, max_requests: int) -> AttentionBackend:
-    """The backend called `name`; for "auto", the fastest that serves the pool's device, dtype and heads."""
+    """The backend called `name`; for "auto", the fastest that supports the pool's device, dtype and heads."""
     if name not in ("auto", "torch", "cpu", "flashinfer"):
         raise UnsupportedBackend(f"attention backend {name!r} is unknown; use auto, torch, cpu or flashinfer")
     if name == "cpu" or (name == "auto" and not pool.tensor.is_cuda):

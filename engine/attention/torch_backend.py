@@ -1,8 +1,8 @@
 """Attention in plain torch: for CPUs, and the oracle for every other backend.
 
-Prompt chunks run one by one through causal SDPA. Decodes run together: requests of similar context are
-gathered side by side into one padded buffer, because one large call is what a CPU is fast at. All index
-arithmetic happens once a step; a layer costs two scatters, then a gather and an SDPA for each group.
+Prompt chunks run one by one through causal SDPA. Decodes run in groups: contexts of similar length are
+gathered into one padded buffer, because CPUs are fastest with one large call. All index arithmetic happens
+once per step; a layer costs two scatters, and a gather and an SDPA per group.
 
 Grouped-query heads are never repeated: the query heads that share a key head become a broadcast dimension
 in a chunk, and query rows in a decode, so that each key is read once.
@@ -24,7 +24,7 @@ from engine.layers.ops import Rotation
 __all__ = ["TorchAttention"]
 
 QUERY_BLOCK: Final = 64
-"""Rows of a chunk that attend at once. SDPA computes what its mask hides, so small blocks waste less."""
+"""Query rows of a chunk per SDPA call. SDPA also computes masked scores, so small blocks waste less."""
 GROUP_BYTES: Final = 32 << 20
 """Gathered keys and values of one group of decodes stay below this."""
 MIN_FILL: Final = 0.75
@@ -37,7 +37,7 @@ Rows: TypeAlias = slice | torch.Tensor
 class _ChunkPlan:
     rows: slice
     gather: torch.Tensor | None
-    """Where the context's keys and values lie; None when the chunk is all the context there is."""
+    """Locations of the context's keys and values; None if the chunk is the whole context."""
     context_len: int
 
 
@@ -59,7 +59,7 @@ class TorchAttention:
         # The pool as rows of one page of one head: [.., page_size * head_dim], each a contiguous copy.
         self._flat = pool.tensor.view(-1, pool.page_size * pool.head_dim)
         self._rows_per_page = pool.num_layers * 2 * pool.num_kv_heads
-        # For each layer the same rows from its first on, so that one table of rows serves all layers.
+        # For each layer, a view that begins at its first row, so that one table of rows serves all layers.
         self._layers = [self._flat[i * 2 * pool.num_kv_heads :] for i in range(pool.num_layers)]
         # For each layer its keys and its values as [page, token, kv_head, head_dim], to write tokens into.
         self._places = [pool.layer(i).transpose(2, 3).unbind(1) for i in range(pool.num_layers)]
@@ -99,7 +99,7 @@ class TorchAttention:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         kv_heads = self._pool.num_kv_heads
         num_heads = kv_heads * self._queries_per_key
-        # Queries and keys lie side by side: one call turns both.
+        # Queries and keys are adjacent: one call rotates both.
         qk, v = qkv[:, :-kv_heads], qkv[:, -kv_heads:]
         if rotation is not None:
             qk = rotation.turn(qk)
@@ -108,10 +108,10 @@ class TorchAttention:
     # ------------------------------------------------------------------------------------ planning
 
     def _clear_new_tails(self, batch: Batch, tables: Ints) -> None:
-        """Zero the pages that this step begins and leaves unfilled.
+        """Zero the pages that this step starts and does not fill.
 
-        A gather reads whole pages, and a value that is masked is still multiplied by zero: were it NaN,
-        left by a request that failed, it would poison its page's next owner.
+        A gather reads whole pages, and masked values are still multiplied by zero: a NaN left by a failed
+        request would corrupt the results of the page's next owner.
         """
         ends = batch.context_lens
         tail_starts = ends - ends % self._pool.page_size
@@ -160,7 +160,7 @@ class TorchAttention:
         return _DecodePlan(rows, self._gather_rows(tables[members]), len(members), mask, longest)
 
     def _gather_rows(self, tables: Ints) -> torch.Tensor:
-        """Rows of the flat pool that hold layer 0 of `tables` [G, n], ordered [2, G, kv_head, n]."""
+        """Rows of the flat pool that hold layer 0 of `tables` [G, n], in the order [2, G, kv_head, n]."""
         heads = self._pool.num_kv_heads
         first = tables[None, :, None, :] * self._rows_per_page
         inner = np.arange(2)[:, None, None, None] * heads + np.arange(heads)[None, None, :, None]
@@ -209,9 +209,9 @@ class TorchAttention:
             )
 
     def _causal_mask(self, rows: int, columns: int) -> torch.Tensor:
-        """[rows, columns] whose last row sees every column and each earlier row one less.
+        """The mask [rows, columns] in which the last row sees every column and each earlier row one less.
 
-        All such masks are the lower right corner of one: it is made once and grows with the context.
+        Every such mask is the lower right corner of one mask, which is kept and grown with the context.
         """
         if columns > self._mask.shape[-1]:
             size = max(columns, 2 * self._mask.shape[-1])
@@ -220,7 +220,7 @@ class TorchAttention:
             )
             self._mask = hidden.triu_(size - QUERY_BLOCK + 1)
         mask = self._mask[QUERY_BLOCK - rows :, self._mask.shape[-1] - columns :]
-        # A GPU's kernels read aligned words, and a corner may start anywhere.
+        # GPU kernels need aligned rows, and a corner may start anywhere.
         return mask.contiguous() if mask.is_cuda else mask
 
     def _attend_decodes(self, layer: int, group: _DecodePlan, q: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """The sum of a layer's output and the residual, and its RMS norm, in one pass.
 
-flashinfer's kernel does the same; this one begins early and lets the next begin early, which takes 2.5 µs off
-an 8B model's layer together with the other small kernels here.
+flashinfer's kernel computes the same. This one also supports programmatic dependent launch (pdl.py), which
+together with the other small kernels here saves 2.5 µs per layer of an 8B model.
 """
 
 from __future__ import annotations

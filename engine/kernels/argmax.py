@@ -11,7 +11,7 @@ __all__ = ["greedy_sample"]
 
 def greedy_sample(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """For each row of `logits` [S, vocab]: index of its largest entry, the first of equals, as [S] int64; and
-    whether all its entries are finite, as [S] bool. Where they are not, the index means nothing, but is one.
+    whether all its entries are finite, as [S] bool. Where they are not, the index is undefined, but in range.
     """
     num_rows, vocab = logits.shape
     tokens = torch.empty(num_rows, dtype=torch.int64, device=logits.device)

@@ -1,11 +1,10 @@
-"""Attention of single queries to contexts in pages: a thread block reads a part of one for a key head.
+"""Paged attention of decodes: each thread block reads a part of a context for one key head.
 
-It does nothing but read memory, and loses little at the beginning of a context: by itself it reads 96 of 700
-tokens at 3.7 TB/s on an H200, where flashinfer's kernel (FA2) reaches 3.3. Two of that one's blocks fill a
-multiprocessor, and each takes 6 µs to begin; of these there are four, of 64 threads each, and some begin
-while others read. Whichever block of a context is done last merges the parts, always in the same order.
-(Flash-Decoding, Dao et al. 2023; the last block that finishes what others began is from stream-K, Osama et
-al. 2023.)
+The kernel is bound by memory bandwidth, with little startup time per context: on an H200, 96 contexts of 700
+tokens are read at 3.7 TB/s, compared with 3.3 by flashinfer's kernel (FA2). Two blocks of that kernel fill a
+multiprocessor, and each takes 6 µs to start. Here four blocks of 64 threads share a multiprocessor, so that
+some start while others read. The last block of a context to finish merges the parts, in a fixed order.
+(Flash-Decoding, Dao et al. 2023; merging by the last block is from stream-K, Osama et al. 2023.)
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ __all__ = ["DecodeWorkspace", "attend"]
 
 _LOG2_E: Final = 1.4426950408889634
 _FEWEST_ROWS: Final = 16
-"""Of a matrix that tensor cores multiply: a key head's queries are padded to so many."""
+"""Smallest number of rows for tensor cores: a key head's queries are padded to it."""
 _TILE: Final = 64
 _STAGES: Final = 3
 _WARPS: Final = 2
@@ -31,16 +30,16 @@ _MERGED_AT_ONCE: Final = 8
 
 
 class DecodeWorkspace:
-    """What blocks of one context leave for each other. Kernels of one stream may share it."""
+    """Partial results of the blocks of a context. Kernels on one stream may share it."""
 
     def __init__(
         self, parts: int, requests: int, heads: int, kv_heads: int, dim: int, device: torch.device
     ) -> None:
         self.results = torch.empty((parts, heads, dim), dtype=torch.float32, device=device)
         self.scores = torch.empty((parts, heads), dtype=torch.float32, device=device)
-        """The base-2 logarithm of what a result was divided by."""
+        """The base-2 logarithm of the divisor of each partial result."""
         self.arrivals = torch.zeros((requests, kv_heads), dtype=torch.int32, device=device)
-        """Blocks that are done: 0 again when all are."""
+        """Number of finished blocks; reset to 0 by the last one."""
 
 
 def attend(
@@ -125,7 +124,7 @@ def _attend(  # type: ignore[no-untyped-def]
     stages: tl.constexpr,
     use_pdl: tl.constexpr,
 ):
-    # Key heads of a part side by side: in memory they are, too.
+    # Key heads of a part are adjacent in the grid, as they are in memory.
     head = tl.program_id(0)
     owner = tl.load(owners_ptr + tl.program_id(1))
     if owner < 0:
@@ -155,7 +154,7 @@ def _attend(  # type: ignore[no-untyped-def]
         inside = position < end
         page = tl.load(page_ids_ptr + first_page + position // page_size, mask=inside, other=0)
         at = page.to(tl.int64) * page_stride + (position % page_size) * dim
-        # What lies behind the context's end may be anything, NaN too.
+        # Memory past the end of the context is undefined and may be NaN.
         k = tl.load(keys + at[:, None], mask=inside[:, None], other=0.0)
         v = tl.load(keys + kind_stride + at[:, None], mask=inside[:, None], other=0.0)
         scores = tl.where(inside[None, :], tl.dot(q, k.T) * scale, -float("inf"))
@@ -175,7 +174,7 @@ def _attend(  # type: ignore[no-untyped-def]
         part = (first_part + index).to(tl.int64) * num_heads
         tl.store(results_ptr + part * dim + query, result, mask=own_rows)
         tl.store(scores_ptr + part + head * group + row, highest + tl.log2(total), mask=row < group)
-        tl.debug_barrier()  # what all threads wrote, the one that announces it has seen
+        tl.debug_barrier()  # all threads' writes are visible to the one that signals
         arrived = tl.atomic_add(arrivals_ptr + owner * kv_heads + head, 1, sem="acq_rel", scope="gpu")
         if arrived == num_parts - 1:
             tl.store(arrivals_ptr + owner * kv_heads + head, 0)
@@ -216,7 +215,7 @@ def _merged(  # type: ignore[no-untyped-def]
         part = first + tl.arange(0, at_once)
         inside = (part < num_parts)[:, None] & own_rows[None, :]
         place = part[:, None] * num_heads + rows[None, :]
-        # Other multiprocessors wrote them, and this one's own cache may hold those of an earlier layer.
+        # Other multiprocessors wrote them; this one's L1 cache may hold stale values of an earlier layer.
         score = tl.load(scores_ptr + place, mask=inside, other=-float("inf"), cache_modifier=".cg")
         result = tl.load(
             results_ptr + place[:, :, None] * dim + feature,

@@ -1,4 +1,4 @@
-"""Copying a layer's keys and values out of the page pool, request after request, one kernel a layer."""
+"""Copies a layer's keys and values out of the page pool into contiguous rows, one kernel per layer."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def gather_kv(pages: torch.Tensor, sources: torch.Tensor, fills: torch.Tensor, o
     """Put page `sources[i]` of one layer into rows [i * page_size, (i + 1) * page_size) of `out`.
 
     `pages` is `[page, 2, kv_head, page_size, head_dim]`, whose last two sizes are powers of two; `out` is
-    `[2, rows, kv_head, head_dim]`, contiguous. Only the first `fills[i]` tokens of a page are copied and the
-    rest are zeros: what an earlier owner left there may be NaN. `sources` and `fills` are int32.
+    `[2, rows, kv_head, head_dim]`, contiguous. Only the first `fills[i]` tokens of a page are copied; the
+    rest is zeroed, since an earlier owner may have left NaN there. `sources` and `fills` are int32.
     """
     num_heads, page_size, head_dim = pages.shape[2:]
     _gather_kv[(len(sources), 2 * num_heads)](

@@ -1,7 +1,7 @@
-"""A matrix times one vector: the linear layers of a lone decode, which are nothing but reading weights.
+"""Matrix-vector products: the linear layers of a single decode, which are bound by reading weights.
 
-The weights that a program reads first are on their way before its vector is there (pdl.py): on an H200 the
-matrices and norms of an 8B model's layer take some 106 µs in place of 118, where memory alone would take 104.
+A program loads its first weights before its input vector is ready (pdl.py). On an H200 the products and norms
+of an 8B model's layer take 106 µs instead of 118; reading the weights alone takes 104.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class _Tiling(NamedTuple):
     rows: int
     columns: int
     ahead: int
-    """Tiles whose weights are loaded before the vector is awaited: one or two."""
+    """Tiles of weights that are loaded before waiting for the vector: one or two."""
     stages: int
 
 
 def suits(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether `matvec` can multiply these and beats cuBLAS at it."""
+    """Whether `matvec` supports these and is faster than cuBLAS."""
     return (
         x.shape[0] == 1
         and x.dtype in (torch.bfloat16, torch.float16)
@@ -49,7 +49,7 @@ def matvec(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
 def gated_matvec(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """silu(gate) * up for (gate, up) = x [1, in] times `weight` [2 * out, in] transposed: [1, out].
 
-    Both are rounded to x's dtype before they are multiplied, as if they had been stored.
+    Both are rounded to x's dtype before the multiplication, as if they had been stored.
     """
     out = torch.empty((1, len(weight) // 2), dtype=x.dtype, device=x.device)
     _launch(x, weight, None, out, gated=True)
@@ -82,7 +82,7 @@ def _launch(
 
 
 def _tiling(num_columns: int) -> _Tiling:
-    """What was fastest on an H200: short rows in wide tiles at once, long rows in narrow pipelined ones."""
+    """The fastest tiling on an H200: one wide tile for short rows, narrow pipelined tiles for long rows."""
     if num_columns % 2048 == 0 and num_columns <= 8192:
         return _Tiling(2, 2048, min(2, num_columns // 2048), 1)
     return _Tiling(_ROWS, 512, 1, 3)
@@ -107,7 +107,7 @@ def _matvec(  # type: ignore[no-untyped-def]
     row = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)
     column = tl.arange(0, tile_columns)
     weights = weight_ptr + row[:, None].to(tl.int64) * num_columns + column[None, :]
-    others = weights + num_rows * num_columns  # of the rows that are gated: read only if there are such
+    others = weights + num_rows * num_columns  # the gated rows; read only if there are any
     first = tl.load(weights, eviction_policy="evict_first")
     if gated:
         other_first = tl.load(others, eviction_policy="evict_first")
@@ -116,7 +116,7 @@ def _matvec(  # type: ignore[no-untyped-def]
         if gated:
             other_second = tl.load(others + tile_columns, eviction_policy="evict_first")
     pdl_wait(use_pdl)
-    # Products are summed across lanes only at the end: a reduction in every round would wait for its loads.
+    # Sums across lanes are taken only at the end: a reduction in every round would wait for its loads.
     x = tl.load(x_ptr + column).to(tl.float32)[None, :]
     sums = first.to(tl.float32) * x
     if gated:

@@ -1,8 +1,9 @@
-"""Kernels that begin while the one before them still runs, where the device can: Hopper and later.
+"""Programmatic dependent launch (PDL): kernels that begin while the previous one still runs. Hopper and
+later.
 
-Between two kernels a device drains and fills again, for a microsecond or two, and a step has three hundred.
-A kernel launched early is there before its inputs are: it loads what does not depend on them, weights above
-all, and waits. (NVIDIA's programmatic dependent launch.)
+Between two kernels a device drains and fills again, which takes one or two microseconds, and a step has three
+hundred kernels. A kernel launched early loads what does not depend on its inputs, above all weights, and then
+waits for them.
 """
 
 from __future__ import annotations
@@ -19,17 +20,16 @@ __all__ = ["pdl_wait", "supports_pdl"]
 
 @cache
 def supports_pdl(device: torch.device) -> bool:
-    """Whether kernels there may be launched with `launch_pdl`, and compiled with `use_pdl`."""
+    """Whether kernels may be launched with `launch_pdl` on this device, and compiled with `use_pdl`."""
     return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def pdl_wait(use_pdl: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Wait for all kernels before this one; let the one behind it begin, which waits likewise.
+    """Wait for all previous kernels, and let the next one begin; it waits in the same way.
 
-    Before it, load only what no kernel writes, and store nothing. Every kernel launched with `launch_pdl` has
-    to call it, but for blocks that do nothing: who waits for a kernel that did not wait itself has waited for
-    that one alone.
+    Before this call, load only what no kernel writes, and store nothing. Every PDL kernel must call this,
+    except in blocks that do nothing: ordering does not extend past a predecessor that did not wait.
     """
     if use_pdl:
         gdc_launch_dependents()

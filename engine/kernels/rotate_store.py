@@ -1,7 +1,7 @@
-"""What lies between a layer's first matrix product and its attention, in one kernel.
+"""Rotation and KV store in one kernel: the work between a layer's QKV product and its attention.
 
-Queries and keys are turned by their positions, keys and values go into the page pool, and queries to where
-attention reads them. Taken apart it is a rotation, a store and often a copy: three passes over the same rows.
+Queries and keys are rotated by their positions, keys and values are written to the page pool, and queries to
+the input of attention. Separate kernels would read the same rows up to three times.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ def rotate_store(
     slots: torch.Tensor,
     queries: torch.Tensor,
 ) -> None:
-    """Rotate and write queries to `queries`, keys and values to the slots: page * page_size + offset.
+    """Rotate; write queries to `queries`, keys and values to their slots: page * page_size + offset.
 
     `qkv` is `[T, heads + 2 * kv_heads, head_dim]`, of any stride between tokens; `angles` are the table of
     `rope_table` and the positions [T], None where positions are not rotary. `pages` is one layer of the pool,
     `[page, 2, kv_head, page_size, head_dim]`, whose head_dim is a power of two; `slots` is [T] int64;
-    `queries`, `[T, heads, head_dim]` of any stride between tokens, may be those of `qkv`.
+    `queries` is `[T, heads, head_dim]` of any stride between tokens, and may be a view of `qkv`.
     """
     num_tokens, num_rows, head_dim = qkv.shape
     if num_tokens == 0:
@@ -83,7 +83,7 @@ def _rotate_store(  # type: ignore[no-untyped-def]
     use_pdl: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
-    # Programs of a token: values, keys, then so many heads of queries each.
+    # Programs of a token: values, keys, then several heads of queries each.
     part = tl.program_id(1)
     head = tl.arange(0, block)[:, None]
     column = tl.arange(0, half)[None, :]

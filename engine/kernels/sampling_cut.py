@@ -1,14 +1,14 @@
-"""Where top-k, min-p and top-p cut a row: the deficit of the last token that stays, found without a sort.
+"""Finds where top-k, min-p and top-p truncate a row: the deficit of the last token kept, without a sort.
 
 A cut is the lowest deficit at which enough tokens, or enough of their mass, lie at or above it.
 
-- Top-k: at least k lanes have a token above the k-th best of the lanes' best ones. Tokens above that are few.
-- Top-p: the token drawn from the whole distribution is measured first. Where it lies within the cut, as most
-  do, nothing is left to be searched. In other rows eight deficits are measured at a time.
+- Top-k: the k-th best of the lanes' maxima is a lower bound of the k-th best token. Few tokens are above it.
+- Top-p: the token drawn from the whole distribution is measured first. If it lies within the cut, as most do,
+the search is done. In other rows, eight deficits are measured at a time.
 
-The few tokens that are left are listed (`gather`), and one thread block a row settles the cut among them
-(`finish`), and draws from the list if that is all that the cut may keep. Measures are sums of float32 over a
-lane, in order, then of integers in steps of 2^-40.
+The remaining few tokens are listed (`gather`). One thread block per row finds the cut among them (`finish`),
+and draws from the list if it holds all tokens that the cut may keep. Measures are ordered float32 sums over a
+lane, then integer sums in steps of 2^-40.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def prepare(  # type: ignore[no-untyped-def]
     padded: tl.constexpr,
     capacity: tl.constexpr,
 ):
-    """Grid (rows,). The search's first bounds; for top-k, from the lanes' best tokens."""
+    """Grid (rows,). Computes the first bounds of the search; for top-k, from the lanes' best tokens."""
     row = tl.program_id(0).to(tl.int64)
     source = open_row(logits_ptr, stride, rows_ptr, floats_ptr, marks_ptr, bitmap_ptr, biases_ptr, row)
     at = state_ptr + row * STATE
@@ -113,7 +113,7 @@ def prepare(  # type: ignore[no-untyped-def]
                 high = tl.where(enough, middle, high)
                 low = tl.where(enough, low, middle)
             todo = tl.full((), WHOLE, dtype=tl.int32)
-    else:  # top-k counts what min-p takes away, too
+    else:  # top-k also counts tokens that min-p excludes
         high = tl.minimum(high, limit)
         if top_p >= 1.0:
             todo = tl.full((), DONE, dtype=tl.int32)
@@ -153,7 +153,7 @@ def verify(  # type: ignore[no-untyped-def]
     padded: tl.constexpr,
     capacity: tl.constexpr,
 ):
-    """Grid (splits, any). Measures what is likelier than the drawn token, and all that the search is in."""
+    """Grid (splits, any). Measures the tokens likelier than the drawn one, and all tokens of the search."""
     split = tl.program_id(0)
     jobs_ptr += TO_VERIFY * (capacity + 1)
     job = tl.program_id(1)
@@ -186,7 +186,7 @@ def judge(  # type: ignore[no-untyped-def]
     padded: tl.constexpr,
     capacity: tl.constexpr,
 ):
-    """Grid (rows,). Whether the drawn token lies within the cut, and bounds if it does not."""
+    """Grid (rows,). Decides whether the drawn token lies within the cut; if not, computes bounds."""
     row = tl.program_id(0).to(tl.int64)
     at = state_ptr + row * STATE
     if tl.load(at) != SEARCH:
@@ -210,7 +210,7 @@ def judge(  # type: ignore[no-untyped-def]
     else:
         if enough:
             tl.store(at + 2, tl.minimum(high, drawn - 1).to(tl.int64))
-        elif drawn <= high:  # the token drawn stays: what is likelier is not enough
+        elif drawn <= high:  # the drawn token is kept: likelier ones do not reach the target
             tl.store(at + 1, (drawn - 1).to(tl.int64))
             tl.store(at + 3, likelier)
         add_job(jobs_ptr, row, TO_SEARCH, capacity)
@@ -283,8 +283,8 @@ def gather(  # type: ignore[no-untyped-def]
     padded: tl.constexpr,
     capacity: tl.constexpr,
 ):
-    """Grid (splits, any). Lists tokens between the bounds, or all up to the upper one. In any order: what
-    follows does not depend on it.
+    """Grid (splits, any). Lists tokens between the bounds, or all up to the upper one. Their order is
+    arbitrary and does not affect the result.
     """
     split = tl.program_id(0)
     jobs_ptr += TO_GATHER * (capacity + 1)

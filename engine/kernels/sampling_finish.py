@@ -1,4 +1,4 @@
-"""The end of a search for a cut: among the tokens that are listed, or else among all of a row."""
+"""Ends the search for a cut: among the listed tokens, or else among all tokens of a row."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from engine.kernels.sampling_tiles import (
 __all__ = ["finish"]
 
 _SHORT: Final = tl.constexpr(1024)
-"""A list that nearly always is long enough for top-k, and settled in less time."""
+"""Length of a shorter list, which is faster and nearly always long enough for top-k."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -63,9 +63,9 @@ def finish(  # type: ignore[no-untyped-def]
     padded: tl.constexpr,
     capacity: tl.constexpr,
 ):
-    """Grid (rows,). The cut of each row, and its token, -1 if it is still to be drawn.
+    """Grid (rows,). Writes the cut of each row, and its token; -1 if it is still to be drawn.
 
-    Reads the whole row for every step of a search if the list was too short.
+    If the list was too short, reads the whole row for every step of the search.
     """
     row = tl.program_id(0).to(tl.int64)
     todo = tl.load(state_ptr + row * STATE)
@@ -115,7 +115,7 @@ def finish(  # type: ignore[no-untyped-def]
 def _settled(  # type: ignore[no-untyped-def]
     source, highest, listed, asked, whole, key, size: tl.constexpr
 ):
-    """The cut by what is listed, at most `size` tokens; and the token, if they are all that it may keep."""
+    """The cut among up to `size` listed tokens, and the token if the list has all that may be kept."""
     length, values_ptr, columns_ptr = listed
     low, high, base, target, top_k, top_p, limit = asked
     index = tl.arange(0, size)
@@ -144,7 +144,7 @@ def _settled(  # type: ignore[no-untyped-def]
 def _cut_of_list(below, low, high, base, target, counted):  # type: ignore[no-untyped-def]
     """The lowest deficit in (low, high] with enough at or above it; `high` if there is none.
 
-    `base` is the measure of what is above the list.
+    `base` is the measure of the tokens above the list.
     """
     weight = (weight_of(below, high, counted) * MEASURE_STEPS).to(tl.int64)
     while high - low > 1:
@@ -160,7 +160,7 @@ def _cut_of_list(below, low, high, base, target, counted):  # type: ignore[no-un
 def _cut_of_row(  # type: ignore[no-untyped-def]
     source, highest, low, high, target, counted, vocab: tl.constexpr, splits: tl.constexpr
 ):
-    """The same, among all tokens of a row."""
+    """The cut among all tokens of a row."""
     while high - low > 1:
         middle = low + (high - low) // 2
         enough = _measured(source, highest, middle, counted, vocab, splits).to(tl.float64) >= target

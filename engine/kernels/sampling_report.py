@@ -1,7 +1,7 @@
-"""Log-probabilities of chosen tokens and of the most likely ones, from what the scan left.
+"""Log-probabilities of the chosen and the most likely tokens, from the results of the scan.
 
-The scan leaves the best token of every lane, which has LANE_TOKENS. At most n - 1 lanes have one that is
-better than the n-th best of these, so the n most likely are among n * LANE_TOKENS, listed in one more pass.
+The scan stores the best token of every lane of LANE_TOKENS tokens. At most n - 1 lanes have a better one than
+the n-th best of these, so the n most likely tokens are among n * LANE_TOKENS, which one more pass lists.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["LANE_TOKENS", "RIVALS", "rank", "report", "rivals"]
 
 LANE_TOKENS: Final = WIDE.value * TILES.value
 RIVALS: Final = tl.constexpr(512)
-"""Tokens that are listed of a row at most; the number of tokens asked for is at most a LANE_TOKENS-th."""
+"""Most tokens that are listed per row; requests may ask for at most RIVALS / LANE_TOKENS tokens."""
 _NONE: Final = tl.constexpr(-(1 << 63))
 
 
@@ -48,7 +48,10 @@ def rivals(  # type: ignore[no-untyped-def]
     splits: tl.constexpr,
     padded: tl.constexpr,
 ):
-    """Grid (measured rows,). Logits of the chosen token and of the n-th best lane, and that one's column."""
+    """Grid (measured rows,).
+
+    Finds the logits of the chosen token and of the n-th best lane, with its column.
+    """
     row = tl.load(places_ptr + tl.program_id(0)).to(tl.int64)
     asked = _asked(rows_ptr, ints_ptr, row)
     at = tl.arange(0, padded * LANES)
@@ -58,7 +61,8 @@ def rivals(  # type: ignore[no-untyped-def]
         floor = tl.max(keys, axis=0)
         keys = tl.where(keys == floor, _NONE, keys)
         asked -= 1
-    # Without any to be listed, the floor is NaN; with fewer lanes than are asked for, -inf or less: NaN, too.
+    # The floor is NaN if no tokens are to be listed; with fewer lanes than requested tokens it is -inf or
+    # NaN.
     value, column = _opened(floor)
     value = tl.where(floor == _NONE, -float("inf"), value)
     chosen = tl.load(logits_ptr + row * stride + tl.load(tokens_ptr + row)).to(tl.float32)
@@ -81,7 +85,7 @@ def rank(  # type: ignore[no-untyped-def]
     vocab: tl.constexpr,
     splits: tl.constexpr,
 ):
-    """Grid (splits, measured rows). Counts what is likelier than the chosen token; lists the most likely."""
+    """Grid (splits, measured rows). Counts tokens likelier than the chosen one; lists the most likely."""
     split = tl.program_id(0)
     row = tl.load(places_ptr + tl.program_id(1)).to(tl.int64)
     chosen = tl.load(floors_ptr + row * 2)
@@ -95,7 +99,7 @@ def rank(  # type: ignore[no-untyped-def]
     wanted = inside & ((value > floor) | ((value == floor) & (column <= limit)))
     left = bits_of(wanted)
     if any_of(left):
-        # In any order: they are sorted later, and no two keys are equal.
+        # Their order is arbitrary: they are sorted later, and no two keys are equal.
         each = lanes_sum(wanted.to(tl.int32))
         place = tl.atomic_add(found_ptr + row + each * 0, each, mask=each > 0)
         while any_of(left):
@@ -125,7 +129,10 @@ def report(  # type: ignore[no-untyped-def]
     splits: tl.constexpr,
     padded: tl.constexpr,
 ):
-    """Grid (measured rows,). Log-probability and rank of the chosen token; the most likely, best first."""
+    """Grid (measured rows,).
+
+    Writes log-probability and rank of the chosen token; the most likely, best first.
+    """
     place = tl.program_id(0).to(tl.int64)
     row = tl.load(places_ptr + place).to(tl.int64)
     split = tl.arange(0, padded)
@@ -153,14 +160,14 @@ def report(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _asked(rows_ptr, ints_ptr, row):  # type: ignore[no-untyped-def]
-    """How many of the most likely tokens the row's request asks for."""
+    """The number of most likely tokens that the row's request asks for."""
     slot = tl.load(rows_ptr + row * 4).to(tl.int64)
     return tl.load(ints_ptr + slot * NUM_INTS + 2)
 
 
 @triton.jit
 def _opened(key):  # type: ignore[no-untyped-def]
-    """The logit and the column of a key."""
+    """Unpack a key: its logit and its column."""
     ordered = (key >> 32).to(tl.int32)
     bits = tl.where(ordered < 0, ordered ^ 0x7FFFFFFF, ordered)
     return bits.to(tl.float32, bitcast=True), (0x7FFFFFFF - (key & 0x7FFFFFFF)).to(tl.int32)

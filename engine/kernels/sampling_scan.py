@@ -1,4 +1,4 @@
-"""One pass over the logits: greedy choices, plain draws, and what cuts and log-probabilities begin with."""
+"""One pass over the logits: greedy choices, untruncated draws, inputs of truncation and log-probabilities."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def scan(  # type: ignore[no-untyped-def]
     vocab: tl.constexpr,
     splits: tl.constexpr,
 ):
-    """Grid (splits, rows). Leaves STATS numbers and the best token of each split.
+    """Grid (splits, rows). Writes STATS numbers and the best token of each split.
 
-    A token's score is its logit, or scaled logit and noise in rows that draw. Rows that are cut also leave
-    the highest edited logit of each lane, [row, split, LANES]; rows that are measured, the highest logit as a
+    A token's score is its logit; in rows that draw, the scaled logit plus noise. Truncated rows also write
+    the highest edited logit of each lane, [row, split, LANES]; measured rows write the highest logit as a
     key: see `engine.kernels.sampling_report`.
     """
     split = tl.program_id(0)
@@ -92,7 +92,7 @@ def scan(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _drawn(value, column, kept, source, key, vocab: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The best score of a split, and its token. Only where it may be the best is a token's noise computed."""
+    """The best score of a split, and its token. Noise is computed only for tokens that may be the best."""
     bits = hashed(column, key)
     most = tl.where(kept, value * source[3] + most_noise(bits), -float("inf"))
     best = lanes_max(most)
@@ -101,7 +101,7 @@ def _drawn(value, column, kept, source, key, vocab: tl.constexpr):  # type: igno
     own = tl.where(best > -float("inf"), own, -float("inf"))
     score = tl.max(own, axis=0)
     token = tl.min(tl.where(own == score, first, 2147483647), axis=0)
-    # A lane with two tokens that may be better: all are computed. `slack` is for rounding.
+    # If a lane has two tokens that may be better, the noise of all is computed. `slack` covers rounding.
     slack = 1e-3 + 1e-5 * tl.abs(score)
     least = tl.where(score > -float("inf"), score - slack, float("inf"))
     if tl.max(lanes_sum((most >= least).to(tl.int32)), axis=0) > 1:
@@ -113,7 +113,7 @@ def _drawn(value, column, kept, source, key, vocab: tl.constexpr):  # type: igno
 
 @triton.jit
 def rival_key(value, column):  # type: ignore[no-untyped-def]
-    """An int64 that orders logits, and equal ones by their column, the first highest."""
+    """An int64 key that sorts by logit; of equal logits, the first column is highest."""
     bits = (value + 0.0).to(tl.int32, bitcast=True)  # -0.0 + 0.0 is 0.0: they are equal
     ordered = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
     return (ordered.to(tl.int64) << 32) | (0x7FFFFFFF - column).to(tl.int64)
@@ -136,7 +136,10 @@ def redraw(  # type: ignore[no-untyped-def]
     vocab: tl.constexpr,
     splits: tl.constexpr,
 ):
-    """Grid (splits, any). Draws again, within the cut, in the rows at `jobs_ptr`: their number, then rows."""
+    """Grid (splits, any).
+
+    Draws again, within the cut, for the rows at `jobs_ptr`: their number, then rows.
+    """
     split = tl.program_id(0)
     job = tl.program_id(1)
     number = tl.load(jobs_ptr)
@@ -172,9 +175,10 @@ def conclude(  # type: ignore[no-untyped-def]
     lists: tl.constexpr,
     list_stride: tl.constexpr,
 ):
-    """Grid (rows,). The token of each row, whether its logits are finite; counts the token for penalties.
+    """Grid (rows,). Writes each row's token and whether its logits are finite; counts the token for
+    penalties.
 
-    Leaves the lists of rows empty for the next step.
+    Empties the lists of rows for the next step.
     """
     row = tl.program_id(0).to(tl.int64)
     if row == 0:
@@ -189,7 +193,7 @@ def conclude(  # type: ignore[no-untyped-def]
         token = tl.load(cuts_ptr + row * 2 + 1)
         if token == -1:
             token = picked(kept_scores_ptr, kept_picks_ptr, row, 1, splits, padded)
-    # A row of NaN has no best token.
+    # A row of only NaN has no best token.
     token = tl.minimum(tl.maximum(token, 0), vocab - 1)
     tl.store(tokens_ptr + row, token.to(tl.int64))
     if (flags & RECORDED) != 0:

@@ -1,4 +1,4 @@
-"""The state of a search for a cut, and what tokens are measured by: see `engine.kernels.sampling_cut`."""
+"""State and measures of the search for a cut: see `engine.kernels.sampling_cut`."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ __all__ = [
 PASSES: Final = tl.constexpr(2)
 PIVOTS: Final = tl.constexpr(8)
 LIST: Final = tl.constexpr(8192)
-"""Tokens of a row that may be listed."""
+"""Most tokens that are listed per row."""
 STATE: Final = tl.constexpr(8)
-"""Of a row's search before each pass, int64: what is to be done, lower and upper bound, measure at the lower
-bound, the target as the bits of a float64, the drawn token's deficit."""
+"""State of a row's search before each pass, int64: what to do, lower and upper bound, measure at the lower
+bound, target as the bits of a float64, deficit of the drawn token."""
 
 # What is to be done.
 DONE: Final = tl.constexpr(0)
 SEARCH: Final = tl.constexpr(1)
-"""Measure more deficits between the bounds, and list what is left between them."""
+"""Measure more deficits between the bounds, and list the tokens that remain between them."""
 WHOLE: Final = tl.constexpr(2)
 """List all tokens up to the upper bound."""
 
@@ -63,7 +63,7 @@ FAR: Final = tl.constexpr(float(1 << 30))
 MEASURE_STEPS: Final = tl.constexpr(float(1 << 40))
 
 
-# Lists of the rows that a kernel has something to do for: their number, then the rows.
+# Lists of the rows that a kernel has work for: their number, then the rows.
 JOBS: Final = tl.constexpr(4)
 TO_VERIFY: Final = tl.constexpr(0)
 TO_SEARCH: Final = tl.constexpr(1)
@@ -73,7 +73,7 @@ TO_REDRAW: Final = tl.constexpr(3)
 
 @triton.jit  # type: ignore[untyped-decorator]
 def add_job(jobs_ptr, row, kind: tl.constexpr, capacity: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Put a row on a list. Their order is any, and nothing depends on it."""
+    """Append a row to a list. The order is arbitrary, and nothing depends on it."""
     jobs_ptr += kind * (capacity + 1)
     tl.store(jobs_ptr + 1 + tl.atomic_add(jobs_ptr, 1), row.to(tl.int32))
 
@@ -87,7 +87,7 @@ def cuts_of(floats_ptr, ints_ptr, slot):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def weight_of(below, most, counted):  # type: ignore[no-untyped-def]
-    """What tokens up to the deficit `most` count for: their number or their mass."""
+    """The measure of tokens up to the deficit `most`: their number or their mass."""
     return tl.where(within(below, most), tl.where(counted, 1.0, mass_of(below)), 0.0)
 
 
@@ -98,7 +98,7 @@ def in_steps(lanes):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def deficits_of(source, split, highest, vocab: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Of a split; more than any bound outside the vocabulary."""
+    """Deficits of a split; outside the vocabulary, more than any bound."""
     value = edit_split(load_split(source, split, vocab), split, source, vocab)
     return tl.where(columns_of(split) < vocab, deficit(value, highest, source[3]), FAR)
 
@@ -153,7 +153,7 @@ def bounds_of_list(  # type: ignore[no-untyped-def]
     padded: tl.constexpr,
     capacity: tl.constexpr,
 ):
-    """Bounds of the tokens that are listed. Below zero: all that the cut may keep."""
+    """Bounds of the listed tokens. A lower bound below zero: the list holds all that the cut may keep."""
     low = tl.full((), -1, dtype=tl.int32)
     high = tl.load(state_ptr + row * STATE + 2).to(tl.int32)
     if todo == SEARCH:

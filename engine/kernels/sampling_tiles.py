@@ -1,8 +1,8 @@
-"""What the sampling kernels share: a row's parameters, its edited logits, noise, and fixed-point deficits.
+"""Functions shared by the sampling kernels: a row's parameters, edited logits, noise, fixed-point deficits.
 
-A row of logits is read by several thread blocks ("splits"), SPLIT columns each. How a row is divided depends
-on nothing but the vocabulary, and partial results are combined in a fixed order or as integers: a row's
-token does not depend on the batch. `engine.sampling.gumbel_sample` does the same in numpy, rounding alike.
+A row of logits is read by several thread blocks ("splits") of SPLIT columns each. The division depends only
+on the vocabulary, and partial results are combined in a fixed order or as integers, so a row's token does not
+depend on the batch. `engine.sampling.gumbel_sample` computes the same in numpy, with the same rounding.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = [
 TILES: Final = tl.constexpr(2)
 LANES: Final = tl.constexpr(256)
 WIDE: Final = tl.constexpr(8)
-"""A split is [TILES, LANES, WIDE]: a thread has one lane, and loads 16 bytes (bfloat16) of each tile."""
+"""A split is [TILES, LANES, WIDE]: each thread has one lane, and loads 16 bytes (bfloat16) of each tile."""
 SPLIT: Final = tl.constexpr(2 * 256 * 8)
 
 # Flags of a row.
@@ -75,7 +75,7 @@ COUNT_SHIFT: Final = tl.constexpr(13)
 ONE_COUNT: Final = tl.constexpr(1 << 13)
 
 STATS: Final = tl.constexpr(8)
-"""What a split leaves of each row: best score, highest and lowest edited logit, highest logit and the sum of
+"""Results of a split, per row: best score, highest and lowest edited logit, highest logit and the sum of
 exp(logit - highest), and whether any logit is not finite."""
 
 _STEPS: Final = tl.constexpr(float(1 << 19))
@@ -94,7 +94,7 @@ def columns_of(split):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def lanes_max(x):  # type: ignore[no-untyped-def]
-    """[TILES, LANES, WIDE] -> [LANES], in a thread."""
+    """Maximum per lane: [TILES, LANES, WIDE] -> [LANES], within a thread."""
     return tl.max(tl.max(x, axis=2), axis=0)
 
 
@@ -112,7 +112,7 @@ def lanes_sum(x):  # type: ignore[no-untyped-def]
 def open_row(  # type: ignore[no-untyped-def]
     logits_ptr, stride, rows_ptr, floats_ptr, marks_ptr, bitmap_ptr, biases_ptr, row
 ):
-    """What the functions here take for a row: its logits, slot, flags, temperature and tables."""
+    """Arguments of the functions here, for one row: its logits, slot, flags, temperature and tables."""
     slot = tl.load(rows_ptr + row * 4).to(tl.int64)
     flags = tl.load(rows_ptr + row * 4 + 3)
     floats_ptr += slot * NUM_FLOATS
@@ -131,7 +131,7 @@ def open_row(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def bitmap_of(bitmap_ptr, slot, vocab: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A slot's bits of tokens with marks; behind them, as many of tokens that its grammar allows."""
+    """A slot's bitmap of marked tokens, followed by the bitmap of tokens that its grammar allows."""
     return bitmap_ptr + slot * (2 * ((vocab + 31) // 32))
 
 
@@ -145,7 +145,7 @@ def _masked(value, column, inside, source, vocab: tl.constexpr):  # type: ignore
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _edited(raw, column, marked, source, vocab: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Logits after biases, penalties and forbidden ends; only those of marked tokens are others."""
+    """Logits after biases, penalties and forbidden ends; only marked tokens are changed."""
     _, slot, flags, _, floats_ptr, marks_ptr, _, biases_ptr = source
     mark = tl.load(marks_ptr + slot * vocab + column, mask=marked, other=0)
     index = (mark >> BIAS_SHIFT) & (MAX_BIASES - 1)
@@ -166,7 +166,10 @@ def _edited(raw, column, marked, source, vocab: tl.constexpr):  # type: ignore[n
 
 @triton.jit  # type: ignore[untyped-decorator]
 def edit_split(raw, split, source, vocab: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Edited logits of a split, from its logits. Few tokens are marked: lanes take theirs one by one."""
+    """Edited logits of a split, from its logits.
+
+    Few tokens are marked, so each lane edits its own one by one.
+    """
     if (source[2] & EDITED) != 0:
         tile = tl.arange(0, TILES)[:, None]
         first = split * SPLIT + tile * (LANES * WIDE) + tl.arange(0, LANES)[None, :] * WIDE
@@ -210,7 +213,7 @@ def load_edited(source, column, vocab: tl.constexpr):  # type: ignore[no-untyped
 def picked(  # type: ignore[no-untyped-def]
     scores_ptr, picks_ptr, row, stride: tl.constexpr, splits: tl.constexpr, padded: tl.constexpr
 ):
-    """The token with the best score of all splits; of equals, the first."""
+    """The token with the best score of all splits; ties to the first."""
     split = tl.arange(0, padded)
     exists = split < splits
     score = tl.load(scores_ptr + (row * splits + split) * stride, mask=exists, other=-float("inf"))
@@ -220,9 +223,9 @@ def picked(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def deficit(value, highest, inverse_temperature):  # type: ignore[no-untyped-def]
-    """How far scaled logits lie below the highest, in steps of 2^-19; all from 32 on is one class.
+    """Difference of scaled logits to the highest, in steps of 2^-19; 32 and more is one class.
 
-    Cuts compare what is left without the fraction, which takes no conversion: see `within`.
+    Comparisons ignore the fraction, without a conversion: see `within`.
     """
     return tl.minimum((highest - value) * inverse_temperature, _LARGEST) * _STEPS
 
@@ -255,7 +258,7 @@ def hashed(column, key):  # type: ignore[no-untyped-def]
 @triton.jit
 def gumbel(bits):  # type: ignore[no-untyped-def]
     """`engine.sampling.noise.gumbel`: noise."""
-    # Near u = 1, where the noise is large and decides, float32 has too few numbers for u, but not for 1 - u.
+    # Near u = 1, where the noise is largest, float32 is too coarse for u, but not for 1 - u.
     low = bits >= 0x80000000
     small = bits ^ tl.where(low, 0x80000000, 0x7FFFFFFF).to(tl.uint32)
     small = (small.to(tl.float32) + 0.5) * (1.0 / 4294967296.0)
@@ -268,9 +271,10 @@ def gumbel(bits):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def most_noise(bits):  # type: ignore[no-untyped-def]
-    """No less than `gumbel`, less than 4 more, and mostly less than 0.1; without a logarithm.
+    """An upper bound of `gumbel` without a logarithm; exceeds it by less than 4, mostly by less than 0.1.
 
-    -log(u) >= 1 - u, and a float's exponent and mantissa, read as one number, are at most its logarithm.
+    It follows from -log(u) >= 1 - u: a float's exponent and mantissa, read as one number, are at most its
+    logarithm.
     """
     least = (bits ^ 0x7FFFFFFF).to(tl.float32) + 0.5
     as_number = least.to(tl.int32, bitcast=True).to(tl.float32)
@@ -285,7 +289,7 @@ def key_of(rows_ptr, row):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def bits_of(mask):  # type: ignore[no-untyped-def]
-    """[TILES, LANES, WIDE] of bools as bits of an int32 a lane; for `taken`."""
+    """Pack bools [TILES, LANES, WIDE] into an int32 per lane, for `taken`."""
     tile = tl.arange(0, TILES)[:, None, None] * WIDE
     return lanes_sum(mask.to(tl.int32) << (tile + tl.arange(0, WIDE)[None, None, :]))
 

@@ -1,4 +1,4 @@
-"""The MLP's gate: silu(gate) * up. Begins early, and lets the next kernel begin early; see add_norm.py."""
+"""The MLP's gate, silu(gate) * up, as a PDL kernel; see add_norm.py."""
 
 from __future__ import annotations
 

@@ -15,15 +15,15 @@ __all__ = ["CpuOps", "TableRotation"]
 
 @dataclass(frozen=True, slots=True)
 class TableRotation:
-    """A step's angles, to be looked up where queries and keys are read. A `Rotation`."""
+    """Table and positions of a step: the attention kernel looks up the angles itself. A `Rotation`."""
 
     table: Tensor
-    """As of `rope_table`."""
+    """From `rope_table`."""
     positions: Tensor
     """[T]"""
 
     def turn(self, heads: Tensor) -> Tensor:
-        """In torch; attention kernels turn what they read and do not call this."""
+        """In torch. Attention kernels rotate queries and keys themselves and do not call this."""
         return Ops().rotation(self.table, self.positions, heads.dtype).turn(heads)
 
 

@@ -1,4 +1,4 @@
-"""Prints the dtype in which this machine's processor multiplies a model's matrices faster.
+"""Print the dtype in which this machine's CPU runs a model's matrix products faster.
 
 python -m engine.layers.dtype_trial
 """
@@ -18,7 +18,7 @@ from engine.layers.panels import fastest
 __all__ = ["faster_dtype"]
 
 _ROWS: Final = (1, 16, 256)
-"""A lone decode, a batch of them, a chunk of a prompt; each counts the same."""
+"""A single decode, a batch of decodes, a prefill chunk; all weighted equally."""
 _FEATURES: Final = (576, 3072)
 
 

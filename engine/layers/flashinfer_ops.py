@@ -19,15 +19,15 @@ __all__ = ["FlashInferOps", "Positions"]
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """Where a kernel looks a step's angles up by itself. A `Rotation`."""
+    """Table and positions of a step, for kernels that look up the angles themselves. A `Rotation`."""
 
     table: Tensor
-    """As of `rope_table`."""
+    """From `rope_table`."""
     positions: Tensor
     """[T]"""
 
     def turn(self, heads: Tensor) -> Tensor:
-        # The kernel takes queries and keys apart, but turns both alike: any split will do.
+        # The kernel takes queries and keys as two tensors but rotates both the same way, so any split works.
         first, last = heads[:, :-1].flatten(1), heads[:, -1]
         apply_rope_with_cos_sin_cache_inplace(
             self.positions, first, last, heads.shape[-1], self.table, is_neox=True

@@ -1,4 +1,4 @@
-"""The product of activations and a weight matrix: where nearly all of a model's time goes."""
+"""The product of activations and a weight matrix, where a model spends most of its time."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def linear(
 ) -> Tensor:
     """x [T, in] times `weight` [out, in] transposed, plus `bias` [out]: [T, out].
 
-    `blocks` are those of a packed `weight`, if a single row is to be multiplied by them; `panels` likewise,
-    if some numbers of rows are.
+    `blocks`: the blocks of a packed `weight`, if a single row is multiplied faster by them. `panels`: its
+    panels, used for the row counts at which they are faster.
     """
     if panels is not None and panels.multiplies(len(x)):
         return panels.product(x, bias)
@@ -32,7 +32,7 @@ def linear(
     if weight.is_mkldnn:
         return onednn_product(x, weight, bias)
     if x.is_cuda and len(x) == 1:
-        from engine.kernels.matvec import matvec, suits  # Triton comes with torch's CUDA builds alone
+        from engine.kernels.matvec import matvec, suits  # Triton ships only with torch's CUDA builds
 
         if suits(x, weight):
             return matvec(x, weight, bias)

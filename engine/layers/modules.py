@@ -1,4 +1,4 @@
-"""The layers that models are made of: parameters and one call each, no initialisation, no training."""
+"""The layers of models: inference only, parameters are left uninitialised for the loader."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Linear(nn.Module):
         self._blocks: Tensor | None = None
         """A view of the packed weight, for single rows."""
         self._panels: Panels | None = None
-        """Likewise, for the numbers of rows that it multiplies faster."""
+        """A view of the packed weight, for the row counts at which it is faster."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.product(x, self.bias)
@@ -39,7 +39,7 @@ class Linear(nn.Module):
         return linear(x, self.weight, bias, self._blocks, self._panels)
 
     def pack(self) -> None:
-        """Once the weight is final: lay it out as the device multiplies it fastest."""
+        """Repack the weight, once it is final, in the layout that the device multiplies fastest."""
         plain = self.weight.detach()
         self.weight = nn.Parameter(packed(plain), requires_grad=False)
         self._blocks = row_blocks(self.weight, plain)

@@ -12,7 +12,7 @@ __all__ = ["onednn_product", "packed"]
 _ONEDNN: Final[bool] = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 
 _TYPICAL_ROWS: Final = 16
-"""The layout is picked for products of this many rows; it is right for any."""
+"""The layout is chosen for products of this many rows; it is correct for any number."""
 
 
 def onednn_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

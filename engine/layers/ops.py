@@ -1,8 +1,8 @@
-"""The small operations between a model's matrix products, each one call, so that a device may fuse it.
+"""The small operations between a model's matrix products. Each is one call, so that a device can fuse it.
 
-`Ops` is plain torch: it runs everywhere and is the oracle for whatever replaces it. A backend subclasses
-it and overrides what it has a kernel for. Results may be written into the arguments: a caller gives its
-tensors away.
+`Ops` is plain torch: it runs everywhere and is the oracle for its replacements. A backend subclasses it and
+overrides the operations that it has a kernel for. Results may be written into the arguments, so callers must
+not reuse them.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ __all__ = ["Ops", "Rotation"]
 
 
 class Rotation(Protocol):
-    """What a step's positions do to queries and keys: made once for all layers."""
+    """Rotates queries and keys by their positions in a step; built once per step, for all layers."""
 
     def turn(self, heads: Tensor) -> Tensor:
-        """Turn each pair (feature i, feature i + D/2) of `heads` [T, H, D] by its token's angle."""
+        """Rotate each pair (feature i, feature i + D/2) of `heads` [T, H, D] by its token's angle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +58,11 @@ class Ops:
         return functional.silu(gate).mul_(up)
 
     def gelu(self, x: Tensor) -> Tensor:
-        """The tanh approximation, in which GPT-2 was trained."""
+        """GELU in the tanh approximation, with which GPT-2 was trained."""
         return functional.gelu(x, approximate="tanh")
 
     def norm_heads(self, heads: Tensor, weight: Tensor, eps: float) -> None:
-        """Normalise each of `heads` [T, H, D], a part of a larger tensor, where it lies."""
+        """Normalise each of `heads` [T, H, D], a slice of a larger tensor, in place."""
         heads.copy_(self.rms_norm(heads, weight, eps))
 
     def rotation(self, table: Tensor, positions: Tensor, dtype: torch.dtype) -> Rotation:

@@ -1,9 +1,9 @@
-"""bfloat16 weights as oneDNN packs them, multiplied by a kernel of ours where that is faster.
+"""Products with oneDNN's packed bfloat16 weights, by a kernel of our own where it is faster.
 
 Without AMX, oneDNN multiplies bfloat16 by VDPBF16PS, on Intel's processors at half the rate of float32; our
 kernel converts and multiplies in float32. For few rows it also starts sooner: oneDNN takes some 18 µs before
-it computes. With AMX, oneDNN is far ahead for many rows. So which one multiplies is measured, for several
-numbers of rows, once a process. Time of SmolLM2's four products by oneDNN's, Xeon without AMX, one core:
+it computes. With AMX, oneDNN is far ahead for many rows. The choice is therefore measured once per process,
+for several row counts. Time relative to oneDNN for SmolLM2's four products, Xeon without AMX, one core:
 
     rows     1     2     4     16    32    512
     ours     0.88  0.88  0.80  0.82  0.64  0.59
@@ -29,11 +29,12 @@ from engine.layers.onednn import onednn_product, packed
 __all__ = ["Panels", "fastest_panels", "panels_of"]
 
 _WIDTH: Final = 64
-"""Rows of the weight that a panel holds."""
+"""Rows of the weight per panel."""
 _DEPTH: Final = 32
-"""The summed dimension has to be a multiple of this, or oneDNN pads it."""
+"""The summed dimension must be a multiple of this; otherwise oneDNN pads it."""
 _TRIALS: Final = (1, 4, 32, 256)
-"""Numbers of rows that are measured; each stands for those above the one before, the last for more too."""
+"""Row counts that are measured. Each also stands for those between it and the one before it; the last
+for all larger ones."""
 _TRIAL_SHAPE: Final = (3072, 576)
 _MOST_RUNS, _MOST_SECONDS = 20, 0.1
 
@@ -47,7 +48,7 @@ class Panels:
     features: int
     """N"""
     wins: tuple[bool, ...]
-    """For each of `_TRIALS`, whether to multiply so many rows by this."""
+    """For each of `_TRIALS`, whether our kernel is faster."""
 
     def multiplies(self, rows: int) -> bool:
         return rows > 0 and self.wins[min(bisect_left(_TRIALS, rows), len(_TRIALS) - 1)]
@@ -60,7 +61,7 @@ class Panels:
 
 
 def fastest_panels(packed_weight: Tensor, weight: Tensor) -> Panels | None:
-    """The panels of `packed_weight`, with what was measured here; None if they never win."""
+    """The panels of `packed_weight`; None if oneDNN is faster for all row counts."""
     if weight.dtype != torch.bfloat16:
         return None
     wins = _wins()
@@ -68,9 +69,9 @@ def fastest_panels(packed_weight: Tensor, weight: Tensor) -> Panels | None:
 
 
 def panels_of(packed_weight: Tensor, weight: Tensor, wins: tuple[bool, ...]) -> Panels | None:
-    """None if there is no kernel, or the memory is laid out in any other way.
+    """The panels of `packed_weight`; None if there is no kernel, or if the memory has another layout.
 
-    `weight` [N, K] is what was packed: every element is compared.
+    `weight` [N, K] is the weight before packing; every element is compared with it.
     """
     kernels = cpu_kernels(weight.dtype)
     features, depth = weight.shape
@@ -90,9 +91,9 @@ def panels_of(packed_weight: Tensor, weight: Tensor, wins: tuple[bool, ...]) -> 
 
 @cache
 def _wins() -> tuple[bool, ...]:
-    """Measured once a process, on one weight."""
+    """Whether our kernel is faster, for each of `_TRIALS`. Measured once per process, on one weight."""
     features, depth = _TRIAL_SHAPE
-    # Not random: whoever loads a model has seeded torch's generator for something else.
+    # Not random: drawing would advance torch's generator, which the caller may have seeded.
     weight = torch.linspace(-1, 1, features * depth, dtype=torch.float32, device="cpu")
     weight = weight.view(features, depth).bfloat16()
     onednn = packed(weight)
@@ -108,7 +109,7 @@ def _wins() -> tuple[bool, ...]:
 
 
 def fastest(product: Callable[[], Tensor]) -> float:
-    """Seconds of the best of some runs."""
+    """Seconds of the fastest of up to 20 runs."""
     took: list[float] = []
     while len(took) < _MOST_RUNS and sum(took) < _MOST_SECONDS:
         began = time.perf_counter()

@@ -15,8 +15,8 @@ __all__ = ["rope_table"]
 def rope_table(spec: RopeSpec, head_dim: int, max_position: int, device: torch.device) -> Tensor:
     """cos and sin of every angle: float32 [max_position, head_dim], cos in the first half, sin in the second.
 
-    The layout is the one that fused GPU kernels read. float32 whatever the model's precision: at position
-    100,000 a bfloat16 angle is off by hundreds of radians.
+    Fused GPU kernels read this layout. float32 whatever the model's dtype: at position 100,000 a bfloat16
+    angle is off by hundreds of radians.
     """
     positions = torch.arange(max_position, dtype=torch.float32, device="cpu")
     angles = torch.outer(positions, inverse_frequencies(spec, head_dim))
@@ -24,7 +24,7 @@ def rope_table(spec: RopeSpec, head_dim: int, max_position: int, device: torch.d
 
 
 def inverse_frequencies(spec: RopeSpec, head_dim: int) -> Tensor:
-    """Radians a token for each pair of features: float32 [head_dim / 2], fastest first."""
+    """Radians per token for each pair of features: float32 [head_dim / 2], highest frequency first."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim
     frequencies = 1.0 / (spec.theta**exponents)
     match spec.scaling:
@@ -37,10 +37,10 @@ def inverse_frequencies(spec: RopeSpec, head_dim: int) -> Tensor:
 
 
 def _llama3(frequencies: Tensor, spec: RopeSpec) -> Tensor:
-    """Slow waves are stretched by `factor`, fast ones kept, those between blended.
+    """Divide low frequencies by `factor`, keep high ones, interpolate between.
 
-    "Slow" is a wave that turns less than `low_freq_factor` times within the original context, "fast" one that
-    turns more than `high_freq_factor` times: the fast ones carry local order, which must not change.
+    A frequency is low if it makes fewer than `low_freq_factor` turns within the original context, and high if
+    it makes more than `high_freq_factor`. High frequencies encode local order, which must not change.
     """
     turns = spec.original_max_position * frequencies / (2 * math.pi)
     kept = (turns - spec.low_freq_factor) / (spec.high_freq_factor - spec.low_freq_factor)

@@ -1,8 +1,8 @@
-"""oneDNN's blocked weights, seen as what they are: so that MKL can multiply single rows by them.
+"""Views of oneDNN's blocked weights, so that MKL can multiply single rows by them.
 
-A call of oneDNN costs some 18 µs before it computes, one of MKL 1.5. Of a decode step for one request, four
-small products a layer, that is a good part. Packed for float32, a weight [out, in] lies as [out / b, in, b]
-with b as the vectors of the CPU want it: plain matrices, which a batched product reads where they are.
+A call of oneDNN costs some 18 µs before it computes, one of MKL 1.5 µs, which matters in a decode step of one
+request with four small products per layer. oneDNN packs a float32 weight [out, in] as [out / b, in, b], with
+b chosen by the CPU's vector width. These are plain matrices, which a batched product reads in place.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ _WIDTHS: Final = (64, 48, 32, 24, 16, 8)
 
 
 def row_blocks(packed_weight: Tensor, weight: Tensor) -> Tensor | None:
-    """The blocks of `packed_weight`, if on this machine a single row is multiplied faster by them."""
+    """The blocks of `packed_weight`; None if this machine multiplies a single row faster without them."""
     return blocks_of(packed_weight, weight) if packed_weight.is_mkldnn and _pay() else None
 
 
 def blocks_of(packed_weight: Tensor, weight: Tensor) -> Tensor | None:
-    """`packed_weight`'s own memory as [out / b, in, b]; None if it is laid out in any other way.
+    """The memory of `packed_weight` as [out / b, in, b]; None if it has another layout.
 
-    Valid as long as `packed_weight` is. `weight` [out, in] is what was packed: every element is compared.
+    Valid as long as `packed_weight` is. `weight` [out, in] is the weight before packing; every element is
+    compared with it.
     """
     if not packed_weight.is_mkldnn or weight.dtype != torch.float32:
         return None
@@ -54,9 +55,9 @@ def blocks_of(packed_weight: Tensor, weight: Tensor) -> Tensor | None:
 
 @cache
 def _pay() -> bool:
-    """Measured once a process, on a weight that is larger than a core's own caches."""
+    """Whether blocks are faster: measured once per process, on a weight larger than a core's caches."""
     rows, columns = 3072, 576
-    # Not random: whoever loads a model has seeded torch's generator for something else.
+    # Not random: drawing would advance torch's generator, which the caller may have seeded.
     weight = torch.linspace(-1, 1, rows * columns, dtype=torch.float32, device="cpu").view(rows, columns)
     x = weight[:1]
     onednn = packed(weight)
@@ -67,7 +68,7 @@ def _pay() -> bool:
 
 
 def _fastest(product: Callable[[], Tensor]) -> float:
-    """Seconds of the best of some runs."""
+    """Seconds of the fastest of 30 runs."""
     took = []
     for _ in range(30):
         began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Which small operations an engine gets."""
+"""Selection of the small operations for a device and dtype."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The layers at which ranks that share a model meet; where there is one rank, plain ones.
+"""Layers that communicate between tensor-parallel ranks; with one rank, plain layers.
 
-Queries, keys, values and the MLP's first product are shared out by output features: plain `Linear`s, only
-narrower. The products behind them are shared out by input features, and their sum over ranks is the result.
+Queries, keys, values and the MLP's first product are column-parallel: plain `Linear`s with fewer output
+features. The products after them are row-parallel: split by input features, and summed over ranks.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ __all__ = ["head_of", "sum_linear"]
 
 
 def sum_linear(in_features: int, out_features: int, *, bias: bool, communicator: Communicator) -> Linear:
-    """x [T, in] -> [T, out], where every rank brings its own `in_features`."""
+    """A row-parallel linear layer: x [T, in] -> [T, out], where `in_features` is this rank's share."""
     if communicator.shard.size == 1:
         return Linear(in_features, out_features, bias=bias)
     return _SumLinear(in_features, out_features, bias=bias, communicator=communicator)
 
 
 def head_of(embed: Embedding, communicator: Communicator, *, tied: bool) -> Linear:
-    """hidden [S, d] -> logits [S, vocab] on the leader, from weights of its own or, if tied, `embed`'s."""
+    """The language-model head: hidden [S, d] -> logits [S, vocab] on the leader; shares `embed` if tied."""
     vocab, features = embed.weight.shape
     if communicator.shard.size > 1:
         return _VocabularyHead(embed, communicator, tied=tied)
@@ -40,16 +40,16 @@ class _SumLinear(Linear):
         self._communicator = communicator
 
     def forward(self, x: Tensor) -> Tensor:
-        bias = self.bias if self._communicator.shard.is_first_rank else None  # summed, it must come in once
+        bias = self.bias if self._communicator.shard.is_first_rank else None  # added once, not once per rank
         return self._communicator.all_reduce(self.product(x, bias))
 
 
 class _VocabularyHead(Linear):
-    """Each rank scores a part of the vocabulary, and the leader gets all parts.
+    """A vocabulary-parallel head: each rank computes the logits of its part, and the leader gathers them.
 
-    To read the head's weights is a good part of a small decode step, while the logits of the few rows that
-    sample are small: so the weights are shared out and the logits travel. The embedding is looked up, not
-    read through, and every rank holds it whole.
+    Reading the head's weights takes a large part of a small decode step, while the logits of the few sampled
+    rows are small, so the weights are split and the logits are communicated. Every rank holds the whole
+    embedding, since lookups read only a few rows of it.
     """
 
     def __init__(self, embed: Embedding, communicator: Communicator, *, tied: bool) -> None:
@@ -58,7 +58,7 @@ class _VocabularyHead(Linear):
         super().__init__(features, len(mine), bias=False)
         self._communicator = communicator
         if tied:
-            # A view and no parameter: whatever fills the embedding fills this.
+            # A view, not a parameter: loading the embedding fills it.
             del self.weight
             self.register_buffer("weight", embed.weight.detach()[mine.start : mine.stop], persistent=False)
 

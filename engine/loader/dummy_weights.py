@@ -1,4 +1,4 @@
-"""Random weights of a sane scale: for benchmarks and tests that need a model's shape, not its knowledge."""
+"""Random weights of a realistic scale, for benchmarks and tests that need only a model's shape."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from engine.models.base import CausalLM
 __all__ = ["fill_randomly"]
 
 _STD: Final = 0.02
-"""The standard deviation that Llama and GPT-2 were initialised with."""
+"""The standard deviation with which Llama and GPT-2 were initialised."""
 
 
 @torch.no_grad()
 def fill_randomly(model: CausalLM, seed: int) -> None:
-    """Matrices normal, norms one, biases zero: activations neither vanish nor overflow.
+    """Fill matrices with normal values, norms with ones, biases with zeros: activations stay in range.
 
-    The same `seed` gives the same weights on the same kind of device. Ranks that share a model draw the same
-    numbers for shapes that are the same, so what they must hold alike is alike.
+    The same `seed` gives the same weights on the same kind of device. Tensor-parallel ranks draw the same
+    values for equal shapes, so replicated parameters are equal.
     """
     for index, (name, parameter) in enumerate(model.named_parameters()):
         if parameter.dim() > 1:

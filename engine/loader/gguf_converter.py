@@ -1,7 +1,7 @@
-"""Turning a GGUF file into the Hugging Face folder that everything else reads.
+"""Converts a GGUF file to a Hugging Face folder.
 
 GGUF packs weights, tokenizer and configuration in one file, quantized. Converting once to float32 safetensors
-keeps every dequantized value exactly and loads in a fraction of a second ever after. Free of torch at import.
+keeps the dequantized values exact, and later starts load in a fraction of a second. Does not import torch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Array: TypeAlias = npt.NDArray[np.float32]
 Config: TypeAlias = Mapping[str, Any]
 
 _SHARD_BYTES: Final = 2 << 30
-"""A shard is held in memory until it is written: this bounds the converter's memory."""
+"""Size of a safetensors shard, which is held in memory until it is written."""
 
 _STAGE: Final = "Converting GGUF"
 
@@ -35,7 +35,7 @@ _ARCHITECTURES: Final = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
-"""`general.architecture` -> the class of config.json. Mistral and SmolLM2 call themselves llama."""
+"""`general.architecture` -> the class of config.json. GGUF files of Mistral and SmolLM2 say llama."""
 
 _MODULES: Final = {
     "token_embd": "model.embed_tokens",
@@ -63,11 +63,11 @@ def convert(source: Path, target: Path, progress: Progress) -> None:
     Costs about a second for every 200 MB written, and some seconds for the tokenizer.
 
     Raises:
-        UnsupportedModel: the file holds another architecture, or arithmetic that Baton does not do.
+        UnsupportedModel: Baton does not support the file's architecture or one of its features.
     """
     reader = _open(source)
     config, generation = _configs(_Metadata(reader))
-    ModelSpec.from_config(config)  # refuse now what loading would refuse after minutes of conversion
+    ModelSpec.from_config(config)  # fail before a conversion of minutes, not after it
     for name, content in (("config.json", config), ("generation_config.json", generation)):
         (target / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     _write_tensors(reader, config, target, progress)
@@ -90,7 +90,7 @@ class _Metadata:
         self.architecture = str(self.get("general.architecture"))
 
     def get(self, key: str) -> Any:
-        """The value of `key`; None if the file does not say."""
+        """The value of `key`, or None."""
         field = self._fields.get(key)
         return None if field is None else field.contents()
 
@@ -113,7 +113,7 @@ def _configs(metadata: _Metadata) -> tuple[dict[str, Any], dict[str, Any]]:
             f"GGUF architecture {metadata.architecture!r} is not supported; Baton converts {supported}"
         )
     if "rope_freqs.weight" in metadata.shapes:
-        # llama.cpp stores llama3's scaling as these factors and drops the numbers that they came from.
+        # llama.cpp stores llama3's scaling as these factors, without the parameters they were computed from.
         raise UnsupportedModel("GGUF files with scaled rotary factors are not supported; use the safetensors")
     heads, hidden = metadata.need("attention.head_count"), metadata.need("embedding_length")
     head_dim = metadata.model("attention.key_length") or hidden // heads
@@ -152,13 +152,13 @@ def _rope(metadata: _Metadata, head_dim: int) -> dict[str, Any]:
 
 
 def _end_tokens(metadata: _Metadata) -> list[int]:
-    """End of text and, where it is another token, end of a chat turn."""
+    """End of text and, if it is another token, end of a chat turn."""
     ids = (metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot"))
     return sorted({token for token in ids if token is not None})
 
 
 def _write_tensors(reader: GGUFReader, config: Config, target: Path, progress: Progress) -> None:
-    """Dequantize everything to float32, a shard at a time, with the index that ties the shards together."""
+    """Dequantize everything to float32, one shard at a time, and write the index of the shards."""
     total = sum(4 * int(tensor.n_elements) for tensor in reader.tensors)
     index: dict[str, str] = {}
     shard: dict[str, Array] = {}
@@ -200,16 +200,17 @@ def _value(tensor: ReaderTensor, config: Config) -> Array:
 
 
 def _halves_apart(value: Array, num_heads: int) -> Array:
-    """Undo llama.cpp's order of a head's features.
+    """Undo llama.cpp's order of the features of a head.
 
-    It rotates neighbours (0, 1), (2, 3), ...; Hugging Face's layout pairs feature i with i + head_dim / 2.
+    llama.cpp rotates neighbours (0, 1), (2, 3), ...; Hugging Face's layout pairs feature i with feature
+    i + head_dim / 2.
     """
     pairs = value.shape[0] // num_heads // 2
     return value.reshape(num_heads, pairs, 2, *value.shape[1:]).swapaxes(1, 2).reshape(value.shape)
 
 
 def _write_tokenizer(source: Path, target: Path) -> None:
-    from transformers import AutoTokenizer  # seconds to import, and only a conversion needs it
+    from transformers import AutoTokenizer  # takes seconds to import and is needed only here
 
     tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
     tokenizer.save_pretrained(target)

@@ -1,4 +1,4 @@
-"""From a model folder to a model that computes."""
+"""Loads a model folder into a model on the device."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def load_model(
 ) -> CausalLM:
     """Build the model of `folder` and fill its weights, from safetensors or, for "dummy", from `seed`.
 
-    Of a model that several ranks share, the part of this one. One tensor at a time passes through host
-    memory, so the peak is the model and its largest tensor.
+    With tensor parallelism, only this rank's part. One tensor at a time passes through host memory, so peak
+    memory is the model and its largest tensor.
 
     Raises:
-        UnsupportedModel: config.json describes a model that Baton does not compute, or cannot share out.
-        WeightsError: the files are missing, or their tensors are not those of the model.
+        UnsupportedModel: the model of config.json is not supported, or cannot be split over the ranks.
+        WeightsError: files are missing, or their tensors do not match the model.
     """
     spec = ModelSpec.from_folder(folder)
     target = torch.device(device)
@@ -67,7 +67,7 @@ def load_model(
 
 @contextmanager
 def _defaults(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
-    """Where, and in which precision, modules built inside put their parameters."""
+    """Device and dtype of parameters created in this context."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -79,7 +79,7 @@ def _defaults(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The rows of a parameter that one tensor of the checkpoint fills, with all of it or a cut."""
+    """The rows of a parameter that one tensor of the checkpoint, or a cut of it, fills."""
 
     rows: Tensor
     transposed: bool
@@ -87,7 +87,7 @@ class _Place:
 
     @property
     def source_shape(self) -> list[int]:
-        """Of the whole tensor, once transposed."""
+        """Shape of the whole tensor after transposing."""
         shape = list(self.rows.shape)
         if self.cut is not None:
             shape[self.cut.axis] = self.cut.extent
@@ -118,14 +118,15 @@ def _fill(model: CausalLM, files: list[Path], progress: Progress) -> None:
 
 
 def _places(model: CausalLM) -> dict[str, _Place]:
-    """Every tensor that the checkpoint must hold, with the place it fills."""
+    """Every tensor that the checkpoint must contain, with the place that it fills."""
     places = {}
     for source, slot in model.weight_table().items():
         module: nn.Module = model.get_submodule(slot.module)
         for kind, parameter in module.named_parameters(recurse=False):
             count = parameter.shape[0] if slot.rows is None else slot.rows
             rows = parameter.narrow(0, slot.start, count)
-            # A bias belongs to the output features: it is cut with the rows, and whole where columns are.
+            # A bias has one entry per output feature: it is cut with the rows, and stays whole where columns
+            # are cut.
             cut = slot.cut if slot.cut is not None and slot.cut.axis < parameter.dim() else None
             places[f"{source}.{kind}"] = _Place(rows, slot.transposed and parameter.dim() == 2, cut)
     return places

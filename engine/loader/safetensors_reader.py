@@ -1,4 +1,4 @@
-"""Reading the tensors of a safetensors folder, one at a time, from one file or many."""
+"""Reads the tensors of a safetensors folder one at a time, from one file or several."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _INDEX: Final = "model.safetensors.index.json"
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that hold the weights: those that the index names, or the only one there is.
+    """The weight files: those that the index names, or the only one.
 
     Raises:
-        WeightsError: there are none, or the index names files that are not there.
+        WeightsError: there are none, or the index names files that do not exist.
     """
     index = folder / _INDEX
     if index.exists():

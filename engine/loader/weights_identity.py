@@ -1,4 +1,4 @@
-"""Which weights a folder holds, as a short digest: equal for equal weights, under any name and path."""
+"""A short digest of the weights in a folder, independent of its name and path."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _SAYS_NOTHING: Final = {"_name_or_path", "transformers_version"}
 
 
 def weights_identity(folder: Path, load_format: str = "auto", seed: int = 0) -> str:
-    """Hex digest of config.json and of the weights: of dummy ones, their seed.
+    """Hex digest of config.json and of the weights; of dummy weights, of their seed.
 
-    Of every tensor it takes name, dtype, shape, and 4 KiB of its begin, middle and end: training moves almost
-    every weight, and new tokens add rows at the end. How tensors are spread over files does not count. Reads
-    12 KiB a tensor. Raises WeightsError if files are missing.
+    Covers the name, dtype and shape of every tensor, and 4 KiB each of its beginning, middle and end:
+    training changes almost every weight, and new tokens add rows at the end. Independent of how tensors are
+    distributed over files. Reads 12 KiB per tensor. Raises WeightsError if files are missing.
     """
     digest = hashlib.blake2b(digest_size=16)
     _add(digest, _config(folder))
@@ -61,7 +61,7 @@ def _tensors(file: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def _samples(opened: BinaryIO, begin: int, end: int) -> Iterator[bytes]:
-    """Pieces spread evenly over [begin, end), first and last bytes included; all of it if that is less."""
+    """Samples spread evenly over [begin, end), first and last bytes included; all of it if that is less."""
     if end - begin <= _NUM_SAMPLES * _SAMPLE_BYTES:
         opened.seek(begin)
         yield opened.read(end - begin)
@@ -72,5 +72,5 @@ def _samples(opened: BinaryIO, begin: int, end: int) -> Iterator[bytes]:
 
 
 def _add(digest: Any, piece: bytes) -> None:
-    """With its length, so that no two sequences of pieces are one sequence of bytes."""
+    """Add a piece with its length, so that different sequences of pieces have different digests."""
     digest.update(_HEADER_LENGTH.pack(len(piece)) + piece)

@@ -1,4 +1,4 @@
-"""What the model runner needs of a model."""
+"""The interface between models and the model runner."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ __all__ = ["Attention", "CausalLM"]
 
 
 class Attention(Protocol):
-    """Attention over all earlier tokens of each sequence; it owns the KV pool, so it stores k and v too."""
+    """Causal attention over each sequence. It also stores keys and values, since it owns the KV pool."""
 
     def forward(self, layer: int, qkv: Tensor, rotation: Rotation | None) -> Tensor:
-        """Queries, keys and values side by side, [T, H + 2 * KVH, D] -> [T, H, D], scaled by D ** -0.5.
+        """Queries, keys and values, concatenated: [T, H + 2 * KVH, D] -> [T, H, D], scaled by D ** -0.5.
 
-        Queries and keys are still to be turned by `rotation`; None: positions are not rotary. `qkv` is given
-        away.
+        Queries and keys are not rotated yet: `rotation` does that; None for models without rotary positions.
+        `qkv` may be overwritten.
         """
         ...
 
 
 class CausalLM(nn.Module, ABC):
-    """A decoder-only transformer over a flat batch of tokens, whatever sequences they belong to."""
+    """A decoder-only transformer over a flat batch of tokens from any number of sequences."""
 
     def __init__(self, spec: ModelSpec, communicator: Communicator) -> None:
         super().__init__()
         self.spec = spec
-        """Of the whole model, over all ranks."""
+        """The shape of the whole model, over all ranks."""
         self.shard = communicator.shard
         self.part = communicator.shard.of(spec)
-        """The shape of what this rank computes."""
+        """The shape of this rank's part."""
         self.embed = Embedding(spec.vocab_size, spec.hidden_size)
         self.head = head_of(self.embed, communicator, tied=spec.tied_embeddings)
 
@@ -50,13 +50,13 @@ class CausalLM(nn.Module, ABC):
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of all vocabulary entries, [S, vocab] in the model's dtype, for rows `hidden` [S, d].
 
-        On ranks that do not lead, only of those that are theirs.
+        Ranks other than the leader return the scores of their own part of the vocabulary.
         """
         scores: Tensor = self.head(hidden)
         return scores
 
     def pack(self) -> None:
-        """Lay out all weights for speed, one at a time. The head of tied embeddings becomes a copy."""
+        """Pack all weights for speed, one at a time. A head tied to the embedding becomes a copy."""
         for module in self.modules():
             if isinstance(module, Linear):
                 module.pack()
@@ -66,14 +66,14 @@ class CausalLM(nn.Module, ABC):
         """Which modules of the checkpoint fill which modules of this model."""
 
     def head_param(self) -> ParamSlice:
-        """Where a head that is not tied comes from."""
+        """The source of an untied head's weight."""
         vocab = self.spec.vocab_size
         return ParamSlice("head", cut=Cut(0, vocab, (self.shard.vocabulary(vocab),)))
 
     def source_name(self, name: str) -> str:
-        """The name in `weight_table` of the checkpoint's tensor `name`, where spellings vary."""
+        """The name in `weight_table` of the checkpoint's tensor `name`; checkpoints vary in spelling."""
         return name
 
     def ignores(self, name: str) -> bool:
-        """Whether the checkpoint's tensor `name` carries nothing that this model needs."""
+        """Whether the checkpoint's tensor `name` is not needed by this model."""
         return self.spec.tied_embeddings and name == "lm_head.weight"

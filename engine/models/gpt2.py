@@ -55,7 +55,7 @@ class GPT2Model(CausalLM):
         return table | dict(per_layer(self.spec.num_layers, "h.{}.", "layers.{}.", layer))
 
     def source_name(self, name: str) -> str:
-        # The original release has bare names; whatever was saved since has this prefix.
+        # The original release has names without this prefix; later checkpoints have it.
         return name.removeprefix("transformer.")
 
     def ignores(self, name: str) -> bool:

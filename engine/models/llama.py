@@ -1,7 +1,7 @@
 """The Llama family: Llama, Mistral, SmolLM2, Qwen2 and Qwen3.
 
-One network. Its members differ in which projections have biases, in whether queries and keys are normalised,
-and in how positions are scaled, and all of that is in the spec. Layers are given the spec of a rank's part.
+The members differ in which projections have biases, in whether queries and keys are normalised, and in how
+positions are scaled. All of that is in the spec. Layers get the spec of a rank's part.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class LlamaLayer(nn.Module):
     def forward(
         self, x: Tensor, residual: Tensor, rotation: Rotation, attn: Attention
     ) -> tuple[Tensor, Tensor]:
-        """`x` is what the layer below adds to `residual`: the sum is left to the norm, to be fused."""
+        """`x` is the output of the layer below, not yet added to `residual`: the norm fuses the addition."""
         x, residual = self.input_norm.add(x, residual)
         x = self.attention(x, rotation, attn)
         x, residual = self.mlp_norm.add(x, residual)

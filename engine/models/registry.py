@@ -1,4 +1,4 @@
-"""From the name of an architecture to the class that computes it."""
+"""Maps the name of an architecture to its class."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ _MODELS: Final[dict[str, Callable[[ModelSpec, Ops, Communicator], CausalLM]]] = 
 
 
 def build(spec: ModelSpec, ops: Ops, communicator: Communicator) -> CausalLM:
-    """This rank's part, its weights uninitialised, on torch's current default device and dtype."""
+    """Build this rank's part with uninitialised weights, on torch's current default device and dtype."""
     return _MODELS[spec.architecture](spec, ops, communicator)

@@ -1,4 +1,4 @@
-"""Where the tensors of a checkpoint go in a model whose projections are merged."""
+"""Maps the tensors of a checkpoint to the parameters of a model with merged projections."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["ParamSlice", "WeightTable", "per_layer"]
 
 @dataclass(frozen=True, slots=True)
 class ParamSlice:
-    """A place in a module's parameters: all rows, or those that one of several merged projections owns."""
+    """Rows of a module's parameters: all of them, or those of one of several merged projections."""
 
     module: str
-    """Path of the module; its `weight` and, where it has one, `bias` are filled alike."""
+    """Path of the module. Its `weight` and, if it has one, its `bias` are filled the same way."""
     start: int = 0
     """First row."""
     rows: int | None = None
@@ -24,7 +24,7 @@ class ParamSlice:
     transposed: bool = False
     """Whether the checkpoint stores the weight as [in, out]."""
     cut: Cut | None = None
-    """What of the checkpoint's tensor belongs here, its axis 0 being [out]; None: all of it."""
+    """The part of the checkpoint's tensor that belongs here, with axis 0 being [out]; None: all of it."""
 
 
 WeightTable: TypeAlias = Mapping[str, ParamSlice]
@@ -34,7 +34,7 @@ WeightTable: TypeAlias = Mapping[str, ParamSlice]
 def per_layer(
     num_layers: int, source: str, target: str, table: WeightTable
 ) -> Iterable[tuple[str, ParamSlice]]:
-    """Repeat the table of one layer for all: in the prefixes `source` and `target`, `{}` is the layer."""
+    """Repeat the table of one layer for all: `{}` in the prefixes `source` and `target` is the layer."""
     for layer in range(num_layers):
         for name, slot in table.items():
             yield source.format(layer) + name, replace(slot, module=target.format(layer) + slot.module)

@@ -1,4 +1,4 @@
-"""Sampling on a CPU: work is done for the rows that need it."""
+"""Sampling on a CPU: each operation runs only for the rows that need it."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ Rows: TypeAlias = list[int]
 
 @dataclass(slots=True)
 class _RowSets:
-    """Which rows ask for what."""
+    """Rows by the operations that their requests ask for."""
 
     drawn: Rows = field(default_factory=list)
-    """From the whole distribution."""
+    """Drawn from the whole distribution."""
     truncated: Rows = field(default_factory=list)
-    """From the most likely tokens."""
+    """Drawn from the most likely tokens."""
     biased: Rows = field(default_factory=list)
     penalised: Rows = field(default_factory=list)
     measured: Rows = field(default_factory=list)
     """Report log-probabilities."""
     below_min_tokens: Rows = field(default_factory=list)
-    """May not end yet."""
+    """Below min_tokens: end tokens are forbidden."""
 
     @classmethod
     def of(cls, chunks: Sequence[Chunk]) -> _RowSets:
@@ -110,21 +110,21 @@ class TorchSampling:
             logits[row, list(tokens)] += torch.tensor(biases)
 
     def _forbid_end(self, logits: torch.Tensor, chunks: Sequence[Chunk], rows: Rows) -> None:
-        """Take end-of-sequence and stop tokens out of the choice."""
+        """Exclude end-of-sequence and stop tokens."""
         for row in rows:
             sampling = chunks[row].request.sampling
             ends = sampling.stop_token_ids + (() if sampling.ignore_eos else self._eos_token_ids)
             logits[row, [token for token in ends if token < self._vocab_size]] = -torch.inf
 
     def _mask(self, logits: torch.Tensor, masks: TokenMasks) -> None:
-        """Leave only what grammars allow."""
+        """Exclude tokens that the rows' grammars forbid."""
         bits = np.unpackbits(masks.words.view(np.uint8), axis=1, count=self._vocab_size, bitorder="little")
         forbidden = torch.from_numpy(bits == 0)
         for row, mask in zip(masks.rows, forbidden, strict=True):
             logits[row].masked_fill_(mask, -torch.inf)
 
     def _keys(self, chunks: Sequence[Chunk], rows: Rows) -> torch.Tensor:
-        """A request's randomness at the absolute position of the token that is drawn, wherever it runs."""
+        """Keys of noise from seeds and absolute token positions: draws do not depend on the worker."""
         seeds = np.array([chunks[row].request.sampling.seed for row in rows], dtype=np.uint64)
         positions = [len(chunks[row].request.prompt) + _output_index(chunks[row]) for row in rows]
         return torch.from_numpy(keys(seeds, positions))

@@ -1,4 +1,4 @@
-"""Sampling with the kernels for GPUs: a few passes over the logits, whatever is asked for."""
+"""Sampling with GPU kernels: a fixed number of passes over the logits, for any mix of parameters."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ __all__ = ["FusedSampling"]
 
 _Launch: TypeAlias = dict[str, Any]
 
-# Sums and products are not contracted: a CPU rounds in the same places.
+# Sums and products are not contracted to FMAs, so that rounding is the same as on a CPU.
 _ONE_WARP: Final[_Launch] = {"num_warps": 1, "enable_fp_fusion": False}
 _FOUR_WARPS: Final[_Launch] = {"num_warps": 4, "enable_fp_fusion": False}
 _EIGHT_WARPS: Final[_Launch] = {"num_warps": 8, "maxnreg": 64, "enable_fp_fusion": False}
-"""With twice the registers a kernel waits for memory more than it gains."""
+"""With twice the registers, lower occupancy costs more than it gains."""
 _SIXTEEN_WARPS: Final[_Launch] = {"num_warps": 16, "enable_fp_fusion": False}
 _FLAGS: Final = {
     name: getattr(tiles, name).value
@@ -42,13 +42,13 @@ _FLAGS: Final = {
 
 
 _ROWS_AT_ONCE: Final = 64
-"""Rows that have thread blocks of their own where rows may have nothing to do: they take some in turn."""
+"""Thread blocks per split in kernels in which many rows have nothing to do; each takes several rows."""
 
 
 class FusedSampling:
-    """Parameters of every slot, on the device, and what the kernels leave for each other.
+    """Sampling parameters of every slot on the device, and intermediate results of the kernels.
 
-    A step uploads 16 bytes a row, parameters where a slot has another request than before, and masks.
+    A step uploads 16 bytes per row, parameters of slots with a new request, and masks.
     """
 
     def __init__(
@@ -60,9 +60,9 @@ class FusedSampling:
         self._floats = self._empty(torch.float32, max_requests, tiles.NUM_FLOATS.value)
         self._ints = self._empty(torch.int32, max_requests, tiles.NUM_INTS.value)
         self._known: list[SamplingParams | None] = [None] * max_requests
-        """Of each slot, whose parameters are on the device."""
+        """For each slot, the parameters that are on the device."""
         self._flags = np.zeros(max_requests, dtype=np.int32)
-        """Of each slot, those that do not change from step to step."""
+        """For each slot, the flags that do not change between steps."""
         splits = -(-vocab_size // tiles.SPLIT.value)
         self._splits = splits
         self._padded = triton.next_power_of_2(splits)
@@ -80,7 +80,7 @@ class FusedSampling:
             self._empty(torch.float32, max_requests, LIST.value),
             self._empty(torch.int32, max_requests, LIST.value),
         )
-        """Of each row, the number of tokens that are listed, their edited logits, and their ids."""
+        """For each row, the number of listed tokens, their edited logits, and their ids."""
         self._cuts = self._empty(torch.int32, max_requests, 2)
         self._jobs = torch.zeros(JOBS.value, max_requests + 1, dtype=torch.int32, device=device)
         self._kept_scores = self._empty(torch.float32, max_requests, splits)
@@ -123,7 +123,7 @@ class FusedSampling:
         return Sampled(tokens, finite, self._measured(logits, rows, places, tokens, most))
 
     def _cut(self, logits: torch.Tensor, rows: torch.Tensor, count: int) -> None:
-        """Find the cuts of rows, and draw within them."""
+        """Find the cuts of truncated rows, and draw within them."""
         marks = (self._marks.marks, self._marks.bitmap, self._marks.biases)
         shared = (logits, logits.stride(0), rows, self._floats, self._ints, *marks)
         vocab, splits, padded, capacity = self._vocab_size, self._splits, self._padded, self._capacity
@@ -182,7 +182,8 @@ class FusedSampling:
         return LogprobTensors(chosen=chosen, rank=ranks, top=top, top_ids=ids)
 
     def _rows(self, chunks: Sequence[Chunk]) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """The table of rows, [S, 4] int32 (slot, key, flags); rows that are measured; all flags together."""
+        """The table of rows, [S, 4] int32 (slot, key, flags); rows with log-probabilities; all flags
+        together."""
         changed = [chunk for chunk in chunks if self._known[chunk.slot] is not chunk.request.sampling]
         if changed:
             self._adopt(changed)
@@ -244,7 +245,7 @@ class FusedSampling:
 
 
 def _flags_of(sampling: SamplingParams) -> int:
-    """What a request's rows ask for; BELOW_MIN_TOKENS if they do so up to some token."""
+    """Flags of a request's rows; BELOW_MIN_TOKENS if the request has min_tokens at all."""
     flags = 0
     if not sampling.is_greedy:
         flags |= _FLAGS["RANDOM"] | (_FLAGS["TRUNCATED"] if sampling.truncates else 0)

@@ -1,11 +1,11 @@
-"""Drawing tokens from distributions, by the Gumbel-max trick, on a CPU; and what the GPU kernels do likewise.
+"""Draws tokens from distributions by the Gumbel-max trick, on a CPU; the reference for the GPU kernels.
 
-The caller brings a key of randomness a row (`engine.sampling.noise`), so that a draw is a pure function. Each
-row depends on its own parameters alone, never on what else is in the batch.
+The caller passes a key of noise per row (`engine.sampling.noise`), so that a draw is a pure function. Each
+row depends only on its own parameters, never on the rest of the batch.
 
-Cuts keep whole classes of equally likely tokens. Likelihoods are compared as deficits: how far a scaled logit
-lies below the row's highest, in steps of 2^-19 (about the rounding of a float32 logit), as integers. All
-deficits from 32 on, a probability of 1e-14 of the best one's, are one class.
+Truncation keeps whole classes of equally likely tokens. Likelihoods are compared as integer deficits: the
+difference of a scaled logit to the row's highest, in steps of 2^-19 (about the rounding of a float32 logit).
+Deficits of 32 and more, a relative probability of 1e-14, are one class.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ _Floats: TypeAlias = npt.NDArray[np.float32]
 _Ints: TypeAlias = npt.NDArray[np.int32]
 
 MIN_TEMPERATURE: Final = 1e-5
-"""Colder is the same as greedy, and dividing by less would overflow."""
+"""Lower temperatures are the same as greedy, and dividing by less could overflow."""
 STEPS: Final = 1 << 19
 LARGEST: Final = 32.0 - 2.0**-18
 _LARGEST: Final = np.float32(LARGEST)
 _LAST: Final = int(LARGEST * STEPS)
 _BLOCK: Final = 1 << 16
-"""Logits that are worked on at once, so that they stay in a core's cache: a row at least."""
+"""Logits processed at once, at least one row, so that they stay in a core's cache."""
 _COARSE_BITS: Final = 12
 _SLACK: Final = 1.0 + 1e-5
 
 
 def all_finite(logits: torch.Tensor) -> torch.Tensor:
-    """[S] bool: whether all of a row of `logits` [S, vocab] are finite."""
-    # A sum is finite only if every term is: one pass over the vocabulary, and no mask of its size.
+    """Whether all logits of a row are finite: `logits` [S, vocab] -> [S] bool."""
+    # A sum is finite only if every term is, which takes one pass and no mask.
     return logits.sum(dim=-1, dtype=torch.float32).isfinite()
 
 
 def greedy_sample(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The most likely token of each row of `logits` [S, vocab], the first of equals, [S]; `all_finite`."""
+    """The most likely token of each row of `logits` [S, vocab], ties to the first, [S]; and `all_finite`."""
     if logits.is_cuda:
         from engine.kernels.argmax import (
             greedy_sample as fused,  # Triton comes with torch's CUDA builds alone
@@ -64,11 +64,11 @@ def greedy_sample(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return logits.argmax(dim=-1), all_finite(logits)
     return torch.from_numpy(logits.numpy().argmax(axis=-1)), all_finite(
         logits
-    )  # torch's takes ten times as long
+    )  # torch.argmax takes ten times as long
 
 
 def coldest(temperature: float) -> float:
-    """The temperature that logits are divided by."""
+    """The temperature that logits are divided by, bounded from below."""
     return max(temperature, MIN_TEMPERATURE)
 
 
@@ -112,7 +112,7 @@ def gumbel_sample_truncated(
 
 
 def _blocks(logits: torch.Tensor, temperature: torch.Tensor, keys: torch.Tensor) -> Iterator[_Rows]:
-    """As many rows at once as fit the cache."""
+    """Groups of rows that fit a core's cache."""
     inverse = (1.0 / temperature.float().clamp(min=MIN_TEMPERATURE)).numpy()[:, None]
     array, words = logits.float().numpy(), keys.numpy()
     tokens = np.arange(array.shape[1], dtype=np.uint32)
@@ -130,7 +130,7 @@ class _Cut:
     """The highest deficit that min-p keeps."""
 
     def accepts(self, deficits: _Ints, mass: _Floats, column: int) -> bool:
-        """Whether a token is known to be kept, for less than it costs to find the cut."""
+        """Whether a token is certainly kept: a cheaper test than finding the cut."""
         own = deficits[column]
         if self.top_k or own > self.limit:
             return False
@@ -153,7 +153,7 @@ class _Cut:
 
 
 def _with_share(deficits: _Ints, mass: _Floats, share: float) -> int:
-    """The lowest deficit at or below which lies a share of the mass: a histogram, and a sort of one bin."""
+    """The lowest deficit at or below which lies `share` of the mass, by a histogram and a sort of one bin."""
     if not len(deficits):
         return 0  # of a row that is not finite
     coarse = deficits >> _COARSE_BITS
@@ -170,7 +170,7 @@ def _with_share(deficits: _Ints, mass: _Floats, share: float) -> int:
 
 
 def _where(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-    """Indices of what is true in a flat mask of which little is: eight are tested at once."""
+    """Indices of the true elements of a flat, sparse mask; tests eight at once."""
     if len(mask) % 8:
         return np.flatnonzero(mask)
     words = np.flatnonzero(mask.view(np.uint64))
@@ -189,7 +189,7 @@ class _Rows:
     tokens: npt.NDArray[np.uint32]
     """[n]: the ids of the columns."""
     below: _Floats
-    """How far scaled logits lie below the highest."""
+    """Differences of scaled logits to the highest."""
     mass: _Floats
     """Probabilities relative to the most likely token's."""
 
@@ -204,10 +204,10 @@ class _Rows:
         return cls(logits, inverse, keys, tokens, below, np.exp(mass, out=mass))
 
     def columns(self) -> npt.NDArray[np.int64]:
-        """The column of each row whose scaled logit and noise have the largest sum; of equals, the first.
+        """The column of each row with the largest sum of scaled logit and noise; ties to the first.
 
-        That is the token with the least exponential(bits) / mass. As 1 - u <= -log(u), few tokens can have
-        it: only theirs are computed.
+        That is the token with the smallest exponential(bits) / mass. Since 1 - u <= -log(u), few tokens
+        qualify, and the logarithm is computed only for them.
         """
         bits = hashed(self.keys, self.tokens)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -221,7 +221,7 @@ class _Rows:
             scores -= np.log(exponential(bits[rows, columns]))
         order = np.lexsort((columns, -scores, rows))[::-1]
         best: npt.NDArray[np.int64] = first
-        best[rows[order]] = columns[order]  # what is assigned last stays: the best
+        best[rows[order]] = columns[order]  # the last assignment wins: the best
         return best
 
     def drawn(self) -> npt.NDArray[np.int64]:
@@ -230,8 +230,8 @@ class _Rows:
     def drawn_within(self, cuts: Iterator[_Cut]) -> Iterator[int]:
         """Tokens drawn within the next cuts.
 
-        Most that are drawn without a cut lie within it, and nothing is left to be done. The cut of top-k
-        costs less than noise for all tokens, and is made first.
+        Most tokens drawn from the whole distribution lie within the cut, and are kept. Top-k is cut first,
+        since that costs less than noise for all tokens.
         """
         own_cuts = list(islice(cuts, len(self.logits)))
         columns = None if all(cut.top_k for cut in own_cuts) else self.columns()
@@ -247,6 +247,6 @@ class _Rows:
             yield int(self.tokens[column])
 
     def _few(self, i: int, kept: npt.NDArray[np.int64]) -> _Rows:
-        """Some columns of a row."""
+        """A row restricted to some columns."""
         row = slice(i, i + 1)
         return _Rows.of(self.logits[row, kept], self.inverse[row], self.keys[row], self.tokens[kept])

@@ -1,4 +1,4 @@
-"""Log-probabilities of chosen tokens and of their rivals."""
+"""Log-probabilities of the chosen tokens and of the most likely alternatives."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["LogprobTensors", "measure"]
 
 @dataclass(frozen=True, slots=True)
 class LogprobTensors:
-    """For each of L rows that asked; k is the largest number of rivals that any asked for."""
+    """For each of L rows with log-probabilities; k is the largest number of alternatives requested."""
 
     chosen: torch.Tensor
     """[L] float32."""
@@ -26,7 +26,7 @@ class LogprobTensors:
     """[L, k] int64."""
 
     def to_tokens(self, wanted: Sequence[int]) -> list[TokenLogprobs]:
-        """Once on the host: row i with its first `wanted[i]` rivals."""
+        """Convert tensors on the host: row i with its first `wanted[i]` alternatives."""
         rows = zip(
             self.chosen.tolist(),
             self.rank.tolist(),

@@ -1,12 +1,12 @@
-"""Randomness without state: noise is a function of a seed, a position and a token.
+"""Stateless randomness: noise is a function of a seed, a position and a token.
 
 A token is drawn by adding Gumbel noise to every log-probability and taking the largest sum (the Gumbel-max
-trick). Unlike a draw by inverse distribution function, where one rounding error moves the borders of every
-token behind it, a sum near another one is all that rounding can decide: a seeded answer survives a change of
-batch, chunk or worker as well as a greedy one does.
+trick). In inverse transform sampling, one rounding error moves the borders of all later tokens. Here,
+rounding matters only if two sums are nearly equal, so a seeded answer is as reproducible across batches,
+chunks and workers as a greedy one.
 
-All of it is 32-bit arithmetic, which the GPU kernels repeat (`engine.kernels.sampling_tiles`): the same noise
-up to the rounding of two logarithms.
+All arithmetic is in 32 bits, and the GPU kernels (`engine.kernels.sampling_tiles`) compute the same noise up
+to the rounding of two logarithms.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def keys(seeds: npt.ArrayLike, positions: npt.ArrayLike) -> npt.NDArray[np.int32
     """
     seed = np.asarray(seeds, dtype=np.uint64)
     position = np.asarray(positions, dtype=np.uint64)
-    # The seed is mixed before the position is added: neighbouring seeds must not share a sequence.
+    # The seed is mixed before the position is added, so that neighbouring seeds do not share a sequence.
     bits = _mix64(_mix64(seed) + (position + np.uint64(1)) * _GOLDEN)
     return np.ascontiguousarray(bits).view(np.int32).reshape(-1, 2)
 
@@ -53,14 +53,14 @@ def hashed(keys: npt.NDArray[np.int32], tokens: npt.NDArray[Any]) -> _UInts:
 
 
 def exponential_bound(bits: _UInts) -> _Floats:
-    """1 - u, up to rounding, in units of 2^-32: no more than `exponential`, and without a logarithm."""
+    """1 - u, up to rounding, in units of 2^-32: a lower bound of `exponential` without a logarithm."""
     return np.bitwise_xor(bits, ~_HALF).astype(np.float32)
 
 
 def exponential(bits: _UInts) -> _Floats:
-    """-log(u), float32: exponentially distributed, and accurate where u is near 1, too."""
+    """-log(u), float32: exponentially distributed, accurate also where u is near 1."""
     low = bits >= _HALF
-    # Near 1, where the noise is large and decides, float32 has too few numbers for u, but not for 1 - u.
+    # Near 1, where the noise is largest, float32 is too coarse for u, but not for 1 - u.
     small = ((bits ^ np.where(low, _HALF, ~_HALF)).astype(np.float32) + np.float32(0.5)) * _UNIT
     result: _Floats = np.where(low, -np.log(small), -np.log1p(-small))
     return result

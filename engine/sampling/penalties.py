@@ -1,4 +1,4 @@
-"""Penalties for tokens that were already said, on a CPU. On a GPU, see `engine.sampling.token_marks`."""
+"""Repetition, presence and frequency penalties on a CPU. For GPUs see `engine.sampling.token_marks`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["Penalties"]
 
 
 class Penalties:
-    """What each slot's request has said, and the penalties for it.
+    """Token counts of each slot's request, and the penalties that follow from them.
 
-    Tokens are counted as they are sampled: the next step may begin before the request has its newest one.
-    Memory is 5 bytes * vocabulary * requests, taken when the first request with a penalty comes.
+    Tokens are counted when they are sampled, since the next step may begin before the request has its newest
+    token. Memory is 5 bytes * vocabulary * requests, allocated with the first request with a penalty.
     """
 
     def __init__(self, vocab_size: int, max_requests: int) -> None:
@@ -26,13 +26,13 @@ class Penalties:
         self._prompted = torch.empty(0)
         """[slot, vocab] bool: whether it is in the prompt."""
         self._counted: list[tuple[int, int] | None] = [None] * max_requests
-        """For each slot, the request it was counted for and how many of its output tokens."""
+        """For each slot, the request that was counted and the number of its output tokens."""
 
     def apply(self, logits: torch.Tensor, chunks: Sequence[Chunk]) -> torch.Tensor:
         """Penalised copy of `logits` [S, vocab], whose rows belong to `chunks`.
 
-        Repetition divides positive and multiplies negative logits of every token in prompt or output;
-        presence subtracts once, and frequency for each time, if the token is in the output.
+        Repetition divides positive and multiplies negative logits of every token in the prompt or output.
+        Presence is subtracted once for tokens in the output, frequency once per occurrence.
         """
         self._catch_up(chunks)
         slots = self._slots(chunks)
@@ -47,13 +47,13 @@ class Penalties:
         return logits - frequency * said - presence * in_output
 
     def record(self, chunks: Sequence[Chunk], tokens: torch.Tensor) -> None:
-        """Count the tokens [S] that were just sampled for `chunks`; `apply` came before."""
+        """Count the tokens [S] that were sampled for `chunks`, after `apply`."""
         self._said[self._slots(chunks), tokens] += 1
         for chunk in chunks:
             self._counted[chunk.slot] = (chunk.request.id, _sampled_before(chunk) + 1)
 
     def _catch_up(self, chunks: Sequence[Chunk]) -> None:
-        """Count anew where a slot has another request, or the request said things elsewhere."""
+        """Recount slots that have a new request, or whose request produced tokens on another worker."""
         if len(self._said) == 0:
             self._said = torch.zeros(self._shape, dtype=torch.int32)
             self._prompted = torch.zeros(self._shape, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""What a sampler hands on: tokens, and what is reported beside them."""
+"""The result of a sampler: tokens and their log-probabilities."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ __all__ = ["Sampled"]
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What was chosen for S rows; still on the device."""
+    """Chosen tokens of S rows, on the device."""
 
     tokens: torch.Tensor
     """[S] int64."""
     finite: torch.Tensor
-    """[S] bool: False where the logits were not finite, so that the token means nothing."""
+    """[S] bool: False where logits were not finite; the token is then undefined."""
     logprobs: LogprobTensors | None
-    """Of the rows whose requests asked for them, in order."""
+    """For the rows whose requests asked for them, in order."""
 
     def tensors(self) -> list[torch.Tensor]:
-        """All of them: tokens, finite, and those of the log-probabilities if there are any."""
+        """All tensors: tokens, finite, and those of the log-probabilities if there are any."""
         logprobs = self.logprobs
         if logprobs is None:
             return [self.tokens, self.finite]

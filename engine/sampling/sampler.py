@@ -1,7 +1,8 @@
-"""Choosing the next tokens of a batch, each row as its request asks.
+"""Samples the next tokens of a batch, each row with its request's parameters.
 
-A greedy batch costs an argmax. All else is `engine.sampling.cpu` on a CPU and `engine.sampling.fused` on a
-GPU, which draw the same tokens: only sums that are equal up to the rounding of float32 may differ.
+A greedy batch costs an argmax. Other batches go to `engine.sampling.cpu` on a CPU and to
+`engine.sampling.fused` on a GPU. Both draw the same tokens, except where sums are equal up to float32
+rounding.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Sampler:
         self._vocab_size = vocab_size
         self._way: _Way
         if device.type == "cuda":
-            from engine.sampling.fused import FusedSampling  # Triton comes with torch's CUDA builds alone
+            from engine.sampling.fused import FusedSampling  # Triton ships only with torch's CUDA builds
 
             self._way = FusedSampling(
                 vocab_size=vocab_size, eos_token_ids=eos_token_ids, max_requests=max_requests, device=device
@@ -66,16 +67,16 @@ class Sampler:
     ) -> Sampled:
         """Choose one token for each row of `logits` [S, vocab], any float dtype, which belong to `chunks`.
 
-        Log-probabilities are of the model's own distribution; logit_bias, penalties, min_tokens, `masks`,
-        temperature and truncation then apply in this order. `masks` are of every row with a grammar. `logits`
-        is consumed.
+        Log-probabilities are of the model's own distribution. Then logit_bias, penalties, min_tokens,
+        `masks`, temperature and truncation apply, in this order. `masks` covers every row with a grammar.
+        `logits` is consumed.
         """
         if masks is None and all(chunk.request.sampling.argmax_only for chunk in chunks):
             return Sampled(*greedy_sample(logits), None)
         return self._way.sample(logits, chunks, masks)
 
     def profile_run(self, logits: torch.Tensor) -> None:
-        """Do all that rows like `logits` may ask for: compiles every kernel, and allocates what they need.
+        """Run every operation once on rows like `logits`: compiles all kernels and allocates their memory.
 
         `logits` are consumed and have at most as many rows as there are requests.
         """

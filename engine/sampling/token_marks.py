@@ -1,4 +1,4 @@
-"""Which tokens a request treats specially, as the sampling kernels read it: marks by slot and token."""
+"""Marks of special tokens by slot and token, in the layout of the sampling kernels."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _MOST_COUNTED: Final = (1 << (31 - COUNT_SHIFT.value)) - 1
 class TokenMarks:
     """Marks of every slot's request: prompt tokens, forbidden ends, biases, and counts of output tokens.
 
-    A slot is written when another request comes, or when the request produced tokens elsewhere. After that
-    the kernels count on the device, where a token is known one step before the host knows it. Memory: 4 bytes
-    * vocabulary * requests.
+    A slot is written when it gets a new request, or when its request produced tokens on another worker. After
+    that the kernels count on the device, where a token is known one step earlier than on the host. Memory: 4
+    bytes * vocabulary * requests.
     """
 
     def __init__(
@@ -40,10 +40,10 @@ class TokenMarks:
         self.biases = torch.zeros(max_requests, MAX_BIASES.value, dtype=torch.float32, device=device)
         """From index 1 on; marks refer to them."""
         self._written: list[tuple[int, int] | None] = [None] * max_requests
-        """For each slot, its request and how many output tokens are counted: 0 without penalties."""
+        """For each slot, its request and the number of counted output tokens; 0 without penalties."""
 
     def update(self, chunk: Chunk, counts: bool) -> None:
-        """Write the slot's marks unless they are as they should be. `counts`: the request has penalties.
+        """Write the slot's marks unless they are up to date. `counts`: the request has penalties.
 
         The kernels then count the token that is about to be sampled.
         """
@@ -54,7 +54,10 @@ class TokenMarks:
         self._written[chunk.slot] = (chunk.request.id, num_output + counts)
 
     def allow(self, slots: Sequence[int], masks: TokenMasks) -> None:
-        """Set what the grammars of `slots`, one a mask, allow next. Uploads vocabulary / 8 bytes a slot."""
+        """Set the tokens that the grammars of `slots` allow next, one mask per slot.
+
+        Uploads vocabulary / 8 bytes per slot.
+        """
         places = upload(list(slots), torch.int64, self._device)
         self.bitmap[:, 1].index_copy_(0, places, upload(masks.words, torch.int32, self._device))
 

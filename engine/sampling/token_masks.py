@@ -1,4 +1,4 @@
-"""Which tokens the grammars of a step's rows allow: computed on the host, applied where tokens are chosen."""
+"""Token masks of a step's rows with grammars: computed on the host, applied by the sampler."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ __all__ = ["TokenMasks", "constrained_rows", "masks_of"]
 @dataclass(frozen=True, slots=True)
 class TokenMasks:
     rows: list[int]
-    """[N]: the rows, among all that sample, that are constrained."""
+    """[N]: indices of the constrained rows among all sampled rows."""
     words: Words
     """[N, ceil(vocab / 32)] int32: bit i % 32 of word i // 32 is set where token i is allowed."""
     errors: dict[int, GrammarError] = field(default_factory=dict)
-    """By row: its grammar allows no token. Any token is chosen, and means nothing."""
+    """By row: its grammar allows no token, and the sampled token is undefined."""
 
 
 def constrained_rows(chunks: Sequence[Chunk]) -> list[int]:
-    """Rows of `chunks`, which all sample, whose requests have a grammar."""
+    """Rows of `chunks` whose requests have a grammar; all of `chunks` sample."""
     return [row for row, chunk in enumerate(chunks) if chunk.request.matcher is not None]
 
 
 def masks_of(chunks: Sequence[Chunk], rows: list[int], vocab_size: int) -> TokenMasks:
-    """What the grammars of `rows` allow after the output so far, which the host must know.
+    """Masks of the tokens that the grammars of `rows` allow after the output so far, which the host must
+    have.
 
-    A row whose request has ended meanwhile allows everything. About 20 us a row, over several threads.
+    A row whose request has ended meanwhile allows everything. About 20 us per row, over several threads.
     """
     words = np.full((len(rows), -(-vocab_size // 32)), -1, dtype=np.int32)
     errors: dict[int, GrammarError] = {}

@@ -41,10 +41,10 @@ class Admission:
         self._forecaster = forecaster
 
     def admit(self, step: StepPlan, now: float, num_decodes: int) -> list[Request]:
-        """Move requests from waiting to running while slots and pages last, if they get a part of this step.
+        """Move requests from waiting to running while slots, pages and the step's token budget last.
 
-        A request that would get none takes no pages yet. Returns those admitted. None if a request was
-        preempted for a decode: its pages are not for others.
+        A request that would get no tokens of this step takes no pages yet. Returns the admitted requests.
+        Admits none if a request was preempted for a decode: its pages are not for new requests.
         """
         if step.preempted:
             self.stopped_by = WaitReason.PAGES
@@ -68,7 +68,10 @@ class Admission:
         return len(cached.pages) * self._kv.page_size
 
     def check_deadline(self, request: Request, now: float, prefill_rate: float) -> None:
-        """Raises DeadlineUnreachable. Requests that run or go before it share the prefill rate with it."""
+        """Raises DeadlineUnreachable.
+
+        Running requests and those ahead of it in the queue share the prefill rate with it.
+        """
         key = self._rules.admission_key(request)
         before = [*self._queues.reading, *self._queues.waiting.ahead_of(key)]
         tokens = sum(r.num_pending - r.num_expected for r in [*before, request])
@@ -82,7 +85,7 @@ class Admission:
     def _in_order(
         self, step: StepPlan, now: float, num_decodes: int, admitted: list[Request]
     ) -> WaitReason | None:
-        """Why the first of those that still wait does."""
+        """Admit in order; returns why the first of the remaining requests waits."""
         queues, key_of = self._queues, self._rules.admission_key
         if not queues.has_slot and not self._preempts:
             return WaitReason.SLOTS
@@ -93,7 +96,7 @@ class Admission:
             while before and (not self._rules.interleaves or key_of(before[0]) <= key):
                 room.grant(_progress(before.popleft()))
             if request.awaits_token:
-                continue  # preempted while its last token was on the way: it comes with this step's results
+                continue  # preempted; its last token comes with this step's results
             if room.left <= 0:
                 return WaitReason.BUDGET
             if not room.offer(Progress(0, request.num_tokens)):
@@ -121,7 +124,7 @@ class Admission:
         return None
 
     def _take_pages(self, request: Request, forecast: AdmissionForecast, step: StepPlan) -> WaitReason | None:
-        """Pages and a slot for a waiting request, perhaps those of less urgent ones; what was lacking."""
+        """Take pages and a slot for a waiting request, if need be by preempting; returns what was missing."""
         queues = self._queues
         if queues.has_slot and self._kv.admit(request, headroom=partial(forecast.headroom, request)):
             return None
@@ -139,7 +142,7 @@ class Admission:
         return lacking
 
     def _may_preempt(self, waiting: Request, running: Request) -> bool:
-        """Requests that went first because of their age keep their place."""
+        """Requests admitted first because of their age are not preempted."""
         if running.pinned or self._queues.waiting.is_aged(running):
             return False
         return self._rules.may_preempt(waiting, running)

@@ -1,4 +1,4 @@
-"""How many pages a request must leave to others to be admitted."""
+"""How many pages must stay available to running requests when another one is admitted."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from engine.sched.page_forecast import OutputLengths, allowed_tokens, peak_growt
 __all__ = ["AdmissionForecast", "Forecaster"]
 
 _CLIP_TOKENS: Final = 4096
-"""SGLang counts no more than this many output tokens of a request."""
+"""SGLang counts at most this many output tokens per request."""
 _RETRACT_STEPS: Final = 20
 _DECAY_STEPS: Final = 600
 
 
 class AdmissionForecast(Protocol):
-    """The admissions of one plan: what all that run will take until they end, and give back then."""
+    """Forecast of the pages that running requests will take and give back, for the admissions of one plan."""
 
     def headroom(self, request: Request, alone: int) -> int:
         """Pages to leave available if `request` is admitted and holds `alone` pages by itself."""
 
     def admitted(self, request: Request) -> None:
-        """`request` runs now."""
+        """Count `request` as running."""
 
 
 class _NewTokenRatio:
     """SGLang's forecast: the share of the allowed output tokens that running requests will still produce.
 
-    It begins at 0.7 times the conservativeness and falls to a seventh of that over 600 decode steps; when a
-    request is retracted it is set to what has been produced, and 20 tokens more of each request.
+    The ratio starts at 0.7 times the conservativeness and decays to a seventh of that over 600 decode steps.
+    When a request is retracted, it is set to the share produced so far, plus 20 tokens per request.
     """
 
     def __init__(self, conservativeness: float) -> None:
@@ -54,7 +54,7 @@ class _NewTokenRatio:
 
 
 class Forecaster:
-    """Makes a forecast for each plan, by the configured kind."""
+    """Makes the configured kind of forecast for each plan."""
 
     def __init__(self, config: SchedulerConfig, kv: KVManager, lengths: OutputLengths) -> None:
         self._config = config
@@ -63,7 +63,7 @@ class Forecaster:
         self._ratio = _NewTokenRatio(config.schedule_conservativeness)
 
     def forecast(self, running: Sequence[Request]) -> AdmissionForecast:
-        """Requests whose KV is on its way from another worker count as well: they run soon."""
+        """Requests whose KV is being received count as well: they run soon."""
         kv = self._kv
         active = [*running, *(reservation.request for reservation in kv.reservations.values())]
         match self._config.forecast:
@@ -79,12 +79,12 @@ class Forecaster:
         self._ratio.decoded()
 
     def retracted(self, running: Sequence[Request]) -> None:
-        """A request was preempted, and these still run."""
+        """A request was preempted; these are still running."""
         self._ratio.retracted([request for request in running if request.output])
 
 
 class _Peak:
-    """Costs O(running) at the first question, and again whenever a prefix gets its second reader."""
+    """Costs O(running) at the first call, and again whenever a prefix gets its second reader."""
 
     def __init__(self, kv: KVManager, lengths: OutputLengths, factor: float, running: list[Request]) -> None:
         self._kv = kv
@@ -95,7 +95,7 @@ class _Peak:
         self._growth = np.zeros(0, dtype=np.int64)
 
     def headroom(self, request: Request, alone: int) -> int:
-        """0 if nothing runs: a request by itself may take what there is."""
+        """0 if nothing runs: a single request may take all pages."""
         if not self._running:
             return 0
         if not len(self._growth):
@@ -103,7 +103,7 @@ class _Peak:
         growth = self._growth_of([request])
         most = int(self._growth.sum() + growth[0])
         if most + alone <= self._kv.num_available:
-            return most  # enough even if none gives anything back before the others are done
+            return most  # enough even if no request gives pages back before the others end
         if self._alone is None or self._kv.is_second_reader(request):
             self._alone = np.array([self._kv.pages_alone(r) for r in self._running], dtype=np.int64)
         return peak_growth(np.append(self._alone, alone), np.append(self._growth, growth))
@@ -111,14 +111,14 @@ class _Peak:
     def admitted(self, request: Request) -> None:
         self._running.append(request)
         if self._kv.is_second_reader(request):
-            self._alone = None  # another request holds less by itself now
+            self._alone = None  # another request now holds fewer pages that nobody shares
         elif self._alone is not None:
             self._alone = np.append(self._alone, self._kv.pages_alone(request))
         if len(self._growth):
             self._growth = np.append(self._growth, self._growth_of([request]))
 
     def _growth_of(self, requests: Sequence[Request]) -> NDArray[np.int64]:
-        """Pages that they will probably still take."""
+        """Pages that requests are expected to take in addition."""
         tokens = self._lengths.remaining(requests)
         if self._factor != 1.0:
             tokens = np.minimum((tokens * self._factor).astype(np.int64), allowed_tokens(requests))
@@ -132,7 +132,7 @@ class _Ratio:
         self._tokens = ratio * sum(_still_allowed(request) for request in running)
 
     def headroom(self, request: Request, alone: int) -> int:
-        """0 if nothing runs: a request by itself may take what there is."""
+        """0 if nothing runs: a single request may take all pages."""
         if self._is_idle:
             return 0
         return -(-int(self._tokens + _still_allowed(request)) // self._page_size)

@@ -1,7 +1,8 @@
-"""How many pages the running requests will still want at once.
+"""Forecast of the most pages that running requests will need at once.
 
-To admit too many is to preempt some later and compute their prompts again; to admit too few leaves memory
-idle. Requests grow together, but each gives all its pages back when it ends: what matters is the peak.
+Admitting too many requests means preempting some later and computing their prompts again; admitting too few
+leaves memory idle. Requests grow together, but each gives back all its pages when it ends, so the peak
+decides.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ __all__ = ["OutputLengths", "allowed_tokens", "peak_growth"]
 
 _FIRST_GUESS: Final = 256.0
 _WEIGHT: Final = 0.02
-"""Of the newest answer in the running mean: about the last hundred count."""
+"""Weight of the newest answer in the running mean, which thus covers about the last hundred."""
 
 
 class OutputLengths:
-    """Guesses how much longer an answer will get, from how long those were that ended."""
+    """Estimates the remaining length of an answer from the lengths of answers that ended."""
 
     def __init__(self) -> None:
         self._mean = _FIRST_GUESS
@@ -31,12 +32,12 @@ class OutputLengths:
         self._mean += _WEIGHT * (len(request.output) - self._mean)
 
     def remaining(self, requests: Sequence[Request]) -> NDArray[np.int64]:
-        """Tokens still to come; all that are allowed if only their number can end the answer. O(requests)."""
+        """Expected remaining tokens; all allowed ones if only the limit can end the answer. O(requests)."""
         samplings = [request.sampling for request in requests]
         produced = _produced(requests)
         most = np.array([sampling.max_tokens for sampling in samplings], dtype=np.int64)
         left = np.maximum(most - produced, 0)
-        # One that is longer than most already may end with any token, or go on for as long again.
+        # An answer that is already longer than most is expected to go on for as long again.
         guess = np.minimum(left, np.maximum(int(self._mean) - produced, produced // 2))
         certain = [s.ignore_eos and not s.stop_token_ids for s in samplings]
         tokens: NDArray[np.int64] = np.where(certain, left, guess)
@@ -44,7 +45,7 @@ class OutputLengths:
 
 
 def allowed_tokens(requests: Sequence[Request]) -> NDArray[np.int64]:
-    """Output tokens that each may still have."""
+    """Output tokens that each request may still produce."""
     most = np.array([request.sampling.max_tokens for request in requests], dtype=np.int64)
     allowed: NDArray[np.int64] = np.maximum(most - _produced(requests), 0)
     return allowed
@@ -55,16 +56,16 @@ def _produced(requests: Sequence[Request]) -> NDArray[np.int64]:
 
 
 def peak_growth(held: NDArray[np.int64], growth: NDArray[np.int64]) -> int:
-    """Pages that requests need beyond what they hold, at the worst moment until all have ended.
+    """The most pages that requests need at any moment until all have ended, beyond those they hold.
 
-    Request i holds `held[i]` pages and will take `growth[i]` more at a common pace, one of each request at a
-    time, and then give back all of them. O(n log n).
+    Request i holds `held[i]` pages, takes `growth[i]` more, at the same pace as all others, and then gives
+    all of them back. O(n log n).
     """
     if len(growth) == 0:
         return 0
     order = np.argsort(growth, kind="stable")
     more, pages = growth[order], held[order]
-    # When the k-th to end is about to, it and all after it have grown as much, and those before it are gone.
+    # Just before the k-th request ends, it and all later ones have grown by as much; earlier ones are gone.
     alive = len(more) - np.arange(len(more))
     given_back = np.cumsum(pages) - pages
     return max(0, int((alive * more - given_back).max()))

@@ -1,4 +1,4 @@
-"""The policies as objects: who is admitted next, who is preempted, and for whom."""
+"""Scheduling policies: order of admission, order of preemption, and which request may preempt another."""
 
 from __future__ import annotations
 
@@ -19,17 +19,21 @@ VictimKey: TypeAlias = tuple[float, ...]
 @dataclass(frozen=True, slots=True)
 class PolicyRules:
     admission_key: Callable[[Request], float]
-    """Lowest first, ties in order of arrival. Constant while the request waits."""
+    """The lowest is admitted first, ties in order of arrival. Constant while the request waits."""
     victim_key: Callable[[Request], VictimKey]
     """The highest is preempted first; of equals, the last admitted."""
     may_preempt: Callable[[Request, Request], bool]
     """Whether a waiting request (first) may take the place of a running one (second)."""
     interleaves: bool = False
-    """Prompts in progress are ordered by the admission key among those that wait, not ahead of them."""
+    """Whether prompts in progress and waiting prompts share one order, by admission key, instead of prompts
+    in progress going first."""
 
 
 def rules_for(config: SchedulerConfig, seed: int) -> PolicyRules:
-    """LPM and DFS-weight admit in order of arrival here; `PrefixRanker` reorders the front of the queue."""
+    """The rules of a policy.
+
+    LPM and DFS-weight admit in order of arrival; `PrefixRanker` reorders the front of the queue.
+    """
     by_output = _least_output if config.victim is Victim.LEAST_OUTPUT else _last_admitted
     match config.policy:
         case Policy.SHORTEST:

@@ -1,4 +1,4 @@
-"""How many prompt tokens a second the engine computes, as measured; plain arithmetic."""
+"""Measures how many prompt tokens per second the engine computes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 __all__ = ["PrefillRate"]
 
 _WEIGHT: Final = 0.1
-"""Of the newest step: the last ten or so count."""
+"""Weight of the newest step in the running mean, which thus covers about the last ten."""
 
 
 class PrefillRate:
@@ -17,13 +17,14 @@ class PrefillRate:
 
     @property
     def tokens_a_second(self) -> float:
-        """Infinite until a step was measured: then nothing is known to be too slow."""
+        """Infinite until a step was measured, so that no deadline is refused before."""
         return self._tokens / self._seconds if self._seconds else math.inf
 
     def observe(self, tokens: int, seconds: float) -> None:
-        """A step that came `seconds` after the one before computed so many prompt tokens, and left others.
+        """A step completed `seconds` after the one before it, computed this many prompt tokens, and left
+        others.
 
-        Steps that had room for more say nothing about how many there could have been.
+        Steps with room for more tokens are not counted: they do not show the achievable rate.
         """
         if seconds <= 0:
             return

@@ -1,4 +1,4 @@
-"""What prompts get of a step: the budget beside decodes, limits of each prompt, and the ITL target."""
+"""The prompts' share of a step: token budget beside decodes, limits per prompt, and the ITL target."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["PrefillShare"]
 
 
 class PrefillShare:
-    """Sizes chunks; knows no requests, only how far their prompts are."""
+    """Sizes chunks from the progress of prompts."""
 
     def __init__(self, config: SchedulerConfig, page_size: int, context: int) -> None:
         self.itl_controller = (
@@ -36,19 +36,19 @@ class PrefillShare:
 
     @property
     def largest_prompt(self) -> float:
-        """Tokens of the longest prompt that can ever be computed."""
+        """Tokens of the longest prompt that the scheduler can compute."""
         limits = self._limits
         return math.inf if limits.chunked or limits.first_may_exceed else limits.largest
 
     def room(self, num_decodes: int, num_prompts: int) -> StepRoom:
-        """What so many decodes leave of a step for the prompts that run or wait."""
+        """Tokens of a step that this many decodes leave to prompts."""
         tokens = self._tokens(num_decodes)
         if self.itl_controller is not None and num_decodes:
             tokens = max(min(tokens, self.itl_controller.budget), self._page_size)
         return self._room(tokens, num_prompts)
 
     def lengths(self, prompts: Sequence[Progress], num_decodes: int) -> list[int]:
-        """How many tokens of each prompt to compute beside so many decodes; prompts in order of service."""
+        """Tokens of each prompt to compute beside this many decodes; prompts in order of service."""
         room = self.room(num_decodes, len(prompts))
         allowed = room.left
         lengths = [room.grant(prompt) for prompt in prompts]
@@ -60,7 +60,7 @@ class PrefillShare:
     def _paced(
         self, budget: int, prompts: Sequence[Progress], lengths: list[int], num_decodes: int, allowed: int
     ) -> tuple[int, list[int]]:
-        """Fewer tokens where their context makes them cost more than the budget; whole tiles."""
+        """Fewer tokens where their context makes them cost more than the budget allows; in whole tiles."""
         tokens = allowed
         cost = sum(self._cost.of(p.computed, length) for p, length in zip(prompts, lengths, strict=True))
         if cost > budget:
@@ -75,7 +75,7 @@ class PrefillShare:
         return tokens, [room.grant(prompt) for prompt in prompts]
 
     def _tokens(self, num_decodes: int) -> int:
-        """At least one unit: prompts are not starved by decodes that fill the budget."""
+        """At least one unit, so that decodes that fill the budget do not starve prompts."""
         if self._config.chunk_budget is None and self._config.max_prefill_tokens is None:
             return self._limits.largest
         return max(self._limits.largest - num_decodes, self._limits.unit)

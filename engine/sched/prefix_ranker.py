@@ -1,4 +1,4 @@
-"""Orders waiting requests by what the prefix cache holds of them, without searching it anew every step."""
+"""Orders waiting requests by their cached prefixes, without searching the cache again in every step."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from engine.kv_cache.radix import PageKey, RadixCache, RadixNode
 __all__ = ["PrefixRanker"]
 
 _WINDOW: Final = 128
-"""Requests that are ranked; those behind them keep their order. SGLang ranks none if more than these wait."""
+"""Number of requests that are ranked; later ones keep their order. SGLang ranks none if more wait."""
 _SEARCHES: Final = 8
-"""Searches from the root in one step, which cost O(prompt). Others keep the rank that they had."""
+"""Most searches from the root per step, each O(prompt). Other requests keep their rank."""
 
 _T = TypeVar("_T")
 
@@ -28,7 +28,7 @@ class _Lookup:
     changes: int
     """Of `node` when this was last known to hold."""
     depth: int
-    """Of `node` when it was looked up; eviction may have trimmed it since."""
+    """Depth of `node` at the lookup; eviction may have trimmed it since."""
     key: PageKey
     """Tokens of the page that follows `node`."""
     child: RadixNode | None
@@ -46,7 +46,7 @@ class _Lookup:
 
 
 class PrefixRanker:
-    """Remembers where each request's prefix ends; while nothing changed there, that is checked in O(1)."""
+    """Remembers where each request's prefix ends. Checking that nothing changed there costs O(1)."""
 
     window: Final = _WINDOW
 
@@ -61,7 +61,7 @@ class PrefixRanker:
         self._lookups.pop(request.number, None)
 
     def order(self, items: Sequence[_T], request_of: Callable[[_T], Request]) -> list[_T]:
-        """`items` in the order in which to admit their requests; ties keep their order."""
+        """`items` in order of admission; ties keep their order."""
         requests = [request_of(item) for item in items]
         self._look_up(requests, changed=self._version != self._cache.version)
         ranks = self._rank(requests)
@@ -110,7 +110,7 @@ class PrefixRanker:
         return [-lookup.pages if lookup is not None else 0 for lookup in known]
 
     def _depth_first(self, requests: Sequence[Request]) -> list[int]:
-        """Subtrees with most waiting requests first, and each subtree at one go (SGLang's dfs-weight)."""
+        """Depth first, subtrees with the most waiting requests first (SGLang's dfs-weight)."""
         known = [self._lookups.get(request.number) for request in requests]
         nodes = [lookup.deepest if lookup is not None else self._cache.root for lookup in known]
         paths = {node: _path(node) for node in nodes}
@@ -118,7 +118,7 @@ class PrefixRanker:
         for node, count in Counter(nodes).items():
             for at in paths[node]:
                 weights[at] += count
-        last = (1, 0)  # a node's own requests come after those of its children
+        last = (1, 0)  # a node's own requests are ordered after those of its children
         keys = {node: [*((-weights[at], id(at)) for at in path), last] for node, path in paths.items()}
         ranks = {node: rank for rank, node in enumerate(sorted(keys, key=keys.__getitem__))}
         return [ranks[node] for node in nodes]

@@ -1,4 +1,4 @@
-"""Pages that are being computed right now, by what is in them: nobody else needs to compute them as well."""
+"""Pages that are being computed now, by their tokens, so that other requests do not compute them again."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from engine.core.request import Request
 __all__ = ["PrefixesInFlight"]
 
 _PageKey: TypeAlias = tuple[int, tuple[int, ...]]
-"""Offset of a chunk and the tokens of its first page."""
+"""A chunk's offset in its prompt, and the tokens of its first page."""
 
 
 class PrefixesInFlight:
-    """Chunks, found by their first page. Calls cost O(tokens of a page), `shared` also what it compares."""
+    """Chunks by their first page. Calls cost O(tokens of a page); `shared` also compares prefixes."""
 
     def __init__(self, page_size: int) -> None:
         self._page_size = page_size
         self._requests: defaultdict[_PageKey, list[Request]] = defaultdict(list)
-        """Nearly always one of each: two differ in what comes before the page."""
+        """Nearly always one per key; several differ in the tokens before the page."""
 
     def __bool__(self) -> bool:
         return bool(self._requests)
 
     def add(self, request: Request, start: int) -> None:
-        """`request` has a chunk at `start`. One that ends within its first page is no use to others."""
+        """`request` has a chunk at `start`. A chunk that ends within its first page cannot be shared."""
         if (key := self._page_key(request, start)) is not None:
             self._requests[key].append(request)
 
@@ -39,7 +39,7 @@ class PrefixesInFlight:
             del self._requests[key]
 
     def shared(self, request: Request, start: int) -> bool:
-        """Whether another request's chunk computes the page at `start` that `request` needs."""
+        """Whether a chunk of another request computes the page at `start` of `request`."""
         key = self._page_key(request, start)
         if key is None:
             return False
@@ -53,9 +53,8 @@ class PrefixesInFlight:
     def _same_prefix(self, first: Request, second: Request, start: int) -> bool:
         """Whether both have the same tokens before `start`.
 
-        Up to their nodes in the prefix cache the nodes tell; only what is computed behind them is compared.
-        A request without a node has ended or was preempted: what it computed is in the cache, or not to be
-        had.
+        The nodes in the prefix cache decide up to their depth; only tokens computed after them are compared.
+        A request without a node has ended or was preempted: its pages are in the cache, or gone.
         """
         upper, lower = first.locked, second.locked
         if upper is None or lower is None:

@@ -1,4 +1,4 @@
-"""Where requests are: waiting, running, or here with their KV and without a slot; and the moves between."""
+"""The queues of requests (waiting, running, adopted) and the moves between them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Queues:
     ) -> None:
         self.waiting = waiting
         self.adopted: deque[Request] = deque()
-        """Their KV is here, and only a slot is missing. In order of arrival."""
+        """Requests that arrived with their KV and wait for a slot. In order of arrival."""
         self.running: list[Request] = []
         """In order of admission."""
         self.reading: list[Request] = []
@@ -44,12 +44,15 @@ class Queues:
         return len(self.waiting) + len(self.adopted)
 
     def is_prompt(self, request: Request) -> bool:
-        """Whether it has more than one token to compute; in separate batches, also its prompt's last one."""
+        """Whether the request has more than one token to compute.
+
+        With separate batches, the last token of a prompt counts as prefill too.
+        """
         pending = request.num_pending
         return pending > 1 or (self._separate and pending == 1 and not request.output)
 
     def register(self, request: Request, now: float) -> None:
-        """Every request, before it is in any of the queues."""
+        """Register a new request, before it joins a queue."""
         self._number += 1
         request.number = self._number
         request.tokens_before = self.waiting.admitted_tokens
@@ -62,12 +65,15 @@ class Queues:
             self.reading.append(request)
 
     def start_adopted(self) -> None:
-        """They have their pages and take one token of a step: no prompt is a reason for them to wait."""
+        """Start adopted requests while slots last.
+
+        They have their pages and take one token of a step, so they never wait for prompts.
+        """
         while self.adopted and self._slots:
             self.start(self.adopted.popleft())
 
     def read(self) -> None:
-        """Chunks were planned, or pages found in the cache: forget prompts that have none left."""
+        """Chunks were planned or cached pages found: forget prompts that are read completely."""
         self.reading = list(filter(self.is_prompt, self.reading))
 
     def remove(self, request: Request) -> None:
@@ -79,7 +85,7 @@ class Queues:
             self.waiting.remove(request)
 
     def preempt(self, request: Request, step: StepPlan | None = None) -> None:
-        """Give its pages back and let it start over, later; what the cache keeps of it, it finds again."""
+        """Free the request's pages and queue it again; it may find its prefix in the cache later."""
         assert not request.pinned, "a peer may be reading its pages"
         self.num_preemptions += 1
         self._kv.release(request)
@@ -90,7 +96,7 @@ class Queues:
             step.preempted.append(request)
 
     def victims(self, candidates: list[Request]) -> list[Request]:
-        """`candidates`, which are running, in the order in which to preempt them."""
+        """`candidates`, which are running, in order of preemption."""
         key = self._rules.victim_key
         ordered = sorted(enumerate(candidates), key=lambda pair: (key(pair[1]), pair[0]), reverse=True)
         return [request for _, request in ordered]

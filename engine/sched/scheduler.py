@@ -1,4 +1,4 @@
-"""Which tokens the next step computes. Plain Python: no tensors, no sockets, no clock."""
+"""Decides which tokens the next step computes. Plain Python: no tensors, no sockets, no clock."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ __all__ = ["Scheduler"]
 
 
 class Scheduler:
-    """Keeps the waiting and the running requests and plans one step at a time.
+    """Keeps waiting and running requests, and plans one step at a time.
 
-    There are no phases: a prompt, a decode, a resumed request and one whose KV came from another worker
-    differ only in how many tokens they have to catch up with.
+    There are no phases: prompts, decodes, resumed requests and requests whose KV came from another worker
+    differ only in the number of tokens that are still to be computed.
     """
 
     def __init__(self, config: SchedulerConfig, kv: KVManager, *, context: int, seed: int = 0) -> None:
-        """`context`: prompt and output tokens that one request may have."""
+        """`context`: largest number of prompt and output tokens of a request."""
         self.config = config
         self.kv = kv
         self.context = context
@@ -50,9 +50,10 @@ class Scheduler:
         self._in_flight = PrefixesInFlight(kv.page_size)
         """Chunks of steps that have not completed; empty unless prefixes are shared."""
         self._submitted = 0
-        """Prompt tokens submitted so far, without those that were cached then."""
+        """Prompt tokens submitted so far, less those that were cached at that time."""
         self._least_output = 0 if config.batching is Batching.MIXED else 1
-        """Of a decode: in separate batches, the last token of a prompt is prefill."""
+        """Output tokens that a decode has at least: with separate batches, the last prompt token is
+        prefill."""
         self._prompts_were_last = False
 
     @property
@@ -66,7 +67,7 @@ class Scheduler:
 
     @property
     def adopted(self) -> deque[Request]:
-        """Their KV is here, and only a slot is missing. In order of arrival."""
+        """Requests that arrived with their KV and wait for a slot. In order of arrival."""
         return self._queues.adopted
 
     @property
@@ -83,12 +84,12 @@ class Scheduler:
 
     @property
     def waits_for(self) -> WaitReason | None:
-        """Why the head of the queue waits; None if nothing does."""
+        """Why the head of the queue waits; None if the queue is empty."""
         return self._queues.waits.reason
 
     @property
     def wants_pages(self) -> bool:
-        """Whether a request waits for pages: it found none, or was preempted for their sake."""
+        """Whether a request waits for pages: there were none, or it was preempted for them."""
         waiting = self.waiting
         return len(waiting) > 0 and (
             self._admission.stopped_by is WaitReason.PAGES or waiting.num_preempted > 0
@@ -96,19 +97,20 @@ class Scheduler:
 
     @property
     def is_crowded(self) -> bool:
-        """Whether a request that comes now would wait for a slot or for pages, however short it is."""
+        """Whether even the shortest new request would wait for a slot or for pages."""
         return self.num_waiting > 0 and (not self._queues.has_slot or self.wants_pages)
 
     @property
     def has_prompts(self) -> bool:
-        """Whether the next step would have any: new ones, or what is left of others."""
+        """Whether the next step would compute prompts, new or in progress."""
         return bool(self._queues.reading) or any(r.num_pending > 1 for r in self.waiting)
 
     def submit(self, request: Request, now: float = 0.0, prefill_rate: float = math.inf) -> None:
         """Queue a request. `prefill_rate`: prompt tokens a second, as measured.
 
-        Raises InvalidRequest for one that can never run, QueueFull if too many wait, DeadlineUnreachable if
-        requests before it take until its deadline. Costs O(waiting) for a request with a deadline.
+        Raises InvalidRequest for a request that can never run, QueueFull if too many wait,
+        DeadlineUnreachable if requests ahead of it take until its deadline. Costs O(waiting) for a request
+        with a deadline.
         """
         if request.num_tokens >= self.context:
             raise InvalidRequest(
@@ -130,32 +132,35 @@ class Scheduler:
         self.waiting.add(request)
 
     def adopt(self, request: Request, now: float = 0.0) -> None:
-        """A request whose KV is here already: it decodes in the next step, or as soon as a slot is free."""
+        """Add a request that arrived with its KV.
+
+        It decodes in the next step, or as soon as a slot is free.
+        """
         self._queues.register(request, now)
         self.adopted.append(request)
 
     def remove(self, request: Request, reason: FinishReason) -> None:
-        """End a request, wherever it is. Its pages stay until `kv.release`."""
+        """Remove a request from whichever queue it is in. Its pages stay allocated until `kv.release`."""
         request.finish = reason
         while request.awaits_token:
             request.output.pop()
-        if reason is not FinishReason.ABORT and not request.pinned:  # else its answer goes on elsewhere
+        if reason is not FinishReason.ABORT and not request.pinned:  # else another worker continues it
             self._lengths.ended(request)
         self._queues.remove(request)
 
     def preempt(self, request: Request) -> None:
-        """Give its pages back and let it start over, later."""
+        """Free the request's pages and put it back in the queue."""
         self._queues.preempt(request)
 
     def complete(self, chunk: Chunk) -> None:
-        """The step has run: the chunk's KV is really in the pool."""
+        """A chunk's step has run: its KV is in the pool."""
         if chunk.length > 1 and self._in_flight:
             self._in_flight.discard(chunk.request, chunk.start)
         if chunk.request.slot >= 0 and chunk.length > 1:  # else it was preempted or has ended meanwhile
             self.kv.store(chunk.request, chunk.end)
 
     def plan(self, now: float = 0.0) -> StepPlan:
-        """The next step. `now` only dates why requests wait."""
+        """Plan the next step. `now` is used only as the time at which requests began to wait."""
         step = StepPlan()
         self._queues.start_adopted()
         prompts: list[Chunk] = []
@@ -178,16 +183,16 @@ class Scheduler:
             bool(self._queues.reading) or self._admission.stopped_by is WaitReason.BUDGET
         )
         self._note_waits(step, now)
-        # Attention runs longer chunks and single tokens through different kernels; see Batch.
+        # Attention runs chunks and decodes through different kernels; see Batch.
         step.chunks = [c for c in prompts if c.length > 1] + [c for c in prompts if c.length == 1] + decodes
         return step
 
     # ---------------------------------------------------------------------------- decodes
 
     def _make_room(self, step: StepPlan) -> list[Request]:
-        """Requests that decode, each with a page for its next token, if need be that of another request.
+        """Requests that decode, each with a page for its next token; preempts others if pages run out.
 
-        Pinned requests keep theirs: one that decodes waits for its handoff to be over if all are pinned.
+        Pinned requests keep their pages: if all are pinned, a decode waits until a handoff ends.
         """
         size, decodes = self.kv.page_size, self._decodable(self.running)
         waits = False
@@ -208,7 +213,7 @@ class Scheduler:
         return decodes
 
     def _decodable(self, requests: Iterable[Request]) -> list[Request]:
-        """With one token to go, and an answer not complete whatever the token in flight turns out to be."""
+        """With one token to be computed, and an answer that goes on whatever the token in flight is."""
         least, context = self._least_output, self.context
         found = []
         for request in requests:
@@ -224,7 +229,7 @@ class Scheduler:
         return found
 
     def _decode(self, ready: list[Request]) -> list[Chunk]:
-        """Every running request with one token to go; they are never starved."""
+        """Plan every running request with one token to compute; decodes are never starved."""
         chunks = []
         for request in ready:
             if request.slot < 0:
@@ -238,10 +243,10 @@ class Scheduler:
     # ---------------------------------------------------------------------------- prompts
 
     def _admit(self, step: StepPlan, now: float, num_decodes: int) -> list[Request]:
-        """Admit requests; those that only have to decode, for the cache holds all but their last token.
+        """Admit requests; returns those that only decode, because the cache holds all but their last token.
 
-        They decode in this very step: left for the next, this one might be empty, after which the engine's
-        caller sleeps.
+        They decode in this step. Otherwise it might be empty, and the engine's caller sleeps after an empty
+        step.
         """
         candidates = self._admission.admit(step, now, num_decodes)
         if self._shares_prefixes:
@@ -256,7 +261,8 @@ class Scheduler:
         prompts: list[Request] = []
         planned = PrefixesInFlight(self.kv.page_size)
         for request in self._admission.in_turn():
-            # Two requests about to compute the same page: the second waits a step and finds it in the cache.
+            # If two requests would compute the same page, the second waits for a step and finds it in the
+            # cache.
             if self._shares_prefixes:
                 start = request.num_computed
                 if self._in_flight.shared(request, start) or planned.shared(request, start):
@@ -294,7 +300,7 @@ def _waiting_queue(config: SchedulerConfig, kv: KVManager, rules: PolicyRules) -
     ranker = None
     if kv.cache is not None and config.policy in (Policy.LPM, Policy.DFS_WEIGHT):
         ranker = PrefixRanker(kv.cache, depth_first=config.policy is Policy.DFS_WEIGHT)
-    ages = config.policy is not Policy.SHORTEST  # which ages prompts by its own key
+    ages = config.policy is not Policy.SHORTEST  # whose admission key includes the age
     return WaitingQueue(
         rules.admission_key,
         aging_tokens=config.aging_tokens if ages else None,

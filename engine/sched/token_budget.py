@@ -1,4 +1,4 @@
-"""How the prompts in progress share a step."""
+"""Divides a step's token budget among prompts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 __all__ = ["PrefillLimits", "Progress", "StepRoom", "without_long_chunks"]
 
 _MANY_STEPS: Final = 4
-"""A prompt with so many full steps to go loses little by one that it does not share."""
+"""Skipping one step costs little for a prompt that still needs this many full steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +20,12 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillLimits:
-    """What holds for every step of a scheduler."""
+    """Limits of every step of a scheduler."""
 
     largest: int
-    """Prefill tokens of a step without decodes."""
+    """Most prefill tokens in a step without decodes."""
     unit: int = 1
-    """Chunks end at multiples of this; the page size, or 1."""
+    """Chunks end at multiples of this: the page size, or 1."""
     longest_chunk: int | None = None
     chunked: bool = True
     first_may_exceed: bool = False
@@ -35,12 +35,12 @@ class PrefillLimits:
 
 
 class StepRoom:
-    """Grants tokens of one step to prompts, in the order in which they ask. Each call costs O(1)."""
+    """Grants tokens of one step to prompts, in the order of calls. Each call costs O(1)."""
 
     def __init__(self, limits: PrefillLimits, tokens: int, sharers: int = 1) -> None:
-        """`sharers`: prompts that get equal shares; what one does not use goes to those after it."""
+        """`sharers`: prompts that get equal shares; unused tokens go to those after them."""
         self.left = tokens
-        """Tokens; 0: nothing more is granted in this step."""
+        """Tokens left; 0: nothing more is granted in this step."""
         self._limits = limits
         self._sharers = sharers
         self._is_first = True
@@ -50,7 +50,7 @@ class StepRoom:
         """Tokens of an admitted prompt to compute in this step; one that gets none stays partly computed."""
         length = self.offer(prompt)
         if length == 0 and self._waits_whole(prompt):
-            self.left = 0  # prompts behind it would keep it from ever having the room
+            self.left = 0  # otherwise prompts after it would take its room in every step
         self.left = max(0, self.left - length)
         self._is_first = self._is_first and not length
         self._sharers = max(1, self._sharers - 1)
@@ -80,7 +80,7 @@ class StepRoom:
         return max(0, (prompt.computed + room) // limits.unit * limits.unit - prompt.computed)
 
     def holds_back(self, prompt: Progress) -> bool:
-        """Whether only the number of long prompts in progress is against this one: shorter ones may pass."""
+        """Whether the limit of long prompts in progress holds this one back; shorter ones may pass it."""
         most = self._limits.max_long_partial
         return most is not None and self._long_partial >= most and self._is_long(prompt)
 
@@ -100,8 +100,8 @@ class StepRoom:
 def without_long_chunks(prompts: Sequence[Progress], chunks: Sequence[int], room: int) -> list[int]:
     """`chunks` without parts of long prompts, if another prompt ends in this step.
 
-    The first token of that prompt comes when all of the step is done, and a long prompt would fill any step.
-    The prompt that is served first keeps its chunk, so no prompt is starved by short ones that come and go.
+    That prompt's first token is ready when the whole step is, and a long prompt would fill any step. The
+    prompt that is served first keeps its chunk, so short prompts cannot starve a long one.
     """
     if all(chunk < prompt.pending for prompt, chunk in zip(prompts, chunks, strict=True)):
         return list(chunks)

@@ -1,4 +1,4 @@
-"""The waiting requests, in the order in which to admit them."""
+"""Waiting requests in order of admission."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Entry(NamedTuple):
 
 
 class WaitingQueue:
-    """Sorted as requests come, so that a step looks at those alone that it may admit.
+    """Kept sorted as requests arrive, so that a step looks only at requests that it may admit.
 
     `add` and `remove` cost a binary search and a move of references; `in_order` a copy of the references.
     """
@@ -38,7 +38,7 @@ class WaitingQueue:
         quantum: int | None = None,
     ) -> None:
         self.admitted_tokens = 0
-        """Prompt tokens admitted so far: the clock by which requests age."""
+        """Prompt tokens admitted so far, in which the age of requests is measured."""
         self.num_preempted = 0
         self._key = key
         self._aging_tokens = aging_tokens
@@ -49,9 +49,10 @@ class WaitingQueue:
         self._of: dict[int, _Entry] = {}
         """By request number."""
         self._tenants: dict[str, list[_Entry]] = {}
-        """Sorted alike; only with a quantum, and only tenants with waiting requests."""
+        """Entries by tenant, sorted the same way; only with a quantum, and only tenants with waiting
+        requests."""
         self._served: dict[str, int] = {}
-        """Prompt tokens admitted of each tenant, since some of any tenant have been waiting."""
+        """Prompt tokens admitted per tenant since the queue was last empty."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -64,7 +65,7 @@ class WaitingQueue:
 
     @property
     def oldest(self) -> int:
-        """Number of the request that was submitted first."""
+        """Number of the waiting request that was submitted first."""
         return self._by_arrival[0][0]
 
     def add(self, request: Request) -> None:
@@ -94,7 +95,7 @@ class WaitingQueue:
                 self._served.clear()
 
     def admitted(self, request: Request, tokens: int) -> None:
-        """Take out a request that runs from now on, with so many tokens of its prompt to compute."""
+        """Remove a request that starts to run, with `tokens` of its prompt to compute."""
         self.admitted_tokens += tokens
         if self._quantum is not None:
             self._served[request.tenant] += tokens
@@ -105,13 +106,13 @@ class WaitingQueue:
         return self._aging_tokens is not None and age >= self._aging_tokens
 
     def ahead_of(self, key: float) -> Iterator[Request]:
-        """Requests that the policy puts before a new one with this key."""
+        """Requests that the policy orders before a new one with this key."""
         return (entry.request for entry in self._entries if entry.key <= key)
 
     def in_order(self) -> Iterator[tuple[float, Request]]:
-        """Requests with their keys; -inf for those that have waited so long that they go first.
+        """Requests with their keys; -inf for those that go first because of their age.
 
-        Requests may be removed meanwhile.
+        Requests may be removed during the iteration.
         """
         aged: set[int] = set()
         if self._by_arrival and self.is_aged(self._by_arrival[0][1]):
@@ -131,9 +132,9 @@ class WaitingQueue:
         return iter(self._entries.copy())
 
     def _by_tenant(self, quantum: int) -> Iterator[_Entry]:
-        """Deficit round robin: each tenant in its turn, until it has used its quantum of the round.
+        """Deficit round robin: each tenant in turn, until it has used its quantum of the round.
 
-        Its last request of a round may exceed the quantum; the next rounds make up for it.
+        A tenant's last request of a round may exceed the quantum; later rounds make up for it.
         """
         served = dict(self._served)
         queues = {tenant: iter(entries.copy()) for tenant, entries in self._tenants.items()}
@@ -150,7 +151,7 @@ class WaitingQueue:
             heapq.heapreplace(rounds, (served[tenant] // quantum, turn, tenant))
 
     def _join(self, tenant: str) -> None:
-        """A tenant that had nothing waiting starts level with the least served of the others."""
+        """A tenant that had nothing waiting starts with the usage of the least served other tenant."""
         if tenant not in self._tenants:
             least = min((self._served[other] for other in self._tenants), default=0)
             self._served[tenant] = max(self._served.get(tenant, 0), least)

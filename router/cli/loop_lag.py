@@ -1,4 +1,4 @@
-"""How late the event loop is: what every client waits for when it is blocked."""
+"""Measures event loop lag, which delays every client."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ _PERIOD_S: Final = 0.25
 
 
 async def watch_loop(observe: Callable[[float], object]) -> None:
-    """Tells `observe` four times a second by how many seconds a timer was late. Runs until cancelled."""
+    """Calls `observe` four times a second with the seconds by which a timer was late.
+
+    Runs until cancelled.
+    """
     loop = asyncio.get_running_loop()
     while True:
         due = loop.time() + _PERIOD_S

@@ -20,21 +20,24 @@ __all__ = ["main"]
 _USAGE_ERROR = 2
 _RAY_LOST = 3
 _QUIET = {"GRPC_VERBOSITY": "ERROR", "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
-"""Read by the libraries when they are imported; what the user has set stands."""
+"""Read by the libraries when they are imported. Variables that the user has set take precedence."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0 after an orderly end, 1 when the start failed, 2 for a wrong command line, 3 when Ray
-    was lost."""
+    """Exit status: 0 after an orderly shutdown, 1 if the start failed, 2 on usage errors, 3 if Ray died."""
     arguments = sys.argv[1:] if argv is None else argv
     if arguments and arguments[0] in COMMANDS:
         return run(arguments)
     if arguments and arguments[0] == "doctor":
-        from router.cli import doctor  # it alone looks for torch and CUDA
+        from router.cli import doctor  # the only command that imports torch
 
         return doctor.run(arguments)
+    if arguments and arguments[0] == "plan":
+        from router.cli import plan  # it alone needs the simulator
+
+        return plan.run(arguments[1:])
     if arguments and arguments[0] in ("chat", "top", "batch"):
-        from router.client.commands import COMMANDS as CLIENTS  # a server needs none of it
+        from router.client.commands import COMMANDS as CLIENTS  # not needed by the server
 
         return CLIENTS[arguments[0]](arguments[1:])
     try:
@@ -52,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
 
-    # Not at the top: a wrong flag, or --help, should not wait a second for Ray and gRPC to be imported.
+    # Imported here, so that --help and usage errors do not wait a second for Ray and gRPC.
     from router.cli.service import CANNOT_START, serve
     from router.cluster.nodes import RayLost
 
@@ -63,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except RayLost as error:
         print(f"router: {error}", file=sys.stderr, flush=True)
-        os._exit(_RAY_LOST)  # Ray's own handlers at exit would wait for the Ray that is gone
+        os._exit(_RAY_LOST)  # Ray's exit handlers would wait for the lost cluster
     return 0
 
 
@@ -72,7 +75,7 @@ def _configure_logging(level: LogLevel, style: LogFormat) -> None:
     handler.setFormatter(formatter(style.value))
     logging.basicConfig(level=level.value.upper(), handlers=[handler])
     for library in ("grpc", "asyncio", "uvicorn", "rich"):
-        # They report every poll at debug, and their own start and end at info.
+        # They log every poll at debug, and their own start and end at info.
         logging.getLogger(library).setLevel(logging.WARNING)
 
 

@@ -1,4 +1,4 @@
-"""Every connection is an open file, and the usual limit of 1024 is meant for programs that have few."""
+"""Raises the limit of open files: every connection is one, and the usual limit is 1024."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ __all__ = ["allow_many_connections"]
 
 
 def allow_many_connections() -> None:
-    """Raises the process's limit of open files as far as the system lets it, which needs no privilege."""
+    """Raise the soft limit of open files to the hard limit, which needs no privilege."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -15,7 +15,7 @@ _ROOT: Final = Path(__file__).resolve().parents[2]
 
 
 def shadowed_packages(find: Callable[[str], ModuleSpec | None] = find_spec) -> Iterator[str]:
-    """One message for each package that would be imported from elsewhere than this one. Imports nothing."""
+    """One message for each package that would be imported from another place. Imports nothing."""
     for name in _PACKAGES:
         spec = find(name)
         origin = None if spec is None else spec.origin

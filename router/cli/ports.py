@@ -1,4 +1,4 @@
-"""Whether a port can be had, asked before a cluster is raised for it."""
+"""Checks that ports are free before a cluster is started."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ __all__ = ["PortTaken", "check_free", "taking"]
 
 
 class PortTaken(Exception):
-    """Another program listens there; the message names the flag."""
+    """The port cannot be bound; the message names the flag."""
 
 
 def check_free(flag: str, host: str, port: int) -> None:
-    """Raises PortTaken. The port is free again afterwards, so that it can still be lost to somebody."""
+    """Raises PortTaken. Does not reserve the port: another program may still take it afterwards."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -29,7 +29,7 @@ def check_free(flag: str, host: str, port: int) -> None:
 
 @contextmanager
 def taking(flag: str) -> Iterator[None]:
-    """Raises PortTaken where the port cannot be had after all, minutes after it was free."""
+    """Raises PortTaken if the port cannot be bound any more, minutes after `check_free`."""
     try:
         yield
     except OSError as error:

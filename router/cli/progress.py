@@ -1,4 +1,4 @@
-"""What the user sees while the cluster comes up: bars on a terminal, a line a stage in a log file."""
+"""Progress of a start: bars on a terminal, one line per stage otherwise."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["StartupDisplay"]
 
 
 class StartupDisplay:
-    """A context manager; writes to standard error, which is not for programs to read."""
+    """A context manager; writes to standard error."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)
@@ -43,22 +43,22 @@ class StartupDisplay:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """One step of the start, with the time that it took."""
+        """One stage of the start; shows the time that it took."""
         began = time.monotonic()
         self.show(name)
         yield
         self.done(name, f"{time.monotonic() - began:.1f} s")
 
     def show(self, name: str, note: str = "") -> None:
-        """`name` is under way."""
+        """Show that `name` is in progress."""
         self._update(name, note=note)
 
     def progress(self, name: str, done: int, total: int) -> None:
-        """Bytes of a known number; has the shape of `common.progress.Progress`. From any thread."""
+        """Show `done` of `total` bytes; a `common.progress.Progress`. May be called from any thread."""
         self._update(name, completed=done, total=total, note=f"{done / 1e6:,.0f} of {total / 1e6:,.0f} MB")
 
     def loading(self, worker: str, stage: str, done: int, total: int) -> None:
-        """A worker says how far it is; `total` is 0 where that is not known."""
+        """Show a worker's progress in loading; `total` is 0 if unknown."""
         if total:
             self._update(worker, completed=done, total=total, note=stage)
         else:
@@ -72,7 +72,7 @@ class StartupDisplay:
             self.say(f"{name}: {note}")
 
     def say(self, message: str) -> None:
-        """A line that stays."""
+        """Print a permanent line."""
         self._console.print(message, highlight=False, soft_wrap=True)
 
     def _update(self, name: str, **changes: object) -> TaskID:

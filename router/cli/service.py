@@ -1,4 +1,4 @@
-"""The router's life: find the model, raise the cluster, serve, drain, leave nothing behind."""
+"""The life of the router process: resolve the model, start the cluster, serve, drain, clean up."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _WATCH_S: Final = 0.3
 
 
 class StartupFailed(Exception):
-    """The cluster did not come up; the message says why."""
+    """The cluster could not be started; the message says why."""
 
 
 CANNOT_START: Final = (
@@ -73,11 +73,11 @@ CANNOT_START: Final = (
     UnsupportedModel,
     WorkerBroken,
 )
-"""What the user can do something about: told in one line, for a traceback would hide it."""
+"""Errors that the user can act on. They are printed as one line, without a traceback."""
 
 
 async def serve(config: RouterConfig) -> None:
-    """Runs until SIGTERM or SIGINT, then drains. Raises what makes a start impossible, and RayLost."""
+    """Run until SIGTERM or SIGINT, then drain. Raises the errors of CANNOT_START, and RayLost."""
     shutdown = Shutdown()
     shutdown.install()
     async with AsyncExitStack() as stack:
@@ -93,7 +93,7 @@ async def serve(config: RouterConfig) -> None:
             await service.drain(config.operation.drain_timeout)
             return
         _log.error("%s; the router ends", loss)
-        # Workers may live on without Ray for a while, and finish what they have.
+        # Workers may outlive Ray for a while and finish their requests.
         await service.drain(config.operation.drain_timeout if service.dispatcher.ready() else 0.0)
         raise loss
 
@@ -107,21 +107,21 @@ class _Service:
     admin: AdminServer
 
     async def drain(self, timeout_s: float) -> None:
-        """New requests are refused from here on; running ones get the time to finish."""
+        """Refuse new requests; give running ones `timeout_s` to finish."""
         began = time.monotonic()
         _log.info("draining: new requests are refused, running ones have %g s to finish", timeout_s)
         self.http.wind_down()
         left = await self.dispatcher.drain(timeout_s)
         if left:
             _log.warning("%d requests did not finish within --drain-timeout %g s", left, timeout_s)
-        # Streams whose last token is out still have to be written.
+        # Streams of finished requests may still have to be written.
         rest = max(timeout_s - (time.monotonic() - began), 0.0)
         await asyncio.gather(self.http.stop(rest), self.grpc.stop(rest))
 
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """The steps of a start, in order; each leaves on `stack` what undoes it."""
+    """The steps of a start, in order; each pushes its cleanup on `stack`."""
 
     config: RouterConfig
     display: StartupDisplay
@@ -138,7 +138,7 @@ class _Start:
         with self.display.stage(f"model {config.model}"):
             checkpoint = await asyncio.to_thread(resolve, config.model, self.display.progress)
         spec = checkpoint.spec()
-        # Beside Ray and the workers, of which most of a start is spent waiting for.
+        # Concurrently with Ray and the workers, which take most of a start.
         tokenizing = asyncio.create_task(
             asyncio.to_thread(Tokenizer.load, checkpoint.path, vocab_size=spec.vocab_size)
         )
@@ -213,7 +213,7 @@ class _Start:
         _log.info("%s", what)
 
     async def _workers(self, cluster: Cluster, plans: list[WorkerPlan], metrics: RouterMetrics) -> Registry:
-        """All of them, ready. Raises StartupFailed, WorkerBroken."""
+        """Start all workers and wait until they are ready. Raises StartupFailed, WorkerBroken."""
 
         def on_change(handle: WorkerHandle, up: bool) -> None:
             role = worker_pb2.Role.Name(handle.role).removeprefix("ROLE_").lower()
@@ -223,7 +223,7 @@ class _Start:
 
         with self.display.stage("workers"):
             handles = await cluster.place(plans, on_wait=self._say_wait)
-            # On a Ray of our own there is one node, whose end is ours.
+            # A local Ray has one node, and the router cannot outlive it.
             fencing = Fencing(cluster.dead_nodes) if self.config.cluster.ray_address is not None else None
             if fencing is not None:
                 await self.stack.enter_async_context(fencing)
@@ -258,7 +258,7 @@ class _Start:
             self.display.say(str(link))
 
     async def _watch_loading(self, registry: Registry, workers: Sequence[RayWorker]) -> None:
-        """Draws how far each worker is, until it is ready."""
+        """Show the loading progress of each worker until it is ready."""
         while True:
             ready = {session.worker_id for session in registry.sessions()}
             for worker in workers:

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT: the first asks the router to finish in order, the second ends it at once."""
+"""SIGTERM and SIGINT: the first one drains the router, the second one ends it at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 class Interrupted(Exception):
-    """A signal came before what was awaited was done."""
+    """A signal arrived before the awaited work was done."""
 
 
 class Shutdown:
@@ -26,20 +26,20 @@ class Shutdown:
         self._asked = asyncio.Event()
 
     def install(self) -> None:
-        """Again after whatever else sets handlers, as Ray does."""
+        """Install the handlers. Call it again after libraries that install their own, such as Ray."""
         loop = asyncio.get_running_loop()
         for signal_ in _SIGNALS:
             loop.add_signal_handler(signal_, self._on_signal, signal_)
 
     async def unless(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """The result of `work`; None, and `work` cancelled, when a signal comes first."""
+        """The result of `work`; cancels it and returns None if a signal arrives first."""
         try:
             return await self.unless_requested(work)
         except Interrupted:
             return None
 
     async def unless_requested(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`; cancels it and raises Interrupted when a signal comes first."""
+        """The result of `work`; cancels it and raises Interrupted if a signal arrives first."""
         working, asked = asyncio.create_task(work), asyncio.create_task(self._asked.wait())
         try:
             await asyncio.wait({working, asked}, return_when=asyncio.FIRST_COMPLETED)
@@ -53,6 +53,6 @@ class Shutdown:
 
     def _on_signal(self, signal_: signal.Signals) -> None:
         if self._asked.is_set():
-            # The user insists. Workers notice that their router is gone, and end.
+            # Second signal: end at once. Workers end when they notice that the router is gone.
             os._exit(128 + signal_)
         self._asked.set()

@@ -1,4 +1,4 @@
-"""The sizes that workers came up with, for the router's output at start."""
+"""Formats the sizes that workers report, for the router's output at start."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["sizes"]
 
 
 def sizes(workers: Iterable[worker_pb2.WorkerInfo]) -> list[str]:
-    """A line for each set of equal workers: pool, context, chunk, running requests, ITL target, graphs."""
+    """One line per group of equal workers: pool, context, chunk, running requests, ITL target, graphs."""
     groups: dict[str, list[str]] = {}
     for info in workers:
         groups.setdefault(_described(info), []).append(info.worker_id)

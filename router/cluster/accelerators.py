@@ -1,4 +1,4 @@
-"""GPUs by Ray's accelerator types: how much memory each has."""
+"""GPU memory by Ray's accelerator types."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _GIB: Final[dict[str, int]] = {
 
 
 def memory_of(accelerator: str | None) -> int | None:
-    """Bytes of one GPU; None for a type that is not known here, whose memory has to be measured."""
+    """Bytes of one GPU; None for an unknown type, whose memory has to be measured."""
     gib = _GIB.get(accelerator or "")
     return None if gib is None else gib << 30
 
 
 def resource_of(accelerator: str) -> dict[str, float]:
-    """What a bundle asks for to be placed on a node with this accelerator."""
+    """The resource that places a bundle on a node with this accelerator."""
     return {f"accelerator_type:{accelerator}": 0.001}

@@ -1,4 +1,4 @@
-"""One actor on each node of a running Ray cluster, for what has to be asked on the spot."""
+"""Runs an actor on each node of a Ray cluster, for queries that must run there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from router.cluster.ray_worker import first_line
 __all__ = ["CannotJoin", "NodeActor", "NodeSilent", "actor_on", "joined"]
 
 _ANSWER_S: Final = 120.0
-"""The first answer comes when Ray has started a process there."""
+"""The first answer takes as long as Ray needs to start a process there."""
 
 
 class CannotJoin(Exception):
@@ -31,10 +31,10 @@ class NodeSilent(Exception):
 
 @contextmanager
 def joined(address: str) -> Iterator[None]:
-    """This process is a driver of the cluster at `address` meanwhile. Raises CannotJoin."""
+    """Context in which this process is a driver of the cluster at `address`. Raises CannotJoin."""
     try:
         ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
-    except Exception as error:  # Ray raises bare Exceptions too
+    except Exception as error:  # Ray also raises plain Exceptions
         raise CannotJoin(first_line(error)) from error
     try:
         yield
@@ -48,7 +48,7 @@ class NodeActor:
     handle: Any
 
     def ask(self, method: str, *arguments: Any, within_s: float = _ANSWER_S) -> Any:
-        """What the method returns. Raises what it raises, and NodeSilent."""
+        """Call a method of the actor. Raises what the method raises, and NodeSilent."""
         try:
             return ray.get(getattr(self.handle, method).remote(*arguments), timeout=within_s)
         except RayTaskError as error:
@@ -62,7 +62,7 @@ class NodeActor:
 def actor_on(
     node: Node, cls: Callable[..., object], *arguments: object, environment: dict[str, str]
 ) -> NodeActor:
-    """Starts `cls(*arguments)` there; it takes no CPU and no GPU from workers. Returns at once."""
+    """Start `cls(*arguments)` on that node, without taking CPUs or GPUs from workers. Returns at once."""
     actor = ray.remote(cls).options(
         num_cpus=0,
         scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),

@@ -1,4 +1,4 @@
-"""The nodes of a Ray cluster, and whether Ray is still there."""
+"""Lists the nodes of a Ray cluster, and detects the loss of Ray."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _ANSWER_S: Final = 5.0
 _ALIVE: Final = 0
 """GcsNodeInfo.ALIVE; the generated module is not imported, since its protobuf version is Ray's own."""
 _OTHER_CLUSTER: Final = "WrongClusterID"
-"""In the error of a GCS that was started anew at the same address."""
+"""In the error of a GCS that was restarted at the same address."""
 _SILENT: Final = 4
-"""Questions in a row without an answer. Ray itself ends a process that misses its GCS for 60 s."""
+"""Consecutive failed requests. Ray itself ends a process that has lost its GCS for 60 s."""
 
 
 class RayLost(Exception):
-    """The Ray that this router has joined is gone; the message says how that shows.
+    """The Ray cluster that this router joined is gone; the message says how this was detected.
 
-    A process cannot leave a Ray that does not answer and join another one: actors, object store and ids are
-    those of the old one. The router ends instead, and a supervisor starts it again.
+    A process cannot leave a Ray that does not answer and join another one, because its actors, object store
+    and ids belong to the old one. The router exits instead, and a supervisor restarts it.
     """
 
 
@@ -51,10 +51,10 @@ AskNodes: TypeAlias = Callable[[], Awaitable[Sequence[Node]]]
 
 
 def nodes() -> list[Node]:
-    """Every node that Ray has had, dead ones too. Raises what Ray raises; blocks for 5 s at most.
+    """Every node that Ray has had, including dead ones. Raises what Ray raises; blocks for at most 5 s.
 
-    Not `ray.nodes()`: after a restart of the head, another Ray answers at the same address, and `ray.nodes()`
-    then ends the process with SIGABRT.
+    `ray.nodes()` is not used: after a restart of the head, another Ray answers at the same address, and
+    `ray.nodes()` then aborts the process (SIGABRT).
     """
     joined = ray.get_runtime_context()
     entries = _gcs_client(joined.gcs_address, joined.get_node_id()).get_all_node_info(timeout=_ANSWER_S)
@@ -72,15 +72,15 @@ def nodes() -> list[Node]:
 
 @cache
 def _gcs_client(address: str, node_id: str) -> Any:
-    """The client with which Ray Serve, too, asks for nodes. It accepts the answers of one cluster only.
+    """The GCS client that Ray Serve uses too. It accepts answers of one cluster only.
 
-    `node_id`, of this process's node, is new in every cluster.
+    `node_id`, that of this process's node, differs between clusters.
     """
     return GcsClient(address=address)
 
 
 def residents(workers: Iterable[tuple[str, str]], known: Sequence[Node]) -> str:
-    """Who lives where, in one line. `workers`: worker id and node id."""
+    """The placement of workers on nodes, in one line. `workers`: pairs of worker id and node id."""
     names = {node.id: node.name for node in known}
     homes: dict[str, list[str]] = {}
     for worker, node in workers:
@@ -91,7 +91,7 @@ def residents(workers: Iterable[tuple[str, str]], known: Sequence[Node]) -> str:
 async def until_enough(
     ask: AskNodes, wanted: int, on_wait: Callable[[str], None], *, ask_s: float = _ASK_S
 ) -> None:
-    """Waits until `wanted` nodes are alive; `on_wait` is told how many there are whenever that changes."""
+    """Wait until `wanted` nodes are alive; calls `on_wait` whenever their number changes."""
     before = None
     while (alive := sum(node.alive for node in await ask())) < wanted:
         if alive != before:
@@ -103,7 +103,7 @@ async def until_enough(
 async def until_lost(
     ask: AskNodes, own: str, *, ask_s: float = _ASK_S, answer_s: float = _ANSWER_S
 ) -> RayLost:
-    """Waits until Ray is gone for good, and says how. `own` is the id of this process's node."""
+    """Wait until Ray is gone for good; returns how. `own` is the id of this process's node."""
     silent = 0
     while True:
         try:

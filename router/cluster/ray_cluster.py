@@ -1,7 +1,7 @@
-"""Ray, as Baton uses it: it finds room for workers, starts them, and starts them again when they die.
+"""Baton's use of Ray: it places workers, starts them, and restarts them when they die.
 
-No request ever passes through Ray. What the router keeps of a worker is a `RayWorker`: it can be asked where
-the worker's current incarnation listens.
+Requests never pass through Ray. The router holds a `RayWorker` for each worker, which resolves the address of
+the worker's current incarnation.
 """
 
 from __future__ import annotations
@@ -41,33 +41,33 @@ _FOREVER: Final = -1
 
 
 class ClusterError(Exception):
-    """Ray cannot be started, reached, or has no room; the message says what to do."""
+    """Ray cannot be started or reached, or has no room; the message says what to do."""
 
 
 class Cluster:
-    """A Ray cluster that this process has started or joined, until `close`."""
+    """A Ray cluster that this process started or joined, until `close`."""
 
     def __init__(self, config: RouterConfig, actor_class: Callable[[WorkerRole], type] | None = None) -> None:
-        """`actor_class` is for tests: what runs a role, instead of the real workers."""
+        """`actor_class` is for tests: replaces the actor class of each role."""
         self._config = config
         self._actor_class = actor_class or _actor_class
         self._settings = config.cluster
         self._is_local = self._settings.ray_address is None
         self._identity = Identity.draw()
-        """By it the workers know this router: they are told its certificate when they are made."""
+        """Authenticates this router to the workers, which get its certificate when they are created."""
         self._num_ranks = config.num_ranks
         self._thread = RayThread()
         self._asking = RayThread()
-        """For questions that Ray may leave unanswered: nothing else waits behind them."""
+        """For queries that Ray may not answer, so that nothing else waits behind them."""
         self._acting = RayThread()
-        """For what is done to workers."""
+        """For operations on workers."""
         self._is_lost = False
         self._workers: list[RayWorker] = []
         self._group: PlacementGroup | None = None
         self._rank_cpus = self._settings.worker_cpus or max(1, (os.cpu_count() or 1) // self._num_ranks)
 
     async def connect(self, on_wait: Callable[[str], None] = lambda _: None) -> Machine:
-        """About 4 s for a Ray of our own. `on_wait` is told which nodes are awaited.
+        """Start or join Ray; takes about 4 s for a local Ray. `on_wait` is called with the missing nodes.
 
         Raises ClusterError, PlanError.
         """
@@ -76,7 +76,7 @@ class Cluster:
                 await self._thread.call(self._init)
         except TimeoutError:
             raise ClusterError(self._cannot_connect("no answer")) from None
-        except Exception as error:  # Ray raises bare Exceptions too
+        except Exception as error:  # Ray also raises plain Exceptions
             raise ClusterError(self._cannot_connect(first_line(error))) from error
         if self._settings.wait_for_nodes is not None:
             await self._wait_for_nodes(self._settings.wait_for_nodes, on_wait)
@@ -89,7 +89,7 @@ class Cluster:
         except TimeoutError:
             raise ClusterError(
                 f"within --startup-timeout {self._settings.startup_timeout:g} s the cluster did not have the"
-                f" {wanted} nodes of --wait-for-nodes; `ray status` shows who is missing"
+                f" {wanted} nodes of --wait-for-nodes; `ray status` shows which are missing"
             ) from None
 
     async def nodes(self) -> list[Node]:
@@ -97,7 +97,7 @@ class Cluster:
         return await self._asking.call(nodes)
 
     async def lost(self) -> RayLost:
-        """Waits until this Ray is gone for good."""
+        """Wait until this Ray is gone for good."""
         loss = await until_lost(self.nodes, self._own_node)
         self._is_lost = True
         return loss
@@ -126,7 +126,7 @@ class Cluster:
             )
 
     def _machine(self) -> Machine:
-        """What a worker finds where it will live."""
+        """The machine on which workers will run."""
         resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
         device = device_for(self._config.device, resources.get("GPU", 0.0))
         self._check_room(device, resources)
@@ -138,9 +138,9 @@ class Cluster:
         )
 
     async def place(self, plans: Sequence[WorkerPlan], on_wait: Callable[[str], None]) -> list[RayWorker]:
-        """Finds room for all workers, or for none, and starts their processes.
+        """Reserve room for all workers, or for none, and start their processes.
 
-        `on_wait` is told when the cluster has to grow first. Raises ClusterError.
+        `on_wait` is called when the cluster has to grow first. Raises ClusterError.
         """
         bundles = [_bundle(plan) for plan in plans]
         placement = self._settings.placement
@@ -167,7 +167,7 @@ class Cluster:
         return {node.id for node in await self.nodes() if not node.alive}
 
     async def close(self) -> None:
-        """Ends the workers, and Ray if it is ours. Safe to call at any point."""
+        """End the workers, and Ray if this process started it. Safe to call at any point."""
         if self._is_lost or not ray.is_initialized():
             return
         await asyncio.gather(*(worker.stop() for worker in self._workers))
@@ -190,20 +190,20 @@ class Cluster:
     def _worker_environment(self, plan: WorkerPlan) -> dict[str, str]:
         environment = {"OMP_NUM_THREADS": str(plan.cpus)}
         if self._num_ranks > 1:
-            # OpenMP's idle threads spin, and where processes share cores they keep each other's busy
-            # threads from running: two workers with two threads each, on two cores, decoded fifteen to
-            # thirty times slower. A worker alone on its cores may spin as OpenMP likes.
+            # OpenMP's idle threads spin. Where processes share cores, they keep busy threads of other
+            # processes from running: two workers with two threads each, on two cores, decoded fifteen to
+            # thirty times slower. A worker with cores of its own keeps OpenMP's default.
             environment["GOMP_SPINCOUNT"] = os.environ.get("GOMP_SPINCOUNT", "1000")
         if self._is_local:
-            # UCX would stripe over every interface that it finds; all peers are on this one.
+            # UCX would stripe over all interfaces; all peers are on this one.
             environment["UCX_NET_DEVICES"] = os.environ.get("UCX_NET_DEVICES", "lo")
         if plan.ranks > 1:
-            # Ranks share a machine; NCCL would open its ports to every network that this one is in.
+            # Ranks share a machine; NCCL would open its ports on every network of it.
             environment["NCCL_SOCKET_IFNAME"] = os.environ.get("NCCL_SOCKET_IFNAME", "lo")
         return environment | environment_of(self._settings.worker_env)
 
     def _check_room(self, device: str, resources: dict[str, float]) -> None:
-        """A local Ray cannot grow; a cluster may, so there we wait."""
+        """Raises ClusterError for a local Ray, which cannot grow; a cluster may."""
         gpus = int(resources.get("GPU", 0.0))
         if self._is_local and device == "cuda" and gpus < self._num_ranks:
             raise ClusterError(
@@ -246,7 +246,7 @@ def _actor_class(role: WorkerRole) -> type:
 
 
 def _bundle(plan: WorkerPlan) -> dict[str, float]:
-    """Room for all ranks of a worker. Ray never spreads a bundle over nodes."""
+    """The resources of all ranks of a worker. Ray never splits a bundle over nodes."""
     gpus = {"GPU": float(plan.gpus * plan.ranks)} if plan.gpus else {}
     accelerator = {} if plan.accelerator is None else resource_of(plan.accelerator)
     return {"CPU": float(plan.cpus * plan.ranks), **gpus, **accelerator}
@@ -269,10 +269,10 @@ def _free_main_memory() -> int:
 
 @contextmanager
 def _own_process_groups() -> Iterator[None]:
-    """Ray's processes do not get the signals that are meant for ours.
+    """Start Ray's processes in their own process groups, so that they do not get our signals.
 
-    A SIGTERM to the whole group (timeout, supervisord, many CI runners) would end the workers under the
-    requests that the router wants to drain.
+    A SIGTERM to the whole group (timeout, supervisord, many CI runners) would end the workers while the
+    router drains their requests.
     """
     popen = services.ConsolePopen
 

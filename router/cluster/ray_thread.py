@@ -1,4 +1,4 @@
-"""Threads that call Ray; one alone starts and stops it."""
+"""Threads that call Ray. Only one of them starts and stops it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ T = TypeVar("T")
 
 
 class RayThread:
-    """Runs blocking calls, one after the other, for as long as the process lives.
+    """Runs blocking calls one after the other, for the life of the process.
 
-    The kernel ends Ray's processes when the thread that started them ends: that is how nothing is left of a
-    router that was killed, and why a pool's thread would not do. It is a daemon because Ray may wait for
-    minutes for a cluster that does not answer, and a router that is told to stop must not.
+    The kernel ends Ray's processes when the thread that started them ends, so that a killed router leaves
+    none behind; a thread of a pool could end too early. The thread is a daemon because Ray may wait for
+    minutes for a cluster that does not answer, and a router that is told to stop must not wait with it.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class RayThread:
         threading.Thread(target=self._run, name="ray", daemon=True).start()
 
     async def call(self, function: Callable[[], T]) -> T:
-        """Cancelling the caller does not stop the call, only the wait for it."""
+        """Run `call` on the thread. Cancelling the caller stops only the wait, not the call."""
         future: Future[T] = Future()
         self._calls.put((future, function))
         return await asyncio.wrap_future(future)

@@ -1,4 +1,4 @@
-"""One worker as Ray's actor, over all of its incarnations."""
+"""A worker as a Ray actor, over all of its incarnations."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 _STOP_S: Final = 10.0
 _ASK_AGAIN_S: Final = 20.0
 _ANSWER_S: Final = 10.0
-"""A worker that was up and does not say where it is within this time hangs."""
+"""A worker that was up and does not answer within this time is considered hung."""
 
 
 class RayWorker:
@@ -35,9 +35,9 @@ class RayWorker:
     def __init__(
         self, plan: WorkerPlan, create: Callable[[], Any], identity: Identity, thread: RayThread
     ) -> None:
-        """`create` makes the actor in the place reserved for this worker; `identity` is the router's.
+        """`create` makes the actor in the worker's reserved place; `identity` is the router's.
 
-        What may wait for Ray runs on `thread`: a Ray that does not answer must not stop the streams.
+        Calls that may wait for Ray run on `thread`: a Ray that does not answer must not block the streams.
         """
         self.worker_id = plan.config.worker_id
         self.role = _ROLES[plan.config.role]
@@ -47,13 +47,13 @@ class RayWorker:
         self._thread = thread
         self._replacing = asyncio.Lock()
         self._was_up = False
-        """This incarnation has answered before."""
+        """Whether this incarnation has answered."""
         self._has_served = False
-        """Some incarnation has."""
+        """Whether any incarnation has answered."""
         self._was_stopped = False
 
     async def endpoint(self) -> Endpoint:
-        """Loads the model if that is still to be done. Raises WorkerUnavailable, WorkerBroken."""
+        """The worker's address, once its model is loaded. Raises WorkerUnavailable, WorkerBroken."""
         actor = self._actor
         try:
             listening = await asyncio.wait_for(
@@ -61,7 +61,7 @@ class RayWorker:
             )
         except (TimeoutError, RayError) as error:
             if actor is not self._actor:
-                # `revive` replaced it meanwhile: what becomes of it says nothing about its successor.
+                # `revive` replaced the actor meanwhile: its failure says nothing about the new one.
                 raise WorkerUnavailable("it was started anew") from None
             raise await self._trouble_of(actor, error) from None
         if actor is not self._actor:
@@ -70,7 +70,7 @@ class RayWorker:
         return Endpoint(listening.address, self._identity.call(listening.certificate))
 
     async def _trouble_of(self, actor: Any, error: TimeoutError | RayError) -> WorkerUnavailable:
-        """What the failure of the current actor's `start` means; does what helps against it."""
+        """Interpret a failure of the current actor's `start`, and restart the actor if that helps."""
         match error:
             case TimeoutError():
                 return await self._no_answer()
@@ -83,7 +83,7 @@ class RayWorker:
                 return WorkerUnavailable(first_line(error))
 
     async def _after_death(self, actor: Any, error: ActorDiedError) -> WorkerUnavailable:
-        """Ray restarts a process that dies, but not an actor that fails to come to life."""
+        """Ray restarts a process that dies, but not an actor whose constructor fails."""
         async with self._replacing:
             if actor is not self._actor:
                 return WorkerUnavailable("it was started anew")
@@ -93,17 +93,17 @@ class RayWorker:
 
     async def _no_answer(self) -> WorkerUnavailable:
         if not self._was_up:
-            # It is loading, and the next call waits for the same load; or Ray has lost this one.
+            # It is loading, and the next call waits for the same load; or Ray has lost this actor.
             return WorkerUnavailable(
                 "still loading, or on a node that is out of reach" if self._has_served else "still loading"
             )
-        # Stopped or stuck. Ray sees a process that lives, so it is for us to end it.
+        # Stopped or hung. The process is alive for Ray, so it has to be killed here.
         self._was_up = False
         await self._thread.call(partial(ray.kill, self._actor, no_restart=False))
-        return WorkerUnavailable("it did not answer, and is started anew")
+        return WorkerUnavailable("it did not answer, and is restarted")
 
     async def progress(self) -> tuple[str, int, int] | None:
-        """What it is loading, and how many of how many bytes; None while it cannot answer."""
+        """What the worker is loading, bytes done and bytes in total; None while it cannot answer."""
         try:
             state = await self._actor.progress.remote()
         except RayError:
@@ -111,7 +111,7 @@ class RayWorker:
         return state.stage, state.done, state.total
 
     async def revive(self) -> None:
-        """A new actor in the same place."""
+        """Replace the actor by a new one in the same place."""
         async with self._replacing:
             await self._replace()
 
@@ -120,7 +120,7 @@ class RayWorker:
         self._was_up = self._was_stopped = False
 
     async def stop(self) -> None:
-        """In order if it answers, and for good in any case."""
+        """Stop the worker: orderly if it answers, by killing it otherwise."""
         self._was_stopped = True
         try:
             async with asyncio.timeout(_STOP_S):
@@ -131,12 +131,12 @@ class RayWorker:
 
 
 def first_line(error: Exception) -> str:
-    """Of what it says; its type if it says nothing."""
+    """The first line of the error's message; its type if there is none."""
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 def _last_line(error: RayError) -> str:
-    """Of the traceback from the worker: the exception itself."""
+    """The last line of the worker's traceback: the exception."""
     return str(error).strip().rpartition("\n")[2]
 
 

@@ -1,4 +1,4 @@
-"""From the scheduling flags to the scheduler's settings: pure arithmetic."""
+"""Derives the scheduler's settings from the flags. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["scheduler_for"]
 
 _GPU_ITL_TARGET_MS: Final = 20.0
 _STEP_SHARE: Final = 0.95
-"""Of the ITL target, in adaptive mode: TPOT is kept only if steps with prompts stay below that."""
+"""Share of the ITL target that steps with prompts aim at in adaptive mode, so that TPOT stays below it."""
 
 T = TypeVar("T")
 
@@ -24,7 +24,10 @@ T = TypeVar("T")
 def scheduler_for(
     config: RouterConfig, *, chunk: int | None, on_gpu: bool, costly_context: float
 ) -> SchedulerConfig:
-    """`chunk`: the step's token budget; None: none, with whole prompts. The preset, and what is given."""
+    """The preset's settings, overridden by flags.
+
+    `chunk`: token budget of a step; None: no budget, whole prompts.
+    """
     asked = config.scheduling
     base = PRESETS[asked.preset].scheduler
     whole_prompts = asked.disable_chunked_prefill or config.chunked_prefill_size == -1
@@ -56,7 +59,7 @@ def scheduler_for(
 
 
 def _threshold(asked: SchedulingSettings) -> int | Literal["auto"] | None:
-    """The flag's value, which has been validated."""
+    """The parsed flag, which has been validated."""
     text = asked.long_prefill_token_threshold
     return "auto" if text == "auto" else None if text is None else int(text)
 

@@ -1,4 +1,4 @@
-"""From what the user asked for, the model and the machine, to what each worker is told: pure arithmetic."""
+"""Derives each worker's configuration from the flags, the model and the machine. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -35,30 +35,30 @@ _BYTES_PER_VALUE: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 _CPU_POOL_TOKENS: Final = 16_384
 _CPU_CHUNK_TOKENS: Final = 256
-"""About a third of a second on two cores for a model of 135M: what a running answer may have to wait."""
+"""About a third of a second on two cores for a 135M model, by which a chunk may delay running answers."""
 _ATTENTION_RATE: Final = 0.75
-"""What attention reaches of the arithmetic a second that matrices do: 516 of 690 TFLOP/s on an H200."""
+"""Throughput of attention relative to that of matrix products: 516 of 690 TFLOP/s on an H200."""
 _GPU_MEMORY_FRACTION: Final = 0.9
 
 
 class PlanError(Exception):
-    """What was asked for does not fit the model or the machine; the message says which flag to change."""
+    """The flags do not fit the model or the machine; the message says which flag to change."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Where a worker is going to live."""
+    """The machine on which a worker will run."""
 
     device: str
     """"cpu" or "cuda"."""
     memory_bytes: int
-    """Of the GPU; on a CPU a rank's share of what is free in main memory."""
+    """Memory of the GPU; on a CPU a rank's share of free main memory."""
     cpus: int
     """CPU cores for each rank of a worker."""
     host: str
     """The address that its workers listen on."""
     cpu_dtype: str = "float32"
-    """What --dtype auto means on a CPU."""
+    """The dtype for --dtype auto on a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class WorkerPlan:
     gpus: int
     """For each of its ranks."""
     accelerator: str | None = None
-    """Ray's accelerator type of its node; None: any."""
+    """Ray's accelerator type of its node; None for any."""
 
     @property
     def ranks(self) -> int:
@@ -77,7 +77,7 @@ class WorkerPlan:
 
 
 def plan_workers(config: RouterConfig, checkpoint: Checkpoint, machine: Machine) -> list[WorkerPlan]:
-    """One plan a worker, prefill workers first. Raises PlanError, UnsupportedModel."""
+    """One plan per worker, prefill workers first. Raises PlanError, UnsupportedModel."""
     roles = [WorkerRole.PREFILL] * config.num_prefill_workers + [WorkerRole.DECODE] * config.decode_workers
     engines = {role: _engine(config, checkpoint, machine, role) for role in set(roles)}
     if config.mode is Mode.DISAGG:
@@ -118,13 +118,13 @@ def plan_workers(config: RouterConfig, checkpoint: Checkpoint, machine: Machine)
 
 @dataclass(frozen=True, slots=True)
 class PoolEstimate:
-    """The KV of one worker, before anything is loaded. A GPU worker measures what is really left."""
+    """Estimated KV pool of one worker before loading. GPU workers measure the remaining memory instead."""
 
     dtype: str
     token_bytes: int
     tokens: int
     limit: int
-    """Of the model, or --max-model-len."""
+    """Largest context: that of the model, or --max-model-len."""
 
 
 def estimate_pool(config: RouterConfig, checkpoint: Checkpoint, machine: Machine) -> PoolEstimate:
@@ -162,7 +162,7 @@ def _engine(config: RouterConfig, checkpoint: Checkpoint, machine: Machine, role
         )
     on_gpu = machine.device == "cuda"
     graphs = _graphs(config, machine, ranks)
-    # A GPU worker measures what its largest step leaves; `pool_tokens` was an estimate, to refuse early.
+    # A GPU worker measures what its largest step leaves; `pool_tokens` is an estimate, to fail early.
     profiled = on_gpu and config.kv_pool_tokens is None
     return EngineConfig(
         model_path=checkpoint.path,
@@ -183,13 +183,13 @@ def _engine(config: RouterConfig, checkpoint: Checkpoint, machine: Machine, role
 
 
 def _where(config: RouterConfig, machine: Machine) -> Machine:
-    """The machine as it is on nodes of the accelerator that is asked for."""
+    """The machine on nodes with the requested accelerator."""
     memory = memory_of(config.accelerator)
     return machine if memory is None else replace(machine, memory_bytes=memory)
 
 
 def _part(config: RouterConfig, checkpoint: Checkpoint, spec: ModelSpec, role: WorkerRole) -> ModelSpec:
-    """What a rank computes of the model."""
+    """The shape of a rank's part of the model."""
     prefill = role is WorkerRole.PREFILL
     ranks = config.ranks(prefill=prefill)
     try:
@@ -229,7 +229,7 @@ def _pool_tokens(
 ) -> int:
     """A multiple of the page size. `part`, and `taken` by weights and activations, are of one rank.
 
-    The memory fraction means the same on every device: what all three may take together.
+    The memory fraction means the same on every device: the share of weights, activations and pool together.
     """
     page = config.page_size
     if config.kv_pool_tokens is not None:
@@ -253,13 +253,13 @@ def _token_bytes(spec: ModelSpec, dtype: str) -> int:
 
 
 def _weight_bytes(checkpoint: Checkpoint, spec: ModelSpec, dtype: str) -> int:
-    """In memory, from their size on disk."""
+    """Size in memory, from the size on disk."""
     stored = sum(file.stat().st_size for file in checkpoint.path.glob("*.safetensors"))
     return stored * _BYTES_PER_VALUE[dtype] // _BYTES_PER_VALUE.get(spec.dtype, 2)
 
 
 def _step_bytes(scheduler: SchedulerConfig, part: ModelSpec, dtype: str, limit: int) -> int:
-    """Activations and logits of the largest step, estimated. A GPU worker measures them."""
+    """Estimated activations and logits of the largest step. A GPU worker measures them."""
     running = scheduler.max_running_requests
     tokens = scheduler.prefill_limit(limit) + running
     features = 2 * part.hidden_size + 2 * part.intermediate_size + 2 * part.q_size + 2 * part.kv_size
@@ -310,13 +310,13 @@ def _chunk_budget(config: RouterConfig, machine: Machine, role: WorkerRole, rank
         return PRESETS[config.scheduling.preset].scheduler.chunk_budget
     on_cpu = machine.device == "cpu"
     tokens = _CPU_CHUNK_TOKENS if on_cpu else defaults_for(machine.memory_bytes, ranks).chunk_budget
-    if role is WorkerRole.PREFILL or config.mode is Mode.ADAPTIVE:  # there, every worker reads prompts
+    if role is WorkerRole.PREFILL or config.mode is Mode.ADAPTIVE:  # every worker prefills
         tokens = min(tokens, PREFILL_CHUNK)
     return max(tokens // config.page_size, 1) * config.page_size
 
 
 def device_for(asked: Device, num_gpus: float) -> str:
-    """Raises PlanError when a GPU is asked for and there is none."""
+    """The device of --device. Raises PlanError if it is cuda and there is no GPU."""
     if asked is Device.CUDA and num_gpus < 1:
         raise PlanError("--device cuda, but Ray sees no GPU; check nvidia-smi, or use --device cpu")
     if asked is Device.AUTO:

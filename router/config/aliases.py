@@ -1,7 +1,7 @@
-"""Flags of other servers: translated where they mean the same, explained where they do not.
+"""Translates flags of other servers where they mean the same, and explains the others.
 
-A pure function over the command line, before argparse sees it. The tables are `foreign_flags.TRANSLATIONS`.
-Underscores are taken for dashes (`--max_num_seqs`), as vLLM and TensorRT-LLM do.
+A pure function over the command line, called before argparse. The tables are `foreign_flags.TRANSLATIONS`.
+Underscores are accepted for dashes (`--max_num_seqs`), as in vLLM and TensorRT-LLM.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def translated(argv: Sequence[str], own: frozenset[str]) -> tuple[list[str], lis
         flag = _normal(name)
         translation = TRANSLATIONS.get(flag)
         if flag in own and not (isinstance(translation, Renamed) and translation.flag == flag):
-            translation = None  # only values are called differently under a flag of ours
+            translation = None  # a flag of ours, with only its values renamed
         match translation:
             case None:
                 result.append(flag + equals + value if flag in own else word)
@@ -47,7 +47,7 @@ def translated(argv: Sequence[str], own: frozenset[str]) -> tuple[list[str], lis
 
 
 def translates(flag: str) -> bool:
-    """Whether `flag`, with or without a value, is known of another server."""
+    """Whether `flag`, with or without a value, is a flag of another server."""
     return _normal(flag.partition("=")[0]) in TRANSLATIONS
 
 

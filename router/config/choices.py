@@ -25,9 +25,9 @@ class Mode(Enum):
     MIXED = "mixed"
     """Every worker prefills in chunks and decodes."""
     DISAGG = "disagg"
-    """Prefill workers read prompts and hand their KV to decode workers."""
+    """Prefill workers compute prompts and hand their KV over to decode workers."""
     ADAPTIVE = "adaptive"
-    """The router decides for every request which worker computes its prompt and which decodes."""
+    """The router chooses the worker that computes the prompt and the one that decodes, for each request."""
 
 
 class Device(Enum):
@@ -57,7 +57,7 @@ class NodePlacement(Enum):
     SPREAD = "spread"
     """On as many nodes as possible: a lost node takes few workers with it."""
     STRICT_SPREAD = "strict-spread"
-    """On a node each, or not at all."""
+    """Each on its own node, or not at all."""
 
 
 class Routing(Enum):
@@ -76,17 +76,17 @@ class ToolCallParser(Enum):
     """As the chat template has it."""
     LLAMA_JSON = "llama3-json"
     HERMES = "hermes"
-    """Qwen's too."""
+    """Also Qwen's."""
     MISTRAL = "mistral"
 
 
 class ReasoningParser(Enum):
-    """How reasoning is told from the answer."""
+    """How reasoning is separated from the answer."""
 
     AUTO = "auto"
     """As the chat template has it."""
     NONE = "none"
-    """It is part of the answer."""
+    """Reasoning stays part of the answer."""
     THINK = "think"
     DEEPSEEK_R1 = "deepseek-r1"
     """Like think, for models that leave <think> out."""

@@ -1,4 +1,4 @@
-"""Environment variables of workers, as --worker-env names them."""
+"""Parses the environment variables of --worker-env."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the command line and a YAML file to a `RouterConfig`, or to messages that say what to change."""
+"""Parses the command line and a YAML file into a `RouterConfig`; errors say what to change."""
 
 from __future__ import annotations
 
@@ -46,6 +46,9 @@ examples:
   router explain REQUEST
       where a finished request was computed, and why it waited: budget, pages, policy, transfer
 
+  router plan --model llama-3.1-8b --gpus 2 --trace TRACE.jsonl --ttft-target-ms 500 --itl-target-ms 15
+      which mode, split and tensor parallelism serve a load best, by simulation (--help explains)
+
   router doctor --model smollm2
       check this machine first: packages, GPUs, limits, and how fast KV travels between two processes
 
@@ -57,7 +60,7 @@ then:
 
 
 class ConfigError(Exception):
-    """The command line or the file is wrong; every message names the flag, its value and the way out."""
+    """The command line or the file is invalid. Every message names the flag, its value and what to do."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__("\n".join(problems))
@@ -78,7 +81,7 @@ def parse(argv: Sequence[str]) -> RouterConfig:
 
 
 def _given(argv: Sequence[str]) -> dict[str, Any]:
-    """Settings of a command line in flags of ours or of other servers."""
+    """Settings of a command line, with flags of Baton or of other servers."""
     words, problems = translated(argv, _OWN)
     if problems:
         raise ConfigError(problems)
@@ -86,7 +89,7 @@ def _given(argv: Sequence[str]) -> dict[str, Any]:
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse, but a mistake is an exception, and an unknown flag is answered with the most likely one."""
+    """argparse, except that errors are raised, and for an unknown flag the closest one is suggested."""
 
     def error(self, message: str) -> NoReturn:
         unknown, sep, words = message.partition("unrecognized arguments: ")
@@ -113,7 +116,7 @@ def _parser() -> argparse.ArgumentParser:
         usage="router --model MODEL [--mode mixed|disagg|adaptive] [flags]",
         formatter_class=_HelpFormatter,
         allow_abbrev=False,
-        # A flag that was not given leaves no trace, so that the file's value stands.
+        # Flags that are not given are absent from the result, so that the file's value applies.
         argument_default=argparse.SUPPRESS,
     )
     groups: dict[str, argparse._ArgumentGroup] = {}
@@ -198,7 +201,10 @@ def settings_in(path: Path) -> dict[str, object]:
 
 
 def _coerced(name: str, value: object) -> object:
-    """A YAML value as the setting's type: `1` will do for a float, `1.5` or `true` will not for an int."""
+    """A YAML value as the setting's type.
+
+    `1` is accepted for a float; `1.5` and `true` are not for an int.
+    """
     type_ = SETTINGS[name].type
     if value is None and SETTINGS[name].default is None:
         return None

@@ -1,7 +1,7 @@
-"""Flags of SGLang, vLLM, TensorRT-LLM and Dynamo, and what each is called here.
+"""Flags of SGLang, vLLM, TensorRT-LLM and Dynamo, with their equivalents in Baton.
 
-A flag is renamed only if it means the same. For the others, the reason says which flag of `router` does the
-job, or why there is none. Sources: SGLang's server_args.py, vLLM's arg_utils.py and cli_args.py, Dynamo's
+A flag is renamed only if it means the same. For others, the reason names the flag of `router` to use, or says
+why there is none. Sources: SGLang's server_args.py, vLLM's arg_utils.py and cli_args.py, Dynamo's
 dynamo.frontend, dynamo.vllm and dynamo.sglang.
 """
 
@@ -16,7 +16,7 @@ __all__ = ["TRANSLATIONS", "Renamed", "Switch", "Translation", "Unavailable"]
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:
-    """Nothing here means the same."""
+    """Baton has no equivalent."""
 
     reason: str
 
@@ -27,7 +27,7 @@ class Renamed:
 
     flag: str
     values: Mapping[str, str | Unavailable] = field(default_factory=dict)
-    """Values that are called differently; others are passed on."""
+    """Values with another name; others are passed on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Switch:
 Translation: TypeAlias = Renamed | Switch | Unavailable
 
 _ALWAYS: Final = Switch()
-"""What the flag turns on is always on here."""
+"""The flag enables something that is always enabled in Baton."""
 _TENSOR_PARALLEL: Final = Renamed("--tensor-parallel-size")
 _MEMORY: Final = Renamed("--kv-memory-fraction")
 _CONTEXT: Final = Renamed("--max-model-len")

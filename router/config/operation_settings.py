@@ -44,7 +44,7 @@ class OperationSettings:
         ),
     ] = MetricNames.BATON
     explain_requests: Annotated[
-        int, Option(_GROUP, "number of finished requests that `router explain` knows", "N")
+        int, Option(_GROUP, "number of finished requests kept for `router explain`", "N")
     ] = 1000
     log_level: Annotated[LogLevel, Option(_GROUP, "log level; debug includes the workers' output")] = (
         LogLevel.INFO
@@ -53,7 +53,7 @@ class OperationSettings:
         LogFormat,
         Option(
             _GROUP,
-            "text, or one JSON object a line, for router and workers; json adds a line for every request at"
+            "text, or one JSON object per line, for router and workers; json adds a line for every request at"
             " its end",
         ),
     ] = LogFormat.TEXT

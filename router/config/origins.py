@@ -1,4 +1,4 @@
-"""Origins of web pages, as --cors-origins names them and as browsers send them."""
+"""Parses and checks the origins of --cors-origins."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ ANY_ORIGIN = "*"
 
 
 def origins_of(setting: str | None) -> tuple[str, ...]:
-    """The origins of a list with commas; browsers write scheme and host in lower case."""
+    """The origins of a comma-separated list, with scheme and host in lower case, as browsers send them."""
     return tuple(name.strip().lower() for name in (setting or "").split(",") if name.strip())
 
 
 def is_origin(name: str) -> bool:
-    """Whether a browser could send `name`: scheme, host and port, and nothing after them. "*" is one too."""
+    """Whether `name` is "*", or an origin that a browser could send: scheme, host and port only."""
     if name == ANY_ORIGIN:
         return True
     try:
@@ -26,5 +26,5 @@ def is_origin(name: str) -> bool:
     default = {"http": 80, "https": 443}.get(parts.scheme)
     host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
     written = f"{parts.scheme}://{host}" + (f":{port}" if port is not None else "")
-    named = bool(parts.hostname) and "*" not in name  # no patterns: origins are compared as they are
+    named = bool(parts.hostname) and "*" not in name  # no patterns: origins are compared literally
     return default is not None and named and port != default and name == written

@@ -1,4 +1,4 @@
-"""Settings that prefill and decode workers have separately. None: as the setting for all workers says."""
+"""Settings for prefill or decode workers only. None: the setting for all workers applies."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class RoleSettings:
     decode_cuda_graph_max_bs: Annotated[int | None, _like("--cuda-graph-max-bs", _DECODE, "N")] = None
 
     def of(self, prefix: str) -> dict[str, Any]:
-        """What is given for the role with this prefix, by the name of the setting for all workers."""
+        """The given settings of the role with this prefix, by the name of the setting for all workers."""
         given = {field.name: getattr(self, field.name) for field in fields(self)}
         return {
             name.removeprefix(f"{prefix}_"): value

@@ -1,4 +1,4 @@
-"""Settings of the workers' scheduler. None: as the preset says."""
+"""Settings of the workers' scheduler. None: the preset's value."""
 
 from __future__ import annotations
 

@@ -248,7 +248,7 @@ class RouterConfig:
         return self.mode is not Mode.MIXED
 
     def for_role(self, *, prefill: bool) -> RouterConfig:
-        """With the settings of prefill workers, or of decode workers, in place of those for all."""
+        """This configuration with the settings of one role in place of those for all workers."""
         own = self.roles.of("prefill" if prefill else "decode")
         for one, other in (
             ("kv_pool_tokens", "kv_memory_fraction"),
@@ -268,6 +268,6 @@ class RouterConfig:
 
     @property
     def num_ranks(self) -> int:
-        """Of all workers together: as many processes, and on cuda as many GPUs."""
+        """Ranks of all workers: the number of processes, and on cuda of GPUs."""
         prefill, decode = self.ranks(prefill=True), self.ranks(prefill=False)
         return self.num_prefill_workers * prefill + self.decode_workers * decode

@@ -1,4 +1,4 @@
-"""What makes a configuration wrong before anything is started: pure checks, one message each.
+"""Checks a configuration before anything is started: pure functions, one message per problem.
 
 A message names the flag, the value, and what to do about it.
 """
@@ -58,7 +58,7 @@ def _model(config: RouterConfig) -> Iterator[str]:
 def _workers(config: RouterConfig) -> Iterator[str]:
     cluster = config.cluster
     if config.decode_workers < 1:
-        yield f"--decode-workers {config.decode_workers}: somebody must decode; use 1 or more"
+        yield f"--decode-workers {config.decode_workers}: at least one worker must decode; use 1 or more"
     if config.mode is Mode.MIXED and config.prefill_workers:
         yield (
             f"--prefill-workers {config.prefill_workers} means nothing in --mode mixed, where decode workers"
@@ -66,7 +66,7 @@ def _workers(config: RouterConfig) -> Iterator[str]:
         )
     if config.hands_over and config.num_prefill_workers < 1:
         yield (
-            f"--prefill-workers {config.prefill_workers} leaves nobody to prefill in --mode"
+            f"--prefill-workers {config.prefill_workers} leaves no worker to prefill in --mode"
             f" {config.mode.value};"
             " use 1 or more, or --mode mixed"
         )

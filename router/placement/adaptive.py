@@ -1,9 +1,9 @@
-"""Places each request where most requests, it and those there already, keep their targets.
+"""Places each request so that as many requests as possible, including running ones, meet their targets.
 
-For every pair of a prefill and a decode worker that is worth looking at, TTFT and TPOT are predicted for this
-request and, with it and without it, for the requests that it would delay. Each prediction is turned into a
-probability of missing its target; the pair with the least expected misses wins. No threshold decides what is
-short, cached or busy.
+For every promising pair of a prefill and a decode worker, TTFT and TPOT are predicted for this request, and
+for the requests that it would delay with it and without it. Each prediction gives a probability of missing
+its target; the pair with the fewest expected misses wins. There are no thresholds for short prompts, cached
+prefixes or busy workers.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from router.placement.view import ClusterView, Preference, RequestView, Targets,
 __all__ = ["AdaptivePlacement"]
 
 _TTFT_UNCERTAINTY: Final = 0.15
-"""Relative deviation of predicted TTFT: how gradually a miss becomes certain around a target."""
+"""Relative standard deviation of predicted TTFT: the width of the transition from hit to miss."""
 _TPOT_UNCERTAINTY: Final = 0.015
-"""The same of TPOT near its target, where the scheduler's ITL controller bounds it."""
+"""The same for TPOT, which the scheduler's ITL controller bounds near its target."""
 _DELAY_WEIGHT: Final = 0.02
-"""What a delay of a whole target costs, in misses: prefers the faster of two choices that miss alike."""
+"""Cost of a delay of one target, in misses: of two choices with equal misses, prefers the faster one."""
 _LATE_WEIGHT: Final = 0.2
-"""What a TTFT costs, in misses, for each target's length beyond the target: who is late still waits."""
+"""Cost of a late TTFT, in misses, per target length beyond the target: requests that miss it still wait."""
 _INDIFFERENT: Final = 0.002
-"""Choices whose costs differ by less (in misses) are equal; the workers' preferences decide."""
+"""Costs that differ by less (in misses) count as equal; then the workers' preferences decide."""
 _SHORTLIST: Final = 6
-"""Workers of each kind that pairs are made of."""
+"""Workers of each kind that are considered for pairs."""
 
 
 @dataclass(frozen=True, slots=True)
 class _PrefillEstimate:
-    """A worker, if it computed the prompt."""
+    """Prediction for a worker if it computed the prompt."""
 
     worker: WorkerView
     ttft_s: float
     misses: float
-    """Expected, of the prompts there already, that it would not have without this one."""
+    """Additional expected misses of the prompts that the worker already has."""
     delay: float
-    """Of those prompts, in targets."""
+    """Additional delay of those prompts, in targets."""
 
 
 class AdaptivePlacement:
@@ -53,7 +53,7 @@ class AdaptivePlacement:
         self.targets = targets
         self._split = PrefillSplit(targets)
         self._seen: dict[WorkerId, tuple[WorkerView, Pace, int]] = {}
-        """Of each worker as it was seen last: its pace, and its prompt tokens."""
+        """For each worker, the last view with its pace and prompt tokens."""
 
     def place(self, request: RequestView, view: ClusterView) -> Placement:
         if not view.workers:
@@ -74,7 +74,7 @@ class AdaptivePlacement:
         return Placement(prefill_worker.id, decode_worker.id, Why("adaptive", (chosen, *considered)))
 
     def _look(self, workers: Sequence[WorkerView]) -> None:
-        """Views are immutable: what was computed for one holds as long as the caller gives the same."""
+        """Views are immutable, so results are reused as long as the caller passes the same view."""
         seen = self._seen
         for worker in workers:
             known = seen.get(worker.id)
@@ -89,7 +89,7 @@ class AdaptivePlacement:
         workers: Sequence[WorkerView],
         prefill_only: frozenset[WorkerId],
     ) -> tuple[list[WorkerView], list[WorkerView]]:
-        """Those that would compute the prompt soonest, and those that decode fastest."""
+        """The workers that would compute the prompt soonest, and those that decode fastest."""
         seen = self._seen
         own = request.prompt_tokens
 
@@ -151,8 +151,10 @@ class AdaptivePlacement:
     def _writing(
         self, request: RequestView, worker: WorkerView, prompt_tokens: int
     ) -> tuple[float, float, float]:
-        """TPOT of this request there, and the misses and delays that it causes: its decode, and its prompt
-        if that is computed there too."""
+        """TPOT of this request on that worker, and the misses and delays that it causes there.
+
+        They are caused by its decode and, if it is computed there, by its prompt.
+        """
         decodes, context = _decodes(worker)
         pairs = _pairs(worker)
         more = pace_of(worker, decodes + 1, context + request.prompt_tokens, pairs)
@@ -161,7 +163,7 @@ class AdaptivePlacement:
         faster = before.tpot(self._prefill_share(worker, before, request, 0))
         target = self.targets.itl_s
         change = miss(slower / target, _TPOT_UNCERTAINTY) - miss(faster / target, _TPOT_UNCERTAINTY)
-        # Prompts that are there already are read more slowly beside one more decode.
+        # One more decode slows down the prompts that the worker already has.
         queued = worker.prompt_tokens / more.prefill_rate - worker.prompt_tokens / before.prefill_rate
         delay = decodes * (slower - faster) / target + max(0.0, queued) / self.targets.ttft_s
         return slower, decodes * change, delay
@@ -169,7 +171,7 @@ class AdaptivePlacement:
     def _slowdown(
         self, worker: WorkerView, request: RequestView, prompt_tokens: int
     ) -> tuple[float, float, float]:
-        """The same for a prompt whose answer is decoded elsewhere."""
+        """Misses and delays caused by a prompt whose answer is decoded on another worker."""
         decodes, context = _decodes(worker)
         if not decodes:
             return 0.0, 0.0, 0.0
@@ -181,7 +183,7 @@ class AdaptivePlacement:
         return slower, decodes * change, decodes * (slower - faster) / target
 
     def _prefill_share(self, worker: WorkerView, pace: Pace, request: RequestView, more: int) -> float:
-        """Share of the time, while an answer is written, in which steps have prompts in them."""
+        """Share of the time of an answer during which steps contain prompts."""
         horizon = max(request.expected_output * pace.plain_s, 1e-6)
         queued = (worker.prompt_tokens + more) / pace.prefill_rate / horizon
         usual = worker.prompt_rate / pace.prefill_rate
@@ -191,7 +193,7 @@ class AdaptivePlacement:
 def _decode_workers_for(
     prefill_worker: WorkerView, decode_workers: Sequence[WorkerView], prefill_only: frozenset[WorkerId]
 ) -> list[WorkerView]:
-    """Those of the shortlist, and the prefill worker itself."""
+    """The decode workers of the shortlist, and the prefill worker itself."""
     found = {decode_worker.id: decode_worker for decode_worker in decode_workers}
     if prefill_worker.id not in prefill_only:
         found[prefill_worker.id] = prefill_worker
@@ -204,12 +206,12 @@ def _pace(worker: WorkerView) -> Pace:
 
 
 def _decodes(worker: WorkerView) -> tuple[int, float]:
-    """Those that run, and those whose prompts are on their way to be."""
+    """Running decodes, and requests that will decode here after their prompts."""
     return worker.decodes + worker.incoming, worker.context_tokens + worker.incoming_tokens
 
 
 def _pairs(worker: WorkerView) -> float:
-    """Tokens that a prompt token attends to, in the mean over the prompts there."""
+    """Mean number of tokens that a prompt token of this worker attends to."""
     total = worker.prompt_tokens
     if not total:
         return 1000.0
@@ -217,7 +219,7 @@ def _pairs(worker: WorkerView) -> float:
 
 
 def _in_flight(worker: WorkerView, pace: Pace) -> float:
-    """What is left of the step in flight, in the mean."""
+    """Mean remaining time of the step in flight."""
     if worker.prompts:
         share = min(1.0, worker.prompt_tokens / pace.mixed_tokens)
         return 0.5 * (pace.plain_s + share * (pace.mixed_s - pace.plain_s))
@@ -230,6 +232,6 @@ def _fits(request: RequestView, worker: WorkerView) -> bool:
 
 
 def _mismatch(prefill_worker: WorkerView, decode_worker: WorkerView) -> int:
-    """Preferences that a pair goes against; then, whether KV has to move."""
+    """Number of preferences that a pair violates; then, whether KV has to move."""
     against = (prefill_worker.prefers is Preference.DECODE) + (decode_worker.prefers is Preference.PREFILL)
     return 2 * against + (prefill_worker.id != decode_worker.id)

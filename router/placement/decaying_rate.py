@@ -1,4 +1,4 @@
-"""A rate over the recent past."""
+"""A rate with exponential decay."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Final
 __all__ = ["DecayingRate"]
 
 _MEMORY_S: Final = 15.0
-"""Time constant: several answers long, so that workers do not change parts with every burst."""
+"""Time constant: several answers, so that workers do not change roles with every burst."""
 _LEAST_S: Final = 1.0
-"""A rate is taken over at least so long, or the first request would be an infinite one."""
+"""Shortest interval of a rate; otherwise the first request would make it infinite."""
 
 
 class DecayingRate:
-    """Adds up amounts, those of long ago fading; times must not decrease."""
+    """Sums amounts with exponential decay; times must not decrease."""
 
     def __init__(self) -> None:
         self._sum = 0.0
@@ -28,7 +28,7 @@ class DecayingRate:
         self._at = now
 
     def rate(self, now: float) -> float:
-        """A second; 0 if nothing was added ever."""
+        """Amount per second; 0 if nothing was ever added."""
         if self._first_at is None:
             return 0.0
         window = -_MEMORY_S * math.expm1((self._first_at - now) / _MEMORY_S)

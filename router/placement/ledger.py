@@ -1,4 +1,4 @@
-"""Keeps the view of the cluster up to date from what a router sends and hears."""
+"""Maintains the view of the cluster from the messages of a router."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Final, TypeAlias
 
 from router.placement.decaying_rate import DecayingRate
 from router.placement.policies import Placement
-from router.placement.step_time import PRIOR, StepTime, StepTimeFit, StepWork
+from router.placement.step_time import PRIOR, StepTime, StepWork
+from router.placement.step_times import StepTimes
 from router.placement.transfer_rate import TransferRates
 from router.placement.view import (
     IDLE,
@@ -28,12 +29,12 @@ RequestId: TypeAlias = int
 
 _FIRST_GUESS: Final = 256.0
 _WEIGHT: Final = 0.02
-"""Of the newest answer in the mean length of answers."""
+"""Weight of the newest answer in the mean length of answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerFacts:
-    """What does not change about a worker while it lives."""
+    """Constant facts about a worker."""
 
     id: WorkerId
     prefers: Preference = Preference.BOTH
@@ -53,7 +54,7 @@ class _Placed:
     cached: int
     """On the prefill worker."""
     pending: int
-    """Prompt tokens not computed yet; 0: decoding, or about to."""
+    """Prompt tokens not computed yet; 0: decoding, or about to decode."""
     arrived: float
     decoder_fresh: int
     """Prompt tokens that the decode worker has not cached."""
@@ -68,7 +69,6 @@ class _Placed:
 @dataclass(slots=True)
 class _Worker:
     facts: WorkerFacts
-    fit: StepTimeFit
     prompts: dict[RequestId, _Placed] = field(default_factory=dict)
     decodes: int = 0
     context_tokens: int = 0
@@ -79,36 +79,38 @@ class _Worker:
     given: DecayingRate = field(default_factory=DecayingRate)
     """Prompt tokens."""
     view: WorkerView | None = None
-    """None: out of date."""
+    """Cached view; None if out of date."""
 
 
 class Ledger:
-    """What each worker was given and has not finished, and what it reports about itself.
+    """Unfinished requests of each worker, and its reports.
 
-    Every method costs O(1); `view` O(workers), and O(prompts) for each worker that changed since the last.
+    Every method costs O(1), except `view`: O(workers), and O(prompts) for each worker changed since the last.
     """
 
     def __init__(self, *, kv_bytes_per_token: int, link: Link) -> None:
-        """`link`: between any two workers, until handoffs show its bandwidth."""
+        """`link`: assumed between any two workers until handoffs show the bandwidth."""
         self._kv_bytes_per_token = kv_bytes_per_token
         self._rates = TransferRates(link)
+        self._step_times = StepTimes()
         self._workers: dict[WorkerId, _Worker] = {}
         self._placed: dict[RequestId, _Placed] = {}
         self._mean_output = _FIRST_GUESS
         self._requests, self._prompts, self._pairs, self._contexts = (DecayingRate() for _ in range(4))
 
     def add(self, facts: WorkerFacts) -> None:
-        """A worker came up. One of the same id that was here before is forgotten."""
-        worker = _Worker(facts, StepTimeFit(facts.prior), available_pages=facts.total_pages)
-        self._workers[facts.id] = worker
+        """A worker came up. It replaces one of the same id."""
+        self._workers[facts.id] = _Worker(facts, available_pages=facts.total_pages)
+        self._step_times.add(facts.id, facts.prior)
 
     def remove(self, worker_id: WorkerId) -> None:
-        """The worker is gone. Its requests are still to be ended, one by one."""
+        """The worker is gone. `ended` must still be called for each of its requests."""
         self._workers.pop(worker_id, None)
+        self._step_times.remove(worker_id)
         self._rates.forget(worker_id)
 
     def expected_output(self, max_tokens: int) -> int:
-        """Tokens that an answer will probably have: the mean of those that ended, at most `max_tokens`."""
+        """Expected tokens of an answer: the mean of those that ended, at most `max_tokens`."""
         return max(1, min(max_tokens, round(self._mean_output)))
 
     # ------------------------------------------------------------------------------ a request's way
@@ -144,7 +146,7 @@ class Ledger:
             self._load(placement.prefill_worker, 1, placed.reader_fresh)
 
     def progressed(self, request_id: RequestId, pending: int) -> None:
-        """So many tokens of its prompt are still to be computed."""
+        """`pending` tokens of its prompt are still to be computed."""
         placed = self._placed.get(request_id)
         if placed is None:
             return
@@ -153,7 +155,7 @@ class Ledger:
             worker.view = None
 
     def read(self, request_id: RequestId) -> None:
-        """The prompt is computed: its first token is there."""
+        """The prompt is computed: the first token has arrived."""
         placed = self._placed.get(request_id)
         if placed is None:
             return
@@ -167,18 +169,18 @@ class Ledger:
             self._load(placed.placement.prefill_worker, -1, -placed.reader_fresh)
 
     def arrived(self, request_id: RequestId) -> None:
-        """Its KV is on the decode worker."""
+        """Its KV has arrived on the decode worker."""
         if (placed := self._placed.get(request_id)) is not None:
             self._begin_decoding(placed)
 
     def decoded(self, worker_id: WorkerId, tokens: int) -> None:
-        """A step brought one token each to so many decodes."""
+        """A step produced `tokens`, one for each decode."""
         if (worker := self._workers.get(worker_id)) is not None:
             worker.context_tokens += tokens
             worker.view = None
 
     def moved(self, request_id: RequestId, worker_id: WorkerId, output_tokens: int) -> None:
-        """Another worker decodes from now on, after so many tokens of the answer."""
+        """Another worker decodes from now on, after this many tokens of the answer."""
         placed = self._placed.get(request_id)
         if placed is None:
             return
@@ -194,7 +196,7 @@ class Ledger:
         self._load(worker_id, 1, placed.decoder_fresh)
 
     def ended(self, request_id: RequestId, output_tokens: int) -> None:
-        """The request is over, in whatever way, after so many tokens of its answer."""
+        """The request ended, for whatever reason, after this many tokens of its answer."""
         placed = self._placed.pop(request_id, None)
         if placed is None:
             return
@@ -222,20 +224,20 @@ class Ledger:
             worker.view = None
 
     def stepped(self, worker_id: WorkerId, work: StepWork, seconds: float) -> None:
-        """How long the device took for a step. A sample of the steps is enough."""
+        """The time of a step on the device. A sample of the steps is enough."""
         if (worker := self._workers.get(worker_id)) is not None:
-            worker.fit.observe(work, seconds)
+            self._step_times.observe(worker_id, work, seconds)
             worker.view = None
 
     def prefers(self, worker_id: WorkerId, preference: Preference) -> None:
-        """What the worker is used for now."""
+        """The worker's current role."""
         worker = self._workers.get(worker_id)
         if worker is not None and worker.facts.prefers is not preference:
             worker.facts = replace(worker.facts, prefers=preference)
             worker.view = None
 
     def transferred(self, source: WorkerId, destination: WorkerId, num_bytes: int, seconds: float) -> None:
-        """KV was handed over: so many bytes, in so many seconds in which writes were under way."""
+        """A handoff ended: bytes written, and seconds during which writes were in progress."""
         self._rates.observe(source, destination, num_bytes, seconds)
 
     # ------------------------------------------------------------------------------ the view
@@ -272,7 +274,7 @@ class Ledger:
         worker.view = WorkerView(
             id=facts.id,
             prefers=facts.prefers,
-            step_time=worker.fit.model,
+            step_time=self._step_times.of(facts.id),
             chunk_tokens=facts.chunk_tokens,
             step_target_s=facts.step_target_s,
             prompts=prompts,

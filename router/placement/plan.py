@@ -1,10 +1,10 @@
-"""How many workers should only read prompts, for the load that comes: the slow half of the adaptive policy.
+"""Decides how many workers only prefill, for the current load: the slow part of the adaptive policy.
 
-A worker without decodes reads in long steps, which is efficient; one with decodes reads in short ones, beside
-them. Which split of the workers serves a load best follows from the step-time model and the targets:
+A worker without decodes prefills in long steps, which is efficient; one with decodes does so in short steps
+beside them. The best split of the workers for a load follows from the step-time model and the targets:
 
-* few or no prefill workers where short steps waste little (lenient TPOT target, short contexts, light load);
-* more prefill workers where decodes leave little of a step, or TTFT is tight.
+* few or no prefill workers if short steps waste little (lenient TPOT target, short contexts, light load);
+* more prefill workers if decodes leave little of a step, or if the TTFT target is tight.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from router.placement.view import Demand, Preference, Targets, WorkerId, WorkerV
 __all__ = ["PrefillSplit", "expected_misses", "preferred_prefill_workers"]
 
 _ROUNDS: Final = 4
-"""Of the fixed point between TPOT and the number of decodes."""
+"""Iterations of the fixed point of TPOT and the number of decodes."""
 _REVIEWS: Final = 4
-"""How often a split is reviewed while an answer is written."""
+"""Reviews of the split during the time of one answer."""
 _WORTH_IT: Final = 0.01
-"""Share of all requests that a change must save: less is within the error of the model."""
+"""Smallest gain of a change, as a share of all requests: less is within the model's error."""
 _LATE_WEIGHT: Final = 1.0
 
 
 class PrefillSplit:
-    """Keeps the set of prefill workers, and changes it one worker at a time.
+    """Maintains the set of prefill workers, and changes it by one worker at a time.
 
-    A change is made only when it promised to save requests at each of the last `_REVIEWS` reviews, which are
-    spread over the time that an answer takes: the decodes that were placed before have to end first, so a
-    faster change could not show an effect, and would be undone by the next burst.
+    A change is made only if each of the last `_REVIEWS` reviews, spread over the time of an answer, predicted
+    that it saves requests. Decodes that were placed earlier have to end before a change has any effect, so
+    faster changes would only follow bursts.
     """
 
     def __init__(self, targets: Targets) -> None:
@@ -41,12 +41,12 @@ class PrefillSplit:
         self._known: frozenset[WorkerId] = frozenset()
         self._reviewed_at = -math.inf
         self._wanted = 0
-        """Positive: reviews in a row that wanted one prefill worker more; negative: one less."""
+        """Consecutive reviews in favour of one prefill worker more (positive) or fewer (negative)."""
 
     def prefill_workers(
         self, workers: Sequence[WorkerView], demand: Demand, now: float
     ) -> frozenset[WorkerId]:
-        """Ids of the workers that should get no decodes now; never all. O(workers)."""
+        """Ids of the workers that should get no decodes now; never all workers. O(workers)."""
         known = frozenset(worker.id for worker in workers)
         if known != self._known:
             self._join(workers, known)
@@ -56,7 +56,7 @@ class PrefillSplit:
         return self._prefill_workers
 
     def _join(self, workers: Sequence[WorkerView], known: frozenset[WorkerId]) -> None:
-        """Workers came or went: those that stay keep their part, new ones begin as they prefer."""
+        """Workers joined or left: others keep their role, new ones start with their preference."""
         new = {w.id for w in workers if w.prefers is Preference.PREFILL} - self._known
         prefill_workers = (self._prefill_workers & known) | new
         order = preferred_prefill_workers(workers, prefill_workers)
@@ -89,7 +89,7 @@ class PrefillSplit:
 def preferred_prefill_workers(
     workers: Sequence[WorkerView], prefill_workers: frozenset[WorkerId] = frozenset()
 ) -> list[WorkerView]:
-    """Those that read already first, then those that prefer to, then those with the fewest decodes."""
+    """Current prefill workers first, then those that prefer prefill, then those with the fewest decodes."""
     rank = {Preference.PREFILL: 0, Preference.BOTH: 1, Preference.DECODE: 2}
     return sorted(
         workers, key=lambda w: (w.id not in prefill_workers, rank[w.prefers], w.decodes + w.incoming)
@@ -102,11 +102,10 @@ def expected_misses(
     demand: Demand,
     targets: Targets,
 ) -> float:
-    """Share of requests that miss a target in the long run, if `prefill_workers` only prefill.
+    """Long-run share of requests that miss a target if `prefill_workers` only prefill.
 
-    Above 1 where the load is more than can be served. Prompts are taken to be spread in proportion to
-    capacity, and the time to read one to be exponential around service / (1 - load), as where jobs share a
-    server.
+    Above 1 if the load exceeds the capacity. Assumes that prompts are distributed in proportion to capacity,
+    and that the time to compute one is exponential with mean service / (1 - load), as with processor sharing.
     """
     pairs = demand.attention / max(demand.prompt_tokens, 1.0)
     clean = [pace_of(worker, 0, 0.0, pairs) for worker in prefill_workers]

@@ -1,4 +1,4 @@
-"""Where a request is computed: the decision, and the policies that take it."""
+"""Placement decisions, and the policies that make them."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ __all__ = [
 
 
 class NoWorker(Exception):
-    """There is no worker that the policy could name."""
+    """The policy has no worker to choose."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A pair of workers that was considered, and what was predicted for it."""
+    """A pair of workers that was considered, with its predictions."""
 
     prefill_worker: WorkerId
     decode_worker: WorkerId
     ttft_s: float
     tpot_s: float
     expected_misses: float
-    """Requests, this one and those there already, that are expected to miss a target for this choice."""
+    """Expected number of requests that miss a target because of this choice, this request included."""
     cost: float
-    """What the policy minimizes: `expected_misses`, and a little for every delay."""
+    """The cost that the policy minimizes: `expected_misses`, plus a small cost of delays."""
 
 
 @dataclass(frozen=True, slots=True)
 class Why:
-    """The reason for a placement; for people and logs."""
+    """The reason for a placement, for users and logs."""
 
     policy: str
     candidates: tuple[Candidate, ...] = ()
-    """Those for which predictions were made, best first; none where the policy makes no predictions."""
+    """Candidates with predictions, best first; none if the policy makes no predictions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Placement:
 
     @property
     def is_local(self) -> bool:
-        """No KV has to move."""
+        """Whether no KV has to move."""
         return self.prefill_worker == self.decode_worker
 
 
@@ -71,7 +71,7 @@ class PlacementPolicy(Protocol):
 
 
 class MixedPlacement:
-    """One worker does it all."""
+    """One worker computes prompt and answer."""
 
     def __init__(self, choose: Choose) -> None:
         self._picker = _Picker(choose)
@@ -82,7 +82,7 @@ class MixedPlacement:
 
 
 class DisaggPlacement:
-    """Workers that prefer to prefill compute prompts; those that prefer to decode, answers."""
+    """Workers that prefer prefill compute prompts; those that prefer decode compute answers."""
 
     def __init__(self, choose: Choose) -> None:
         self._prefill, self._decode = _Picker(choose), _Picker(choose)
@@ -96,7 +96,7 @@ class DisaggPlacement:
 
 
 class _Picker:
-    """Workers of one role, in turns of their own."""
+    """Chooses among the workers of one role, with its own round-robin state."""
 
     def __init__(self, choose: Choose) -> None:
         self._choose = choose

@@ -1,7 +1,7 @@
-"""What a worker will do to its requests: when prompts are read, and how fast answers are written.
+"""Predicts when a worker's prompts are computed, and how fast its answers decode.
 
-Fluid approximations of the engine's scheduler. A step serves all decodes, and prompts share what is left of
-it: those nearest to their end come first, aged by what was submitted before them (`engine.config.PATIENCE`).
+Fluid approximations of the engine's scheduler. A step serves all decodes, and prompts share the rest: the
+shortest remaining first, aged by the prompts submitted before them (`engine.config.PATIENCE`).
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ __all__ = ["Pace", "miss", "pace_of", "prefill_times"]
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How a worker steps with so many decodes."""
+    """Step times of a worker with a given number of decodes."""
 
     plain_s: float
-    """A step without prompts."""
+    """Time of a step without prompts."""
     mixed_s: float
-    """A step with as many prompt tokens as it may have."""
+    """Time of a step with as many prompt tokens as allowed."""
     mixed_tokens: float
-    """Those tokens."""
+    """Prompt tokens of that step."""
 
     @property
     def prefill_rate(self) -> float:
-        """Prompt tokens a second while there are enough."""
+        """Prompt tokens per second while there are enough."""
         return self.mixed_tokens / self.mixed_s
 
     def tpot(self, reading: float) -> float:
-        """Mean time between tokens if prompts are in the steps for a share `reading` of the time."""
+        """Mean time between tokens if steps contain prompts for a share `reading` of the time."""
         return 1.0 / (reading / self.mixed_s + (1.0 - reading) / self.plain_s)
 
 
 def pace_of(worker: WorkerView, decodes: int, context_tokens: float, pairs_per_token: float) -> Pace:
-    """`pairs_per_token`: what a prompt token attends to, in the mean."""
+    """`pairs_per_token`: mean number of tokens that a prompt token attends to."""
     model = worker.step_time
     plain = model.seconds(StepWork(0, 0.0, decodes, context_tokens))
     tokens = float(max(worker.chunk_tokens - decodes, worker.page_size))
@@ -54,7 +54,7 @@ def pace_of(worker: WorkerView, decodes: int, context_tokens: float, pairs_per_t
 def prefill_times(pending: Sequence[int], pace: Pace) -> list[float]:
     """Seconds until each prompt's last chunk is computed; `pending` tokens are in order of arrival.
 
-    A step ends for all its prompts at once, and the last one is as short as what is left.
+    A step ends for all its prompts at once; the last step is as short as the remaining work.
     """
     total = float(sum(pending))
     rate, step = pace.prefill_rate, pace.mixed_tokens
@@ -62,7 +62,7 @@ def prefill_times(pending: Sequence[int], pace: Pace) -> list[float]:
 
 
 def miss(ratio: float, uncertainty: float) -> float:
-    """Probability that a time predicted to be `ratio` targets long is longer than one.
+    """Probability that a time predicted as `ratio` targets exceeds one target.
 
     `uncertainty`: relative deviation of such predictions.
     """
@@ -71,7 +71,7 @@ def miss(ratio: float, uncertainty: float) -> float:
 
 
 def _work_until_done(pending: Sequence[int]) -> list[float]:
-    """Tokens computed in all when each prompt is complete. O(n log n)."""
+    """Total tokens computed by the time each prompt is complete. O(n log n)."""
     earlier = [0, *accumulate(pending[:-1])]
     turns = [tokens + before / PATIENCE for tokens, before in zip(pending, earlier, strict=True)]
     done = [0.0] * len(pending)
@@ -83,5 +83,5 @@ def _work_until_done(pending: Sequence[int]) -> list[float]:
 
 
 def _least(worker: WorkerView) -> int:
-    """Prompts are never starved altogether."""
+    """Lower bound of prompt tokens per step, so that prompts are not starved."""
     return max(64, worker.page_size)

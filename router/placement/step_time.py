@@ -1,22 +1,22 @@
-"""How long an engine step takes, fitted online to the steps that a worker reports."""
+"""A model of engine step times, fitted online to the steps that a worker reports."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Final
 
 __all__ = ["PRIOR", "StepTime", "StepTimeFit", "StepWork"]
 
 _FORGET: Final = 0.998
-"""What a step counts for, compared with the one after it."""
+"""Weight of a step relative to the next one."""
 _OUTLIER: Final = 3.0
-"""Residuals are clipped at so many times their usual size: a stall is not a property of the device."""
+"""Residuals are clipped at this multiple of their usual size: stalls are not a property of the device."""
 _SCALE_SPREAD: Final = 10.0
-"""Prior deviation of all coefficients together, in units of the prior: another device is faster or slower."""
+"""Prior deviation of the common scale of all coefficients, in units of the prior: devices differ in speed."""
 _SHAPE_SPREAD: Final = 0.3
-"""Prior deviation of each coefficient by itself."""
+"""Prior deviation of each individual coefficient."""
 _NOISE: Final = 0.05
-"""Relative deviation of one step that the prior is weighed against."""
+"""Relative deviation of one step, which determines the weight of the prior."""
 _LARGEST_COVARIANCE: Final = 1e4
 _SHORTEST_S: Final = 1e-6
 _LONGEST_S: Final = 1e3
@@ -24,7 +24,7 @@ _LONGEST_S: Final = 1e3
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """What a step computes."""
+    """The work of a step."""
 
     prompt_tokens: int = 0
     attention: float = 0.0
@@ -41,10 +41,10 @@ class StepWork:
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Seconds of a step: a fixed part, matrices, attention of decodes and of prompts.
+    """Coefficients of the time of a step: a fixed part, matrices, attention of decodes and of prompts.
 
-    Matrices take the time to read the weights or, where that is longer, the arithmetic of the step's rows.
-    The defaults are those of a model of 8B parameters on a GPU with 4 TB/s.
+    Matrices take the longer of reading the weights and computing the step's rows. The defaults are those of
+    an 8B model on a GPU with 4 TB/s.
     """
 
     step: float = 1e-3
@@ -53,7 +53,7 @@ class StepTime:
     decode: float = 5e-6
     context: float = 30e-9
     prompts: float = 1e-3
-    """Added by any prompt tokens at all."""
+    """Fixed cost of a step with prompt tokens."""
     pair: float = 1e-9
 
     def seconds(self, work: StepWork) -> float:
@@ -62,15 +62,22 @@ class StepTime:
         prompts = self.prompts + self.pair * work.attention if work.prompt_tokens else 0.0
         return self.step + matrices + decodes + prompts
 
+    def scaled(self, factor: float) -> StepTime:
+        """Of a device on which everything takes `factor` times as long."""
+        return StepTime(*(factor * getattr(self, field.name) for field in fields(self)))
+
     def prompt_tokens_within(
         self, seconds: float, decodes: int, context_tokens: float, pairs_per_token: float = 0.0
     ) -> float:
-        """Prompt tokens with which a step beside these decodes takes `seconds`; 0 if it is longer anyway."""
+        """Prompt tokens with which a step takes `seconds` beside these decodes.
+
+        0 if it takes longer without any.
+        """
         left = seconds - self.step - self.prompts - self.decode * decodes - self.context * context_tokens
         per_pair = self.pair * pairs_per_token
         if left < self.weights:
             return 0.0
-        # Where arithmetic bounds the step; where reading weights does, tokens cost attention alone.
+        # If the step is compute-bound; if it is bound by reading weights, tokens cost only attention.
         unbound = (left - self.row * decodes) / (self.row + per_pair)
         if self.row * (unbound + decodes) >= self.weights or per_pair == 0.0:
             return max(0.0, unbound)
@@ -83,10 +90,10 @@ PRIOR: Final = StepTime()
 class StepTimeFit:
     """Recursive least squares over `StepTime`'s coefficients, in units of a prior.
 
-    The prior's scale is uncertain and its shape less so: the first steps observed tell how fast the device
-    is, later ones what each kind of work costs. Coefficients never fall below 1% of their scaled prior, and
-    outliers are clipped. Which of reading weights and arithmetic bounds a step is decided with the current
-    coefficients. O(1) an observation.
+    The prior's scale is more uncertain than its shape: the first observed steps determine the speed of the
+    device, later ones the cost of each kind of work. Coefficients never fall below 1% of their scaled prior,
+    and outliers are clipped. Whether reading weights or arithmetic bounds a step is decided with the current
+    coefficients. O(1) per observation.
     """
 
     def __init__(self, prior: StepTime = PRIOR) -> None:
@@ -108,12 +115,12 @@ class StepTimeFit:
             for i in range(size)
         ]
         self._error = _NOISE
-        """Usual relative residual."""
+        """Typical relative residual."""
         self._observed = 0
         self.model = self.prior
 
     def observe(self, work: StepWork, seconds: float) -> None:
-        """A step that computed `work` took the device so long. Ignores times that no step can take."""
+        """Add the measured time of a step that computed `work`. Ignores impossible times."""
         if not _SHORTEST_S <= seconds <= _LONGEST_S or not (work.prompt_tokens or work.decodes):
             return
         rows = work.prompt_tokens + work.decodes
@@ -128,7 +135,7 @@ class StepTimeFit:
             1.0 if prompts else 0.0,
             work.attention if prompts else 0.0,
         )
-        # Divided by the measured time: errors of long and short steps count alike.
+        # Divided by the measured time, so that relative errors of long and short steps count equally.
         x = [amount * unit / seconds for amount, unit in zip(amounts, self._units, strict=True)]
         error = 1.0 - sum(a * b for a, b in zip(x, self._theta, strict=True))
         self._observed += 1
@@ -149,7 +156,7 @@ class StepTimeFit:
             row = cov[i]
             for j, p in enumerate(px):
                 row[j] = (row[j] - g * p) / _FORGET
-            if row[i] > _LARGEST_COVARIANCE:  # a kind of work not seen for long: do not forget it altogether
+            if row[i] > _LARGEST_COVARIANCE:  # work of a kind not seen for long: keep its coefficient
                 shrink = (_LARGEST_COVARIANCE / row[i]) ** 0.5
                 for j in range(len(theta)):
                     row[j] *= shrink

@@ -1,4 +1,4 @@
-"""How fast KV travels between workers, from the handoffs that were seen."""
+"""Bandwidth of links between workers, measured from handoffs."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from router.placement.view import Link, WorkerId
 __all__ = ["TransferRates"]
 
 _FADING: Final = 0.9
-"""What an earlier handoff counts for, compared with the next."""
+"""Weight of a handoff relative to the next one."""
 _TELLING_BYTES: Final = 16_000_000
-"""Below that, the rate of a handoff says more about messages than about the link."""
+"""The rate of smaller handoffs is dominated by latency, not by bandwidth."""
 
 
 class _Rate:
-    """Bytes and seconds of the latest handoffs; the newest count most."""
+    """Decaying sums of bytes and seconds of handoffs."""
 
     def __init__(self) -> None:
         self._bytes = self._seconds = 0.0
@@ -31,19 +31,19 @@ class _Rate:
 
 
 class TransferRates:
-    """Links with measured bandwidth. Every method costs O(1), but `forget` O(links)."""
+    """Links with measured bandwidth. Every method costs O(1), except `forget`: O(links)."""
 
     def __init__(self, prior: Link) -> None:
-        """`prior`: of links before anything is measured; its latency is kept."""
+        """`prior`: assumed before anything is measured; its latency is kept."""
         self.link = prior
-        """Between workers of which no handoff was seen."""
+        """The link of pairs without measured handoffs."""
         self.links: dict[tuple[WorkerId, WorkerId], Link] = {}
         self._prior = prior
         self._all = _Rate()
         self._rates: dict[tuple[WorkerId, WorkerId], _Rate] = {}
 
     def observe(self, source: WorkerId, destination: WorkerId, num_bytes: int, seconds: float) -> None:
-        """Writes of so many bytes were under way for so long."""
+        """Writes of `num_bytes` were in progress for `seconds`."""
         if num_bytes < _TELLING_BYTES or seconds <= 0:
             return
         pair = source, destination

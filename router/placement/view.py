@@ -1,4 +1,4 @@
-"""What a placement policy sees: numbers about the workers, the links between them, and one request."""
+"""The input of placement policies: numbers about workers, the links between them, and one request."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WorkerId: TypeAlias = str
 
 
 class Preference(Enum):
-    """What a worker is set up for. Any worker can do either."""
+    """The role that a worker is configured for. Any worker can do both."""
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -49,11 +49,11 @@ class PromptWork:
     """A prompt that a worker has queued or in progress."""
 
     tokens: int
-    """Not computed yet."""
+    """Tokens not computed yet."""
     computed: int
-    """Tokens before those: computed, or found in the cache."""
+    """Tokens before those: computed or cached."""
     arrived: float
-    """When its request came to the router."""
+    """When its request arrived at the router."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +62,9 @@ class Outstanding:
 
     requests: int = 0
     tokens: int = 0
-    """Without those that were cached."""
+    """Excluding cached ones."""
     cached_tokens: int = 0
-    """Of the request that is to be placed, where one is."""
+    """For the request to be placed, if any."""
 
 
 IDLE: Final = Outstanding()
@@ -78,18 +78,18 @@ class WorkerView:
     chunk_tokens: int
     """Most tokens that a step computes."""
     step_target_s: float | None = None
-    """Steps with decodes and prompts are kept near this length; None: only `chunk_tokens` bounds them."""
+    """Target time of steps with decodes and prompts; None: only `chunk_tokens` bounds them."""
     prompts: tuple[PromptWork, ...] = ()
     """Queued and in progress, in order of arrival at the worker."""
     decodes: int = 0
     context_tokens: int = 0
     """Of all decodes together."""
     incoming: int = 0
-    """Requests that will decode here: their prompts are queued or in progress, here or elsewhere."""
+    """Requests that will decode here, whose prompts are queued or in progress, on any worker."""
     incoming_tokens: int = 0
     """Prompt tokens of those."""
     prompt_rate: float = 0.0
-    """Prompt tokens a second that this worker was given lately."""
+    """Recent rate of prompt tokens assigned to this worker, per second."""
     available_pages: int
     """Free, or cached and unlocked."""
     total_pages: int
@@ -106,7 +106,7 @@ class WorkerView:
 class Link:
     bytes_per_s: float
     latency_s: float
-    """Of a handoff of no bytes: messages, polls, digests."""
+    """Time of a handoff of no bytes: messages, polls, digests."""
 
     def seconds(self, num_bytes: float) -> float:
         return self.latency_s + num_bytes / self.bytes_per_s
@@ -114,15 +114,15 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What came lately: a rate, and means over requests."""
+    """Recent load: a rate, and means over requests."""
 
     requests_per_s: float = 0.0
     prompt_tokens: float = 1.0
-    """To be computed: without those that were cached."""
+    """To be computed, excluding cached ones."""
     attention: float = 0.0
     """Pairs of a prompt token and one that it attends to."""
     context_tokens: float = 1.0
-    """Half way through the answer."""
+    """Context length half way through the answer."""
     output_tokens: float = 1.0
 
 
@@ -137,7 +137,7 @@ class ClusterView:
     demand: Demand = Demand()
     kv_bytes_per_token: int
     link: Link
-    """Between any two workers, unless `links` has one for the pair."""
+    """The link between any two workers that are not in `links`."""
     links: Mapping[tuple[WorkerId, WorkerId], Link] = field(default_factory=dict)
 
     def link_between(self, source: WorkerId, destination: WorkerId) -> Link:
@@ -151,14 +151,14 @@ class RequestView:
     prompt_tokens: int
     expected_output: int
     arrived: float
-    """When it came to the router; earlier than `ClusterView.now` if it is placed again."""
+    """When it arrived at the router; earlier than `ClusterView.now` if it is placed again."""
     cached: Mapping[WorkerId, int] = field(default_factory=dict)
-    """Tokens of its prompt that a worker has cached; workers with none may be left out."""
+    """Tokens of its prompt cached on each worker; workers without any may be absent."""
 
     def cached_on(self, worker: WorkerView) -> int:
         return self.cached_by(worker.id, worker.page_size)
 
     def cached_by(self, worker_id: WorkerId, page_size: int) -> int:
-        """Whole pages, and never all of the prompt: one token is computed to get logits."""
+        """Cached tokens in whole pages, never the whole prompt: one token is computed for its logits."""
         cached = min(self.cached.get(worker_id, 0), self.prompt_tokens - 1)
         return max(0, cached // page_size * page_size)

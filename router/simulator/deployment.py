@@ -16,7 +16,8 @@ from router.placement import (
     Preference,
     Targets,
 )
-from router.simulator.simulation import ClusterSpec, Simulation
+from router.simulator.device import H200_8B, DeviceCosts
+from router.simulator.simulation import NVLINK, ClusterSpec, LinkCosts, Simulation
 from router.simulator.worker import WorkerSettings
 from router.workers.capacity import prefix_aware
 
@@ -46,6 +47,10 @@ class Deployment:
     step_target_s: float | None = None
     radix_cache: bool = False
     patience: float = PATIENCE
+    device: DeviceCosts = H200_8B
+    link: LinkCosts = NVLINK
+    kv_tokens: int = 832_000
+    """That a worker's KV pool holds."""
 
     @property
     def name(self) -> str:
@@ -61,20 +66,22 @@ class Deployment:
         workers = self.prefill + self.decode
         adaptive = self.mode is Mode.ADAPTIVE
         step = self.step_target_s or (_ADAPTIVE_PACE * self.targets.itl_s if adaptive else _DEFAULT_STEP_S)
-        large = workers >= _SMALL_POOL
+        page_size = 64 if workers >= _SMALL_POOL else 16
         chunk = self.chunk_tokens or (_MIXED_CHUNK if self.mode is Mode.MIXED else PREFILL_CHUNK)
         settings = WorkerSettings(
             chunk_tokens=None if chunk == -1 else chunk,
             step_target_s=step,
             radix_cache=self.radix_cache,
             patience=self.patience,
-            page_size=64 if large else 16,
-            num_pages=13_000 if large else 52_000,
+            page_size=page_size,
+            num_pages=self.kv_tokens // page_size,
         )
         roles = (Preference.PREFILL,) * self.prefill + (Preference.DECODE,) * self.decode
         if self.mode is Mode.MIXED:
             roles = (Preference.BOTH,) * workers
-        spec = ClusterSpec(preferences=roles, settings=(settings,) * workers)
+        spec = ClusterSpec(
+            preferences=roles, settings=(settings,) * workers, device=self.device, link=self.link
+        )
         return Simulation(spec, self._policy())
 
     def _policy(self) -> PlacementPolicy:

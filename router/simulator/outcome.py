@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -44,15 +45,23 @@ class Outcome:
         self.last = at
 
     @property
+    def is_complete(self) -> bool:
+        """False if the simulation ended before the answer did."""
+        return self.tokens == self.max_tokens
+
+    @property
     def ttft(self) -> float:
-        return self.first - self.arrival
+        """Infinite if the simulation ended before the first token."""
+        return self.first - self.arrival if self.tokens else math.inf
 
     @property
     def tpot(self) -> float:
         return (self.last - self.first) / (self.tokens - 1) if self.tokens > 1 else 0.0
 
     def meets(self, objective: Objective) -> bool:
-        return objective.is_met(ttft=self.ttft, tpot=self.tpot, longest_pause=self.longest_pause)
+        return self.is_complete and objective.is_met(
+            ttft=self.ttft, tpot=self.tpot, longest_pause=self.longest_pause
+        )
 
 
 @dataclass(frozen=True, slots=True)

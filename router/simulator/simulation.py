@@ -10,6 +10,7 @@ computed; decoding starts when all KV has arrived.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -33,7 +34,7 @@ from router.simulator.outcome import Outcome
 from router.simulator.traffic import Arrival
 from router.simulator.worker import SimWorker, StepReport, WorkerSettings
 
-__all__ = ["ClusterSpec", "LinkCosts", "Simulation"]
+__all__ = ["NVLINK", "ClusterSpec", "LinkCosts", "Simulation"]
 
 _SAMPLED_EVERY_S: Final = 0.05
 """A worker reports the length of one step in so many seconds."""
@@ -48,6 +49,10 @@ class LinkCosts:
     kv_bytes_per_token: int = 131_072
 
 
+NVLINK: Final = LinkCosts()
+"""Of Llama-3.1-8B's KV between two H200."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSpec:
     """One entry a worker in `preferences` and `settings`."""
@@ -55,7 +60,7 @@ class ClusterSpec:
     preferences: tuple[Preference, ...]
     settings: tuple[WorkerSettings, ...]
     device: DeviceCosts = H200_8B
-    link: LinkCosts = LinkCosts()
+    link: LinkCosts = NVLINK
     front_in_s: float = 3.5e-3
     """From the client to the worker's inbox."""
     front_out_s: float = 3.5e-3
@@ -117,13 +122,13 @@ class Simulation:
         self._link_free = [0.0] * len(self.workers)
         self._sampled = [0.0] * len(self.workers)
 
-    def run(self, arrivals: Sequence[Arrival]) -> list[Outcome]:
-        """One outcome an arrival, in order."""
+    def run(self, arrivals: Sequence[Arrival], *, until: float = math.inf) -> list[Outcome]:
+        """One outcome an arrival, in order; answers that take longer than `until` lack tokens."""
         self.outcomes = [Outcome(a.at, a.prompt_tokens, a.max_tokens) for a in arrivals]
         for number, arrival in enumerate(arrivals):
             self._at(arrival.at + self.cluster.front_in_s, self._arrive, (number, arrival))
         events, pop = self._events, heapq.heappop
-        while events:
+        while events and events[0][0] <= until:
             self.now, _, do, argument = pop(events)
             do(argument)
         return self.outcomes

@@ -11,9 +11,10 @@ from typing import Final
 
 import numpy as np
 
+from router.placement import Targets
 from router.simulator.lengths import Lengths
 
-__all__ = ["Arrival", "bursts", "chats", "day", "merged", "mooncake", "poisson"]
+__all__ = ["Arrival", "bursts", "chats", "day", "last_deadline", "merged", "mooncake", "poisson"]
 
 _BLOCK: Final = 512
 """Tokens for which one of Mooncake's hash ids stands."""
@@ -131,6 +132,11 @@ def mooncake(lines: Iterable[str] | Path, *, speed: float = 1.0, most: int | Non
 
 def merged(*traffic: Sequence[Arrival]) -> list[Arrival]:
     return sorted((arrival for part in traffic for arrival in part), key=lambda arrival: arrival.at)
+
+
+def last_deadline(arrivals: Sequence[Arrival], targets: Targets) -> float:
+    """After it, no token can make an answer good that is not good yet: where a simulation may end."""
+    return max((a.at + targets.ttft_s + targets.itl_s * a.max_tokens for a in arrivals), default=0.0)
 
 
 def _read(lines: Iterable[str], speed: float, most: int | None) -> Iterator[Arrival]:

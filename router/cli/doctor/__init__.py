@@ -1,4 +1,4 @@
-"""`router doctor`: is this machine fit for a cluster? Asked before one is started."""
+"""`router doctor`: checks a machine, or the nodes of a cluster, before Baton is started there."""
 
 from router.cli.doctor.command import run
 

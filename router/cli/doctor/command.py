@@ -1,4 +1,4 @@
-"""`router doctor`: parses its flags, looks at one thing after the other, prints rows as they come."""
+"""`router doctor`: parses its flags, runs the checks in order, prints a row for each."""
 
 from __future__ import annotations
 
@@ -19,31 +19,30 @@ from router.config.validation import problems_of
 __all__ = ["run"]
 
 _DESCRIPTION: Final = """\
-Check this machine before a cluster is started on it: one row for each thing that has to be right, and below
-it what to do if it is not. Takes some ten seconds without GPUs. With --ray-address: check every node of that
-cluster, and the way from each to the next. Exit status: 0, or 1 if a row says FAIL, 2 for wrong flags."""
+Check this machine before a cluster is started on it. Prints a row per check, and advice below those that
+fail. Takes some ten seconds without GPUs. With --ray-address: check every node of that cluster, and the link
+from each node to the next. Exit status: 0; 1 if a row says FAIL; 2 on usage errors."""
 
 _EXAMPLES: Final = """\
 what the rows mean:
-  OK     as it should be
-  WARN   it will run, but slower or with less than it could
-  FAIL   it will not run, or so slowly that disaggregation is not worth while
+  OK     passed
+  WARN   works, but slower or with less memory than possible
+  FAIL   does not work, or is too slow for disaggregation to be useful
 
 the rows of links:
-  Two processes are started for each, and one writes blocks of 64 MiB into the other's memory, through the
-  transport that moves KV. The way is named as UCX names it: cuda_ipc is NVLink or PCIe between GPUs, cma and
-  sysv are shared memory, rc_mlx5 is InfiniBand. From GPU to GPU anything slower than PCIe is a FAIL, for then
-  KV goes by way of the host.
+  Each starts two processes, one of which writes blocks of 64 MiB into the other's memory, through the KV
+  transport. UCX transports: cuda_ipc is NVLink or PCIe between GPUs, cma and sysv are shared memory, rc_mlx5
+  is InfiniBand. Between GPUs, anything slower than PCIe is a FAIL: KV is then staged in host memory.
 
 the rows of --ray-address:
-  One for each node: packages, limits, clock, model; what is wrong has a row of its own. Then, from each node
-  to the next, whether a port of --worker-ports can be reached, and the bandwidth of KV with the environment
-  of --worker-env, measured as above. It may run beside a router, whose load then slows it down.
+  One per node: packages, limits, clock, model; each failed check has its own row. Then, from each node to the
+  next, whether a port of --worker-ports can be reached, and the KV bandwidth with the environment of
+  --worker-env, measured as above. Can run beside a router, whose load then lowers the figures.
 
 examples:
   router doctor                                         this machine
-  router doctor --model smollm2                         and whether the model is there, and how much KV fits
-  router doctor --model /models/8B --device cuda        and insist on a GPU
+  router doctor --model smollm2                         also the model, and how much KV fits
+  router doctor --model /models/8B --device cuda        also require a GPU
   router doctor --config ~/baton/router.yaml            the cluster of its ray-address, on the head
 """
 _FLAGS: Final = (
@@ -102,7 +101,7 @@ def _parse(argv: Sequence[str]) -> RouterConfig:
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        argument_default=argparse.SUPPRESS,  # what is not given leaves the file's value
+        argument_default=argparse.SUPPRESS,  # for flags that are not given, the file's value applies
     )
     for name in _FLAGS:
         add_flag(parser, SETTINGS[name])
@@ -110,7 +109,7 @@ def _parse(argv: Sequence[str]) -> RouterConfig:
     given: dict[str, Any] = vars(parser.parse_args(argv))
     path = given.pop("config", None)
     config = configured({**(settings_in(path) if path else {}), **given})
-    # Here the model may be left out.
+    # The model is optional here.
     problems = problems_of(config if config.model else replace(config, model="smollm2"))
     if problems:
         raise ConfigError(problems)

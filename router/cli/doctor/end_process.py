@@ -1,4 +1,4 @@
-"""One end of a link, `link_end`, in a process of its own that sees one GPU only, as Ray's workers do."""
+"""Runs one end of a link, `link_end`, in a subprocess that sees only one GPU, like Ray's workers."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _LEAVE_S: Final = 10.0
 
 
 class LinkFailed(Exception):
-    """Two processes could not write to each other; the message is what one of them said."""
+    """Two processes could not write to each other; the message is the error of one of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
     path: str
-    """In UCX's words."""
+    """As named by UCX."""
     bytes_per_s: float
 
     def __str__(self) -> str:
@@ -35,7 +35,7 @@ class Link:
 
 
 class EndProcess:
-    """Runs until `close`. `peer`, `meet` and, of a writer, `link` are called once each, in this order."""
+    """Runs until `close`. Call `peer`, `meet` and, for a writer, `link`, once each, in this order."""
 
     def __init__(
         self,
@@ -46,8 +46,10 @@ class EndProcess:
         host: str = "127.0.0.1",
         ports: PortRange | None = None,
     ) -> None:
-        """`role`: writer or reader. `gpu`: torch's number of the one that the process sees as cuda:0.
-        `host`, `ports`: where it listens."""
+        """`role`: writer or reader.
+
+        `gpu`: torch's index of the GPU that the process sees as cuda:0. `host`, `ports`: where it listens.
+        """
         command = [sys.executable, "-m", "router.cli.doctor.link_end", role, device, "--host", host]
         if ports is not None:
             command += ["--ports", str(ports)]
@@ -76,12 +78,12 @@ class EndProcess:
             thread.start()
 
     def peer(self, deadline: float) -> dict[str, Any]:
-        """What the other end must be told. Raises LinkFailed."""
+        """Connection data for the other end. Raises LinkFailed."""
         peer: dict[str, Any] = self._hear(deadline)["peer"]
         return peer
 
     def meet(self, peer: dict[str, Any]) -> None:
-        """Tells it the other end. A writer then begins to write. Raises LinkFailed."""
+        """Pass the other end's connection data; a writer then begins to write. Raises LinkFailed."""
         try:
             self._stdin.write(json.dumps(peer) + "\n")
             self._stdin.flush()
@@ -89,12 +91,12 @@ class EndProcess:
             raise LinkFailed(self._reason()) from None
 
     def link(self, deadline: float) -> Link:
-        """What the writer measured. Raises LinkFailed."""
+        """The writer's measurement. Raises LinkFailed."""
         said = self._hear(deadline)
         return Link(said["path"], said["bytes_per_s"])
 
     def close(self) -> None:
-        """Ends the process; the other end must have no more to write."""
+        """End the process; the other end must not be writing any more."""
         try:
             with contextlib.suppress(BrokenPipeError):
                 self._stdin.close()
@@ -114,7 +116,7 @@ class EndProcess:
 
     def _listen(self, stdout: IO[str]) -> None:
         for line in stdout:
-            if line.startswith("{"):  # libraries print what they like
+            if line.startswith("{"):  # libraries may print other lines
                 self._said.put(json.loads(line))
         self._said.put(None)
 
@@ -130,6 +132,6 @@ class EndProcess:
 
 
 def _visible(index: int) -> str:
-    """torch's number `index` in the terms of CUDA_VISIBLE_DEVICES, which may be set already."""
+    """torch's device `index` as a value of CUDA_VISIBLE_DEVICES, which may already be set."""
     seen = os.environ.get("CUDA_VISIBLE_DEVICES")
     return seen.split(",")[index] if seen else str(index)

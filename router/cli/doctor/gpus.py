@@ -1,4 +1,4 @@
-"""The GPUs of this machine as torch sees them, and how fast bytes get into them and between them."""
+"""Checks the GPUs of this machine, and measures the bandwidth to and between them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Gpu", "Pair", "find", "judge_allocator", "judge_gpu", "judge_pair", 
 
 _COPY_BYTES: Final = 256 << 20
 _NVLINK_LEAST: Final = 70e9
-"""Bytes per second: more than PCIe 5 has, less than any NVLink."""
+"""Bytes per second: more than PCIe 5, less than any NVLink."""
 _SHARED: Final = "share PCIe's host bridge, or switch off IOMMU and ACS; in Docker: --ipc=host"
 
 
@@ -25,7 +25,7 @@ class Gpu:
     capability: tuple[int, int]
     memory_bytes: int
     pcie_bytes_per_s: float
-    """From pinned memory of the host, measured: what a link between GPUs has to beat."""
+    """Measured bandwidth from pinned host memory; a link between GPUs should exceed it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Pair:
     target: int
     peer_access: bool
     bytes_per_s: float
-    """Of the driver's own copy."""
+    """Bandwidth of the driver's peer copy."""
 
 
 def find() -> list[Gpu]:
@@ -81,7 +81,7 @@ def judge_pair(pair: Pair) -> Finding:
 
 
 def judge_allocator(configuration: str) -> Finding:
-    """Memory that torch maps in segments has no handle that cuda_ipc could give to another process."""
+    """Memory of torch's expandable segments cannot be exported by cuda_ipc."""
     if "expandable_segments:true" in configuration.lower().replace(" ", ""):
         return fail(
             "allocator",
@@ -92,7 +92,7 @@ def judge_allocator(configuration: str) -> Finding:
 
 
 def pairs_of(gpus: list[Gpu]) -> list[Pair]:
-    """Each GPU and the next: all of them send and receive, and eight GPUs are not 56 rows."""
+    """Each GPU and the next: every GPU sends and receives once, instead of 56 rows for eight GPUs."""
     if len(gpus) < 2:
         return []
     import torch

@@ -1,7 +1,7 @@
-"""One end of a link, in a process of its own, as a worker would be: `python -m router.cli.doctor.link_end`.
+"""One end of a link, in its own process, like a worker: `python -m router.cli.doctor.link_end`.
 
-Speaks JSON, one object a line: prints its peer, is told the other's, and the writer then prints what it
-measured. Both stay until their standard input ends.
+Exchanges JSON, one object per line: prints its own peer data and reads the other end's; the writer then
+prints its measurement. Both run until their standard input is closed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _take_part(arguments: argparse.Namespace) -> None:
     peer = _unpacked(json.loads(sys.stdin.readline()))
     transport.connect(peer)
     if arguments.role == "writer":
-        _timed(transport, peer)  # pays for what UCX sets up at first use
+        _timed(transport, peer)  # warm-up: UCX connects at first use
         fastest = max(_timed(transport, peer) for _ in range(_ROUNDS))
         _say(path=ucx_log.write_path(), bytes_per_s=fastest)
     while not select.select([sys.stdin], [], [], 0)[0]:
@@ -74,7 +74,7 @@ def _timed(transport: NixlTransport, peer: Peer) -> float:
 
 
 def _memory(device: str) -> tuple[Any, PoolMemory]:
-    """One block; and who owns it."""
+    """One block, and the object that owns its memory."""
     if device == "cpu":
         import numpy as np
 

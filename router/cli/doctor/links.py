@@ -1,4 +1,4 @@
-"""How KV would really travel between two processes of this machine: through our own transport, measured."""
+"""Measures KV transfers between two processes of this machine, with our own transport."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Link", "LinkFailed", "judge_gpu_link", "judge_host_link", "look", "m
 _PATIENCE_S: Final = 120.0
 _HOST_LEAST: Final = 1e9
 _SHARE: Final = 0.7
-"""Of what PCIe gives: bytes that go by way of the host cross it twice, and stay below."""
+"""Share of PCIe bandwidth. Transfers staged in host memory cross PCIe twice and stay below it."""
 _CUDA_IPC: Final = (
     "UCX did not use cuda_ipc: unset UCX_TLS, or let it have cuda_ipc and cuda_copy; both processes must be"
     " in one IPC and PID namespace (Docker: --ipc=host --pid=host); see UCX_LOG_LEVEL=info"
@@ -24,7 +24,7 @@ _CUDA_IPC: Final = (
 
 
 def look(gpus: Sequence[Gpu], pairs: Sequence[Pair]) -> Iterator[Finding]:
-    """Takes some seconds a row: each starts two processes."""
+    """Takes some seconds per row, each of which starts two processes."""
     yield _row("host → host", "cpu", None, None)
     for gpu in gpus[:1]:
         yield _gpu_row(gpu, gpu, peer_access=True)
@@ -43,7 +43,7 @@ def judge_host_link(link: Link) -> Finding:
 
 
 def judge_gpu_link(name: str, link: Link, gpu: Gpu, *, peer_access: bool) -> Finding:
-    """Against the measured speed of the receiving GPU's own way to the host."""
+    """Compares with the measured bandwidth from the host to the receiving GPU."""
     if link.bytes_per_s >= _SHARE * gpu.pcie_bytes_per_s:
         return ok(name, str(link))
     text = f"{link}; PCIe alone gives {gpu.pcie_bytes_per_s / 1e9:.0f} GB/s, so KV goes by way of the host"
@@ -55,7 +55,7 @@ def judge_gpu_link(name: str, link: Link, gpu: Gpu, *, peer_access: bool) -> Fin
 def measure(
     device: str, source: int | None = None, target: int | None = None, *, patience_s: float = _PATIENCE_S
 ) -> Link:
-    """Between two fresh processes, each of which sees one GPU only, as Ray's workers do.
+    """Measure between two new processes, each of which sees only one GPU, like Ray's workers.
 
     Raises LinkFailed.
     """

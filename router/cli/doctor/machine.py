@@ -1,4 +1,4 @@
-"""What the operating system allows: shared memory, limits, ports."""
+"""Checks the operating system's limits: shared memory, open files, locked memory, ports."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["judge_files", "judge_memlock", "judge_shm", "look"]
 
 _GIB: Final = 1 << 30
 _SHM_LEAST: Final = 256 << 20
-"""Ray's object store, which holds next to nothing here, and UCX's queues."""
+"""For Ray's object store, which is nearly empty, and UCX's queues."""
 _FILES_LEAST: Final = 4096
 
 
 def look(host: str, ports: Mapping[str, int]) -> Iterator[Finding]:
-    """`ports`: by the flag that sets them."""
+    """`ports`: by flag."""
     yield judge_shm(shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else 0)
     yield judge_files(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     yield judge_memlock(resource.getrlimit(resource.RLIMIT_MEMLOCK)[1], os.path.isdir("/dev/infiniband"))
@@ -35,7 +35,7 @@ def judge_shm(free: int) -> Finding:
 
 
 def judge_files(hard: int) -> Finding:
-    """The hard limit: the router raises its own to it."""
+    """Judge the hard limit, to which the router raises its own."""
     if hard != resource.RLIM_INFINITY and hard < _FILES_LEAST:
         return warn(
             "open files",
@@ -46,7 +46,7 @@ def judge_files(hard: int) -> Finding:
 
 
 def judge_memlock(hard: int, has_infiniband: bool) -> Finding:
-    """InfiniBand locks the KV pool in memory; TCP and shared memory lock nothing."""
+    """Only InfiniBand needs to lock the KV pool in memory."""
     if hard == resource.RLIM_INFINITY:
         return ok("locked memory", "no limit")
     text = f"at most {hard / _GIB:.2f} GiB"

@@ -1,4 +1,4 @@
-"""Whether a model's weights can be reached, and how much KV this machine would hold for it: arithmetic."""
+"""Checks that a model can be found, and estimates the KV that fits on this machine."""
 
 from __future__ import annotations
 

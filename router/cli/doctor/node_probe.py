@@ -1,4 +1,4 @@
-"""What `router doctor` asks of a node of a cluster. Runs there, in an actor of its own."""
+"""The checks of `router doctor` that run on each node of a cluster, in an actor there."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _REACH_S: Final = 5.0
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
     versions: Mapping[str, str]
-    """Of Python and of packages; without those that are not installed."""
+    """Versions of Python and of the installed packages."""
     open_files: int
     locked_memory: int
     """Hard limits, in files and bytes; resource.RLIM_INFINITY for none."""
@@ -37,7 +37,7 @@ class NodeFacts:
     """Free bytes in /dev/shm."""
     has_infiniband: bool
     model_trouble: str
-    """Why the model cannot be read here; empty if it can, or if it is no path."""
+    """Why the model cannot be read here; empty if it can, or if it is not a path."""
 
 
 class NodeProbe:
@@ -51,7 +51,10 @@ class NodeProbe:
         self._end: EndProcess | None = None
 
     def address(self) -> str:
-        """On which its workers would listen. Raises NoAddress if it is not part of the network."""
+        """The address on which workers of this node would listen.
+
+        Raises NoAddress if none is in the network.
+        """
         return self._node_address if self._network is None else own_address(self._network)
 
     def facts(self, model: str) -> NodeFacts:
@@ -65,11 +68,11 @@ class NodeProbe:
         )
 
     def clock(self) -> float:
-        """Seconds since the epoch, as this node has it."""
+        """Seconds since the epoch, by this node's clock."""
         return time.time()
 
     def listen(self) -> tuple[str, int]:
-        """Accepts connections until the probe ends; returns address and port. Raises OSError, NoAddress."""
+        """Accept connections until the probe ends; returns address and port. Raises OSError, NoAddress."""
         lower = None if self._ports is None else self._ports.halves()[0]
         address = self.address()
         listener = bind_within(lower, lambda port: socket.create_server((address, port)))
@@ -86,7 +89,7 @@ class NodeProbe:
         return ""
 
     def peer(self, role: str, device: str, patience_s: float) -> dict[str, Any]:
-        """Starts one end of a link, and returns what the other must be told. Raises LinkFailed."""
+        """Start one end of a link; returns the connection data for the other end. Raises LinkFailed."""
         gpu = 0 if device.startswith("cuda") else None
         self._end = EndProcess(role, device, gpu=gpu, host=self.address(), ports=self._ports)
         return self._end.peer(time.monotonic() + patience_s)
@@ -97,12 +100,12 @@ class NodeProbe:
         self._end.meet(peer)
 
     def link(self, patience_s: float) -> Link:
-        """What the writer has measured. Raises LinkFailed."""
+        """The writer's measurement. Raises LinkFailed."""
         assert self._end is not None
         return self._end.link(time.monotonic() + patience_s)
 
     def close(self) -> None:
-        """Ends this end of the link."""
+        """Close this end of the link."""
         if self._end is not None:
             self._end.close()
             self._end = None
@@ -119,7 +122,7 @@ def versions_of(distributions: Iterable[str]) -> dict[str, str]:
 
 
 def _is_path(model: str) -> bool:
-    """Rather than an alias or a hub id."""
+    """Whether the name is a path, not an alias or a hub id."""
     return model.startswith(("/", "./", "../", "~"))
 
 

@@ -1,7 +1,7 @@
-"""Every node of a running cluster, and the way from each to the next: ports, bandwidth of KV, clocks, limits.
+"""Checks every node of a running cluster and the links between them: ports, KV bandwidth, clocks, limits.
 
-Each node is asked by an actor that runs there, so the checks use the environment, the network and the ports
-of workers. A ring of n ways has every node at both ends once; all n (n - 1) would take too long.
+The checks run in an actor on each node, with the environment, network and ports of workers. Links are
+measured in a ring, in which every node sends and receives once; all n (n - 1) links would take too long.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from router.config.settings import Device, RouterConfig
 __all__ = ["judge_clock", "judge_count", "judge_link", "judge_model", "judge_reach", "judge_versions", "look"]
 
 _PATIENCE_S: Final = 60.0
-"""For one end of a link: torch and NIXL are imported, memory is registered."""
+"""Timeout for one end of a link, which imports torch and NIXL and registers memory."""
 _LEAST: Final = 1e9
 _CERTIFICATES_S: Final = 86_400.0
 """Certificates that workers draw are valid from a day before they are drawn."""
@@ -37,7 +37,7 @@ _PORTS: Final = "open the ports of docs/deployment.md between all nodes; set --w
 
 
 def look(config: RouterConfig) -> Iterator[Finding]:
-    """Of the cluster at `config.cluster.ray_address`. Takes some ten seconds a node."""
+    """Check the cluster at `config.cluster.ray_address`. Takes some ten seconds per node."""
     address = config.cluster.ray_address
     assert address is not None
     try:
@@ -80,21 +80,21 @@ def _look(config: RouterConfig) -> Iterator[Finding]:
 
 
 async def _wait_for_nodes(config: RouterConfig) -> list[Node]:
-    """Those that are alive: all that are wanted, or those there are after --startup-timeout."""
+    """The nodes that are alive when there are enough of them, or after --startup-timeout."""
 
     wanted = config.cluster.wait_for_nodes or 1
 
     async def ask() -> Sequence[Node]:
         return nodes()
 
-    with contextlib.suppress(TimeoutError):  # judge_count says so
+    with contextlib.suppress(TimeoutError):  # reported by judge_count
         async with asyncio.timeout(config.cluster.startup_timeout):
             await until_enough(ask, wanted, lambda what: print(what, file=sys.stderr))
     return [node for node in nodes() if node.alive]
 
 
 def _node_rows(actor: NodeActor, facts: NodeFacts, versions: Mapping[str, str]) -> Iterator[Finding]:
-    """One row if all is well, else one for each thing that is not."""
+    """One row if all checks pass, otherwise one per failed check."""
     name = actor.node.hostname
     findings = [
         judge_versions(facts.versions, versions),
@@ -112,7 +112,7 @@ def _node_rows(actor: NodeActor, facts: NodeFacts, versions: Mapping[str, str]) 
 
 
 def _clock(actor: NodeActor) -> tuple[float, float]:
-    """Seconds by which its clock is ahead of ours, and how far that may be wrong."""
+    """Seconds by which the node's clock is ahead of ours, and the error of this measurement."""
     best = (0.0, float("inf"))
     for _ in range(_CLOCK_ROUNDS):
         before = time.time()
@@ -150,7 +150,7 @@ def _link(
 
 
 def _close(actor: NodeActor) -> None:
-    with contextlib.suppress(NodeSilent):  # its processes ended with it, and the link was reported as broken
+    with contextlib.suppress(NodeSilent):  # its processes ended too, and the link was reported as broken
         actor.ask("close")
 
 
@@ -172,7 +172,7 @@ def judge_count(alive: Sequence[Node], wanted: int | None) -> Finding:
 
 
 def judge_versions(found: Mapping[str, str], first: Mapping[str, str]) -> Finding:
-    """Against those of the first node."""
+    """Compare with the versions of the first node."""
     differing = [
         f"{name} {found.get(name, 'missing')}, elsewhere {first.get(name, 'missing')}"
         for name in sorted(found.keys() | first.keys())
@@ -210,7 +210,7 @@ def judge_reach(name: str, target: str, reason: str) -> Finding:
 
 
 def judge_link(name: str, link: Link, *, has_infiniband: bool) -> Finding:
-    """`has_infiniband`: both ends have a device for RDMA."""
+    """`has_infiniband`: both nodes have an RDMA device."""
     if has_infiniband and "tcp" in link.path:
         return fail(
             name,

@@ -1,4 +1,4 @@
-"""What the doctor found: rows of a table, each with what to do about it."""
+"""Findings of `router doctor`: rows of a table, each with advice."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _NAME: Final = 16
 class Verdict(Enum):
     OK = "OK"
     WARN = "WARN"
-    """It will run, but slower or with less than it could."""
+    """Works, but slower or with less memory than possible."""
     FAIL = "FAIL"
-    """It will not run, or so slowly that it is not worth while."""
+    """Does not work, or is too slow to be useful."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     name: str
-    """What was looked at, in a word or two."""
+    """What was checked, in a word or two."""
     verdict: Verdict
     text: str
     advice: str = ""
-    """What to do about it; empty only where all is well."""
+    """What to do; empty only if the check passed."""
 
 
 def ok(name: str, text: str) -> Finding:

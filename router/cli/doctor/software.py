@@ -1,4 +1,4 @@
-"""Which Python and packages are here, against those that are known to work together."""
+"""Compares the installed Python and packages with the tested versions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _KNOWN: Final[Mapping[str, tuple[str, ...]]] = {
     "nixl-cu13": ("1.5",),
     "xxhash": ("3.", "4."),
 }
-"""Distributions, and beginnings of the versions that the tests have run with."""
+"""Distributions, and prefixes of the tested versions."""
 _ON_GPU: Final[Mapping[str, tuple[str, ...]]] = {"flashinfer-python": ("0.6.14",), "triton": ("3.6", "3.7")}
 _INSTALL: Final = "install Baton with its dependencies: make setup, or pip install -e ."
 
@@ -49,7 +49,7 @@ def judge_python(version: tuple[int, int]) -> Finding:
 def judge_packages(
     known: Mapping[str, tuple[str, ...]], found: Mapping[str, str | None]
 ) -> Iterator[Finding]:
-    """One row for what is as it was tried, and one for each package that is not."""
+    """One row for all packages with tested versions, and one for each other package."""
     good = []
     for name, tried in known.items():
         version = found[name]
@@ -72,7 +72,7 @@ def _version(name: str) -> str | None:
 
 
 def _import(module: str, advice: str) -> Finding:
-    """For a package can be there and a library that it loads not."""
+    """Import the package: it may be installed while a library that it loads is missing."""
     try:
         importlib.import_module(module)
     except Exception as error:

@@ -1,7 +1,7 @@
-"""Which ways UCX chose for writes. NIXL does not tell, but UCX says it in its log, if asked to.
+"""Reads the transports that UCX chose for writes from its log; NIXL has no API for that.
 
-The log goes to a file of this process. Where the user has asked UCX for another log, that stands, and the
-ways stay unknown.
+The log goes to a file of this process. If the user has configured UCX's log, that is left alone, and the
+transports stay unknown.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _OPERATIONS: Final = "*memory write*"
 _CELLS: Final = re.compile(r"\| (.*) \|$")
 _SCOPE: Final = re.compile(r"(self|intra-node|inter-node) cfg#")
 _WHOLE_PAGES: Final = re.compile(r"\d+\.\.inf")
-"""The range of sizes that has no end."""
+"""The size range without an upper end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ _log: _Log | None = None
 
 
 def keep() -> None:
-    """Has UCX explain its choices; to be called before it is loaded."""
+    """Make UCX log its choices. Call it before UCX is loaded."""
     global _log
     if _log is None and not os.environ.keys() & {"UCX_PROTO_INFO", "UCX_LOG_FILE"}:
         _log = _Log(*tempfile.mkstemp(prefix="baton-ucx-", suffix=".log"))
@@ -43,17 +43,17 @@ def keep() -> None:
 
 
 def discard() -> None:
-    """Leaves no file behind. What a process that crashes leaves holds UCX's last words."""
+    """Delete the log file. A process that crashes leaves it, with UCX's last messages."""
     if _log is not None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(_log.path)
 
 
 def write_path() -> str:
-    """How this process's writes travel, such as "cuda_ipc/cuda (zero-copy)"."""
+    """The transport of this process's writes, such as "cuda_ipc/cuda (zero-copy)"."""
     if _log is None:
         return UNKNOWN
-    ctypes.CDLL(None).fflush(None)  # UCX writes to a C stream, and leaves it at that
+    ctypes.CDLL(None).fflush(None)  # UCX writes to a buffered C stream
     text = os.pread(_log.fd, os.fstat(_log.fd).st_size, 0).decode(errors="replace")
     paths = write_paths_in(text)
     if len(set(paths.values())) == 1:
@@ -62,7 +62,7 @@ def write_path() -> str:
 
 
 def write_paths_in(text: str) -> dict[str, str]:
-    """From UCX's log: "intra-node" and "inter-node", as far as there are such peers, to the latest choice."""
+    """Parse UCX's log: the latest choice for "intra-node" and "inter-node" peers, if there are any."""
     paths: dict[str, str] = {}
     scope, is_write = "", False
     for line in text.splitlines():

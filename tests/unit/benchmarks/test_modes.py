@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
+import httpx
 import pytest
 from rich.console import Console
 
@@ -139,10 +140,10 @@ def measured(path: Path, *arguments: str, sent: list[Sequence[Work]] | None = No
         return [answered(0.5, sent=work.arrival_s) for work in workload]
 
     options = make_parser().parse_args(["--rates", "4,8", "--requests", "5", "--seeds", "1,2", *arguments])
-    results = Results(path / "modes", "a title", {})
+    results = Results(path / "modes", "a title", OBJECTIVE, {})
     if options.append:
         results.take_in_earlier()
-    measure_modes(options, ModeServers.of(options, OBJECTIVE), results, send, Console(file=io.StringIO()))
+    measure_modes(options, ModeServers.of(options, OBJECTIVE), [results], send, Console(file=io.StringIO()))
     return results
 
 
@@ -174,7 +175,7 @@ def test_appending_keeps_earlier_runs_and_replaces_those_done_again(tmp_path: Pa
 def test_appending_to_other_settings_is_refused(tmp_path: Path) -> None:
     measured(tmp_path, "--modes", "mixed")
     with pytest.raises(SystemExit, match="--append"):
-        Results(tmp_path / "modes", "another title", {}).take_in_earlier()
+        Results(tmp_path / "modes", "another title", OBJECTIVE, {}).take_in_earlier()
 
 
 def test_a_server_that_answers_nothing_is_given_up(tmp_path: Path) -> None:
@@ -182,7 +183,45 @@ def test_a_server_that_answers_nothing_is_given_up(tmp_path: Path) -> None:
         return [Record(error="connection refused") for _ in workload]
 
     options = make_parser().parse_args(["--modes", "mixed", "--warm-up", "2"])
-    results = Results(tmp_path / "modes", "a title", {})
-    measure_modes(options, ModeServers.of(options, OBJECTIVE), results, refuse, Console(file=io.StringIO()))
+    results = Results(tmp_path / "modes", "a title", OBJECTIVE, {})
+    measure_modes(options, ModeServers.of(options, OBJECTIVE), [results], refuse, Console(file=io.StringIO()))
     assert "none of 2 requests was answered; the first: connection refused" in results.failures["mixed"]
     assert (tmp_path / "modes.json").exists()
+
+
+def test_a_server_that_runs_already_gets_the_same_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.modes.only_model", lambda url: "their-model")
+    sent: list[Sequence[Work]] = []
+    results = measured(tmp_path, "--modes", "mixed", "--against", "vllm=http://there", sent=sent)
+    assert {run.mode for run in results.runs} == {"mixed", "vllm"}
+    assert sent[:5] == sent[5:]
+
+
+def test_a_server_to_compare_with_that_is_not_there_is_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(url: str) -> str:
+        raise httpx.ConnectError(f"nobody listens at {url}")
+
+    monkeypatch.setattr("benchmarks.modes.only_model", refuse)
+    results = measured(tmp_path, "--modes", "none", "--against", "vllm=http://there")
+    assert results.failures == {"vllm": "nobody listens at http://there"}
+
+
+def test_answers_are_judged_by_a_second_objective_too(tmp_path: Path) -> None:
+    options = make_parser().parse_args(["--modes", "mixed", "--second-objective", "0.1:0:0"])
+    assert options.second_objective == Objective(ttft_s=0.1)
+    first, second = (
+        Results(tmp_path / name, "a title", objective, {})
+        for name, objective in {"modes": OBJECTIVE, "modes-2": options.second_objective}.items()
+    )
+
+    def send(target: Target, workload: Sequence[Work]) -> list[Record]:
+        return [answered(0.5, sent=work.arrival_s) for work in workload]
+
+    servers = ModeServers.of(options, OBJECTIVE)
+    measure_modes(options, servers, [first, second], send, Console(file=io.StringIO()))
+    assert [run.share_good for run in first.runs] == [1.0] * len(options.rates)
+    assert [run.share_good for run in second.runs] == [0.0] * len(options.rates)

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cluster.main import make_parser
+from benchmarks import compare, modes
+from benchmarks.cluster import main as cluster
+from benchmarks.frontier import __main__ as frontier
+from router.cli import plan
 from router.client import batch, chat, top
 from router.config.foreign_flags import TRANSLATIONS
 from router.config.table import SETTINGS
@@ -30,15 +33,14 @@ def test_the_flag_table_is_the_routers_own() -> None:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_every_flag_that_is_mentioned_exists(document: Path) -> None:
     others = {"--rate", "--rates", "--requests", "--cpu", "--help", "--config", "--cluster", "--no-restart"}
-    for client in (batch, chat, top):
-        others |= {flag for action in client.make_parser()._actions for flag in action.option_strings}
+    for command in (batch, chat, top, plan, cluster, compare, frontier, modes):
+        others |= {flag for action in command.make_parser()._actions for flag in action.option_strings}
     others |= {
         "--on",
         "--chunks",
         "--scales",
         "--batching",
     } | TRANSLATIONS.keys()  # of benchmarks and of other servers
-    others |= {flag for action in make_parser()._actions for flag in action.option_strings}
     mentioned = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", document.read_text()))
     assert mentioned <= {setting.flag for setting in SETTINGS.values()} | others
 

@@ -1,0 +1,128 @@
+"""Every way to run a model on N GPUs that is worth simulating."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from engine.device.defaults import PREFILL_CHUNK
+from engine.spec.model_spec import ModelSpec
+from router.config.choices import Mode
+from router.placement import Targets
+from router.planner.costs import Basis, WorkerCosts, costs_of
+from router.planner.hardware import Gpu
+from router.simulator.deployment import Deployment
+
+__all__ = ["Candidate", "DoesNotFit", "candidates"]
+
+_MIXED_CHUNK: Final = 16_384
+_LARGE_PREFILL_CHUNK: Final = 8192
+_STEP_SHARE: Final = 0.95
+"""Of the ITL target, for mixed workers whose steps suit it."""
+_DEFAULT_STEP_S: Final = 0.020
+_MOST_RANKS: Final = 8
+_PAGE: Final = 16
+
+
+class DoesNotFit(ValueError):
+    """No worker of these GPUs can hold the model and one request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    deployment: Deployment
+    ranks: int
+    chunk: int
+    """Most tokens of a step (of a prefill worker's step, with disagg)."""
+    step_s: float | None
+    """Target of steps in which requests decode, where a flag is needed to set it."""
+    basis: Basis
+
+    @property
+    def mode(self) -> Mode:
+        return self.deployment.mode
+
+    @property
+    def workers(self) -> int:
+        return self.deployment.prefill + self.deployment.decode
+
+    @property
+    def split(self) -> str:
+        """P:D, or the number of workers in mixed mode."""
+        if self.mode is Mode.MIXED:
+            return f"x{self.workers}"
+        return f"{self.deployment.prefill}:{self.deployment.decode}"
+
+    def flags(self, targets: Targets) -> list[str]:
+        """Of the `router` command."""
+        deployment = self.deployment
+        flags = ["--mode", self.mode.value]
+        if self.mode is Mode.MIXED:
+            flags += ["--decode-workers", str(self.workers)]
+        else:
+            flags += ["--prefill-workers", str(deployment.prefill)]
+            flags += ["--decode-workers", str(deployment.decode)]
+        if self.ranks > 1:
+            flags += ["--tensor-parallel-size", str(self.ranks)]
+        if self.mode is Mode.ADAPTIVE:
+            flags += ["--ttft-target-ms", f"{1e3 * targets.ttft_s:g}"]
+            flags += ["--itl-target-ms", f"{1e3 * targets.itl_s:g}"]
+        elif self.step_s is not None:
+            flags += ["--itl-target-ms", f"{1e3 * self.step_s:g}"]
+        if self.mode is Mode.DISAGG and self.chunk != PREFILL_CHUNK:
+            flags += ["--prefill-chunked-prefill-size", str(self.chunk)]
+        return flags
+
+
+def candidates(
+    model: ModelSpec, gpu: Gpu, gpus: int, targets: Targets, longest: int, *, radix_cache: bool
+) -> list[Candidate]:
+    """In the order of tensor parallelism, mode and split.
+
+    `longest`: tokens of the longest request, prompt and answer. Raises DoesNotFit.
+    """
+    found: list[Candidate] = []
+    reasons: list[str] = []
+    ranks = 1
+    while ranks <= min(gpus, _MOST_RANKS):
+        if gpus % ranks == 0 and model.num_heads % ranks == 0:
+            costs = costs_of(model, gpu, ranks)
+            if costs.kv_tokens < longest + _PAGE:
+                room = max(costs.kv_tokens, 0)
+                reasons.append(f"{ranks} GPU{'s' * (ranks > 1)} a worker leave KV room for {room:,} tokens")
+            else:
+                found += _of_ranks(costs, gpus // ranks, ranks, targets, radix_cache)
+        ranks *= 2
+    if not found:
+        raise DoesNotFit(f"{'; '.join(reasons)}; the longest request has {longest:,}")
+    return found
+
+
+def _of_ranks(
+    costs: WorkerCosts, workers: int, ranks: int, targets: Targets, radix_cache: bool
+) -> Iterator[Candidate]:
+    def candidate(mode: Mode, prefill: int, chunk: int, step_s: float | None = None) -> Candidate:
+        deployment = Deployment(
+            mode=mode,
+            prefill=prefill,
+            decode=workers - prefill,
+            targets=targets,
+            chunk_tokens=chunk,
+            step_target_s=step_s,
+            radix_cache=radix_cache,
+            device=costs.device,
+            link=costs.link,
+            kv_tokens=costs.kv_tokens,
+        )
+        return Candidate(deployment, ranks, chunk, step_s, costs.basis)
+
+    yield candidate(Mode.MIXED, 0, _MIXED_CHUNK)
+    tuned = round(_STEP_SHARE * targets.itl_s, 4)
+    if abs(tuned - _DEFAULT_STEP_S) > 0.1 * _DEFAULT_STEP_S:
+        yield candidate(Mode.MIXED, 0, _MIXED_CHUNK, tuned)
+    for prefill in range(1, workers):
+        for chunk in (PREFILL_CHUNK, _LARGE_PREFILL_CHUNK):
+            yield candidate(Mode.DISAGG, prefill, chunk)
+    if workers > 1:
+        yield candidate(Mode.ADAPTIVE, workers // 2, PREFILL_CHUNK)

@@ -1,0 +1,139 @@
+"""Step times of a model on a GPU: measured for one pair, scaled by a roofline for all others.
+
+Measured are Llama-3.1-8B's steps on an H200 (`router.simulator.device`). For another model or GPU the curve
+of matrix products is stretched: in time by what reading the weights takes, in rows by how many of them it
+takes until arithmetic bounds the step. So the efficiency at each distance from that ridge is as measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from engine.spec.model_spec import ModelSpec
+from router.planner.hardware import H200, Gpu
+from router.simulator.device import H200_8B, DeviceCosts
+from router.simulator.simulation import NVLINK, LinkCosts
+
+__all__ = ["LLAMA_8B", "Basis", "WorkerCosts", "costs_of", "kv_bytes_per_token", "weight_bytes"]
+
+LLAMA_8B: Final = ModelSpec(
+    architecture="LlamaForCausalLM",
+    vocab_size=128_256,
+    hidden_size=4096,
+    intermediate_size=14_336,
+    num_layers=32,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    max_position=131_072,
+    norm_eps=1e-5,
+    rope=None,
+    tied_embeddings=False,
+    dtype="bfloat16",
+)
+"""The shape that was measured; rotation and context length do not enter."""
+
+_BYTES: Final = 2
+"""Of a weight and of a KV value: bfloat16."""
+_MEMORY_SHARE: Final = 0.9
+_ACTIVATIONS: Final = 2e9
+"""Bytes of each GPU that neither weights nor KV get."""
+_ALL_REDUCE_S: Final = 12e-6
+"""Of a few kilobytes between GPUs of one host."""
+
+
+class Basis(Enum):
+    MEASURED = "measured"
+    """On this model's shape and this GPU."""
+    ESTIMATED = "estimated"
+    """By a roofline, from what was measured elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerCosts:
+    """One worker of `ranks` GPUs."""
+
+    device: DeviceCosts
+    link: LinkCosts
+    kv_tokens: int
+    """That its KV pool holds; 0 or less: the weights do not fit."""
+    basis: Basis
+
+
+def costs_of(model: ModelSpec, gpu: Gpu, ranks: int) -> WorkerCosts:
+    """Of a worker with so many tensor-parallel ranks."""
+    measured = ranks == 1 and gpu == H200 and _shape(model) == _shape(LLAMA_8B)
+    kv_bytes = kv_bytes_per_token(model)
+    per_rank = kv_bytes * max(1, model.num_kv_heads // ranks) / model.num_kv_heads
+    room = _MEMORY_SHARE * gpu.memory_bytes - weight_bytes(model) / ranks - _ACTIVATIONS
+    link = LinkCosts(
+        bytes_per_s=ranks * NVLINK.bytes_per_s * gpu.link_bytes_per_s / H200.link_bytes_per_s,
+        latency_s=NVLINK.latency_s,
+        kv_bytes_per_token=kv_bytes,
+    )
+    device = H200_8B if measured else _scaled(model, gpu, ranks, per_rank)
+    return WorkerCosts(device, link, int(room / per_rank), Basis.MEASURED if measured else Basis.ESTIMATED)
+
+
+def kv_bytes_per_token(model: ModelSpec) -> int:
+    return 2 * model.num_layers * model.kv_size * _BYTES
+
+
+def weight_bytes(model: ModelSpec) -> float:
+    """Of all parameters, without norms and biases."""
+    embeddings = (1 if model.tied_embeddings else 2) * model.vocab_size * model.hidden_size
+    return float(_BYTES * (_layer_parameters(model) + embeddings))
+
+
+def _scaled(model: ModelSpec, gpu: Gpu, ranks: int, kv_bytes: float) -> DeviceCosts:
+    """`kv_bytes`: of a token, on one rank."""
+    ours, measured = _matrix_bytes(model) / ranks, _matrix_bytes(LLAMA_8B)
+    reading = (ours / gpu.bytes_per_s) / (measured / H200.bytes_per_s)
+    ridge = (gpu.flops / gpu.bytes_per_s) / (H200.flops / H200.bytes_per_s)
+    arithmetic = (model.num_layers * model.q_size) / (LLAMA_8B.num_layers * LLAMA_8B.q_size) / ranks
+    layers = model.num_layers / LLAMA_8B.num_layers
+    context = kv_bytes / kv_bytes_per_token(LLAMA_8B) * H200.bytes_per_s / gpu.bytes_per_s
+    points = ((max(1, round(rows * ridge)), seconds * reading) for rows, seconds in H200_8B.matrices)
+    return DeviceCosts(
+        matrices=tuple((rows, seconds + _all_reduces(model, gpu, ranks, rows)) for rows, seconds in points),
+        context=H200_8B.context * context,
+        pair=H200_8B.pair * arithmetic * H200.flops / gpu.flops,
+        step=H200_8B.step * layers,
+        prompts=H200_8B.prompts * layers,
+        host=H200_8B.host,
+        host_prompts=H200_8B.host_prompts,
+    )
+
+
+def _all_reduces(model: ModelSpec, gpu: Gpu, ranks: int, rows: int) -> float:
+    """Seconds of those of a step: two a layer."""
+    if ranks == 1:
+        return 0.0
+    moved = rows * model.hidden_size * _BYTES * 2 * (ranks - 1) / ranks
+    return 2 * model.num_layers * (_ALL_REDUCE_S + moved / gpu.link_bytes_per_s)
+
+
+def _matrix_bytes(model: ModelSpec) -> float:
+    """That a step reads: layers and the LM head."""
+    return float(_BYTES * (_layer_parameters(model) + model.vocab_size * model.hidden_size))
+
+
+def _layer_parameters(model: ModelSpec) -> int:
+    """Of all layers' matrices."""
+    mlp_matrices = 2 if model.architecture == "GPT2LMHeadModel" else 3
+    attention = model.hidden_size * (2 * model.q_size + 2 * model.kv_size)
+    return model.num_layers * (attention + mlp_matrices * model.hidden_size * model.intermediate_size)
+
+
+def _shape(model: ModelSpec) -> tuple[int, ...]:
+    return (
+        model.vocab_size,
+        model.hidden_size,
+        model.intermediate_size,
+        model.num_layers,
+        model.num_heads,
+        model.num_kv_heads,
+        model.head_dim,
+    )

@@ -1,0 +1,35 @@
+"""Peak numbers of GPUs, from their vendor's data sheets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["GPUS", "H200", "Gpu"]
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    name: str
+    flops: float
+    """Dense bfloat16, a second."""
+    bytes_per_s: float
+    """Of its memory."""
+    memory_bytes: float
+    link_bytes_per_s: float
+    """To another GPU of the host, in one direction: NVLink, or PCIe where there is none."""
+
+
+H200: Final = Gpu("h200", 989e12, 4.8e12, 141e9, 450e9)
+
+GPUS: Final = {
+    gpu.name: gpu
+    for gpu in (
+        H200,
+        Gpu("b200", 2250e12, 7.7e12, 180e9, 900e9),
+        Gpu("h100", 989e12, 3.35e12, 80e9, 450e9),
+        Gpu("a100", 312e12, 2.04e12, 80e9, 300e9),
+        Gpu("l40s", 362e12, 0.864e12, 48e9, 32e9),
+        Gpu("l4", 121e12, 0.3e12, 24e9, 32e9),
+    )
+}

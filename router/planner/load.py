@@ -1,0 +1,70 @@
+"""The load that a plan is made for: drawn from lengths and a rate, or read from a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from router.simulator.lengths import Lengths
+from router.simulator.traffic import Arrival, poisson
+
+__all__ = ["Load", "drawn", "of_trace"]
+
+_SCREENED = 0.3
+"""Part of a load that all candidates serve first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Draws of one load; requests that arrive before `since` are served, but not counted."""
+
+    draws: tuple[tuple[Arrival, ...], ...]
+    since: float
+    until: float
+    """When the last request may arrive."""
+    shares_prefixes: bool = False
+
+    @property
+    def rate(self) -> float:
+        """Requests a second that count, in the mean over the draws."""
+        counted = sum(a.at >= self.since for draw in self.draws for a in draw)
+        return counted / len(self.draws) / (self.until - self.since)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request, prompt and answer."""
+        return max(a.prompt_tokens + a.max_tokens for draw in self.draws for a in draw)
+
+    @property
+    def requests(self) -> int:
+        return sum(len(draw) for draw in self.draws)
+
+    def shortened(self) -> Load:
+        """The first part of the first draw."""
+        until = self.since + _SCREENED * (self.until - self.since)
+        first = tuple(a for a in self.draws[0] if a.at <= until)
+        counted = any(a.at >= self.since for a in first)
+        return Load((first,), self.since, until, self.shares_prefixes) if counted else self
+
+
+def drawn(
+    inputs: Lengths, outputs: Lengths, rate: float, *, seconds: float, warm_up: float, seeds: Sequence[int]
+) -> Load:
+    """Poisson arrivals of `seconds` after those of a warm-up at the same rate."""
+    total = warm_up + seconds
+    draws = tuple(
+        tuple(a for a in poisson(rate, 1.2 * total + 30 / rate, inputs, outputs, seed) if a.at <= total)
+        for seed in seeds
+    )
+    return Load(draws, warm_up, total)
+
+
+def of_trace(arrivals: Sequence[Arrival]) -> Load:
+    """All requests of a trace, which begins at its first one. Raises ValueError for fewer than two."""
+    if len(arrivals) < 2:
+        raise ValueError("a trace needs two requests at least")
+    first, last = arrivals[0].at, arrivals[-1].at
+    if last <= first:
+        raise ValueError("all requests of the trace arrive at the same time")
+    moved = tuple(Arrival(a.at - first, a.prompt_tokens, a.max_tokens, a.blocks) for a in arrivals)
+    return Load((moved,), 0.0, last - first, any(a.blocks for a in arrivals))

@@ -1,0 +1,69 @@
+"""The shape of the model that a plan is for, from its config.json alone: no weights are read or fetched."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any, Final
+
+from engine.loader.checkpoint import CheckpointError, resolve
+from engine.spec.errors import UnsupportedModel
+from engine.spec.model_spec import ModelSpec
+
+__all__ = ["SHAPES", "UnknownModel", "shape_of"]
+
+_LLAMA: Final[dict[str, Any]] = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_act": "silu",
+    "vocab_size": 128_256,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131_072,
+    "rms_norm_eps": 1e-5,
+    "dtype": "bfloat16",
+}
+SHAPES: Final[dict[str, dict[str, Any]]] = {
+    "llama-3.1-8b": _LLAMA
+    | {"hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32, "num_attention_heads": 32},
+    "llama-3.1-70b": _LLAMA
+    | {"hidden_size": 8192, "intermediate_size": 28_672, "num_hidden_layers": 80, "num_attention_heads": 64},
+}
+"""Shapes that need no file: config.json of these models lies behind a license."""
+
+_HUB_ID: Final = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+class UnknownModel(ValueError):
+    """The model's shape cannot be found out; the message says why."""
+
+
+def shape_of(model: str) -> ModelSpec:
+    """Of a name in `SHAPES`, a folder, a config.json, an alias, a .gguf file or a hub id.
+
+    Raises UnknownModel.
+    """
+    try:
+        if model.lower() in SHAPES:
+            return ModelSpec.from_config(SHAPES[model.lower()])
+        path = Path(model).expanduser()
+        if path.is_dir():
+            return ModelSpec.from_folder(path)
+        if path.is_file() and path.suffix == ".json":
+            return ModelSpec.from_config(json.loads(path.read_text()))
+        if not path.exists() and _HUB_ID.fullmatch(model):
+            return ModelSpec.from_config(json.loads(_config_of(model).read_text()))
+        return ModelSpec.from_folder(resolve(model).path)
+    except (UnsupportedModel, CheckpointError, OSError, json.JSONDecodeError) as error:
+        known = ", ".join(SHAPES)
+        raise UnknownModel(f"{error}; or name a folder with config.json, or one of {known}") from error
+
+
+def _config_of(model: str) -> Path:
+    """Fetched from the hub: a few kilobytes."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        return Path(hf_hub_download(model, "config.json"))
+    except HfHubHTTPError as error:
+        raise CheckpointError(f"config.json of {model} could not be fetched: {error}") from error
