@@ -48,7 +48,7 @@ from benchmarks.lib.workload import Work, make_workload, parse_lengths
 from engine.config import Batching
 from engine.loader.checkpoint import resolve
 
-__all__ = ["main"]
+__all__ = ["main", "make_parser"]
 
 _LATENCIES: Final = ("ttft", "tpot", "itl", "e2e")
 _QUICK: Final = {
@@ -309,13 +309,13 @@ def _numbers(kind: type) -> Callable[[str], list[Any]]:
 
 def _options() -> argparse.Namespace:
     """`--quick` changes defaults; what is given explicitly stands."""
-    parser = _parser()
+    parser = make_parser()
     if parser.parse_args().quick:
         parser.set_defaults(**_QUICK)
     return parser.parse_args()
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.chunked",
         description=__doc__,
