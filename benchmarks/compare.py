@@ -1,11 +1,11 @@
-"""Baton in both modes, transformers and optionally vLLM, on the same prompts, in one run.
+"""Compare Baton in both modes, transformers and optionally vLLM on the same prompts, in one run.
 
     python -m benchmarks.compare --cpu
 
-Each system gets the machine to itself and answers the same requests: first all at once, then others one
-after the other. Prompts have one length, so that transformers' batch holds no padding; answers have one
-length too, and are greedy unless Baton is asked to sample. Baton is measured from outside, over HTTP; the
-others from inside their process.
+The systems run one after the other and answer the same requests: first all at once, then more of them one by
+one. All prompts have the same length, so that transformers' batch has no padding; so have all answers, which
+are greedy unless sampling flags are given for Baton. Baton is measured over HTTP, the others inside their
+processes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from benchmarks.lib.systems import Comparison, Outcome, baton, transformers, vll
 from benchmarks.lib.workload import Fixed, Work, make_workload
 from engine.device.cpu_dtype import preferred_cpu_dtype
 
-__all__ = ["comparison_table"]
+__all__ = ["comparison_table", "make_parser"]
 
 _RESULTS = Path(__file__).parent / "results"
 
@@ -120,7 +120,7 @@ def make_parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--cpu", action="store_true", help="without a GPU, in the dtype that is faster there")
+    parser.add_argument("--cpu", action="store_true", help="on the CPU, in the dtype that is faster there")
     parser.add_argument("--model", default="smollm2")
     sampling_arguments(parser)
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"])

@@ -1,4 +1,4 @@
-"""Tokens by CPU second of one thread, for machines that do other work too: wall time says little there.
+"""Tokens per CPU second of one thread, for shared machines, on which wall time is unreliable.
 
 python -m benchmarks.cpu_seconds --dtype bfloat16
 """

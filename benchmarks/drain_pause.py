@@ -1,8 +1,9 @@
-"""How long streams stand still when their worker leaves: answers that move with their KV, or are recomputed.
+"""Pause of streams when their worker drains: answers that move with their KV, or are recomputed.
 
-Two workers of this process, over the loopback transport, decode answers to long prompts; the answers of one
-go to the other in both ways in turn. One run, one machine, prompts of one length: the ratio is what counts.
-"lost decode-0" is the worker that the benchmark takes out of rotation, so that its answers are recomputed.
+Two workers in this process, over the loopback transport, answer long prompts. Answers of one worker move to
+the other, alternating between the two methods. One run, one machine, one prompt length: only the ratio is
+meaningful. "lost decode-0" is the
+worker that the benchmark takes out of rotation, so that its answers are recomputed.
 
     python -m benchmarks.drain_pause --model FOLDER --output FILE.json
 """
@@ -172,7 +173,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--load-format", default="auto", choices=["auto", "dummy"])
     parser.add_argument("--length", type=int, default=1024, help="prompt tokens (default: %(default)s)")
     parser.add_argument("--streams", type=int, default=4, help="(default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=5, help="of each way (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="moves of each kind (default: %(default)s)")
     parser.add_argument("--output", type=Path, metavar="FILE.json")
     return parser
 

@@ -1,9 +1,10 @@
-"""Attention of prompt chunks, by each kernel that could compute them: see engine/attention/kernel_choice.py.
+"""Time of attention of prompt chunks, by kernel: see engine/attention/kernel_choice.py.
 
     python -m benchmarks.gpu_chunks --output FILE.json
 
-A layer's microseconds with FA3, with FA2 that splits contexts, and with FA3 on a copy without gaps, for one
-chunk of some length at the end of some context, and for a few batches. Heads are those of Llama-3.1-8B.
+Microseconds per layer with FA3, with FA2 (which splits contexts), and with FA3 on a contiguous copy, for one
+chunk at the end of a context, over chunk and context lengths, and for a few batches. Heads are those of
+Llama-3.1-8B.
 """
 
 from __future__ import annotations

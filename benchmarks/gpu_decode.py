@@ -1,8 +1,8 @@
-"""How long a decode step takes through the whole engine, what the host does in it, and what the GPU does.
+"""Time of a decode step through the whole engine, on the host and on the GPU.
 
 python -m benchmarks.gpu_decode --model FOLDER --points 1:1024,64:4096,256:1024,64:1024:512
 
-A third number adds so many prompt tokens to each step, of prompts of 2048 tokens.
+A third number adds this many prompt tokens to each step, of prompts of 2048 tokens.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""How fast the KV of long prompts gets from GPU to GPU, and how much of that anybody waits for.
+"""Time of KV handoffs of long prompts between GPUs, and the exposed part of it.
 
     python -m benchmarks.gpu_handoff --model FOLDER --lengths 2048,8192,32768
 
-Two workers, disaggregated, one prompt at a time, random weights. The first token comes from the prefill
-worker and waits for no transfer; the second does. Exposed is the time between the two in which the decode
-worker could not begin, for want of pages or of their contents.
+Two disaggregated workers, one prompt at a time, random weights. The first token comes from the prefill worker
+and does not wait for the transfer; the second one does. The exposed time is the part of the time between the
+two in which the decode worker waited for pages or for their contents.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--load-format", default="dummy", choices=["auto", "dummy"])
     parser.add_argument("--lengths", type=_lengths, default="2048,8192,32768", metavar="N,…", help="tokens")
     parser.add_argument("--repeat", type=int, default=5, metavar="N", help="prompts of each length")
-    parser.add_argument("--flags", default="", help="more flags for the router, in quotes")
+    parser.add_argument("--flags", default="", help="additional router flags, in quotes")
     parser.add_argument("--results", type=Path, default=_RESULTS, metavar="FOLDER")
     sampling_arguments(parser)
     return parser

@@ -1,4 +1,4 @@
-"""Throughput of the engine alone on a GPU, all requests there from the start, random weights.
+"""Offline throughput of the engine on a GPU: all requests at once, no router, random weights.
 
 python -m benchmarks.gpu_offline --model FOLDER --points 1024:128:1000,512:512:512,16384:16:32
 """

@@ -1,7 +1,7 @@
-"""What grammars add to a step on a CPU: filling the masks, and choosing tokens under them.
+"""Cost of grammars per step on a CPU: filling masks, and sampling with them.
 
-Nothing of the model is run. Every row writes JSON of one schema, with random logits; a row that
-ends begins anew. Medians and 99th percentiles of the steps, in ms.
+The model is not run. Every row writes JSON of one schema, with random logits, and restarts when it ends.
+Medians and 99th percentiles over steps, in ms.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Memory that compiled grammars take, beside the estimate that bounds a worker's cache.
+"""Memory of compiled grammars, compared with the estimate that limits a worker's cache.
 
     python -m benchmarks.grammar_memory
 
-Bytes allocated by the process (glibc's `mallinfo2`), of several grammars of each kind: after the first mask,
+Bytes allocated by the process (glibc's `mallinfo2`) for several grammars of each kind: after the first mask,
 and after random outputs of up to 150 tokens.
 """
 

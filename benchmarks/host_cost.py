@@ -1,9 +1,9 @@
-"""What a step costs the host before and after the device computes: no model, no GPU.
+"""Host time per step, before and after the device computes. Needs no model and no GPU.
 
     python -m benchmarks.host_cost --running 256 --context 1024
 
-Plans steps in which every request decodes, writes and builds their batches, and takes invented tokens in.
-Attention's own planning and the launch of kernels are not in it: `benchmarks.gpu_decode` measures those.
+Plans steps in which every request decodes, builds their batches, and processes synthetic tokens. Planning of
+attention and kernel launches are not included; `benchmarks.gpu_decode` measures those.
 """
 
 from __future__ import annotations

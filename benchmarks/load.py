@@ -1,9 +1,9 @@
-"""Put load on an OpenAI server and report what its users felt.
+"""Load generator for OpenAI servers: reports latency, throughput and goodput.
 
     python -m benchmarks.load --base-url http://127.0.0.1:30000 --rate 2 --requests 100
 
-Arrivals are open-loop: a request is sent when its time has come, whether or not earlier ones were answered,
-as users do. --max-concurrency makes it a closed loop.
+Arrivals are open-loop: requests are sent at their arrival times, whether or not earlier ones were answered.
+--max-concurrency makes it a closed loop.
 """
 
 from __future__ import annotations
@@ -97,7 +97,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--rate", type=float, default=math.inf, help="requests a second (default: all at once)"
     )
-    parser.add_argument("--max-concurrency", type=int, metavar="N", help="never more than N at a time")
+    parser.add_argument(
+        "--max-concurrency", type=int, metavar="N", help="largest number of concurrent requests"
+    )
     parser.add_argument("--input-length", type=parse_lengths, default="512", metavar="LENGTHS", help=lengths)
     parser.add_argument("--output-length", type=parse_lengths, default="64", metavar="LENGTHS", help=lengths)
     parser.add_argument(
@@ -105,14 +107,14 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         default=0,
         metavar="TOKENS",
-        help="tokens at the start that all prompts share",
+        help="length of a prefix that all prompts share",
     )
     sampling_arguments(parser)
     parser.add_argument(
         "--no-ignore-eos",
         dest="ignore_eos",
         action="store_false",
-        help="let answers end early; also for servers that do not know ignore_eos",
+        help="let answers end early; also for servers without ignore_eos",
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--ttft-objective", type=float, metavar="SECONDS", help="for goodput")

@@ -1,10 +1,10 @@
-"""What running answers feel when a long prompt comes in, with chunked prefill and without.
+"""Effect of a long prompt on running answers, with and without chunked prefill.
 
     python -m benchmarks.long_prefill
 
-Eight answers stream; then a prompt of 4,000 tokens arrives. Without chunking, one step reads it whole and
-every running answer stands still for that long; with chunking, a step holds one chunk of it at most, and the
-running answers get their next token beside it.
+Eight answers stream; then a prompt of 4,000 tokens arrives. Without chunking, one step computes all of it,
+during which every running answer stalls. With chunking, a step computes at most one chunk of it, together
+with the next token of each running answer.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--model", default="smollm2")
     sampling_arguments(parser)
-    parser.add_argument("--decodes", type=int, default=8, metavar="N", help="answers running")
+    parser.add_argument("--decodes", type=int, default=8, metavar="N", help="number of running answers")
     parser.add_argument("--prompt-length", type=int, default=4000, metavar="TOKENS")
     parser.add_argument("--output-length", type=int, default=64, metavar="TOKENS", help="of each answer")
     parser.add_argument(

@@ -9,11 +9,11 @@
     python -m benchmarks.modes ... --modes none --against vllm=http://127.0.0.1:8000 --append
 
 With N workers, mixed mode has N that do both; disagg gives --prefill-workers of them to prefill and the
-others to decode; adaptive begins with the same split and places each request for the targets --ttft and
---tpot. One server a mode serves every rate with every seed; a seed is one draw of arrivals and lengths, the
-same for all modes. Arrivals are a Poisson process (open loop), and every run begins with all queues empty.
+others to decode; adaptive starts with the same split and places each request to meet --ttft and --tpot. One
+server per mode serves every rate with every seed; a seed is one sample of arrivals and lengths, the same for
+all modes. Arrivals are a Poisson process (open loop), and every run starts with empty queues.
 
---against measures OpenAI servers that run already, other systems among them, with the same requests.
+--against measures OpenAI servers that are already running, also of other systems, with the same requests.
 
 Goodput counts answers that met the objective: first token within --ttft seconds, tokens after it every --tpot
 seconds in the mean, and none later than --pause seconds after the one before. --second-objective judges the
@@ -41,7 +41,7 @@ from rich.table import Table
 
 from benchmarks.lib.client import Record, Target, only_model
 from benchmarks.lib.machine import describe_machine
-from benchmarks.lib.mode_servers import MODEL_NAME, ModeServers, mode_arguments
+from benchmarks.lib.mode_servers import MODEL_NAME, ModeServers, mode_arguments, require_answers
 from benchmarks.lib.offer import offer
 from benchmarks.lib.outcomes import Point, Run, arrival_rate, points_of
 from benchmarks.lib.plots import plot_modes
@@ -206,19 +206,13 @@ def _sweep(
     """Rate, seed and what came of it, after a warm-up. Raises ServerFailed."""
     lengths = parse_lengths(options.input_length), parse_lengths(options.output_length)
     if options.warm_up:
-        _check(send(target, _workload(options.warm_up, max(options.rates), lengths, _WARM_UP_SEED)))
+        require_answers(send(target, _workload(options.warm_up, max(options.rates), lengths, _WARM_UP_SEED)))
     for rate in options.rates:
         count = options.requests or max(1, round(rate * options.seconds))
         for seed in options.seeds:
             records = send(target, _workload(count, rate, lengths, seed))
-            _check(records)
+            require_answers(records)
             yield rate, seed, records
-
-
-def _check(records: Sequence[Record]) -> None:
-    errors = [record.error for record in records if record.error is not None]
-    if len(errors) == len(records):
-        raise ServerFailed(f"none of {len(records)} requests was answered; the first: {errors[0]}")
 
 
 def _workload(count: int, rate: float, lengths: tuple[Lengths, Lengths], seed: int) -> list[Work]:
@@ -306,7 +300,7 @@ def make_parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME=URL",
-        help="an OpenAI server that runs already; may be given more than once",
+        help="an OpenAI server that is already running; may be given more than once",
     )
     load = parser.add_argument_group("load")
     load.add_argument(

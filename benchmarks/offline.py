@@ -1,4 +1,4 @@
-"""How fast the engine is by itself: no router, no network, every request there from the start.
+"""Offline throughput of the engine: no router, no network, all requests at once.
 
 python -m benchmarks.offline --cpu --requests 32 --input-length 1024 --output-length 128
 """
@@ -114,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     lengths = "N, uniform:LOW:HIGH or lognormal:MEDIAN:SIGMA:HIGH"
-    parser.add_argument("--cpu", action="store_true", help="without a GPU, in the dtype that is faster there")
+    parser.add_argument("--cpu", action="store_true", help="on the CPU, in the dtype that is faster there")
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"])
     parser.add_argument("--requests", type=int, default=16, metavar="N")

@@ -1,11 +1,11 @@
-"""What the router costs: streams through HTTP, with a worker that computes nothing.
+"""Throughput and latency of the router: HTTP streams, with a worker that computes nothing.
 
     python -m benchmarks.router_throughput
 
-The router has one core to itself; the worker and all clients share another. Each stream gets one token a
-step, as from an engine that takes so long for a step. A token's latency is counted from the moment in which
-the worker gives its step's tokens to gRPC, until the client has read it: both ends of two sockets included.
-Where the router cannot keep up, it sends several tokens in one event; that shows as tokens an event.
+The router has a core of its own; the worker and all clients share another. Each stream gets one token per
+step of a given time. The latency of a token is measured from when the worker passes its step's tokens to gRPC
+until the client has read it, which includes both ends of two sockets. If the router cannot keep up, it sends
+several tokens per event, which is reported.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Time of choosing the tokens of one step, by what requests ask for; nothing of the model is run.
+"""Time to sample the tokens of one step, by sampling parameters. The model is not run.
 
-On a GPU, the time of the device (events around calls that were queued behind a pause) and of the host, which
-queues them. On a CPU, wall time on one thread. Medians; logits are random, and of several sets in turn.
+On a GPU, device time (events around calls that are queued behind a pause) and host time to enqueue them. On a
+CPU, wall time on one thread. Medians, over several sets of random logits in turn.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What planning a step costs with many requests, for every policy: no model, no GPU.
+"""Cost of planning a step with many requests, for every policy. Needs no model and no GPU.
 
     python -m benchmarks.scheduler_cost --running 512 --waiting 2000
 
-Two states that a loaded worker is in: "full", where every slot is taken and nothing can be admitted, and
-"admitting", where in every step a request ends, another takes its place and its prompt is computed, so that
-the prefix cache changes. Times are CPU time of the thread, so other processes hardly count. Prompts have
-2,048 tokens, of which `--cached` are in the prefix cache.
+Two states of a loaded worker: "full", in which every slot is taken and nothing can be admitted, and
+"admitting", in which in every step a request ends, another takes its place and its prompt is computed, so
+that the prefix cache changes. Times are CPU times of the thread, which other processes hardly affect. Prompts
+have 2,048 tokens, of which `--cached` are in the prefix cache.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--running", type=int, default=512, metavar="N", help="requests that decode")
     parser.add_argument("--waiting", type=int, default=2000, metavar="N", help="requests in the queue")
     parser.add_argument("--cached", type=int, default=1984, metavar="TOKENS", help="of each prompt")
-    parser.add_argument("--steps", type=int, default=200, metavar="N", help="measured in each state")
+    parser.add_argument("--steps", type=int, default=200, metavar="N", help="steps measured in each state")
     return parser
 
 

@@ -1,12 +1,12 @@
-"""What scheduling makes of a load, on a GPU that is only arithmetic: to predict before measuring.
+"""Simulate the scheduling of a load on a modelled GPU, to predict before measuring.
 
     python -m benchmarks.simulate --rate 30 --itl-targets 14,20,30,0
     python -m benchmarks.simulate --rate 30 --presets baton,sglang,vllm,roseinfer
     python -m benchmarks.simulate --cluster --help
 
-The real engine plans the steps: scheduler, pages, ITL controller, planning ahead. A formula says how long
-the device and the host take for each, and the clock jumps from one event to the next. `Costs` are those of
-Llama-3.1-8B on an H200, fitted to measured steps.
+The real engine plans the steps: scheduler, pages, ITL controller, planning ahead. A formula gives the time of
+each step on device and host, and the clock advances from event to event. `Costs` are those of Llama-3.1-8B on
+an H200, fitted to measured steps.
 """
 
 from __future__ import annotations
@@ -106,11 +106,11 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--rate", type=float, default=30.0, metavar="R", help="requests a second")
-    parser.add_argument("--seconds", type=float, default=20.0, metavar="S", help="for which they come")
+    parser.add_argument("--seconds", type=float, default=20.0, metavar="S", help="seconds of arrivals")
     parser.add_argument("--input-length", default="lognormal:372:0.8:4096", metavar="LENGTHS")
     parser.add_argument("--output-length", default="lognormal:200:0.7:1024", metavar="LENGTHS")
     parser.add_argument(
-        "--long", type=float, default=0.0, metavar="SHARE", help="of prompts that have 8k to 32k tokens"
+        "--long", type=float, default=0.0, metavar="SHARE", help="share of prompts with 8k to 32k tokens"
     )
     parser.add_argument(
         "--itl-targets", type=_targets, default="14,20,30,0", metavar="MS,…", help="0: no target"
@@ -119,7 +119,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--chunked-prefill-size", type=int, default=CHUNK_BUDGET, metavar="N", help="tokens of a step"
     )
-    parser.add_argument("--early", action="store_true", help="plan each step as soon as possible")
+    parser.add_argument("--early", action="store_true", help="plan each step as early as possible")
     parser.add_argument("--seed", type=int, default=1)
     return parser
 

@@ -1,7 +1,7 @@
-"""What transformers makes of a batch: `generate`, as its users call it, with the time of every token.
+"""Measures `generate` of transformers on a batch, with the time of every token.
 
-Runs in a process of its own, so that its memory is its own too: requests come in on standard input and
-records go out on standard output, one JSON document each.
+Runs in its own process, so that memory is measured separately. Reads requests from standard input and writes
+records to standard output, one JSON document each.
 """
 
 from __future__ import annotations

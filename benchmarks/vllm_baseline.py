@@ -1,7 +1,7 @@
-"""What vLLM's CPU build makes of the same requests, from inside its process.
+"""Measures vLLM's CPU build on the same requests, inside its process.
 
-Runs under the Python of vLLM's own environment, so it imports nothing of Baton: requests come in on standard
-input and records go out to the file named by the job, for vLLM prints to standard output as it likes.
+Runs with the Python of vLLM's environment, so it imports nothing of Baton. Reads requests from standard input
+and writes records to the file named by the job, since vLLM itself prints to standard output.
 """
 
 from __future__ import annotations

@@ -28,9 +28,9 @@ __all__ = [
 class RouterError(Exception):
     """A request that was refused or that failed.
 
-    The message is for the client, unless the fault is the server's (Unavailable, Internal): then it is for
-    the log, and the client reads `public_message`. `param` names the parameter at fault. `code` is for
-    programs, such as "context_length_exceeded".
+    The message is for the client, except for server errors (Unavailable, Internal): then it is for the log,
+    and the client gets `public_message`. `param` names the invalid parameter. `code` is for programs, such as
+    "context_length_exceeded".
     """
 
     http_status: ClassVar[int]
@@ -38,7 +38,7 @@ class RouterError(Exception):
     openai_type: ClassVar[str]
     default_code: ClassVar[str | None] = None
     plain: ClassVar[str | None] = None
-    """What clients read instead of a message about the server's inside."""
+    """The message for clients in place of one with internal details."""
 
     def __init__(
         self,
@@ -49,19 +49,19 @@ class RouterError(Exception):
         retry_after_s: float | None = None,
         public: bool = False,
     ) -> None:
-        """`public`: the message shows nothing of the server's inside, and is for the client in any case."""
+        """`public`: the message has no internal details and is always sent to the client."""
         super().__init__(message)
         self.message = message
         self.param = param
         self.code = code or self.default_code
         self.retry_after_s = retry_after_s
-        """When to try again; None where trying again is no use or there is nothing to say about it."""
+        """When to retry; None if a retry is useless or the time is unknown."""
         self.public_message = None if public else self.plain
-        """What the client reads instead of the message; None: the message itself."""
+        """The message for the client; None: the message itself."""
 
 
 class InvalidRequest(RouterError):
-    """The request itself is at fault; sending it again will not help."""
+    """The request is invalid; do not retry."""
 
     http_status = 400
     grpc_status = StatusCode.INVALID_ARGUMENT
@@ -69,7 +69,7 @@ class InvalidRequest(RouterError):
 
 
 class Unauthenticated(InvalidRequest):
-    """The caller did not say who it is, or nobody knows it."""
+    """The credentials are missing or unknown."""
 
     http_status = 401
     grpc_status = StatusCode.UNAUTHENTICATED
@@ -77,7 +77,7 @@ class Unauthenticated(InvalidRequest):
 
 
 class PermissionDenied(InvalidRequest):
-    """The caller is known, but may not do this."""
+    """The credentials are valid, but do not permit this."""
 
     http_status = 403
     grpc_status = StatusCode.PERMISSION_DENIED
@@ -99,7 +99,7 @@ class MethodNotAllowed(InvalidRequest):
 
 
 class NotImplementedHere(InvalidRequest):
-    """Known, but not to be had of this server."""
+    """A known feature that this server does not have."""
 
     http_status = 501
     grpc_status = StatusCode.UNIMPLEMENTED
@@ -121,7 +121,7 @@ class TooLarge(InvalidRequest):
 
 
 class UnsupportedMediaType(InvalidRequest):
-    """The body is not of a type that is read here."""
+    """The content type of the body is not supported."""
 
     http_status = 415
     default_code = "unsupported_media_type"

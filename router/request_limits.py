@@ -16,12 +16,12 @@ MAX_PRIORITY: Final = (1 << 31) - 1
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestLimits:
     max_prompt_tokens: int | None = None
-    """None: as many as the context holds."""
+    """None: as many as fit the context."""
     max_completions: int = MAX_COMPLETIONS
     """Prompts times n."""
     max_logprobs: int = LOGPROBS_LIMIT
-    """Alternatives a token."""
+    """Alternatives per token."""
     priorities: bool = False
-    """The workers' schedulers go by the priority of a request."""
+    """Whether the scheduling policy uses priorities."""
     ttft_deadlines: bool = False
-    """They go by the deadline of its first token."""
+    """Whether the scheduling policy uses deadlines of first tokens."""

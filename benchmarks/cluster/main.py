@@ -5,7 +5,7 @@
     python -m benchmarks.simulate --cluster --trace mooncake.jsonl --prefill 4 --decode 4
 
 strict: TTFT and TPOT within --ttft-ms and --itl-ms; good: TTFT within 1 s, TPOT within 30 ms, no pause above
-100 ms. Each seed is another draw of the same load; shares are means over seeds, with the lowest and highest.
+100 ms. Each seed is another sample of the same load; shares are means over seeds, with minimum and maximum.
 """
 
 from __future__ import annotations
@@ -138,12 +138,12 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--splits", action="store_true", help="disaggregate in every ratio")
     parser.add_argument("--modes", type=lambda text: text.split(","), default="mixed,disagg,adaptive")
     parser.add_argument("--rates", type=_rates, default="8,10,12,14,16", metavar="R,…")
-    parser.add_argument("--seconds", type=float, default=40.0, metavar="S", help="for which requests come")
+    parser.add_argument("--seconds", type=float, default=40.0, metavar="S", help="seconds of arrivals")
     parser.add_argument("--seeds", type=int, default=3, metavar="N")
     parser.add_argument("--first-seed", type=int, default=1, metavar="N")
     parser.add_argument("--load", choices=sorted(LOADS), default="table")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="in Mooncake's format, in place of --load")
-    parser.add_argument("--speed", type=float, default=1.0, help="replay a trace so much faster")
+    parser.add_argument("--speed", type=float, default=1.0, help="speed-up of a replayed trace")
     parser.add_argument("--most", type=int, metavar="N", help="requests of a trace")
     parser.add_argument("--ttft-ms", type=float, default=500.0, metavar="MS")
     parser.add_argument("--itl-ms", type=float, default=15.0, metavar="MS")

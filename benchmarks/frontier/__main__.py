@@ -21,7 +21,6 @@ import argparse
 import json
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -124,20 +123,17 @@ def _serve_cell(
         best: Found | None = None
         for name, variant in served_variants(mode, servers, task.regime).items():
             try:
-                with ExitStack() as stack:
-                    share_at = stack.enter_context(
-                        serving(
-                            mode,
-                            variant,
-                            task.regime,
-                            task.workload,
-                            console,
-                            seconds=options.seconds,
-                            warm_up=options.warm_up,
-                            seeds=options.seeds,
-                            scale=options.scale,
-                        )
-                    )
+                with serving(
+                    mode,
+                    variant,
+                    task.regime,
+                    task.workload,
+                    console,
+                    seconds=options.seconds,
+                    warm_up=options.warm_up,
+                    seeds=options.seeds,
+                    scale=options.scale,
+                ) as share_at:
                     found = _found(task, mode, {name: share_at}, search)
             except ServerFailed as error:
                 console.print(f"{name} failed, going on: {error}", markup=False)

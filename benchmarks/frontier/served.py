@@ -12,18 +12,16 @@ from rich.console import Console
 
 from benchmarks.frontier.cells import Regime, Workload
 from benchmarks.frontier.search import ShareAt
-from benchmarks.lib.client import Record, Target
-from benchmarks.lib.mode_servers import MODEL_NAME, ModeServers
+from benchmarks.lib.client import Target
+from benchmarks.lib.mode_servers import MODEL_NAME, ModeServers, require_answers
 from benchmarks.lib.offer import offer
 from benchmarks.lib.report import summarize
-from benchmarks.lib.server import ServerFailed
 from benchmarks.lib.workload import Work
+from router.simulator.deployment import STEP_SHARE
 from router.simulator.traffic import Arrival
 
 __all__ = ["served_variants", "serving"]
 
-_STEP_SHARE = 0.95
-"""Of the TPOT target, for mixed workers whose steps suit it."""
 _FIRST_ID, _LAST_ID = 1_000, 30_000
 
 
@@ -31,7 +29,7 @@ def served_variants(mode: str, servers: ModeServers, regime: Regime) -> dict[str
     """By name; those of `benchmarks.frontier.simulated` where flags name none."""
     own = replace(servers, objective=regime.objective)
     if mode == "mixed":
-        step = f"{1e3 * _STEP_SHARE * regime.tpot_s:g}"
+        step = f"{1e3 * STEP_SHARE * regime.tpot_s:g}"
         tuned = ("--itl-target-ms", step, *servers.mode_flags[mode])
         return {
             f"mixed x{servers.workers}": own,
@@ -72,7 +70,7 @@ def serving(
                 counted = [r for r, a in zip(records, arrivals, strict=True) if a.at >= warm_up]
                 good += summarize(counted, regime.objective).good
                 total += len(counted)
-                _check(records)
+                require_answers(records)
             share = good / total if total else 0.0
             console.print(f"{mode}, {regime.name}, {workload.name}: {rate:.2f} requests/s, {share:.1%} good")
             return share
@@ -86,9 +84,3 @@ def _works(arrivals: Sequence[Arrival], seed: int) -> list[Work]:
         Work(a.at, [int(token) for token in rng.integers(_FIRST_ID, _LAST_ID, a.prompt_tokens)], a.max_tokens)
         for a in arrivals
     ]
-
-
-def _check(records: Sequence[Record]) -> None:
-    errors = [record.error for record in records if record.error is not None]
-    if records and len(errors) == len(records):
-        raise ServerFailed(f"none of {len(records)} requests was answered; the first: {errors[0]}")

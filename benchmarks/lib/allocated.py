@@ -1,4 +1,4 @@
-"""Bytes that this process has allocated, by glibc's own count."""
+"""Bytes allocated by this process, as counted by glibc."""
 
 from __future__ import annotations
 

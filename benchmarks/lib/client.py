@@ -1,4 +1,4 @@
-"""One streamed request to an OpenAI server, with the time of everything that comes back."""
+"""One streamed request to an OpenAI server, with the times of its events."""
 
 from __future__ import annotations
 

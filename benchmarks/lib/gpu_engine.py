@@ -1,4 +1,4 @@
-"""What the GPU benchmarks share: an engine with random weights, and prompts that any engine can be given."""
+"""Shared by GPU benchmarks: an engine with random weights, and synthetic prompts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the numbers were measured on."""
+"""Description of the machine that results were measured on."""
 
 from __future__ import annotations
 

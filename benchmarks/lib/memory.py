@@ -1,4 +1,4 @@
-"""How much memory a process and all its descendants use, at their peak."""
+"""Peak memory of a process and all its descendants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker without a model: on every step it has a token for each request. To measure what is around it."""
+"""A worker without a model, which produces a token per request and step, to measure the router."""
 
 from __future__ import annotations
 

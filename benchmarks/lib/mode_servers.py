@@ -1,17 +1,18 @@
-"""The servers that a comparison of modes starts: the same workers, each mode with its own best flags."""
+"""Servers for a comparison of modes: the same workers, with flags per mode."""
 
 from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
+from benchmarks.lib.client import Record
 from benchmarks.lib.report import Objective
-from benchmarks.lib.server import BatonServer
+from benchmarks.lib.server import BatonServer, ServerFailed
 
-__all__ = ["MODEL_NAME", "MODES", "ModeServers", "mode_arguments", "modes_in"]
+__all__ = ["MODEL_NAME", "MODES", "ModeServers", "mode_arguments", "modes_in", "require_answers"]
 
 MODES: Final = ("mixed", "disagg", "adaptive")
 MODEL_NAME: Final = "model"
@@ -77,6 +78,13 @@ def _targets(objective: Objective) -> list[str]:
     return flags
 
 
+def require_answers(records: Sequence[Record]) -> None:
+    """Raises ServerFailed if there are requests and none was answered."""
+    errors = [record.error for record in records if record.error is not None]
+    if records and len(errors) == len(records):
+        raise ServerFailed(f"none of {len(records)} requests was answered; the first: {errors[0]}")
+
+
 def modes_in(text: str) -> tuple[str, ...]:
     """For argparse: "mixed,adaptive", or "none"."""
     if text == "none":
@@ -99,18 +107,24 @@ def mode_arguments(parser: argparse._ArgumentGroup, *, workers: bool = True) -> 
         help="mixed,disagg,adaptive, or none (all)",
     )
     if workers:
-        parser.add_argument("--workers", type=int, default=2, metavar="N", help="of both kinds together (2)")
+        parser.add_argument(
+            "--workers",
+            type=int,
+            default=2,
+            metavar="N",
+            help="number of workers, of both roles together (2)",
+        )
     parser.add_argument(
         "--prefill-workers",
         type=int,
         default=1,
         metavar="N",
-        help="of --workers, with disagg, and those with which adaptive begins (1)",
+        help="prefill workers among --workers, with disagg and at the start of adaptive (1)",
     )
     parser.add_argument(
-        "--flags", default="", metavar="'FLAGS'", help="more flags of `router`, for every mode"
+        "--flags", default="", metavar="'FLAGS'", help="additional flags of `router`, for every mode"
     )
     for mode in MODES:
         parser.add_argument(
-            f"--{mode}-flags", default="", metavar="'FLAGS'", help=f"more flags, for {mode} only"
+            f"--{mode}-flags", default="", metavar="'FLAGS'", help=f"additional flags, for {mode} only"
         )

@@ -1,4 +1,4 @@
-"""Send a workload to an OpenAI server, each request at its own time."""
+"""Send a workload to an OpenAI server, each request at its arrival time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a benchmark measured at one setting: what its table and its plot are made of."""
+"""The measurements of a benchmark at one setting, for its table and its plot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures of results, for README and documentation."""
+"""Plots of results, for README and documentation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from benchmarks.lib.systems import Outcome
 
 __all__ = ["plot_comparison", "plot_long_prefill", "plot_modes"]
 
-_COLORS: Final = ("#2563eb", "#0d9488", "#94a3b8", "#d97706")
+_COLORS: Final = ("#2563eb", "#0d9488", "#d97706", "#94a3b8")
 _DPI: Final = 150
 
 

@@ -1,4 +1,4 @@
-"""What results were made with and on, to be kept beside them."""
+"""Provenance of results: software, flags and machine, saved with them."""
 
 from __future__ import annotations
 

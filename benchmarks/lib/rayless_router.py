@@ -1,4 +1,4 @@
-"""The router as `router.cli.service` builds it, without Ray, probe and gRPC front end: to measure it."""
+"""The router of `router.cli.service` without Ray, probes and gRPC frontend, for measurements."""
 
 from __future__ import annotations
 

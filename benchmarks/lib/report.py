@@ -1,4 +1,4 @@
-"""From the records of a run to the numbers that people compare."""
+"""Computes the metrics of a run from its records."""
 
 from __future__ import annotations
 

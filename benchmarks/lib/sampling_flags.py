@@ -1,4 +1,4 @@
-"""Sampling flags that every benchmark has, for requests over HTTP and for an engine."""
+"""Sampling flags shared by all benchmarks, for requests over HTTP and for an engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Baton server for the length of a `with` block: started as a user would, stopped by SIGTERM."""
+"""Context manager for a Baton server: started by its command, stopped by SIGTERM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who takes part in a comparison: each answers the same requests with the machine to itself."""
+"""The systems of a comparison, which run one at a time and answer the same requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What to ask, and when: prompts and arrival times drawn from a seed."""
+"""Workloads: prompts and arrival times, drawn from a seed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the prefix cache stored and evicted, for a router that routes by cached prefixes."""
+"""Journal of the pages that the prefix cache stores and evicts, for routing by cached prefixes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Who owns each page of the KV pool.
+"""Ownership of the pages of the KV pool.
 
-A page is in exactly one state, and only the moves in `_LEGAL` exist; everything else raises. That is what
-makes "no page is lost, none is used twice" checkable at any time by adding five numbers.
+A page is in exactly one state, and only the transitions in `_LEGAL` exist; all others raise. Therefore adding
+five numbers checks at any time that no page is lost or used twice.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ NOBODY: Final = -1
 class PageState(IntEnum):
     FREE = 0
     HELD = 1
-    """By one request."""
+    """Owned by one request."""
     CACHED = 2
-    """By the radix cache; any number of requests may read it."""
+    """Owned by the radix cache; any number of requests may read it."""
     IN_FLIGHT = 3
-    """By a handoff: a remote peer may write it."""
+    """Owned by a handoff: a remote peer may write it."""
     QUARANTINED = 4
-    """The handoff was given up, but the peer's writes may still land."""
+    """The handoff was aborted, but the peer's writes may still land."""
 
 
 _LEGAL: Final = frozenset(
@@ -46,11 +46,11 @@ _LEGAL: Final = frozenset(
 
 
 class PageError(EngineError):
-    """A page was moved by somebody who does not own it."""
+    """A page was moved by an owner other than its own."""
 
 
 class OutOfPages(EngineError):
-    """Fewer pages are free than were asked for."""
+    """Fewer pages are free than requested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +64,11 @@ class PageCounts:
 
 
 class PagePool:
-    """Accounts of `num_pages` pages, numbered from 0. Every call costs O(pages named)."""
+    """States and owners of `num_pages` pages, numbered from 0. Every call costs O(pages named)."""
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
-        # Taken from the end, so a fresh pool hands out ascending runs: neighbours travel as one copy.
+        # Taken from the end, so a new pool hands out ascending runs, which transfers merge into one copy.
         self._free = list(range(num_pages - 1, -1, -1))
         self._state = [PageState.FREE] * num_pages
         self._owner = [NOBODY] * num_pages
@@ -82,7 +82,7 @@ class PagePool:
         return self._state[page]
 
     def owner(self, page: int) -> int:
-        """The request or handoff that owns it; NOBODY for free and cached pages."""
+        """The request or handoff that owns the page; NOBODY for free and cached pages."""
         return self._owner[page]
 
     def take(self, count: int, owner: int, state: PageState = PageState.HELD) -> list[int]:
@@ -104,12 +104,12 @@ class PagePool:
         self._move(pages, owner, PageState.HELD, NOBODY, PageState.CACHED)
 
     def from_cache(self, pages: Sequence[int]) -> None:
-        """Evicted: nobody reads them any more."""
+        """Free evicted pages, which no request reads any more."""
         self._move(pages, NOBODY, PageState.CACHED, NOBODY, PageState.FREE)
         self._free.extend(reversed(pages))
 
     def arrived(self, pages: Sequence[int], handoff: int, request: int) -> None:
-        """The handoff's KV is complete and verified; the request owns it now."""
+        """The handoff's KV is complete and verified: its pages now belong to the request."""
         self._move(pages, handoff, PageState.IN_FLIGHT, request, PageState.HELD)
 
     def quarantine(self, pages: Sequence[int], handoff: int) -> None:
@@ -119,7 +119,7 @@ class PagePool:
         return _page_counts(self._counts)
 
     def recount(self) -> PageCounts:
-        """The same from the pages themselves: O(num_pages), for the integrity check."""
+        """The counts recomputed from all pages, for the integrity check. O(num_pages)."""
         counts = [0] * len(PageState)
         for state in self._state:
             counts[state] += 1
@@ -136,7 +136,7 @@ class PagePool:
                 raise PageError(
                     f"page {page} is {states[page].name} of {owners[page]}, not {before.name} of {owner}"
                 )
-            # Changed at once, so that a page named twice in one call is caught as well.
+            # Changed immediately, so that a page named twice in one call is detected too.
             states[page] = after
             owners[page] = new_owner
         self._counts[before] -= len(pages)

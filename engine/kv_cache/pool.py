@@ -32,7 +32,7 @@ class KVPool:
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
         self.page_size = page_size
-        # Zeros, because masked attention still multiplies what it masks: 0 * NaN would be NaN.
+        # Zeroed, because attention still multiplies masked values: 0 * NaN would be NaN.
         self.tensor = torch.zeros(
             (num_pages + 1, num_layers, 2, num_kv_heads, page_size, head_dim), dtype=dtype, device=device
         )

@@ -1,8 +1,8 @@
-"""Which KV is already in the pool: a radix tree over whole pages of tokens.
+"""The prefix cache: a radix tree over whole pages of tokens.
 
 After SGLang's RadixAttention, with pages instead of tokens as the alphabet: an edge holds one or more whole
-pages, and a node's children are told apart by the tokens of their first page. The tree owns its pages. A
-request that reads some locks the deepest node it uses, which keeps all nodes above it as well.
+pages, and a node's children are keyed by the tokens of their first page. The tree owns its pages. A request
+locks the deepest node that it uses, which protects that node and all nodes above it from eviction.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ class RadixNode:
         self.depth = depth
         """Pages from the root to the end of this edge."""
         self.blocks: list[BlockHash] = []
-        """One a page if the cache keeps a journal, or none."""
+        """One per page if the cache keeps a journal; otherwise empty."""
         self.children: dict[PageKey, RadixNode] = {}
         self.changes = 0
         """Grows whenever a match that ends at this node, or in an edge below it, may end elsewhere."""
         self.locks = 0
         self.last_used = 0
         self.queued = False
-        """Whether eviction has an entry for it; it never has two."""
+        """Whether the eviction heap has an entry for it; it never has two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +68,14 @@ class Match:
 class Insertion:
     node: RadixNode
     adopted: list[int]
-    """Pages that the tree owns from now on; the others it has already, and the caller keeps its copies."""
+    """Pages that the tree owns from now on. It already had the others, of which the caller keeps its
+    copies."""
 
 
 class RadixCache:
-    """Pure bookkeeping: page numbers in, page numbers out.
+    """Bookkeeping of page numbers only.
 
-    `match` and `insert` cost O(tokens named); `lock` and `unlock` O(nodes above); `evict` O(log n) a node.
+    `match` and `insert` cost O(tokens named); `lock` and `unlock` O(nodes above); `evict` O(log n) per node.
     """
 
     def __init__(self, page_size: int) -> None:
@@ -82,33 +83,34 @@ class RadixCache:
         self.root = RadixNode(None, (), [], 0)
         self.root.locks = 1  # never evicted
         self.version = 0
-        """Changes whenever a match may."""
+        """Changes whenever the result of a match may change."""
         self.num_pages = 0
         self.num_evictable = 0
         self._journal: CacheJournal | None = None
         self._clock = 0
         self._serial = count()
         self._unused: list[tuple[int, int, RadixNode]] = []
-        """Heap of leaves by last use. An entry goes stale when its leaf is used again; `evict` notices."""
+        """Heap of leaves by last use. Entries become stale when their leaf is used again; `evict` skips
+        those."""
 
     def keep_journal(self) -> None:
-        """From now on `take_changes` has something to say. The cache must be empty. Costs a hash a page."""
+        """Enable `take_changes`. The cache must be empty. Costs a hash per page."""
         assert not self.num_pages, "pages that are cached already have no hashes"
         self._journal = CacheJournal()
 
     def take_changes(self) -> list[CacheChange]:
-        """What was stored and removed since the last call, in order; nothing without a journal."""
+        """Pages stored and removed since the last call, in order; empty without a journal."""
         return [] if self._journal is None else self._journal.take()
 
     def blocks(self) -> list[BlockHash]:
-        """Of all pages, parents before children; none without a journal. O(pages)."""
+        """Hashes of all pages, parents before children; empty without a journal. O(pages)."""
         return [block for node in self.nodes() for block in node.blocks]
 
     def match(self, tokens: Sequence[int], after: RadixNode | None = None, *, touch: bool = True) -> Match:
-        """The longest cached run of whole pages that `tokens` begins with, below node `after`.
+        """The longest cached prefix of `tokens` in whole pages, below node `after`.
 
-        Splits an edge that matches in part, so that the result can be locked exactly; with touch=False
-        (a mere question) the tree stays as it is, and `node` may reach deeper than `pages`.
+        Splits an edge that matches in part, so that the result can be locked exactly. With touch=False (a
+        query only) the tree is not changed, and `node` may be deeper than `pages`.
         """
         node = after or self.root
         pages: list[int] = []
@@ -128,9 +130,9 @@ class RadixCache:
     def insert(
         self, tokens: Sequence[int], pages: Sequence[int], after: RadixNode | None = None
     ) -> Insertion:
-        """Let the tree know that `pages` hold the KV of `tokens`, which follow node `after`.
+        """Insert `pages` with the KV of `tokens`, which follow node `after`.
 
-        `tokens` fill `pages` exactly. Pages for tokens that the tree has already are not adopted.
+        `tokens` fill `pages` exactly. Pages of tokens that are already in the tree are not adopted.
         """
         found = self.match(tokens, after)
         known = len(found.pages)
@@ -171,7 +173,7 @@ class RadixCache:
             above = above.parent
 
     def evict(self, wanted: int) -> list[int]:
-        """Forget up to `wanted` pages that nobody has locked, least recently used first, tails first."""
+        """Evict up to `wanted` unlocked pages, least recently used first, from the leaves."""
         evicted: list[int] = []
         while len(evicted) < wanted and self._unused:
             last_used, _, leaf = heapq.heappop(self._unused)
@@ -189,10 +191,10 @@ class RadixCache:
         return evicted
 
     def forget(self, node: RadixNode) -> list[int]:
-        """Drop what ends at `node`, whose content is not to be trusted; returns the pages.
+        """Drop the sequence that ends at `node`, because its KV is invalid; returns the pages.
 
-        With it goes all that was computed behind it, and what is before it as far up as nobody else uses it.
-        Nothing is dropped while somebody reads it. O(nodes dropped).
+        Also drops everything computed after it, and its ancestors as long as nothing else uses them. Nodes
+        that a request reads are kept. O(nodes dropped).
         """
         self.version += 1
         dropped: list[int] = []
@@ -200,7 +202,7 @@ class RadixCache:
             for below in self._below(node):
                 dropped += below.pages
                 self._report_removed(below.blocks)
-                below.parent = None  # eviction passes over it
+                below.parent = None  # eviction skips it
             node.children.clear()
             node.changes += 1
         while node.parent is not None and not node.locks and not node.children:
@@ -245,13 +247,13 @@ class RadixCache:
             self._journal.removed(blocks)
 
     def _offer(self, node: RadixNode) -> None:
-        """Let eviction know of a node that has just become, or may have become, an unused leaf."""
+        """Add a node that may have become an unused leaf to the eviction heap."""
         if not node.queued and not node.locks and not node.children and node.parent is not None:
             node.queued = True
             heapq.heappush(self._unused, (node.last_used, next(self._serial), node))
 
     def _touch(self, node: RadixNode) -> None:
-        """Mark the path to `node` as used now; a parent is never older than its children."""
+        """Mark the path to `node` as used now, so that a parent is never older than its children."""
         self._clock += 1
         above: RadixNode | None = node
         while above is not None:
@@ -259,7 +261,7 @@ class RadixCache:
             above = above.parent
 
     def _shared_pages(self, child: RadixNode, tokens: Sequence[int], start: int) -> int:
-        """Whole pages that `child` has in common with tokens[start:]; the first is known to be."""
+        """Number of whole pages that `child` shares with tokens[start:]; the first one is known to match."""
         edge, size = child.tokens, self.page_size
         if tuple(tokens[start : start + len(edge)]) == edge:
             return len(child.pages)
@@ -271,9 +273,9 @@ class RadixCache:
         return shared
 
     def _split(self, node: RadixNode, keep: int) -> RadixNode:
-        """Cut an edge after `keep` pages and return the new upper node.
+        """Split an edge after `keep` pages; returns the new upper node.
 
-        The old object stays the lower end, since requests hold on to it as the deepest node they use.
+        The old object becomes the lower node, since requests refer to it as the deepest node that they use.
         """
         self.version += 1
         size, parent = self.page_size, node.parent

@@ -1,4 +1,4 @@
-"""Why a checkpoint cannot be served."""
+"""Errors of checkpoints that cannot be served."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ __all__ = ["UnsupportedModel", "WeightsError"]
 
 
 class UnsupportedModel(ValueError):
-    """The checkpoint asks for something that Baton does not compute; the message names it."""
+    """The checkpoint needs a feature that Baton does not support; the message names it."""
 
 
 class WeightsError(ValueError):

@@ -1,7 +1,7 @@
-"""What a model is: its shape and switches, read from a Hugging Face folder. Free of torch.
+"""The shape and options of a model, read from a Hugging Face folder. Does not import torch.
 
-Every field of config.json that would change the arithmetic is either honoured or refused by name: a model
-that loads computes what its authors meant.
+Every field of config.json that affects the computation is either honoured or refused by name, so a model that
+loads is computed correctly.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ARCHITECTURES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """Shape and switches of one decoder-only transformer."""
+    """Shape and options of one decoder-only transformer."""
 
     architecture: str
     """The Hugging Face class name, such as "LlamaForCausalLM"."""
@@ -46,7 +46,7 @@ class ModelSpec:
     num_kv_heads: int
     head_dim: int
     max_position: int
-    """Longest context, prompt and output together, for which the arithmetic is right."""
+    """Longest context, prompt and output together, that the model supports."""
     norm_eps: float
     rope: RopeSpec | None
     """None: positions are learned embeddings."""
@@ -78,7 +78,7 @@ class ModelSpec:
 
     @property
     def balanced_context(self) -> float:
-        """Tokens of context for which attention is as much arithmetic as all matrices of a layer."""
+        """Tokens of context at which attention takes as much arithmetic as all matrices of a layer."""
         mlp_matrices = 2 if self.architecture == "GPT2LMHeadModel" else 3
         attention_matrices = 2 * self.q_size + 2 * self.kv_size
         features = attention_matrices + mlp_matrices * self.intermediate_size
@@ -89,7 +89,7 @@ class ModelSpec:
         """Read config.json and, for the end-of-sequence ids, generation_config.json.
 
         Raises:
-            UnsupportedModel: Baton cannot compute this model; the message says what is in the way.
+            UnsupportedModel: Baton does not support this model; the message says why.
         """
         config = _read_json(folder / "config.json")
         if config is None:
@@ -127,7 +127,7 @@ def _architecture(config: Config) -> str:
 
 
 def _llama_family(architecture: str, config: Config) -> dict[str, Any]:
-    """Llama, Mistral and Qwen: one network, whose members differ in biases and the q/k norm."""
+    """Llama, Mistral and Qwen, which differ in biases and in the q/k norm."""
     _require(config, "hidden_act", "silu")
     heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
@@ -176,8 +176,8 @@ def _gpt2(_architecture: str, config: Config) -> dict[str, Any]:
 def _max_position(config: Config) -> int:
     """The context length; that of the sliding window if there is one.
 
-    Within its window a sliding-window layer is plain causal attention, so up to there the answer is exact;
-    beyond, requests are refused rather than answered by another model.
+    Within its window, a sliding-window layer is plain causal attention, so results are exact; longer requests
+    are refused, because they would be computed incorrectly.
     """
     longest = int(config["max_position_embeddings"])
     window = config.get("sliding_window")
@@ -194,7 +194,7 @@ def _max_position(config: Config) -> int:
 
 
 def _eos_token_ids(config: Config, generation: Config) -> tuple[int, ...]:
-    """generation_config.json wins: chat models end a turn with other tokens than the base model's one."""
+    """generation_config.json takes precedence: chat models end a turn with tokens of their own."""
     ids = generation.get("eos_token_id", config.get("eos_token_id"))
     if ids is None:
         return ()
@@ -202,7 +202,7 @@ def _eos_token_ids(config: Config, generation: Config) -> tuple[int, ...]:
 
 
 def _require(config: Config, field: str, value: object) -> None:
-    """Refuse a config whose `field`, when given, asks for arithmetic that Baton does not do."""
+    """Raise UnsupportedModel if `field` is given with a value that Baton does not support."""
     if config.get(field, value) != value:
         raise UnsupportedModel(f"{field}={config[field]!r} is not supported; it must be {value!r}")
 

@@ -1,4 +1,4 @@
-"""Which rotary embedding a model uses, read from config.json in its old and new spellings. Free of torch."""
+"""Rotary embedding of a model, read from config.json in its old and new formats. Does not import torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DEFAULT_THETA: Final = 10000.0
 
 
 class RopeScaling(Enum):
-    """How angles are changed so that a model reaches past the context it was first trained on."""
+    """Scaling of angles that extends the context beyond the one of pretraining."""
 
     NONE = "default"
     LINEAR = "linear"
@@ -27,7 +27,7 @@ class RopeSpec:
     theta: float = _DEFAULT_THETA
     scaling: RopeScaling = RopeScaling.NONE
     factor: float = 1.0
-    """How many times longer the context becomes."""
+    """Factor by which the context is extended."""
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position: int = 0
@@ -38,7 +38,7 @@ class RopeSpec:
         """Read `rope_parameters` (transformers 5) or `rope_scaling` and `rope_theta` (before).
 
         Raises:
-            UnsupportedModel: the scaling or a partial rotation is none that Baton computes.
+            UnsupportedModel: the kind of scaling or a partial rotation is not supported.
         """
         fields: dict[str, Any] = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
         theta = fields.get("rope_theta", config.get("rope_theta", _DEFAULT_THETA))

@@ -1,7 +1,7 @@
-"""Which part of a model a rank holds: pure arithmetic. Free of torch.
+"""The part of a model that a rank holds. Pure arithmetic, without torch.
 
-Query heads, the MLP's features and the vocabulary are shared out; so are the key heads, and where there are
-more ranks than key heads, neighbouring ranks hold the same one, as `kv_transfer.layout` has it.
+Query heads, key heads, the MLP's features and the vocabulary are split. With more ranks than key heads,
+neighbouring ranks hold the same head, as in `kv_transfer.layout`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _USUAL_SIZES: Final = range(1, 9)
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What a rank takes of a checkpoint's tensor: stretches along one axis, side by side."""
+    """A rank's part of a checkpoint's tensor: concatenated ranges along one axis."""
 
     axis: int
     extent: int
-    """Of the whole tensor, along that axis."""
+    """Size of the whole tensor along that axis."""
     stretches: tuple[range, ...]
 
 
@@ -37,7 +37,7 @@ class Shard:
 
     @property
     def is_first_rank(self) -> bool:
-        """Rank 0 decides what all compute, and is the only one to sample."""
+        """Rank 0 schedules for all ranks, and is the only one that samples."""
         return self.rank == 0
 
     def of(self, spec: ModelSpec) -> ModelSpec:
@@ -53,9 +53,9 @@ class Shard:
         )
 
     def rows(self, whole: int, part: int, *, blocks: int = 1) -> Cut:
-        """`part` of `whole` output features. With fewer parts than ranks, neighbours take the same one.
+        """`part` of `whole` output features. With fewer parts than ranks, neighbours share one.
 
-        `blocks`: so many projections lie one below the other in the tensor, and each is cut.
+        `blocks`: number of projections that are stacked in the tensor, each of which is cut.
         """
         start = (self.rank * (whole // part) // self.size) * part
         stretches = (range(block * whole + start, block * whole + start + part) for block in range(blocks))
@@ -73,12 +73,12 @@ class Shard:
 
 
 def sizes_for(spec: ModelSpec, sizes: Iterable[int] = _USUAL_SIZES) -> list[int]:
-    """Those of `sizes` that this model can be shared out to."""
+    """Those of `sizes`, numbers of ranks, that this model can be split over."""
     return [size for size in sizes if not _misfit(spec, size)]
 
 
 def _misfit(spec: ModelSpec, size: int) -> str:
-    """Why the model cannot be shared by so many ranks; empty if it can."""
+    """Why the model cannot be split over this many ranks; empty if it can."""
     for what, count in (
         ("attention heads", spec.num_heads),
         ("features of the MLP", spec.intermediate_size),

@@ -1,4 +1,4 @@
-"""`router workers`, `explain`, `drain`, `restart` and `role`: what an operator says to a running router."""
+"""`router workers`, `explain`, `drain`, `restart` and `role`: operator commands for a running router."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Refused(Exception):
 
 
 def run(argv: Sequence[str]) -> int:
-    """Exit status: 0 when done, 1 when the router refused or does not answer."""
+    """Exit status: 0 on success, 1 if the router refused or does not answer."""
     arguments = _parser().parse_args(argv)
     try:
         COMMANDS[arguments.command](arguments, _asker(arguments.admin_port))

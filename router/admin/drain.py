@@ -27,9 +27,9 @@ Evacuate: TypeAlias = Callable[[str, float], Awaitable[int]]
 """(worker, seconds a move may take) -> running answers that moved to other workers with their KV."""
 
 _MOVE_S: Final = 10.0
-"""That the move of one answer may take; most are a matter of milliseconds."""
+"""Timeout for moving one answer; most moves take milliseconds."""
 _AGAIN_S: Final = 0.2
-"""Between two attempts to move what is left: prompts that have become answers, answers that found no room."""
+"""Interval of further attempts: prompts that have become answers, answers for which there was no room."""
 
 
 async def _nothing_moves(worker_id: str, timeout_s: float) -> int:
@@ -44,7 +44,7 @@ class NoSuchWorker(Exception):
 
 
 class LastOfItsRole(Exception):
-    """The cluster could not serve without this worker."""
+    """The cluster cannot serve without this worker."""
 
 
 class CannotChangeRole(Exception):
@@ -61,17 +61,17 @@ class WorkerDrainer:
     def __init__(
         self, registry: Registry, able: Able | None = None, evacuate: Evacuate | None = None
     ) -> None:
-        """`able(role)`: workers that could take a role's part in a sequence; None: those of the role."""
+        """`able(role)`: workers that can play a role in a sequence; None: those of the role."""
         self._registry = registry
         self._evacuate = evacuate or _nothing_moves
         self._able = able or (lambda role: [s for s in registry.sessions() if s.role == role])
 
     async def drain(self, worker_id: str, timeout_s: float, *, force: bool = False) -> int:
-        """Ends the worker, which gets no new request from now on. Its place stays reserved.
+        """Drain and stop the worker; it gets no new requests. Its place stays reserved.
 
-        Running answers move to other workers with their KV, at once and while they go on. What could not
-        move has `timeout_s` to finish; then prompt and answer so far are computed again elsewhere, and the
-        client's stream continues. Returns how many moved in either way. Raises NoSuchWorker, and
+        Running answers move to other workers with their KV, at once and while they continue. The others have
+        `timeout_s` to finish; then the prompt and the answer so far are computed again on another worker, and
+        the client's stream continues. Returns how many moved in either way. Raises NoSuchWorker, and
         LastOfItsRole unless `force`.
         """
         member = self._member(worker_id)
@@ -93,7 +93,7 @@ class WorkerDrainer:
     async def restart(
         self, worker_id: str, timeout_s: float, startup_s: float, *, force: bool = False
     ) -> int:
-        """Drains the worker, if it is here, and starts it anew; returns when it is ready again.
+        """Drain the worker, if it is up, and restart it; returns when it is ready again.
 
         Returns how many requests moved. Raises what `drain` raises, and NotBackInTime after `startup_s`.
         """
@@ -108,7 +108,7 @@ class WorkerDrainer:
         return moved
 
     async def _empty(self, session: WorkerSession, timeout_s: float) -> int:
-        """Waits until the worker has no requests, and helps; returns how many moved, or have to."""
+        """Move requests until the worker has none; returns how many moved or will be retried."""
         moved, ends = 0, time.monotonic() + timeout_s
         while True:
             moved += await self._evacuate(session.worker_id, min(_MOVE_S, max(timeout_s, _AGAIN_S)))
@@ -120,10 +120,10 @@ class WorkerDrainer:
                 return moved + session.load.requests
 
     async def assign(self, worker_id: str, role: worker_pb2.Role, *, force: bool = False) -> None:
-        """Uses the worker for the other role from now on. What it computes now is not touched.
+        """Use the worker for the other role from now on. Running requests are not affected.
 
-        Its incarnations to come keep the role until another is assigned. Raises NoSuchWorker,
-        CannotChangeRole where no KV moves, and LastOfItsRole unless `force`.
+        Later incarnations keep the role until another one is assigned. Raises NoSuchWorker, CannotChangeRole
+        without a KV transport, and LastOfItsRole unless `force`.
         """
         member = self._member(worker_id)
         if member.session is not None and not member.session.info.transport:

@@ -100,14 +100,14 @@ def admin_app(
 
 
 class AdminServer:
-    """Serves `app` on this machine alone."""
+    """Serves `app` on loopback only."""
 
     def __init__(self, app: Starlette, port: int) -> None:
         self._server = QuietServer(app)
         self._wanted_port = port
         self._serving: asyncio.Task[None] | None = None
         self.port = 0
-        """The port it listens on, once started."""
+        """The port that it listens on, after `start`."""
 
     async def start(self) -> None:
         """Raises OSError when the port cannot be bound."""

@@ -1,4 +1,4 @@
-"""What `router explain` prints of a request."""
+"""The output of `router explain` for a request."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _NOW = {
 
 
 def explained(request: Mapping[str, Any]) -> Iterator[str]:
-    """Lines of text: where it went, and what it waited for."""
+    """Lines of text: where the request was computed, and what it waited for."""
     outcome = request["outcome"] + (f" ({request['message']})" if request["message"] else "")
     preposition = "for" if request["outcome"] == "running" else "after"
     yield (

@@ -1,4 +1,4 @@
-"""The HTTP API as the terminal commands use it: the standard library's client, and typed errors."""
+"""A client of the HTTP API for the terminal commands: the standard library's client, with typed errors."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class ApiError(Exception):
     ) -> None:
         self.status = status
         self.body = _json_or_text(body)
-        """What the router answered."""
+        """The router's response."""
         self.retry_after_s = retry_after_s
         self.request_id = request_id
-        """Under which the router's log has the rest."""
+        """The id under which the router's log has the details."""
         super().__init__(f"{_message(self.body)} (HTTP {status})")
 
 
@@ -136,7 +136,7 @@ def _key(path: Path | None) -> str | None:
 
 
 def _opener(url: str) -> OpenerDirector:
-    """A proxy is for other machines."""
+    """An opener that uses no proxy for loopback."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"--url {url}: give http://HOST:PORT or https://HOST:PORT")

@@ -1,8 +1,8 @@
 """`router batch`: a file of requests in, a file of answers out, in the format of OpenAI's Batch API.
 
-Requests that failed (also those the router refused) go to the error file, and are sent again by the next run
-with the same files. A request that is refused for load (429, 503), or whose connection breaks, is sent again
-after the time that the router asks for.
+Requests that failed or were refused go to the error file, and are sent again by the next run with the same
+files. A request that is refused for load (429, 503), or whose connection breaks, is sent again after the
+router's Retry-After.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Outcome:
 
 
 class Sender:
-    """Sends one request until it has an answer, or `max_attempts` have failed. For any thread."""
+    """Sends one request until it has an answer, or `max_attempts` have failed. Thread-safe."""
 
     def __init__(self, api: Api, max_attempts: int, pause: Callable[[float], object] = time.sleep) -> None:
         """`pause(seconds)` waits."""
@@ -84,14 +84,14 @@ class Sender:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Exit status: 0 when every request has an answer, 1 when some failed, 2 for wrong files."""
+    """Exit status: 0 if every request has an answer, 1 if some failed, 2 for invalid files."""
     arguments = make_parser().parse_args(argv)
     errors = arguments.errors or arguments.output.with_name(arguments.output.stem + ".errors.jsonl")
     try:
         api = api_of(arguments)
         requests = read_requests(arguments.input)
         done = finished_ids(arguments.output)
-        errors.unlink(missing_ok=True)  # what failed is sent again
+        errors.unlink(missing_ok=True)  # failed requests are sent again
         left = list(pending(requests, done))
         with ResultFile(arguments.output) as results, ResultFile(errors) as failures:
             failed = _send_all(api, left, len(requests), arguments, results, failures)
@@ -128,8 +128,11 @@ def _send_all(
 
 
 def _outcomes(sender: Sender, requests: Sequence[BatchRequest], concurrency: int) -> Iterator[Outcome]:
-    """In the order in which they end, at most `concurrency` at a time. An interruption waits for none: the
-    threads are daemons, and the router aborts what nobody waits for."""
+    """Outcomes in the order in which requests end, at most `concurrency` at a time.
+
+    An interruption does not wait: the threads are daemons, and the router aborts requests of closed
+    connections.
+    """
     queue, taking = iter(requests), threading.Lock()
     ended: Queue[Outcome | Exception] = Queue(maxsize=concurrency)
 

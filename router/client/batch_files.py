@@ -1,7 +1,7 @@
-"""Input and output of OpenAI's Batch API: one JSON object a line.
+"""Input and output files of OpenAI's Batch API: one JSON object per line.
 
-A result is written when it is there, in any order, whole lines only. A run that was interrupted is resumed by
-reading what it wrote: a request is done if its `custom_id` is in the output file.
+Results are written as they arrive, in any order, in whole lines. An interrupted run is resumed from its
+output: a request is done if its `custom_id` is in the output file.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class BatchRequest:
 
 
 def read_requests(path: Path) -> list[BatchRequest]:
-    """All of them, checked before the first is sent. Raises BadInput, OSError."""
+    """All requests, checked before the first is sent. Raises BadInput, OSError."""
     requests: list[BatchRequest] = []
     seen: dict[str, int] = {}
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
@@ -93,9 +93,9 @@ def result_line(
 
 
 def finished_ids(path: Path) -> set[str]:
-    """Whose results the file holds. A line cut off by a crash is cut off from the file too.
+    """Ids of requests with results in the file. Removes a last line that a crash cut off.
 
-    Raises BadInput if the file holds something else than results.
+    Raises BadInput if the file contains anything other than results.
     """
     if not path.exists():
         return set()
@@ -116,7 +116,7 @@ def _finished(line: bytes, path: Path) -> str:
 
 
 class ResultFile:
-    """Appends lines; each is on disk when `write` returns. A file without lines is not made."""
+    """Appends lines; each is on disk when `write` returns. The file is created with the first line."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -140,5 +140,5 @@ class ResultFile:
 
 
 def pending(requests: list[BatchRequest], done: set[str]) -> Iterator[BatchRequest]:
-    """Those without a result, in their order."""
+    """Requests without a result, in their order."""
     return (request for request in requests if request.custom_id not in done)

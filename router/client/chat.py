@@ -32,7 +32,7 @@ _HELP: Final = """\
 
 @dataclass(slots=True)
 class Conversation:
-    """What the next request is made of. Pure."""
+    """The state from which the next request is made. Pure."""
 
     model: str
     system: str = ""
@@ -40,7 +40,7 @@ class Conversation:
     messages: list[dict[str, str]] = field(default_factory=list)
 
     def request(self, text: str) -> dict[str, Any]:
-        """The body that asks for an answer to `text`."""
+        """The body of a request for an answer to `text`."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         return {
             **self.parameters,
@@ -55,7 +55,7 @@ class Conversation:
         self.messages += [{"role": "user", "content": text}, {"role": "assistant", "content": answer}]
 
     def set(self, name: str, value: str) -> None:
-        """`value` is JSON, or else text; empty removes the parameter."""
+        """Set a parameter: `value` is JSON or plain text; empty removes the parameter."""
         if not value:
             self.parameters.pop(name, None)
             return
@@ -81,7 +81,7 @@ class _Chat:
         self._timeline = timeline
 
     def take(self, line: str) -> bool:
-        """One line of the user; False: leave."""
+        """Process one line of input; False to leave."""
         word, _, rest = line.partition(" ")
         if not word.startswith("/"):
             if line:
@@ -150,7 +150,7 @@ class _Chat:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Exit status: 0 after a conversation, 1 when no router answers or it refuses."""
+    """Exit status: 0 after a conversation, 1 if no router answers or it refuses."""
     arguments = make_parser().parse_args(argv)
     console = Console(highlight=False)
     try:
@@ -174,7 +174,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _lines() -> Iterator[str]:
-    """Of the terminal, with a prompt, or of a pipe, without."""
+    """Lines of input: from the terminal with a prompt, or from a pipe without."""
     prompt = "\n> " if sys.stdin.isatty() else ""
     while True:
         try:

@@ -19,7 +19,7 @@ _PATH = "/status"
 
 
 def run(argv: Sequence[str]) -> int:
-    """Until ctrl-C. Exit status: 1 when no router answers or it refuses."""
+    """Run until ctrl-C. Exit status: 1 if no router answers or it refuses."""
     arguments = make_parser().parse_args(argv)
     console = Console()
     try:

@@ -1,4 +1,4 @@
-"""What `router top` draws: the JSON of GET /status as tables of text. Pure."""
+"""The screen of `router top`: the JSON of GET /status as tables of text. Pure."""
 
 from __future__ import annotations
 

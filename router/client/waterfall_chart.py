@@ -1,4 +1,4 @@
-"""Draws Baton's account of the time to the first tokens as a chart of text."""
+"""Renders the timeline of a request as a text chart."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ class _Bar:
 
 
 def waterfall_chart(timings: Mapping[str, Any], width: int = 52) -> Table:
-    """One row a stage, from the request's arrival to its second token; bars are `width` cells across.
+    """One row per stage, from the request's arrival to its second token; `width` is the chart's width in
+    cells.
 
     `timings` is what Baton sends for `"timings": true`: seconds a stage, and in disagg mode the spans of
     prefill chunks and of the pushes that carried their pages.
@@ -70,7 +71,7 @@ def _summary(chunks: Spans, pushes: Spans) -> str | None:
 
 
 def _alternating(spans: Spans, color: str) -> list[_Bar]:
-    """Neighbours get different glyphs, so that they can be told apart without colors too."""
+    """Neighbours get different glyphs, so that they can be distinguished without colors."""
     return [_Bar(span["begin_s"], span["end_s"], color, "█▓"[index % 2]) for index, span in enumerate(spans)]
 
 

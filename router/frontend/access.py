@@ -1,4 +1,4 @@
-"""Who may use the frontends, and whether others can listen in: what the flags say, loaded and checked."""
+"""Loads and checks the frontends' access settings: API keys, TLS and CORS."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class Access:
     keys: ApiKeys | None
-    """None: everybody is let in."""
+    """None: no authentication."""
     tls: TlsFiles | None
-    """None: nothing is encrypted."""
+    """None: no encryption."""
     metrics_keys: ApiKeys | None = None
-    """None: without `keys` everybody reads the metrics, with `keys` nobody does."""
+    """None: metrics are open without `keys`, and closed with `keys`."""
     cors_origins: tuple[str, ...] = ()
     """Web pages whose scripts may call the HTTP API; "*" for all."""
 
@@ -47,7 +47,7 @@ class Access:
             _log.info("/metrics, /sd/workers, /status are closed; --metrics-key-file opens them to its keys")
         if not is_loopback(host):
             if keys is None:
-                _log.warning("whoever reaches --host %s is served; see --api-key-file", host)
+                _log.warning("--host %s is served without authentication; see --api-key-file", host)
             if tls is None:
                 _log.warning("--host %s is served without encryption; see --tls-cert", host)
         return cls(keys, tls, metrics_keys, origins_of(settings.cors_origins))

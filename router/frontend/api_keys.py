@@ -1,4 +1,4 @@
-"""API keys: who may use the frontends."""
+"""API keys of the frontends' clients."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _SCHEME: Final = "bearer"
 
 
 class BadKeyFile(Exception):
-    """The file with the API keys cannot be used; the message says why, and shows no key."""
+    """The key file cannot be used. The message says why, and contains no key."""
 
 
 class ApiKeys:
-    """Tells clients by the keys they present.
+    """Identifies clients by their keys.
 
-    A key is found by its digest under a secret that is drawn at start, so what a wrong key costs in time
-    says nothing about the right ones; and the keys themselves are not kept.
+    Keys are looked up by a digest keyed with a random secret, so response times reveal nothing about valid
+    keys. The keys themselves are not kept in memory.
     """
 
     def __init__(
@@ -39,8 +39,8 @@ class ApiKeys:
         max_requests: int | None = None,
         priorities: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
-        """`names`: of each key's client, by key. `max_requests`: of each client, at a time. `priorities`:
-        limits of those clients that may set a priority, by key.
+        """`names`: client names by key. `max_requests`: concurrent requests per client. `priorities`:
+        priority limits by key, for clients that may set a priority.
         """
         self._salt: Final = secrets.token_bytes(32)
         self._clients: Final = {
@@ -50,8 +50,8 @@ class ApiKeys:
 
     @classmethod
     def load(cls, path: Path, max_requests: int | None = None, *, flag: str = "--api-key-file") -> ApiKeys:
-        """One key a line; empty lines, and lines that begin with #, say nothing. `KEY priority=N`: its
-        requests may have priorities from -N to N; those of other keys have priority 0.
+        """One key per line; empty lines and lines that begin with # are ignored. `KEY priority=N` allows
+        priorities from -N to N; requests of other keys have priority 0.
 
         Raises BadKeyFile, which names `flag`.
         """
@@ -76,13 +76,13 @@ class ApiKeys:
             names.setdefault(key, f"key-{number}")
             priorities.setdefault(key, priority)
         if not names:
-            raise BadKeyFile(f"{flag} {path} has no key in it; with none, nobody could come in")
+            raise BadKeyFile(f"{flag} {path} has no key in it; without one, no client could connect")
         if mode & stat.S_IROTH:
             _log.warning("%s %s can be read by every user of this machine", flag, path)
         return cls(names, max_requests, priorities)
 
     def identify(self, authorization: str | None) -> Client:
-        """By the value of an `Authorization` header. Raises Unauthenticated."""
+        """The client of an `Authorization` header. Raises Unauthenticated."""
         if authorization is None:
             raise Unauthenticated("An API key is needed: send it as `Authorization: Bearer KEY`.")
         client = self.find(authorization)
@@ -91,7 +91,7 @@ class ApiKeys:
         return client
 
     def find(self, authorization: str | None) -> Client | None:
-        """By the value of an `Authorization` header; None if it brings none of these keys."""
+        """The client of an `Authorization` header; None if it has none of these keys."""
         scheme, _, key = (authorization or "").partition(" ")
         return self._clients.get(self._digest(key.strip())) if scheme.lower() == _SCHEME else None
 
@@ -100,7 +100,7 @@ class ApiKeys:
 
 
 def _with_priority(line: str) -> tuple[str, int]:
-    """The key of a line and its limit of priorities. A line of another form is left whole: it is no key."""
+    """The key of a line and its priority limit. A line in any other form is returned whole."""
     key, blank, limit = line.partition(" ")
     number = limit.strip().removeprefix("priority=")
     if blank and limit.strip().startswith("priority=") and number.isdecimal():

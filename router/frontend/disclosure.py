@@ -1,4 +1,4 @@
-"""What a client may read of a failure. The server's inside goes to the log, under the request's id."""
+"""Limits what clients learn about failures. Internal details are logged under the request's id."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _log = logging.getLogger(__name__)
 
 
 def as_router_error(error: Exception) -> RouterError:
-    """`error` itself, or Internal: an error that is not ours is a bug."""
+    """`error` itself if it is a RouterError; otherwise Internal, since any other error is a bug."""
     if isinstance(error, RouterError):
         return error
     internal = Internal(f"{type(error).__name__}: {error}")
@@ -21,7 +21,7 @@ def as_router_error(error: Exception) -> RouterError:
 
 
 def disclosed(error: RouterError, request_id: str) -> str:
-    """The sentence for the client. What it withholds (worker ids, addresses, exceptions) is logged."""
+    """The message for the client. Internal details (worker ids, addresses, exceptions) are logged."""
     sentence = error.public_message
     if sentence is None:
         return error.message

@@ -1,7 +1,7 @@
-"""Annotations of parameters that a request model lists but the server does not have.
+"""Annotations of parameters that a request model accepts but the server does not implement.
 
-Request models forbid fields that they do not list. Those of the original API that mean nothing here, or that
-are refused, are listed with the reason, which docs/api.md repeats.
+Request models forbid unknown fields. Fields of the original API that have no effect, or are refused, are
+listed with the reason, which docs/api.md repeats.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["TEXT_OR_LIST", "TEXT_OR_OBJECT", "Refused", "WithoutEffect"]
 
 
 def _text_or(other: str) -> Discriminator:
-    """For a union with the tags "text" and `other`: errors are those of the member that is meant."""
+    """A discriminator for unions with the tags "text" and `other`, so that errors concern one member."""
     return Discriminator(lambda value: "text" if isinstance(value, str) else other)
 
 
@@ -26,14 +26,14 @@ TEXT_OR_OBJECT: Final = _text_or("object")
 
 @dataclass(frozen=True, slots=True)
 class WithoutEffect:
-    """Any value is accepted: no answer depends on it."""
+    """Any value is accepted and has no effect on the answer."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Refused:
-    """Any value is refused but null and those of `neutral`, which ask for what happens anyway."""
+    """Values other than null and those in `neutral`, which ask for the default behaviour, are refused."""
 
     reason: str
     neutral: tuple[Any, ...] = ()

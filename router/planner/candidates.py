@@ -12,14 +12,12 @@ from router.config.choices import Mode
 from router.placement import Targets
 from router.planner.costs import Basis, WorkerCosts, costs_of
 from router.planner.hardware import Gpu
-from router.simulator.deployment import Deployment
+from router.simulator.deployment import STEP_SHARE, Deployment
 
 __all__ = ["Candidate", "DoesNotFit", "candidates"]
 
 _MIXED_CHUNK: Final = 16_384
 _LARGE_PREFILL_CHUNK: Final = 8192
-_STEP_SHARE: Final = 0.95
-"""Of the ITL target, for mixed workers whose steps suit it."""
 _DEFAULT_STEP_S: Final = 0.020
 _MOST_RANKS: Final = 8
 _PAGE: Final = 16
@@ -118,7 +116,7 @@ def _of_ranks(
         return Candidate(deployment, ranks, chunk, step_s, costs.basis)
 
     yield candidate(Mode.MIXED, 0, _MIXED_CHUNK)
-    tuned = round(_STEP_SHARE * targets.itl_s, 4)
+    tuned = round(STEP_SHARE * targets.itl_s, 4)
     if abs(tuned - _DEFAULT_STEP_S) > 0.1 * _DEFAULT_STEP_S:
         yield candidate(Mode.MIXED, 0, _MIXED_CHUNK, tuned)
     for prefill in range(1, workers):

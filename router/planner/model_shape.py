@@ -55,7 +55,8 @@ def shape_of(model: str) -> ModelSpec:
         return ModelSpec.from_folder(resolve(model).path)
     except (UnsupportedModel, CheckpointError, OSError, json.JSONDecodeError) as error:
         known = ", ".join(SHAPES)
-        raise UnknownModel(f"{error}; or name a folder with config.json, or one of {known}") from error
+        reason = str(error).strip().partition("\n")[0].rstrip(".")
+        raise UnknownModel(f"{reason}; or name a folder with config.json, or one of {known}") from error
 
 
 def _config_of(model: str) -> Path:

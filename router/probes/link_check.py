@@ -25,17 +25,17 @@ from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 __all__ = ["Link", "LinkBroken", "check_links"]
 
 _SHORT: Final = 8
-"""Tokens of the first prompt, which makes the connection."""
+"""Tokens of the first prompt, which establishes the connection."""
 _LONGEST: Final = 2048
-"""Tokens of the second at most, which is measured: some hundred megabytes of a large model's KV."""
+"""Most tokens of the second prompt, which is measured: some hundred megabytes of a large model's KV."""
 _SAMPLING: Final = sampling_pb2.SamplingParams(
     max_tokens=3, top_p=1.0, repetition_penalty=1.0, ignore_eos=True, seed=1
 )
-"""A few, so that the prefill worker has reported by the time the last one comes."""
+"""A few tokens, so that the prefill worker's report arrives before the last one."""
 _TELLING: Final = 64_000_000
-"""Bytes below which a rate says more about messages than about the link."""
+"""Below this many bytes, latency dominates the measured rate."""
 _PCIE_LEAST: Final = 20e9
-"""Bytes a second: between GPUs of one machine, less means that they went by way of the host's memory."""
+"""Bytes per second: less than this between GPUs of one machine means that KV was staged in host memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +47,13 @@ class Link:
     transport: str
     num_bytes: int
     seconds: float
-    """In which something was under way; 0 if the prefill worker's report came after the last token."""
+    """Seconds with writes in progress; 0 if the prefill worker's report came after the last token."""
     between_gpus: bool = False
-    """Of one machine."""
+    """Whether both are GPUs of one machine."""
 
     @property
     def is_detour(self) -> bool:
-        """Whether KV must have gone by way of the host, though it had no need to."""
+        """Whether KV was staged in host memory although a direct path exists."""
         return (
             self.between_gpus and self.num_bytes >= _TELLING and self.num_bytes < _PCIE_LEAST * self.seconds
         )
@@ -74,7 +74,7 @@ class LinkBroken(Exception):
 
 
 async def check_links(registry: Registry, make_attempt: MakeAttempt, *, timeout_s: float) -> list[Link]:
-    """One link for each prefill worker, all at once. Raises LinkBroken.
+    """Check one link per prefill worker, concurrently. Raises LinkBroken.
 
     `timeout_s` is for each prompt.
     """
@@ -98,7 +98,7 @@ async def _measure(
         return list(sequence.waterfall.timings(time.monotonic()).pushes)
 
     try:
-        # Unlike each other from the first token on, so that nothing of the second is cached.
+        # Different from the first token on, so that nothing of the second prompt is cached.
         await hand_over([1] * _SHORT)
         pushes = await hand_over([2] * _longest_prompt(prefill.info, decode.info))
     except TimeoutError:
@@ -124,7 +124,7 @@ async def _measure(
 
 
 def _longest_prompt(*workers: worker_pb2.WorkerInfo) -> int:
-    """Tokens that every worker has room for, in one chunk."""
+    """Tokens that fit every worker, in one chunk."""
     longest = _LONGEST
     for info in workers:
         longest = min(longest, info.chunked_prefill_size or longest, info.num_pages * info.page_size // 2)

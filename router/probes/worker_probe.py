@@ -1,8 +1,8 @@
-"""Asks workers for two tokens now and then, on the way that clients' requests take.
+"""Probes workers with requests of two tokens, on the same path as clients' requests.
 
-A stream may live while nothing comes of it: an engine that hangs, a prefill worker that cannot reach a decode
-worker's memory. A worker that has just served a client needs no probe, so a busy cluster sees few. One that
-is suspect gets a probe at once, and again until one comes back.
+A stream may be alive while requests fail: an engine that hangs, a prefill worker that cannot reach a decode
+worker's memory. A worker that has just served a client needs no probe, so a busy cluster sees few. A suspect
+worker is probed at once, and repeatedly until a probe succeeds.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 _LOOK_S: Final = 0.25
 _AGAIN_S: Final = 1.0
 _PROMPT: Final = tuple(range(8))
-"""Token ids that every vocabulary has."""
+"""Token ids that exist in every vocabulary."""
 _SAMPLING: Final = sampling_pb2.SamplingParams(
     max_tokens=2, top_p=1.0, repetition_penalty=1.0, ignore_eos=True, seed=1
 )
@@ -55,7 +55,7 @@ class WorkerProbe:
         interval_s: float,
         timeout_s: float,
     ) -> None:
-        """`able(role)`: workers that can take a role's part in a sequence.
+        """`able(role)`: workers that can play a role in a sequence.
 
         A worker unused for `interval_s` is probed; the probe fails after `timeout_s`."""
         self._registry = registry
@@ -121,18 +121,18 @@ class WorkerProbe:
                 async for _ in deltas:
                     pass
         except TimeoutError:
-            # The engine may only be busy; a hanging companion fails its own probe.
+            # The engine may only be busy; a hung companion fails its own probe.
             if attempt.awaited is session and session.step == step:
                 member.breaker.probe_failed()
         except (AttemptFailed, RouterError) as error:
             _log.debug("%s: a probe failed: %s", session.worker_id, error)
-            if member.breaker.failures > failures:  # it was this worker's fault, and not a companion's
+            if member.breaker.failures > failures:  # this worker failed, not a companion
                 member.breaker.probe_failed()
         else:
             member.breaker.probe_succeeded()
 
     def _companion(self, role: worker_pb2.Role, asked: WorkerSession) -> WorkerSession:
-        """The most trusted worker for the other part, if need be one that gets no requests, or `asked`."""
+        """The most trusted worker for the other role, if need be one out of rotation, or `asked` itself."""
         here = [session for session in self._able(role) if session.alive]
         if not here:
             raise _NoCompanion

@@ -1,4 +1,4 @@
-"""Who is asking: each call belongs to a client, from the frontend it came through to its last token."""
+"""Clients: the owner of each call, with its limits."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _RETRY_AFTER_S: Final = 1.0
 
 @dataclass(slots=True, eq=False)
 class Client:
-    """Whoever holds one API key; or everybody together, where no keys are asked for."""
+    """The holder of one API key; without keys, all callers together."""
 
     name: str
-    """For the log; says nothing about the key."""
+    """Name in logs; not derived from the key."""
     max_requests: int | None = None
-    """Sequences at a time; None: as many as the cluster takes."""
+    """Concurrent sequences; None: no limit."""
     max_priority: int | None = None
-    """Requests may have priorities from minus this to this; None: any."""
+    """Priorities may range from minus this to this; None: any."""
     running: int = 0
-    """Sequences."""
+    """Running sequences."""
 
     def require_priority(self, priority: int) -> None:
         """Raises InvalidRequest for a priority beyond the key's limit."""
@@ -36,9 +36,9 @@ class Client:
             raise InvalidRequest(f"This API key may set {allowed}, not {priority}.", param="priority")
 
     def require_room(self, sequences: int) -> None:
-        """Room for one more request: each of its completions is a sequence that the workers run.
+        """Check that the client may run one more request; each of its completions is a sequence.
 
-        Raises Overloaded while they would be too many, and InvalidRequest if they always are.
+        Raises Overloaded if too many are running, and InvalidRequest if the request alone exceeds the limit.
         """
         if self.max_requests is None:
             return
@@ -58,7 +58,7 @@ class Client:
 
     @contextmanager
     def request(self, sequences: int) -> Iterator[None]:
-        """While a request of so many sequences runs. Raises Overloaded, InvalidRequest."""
+        """Context in which a request with this many sequences runs. Raises Overloaded, InvalidRequest."""
         self.require_room(sequences)
         self.running += sequences
         try:
@@ -70,4 +70,4 @@ class Client:
 ANYBODY: Final = Client("anybody")
 
 CURRENT_CLIENT: Final[ContextVar[Client]] = ContextVar("client", default=ANYBODY)
-"""Set by the frontend for the call that it lets in."""
+"""Set by the frontend for each authenticated call."""

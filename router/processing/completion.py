@@ -1,4 +1,4 @@
-"""One output on its way to the client: tokens become text, and stop strings end it."""
+"""One completion: turns tokens into text, and ends it at stop strings."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ _ABORT: Final = sampling_pb2.FINISH_REASON_ABORT
 
 @dataclass(slots=True)
 class Chunk:
-    """What is new of one completion."""
+    """New output of one completion."""
 
     index: int
-    """Which completion: all those of the first prompt, then those of the second."""
+    """Index of the completion: first those of the first prompt, then those of the second, and so on."""
     text: str
     token_ids: list[int]
     logprobs: list[sampling_pb2.TokenLogprobs]
-    """One a token, or none at all."""
+    """One per token, or none."""
     finish: int
-    """A sampling_pb2.FinishReason; 0 until the last chunk."""
+    """A sampling_pb2.FinishReason; 0 except in the last chunk."""
     stop: str | int | None = None
     """With the last chunk: the stop string, or the EOS or stop token, that ended the completion."""
     timings: router_pb2.Timings | None = None
     """With the last chunk."""
     parts: list[Part] | None = None
-    """What `text` is made of, where it is parsed; None: it is content as it is."""
+    """The parts of `text` if it is parsed; None: all of it is content."""
 
 
 class Completion:
-    """Turns the deltas of one sequence into chunks, each in constant time a token."""
+    """Turns the deltas of one sequence into chunks, in constant time per token."""
 
     __slots__ = (
         "_counter",
@@ -66,7 +66,7 @@ class Completion:
     ) -> None:
         self.index: Final = index
         self.num_tokens = 0
-        """Generated so far. Tokens that came after a stop string do not count."""
+        """Tokens generated so far, without those after a stop string."""
         self.cached_tokens = 0
         self.finished = False
         self._detokenizer: Final = detokenizer
@@ -81,7 +81,7 @@ class Completion:
         return 0 if self._counter is None else self._counter.tokens
 
     def feed(self, delta: Delta) -> Chunk:
-        """The next chunk. Once one has a finish reason, nothing more may be fed."""
+        """The next chunk. Must not be called after a chunk with a finish reason."""
         if delta.cached_tokens is not None:
             self.cached_tokens = delta.cached_tokens
         visible = delta.token_ids
@@ -103,17 +103,17 @@ class Completion:
         return chunk
 
     def abort(self) -> Chunk:
-        """The last chunk of a completion that the client gave up; text held back is lost."""
+        """The last chunk of an aborted completion; text held back is lost."""
         self.finished = True
         return Chunk(self.index, "", [], [], _ABORT)
 
     def _search(self, finder: StopFinder, delta: Delta, visible: list[int]) -> Chunk:
-        """Token by token, so that the tokens after a stop string can be told from those before it."""
+        """Token by token, to separate the tokens after a stop string from those before it."""
         text = ""
         for count, token_id in enumerate(visible, start=1):
             piece = self._text((token_id,))
             if self.num_tokens + count < self._min_tokens:
-                text += piece  # too early to stop
+                text += piece  # min_tokens not reached
                 continue
             text += finder.feed(piece)
             if finder.matched is not None:

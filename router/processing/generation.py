@@ -42,14 +42,14 @@ class PreparedPrompt:
     token_ids: Sequence[int]
     tool_use: ToolUse
     parser: Callable[[], OutputParser | None]
-    """A new parser for each answer; None where the text is the answer."""
+    """Makes a parser for each answer; None if the text is not parsed."""
     counter: Callable[[], ReasoningCounter | None] = _none
-    """A new one for each answer."""
+    """Makes a counter for each answer; None if reasoning is not counted."""
     visible: Sequence[str] = ()
     """Special tokens that the parser must see."""
 
     def constrain(self, options: SamplingOptions) -> SamplingOptions:
-        """With the grammar that a forced tool call asks for. Raises InvalidRequest."""
+        """Add the grammar of a forced tool call. Raises InvalidRequest."""
         if not self.tool_use.forced:
             return options
         if options.constraint is not None:
@@ -75,7 +75,7 @@ class Generation:
         formats: OutputFormats | None = None,
         history: History | None = None,
     ) -> None:
-        """`formats`: how answers are parsed; None: as the chat template says."""
+        """`formats`: how answers are parsed; None: by the chat template."""
         self.model: Final = model
         self.tokenizer: Final = tokenizer
         self._dispatcher: Final = dispatcher
@@ -86,25 +86,25 @@ class Generation:
         self._running: Running = {}
         self._history: Final = history
         self.created: Final = int(time.time())
-        """Since when the model is served, as seconds of Unix time."""
+        """Unix time in seconds since when the model is served."""
 
     def ready(self) -> bool:
         return self._dispatcher.ready()
 
     async def start(self, request: GenerationRequest) -> Run:
-        """Validate and tokenize; nothing reaches a worker before the run's chunks are asked for.
+        """Validate and tokenize. Nothing is sent to workers before the run's chunks are iterated.
 
         Raises InvalidRequest, NotFound or Overloaded.
         """
         model, options = self.model, request.options
         self.check_model(request.model)
         self._check_counts(request)
-        # Asked again when the run begins; here it saves the tokenizing.
+        # Checked again when the run begins; here it saves tokenizing.
         CURRENT_CLIENT.get().require_room(len(request.prompts) * request.n)
         options.check(self.bounds)
         sequences: list[SequencePlan] = []
         for prompt in request.prompts:
-            await asyncio.sleep(0)  # between short prompts, which are tokenized at once, others get a turn
+            await asyncio.sleep(0)  # short prompts are tokenized inline: yield to other tasks between them
             prepared = await self.prepare(prompt)
             token_ids, options = prepared.token_ids, prepared.constrain(request.options)
             if options.constraint is not None:
@@ -125,7 +125,7 @@ class Generation:
         return Run(model.name, request, sequences, self._dispatcher, self._running, self._history)
 
     def check_model(self, name: str) -> None:
-        """Raise NotFound unless that is the served model; empty is."""
+        """Raise NotFound unless `model` is empty or the served model."""
         if name not in ("", self.model.name):
             raise NotFound(
                 f"The model {name[:100]!r} does not exist; this server has {self.model.name!r}.",
@@ -134,7 +134,7 @@ class Generation:
             )
 
     def abort(self, request_id: str) -> bool:
-        """End a running request, on the workers too. False if the client has none with this id."""
+        """Abort a running request, also on the workers. False if the client has none with this id."""
         run = self._running.get((CURRENT_CLIENT.get(), request_id))
         if run is None:
             return False
@@ -142,17 +142,17 @@ class Generation:
         return True
 
     def running(self, request_id: str) -> Run | None:
-        """The request of this id that runs; of several clients' the one that began last."""
+        """The running request with this id; if several clients have one, the latest."""
         found = [run for (_, name), run in self._running.items() if name == request_id]
         return found[-1] if found else None
 
     def fail_all(self) -> None:
-        """End every running request with Unavailable: the router stops and cannot wait for them."""
+        """End every running request with Unavailable, when the router stops and cannot wait for them."""
         for run in list(self._running.values()):
             run.fail(Unavailable("The server is shutting down.", public=True))
 
     async def prepare(self, prompt: Prompt) -> PreparedPrompt:
-        """Tokens of a prompt, and how its answers are parsed. Raises InvalidRequest."""
+        """The tokens of a prompt, and the parser of its answers. Raises InvalidRequest."""
         tokenizer = self.tokenizer
         parser: Callable[[], OutputParser | None] = _none
         counter: Callable[[], ReasoningCounter | None] = _none
@@ -165,7 +165,7 @@ class Generation:
             text = tokenizer.render(messages, prompt.template_options, use.offered)
             parser, visible = partial(self.formats.parser, use, text), self.formats.markers
             counter = partial(self.formats.counter, use, text)
-            parser()  # refuses tools whose calls it cannot parse
+            parser()  # raises for tools whose calls cannot be parsed
             self._check_length(tokenizer.fewest_tokens(text), param, "at least ")
             token_ids: Sequence[int] = await tokenizer.encode_rendered(text)
         elif isinstance(prompt, str):
@@ -190,7 +190,7 @@ class Generation:
             )
 
     def _check_length(self, tokens: int, param: str, precision: str = "") -> None:
-        """`precision` says how `tokens` is meant, where it is not the exact number."""
+        """`precision` qualifies `tokens` in the message if it is not exact."""
         limit, context = self.limits.max_prompt_tokens, self.model.max_model_len
         if limit is not None and tokens > limit:
             why = f"this server takes at most {limit}"

@@ -1,4 +1,4 @@
-"""A request for text, whichever frontend it came through."""
+"""A generation request, independent of the frontend."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Chat", "GenerationRequest", "Prompt"]
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A conversation that the assistant is to continue."""
+    """A conversation for the assistant to continue."""
 
     messages: Sequence[Message]
     template_options: Mapping[str, Any] = field(default_factory=dict)
@@ -37,10 +37,10 @@ class GenerationRequest:
     n: int = 1
     """Completions of every prompt."""
     priority: int = 0
-    """Other than 0 only where the scheduler goes by it, and within the limit of the client's key."""
+    """Non-zero only if the scheduling policy uses it, and within the limit of the client's key."""
     ttft_deadline_s: float = 0.0
-    """For the first token; 0: none. Only where the scheduler goes by it."""
+    """Deadline of the first token; 0: none. Only if the scheduling policy uses it."""
     timeout_s: float = 0.0
     """0: no deadline."""
     timings: bool = False
-    """Whether the last chunk of every completion brings the TTFT waterfall."""
+    """Whether the last chunk of every completion contains the TTFT waterfall."""

@@ -1,4 +1,4 @@
-"""The requests that ended last, and where the time of each went: for `router explain` and the log."""
+"""Records of finished requests with their timings, for `router explain` and the log."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class RequestRecord:
 
     id: str
     client: str
-    """Name of its API key; says nothing about the key."""
+    """Name of its API key; not derived from the key."""
     outcome: str
     """"ok", "abort", or the code of the error."""
     message: str
-    """Of the error; empty without one."""
+    """The error's message; empty without an error."""
     seconds: float
     priority: int
     prompt_tokens: int
@@ -56,16 +56,16 @@ class RequestRecord:
 
 
 class History:
-    """Remembers the last `limit` requests by their ids; O(1) a request."""
+    """Keeps the last `limit` requests by id; O(1) per request."""
 
     def __init__(self, limit: int, log_level: int = logging.DEBUG) -> None:
-        """`log_level`: of the line that is logged for every request at its end."""
+        """`log_level`: level of the line that is logged at the end of every request."""
         self._limit = limit
         self._log_level = log_level
         self._records: OrderedDict[str, RequestRecord] = OrderedDict()
 
     def add(self, record: RequestRecord) -> None:
-        """Of equal ids, the last stands. The request is logged, too."""
+        """Add and log a request. Of equal ids, the last one is kept."""
         self._records.pop(record.id, None)
         self._records[record.id] = record
         while len(self._records) > self._limit:
@@ -79,7 +79,7 @@ class History:
             _log.log(self._log_level, "request %s: %s", record.id, record.outcome, extra=fields)
 
     def find(self, request_id: str) -> dict[str, Any] | None:
-        """None for a request that is running, or was forgotten."""
+        """The record of a request; None if it is still running or no longer kept."""
         record = self._records.get(request_id)
         return None if record is None else record.as_json()
 

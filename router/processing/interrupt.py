@@ -1,4 +1,4 @@
-"""Ends a wait from outside of the task that waits."""
+"""Ends a task's wait from another task."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ T = TypeVar("T")
 
 
 class Interrupt:
-    """Makes `wait` raise, now and from now on, once it was triggered.
+    """Makes the current `wait` and all later ones raise once triggered.
 
-    Costs nothing a wait but two assignments: no second task, no event. It cancels the waiting task and
-    turns the cancellation into an error right where the task waits, as asyncio.timeout() does.
+    A wait costs two assignments: no second task, no event. `trigger` cancels the waiting task, and `wait`
+    turns the cancellation into the error, like asyncio.timeout().
     """
 
     __slots__ = ("_error", "_waiting")
@@ -32,7 +32,7 @@ class Interrupt:
                 self._waiting.cancel()
 
     async def wait(self, awaitable: Awaitable[T]) -> T:
-        """What `awaitable` gives. One wait at a time. A cancellation from elsewhere stays one."""
+        """The result of `awaitable`. One wait at a time. Other cancellations are passed on."""
         if (error := self._error) is not None:
             raise error
         task = self._waiting = asyncio.current_task()

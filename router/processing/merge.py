@@ -1,4 +1,4 @@
-"""Several asynchronous streams as one."""
+"""Merges asynchronous streams."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class _Ended(Generic[T]):
 
 
 async def merge(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
-    """Items of all sources as they come; each source's own stay in order.
+    """Items of all sources as they arrive; those of each source stay in order.
 
-    The first failure of a source is raised here, and closes the others. So does closing this stream.
-    A consumer that is slow makes the sources wait.
+    The first failure of a source is raised here and closes the others, as does closing this stream. A slow
+    consumer makes the sources wait.
     """
     queue: asyncio.Queue[T | _Ended[T]] = asyncio.Queue(_ITEMS_PER_SOURCE * len(sources))
     pumps = [asyncio.create_task(_pump(source, queue)) for source in sources]

@@ -1,4 +1,4 @@
-"""One request on its way: its completions, while they are made."""
+"""One running request and its completions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class SequencePlan:
-    """One completion to be made: what goes to the dispatcher, and what becomes of its tokens."""
+    """One completion: the dispatcher's input, and the processing of its tokens."""
 
     prompt: Sequence[int]
     sampling: sampling_pb2.SamplingParams
@@ -41,7 +41,7 @@ class SequencePlan:
 
 
 class Run:
-    """One request's completions, while they are made."""
+    """One running request."""
 
     def __init__(
         self,
@@ -52,8 +52,10 @@ class Run:
         running: Running,
         history: History | None = None,
     ) -> None:
-        """`running` has this run in it while it runs; `history` hears of its end. It belongs to the current
-        client."""
+        """The run is in `running` while it runs, and in `history` when it has ended.
+
+        It belongs to the current client.
+        """
         self.model: Final = model
         """The served model's name."""
         self.request: Final = request
@@ -79,7 +81,7 @@ class Run:
 
     @property
     def usage(self) -> Usage:
-        """So far. A prompt counts once, however many completions it has."""
+        """Usage so far. A prompt counts once, independent of its number of completions."""
         firsts = self._sequences[:: self.request.n]
         return Usage(
             prompt_tokens=sum(len(sequence.prompt) for sequence in firsts),
@@ -89,7 +91,7 @@ class Run:
         )
 
     def usage_of(self, index: int) -> Usage:
-        """Of one completion, with its prompt."""
+        """Usage of one completion, with its prompt."""
         sequence = self._sequences[index]
         completion = sequence.completion
         return Usage(
@@ -100,10 +102,10 @@ class Run:
         )
 
     async def chunks(self) -> AsyncGenerator[Chunk, None]:
-        """New text until every completion has its finish reason; to be iterated once.
+        """New text, until every completion has a finish reason. Iterate once.
 
-        Closing the generator, or cancelling the task that iterates it, aborts the request on the
-        workers. Raises RouterError when a completion fails; then no completion goes on.
+        Closing the generator, or cancelling the task that iterates it, aborts the request on the workers.
+        Raises RouterError if a completion fails, which ends all of them.
         """
         with self._client.request(self.num_completions), self._listed(), self._remembered():
             streams = [self._stream(sequence) for sequence in self._sequences]
@@ -129,7 +131,7 @@ class Run:
 
     @contextmanager
     def _listed(self) -> Iterator[None]:
-        """Others find it by its client and id while it runs."""
+        """Context in which the run can be found by its client and id."""
         key = (self._client, self.request.id)
         if key in self._running:
             raise InvalidRequest(
@@ -143,7 +145,7 @@ class Run:
 
     @contextmanager
     def _remembered(self) -> Iterator[None]:
-        """The history hears how the run ended, and after how long."""
+        """Context at whose end the run's outcome and duration are added to the history."""
         self._began = time.monotonic()
         outcome, message = "ok", ""
         try:
@@ -205,8 +207,8 @@ class Run:
 
 
 Running: TypeAlias = dict[tuple[Client, str], Run]
-"""By client and request id: what one client chooses for an id is no other's business."""
+"""By client and request id, so that ids of different clients do not collide."""
 
 
 class _Aborted(Exception):
-    """The client asked for the end of this request."""
+    """The client aborted the request."""

@@ -1,4 +1,4 @@
-"""What the frontends know of the model that is served."""
+"""Facts about the served model, for the frontends."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ __all__ = ["ServedModel"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
     name: str
-    """What clients call it: --served-model-name."""
+    """The name in the APIs: --served-model-name."""
     path: Path
-    """The checkpoint's folder; tokenizer.json and the chat template are read from it."""
+    """The checkpoint's folder, with tokenizer.json and the chat template."""
     mode: str
     """"mixed" or "disagg"."""
     max_model_len: int

@@ -1,4 +1,4 @@
-"""Tools that a request offers to the model, and whether it must call one."""
+"""Tools of a request, and whether the model must call one."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class ToolChoice(Enum):
     AUTO = "auto"
     """The model decides; its own format of calls is parsed."""
     REQUIRED = "required"
-    """At least one call, in JSON; a grammar holds the model to it."""
+    """At least one call, in JSON, enforced by a grammar."""
     NAMED = "named"
-    """One call of the only tool; the grammar is that of its arguments."""
+    """One call of the only tool in `ToolUse.tools`; the grammar is that of its arguments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ NO_TOOLS: Final = ToolUse()
 
 
 def forced_schema(use: ToolUse) -> dict[str, Any]:
-    """JSON Schema of the whole output, for a choice that is forced.
+    """JSON Schema of the whole output, for a forced choice.
 
     Named: the arguments. Required: a list of {"name": ..., "arguments": ...}.
     """
@@ -86,7 +86,7 @@ _DEFINITIONS: Final = frozenset({"$defs", "definitions"})
 
 
 def _with_own_names(schema: Any, owner: str) -> Any:
-    """References to definitions get the owner's name: several schemas become parts of one."""
+    """Prefix the names of definitions by the owner's, so that several schemas can be combined."""
     if isinstance(schema, dict):
         return {
             key: f"#/{value.split('/')[1]}/{owner}.{value.split('/', 2)[2]}"

@@ -1,1 +1,1 @@
-"""A cluster that is only arithmetic, under the real scheduler and the real placement."""
+"""A simulated cluster: the real scheduler and placement over a model of devices and links."""

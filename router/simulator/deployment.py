@@ -21,14 +21,14 @@ from router.simulator.simulation import NVLINK, ClusterSpec, LinkCosts, Simulati
 from router.simulator.worker import WorkerSettings
 from router.workers.capacity import prefix_aware
 
-__all__ = ["Deployment"]
+__all__ = ["STEP_SHARE", "Deployment"]
 
 _DEFAULT_STEP_S: Final = 0.020
 _MIXED_CHUNK: Final = 16_384
-_ADAPTIVE_PACE: Final = 0.95
-"""Of the target that steps with decodes and prompts are kept near: TPOT has to stay below it."""
+STEP_SHARE: Final = 0.95
+"""Share of the TPOT target that steps with prompts aim at on adaptive workers; mixed workers may too."""
 _SMALL_POOL: Final = 64
-"""From so many workers on, pages are larger, so that their accounts fit into memory."""
+"""With this many workers or more, pages are larger, so that page accounting fits into memory."""
 
 
 _STRICT: Final = Targets(ttft_s=0.5, itl_s=0.015)
@@ -65,7 +65,7 @@ class Deployment:
     def simulation(self) -> Simulation:
         workers = self.prefill + self.decode
         adaptive = self.mode is Mode.ADAPTIVE
-        step = self.step_target_s or (_ADAPTIVE_PACE * self.targets.itl_s if adaptive else _DEFAULT_STEP_S)
+        step = self.step_target_s or (STEP_SHARE * self.targets.itl_s if adaptive else _DEFAULT_STEP_S)
         page_size = 64 if workers >= _SMALL_POOL else 16
         chunk = self.chunk_tokens or (_MIXED_CHUNK if self.mode is Mode.MIXED else PREFILL_CHUNK)
         settings = WorkerSettings(

@@ -1,4 +1,4 @@
-"""How long a GPU takes for a step: a formula fitted to measured steps."""
+"""The time of a step on a GPU: a formula fitted to measured steps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MATRICES: Final = (
     (2048, 46.0e-3),
     (16_384, 371.0e-3),
 )
-"""Seconds of all matrices of a step with so many rows."""
+"""Seconds of all matrix products of a step, by number of rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +35,13 @@ class DeviceCosts:
     context: float = 33e-9
     """To read the KV of one token of a decode's context."""
     pair: float = 1.1e-9
-    """Of attention, for a prompt token and one that it attends to."""
+    """Attention, per pair of a prompt token and a token that it attends to."""
     step: float = 0.9e-3
     """Everything else on the device."""
     prompts: float = 1.5e-3
     """Added by any prompt tokens."""
     host: float = 1.3e-3
-    """To plan and prepare a step."""
+    """Host time to plan and prepare a step."""
     host_prompts: float = 1.1e-3
     """Added by any prompt tokens."""
 

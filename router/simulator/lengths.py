@@ -1,4 +1,4 @@
-"""Distributions of prompt and answer lengths, and how they are written in a flag."""
+"""Distributions of prompt and answer lengths, and their notation in flags."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Uniform:
 
 @dataclass(frozen=True, slots=True)
 class LogNormal:
-    """Many short and a few long ones, as real traffic has them; longer than `high` becomes `high`."""
+    """Many short and few long ones, as in real traffic; capped at `high`."""
 
     median: int
     sigma: float
@@ -52,7 +52,7 @@ class LogNormal:
 def parse_lengths(text: str) -> Lengths:
     """Read "512", "uniform:LOW:HIGH" or "lognormal:MEDIAN:SIGMA:HIGH".
 
-    Raises ValueError, saying what is wrong.
+    Raises ValueError with the reason.
     """
     kind, *numbers = text.split(":")
     try:

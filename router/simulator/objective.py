@@ -1,4 +1,4 @@
-"""What an answer must keep to count as good."""
+"""The service level objective by which an answer counts as good."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Objective:
     ttft_s: float | None = None
     tpot_s: float | None = None
     pause_s: float | None = None
-    """The longest that a token after the first may be waited for."""
+    """Longest time between two tokens."""
 
     def is_met(self, *, ttft: float, tpot: float, longest_pause: float) -> bool:
         return (

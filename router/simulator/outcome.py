@@ -1,4 +1,4 @@
-"""What became of a simulated request, and how many kept their promises."""
+"""Outcomes of simulated requests, and the shares that met their objectives."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The event loop: arrivals, placement, workers, links. Nothing here takes real time.
+"""The event loop of the simulation: arrivals, placement, workers, links, in simulated time.
 
     outcomes = Simulation(cluster, policy).run(arrivals)
 
-A router places each request with the real placement module, and knows only what workers have told it. The
-decode worker reserves pages when the first chunk is planned; finished chunks travel while the next ones are
+A router places each request with the real placement module, from the reports of workers only. The decode
+worker reserves pages when the first chunk is planned; finished chunks are sent while the next ones are
 computed; decoding starts when all KV has arrived.
 """
 
@@ -37,15 +37,15 @@ from router.simulator.worker import SimWorker, StepReport, WorkerSettings
 __all__ = ["NVLINK", "ClusterSpec", "LinkCosts", "Simulation"]
 
 _SAMPLED_EVERY_S: Final = 0.05
-"""A worker reports the length of one step in so many seconds."""
+"""Interval at which a worker reports the time of a step."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkCosts:
     bytes_per_s: float = 170e9
-    """Of one sender."""
+    """Bandwidth per sender."""
     latency_s: float = 3.2e-3
-    """Of a handoff: messages, polls and digests."""
+    """Latency of a handoff: messages, polls and digests."""
     kv_bytes_per_token: int = 131_072
 
 
@@ -55,7 +55,7 @@ NVLINK: Final = LinkCosts()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSpec:
-    """One entry a worker in `preferences` and `settings`."""
+    """`preferences` and `settings` have one entry per worker."""
 
     preferences: tuple[Preference, ...]
     settings: tuple[WorkerSettings, ...]
@@ -68,7 +68,7 @@ class ClusterSpec:
     hop_s: float = 0.5e-3
     """From a worker to the router, or back."""
     prior: StepTime = PRIOR
-    """What the router believes of step times before the first one is reported."""
+    """The router's step-time model before the first report."""
 
 
 @dataclass(slots=True)
@@ -123,7 +123,7 @@ class Simulation:
         self._sampled = [0.0] * len(self.workers)
 
     def run(self, arrivals: Sequence[Arrival], *, until: float = math.inf) -> list[Outcome]:
-        """One outcome an arrival, in order; answers that take longer than `until` lack tokens."""
+        """One outcome per arrival, in order; answers that take longer than `until` are incomplete."""
         self.outcomes = [Outcome(a.at, a.prompt_tokens, a.max_tokens) for a in arrivals]
         for number, arrival in enumerate(arrivals):
             self._at(arrival.at + self.cluster.front_in_s, self._arrive, (number, arrival))
@@ -165,7 +165,7 @@ class Simulation:
         source.submit(engine_request, self.now)
 
     def _cached(self, prompt: Sequence[int]) -> dict[str, int]:
-        """What a prefix-aware router knows: here, exactly what is cached."""
+        """The cached prefixes known to a prefix-aware router; here, exactly those in the cache."""
         cached = {}
         for worker in self.workers:
             if worker.kv.cache is not None:

@@ -1,4 +1,4 @@
-"""When requests arrive and what they share: generators, and Mooncake's trace format."""
+"""Arrival times and shared prefixes of requests: generators, and Mooncake's trace format."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from router.simulator.lengths import Lengths
 __all__ = ["Arrival", "bursts", "chats", "day", "last_deadline", "merged", "mooncake", "poisson"]
 
 _BLOCK: Final = 512
-"""Tokens for which one of Mooncake's hash ids stands."""
+"""Tokens per hash id in Mooncake's format."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One request. Its prompt's tokens matter only where `blocks` says what it shares with others."""
+    """One request. Its tokens matter only through `blocks`, the prefixes that it shares with others."""
 
     at: float
     prompt_tokens: int
@@ -34,7 +34,7 @@ class Arrival:
         if not self.blocks:
             return bytes(self.prompt_tokens)
         tokens = [block * _BLOCK + i for block in self.blocks for i in range(_BLOCK)]
-        own = -1 - int(self.at * 1e6)  # like nobody else's
+        own = -1 - int(self.at * 1e6)  # unique
         tokens += [own] * (self.prompt_tokens - len(tokens))
         return tokens[: self.prompt_tokens]
 
@@ -57,7 +57,7 @@ def bursts(
     every_s: float = 20.0,
     share: float = 0.2,
 ) -> list[Arrival]:
-    """`rate` in the mean; for `share` of every `every_s` seconds it is `factor` times that."""
+    """`rate` on average; for `share` of every `every_s` seconds it is `factor` times that."""
     if factor * share >= 1:
         raise ValueError(f"bursts of {factor:g} x the rate for {share:g} of the time leave nothing between")
     calm = (1 - factor * share) / (1 - share)
@@ -121,8 +121,7 @@ def mooncake(lines: Iterable[str] | Path, *, speed: float = 1.0, most: int | Non
     """Requests of a trace in Mooncake's format: JSON lines with `timestamp` (ms), `input_length`,
     `output_length` and `hash_ids`, one for each block of 512 tokens.
 
-    `speed` 2 replays it twice as fast. Raises ValueError with the line's number for one that is not of this
-    format.
+    `speed` 2 replays it twice as fast. Raises ValueError with the line number for an invalid line.
     """
     if isinstance(lines, Path):
         with lines.open() as file:
@@ -155,7 +154,7 @@ def _read(lines: Iterable[str], speed: float, most: int | None) -> Iterator[Arri
             raise ValueError(f"line {number + 1} is not of Mooncake's trace format: {error!r}") from error
         if arrival.prompt_tokens < 1 or arrival.max_tokens < 1:
             raise ValueError(f"line {number + 1}: lengths start at 1")
-        # The last block may be a part of one: its tokens are the prompt's own.
+        # The last block may be partial: its tokens are not shared.
         yield replace(arrival, blocks=arrival.blocks[: arrival.prompt_tokens // _BLOCK])
 
 

@@ -1,8 +1,8 @@
-"""A simulated worker: the real scheduler and KV manager, and a device that is a formula.
+"""A simulated worker: the real scheduler and KV manager, with a formula for the device.
 
-As in the engine, step N + 1 is planned while step N runs, as late as leaves the device no gap; what came
-meanwhile joins it. A prompt of another worker's request ends here with its first token, and its pages stay
-until its KV has arrived there.
+As in the engine, step N + 1 is planned while step N runs, as late as possible without leaving the device
+idle, so that requests that arrive meanwhile join it. A prompt of another worker's request ends here with its
+first token, and its pages stay until its KV has arrived there.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class WorkerSettings:
 
 @dataclass(slots=True)
 class StepReport:
-    """What a worker tells about a step when it ends."""
+    """A worker's report about a step when it ends."""
 
     at: float
     work: StepWork
@@ -60,10 +60,10 @@ class StepReport:
 
 
 class Listener(Protocol):
-    """What a worker calls; times may lie a few milliseconds ahead of the call."""
+    """Callbacks of a worker; times may be a few milliseconds ahead of the call."""
 
     def wake(self, worker: SimWorker, at: float) -> None:
-        """Call `turn` at `at`, unless another call comes first."""
+        """Call `turn` at `at`, unless an earlier call is scheduled."""
 
     def started(self, worker: SimWorker, request: Request, now: float) -> None: ...
 
@@ -129,7 +129,7 @@ class SimWorker:
         self._step: _Step | None = None
         self._completed_at = -math.inf
         self._borrowers: deque[Request] = deque()
-        """Requests whose KV will come, for which there were no pages yet."""
+        """Requests whose KV will arrive, waiting for pages."""
 
     def submit(self, request: Request, now: float) -> None:
         self.scheduler.submit(request)
@@ -152,7 +152,7 @@ class SimWorker:
             self._poke(now)
 
     def turn(self, now: float) -> None:
-        """Plan and launch the next step, and take in the one that is about to end."""
+        """Plan and launch the next step, and complete the one that is about to end."""
         self.due = math.inf
         self._lend(now)
         plan = self.scheduler.plan()
@@ -171,7 +171,7 @@ class SimWorker:
             self._poke(before.ends)
 
     def _poke(self, now: float) -> None:
-        """There is something to do; a step in flight decides when, if there is one."""
+        """Schedule a turn now, unless one is scheduled or a step is in flight."""
         if self._step is None and self.due == math.inf:
             self.due = now
             self._listener.wake(self, now)

@@ -37,10 +37,10 @@ _ERROR: Final = 2
 
 
 class TraceExporter:
-    """A context manager; `ended` is for the dispatcher. What is queued at the end is still sent, once."""
+    """A context manager; the dispatcher calls `ended`. Queued spans are sent once more at exit."""
 
     def __init__(self, endpoint: str, model: str) -> None:
-        """`endpoint`: of the collector, such as http://127.0.0.1:4318; /v1/traces is added where missing."""
+        """`endpoint`: URL of the collector, such as http://127.0.0.1:4318; /v1/traces is added if missing."""
         self._url = endpoint.rstrip("/").removesuffix("/v1/traces") + "/v1/traces"
         self._model = model
         self._headers = headers_of(os.environ.get(_HEADERS_VARIABLE, ""))
@@ -58,11 +58,11 @@ class TraceExporter:
         try:
             self._queue.put_nowait(None)
         except queue.Full:
-            return  # the collector does not keep up: nothing would get through now
+            return  # the collector does not keep up
         self._thread.join(_TIMEOUT_S)
 
     def ended(self, sequence: Sequence, outcome: str, at: float) -> None:
-        """A sequence is over; `at` is on its waterfall's clock. Returns at once."""
+        """A sequence ended; `at` is on its waterfall's clock. Returns at once."""
         if not sequence.trace.sampled:
             return
         now = time.time()
@@ -121,7 +121,7 @@ def export_request(spans: Iterable[Span]) -> dict[str, Any]:
 
 
 def headers_of(text: str) -> dict[str, str]:
-    """Of OTEL_EXPORTER_OTLP_HEADERS: key=value pairs, comma-separated, percent-encoded."""
+    """Parse OTEL_EXPORTER_OTLP_HEADERS: key=value pairs, comma-separated, percent-encoded."""
     pairs = (pair.partition("=") for pair in text.split(",") if "=" in pair)
     return {unquote(name.strip()): unquote(value.strip()) for name, _, value in pairs}
 

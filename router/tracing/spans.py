@@ -1,7 +1,7 @@
 """The trace of a sequence: its timeline as spans, by the conventions of OpenTelemetry. Pure.
 
-Workers report to the router when they computed and sent what, so the router makes the spans of all
-of them, on one clock. Each span belongs to the process that did the work.
+Workers report their times to the router, which creates the spans of all processes on one clock. Each span
+belongs to the process that did the work.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Span:
     is_server: bool = False
     """Entered from outside."""
     error: str = ""
-    """What went wrong; empty: nothing."""
+    """The error; empty if there was none."""
 
 
 def spans_of(
@@ -46,7 +46,7 @@ def spans_of(
 ) -> Iterator[Span]:
     """The request's span, its stages below it, and chunks and pushes below those.
 
-    `arrived_s`, `ended_s`: Unix time of what the waterfall calls arrival and end.
+    `arrived_s`, `ended_s`: Unix times of the waterfall's arrival and end.
     """
     timings = sequence.waterfall.timings(sequence.waterfall.arrival + ended_s - arrived_s)
     trace = sequence.trace
@@ -105,7 +105,7 @@ def _stages(timings: router_pb2.Timings) -> Iterator[tuple[str, str, float, floa
 def _attributes(
     sequence: Sequence, outcome: str, timings: router_pb2.Timings, model: str
 ) -> dict[str, Value]:
-    """GenAI semantic conventions; nothing of the text."""
+    """Attributes by the GenAI semantic conventions, without text."""
     sampling = sequence.sampling
     attributes: dict[str, Value] = {
         "gen_ai.operation.name": sequence.operation,

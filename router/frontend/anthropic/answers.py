@@ -45,7 +45,7 @@ class OutputTokens(TypedDict):
 @_closed
 class MessageUsage(TypedDict):
     input_tokens: int
-    """Not found in the prefix cache."""
+    """Tokens that were not in the prefix cache."""
     cache_read_input_tokens: int
     cache_creation_input_tokens: int
     output_tokens: int

@@ -1,4 +1,4 @@
-"""Errors in Anthropic's words, as its clients expect them."""
+"""Errors in Anthropic's format."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TYPES: Final = {
 
 
 def error_body(error: RouterError, request_id: str) -> bytes:
-    """{"type": "error", "error": {...}}. Logs what it withholds."""
+    """{"type": "error", "error": {...}}. Logs the details that it leaves out."""
     message = disclosed(error, request_id)
     return orjson.dumps(
         {

@@ -102,7 +102,7 @@ class MessageParam(BaseModel):
 
 
 class ToolParam(BaseModel):
-    """A tool of the client's; hosted ones are refused."""
+    """A tool of the client; hosted tools are refused."""
 
     model_config = STRICT
 
@@ -226,11 +226,11 @@ class MessagesBody(CountTokensBody):
 
     # Not Anthropic's, but as in OpenAI's chat completions.
     priority: Priority | None = None
-    """With --schedule-policy priority; else only 0."""
+    """With --schedule-policy priority; otherwise only 0."""
     ttft_deadline: Timeout | None = None
-    """Seconds for the first token; with --schedule-policy deadline."""
+    """Deadline of the first token, in seconds; with --schedule-policy deadline."""
     timeout: Timeout | None = None
-    """Seconds for the whole request."""
+    """Deadline of the whole request, in seconds."""
 
     metadata: _Bookkeeping = None
     service_tier: _Bookkeeping = None
@@ -268,7 +268,7 @@ class MessagesBody(CountTokensBody):
 
 
 def _messages(message: MessageParam, number: int) -> list[MessageBody]:
-    """OpenAI's messages: a result of a tool is one of its own."""
+    """The messages in OpenAI's format, with each tool result as its own message."""
     if isinstance(message.content, str):
         return [_plain(message.role, message.content)]
     texts = [block.text for block in message.content if isinstance(block, TextBlock)]

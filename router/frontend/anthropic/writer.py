@@ -1,4 +1,4 @@
-"""Renders one run as Anthropic's Message, in one piece or as the events of its stream."""
+"""Renders one run as Anthropic's Message object, or as the events of its stream."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["MessageWriter"]
 
 
 class MessageWriter:
-    """A content block is open until a part of another kind follows."""
+    """A content block stays open until a part of another kind follows."""
 
     def __init__(self, run: Run) -> None:
         self._run: Final = run
@@ -111,7 +111,7 @@ class MessageWriter:
                 return [self._delta(type="input_json_delta", partial_json=text)]
 
     def _begin(self, block: ContentBlock) -> list[bytes]:
-        """Nothing where a block of the same kind is open."""
+        """Open a block of this kind; nothing if one is open."""
         if self._open and self._content[-1]["type"] == block["type"]:
             return []
         events = self._close()
@@ -135,7 +135,7 @@ class MessageWriter:
 
 
 def _object(text: str) -> Any:
-    """The arguments of a call; text that the model did not complete is handed on as it is."""
+    """The arguments of a call, as an object; incomplete JSON is passed on as text."""
     try:
         return json.loads(text or "{}")
     except ValueError:

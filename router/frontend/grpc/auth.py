@@ -1,4 +1,4 @@
-"""Lets gRPC calls in that bring an API key."""
+"""Authenticates gRPC calls by API key."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from router.processing.clients import CURRENT_CLIENT
 __all__ = ["RequireApiKey"]
 
 _OPEN: Final = "/grpc.health.v1.Health/"
-"""Orchestrators ask this, without a key, and learn nothing else."""
+"""Open to orchestrators without a key."""
 
 _RequestT = TypeVar("_RequestT")
 _ResponseT = TypeVar("_ResponseT")
 
 
 class RequireApiKey(grpc.aio.ServerInterceptor):
-    """Covers every service of a server, those to come included."""
+    """A server interceptor, which covers all services of a server."""
 
     def __init__(self, keys: ApiKeys) -> None:
         self._keys = keys
@@ -44,7 +44,7 @@ class RequireApiKey(grpc.aio.ServerInterceptor):
 
 
 def _refusal(error: Unauthenticated) -> grpc.RpcMethodHandler[Any, Any]:
-    """A handler for calls of any kind: it answers before it reads."""
+    """A handler that refuses calls of any kind before reading them."""
 
     async def refuse(_requests: object, context: grpc.aio.ServicerContext[Any, Any]) -> NoReturn:
         await context.abort(error.grpc_status, error.message)

@@ -30,20 +30,20 @@ __all__ = ["GrpcConfig", "GrpcServer"]
 _SERVICE: Final = router_pb2.DESCRIPTOR.services_by_name["Router"].full_name
 _READINESS_POLL_S: Final = 0.5
 _UNWIND_S: Final = 5.0
-"""For calls to send their error once they were told to end."""
+"""Time for cancelled calls to send their error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrpcConfig:
     host: str = "127.0.0.1"
     port: int = 50051
-    """0: one that is free; see GrpcServer.port."""
+    """0: any free port; see GrpcServer.port."""
     max_message_bytes: int = 4 << 20
     """Larger requests get RESOURCE_EXHAUSTED."""
     tls: TlsFiles | None = None
     """None: plaintext."""
     keys: ApiKeys | None = None
-    """Whom to let in; None: everybody."""
+    """API keys; None: no authentication."""
 
 
 class GrpcServer:
@@ -56,10 +56,10 @@ class GrpcServer:
         self._server: grpc.aio.Server | None = None
         self._watch: asyncio.Task[None] | None = None
         self.port = 0
-        """The port it listens on, once started."""
+        """The port that it listens on, after `start`."""
 
     async def start(self) -> None:
-        """Return when calls are accepted. Raises OSError when the address cannot be bound."""
+        """Return when calls are accepted. Raises OSError if the address cannot be bound."""
         config = self._config
         server = grpc.aio.server(
             interceptors=() if config.keys is None else (RequireApiKey(config.keys),),

@@ -1,4 +1,4 @@
-"""The gRPC frontend: `baton.v1.Router` over the same core as the HTTP API."""
+"""The gRPC frontend: `baton.v1.Router`, on the same core as the HTTP API."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _InfoContext = grpc.aio.ServicerContext[router_pb2.GetModelInfoRequest, router_p
 
 
 class RouterService(router_pb2_grpc.RouterServicer):
-    """A call that is cancelled, or whose deadline passes, is aborted on the workers."""
+    """Calls that are cancelled, or whose deadline passes, are aborted on the workers."""
 
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
@@ -121,7 +121,7 @@ def _identity(
 
 
 def _loggable(request_id: str) -> str:
-    """The client chose it: no line breaks, and no end."""
+    """A client's id for the log: without line breaks, and truncated."""
     return "".join(c if c.isprintable() else "?" for c in request_id[:100])
 
 

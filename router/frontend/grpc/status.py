@@ -19,7 +19,7 @@ _TYPE: Final = "type.googleapis.com/google.rpc."
 def trailing_metadata(
     error: RouterError, message: str, request_id: str
 ) -> tuple[tuple[str, str | bytes], ...]:
-    """The rich status, and the same as plain metadata for clients without a decoder."""
+    """The rich status, and its fields as plain metadata for clients that cannot decode it."""
     plain = [("baton-code", error.code), ("baton-param", error.param)]
     if error.retry_after_s is not None:
         plain.append(("retry-after", f"{error.retry_after_s:g}"))

@@ -42,9 +42,9 @@ _Endpoint: TypeAlias = Callable[[Request, str], Awaitable[Response]]
 _OPERATIONS: Final = {"chatcmpl": "chat", "msg": "chat", "resp": "chat"}
 """gen_ai.operation.name by kind of request; text_completion for all others."""
 _CLIENT_GONE_STATUS: Final = 499
-"""nginx's; nobody reads it."""
+"""nginx's status for a closed connection; used only in logs."""
 _OTHER_KINDS: Final = ("/v1/embeddings", "/v1/rerank", "/rerank", "/score", "/pooling", "/classify")
-"""Routes that clients know, for models that do not generate text."""
+"""Routes of other APIs, for models that do not generate text."""
 
 
 def build_app(
@@ -89,7 +89,7 @@ def build_app(
 
 
 def _cors(origins: Sequence[str]) -> list[Middleware]:
-    """Goes before the keys: a browser asks for leave without one."""
+    """CORS is handled before authentication, because browsers send preflight requests without a key."""
     if not origins:
         return []
     return [
@@ -104,7 +104,7 @@ def _cors(origins: Sequence[str]) -> list[Middleware]:
 
 
 class _Models:
-    """The served model, and what is asked of other kinds of models."""
+    """The routes of the served model, and refusals of requests for other kinds of models."""
 
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
@@ -143,11 +143,11 @@ class _Operations:
         self._worker_targets = worker_targets
 
     async def live(self, request: Request, request_id: str) -> Response:
-        """The process answers; that is all."""
+        """200 while the process runs."""
         return json_response({"status": "live"})
 
     async def ready(self, request: Request, request_id: str) -> Response:
-        """200 while a request sent now would find workers, else 503."""
+        """200 while there are workers for requests, else 503."""
         if not self._generation.ready():
             raise Unavailable("Not ready: no workers, or shutting down.", code="not_ready", public=True)
         return json_response({"status": "ready"})
@@ -162,12 +162,12 @@ class _Operations:
         return json_response(openapi_document(self._generation.model.name, self._generation.bounds))
 
     async def workers(self, request: Request, request_id: str) -> Response:
-        """Prometheus' http_sd: where the workers' own metrics are."""
+        """Prometheus' http_sd: the targets of the workers' metrics."""
         return json_response([{"targets": list(self._worker_targets()), "labels": {}}])
 
 
 def _answering(endpoint: _Endpoint, kind: str = "req") -> Callable[[Request], Awaitable[Response]]:
-    """`endpoint`, with an id for every request and its errors as responses. Ids begin with `kind`."""
+    """Wrap `endpoint`: assign request ids, which begin with `kind`, and turn errors into responses."""
 
     async def answer(request: Request) -> Response:
         request_id = new_request_id(kind)

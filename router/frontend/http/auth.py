@@ -1,4 +1,4 @@
-"""Lets HTTP requests in that bring the key for what they ask."""
+"""Authenticates HTTP requests by API key."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from router.processing.clients import ANYBODY, CURRENT_CLIENT, Client
 __all__ = ["RequireApiKey"]
 
 _OPEN: Final = frozenset({"/live", "/ready", "/health"}) | PAGE_PATHS
-"""Orchestrators ask these, without a key, and learn nothing else; the page's files are no secret."""
+"""Open without a key: probes of orchestrators, and the static files of the live page."""
 _MONITORING: Final = frozenset({"/metrics", "/sd/workers", STATUS_PATH})
-"""They tell of all clients, and of the workers' network."""
+"""These reveal the load of all clients and the addresses of workers."""
 _MONITORING_KEY: Final = "/metrics, /sd/workers and /status take a key of --metrics-key-file."
 
 
 class RequireApiKey:
-    """ASGI middleware. What it refuses, it refuses before a byte of the body is read."""
+    """ASGI middleware. Refuses requests before reading any of their body."""
 
     def __init__(self, app: ASGIApp, keys: ApiKeys | None, metrics_keys: ApiKeys | None) -> None:
-        """`keys` open everything but monitoring, `metrics_keys` open monitoring and nothing else.
+        """`keys` give access to everything except monitoring, `metrics_keys` only to monitoring.
 
-        None for `keys` lets everybody in. None for `metrics_keys` leaves monitoring to everybody too, but
-        closes it where clients are told apart by keys.
+        None for `keys`: no authentication. None for `metrics_keys`: monitoring is open without `keys`, and
+        closed with `keys`.
         """
         self._app = app
         self._keys = keys
@@ -40,7 +40,7 @@ class RequireApiKey:
             headers = Headers(scope=scope)
             authorization = headers.get("authorization")
             if authorization is None and (key := headers.get("x-api-key")) is not None:
-                authorization = f"Bearer {key}"  # Anthropic's clients
+                authorization = f"Bearer {key}"  # the header of Anthropic's clients
             try:
                 if scope["path"] in _MONITORING:
                     self._admit_monitoring(authorization)

@@ -1,4 +1,4 @@
-"""Reads the body of a request, once it is certain that it is one to be read."""
+"""Reads the body of a request after checking its type and size."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ _JSON = "application/json"
 async def read_json_body(request: Request, limit: int) -> bytes:
     """At most `limit` bytes.
 
-    Raises UnsupportedMediaType unless the client says that it is JSON: a web page may send other types to any
-    server that its reader can reach, without asking that server first. Raises TooLarge as early as possible,
-    before the body is in memory.
+    Raises UnsupportedMediaType unless the content type is JSON: browsers let any web page send some other
+    types without a CORS preflight. Raises TooLarge as early as possible, before the body is in memory.
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != _JSON:

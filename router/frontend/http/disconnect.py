@@ -1,4 +1,4 @@
-"""A client that goes away ends the work done for it."""
+"""Cancels a request's work when its client disconnects."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["ClientGone", "ends_with_client"]
 
 
 class ClientGone(Exception):
-    """The client closed the connection; there is nobody to answer."""
+    """The client closed the connection."""
 
 
 @asynccontextmanager
 async def ends_with_client(receive: Receive) -> AsyncGenerator[None, None]:
-    """Cancel the block when the client disconnects, and raise ClientGone outside of it.
+    """Context that is cancelled, and raises ClientGone, when the client disconnects.
 
-    The request's body must have been read: what comes after it can only be the disconnect.
+    The request's body must have been read, so that the next message can only be the disconnect.
     """
     work = asyncio.current_task()
     assert work is not None, "only a task can be cancelled"

@@ -1,4 +1,4 @@
-"""A response of server-sent events, with as little as possible between an event and the socket."""
+"""A response of server-sent events, with minimal overhead per event."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["EventStream"]
 
 
 class EventStream(Response):
-    """Sends events as they come. A slow client makes `events` wait; one that is gone closes it."""
+    """Sends events as they arrive. A slow client blocks `events`; a disconnected one closes it."""
 
     media_type = "text/event-stream"
 
     def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
         """`events` yields whole events and must not raise."""
-        # Proxies must pass events on one by one.
+        # Tells proxies not to buffer.
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._events = events

@@ -134,8 +134,7 @@ async def _fed(run: Run, writer: _Writer) -> None:
 
 
 async def _streamed(run: Run, writer: _Writer) -> Response:
-    """The status is 200 only once there is something to stream: an overloaded or failing cluster is still a
-    proper HTTP error."""
+    """Wait for the first event before sending status 200, so that overload and failures are HTTP errors."""
     chunks = run.chunks()
     first = await anext(chunks)
     return EventStream(_events(writer, first, chunks))
@@ -144,7 +143,7 @@ async def _streamed(run: Run, writer: _Writer) -> Response:
 async def _events(
     writer: _Writer, first: Chunk, chunks: AsyncGenerator[Chunk, None]
 ) -> AsyncGenerator[bytes, None]:
-    """Never raises: what fails now can only be told as an event."""
+    """Never raises: after the status is sent, failures are events."""
     try:
         async with aclosing(chunks):
             yield writer.opening() + writer.event(first)

@@ -1,11 +1,11 @@
-"""HTTP/1.1 with bounds on what a client may take before it has asked for anything: time, and memory.
+"""HTTP/1.1 with limits of the time and memory that a client can use before its request is complete.
 
-uvicorn bounds the pause between two requests, but neither the time for which a request may trickle in nor
-the length of its headers; a few thousand slow clients would be enough to hold every socket of the process.
+uvicorn limits the pause between two requests, but neither the time in which a request must arrive nor the
+length of its headers; a few thousand slow clients could occupy every socket of the process.
 
-Closing an idle connection races with the client's next request, which is then lost. So responses announce the
-time (`Keep-Alive: timeout=`), connections stay open a little longer than announced, and where a response can
-still say `Connection: close`, it does.
+Closing an idle connection races with the client's next request, which is then lost. Responses therefore
+announce the timeout (`Keep-Alive: timeout=`), connections stay open a little longer, and responses say
+`Connection: close` whenever possible.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ __all__ = ["BoundedProtocol", "ConnectionsState"]
 _HEAD_BYTES: Final = 64 << 10
 _ARRIVAL_S: Final = 30.0
 _ANNOUNCED_EARLIER_S: Final = 5.0
-"""A client that honours the announced time is on the safe side, with the network's delay and its own."""
+"""Margin for the delays of the network and of clients that honour the announced timeout."""
 _LINGER_S: Final = 2.0
-"""For a refused client to read why: closing on bytes that it still sends would reset the connection."""
+"""Time for a refused client to read the response: closing while it still sends would reset the connection."""
 _LINGER_BYTES: Final = 1 << 20
 
 
 class ConnectionsState(ServerState):
-    """uvicorn's, shared by all connections of a server."""
+    """uvicorn's state, shared by all connections of a server."""
 
     def __init__(self) -> None:
         super().__init__()
         self.winding_down = False
-        """Every response from now on is the last one of its connection."""
+        """Whether every response is the last one of its connection."""
 
 
 class _Reading(Enum):
@@ -47,7 +47,7 @@ class _Reading(Enum):
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Refuses a request that has not arrived, body and all, within `arrival_s` of its first byte."""
+    """Refuses a request that has not completely arrived within `arrival_s` of its first byte."""
 
     arrival_s = _ARRIVAL_S
     announced_earlier_s = _ANNOUNCED_EARLIER_S
@@ -59,10 +59,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self.timeout_keep_alive += self.announced_earlier_s  # type: ignore[assignment]  # any number will do
         self._reading = _Reading.NOTHING
         self._head_bytes = 0
-        """Of a request whose headers are not complete yet."""
+        """Bytes of a request whose headers are not complete yet."""
         self._deadline: asyncio.TimerHandle | None = None
         self._refusal: RouterError | None = None
-        """Why the parser is stopped, where it is not the bytes themselves."""
+        """Why the parser was stopped, other than by a parse error."""
         self._hung_up = False
         self._dropped_bytes = 0
 
@@ -91,7 +91,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > _HEAD_BYTES:
             self._refusal = _head_too_large()
-            raise self._refusal  # stops the parser, which then reports to send_400_response
+            raise self._refusal  # stops the parser, which then calls send_400_response
         self._head_bytes = 0
         super().on_headers_complete()
         self._reading = _Reading.BODY
@@ -111,11 +111,11 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """uvicorn's answer to what it cannot parse."""
+        """uvicorn's response to a parse error."""
         self._refuse(self._refusal or InvalidRequest(msg))
 
     def wind_down(self) -> None:
-        """The response in progress, if there is one, is the last of this connection."""
+        """Make the response in progress, if any, the last of this connection."""
         if self._is_answering():
             self.cycle.keep_alive = False
 
@@ -125,7 +125,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._head_bytes > _HEAD_BYTES:
             self._refuse(_head_too_large())
         elif self._reading is _Reading.NOTHING and not self._is_answering():
-            self._await_next_request()  # what came was an empty line
+            self._await_next_request()  # an empty line was received
 
     def _await_next_request(self) -> None:
         self._unset_keepalive_if_required()
@@ -139,7 +139,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _give_up(self) -> None:
         if self.pipeline:
-            # It waits behind the answer to the one before, and is not read meanwhile.
+            # A pipelined request waits for the previous response, and is not read meanwhile.
             self._await_arrival()
         else:
             self._refuse(TooSlow(f"The request did not arrive within {self.arrival_s:g} s."))
@@ -148,17 +148,17 @@ class BoundedProtocol(HttpToolsProtocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _refuse(self, error: RouterError) -> None:
-        """Answer the request that is being read with `error`, read no further, and close the connection."""
+        """Respond to the current request with `error`, stop reading, and close the connection."""
         cycle = self.cycle
         if self._reading is _Reading.BODY:
             if self.pipeline or (cycle.response_started and not cycle.response_complete):
-                self.transport.abort()  # other answers are under way on this connection
+                self.transport.abort()  # other responses are in progress on this connection
                 return
             answered = cycle.response_complete
             cycle.disconnected = True
             cycle.message_event.set()
         elif self._is_answering():
-            # A refusal would get into the answer to an earlier request: the connection ends after that one.
+            # A refusal would be mixed into the response to an earlier request: close after that one instead.
             cycle.keep_alive = False
             self._disarm()
             self._hung_up = True
@@ -171,7 +171,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._hang_up()
 
     def _hang_up(self) -> None:
-        """Close once the client has read the answer, which its closing shows, or after a while."""
+        """Close when the client has closed its side after reading the response, or after a timeout."""
         self._hung_up = True
         self._disarm()
         self._unset_keepalive_if_required()

@@ -1,4 +1,4 @@
-"""An error as an HTTP response, wherever in the HTTP frontend it is met."""
+"""Errors as HTTP responses, for all parts of the HTTP frontend."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _OF_ANTHROPIC: Final = "/v1/messages"
 
 
 def new_request_id(kind: str = "req") -> str:
-    """Unique; begins with `kind`."""
+    """A unique id that begins with `kind`."""
     return f"{kind}-{secrets.token_hex(12)}"
 
 
 def error_response(error: RouterError, path: str, request_id: str | None = None) -> Response:
-    """With the error's status, in the words of the API that `path` is of.
+    """The response to an error, in the format of the API that `path` belongs to.
 
-    Without `request_id` an id is drawn.
+    Without `request_id`, a new id is used.
     """
     request_id = request_id or new_request_id()
     render = anthropic_error_body if path.startswith(_OF_ANTHROPIC) else error_body

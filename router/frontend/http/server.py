@@ -36,30 +36,30 @@ _BACKLOG: Final = 2048
 _KEEP_ALIVE_S: Final = 120.0
 """Above the idle timeouts of common proxies (AWS ALB 60 s, nginx 75 s): they close first."""
 _UNWIND_S: Final = 2.0
-"""For requests to tell their clients that they were ended."""
+"""Time for cancelled requests to send their error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpConfig:
     host: str = "127.0.0.1"
     port: int = 30000
-    """0: one that is free; see HttpServer.port."""
+    """0: any free port; see HttpServer.port."""
     max_body_bytes: int = 4 << 20
     """Larger requests get 413 without being read into memory."""
     tls: TlsFiles | None = None
     """None: plaintext."""
     keys: ApiKeys | None = None
-    """Whom to let in; None: everybody."""
+    """API keys; None: no authentication."""
     metrics_keys: ApiKeys | None = None
-    """Who reads the metrics; see RequireApiKey."""
+    """Keys for metrics; see RequireApiKey."""
     cors_origins: Sequence[str] = ()
-    """Web pages whose scripts may call; "*" for all."""
+    """Origins of web pages that may call the API; "*" for all."""
     keep_alive_s: float = _KEEP_ALIVE_S
-    """For which an idle connection is kept open."""
+    """How long idle connections are kept open."""
 
 
 class HttpServer:
-    """OpenAI's API over `generation`. Signals are the caller's business: none is caught here."""
+    """Serves the HTTP APIs of `generation`. Does not handle signals."""
 
     def __init__(
         self,
@@ -70,9 +70,10 @@ class HttpServer:
         worker_targets: Callable[[], Sequence[str]] = tuple,
         routes: Sequence[Route] = (),
     ) -> None:
-        """`metrics` is served at /metrics; `worker_targets()`, the workers' own endpoints, at /sd/workers.
+        """`metrics` is served at /metrics; `worker_targets()`, the workers' metrics endpoints, at
+        /sd/workers.
 
-        `worker_targets()` returns host:port of each. `routes` are served beside the API's.
+        `worker_targets()` returns host:port of each worker. `routes` are served in addition to the APIs.
         """
         self._config = config
         self._generation = generation
@@ -89,10 +90,10 @@ class HttpServer:
         self._server = QuietServer(app, config.tls, keep_alive_s=config.keep_alive_s)
         self._serving: asyncio.Task[None] | None = None
         self.port = 0
-        """The port it listens on, once started."""
+        """The port that it listens on, after `start`."""
 
     async def start(self) -> None:
-        """Return when connections are accepted. Raises OSError when the address cannot be bound."""
+        """Return when connections are accepted. Raises OSError if the address cannot be bound."""
         listener = listen(self._config.host, self._config.port)
         self.port = listener.getsockname()[1]
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]), name="http-server")
@@ -103,7 +104,7 @@ class HttpServer:
             await self._serving
 
     def wind_down(self) -> None:
-        """Serve on, but let every response be the last of its connection: a stop comes."""
+        """Before a stop: keep serving, but make every response the last one of its connection."""
         self._server.wind_down()
 
     async def stop(self, grace_s: float) -> None:
@@ -120,7 +121,7 @@ class HttpServer:
 
 
 class QuietServer(uvicorn.Server):
-    """uvicorn, minus its signal handlers, plus an event that says when it accepts connections."""
+    """uvicorn without signal handlers, and with an event that is set when it accepts connections."""
 
     def __init__(
         self, app: Starlette, tls: TlsFiles | None = None, *, keep_alive_s: float = _KEEP_ALIVE_S
@@ -149,14 +150,14 @@ class QuietServer(uvicorn.Server):
         self.accepting.set()
 
     def wind_down(self) -> None:
-        """Tell clients, with the response that they get next, to use other connections from then on."""
+        """Tell clients, in their next response, to close the connection."""
         self.server_state.winding_down = True
         for connection in self.server_state.connections:
             assert isinstance(connection, BoundedProtocol)
             connection.wind_down()
 
     def drop_connections(self) -> None:
-        """Unblock what waits for clients that do not read."""
+        """Drop connections, to unblock writes to clients that do not read."""
         for connection in self.server_state.connections:
             if connection.transport is not None:
                 connection.transport.abort()
@@ -172,10 +173,10 @@ async def _done_within(task: asyncio.Task[None], seconds: float) -> bool:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A bound socket; before uvicorn sees it, for uvicorn exits the process when binding fails."""
+    """A bound socket for uvicorn, which would exit the process if binding failed."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio turns Nagle's algorithm off only where the protocol is named. With it, the first token on a
-    # connection that was used before waits 40 ms for the client to acknowledge the headers.
+    # asyncio disables Nagle's algorithm only if the protocol is given explicitly. With it, the first token on
+    # a reused connection waits 40 ms for the client to acknowledge the headers.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

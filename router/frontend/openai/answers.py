@@ -1,5 +1,7 @@
-"""Answers of OpenAI's API as types: the code that writes them is checked against these, and the OpenAPI
-document is generated from them."""
+"""Types of the answers of OpenAI's API.
+
+The code that writes answers is checked against them, and the OpenAPI document is generated from them.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,7 @@ class Span(TypedDict):
 
 @_closed
 class Timings(TypedDict):
-    """Where the time to the first tokens went; docs/architecture.md explains the stages."""
+    """Breakdown of the time to the first tokens; docs/architecture.md explains the stages."""
 
     queue_s: float
     prefill_s: float

@@ -1,4 +1,4 @@
-"""Parts of an answer in OpenAI's chat messages: whole, and as deltas of a stream."""
+"""Parts of an answer as OpenAI's chat messages: whole, and as deltas of a stream."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class CollectedCall:
 
 @dataclass(slots=True)
 class CollectedParts:
-    """Everything that one answer says."""
+    """Collects the parts of one answer."""
 
     content: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)

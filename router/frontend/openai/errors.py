@@ -1,4 +1,4 @@
-"""Errors in OpenAI's words, as its clients expect them."""
+"""Errors in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from router.frontend.disclosure import disclosed
 __all__ = ["REQUEST_ID_HEADER", "error_body", "error_event", "error_headers"]
 
 REQUEST_ID_HEADER: Final = "x-request-id"
-"""OpenAI's; its client shows it with every error."""
+"""OpenAI's header; its client shows it with every error."""
 
 
 def error_body(error: RouterError, request_id: str) -> bytes:
-    """{"error": {...}}, from which the openai package makes its typed exceptions. Logs what it withholds."""
+    """{"error": {...}}, which the openai package maps to typed exceptions.
+
+    Logs the details that it leaves out.
+    """
     return orjson.dumps(
         {
             "error": {
@@ -39,5 +42,5 @@ def error_headers(error: RouterError, request_id: str) -> dict[str, str]:
 
 
 def error_event(error: RouterError, request_id: str) -> bytes:
-    """The last event of a stream that failed after it had begun."""
+    """The last event of a stream that failed after its start."""
     return b"data: " + error_body(error, request_id) + b"\n\n"

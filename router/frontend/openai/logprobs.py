@@ -1,4 +1,4 @@
-"""Log-probabilities in the two shapes of OpenAI's API."""
+"""Log-probabilities in the two formats of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rpc.baton.v1 import sampling_pb2
 __all__ = ["chat_logprobs", "completion_logprobs"]
 
 _LOWEST: Final = -9999.0
-"""Stands for minus infinity, which JSON cannot say."""
+"""Replaces minus infinity, which JSON cannot represent."""
 
 
 def chat_logprobs(
@@ -34,7 +34,7 @@ def completion_logprobs(
     logprobs: Sequence[sampling_pb2.TokenLogprobs],
     text_offsets: Sequence[int],
 ) -> dict[str, Any]:
-    """The `logprobs` of a text completion; `text_offsets` say where in the text each token begins."""
+    """The `logprobs` of a text completion; `text_offsets` are the offsets of the tokens in the text."""
     tokens = [_name(tokenizer, token_id) for token_id in token_ids]
     tops = []
     for token, entry in zip(tokens, logprobs, strict=True):
@@ -63,7 +63,7 @@ def _chat_token(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str
 
 
 def _name(tokenizer: Tokenizer, token_id: int) -> str:
-    """A token as text; one that is only a part of a character, as its bytes, so that no two look alike."""
+    """A token as text; if it is only a part of a character, as its bytes, so that names are unique."""
     value = tokenizer.token_bytes(token_id)
     try:
         return value.decode()

@@ -1,7 +1,7 @@
-"""The messages of a chat: one model a role, after OpenAI's reference, and the rules between them.
+"""The messages of a chat: one model per role, after OpenAI's reference, and the rules between them.
 
-A field that Baton does not have may be null, as in an answer that a client sends back; any other value is
-refused. Fields that only some chat templates use (`name`, `tool_calls`) are judged where the template is.
+Unsupported fields may be null, as in answers that clients send back; other values are refused. Fields that
+only some chat templates use (`name`, `tool_calls`) are checked when the template is rendered.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _Parts: TypeAlias = Annotated[list[TextPart], Field(min_length=1)]
 
 
 def _content(value: Any) -> Any:
-    """Text; several parts, each of which may be a paragraph, become lines."""
+    """The content as text; several parts are joined by line breaks."""
     if value is None or isinstance(value, str):
         return value
     if not isinstance(value, list) or not value:
@@ -110,7 +110,7 @@ _WITH_CALLS: Final[dict[str, Any]] = {
 
 
 class AssistantMessage(BaseModel):
-    """`content` may be absent or null only beside `tool_calls`."""
+    """`content` may be absent or null only with `tool_calls`."""
 
     model_config = STRICT | ConfigDict(json_schema_extra={"anyOf": [_WITH_CONTENT, _WITH_CALLS]})
 
@@ -149,9 +149,9 @@ MessageBody: TypeAlias = Annotated[
 
 
 def for_template(messages: Sequence[MessageBody]) -> list[dict[str, Any]]:
-    """The conversation as chat templates expect it. Raises InvalidRequest.
+    """The conversation in the format of chat templates. Raises InvalidRequest.
 
-    Only what was said is in it; the arguments of a call are an object, not the JSON text that OpenAI sends.
+    Absent fields are left out; the arguments of a call are an object, not the JSON text that OpenAI sends.
     """
     _check_tool_answers(messages)
     return [_for_template(message, number) for number, message in enumerate(messages)]
@@ -180,7 +180,7 @@ def _object(text: str, param: str) -> dict[str, Any]:
 
 
 def _check_tool_answers(messages: Sequence[MessageBody]) -> None:
-    """Every call is answered by one tool message before anybody else speaks."""
+    """Check that every call is answered by one tool message before any other message."""
     open_calls: set[str] = set()
     for number, message in enumerate(messages):
         if isinstance(message, ToolMessage):

@@ -1,9 +1,8 @@
-"""The HTTP API as an OpenAPI document, generated from the models of requests and the types of answers.
+"""The HTTP API as an OpenAPI document, generated from the request models and answer types.
 
-Served at /openapi.json. The bounds are those of the served model: a body that the document calls wrong is
-refused; tests/faults/test_fuzzed_frontends.py checks it. A few rules between parameters are beyond JSON
-Schema (prompt and answer must fit the context together, tool messages answer calls), so some bodies that it
-calls right are refused too.
+Served at /openapi.json. Bounds are those of the served model. A body that the document forbids is refused;
+tests/faults/test_fuzzed_frontends.py checks this. JSON Schema cannot express some rules (prompt and answer
+must fit the context, tool messages answer calls), so some bodies that it allows are refused too.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ _GETS: Final[dict[str, tuple[Any, str, tuple[str, ...]]]] = {
 
 
 def openapi_document(model_name: str, bounds: ServedBounds) -> Schema:
-    """For one served model, as it would be sent in JSON."""
+    """The document for one served model, as JSON values."""
     paths: Schema = {
         path: {"post": _post(*parts, MessageError if path.startswith("/v1/messages") else answers.Error)}
         for path, parts in _POSTS.items()
@@ -89,7 +88,7 @@ def openapi_document(model_name: str, bounds: ServedBounds) -> Schema:
 
 
 def _schemas() -> Schema:
-    """Of all bodies and answers, and what they refer to."""
+    """Schemas of all bodies and answers, with their definitions."""
     bodies = [(body, "validation") for body, _, _ in _POSTS.values()]
     _, found = models_json_schema(bodies, ref_template=_REFERENCE)  # type: ignore[arg-type]
     kinds = [kind for _, kind, _ in _POSTS.values()] + [kind for kind, _, _ in _GETS.values()]

@@ -1,8 +1,8 @@
-"""What clients of OpenAI's completions and chat completions may send: every field, with its bounds.
+"""Requests of OpenAI's completions and chat completions: every field, with its bounds.
 
-Bounds are in the types (router/processing/params/bounds.py). A parameter is honoured, or listed as one that
-changes no answer, or refused: none is ignored. docs/api.md and the OpenAPI document are generated from these
-models.
+Bounds are in the types (router/processing/params/bounds.py). Every parameter is honoured, listed as one
+without effect, or refused; none is ignored silently. docs/api.md and the OpenAPI document are generated from
+these models.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _several(value: Any) -> Any:
 
 
 def _prompts(value: Any) -> list[Prompt]:
-    """A text, token ids, or a list of either. Long lists are checked without a Python loop."""
+    """A text, token ids, or a list of either. Checks long lists without a Python loop."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, list) and value:
@@ -93,7 +93,7 @@ class StreamOptions(BaseModel):
 
 
 class GenerationBody(ConstrainedBody):
-    """What both endpoints have in common."""
+    """Fields of both endpoints."""
 
     model_config = STRICT
 
@@ -106,7 +106,7 @@ class GenerationBody(ConstrainedBody):
     top_p: TopP | None = None
     """0: the most likely token."""
     n: Completions | None = None
-    """Completions of each prompt."""
+    """Completions per prompt."""
     seed: Seed | None = None
     """The same seed gives the same answer, on any worker."""
     stop: Annotated[StopStrings | None, BeforeValidator(_several, json_schema_input_type=_Stop)] = None
@@ -122,25 +122,25 @@ class GenerationBody(ConstrainedBody):
     stream_options: StreamOptions | None = None
     """With `stream` only."""
 
-    # Not OpenAI's, but customary.
+    # Customary extensions of OpenAI's API.
     min_tokens: MinTokens | None = None
-    """No end of sequence or stop token before so many tokens."""
+    """No end-of-sequence or stop token before this many tokens."""
     top_k: TopK | None = None
     """0 and -1: off."""
     min_p: MinP | None = None
-    """Least probability, relative to the most likely token's."""
+    """Smallest probability, relative to that of the most likely token."""
     repetition_penalty: RepetitionPenalty | None = None
     """1: off."""
     stop_token_ids: StopTokenIds | None = None
     """Tokens that end the answer."""
     ignore_eos: bool | None = None
-    """Go on after the end of sequence."""
+    """Continue after the end of sequence."""
     priority: Priority | None = None
-    """With --schedule-policy priority; else only 0."""
+    """With --schedule-policy priority; otherwise only 0."""
     ttft_deadline: Timeout | None = None
-    """Seconds for the first token; with --schedule-policy deadline."""
+    """Deadline of the first token, in seconds; with --schedule-policy deadline."""
     timeout: Timeout | None = None
-    """Seconds for the whole request."""
+    """Deadline of the whole request, in seconds."""
     timings: bool | None = None
     """Return the TTFT waterfall; for one completion."""
 
@@ -212,7 +212,7 @@ class CompletionBody(GenerationBody):
     echo: bool | None = None
     """Begin the answer with the prompt; not together with `logprobs`."""
     logprobs: Logprobs | None = None
-    """Alternatives reported of each token."""
+    """Number of alternatives reported per token."""
 
     best_of: Annotated[Any, Refused("use n, and rank the completions by their logprobs", (1,))] = None
     suffix: Annotated[Any, Refused("the models served here do not infill", ("",))] = None
@@ -235,13 +235,13 @@ class ChatCompletionBody(GenerationBody):
     logprobs: bool | None = None
     """Report the log-probability of each token."""
     top_logprobs: Logprobs | None = None
-    """Alternatives reported of each token, with `logprobs`."""
+    """Number of alternatives reported per token, with `logprobs`."""
     tools: Annotated[list[ToolBody], Field(max_length=128)] | None = None
     """Functions that the model may call."""
     tool_choice: ToolChoiceBody | None = None
     """`auto`, `none`, `required`, or a function by name."""
     parallel_tool_calls: bool | None = None
-    """False: one call at most."""
+    """False: at most one call."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Variables of the chat template, such as Qwen3's `enable_thinking`."""
 

@@ -1,7 +1,7 @@
-"""Answers of OpenAI's API: in one piece as JSON, or streamed as server-sent events.
+"""Answers of OpenAI's API: as one JSON object, or streamed as server-sent events.
 
-Events are the hot path, one a token: what does not change from one to the next is rendered once, and
-only the new text goes through the JSON encoder.
+Events are a hot path, one per token: constant parts are rendered once, and only the new text passes through
+the JSON encoder.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _STAGES: Final = (
 
 
 class EventWriter:
-    """Renders one run, chunk by chunk. Events of the same moment may share a bytes object."""
+    """Renders one run, chunk by chunk. Several events may be returned in one bytes object."""
 
     def __init__(self, run: Run, serializer: Serializer, *, include_usage: bool) -> None:
-        """`include_usage`: an event with the usage comes last."""
+        """`include_usage`: send the usage as the last event."""
         self._run: Final = run
         self._serializer: Final = serializer
         self._include_usage: Final = include_usage
@@ -56,7 +56,7 @@ class EventWriter:
         )
 
     def opening(self) -> bytes:
-        """What comes before the first token."""
+        """The events before the first token."""
         events = []
         for index in range(self._run.num_completions):
             said = self._serializer.opening(index)
@@ -66,7 +66,7 @@ class EventWriter:
         return b"".join(events)
 
     def event(self, chunk: Chunk) -> bytes:
-        """Empty when there is nothing to say: text is held back, or half a character."""
+        """Empty if a chunk has no visible text yet."""
         if chunk.parts is not None:
             return self._parsed(chunk)
         if not chunk.finish and not chunk.logprobs:
@@ -99,7 +99,7 @@ class EventWriter:
         return error_event(error, self._run.request.id)
 
     def _parsed(self, chunk: Chunk) -> bytes:
-        """An event for each part; the last one brings what else there is to say."""
+        """One event per part; the last one also has the other fields of the chunk."""
         assert chunk.parts is not None
         deltas = self._deltas[chunk.index]
         more: dict[str, Any] = {"usage": None} if self._include_usage else {}
@@ -122,7 +122,7 @@ class EventWriter:
         return b"".join([*events, self._rare([last], more)])
 
     def closing(self) -> bytes:
-        """What comes after the last token."""
+        """The events after the last token."""
         if not self._include_usage:
             return _DONE
         return self._rare([], {"usage": _usage(self._run.usage)}) + _DONE
@@ -163,7 +163,7 @@ class Answer:
             self._last[chunk.index] = chunk
 
     def body(self) -> bytes:
-        """The JSON, once every completion has its last chunk."""
+        """The JSON, after the last chunk of every completion."""
         run = self._run
         answer = _head(run, self._serializer.whole_object)
         answer["choices"] = [self._choice(index) for index in range(run.num_completions)]
@@ -192,7 +192,7 @@ class Answer:
 
 
 def finish_reason(finish: int, *, has_calls: bool) -> str | None:
-    """OpenAI's word for it."""
+    """OpenAI's name of the finish reason."""
     return "tool_calls" if has_calls and finish == sampling_pb2.FINISH_REASON_STOP else FINISH_REASONS[finish]
 
 

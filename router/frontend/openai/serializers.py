@@ -1,4 +1,4 @@
-"""Where the answers of OpenAI's two endpoints differ: names, nesting, and the shape of logprobs."""
+"""The differences between the answers of OpenAI's two endpoints: names, nesting, format of logprobs."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ FINISH_REASONS: Final[Mapping[int, str | None]] = {
 
 
 class Serializer(Protocol):
-    """One answer's."""
+    """Serializes one answer."""
 
     whole_object: ClassVar[str]
-    """The `object` of an answer in one piece."""
+    """The `object` of a whole answer."""
     event_object: ClassVar[str]
-    """The `object` of a streamed piece."""
+    """The `object` of a streamed event."""
     before_text: ClassVar[bytes]
     """JSON between a streamed choice's index and its text."""
     after_text: ClassVar[bytes]
 
     def opening(self, index: int) -> dict[str, Any] | None:
-        """What a streamed choice says before its first token; None for nothing."""
+        """The content of a streamed choice before its first token, or None."""
         ...
 
     def content(self, index: int, text: str) -> dict[str, Any]:
-        """What a whole choice says."""
+        """The content of a whole choice."""
         ...
 
     def logprobs(self, index: int, token_ids: Sequence[int], logprobs: Logprobs) -> dict[str, Any]:
-        """Of tokens that follow those of the calls before."""
+        """The logprobs of tokens that follow those of previous calls."""
         ...
 
 
@@ -55,7 +55,7 @@ class CompletionSerializer:
     after_text: ClassVar[bytes] = b""
 
     def __init__(self, tokenizer: Tokenizer, echo: Sequence[str] = ()) -> None:
-        """`echo`: for every choice, the prompt that its text begins with; empty for none."""
+        """`echo`: for every choice, the prompt that its text begins with; empty without echo."""
         self._tokenizer: Final = tokenizer
         self._echo: Final = echo
         self._text_offsets: Final[dict[int, _TextOffset]] = {}
@@ -73,14 +73,14 @@ class CompletionSerializer:
 
 
 class _TextOffset:
-    """Where in a text its tokens begin, in characters."""
+    """Offsets of tokens in a text, in characters."""
 
     def __init__(self, detokenizer: Detokenizer) -> None:
         self._detokenizer: Final = detokenizer
         self._offset = 0
 
     def advance(self, token_id: int) -> int:
-        """The beginning of this token, the next one. Tokens that share a character begin where it does."""
+        """The offset of the next token. Tokens that share a character have the offset of that character."""
         begin = self._offset
         self._offset += len(self._detokenizer.feed((token_id,)))
         return begin

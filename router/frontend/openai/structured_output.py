@@ -1,4 +1,4 @@
-"""The fields of a request that say what the output must look like: OpenAI's, vLLM's and SGLang's."""
+"""Request fields that constrain the output: those of OpenAI, vLLM and SGLang."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _STRICT: Final = STRICT | ConfigDict(serialize_by_alias=True)
 
 
 def _schema_text(value: Any) -> Any:
-    """A JSON Schema as JSON, in the order in which it was written: the order of an object's properties."""
+    """A JSON Schema as text, in its original order, which is the order of an object's properties."""
     if isinstance(value, str | None):
         return value
     if isinstance(value, dict):
@@ -78,7 +78,7 @@ class ResponseFormat(BaseModel):
 
 
 class StructuredOutputs(BaseModel):
-    """vLLM's; one of them."""
+    """vLLM's constraints; exactly one is given."""
 
     model_config = _STRICT
 
@@ -91,7 +91,10 @@ class StructuredOutputs(BaseModel):
 
 
 class ConstrainedBody(BaseModel):
-    """What constrains an output. All but `response_format` are extensions; at most one may be given."""
+    """Constraints of the output.
+
+    All fields except `response_format` are extensions; at most one may be given.
+    """
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
@@ -116,7 +119,7 @@ class ConstrainedBody(BaseModel):
 
     @property
     def constraint(self) -> Constraint | None:
-        """What these fields ask for together. Raises InvalidRequest if more than one does."""
+        """The constraint of these fields. Raises InvalidRequest if there are several."""
         constraints = list(self._constraints())
         if len(constraints) > 1:
             both = " and ".join(constraint.param for constraint in constraints[:2])
@@ -153,7 +156,7 @@ class ConstrainedBody(BaseModel):
 
 
 def json_constraint(schema: str, param: str) -> Constraint:
-    """The output is JSON of that schema; `param` is the field that asks for it."""
+    """The constraint that the output is JSON of a schema; `param` is the field that it comes from."""
     return _constraint(GrammarKind.JSON_SCHEMA, schema, param)
 
 

@@ -33,7 +33,7 @@ class FunctionBody(BaseModel):
     parameters: dict[str, Any] | None = None
     """JSON Schema of an object."""
     strict: bool | None = None
-    """Arguments follow the schema in any case where a call is forced; otherwise the model decides."""
+    """No effect: forced calls always follow the schema; otherwise the model decides."""
 
 
 class ToolBody(BaseModel):
@@ -65,7 +65,7 @@ ToolChoiceBody: TypeAlias = Annotated[
 
 
 def tool_use(tools: Sequence[ToolBody], choice: str | NamedToolChoice | None, parallel: bool) -> ToolUse:
-    """Raises InvalidRequest where the choice and the tools do not go together."""
+    """The tools and the choice. Raises InvalidRequest if they contradict each other."""
     name = choice.function.name if isinstance(choice, NamedToolChoice) else None
     return choose(known_tools(tools), name, choice if isinstance(choice, str) else None, parallel)
 
@@ -83,7 +83,7 @@ def known_tools(bodies: Sequence[ToolBody]) -> list[Tool]:
 
 
 def choose(tools: Sequence[Tool], name: str | None, mode: str | None, parallel: bool) -> ToolUse:
-    """`name`: of the tool that must be called; else `mode`: "none", "auto" or "required"."""
+    """`name`: the tool that must be called; otherwise `mode`: "none", "auto" or "required"."""
     names = [tool.name for tool in tools]
     if len(set(names)) < len(names):
         raise InvalidRequest("Two tools have the same name.", param="tools")

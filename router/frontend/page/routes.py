@@ -1,4 +1,4 @@
-"""The live page: static files of this package, and the JSON that they draw."""
+"""The live page: static files of this package, and the JSON that they display."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FILES: Final = {
     "/page/icon.svg": ("icon.svg", "image/svg+xml"),
 }
 PAGE_PATHS: Final = frozenset(_FILES)
-"""Open to everybody: they are the same for every installation and hold no data."""
+"""Open without a key: they are the same for every installation and contain no data."""
 _HEADERS: Final = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self';"

@@ -1,4 +1,4 @@
-"""The state of the whole service as JSON: what the live page and `router top` draw.
+"""The state of the whole service as JSON, for the live page and `router top`.
 
 Numbers only: no text of any request, no client, no address.
 """
@@ -36,7 +36,7 @@ class StatusReader:
         prefill_queue: PrefillQueue,
         running: Callable[[], int],
     ) -> None:
-        """`running()`: sequences that the router has in work."""
+        """`running()`: number of sequences in progress."""
         self._model = model
         self._registry = registry
         self._recent = recent

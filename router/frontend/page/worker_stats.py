@@ -1,4 +1,4 @@
-"""What the workers count, asked only while somebody watches."""
+"""Statistics of the workers, polled only while the page is viewed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SAMPLES: Final = 6
 
 @dataclass(slots=True)
 class WorkerFigures:
-    """The latest answers of one incarnation of a worker, with the times at which they came."""
+    """The latest answers of one incarnation of a worker, with their times."""
 
     epoch: int
     samples: deque[tuple[float, worker_pb2.WorkerStats]] = field(
@@ -35,7 +35,7 @@ class WorkerFigures:
         return self.samples[-1][1]
 
     def rate(self, counter: str) -> float | None:
-        """Per second, of a field of WorkerStats; None until there are two answers."""
+        """The rate of a field of WorkerStats per second; None until there are two answers."""
         if len(self.samples) < 2:
             return None
         (began, first), (ended, last) = self.samples[0], self.samples[-1]
@@ -43,7 +43,7 @@ class WorkerFigures:
 
 
 class WorkerStatsReader:
-    """Answers are kept for half a second, however many readers there are."""
+    """Reads the statistics of workers. Answers are cached for half a second, for any number of readers."""
 
     def __init__(self, registry: Registry, clock: Callable[[], float] = time.monotonic) -> None:
         self._registry = registry
@@ -53,7 +53,7 @@ class WorkerStatsReader:
         self._reading = asyncio.Lock()
 
     async def read(self) -> dict[str, WorkerFigures]:
-        """By worker id. A worker that does not answer within a second keeps its latest figures."""
+        """Figures by worker id. A worker that does not answer within a second keeps its latest figures."""
         async with self._reading:
             if self._clock() - self._read_at >= _FRESH_S:
                 found = await asyncio.gather(*map(self._ask, self._registry.sessions()))
@@ -68,7 +68,7 @@ class WorkerStatsReader:
         try:
             stats = await session.stats(_PATIENCE_S)
         except RpcError:
-            return session.worker_id, figures  # its state says what is wrong with it
+            return session.worker_id, figures  # the worker's state shows the failure
         figures = figures or WorkerFigures(session.info.epoch)
         figures.samples.append((self._clock(), stats))
         return session.worker_id, figures

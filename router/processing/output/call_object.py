@@ -1,4 +1,4 @@
-"""Reads one tool call, {"name": ..., "arguments": {...}}, from text that comes in pieces."""
+"""Reads one tool call, {"name": ..., "arguments": {...}}, from streamed text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ARGUMENTS: Final = ("arguments", "parameters")
 
 
 class JsonValue:
-    """Finds the end of one JSON value. Brackets and quotes are tracked, the grammar within is not checked."""
+    """Finds the end of one JSON value by tracking brackets and quotes; does not validate it."""
 
     __slots__ = ("_depth", "_escaped", "_in_string", "_kind", "done")
 
@@ -28,7 +28,7 @@ class JsonValue:
         self.done = False
 
     def take(self, char: str) -> bool:
-        """Whether `char` belongs to the value. The character after a number does not, and ends it."""
+        """Whether `char` belongs to the value. A number ends before the first character that does not."""
         if not self._kind:
             self._kind = char
         if self._in_string:
@@ -66,10 +66,10 @@ class _State(Enum):
 
 
 class CallObject:
-    """Feed it characters until it is `done` or `broken`.
+    """Feed characters until it is `done` or `broken`.
 
-    Arguments are passed on as they come once the name is known; those that come before it, and those that are
-    a JSON string of JSON, once they are complete. `text` is what was read until the call began.
+    Once the name is known, arguments are streamed. Arguments before the name, and those given as a JSON
+    string, are passed on when complete. `text` is what was read until the call began.
     """
 
     __slots__ = (
@@ -87,9 +87,10 @@ class CallObject:
     )
 
     def __init__(self, index: int, accepts: Callable[[str], bool] | None = None) -> None:
-        """`accepts`: whether a name is a tool's; None: the text was marked as a call, so any name is.
+        """`accepts`: whether a name is a tool's; None: the text was marked as a call, so any name is
+        accepted.
 
-        Without a mark, keys other than a call's are not accepted either.
+        Without a mark, other keys than those of a call are rejected too.
         """
         self._accepts: Final = accepts
         self._index: Final = index
@@ -109,7 +110,7 @@ class CallObject:
 
     @property
     def broken(self) -> bool:
-        """It is not a call; `text` is all of it, unless it `begun`."""
+        """Not a call. `text` is all of it, unless the call had `begun`."""
         return self._state is _State.BROKEN
 
     @property

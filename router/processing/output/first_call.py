@@ -10,7 +10,7 @@ __all__ = ["FirstCallOnly"]
 
 
 class FirstCallOnly:
-    """Drops every call but the first."""
+    """Drops every call after the first."""
 
     def __init__(self, parser: OutputParser) -> None:
         self._parser: Final = parser

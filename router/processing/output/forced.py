@@ -1,4 +1,4 @@
-"""Calls that a grammar has forced: the output is JSON and nothing else (router.processing.tools)."""
+"""Parsers of calls forced by a grammar: the whole output is JSON (router.processing.tools)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which format of tool calls and of reasoning a model has, by its chat template or by a flag."""
+"""Formats of tool calls and reasoning of a model, from its chat template or flags."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ class ToolFormat(Enum):
 
 class ReasoningFormat(Enum):
     THINK = "think"
-    """The model, or the template, opens <think>."""
+    """The model or the template opens <think>."""
     DEEPSEEK_R1 = "deepseek-r1"
-    """An answer begins with reasoning, with or without <think>."""
+    """Answers begin with reasoning, with or without <think>."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutputFormats:
-    """How answers of one model are parsed; None: not at all."""
+    """The formats of one model's answers; None: not parsed."""
 
     tools: ToolFormat | None = None
     reasoning: ReasoningFormat | None = None
 
     @classmethod
     def of_template(cls, source: str, *, takes_tools: bool) -> OutputFormats:
-        """`takes_tools`: whether the template puts tools into the prompt.
+        """The formats that a template implies. `takes_tools`: whether it puts tools into the prompt.
 
-        Where it does not, this server describes them in Hermes' format.
+        If it does not, this server describes them in Hermes' format.
         """
         reasoning = ReasoningFormat.THINK if "</think>" in source or "<think>" in source else None
         return cls(_tools_of(source) if takes_tools else ToolFormat.HERMES, reasoning)
 
     def chosen(self, tools: str, reasoning: str) -> OutputFormats:
-        """These, or those that flags name: values of the enums, "auto" for these, "none" for no reasoning."""
+        """The formats that flags choose: values of the enums, "auto" for those of the template, "none"."""
         format = None if reasoning == "none" else self.reasoning
         return OutputFormats(
             self.tools if tools == "auto" else ToolFormat(tools),
@@ -58,7 +58,7 @@ class OutputFormats:
         )
 
     def messages(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-        """A conversation with ids of calls that the chat template takes."""
+        """The conversation with call ids that the chat template accepts."""
         return with_short_ids(messages) if self.tools is ToolFormat.MISTRAL else messages
 
     @property
@@ -67,7 +67,7 @@ class OutputFormats:
         return MARKERS if self.tools is ToolFormat.MISTRAL else ()
 
     def parser(self, use: ToolUse, prompt: str) -> OutputParser | None:
-        """For one answer to `prompt`; None where the text is the answer. Raises InvalidRequest."""
+        """A parser of one answer to `prompt`; None if it needs no parsing. Raises InvalidRequest."""
         tools = self._tool_parser(use)
         return ReasoningParser(tools, inside=self._begins_inside(prompt)) if self._reasons(use) else tools
 

@@ -23,7 +23,7 @@ class _State(Enum):
 
 
 class LlamaJsonParser:
-    """No mark tells a call from an answer in JSON: it is a call if it names one of the tools."""
+    """Calls have no marker: JSON output is a call if it names one of the tools."""
 
     def __init__(self, names: Set[str]) -> None:
         self._names: Final = names
@@ -64,7 +64,7 @@ class LlamaJsonParser:
         return []
 
     def _begin(self, text: str) -> str:
-        """What of `text` remains to be read."""
+        """The part of `text` that remains to be read."""
         start = text.lstrip()
         if start.startswith(_TAG):
             start = start[len(_TAG) :].lstrip()

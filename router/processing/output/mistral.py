@@ -23,9 +23,9 @@ _ID_LENGTH: Final = 9
 
 
 def with_short_ids(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The ids of calls as Mistral's templates insist on them: nine letters and digits.
+    """Call ids as Mistral's templates require them: nine letters and digits.
 
-    Other ids, which clients got from another server, are replaced by a digest, the same for a call and its
+    Other ids, which clients got from other servers, are replaced by a digest, equal for a call and its
     result.
     """
     return [_short(message) for message in messages]
@@ -48,8 +48,8 @@ def _short_id(call_id: str) -> str:
 
 class _State(Enum):
     PROSE = auto()
-    BEGIN = auto()  # after the mark
-    BETWEEN = auto()  # in the list, before a call or after one
+    BEGIN = auto()  # after the marker
+    BETWEEN = auto()  # in the list, before or after a call
     CALL = auto()
     NAME = auto()
     ARGUMENTS = auto()
@@ -57,7 +57,7 @@ class _State(Enum):
 
 
 class MistralParser:
-    """What follows the calls is dropped, as the model's own template has nothing there."""
+    """Text after the calls is dropped, since the model's template has nothing there."""
 
     def __init__(self) -> None:
         self._state = _State.PROSE

@@ -1,4 +1,4 @@
-"""What an answer is made of, as parsers report it piece by piece."""
+"""Parts of an answer, as parsers stream them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """JSON text that continues the arguments of a call that has begun."""
+    """JSON text that continues the arguments of the current call."""
 
     index: int
     text: str
@@ -38,11 +38,14 @@ Part: TypeAlias = Content | Reasoning | Call | Arguments
 
 
 class OutputParser(Protocol):
-    """Splits the text of one answer. How the text is cut into pieces makes no difference, but to where parts
-    of the same kind are cut."""
+    """Splits the text of one answer into parts.
+
+    The result does not depend on how the text is chunked, except for the borders between parts of the same
+    kind.
+    """
 
     def feed(self, text: str) -> list[Part]: ...
 
     def finish(self) -> list[Part]:
-        """What was held back, for when no more text comes."""
+        """The text held back; call it at the end."""
         ...

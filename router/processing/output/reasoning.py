@@ -15,7 +15,7 @@ _CLOSE: Final = "</think>"
 
 
 def begins_inside(prompt: str) -> bool:
-    """Whether the template has opened the reasoning for the model."""
+    """Whether the prompt ends inside reasoning that the template has opened."""
     return prompt.rstrip().endswith(_OPEN)
 
 

@@ -1,4 +1,4 @@
-"""Building blocks of the parsers: text up to a marker, and text whose trailing whitespace waits."""
+"""Building blocks of parsers: text up to a marker, and text with held-back trailing whitespace."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["MarkerFinder", "Prose"]
 
 
 class MarkerFinder:
-    """Lets text through up to `marker`. Text that may yet become the marker is held back."""
+    """Passes text up to `marker`. Text that may be the start of the marker is held back."""
 
     __slots__ = ("_held", "_marker", "found")
 
@@ -37,7 +37,7 @@ class MarkerFinder:
 
 
 class Prose:
-    """Text whose whitespace at either end may be dropped, depending on what comes after it."""
+    """Text whose leading and trailing whitespace may be dropped, depending on what follows."""
 
     __slots__ = ("_held", "_started", "_strip_start")
 
@@ -47,7 +47,7 @@ class Prose:
         self._held = ""
 
     def feed(self, text: str) -> str:
-        """Text that is certain to be shown. Costs O(text) and what is held."""
+        """Text that can be shown. Costs O(text and held text)."""
         text = self._held + text
         if self._strip_start and not self._started:
             text = text.lstrip()
@@ -57,7 +57,7 @@ class Prose:
         return shown
 
     def drop(self) -> None:
-        """Forget the whitespace at the end."""
+        """Drop the trailing whitespace."""
         self._held = ""
 
     def flush(self) -> str:

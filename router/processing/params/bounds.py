@@ -1,4 +1,4 @@
-"""Bounds of every number, string and list that a client may send, each stated once.
+"""Bounds of every number, string and list in requests, each defined once.
 
 The types below are shared by the request models of all APIs and by SamplingOptions; the OpenAPI document and
 docs/api.md are generated from them. A bound that depends on the served model (`Served`) is looked up in the
@@ -46,12 +46,12 @@ _PLACEHOLDER: Final = "x-served"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedBounds:
-    """What the served model and the router's flags add to the bounds below."""
+    """Bounds that depend on the served model and on the router's flags."""
 
     model_names: tuple[str, ...]
     last_token_id: int
     max_new_tokens: int
-    """The context less one token of the prompt."""
+    """The context minus one token for the prompt."""
     max_completions: int
     max_logprobs: int
 
@@ -68,7 +68,7 @@ class ServedBounds:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Annotation of an integer: at most that field of ServedBounds. Not checked without a context."""
+    """Annotation of an integer whose maximum is a field of ServedBounds. Not checked without a context."""
 
     name: str
 
@@ -92,7 +92,7 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class _ServedModelName:
-    """Annotation for the OpenAPI document; Generation answers a wrong name with 404, not 400."""
+    """Annotation for the OpenAPI document only; Generation answers a wrong name with 404, not 400."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return handler(source)

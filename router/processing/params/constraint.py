@@ -1,4 +1,4 @@
-"""What a client requires of an output's form, and the check that workers can enforce it."""
+"""Grammar constraints of requests, and the check that workers can enforce them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _KINDS: Final = {
 
 _KEPT: Final = 256
 _INLINE_CHARACTERS: Final = 256
-"""Up to here a check takes a millisecond at most; a longer grammar is checked in a thread."""
+"""Longest grammar that is checked inline, in at most a millisecond; longer ones are checked in a thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Constraint:
 
     grammar: Grammar
     param: str
-    """The field of the client's request that it comes from: errors name it."""
+    """The field of the request that it comes from, for error messages."""
 
 
 class ConstraintChecks:
@@ -43,7 +43,7 @@ class ConstraintChecks:
         self._accepted: OrderedDict[Grammar, None] = OrderedDict()
 
     async def check(self, constraint: Constraint) -> None:
-        """Raise InvalidRequest that names the field unless its grammar can be compiled."""
+        """Raise InvalidRequest, naming the field, if the grammar cannot be compiled."""
         grammar = constraint.grammar
         if grammar in self._accepted:
             self._accepted.move_to_end(grammar)
@@ -66,7 +66,7 @@ def grammar_to_proto(grammar: Grammar) -> sampling_pb2.Grammar:
 
 
 def constraint_from_proto(message: sampling_pb2.Grammar, param: str) -> Constraint:
-    """Raises InvalidRequest for a kind that does not exist."""
+    """Raises InvalidRequest for an unknown kind."""
     for kind, number in _KINDS.items():
         if number == message.kind:
             return Constraint(Grammar(kind, message.text), param)

@@ -1,4 +1,4 @@
-"""What a client may ask of sampling, and the defaults. The bounds are in the types (bounds.py)."""
+"""Sampling options of requests, with their defaults. The bounds are in the types (bounds.py)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ __all__ = ["SamplingOptions", "derive_seed"]
 
 _UINT64: Final = (1 << 64) - 1
 _COLDEST: Final = 1e-4
-"""Below this temperature the most likely token is drawn in effect always, and float32 would overflow."""
+"""Lower temperatures are treated as greedy: they always draw the most likely token, and float32 could
+overflow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +41,7 @@ class SamplingOptions:
     """OpenAI's parameters and the customary extensions, as a client gave them. The defaults are OpenAI's."""
 
     max_tokens: MaxTokens | None = None
-    """None: as many as the context holds."""
+    """None: as many as fit the context."""
     min_tokens: MinTokens = 0
     temperature: Temperature = 1.0
     top_p: TopP = 1.0
@@ -48,7 +49,7 @@ class SamplingOptions:
     """0 and -1 turn it off."""
     min_p: MinP = 0.0
     seed: Seed | None = None
-    """None: drawn for every prompt."""
+    """None: a random seed for every prompt."""
     repetition_penalty: RepetitionPenalty = 1.0
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
@@ -58,7 +59,7 @@ class SamplingOptions:
     stop_token_ids: StopTokenIds = ()
     ignore_eos: bool = False
     constraint: Constraint | None = None
-    """What the output must look like; whether it can be enforced is for `ConstraintChecks` to say."""
+    """Grammar of the output; `ConstraintChecks` decides whether it can be enforced."""
 
     def check(self, bounds: ServedBounds) -> None:
         """Raise InvalidRequest if a value is out of bounds, whatever the prompt is."""
@@ -75,7 +76,10 @@ class SamplingOptions:
         self.check_ends()
 
     def check_ends(self) -> None:
-        """A constrained output ends where its grammar says so. Raises InvalidRequest."""
+        """Check that no option conflicts with a grammar, which decides where the output ends.
+
+        Raises InvalidRequest.
+        """
         if self.constraint is None:
             return
         for name in ("min_tokens", "ignore_eos"):
@@ -86,7 +90,7 @@ class SamplingOptions:
                 )
 
     def resolve(self, *, room: int, seed: int, vocab_size: int) -> sampling_pb2.SamplingParams:
-        """What the workers get; these options must have passed `check`.
+        """The parameters for workers; these options must have passed `check`.
 
         `room` is the number of tokens that the context holds after the prompt, at least 1. Raises
         InvalidRequest when more are asked for.
@@ -99,7 +103,7 @@ class SamplingOptions:
                     code="context_length_exceeded",
                 )
         temperature, top_p, top_k = self.temperature, self.top_p, self.top_k
-        if top_p == 0.0:  # OpenAI takes it for "the most likely token only"
+        if top_p == 0.0:  # in OpenAI's API: only the most likely token
             top_p, top_k = 1.0, 1
         return sampling_pb2.SamplingParams(
             max_tokens=room if self.max_tokens is None else self.max_tokens,
@@ -124,7 +128,7 @@ _FIELDS: Final[dict[str, Any]] = {
     name: (hint, ...) for name, hint in get_type_hints(SamplingOptions, include_extras=True).items()
 }
 _BOUNDED: Final[type[BaseModel]] = create_model("SamplingOptions", __config__=STRICT, **_FIELDS)
-"""The same fields as a model that pydantic validates."""
+"""The same fields as a pydantic model."""
 
 
 def derive_seed(seed: int, index: int) -> int:

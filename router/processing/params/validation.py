@@ -1,4 +1,4 @@
-"""Pydantic's errors as InvalidRequest, with the parameter at fault as the client wrote it."""
+"""Converts pydantic's errors to InvalidRequest, with the path of the invalid parameter."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ __all__ = ["STRICT", "parse", "refusal_of"]
 STRICT: Final = ConfigDict(
     strict=True, allow_inf_nan=False, extra="forbid", use_attribute_docstrings=True, frozen=True
 )
-"""Of every request model: no conversions, and no field that is not stated."""
+"""Configuration of every request model: no type conversions, no unknown fields."""
 
 _BodyT = TypeVar("_BodyT", bound=BaseModel)
 
 
 def parse(kind: type[_BodyT], body: bytes, bounds: ServedBounds | None = None) -> _BodyT:
-    """`body` as a `kind`. Raises InvalidRequest that names the parameter at fault.
+    """Parse `body` as a `kind`. Raises InvalidRequest, naming the invalid parameter.
 
-    Without `bounds` those of the served model are left to later checks.
+    Without `bounds`, bounds of the served model are left to later checks.
     """
     try:
         return kind.model_validate_json(body, context=bounds)
@@ -33,7 +33,7 @@ def parse(kind: type[_BodyT], body: bytes, bounds: ServedBounds | None = None) -
 
 
 def refusal_of(error: ValidationError, body: bytes | dict[str, Any]) -> InvalidRequest:
-    """The first of `error`'s findings about `body`."""
+    """The first of the errors in `error`, as InvalidRequest."""
     [first, *_] = error.errors(include_url=False, include_context=False, include_input=False)
     if first["type"] == "json_invalid":
         return InvalidRequest(f"The body cannot be read. {first['msg']}.", code="invalid_json")
@@ -65,7 +65,7 @@ def _refusal(error: ErrorDetails, body: Any) -> InvalidRequest:
 
 
 def _place(error: ErrorDetails, body: Any) -> str:
-    """The path of keys and indices in `body`: pydantic's has names of union members in between."""
+    """The path of keys and indices in `body`; pydantic's path also contains names of union members."""
     here: Any = body
     place: list[int | str] = []
     for depth, step in enumerate(error["loc"]):

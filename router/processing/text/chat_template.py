@@ -1,4 +1,4 @@
-"""Turns a conversation into a prompt, with the template that comes with the model."""
+"""Renders a conversation as a prompt, with the model's chat template."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from router.processing.tools import Tool
 __all__ = ["ChatTemplate", "Message"]
 
 Message = Mapping[str, Any]
-"""{"role": ..., "content": ...} and whatever else the template knows."""
+"""{"role": ..., "content": ...} and other fields that the template uses."""
 
 _OPTIONAL: Final = ("name", "tool_calls")
-"""Fields of messages that some templates have no use for."""
+"""Fields of messages that some templates ignore."""
 _RESERVED: Final = frozenset({"add_generation_prompt", "messages", "tools"})
-"""What every template gets from the request itself."""
+"""Variables that every template gets from the request itself."""
 _SPECIAL_TOKENS: Final = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 class ChatTemplate:
-    """A Jinja template, run in a sandbox: it comes from whoever published the model."""
+    """A Jinja template, run in a sandbox since it comes with the model."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        """Raises ValueError when `source` is not a template."""
+        """Raises ValueError if `source` is not a valid template."""
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
         )
@@ -48,12 +48,12 @@ class ChatTemplate:
         self._special_tokens: Final = dict(special_tokens)
         self.source: Final = source
         self.takes_tools: Final = "tools" in variables
-        """Whether it puts tools into the prompt; else they are described in the system message."""
+        """Whether the template puts tools into the prompt; otherwise the system message describes them."""
         self._takes_calls: Final = "tool_calls" in source
 
     @classmethod
     def load(cls, folder: Path) -> ChatTemplate | None:
-        """chat_template.jinja in `folder`, or the one in its tokenizer_config.json; None where neither is."""
+        """Load chat_template.jinja or the template in tokenizer_config.json; None if there is neither."""
         config_path = folder / "tokenizer_config.json"
         config = json.loads(config_path.read_text("utf-8")) if config_path.exists() else {}
         file = folder / "chat_template.jinja"
@@ -65,11 +65,11 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Message], options: Mapping[str, Any], tools: Sequence[Tool] = ()
     ) -> str:
-        """The prompt that asks for the assistant's next message.
+        """Render the prompt for the assistant's next message.
 
-        `options` are the template's own, such as Qwen3's enable_thinking. Raises InvalidRequest when
-        the template refuses the conversation, for instance because roles do not take turns, or does not use
-        a field of it. Costs a rendering, and another for each of `_OPTIONAL` that is there.
+        `options` are variables of the template, such as Qwen3's enable_thinking. Raises InvalidRequest if the
+        template rejects the conversation, for instance because roles do not alternate, or ignores a field of
+        it. Costs one rendering, and one more per field of `_OPTIONAL` that is present.
         """
         if reserved := sorted(_RESERVED & options.keys()):
             raise InvalidRequest(
@@ -82,7 +82,7 @@ class ChatTemplate:
         options = {**options, "tools": [tool.for_template() for tool in tools] or None}
         try:
             prompt = self._render(messages, options)
-        except Exception as error:  # a template may fail in any way; the conversation is what made it fail
+        except Exception as error:  # templates raise arbitrary errors about conversations
             raise InvalidRequest(
                 f"The model's chat template refuses these messages: {error}", param="messages"
             ) from error
@@ -97,11 +97,11 @@ class ChatTemplate:
         return prompt
 
     def _uses(self, field: str, messages: Sequence[Message], options: Mapping[str, Any], prompt: str) -> bool:
-        """Whether `prompt` would be another one without `field`."""
+        """Whether `prompt` would differ without `field`."""
         without = [{key: message[key] for key in message if key != field} for message in messages]
         try:
             return self._render(without, options) != prompt
-        except Exception:  # it insists on the field
+        except Exception:  # the template requires the field
             return True
 
     def _render(self, messages: Sequence[Message], options: Mapping[str, Any]) -> str:
@@ -112,12 +112,12 @@ class ChatTemplate:
 
 
 def _known_role(message: Message) -> Message:
-    """Templates know no developers: OpenAI's newer word for the system."""
+    """Replace the role "developer", OpenAI's newer name for "system", which templates do not know."""
     return {**message, "role": "system"} if message["role"] == "developer" else message
 
 
 def _default_of(source: str | list[dict[str, str]] | None) -> str | None:
-    """A model may bring several named templates; chat uses the one called "default"."""
+    """Models may have several named templates; chat uses "default"."""
     if isinstance(source, list):
         return next((entry["template"] for entry in source if entry["name"] == "default"), None)
     return source
@@ -128,7 +128,7 @@ def _text_of(token: str | dict[str, Any] | None) -> str | None:
 
 
 def _to_json(value: Any, indent: int | None = None, **_: Any) -> str:
-    """Jinja's own filter escapes HTML, which a prompt is not."""
+    """Replaces Jinja's tojson filter, which escapes HTML."""
     return json.dumps(value, ensure_ascii=False, indent=indent)
 
 
@@ -141,7 +141,7 @@ def _now(pattern: str) -> str:
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks the assistant's words for training; here it has no effect."""
+    """`{% generation %}` marks the assistant's text for training; no effect here."""
 
     tags: ClassVar[set[str]] = {"generation"}  # type: ignore[misc]
 

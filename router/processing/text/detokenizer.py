@@ -1,4 +1,4 @@
-"""Token ids to text, as they come: no token's text is decoded twice, and no half character is shown."""
+"""Incremental detokenization: each token is decoded once, and incomplete characters are held back."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ _new_utf8_decoder: Final = codecs.getincrementaldecoder("utf-8")
 _REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 _CONTEXT_TOKENS: Final = 6
 _LONGEST_CHARACTER_TOKENS: Final = 8
-"""A character has at most four bytes; if it is not whole after this many tokens it never will be."""
+"""A character has at most four bytes; if it is incomplete after this many tokens, it is invalid."""
 
 
 class Detokenizer(Protocol):
-    """The text of one sequence. Joined, the pieces are the text of the whole."""
+    """Detokenizes one sequence. The concatenated pieces are the text of the whole sequence."""
 
     def feed(self, token_ids: Sequence[int]) -> str:
-        """New text. Bytes of an unfinished character wait for the rest of it."""
+        """New text; bytes of an incomplete character are held back."""
         ...
 
     def flush(self) -> str:
-        """What an unfinished character leaves behind, for when no more tokens come."""
+        """The text of a trailing incomplete character; call it at the end."""
         ...
 
 
 class ByteDetokenizer:
-    """For vocabularies whose tokens are byte strings: one table look-up a token."""
+    """For vocabularies whose tokens are byte strings: one table lookup per token."""
 
     __slots__ = ("_decode", "_table")
 
     def __init__(self, table: Sequence[bytes]) -> None:
-        """`table[id]` is what token `id` stands for."""
+        """`table[id]` is the bytes of token `id`."""
         self._table: Final = table
         self._decode: Final = _new_utf8_decoder(errors="replace").decode
 
@@ -46,10 +46,10 @@ class ByteDetokenizer:
 
 
 class WindowDetokenizer:
-    """For any tokenizer: a token's text is what it adds to the text of the few tokens before it.
+    """For any tokenizer: a token's text is the text that it adds to the few tokens before it.
 
-    Decoders such as WordPiece's look at neighbours, so tokens cannot be decoded one by one. The window
-    starts with the end of the prompt and moves on with every piece shown, so the cost stays constant.
+    Decoders such as WordPiece's depend on neighbours, so tokens cannot be decoded one by one. The window
+    starts at the end of the prompt and advances with every piece, so the cost per token is constant.
     """
 
     __slots__ = ("_decode", "_ids", "_shown")
@@ -58,7 +58,7 @@ class WindowDetokenizer:
         self._decode: Final = decode
         self._ids = list(prompt[-_CONTEXT_TOKENS:])
         self._shown = len(self._ids)
-        """Tokens at the start of the window whose text was shown already."""
+        """Tokens at the start of the window whose text was already shown."""
 
     def feed(self, token_ids: Sequence[int]) -> str:
         self._ids.extend(token_ids)
@@ -68,7 +68,7 @@ class WindowDetokenizer:
         return self._show(len(self._ids), self._decode(self._ids))
 
     def _whole_characters(self) -> tuple[int, str]:
-        """Where the window ends without the beginning of a character at its end, and its text up to there."""
+        """The end of the window without a trailing incomplete character, and the text up to there."""
         size = len(self._ids)
         for end in range(size, max(size - _LONGEST_CHARACTER_TOKENS, self._shown), -1):
             text = self._decode(self._ids[:end])
@@ -78,7 +78,7 @@ class WindowDetokenizer:
         return end, self._decode(self._ids[:end])
 
     def _show(self, end: int, text: str) -> str:
-        """What `text`, that of the tokens before `end`, adds to what was shown."""
+        """The new part of `text`, which is the text of the tokens before `end`."""
         before = self._decode(self._ids[: self._shown])
         self._ids = self._ids[max(end - _CONTEXT_TOKENS, 0) :]
         self._shown = min(end, _CONTEXT_TOKENS)

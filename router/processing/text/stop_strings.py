@@ -1,4 +1,4 @@
-"""Finds stop strings in text that arrives in pieces."""
+"""Finds stop strings in streamed text."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ __all__ = ["StopFinder"]
 
 
 class StopFinder:
-    """Lets text through up to the first stop string, which is never shown, not even a part of it.
+    """Passes text up to the first stop string, of which no part is ever shown.
 
-    Text that may yet become a stop string is held back. The stop string that is complete first wins;
-    of several that end at the same character, the longest. How the text is cut into pieces makes no
-    difference. Cost: a few comparisons a character and stop string, however long the text gets.
+    Text that may be the start of a stop string is held back. The stop string that is complete first wins; of
+    several that end at the same character, the longest. The result does not depend on how the text is
+    chunked. Costs a few comparisons per character and stop string, independent of the length of the text.
     """
 
     __slots__ = ("_held", "_patterns", "matched")
@@ -23,7 +23,7 @@ class StopFinder:
         self._patterns: Final = [_Pattern(stop) for stop in stops]
         self._held = ""
         self.matched: str | None = None
-        """The stop string that was found; nothing may be fed after that."""
+        """The stop string that was found; nothing may be fed after it."""
 
     def feed(self, text: str) -> str:
         """New text that is safe to show."""
@@ -42,13 +42,13 @@ class StopFinder:
         return pending[:cut]
 
     def flush(self) -> str:
-        """The text held back, for when no more comes."""
+        """The text held back; call it at the end."""
         held, self._held = self._held, ""
         return held
 
 
 class _Pattern:
-    """Knuth-Morris-Pratt: how much of the pattern the text read so far ends with."""
+    """Knuth-Morris-Pratt: tracks the longest prefix of the pattern that the text read so far ends with."""
 
     __slots__ = ("_fallback", "first", "progress", "text")
 

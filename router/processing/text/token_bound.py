@@ -1,4 +1,4 @@
-"""How few tokens a text can have at least, from its length alone: a text that cannot fit is never encoded."""
+"""A lower bound of a text's tokens from its length, so that a text that cannot fit is not encoded."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ __all__ = ["TokenBound"]
 _NFC_SHRINKS: Final = 4
 """U+1FBE U+0308 U+0301 has seven bytes and is composed to U+0390, which has two; no text shrinks more."""
 _OF_UTF8: Final = frozenset({*range(0xC0), *range(0xC2, 0xF5)})
-"""Bytes that occur in a text."""
+"""Bytes that occur in UTF-8."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenBound:
     bytes_per_token: int
-    """At most, of UTF-8."""
+    """Largest number of UTF-8 bytes per token."""
     dropped: bytes = b""
-    """Bytes that no token stands for: the tokenizer leaves them out."""
+    """Bytes without a token, which the tokenizer drops."""
 
     @classmethod
     def of(cls, spec: dict[str, Any]) -> TokenBound | None:
         """The bound of a parsed tokenizer.json.
 
-        None where a step before the vocabulary may drop text, or where a token may stand for text of any
-        length: an unknown word, or an added token that takes the spaces around it.
+        None if a step before the vocabulary may drop text, or if a token may represent text of any length: an
+        unknown word, or an added token that absorbs the spaces around it.
         """
         model, added = spec["model"], spec.get("added_tokens", ())
         to_bytes = decoder_of(spec.get("decoder"))
@@ -49,13 +49,13 @@ class TokenBound:
         return cls(shrinks * max(map(len, (*pieces, *contents))), dropped)
 
     def fewest(self, text: str) -> int:
-        """A lower bound on the tokens of `text`; takes about a nanosecond a character."""
+        """A lower bound of the tokens of `text`; takes about a nanosecond per character."""
         kept = text.encode().translate(None, self.dropped)
         return -(-len(kept) // self.bytes_per_token)
 
 
 def _shrinking_of(normalizer: dict[str, Any] | None) -> int | None:
-    """How many times longer than its normal form a text may be, in bytes; None where that is not known."""
+    """The largest factor by which normalization shrinks a text, in bytes; None if unknown."""
     factor = 1
     for stage in _stages(normalizer, "normalizers"):
         if stage["type"] == "NFC":
@@ -68,7 +68,7 @@ def _shrinking_of(normalizer: dict[str, Any] | None) -> int | None:
 
 
 def _kinds_of(pre_tokenizer: dict[str, Any] | None) -> set[str] | None:
-    """The stages' types; None where one may drop text."""
+    """The types of the stages; None if one may drop text."""
     stages = _stages(pre_tokenizer, "pretokenizers")
     for stage in stages:
         removes = stage["type"] == "Split" and stage["behavior"] == "Removed"
@@ -78,7 +78,7 @@ def _kinds_of(pre_tokenizer: dict[str, Any] | None) -> set[str] | None:
 
 
 def _stages(step: dict[str, Any] | None, inner: str) -> list[dict[str, Any]]:
-    """A step of tokenizer.json, taken apart where it is a sequence of steps."""
+    """A step of tokenizer.json, expanded if it is a sequence."""
     if step is None:
         return []
     if step["type"] != "Sequence":

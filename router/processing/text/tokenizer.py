@@ -1,4 +1,4 @@
-"""The model's tokenizer: text to ids, conversations to ids, and ids back to text as they come."""
+"""The model's tokenizer: text and conversations to ids, and ids to streamed text."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from router.processing.tools import Tool
 __all__ = ["Tokenizer", "TokenizerError"]
 
 _INLINE_CHARACTERS: Final = 8192
-"""Up to here encoding takes 2 ms at most; longer text is encoded in a thread, beside the event loop."""
+"""Longest text that is encoded inline, in at most 2 ms; longer text is encoded in a thread."""
 
 
 class TokenizerError(Exception):
-    """The model's folder has no tokenizer that can be used; the message says which file is at fault."""
+    """The model's folder has no usable tokenizer; the message names the file."""
 
 
 class Tokenizer:
-    """Safe to use from one event loop; the library releases the interpreter lock while it encodes."""
+    """For use from one event loop. The library releases the interpreter lock while it encodes."""
 
     def __init__(
         self, backend: tokenizers.Tokenizer, *, vocab_size: int, chat_template: ChatTemplate | None = None
     ) -> None:
-        """`vocab_size` is the model's, which may exceed the tokenizer's: rows are padded for speed."""
+        """`vocab_size` is that of the model, which may exceed the tokenizer's because of padding."""
         backend.no_truncation()
         backend.no_padding()
         self._backend: Final = backend
@@ -54,7 +54,7 @@ class Tokenizer:
             )
         try:
             backend = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library has no error class of its own
+        except Exception as error:  # the library has no error class
             raise TokenizerError(f"{path} cannot be read: {error}") from error
         try:
             chat_template = ChatTemplate.load(folder)
@@ -63,15 +63,15 @@ class Tokenizer:
         return cls(backend, vocab_size=vocab_size, chat_template=chat_template)
 
     def fewest_tokens(self, text: str) -> int:
-        """A lower bound on the tokens of `text`, without encoding it; 0 where the vocabulary gives none."""
+        """A lower bound of the tokens of `text`, without encoding it; 0 if the vocabulary has none."""
         return 0 if self._bound is None else self._bound.fewest(text)
 
     async def encode(self, text: str) -> list[int]:
-        """Ids of a plain prompt, with whatever the model wants at its start."""
+        """Ids of a plain prompt, with the model's special tokens at its start."""
         return await self._encode(text, add_special_tokens=True)
 
     async def encode_rendered(self, text: str) -> list[int]:
-        """Ids of a conversation that `render` wrote, with its special tokens and no others."""
+        """Ids of a conversation from `render`, without adding special tokens."""
         return await self._encode(text, add_special_tokens=False)
 
     def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
@@ -81,7 +81,7 @@ class Tokenizer:
 
     @property
     def output_formats(self) -> OutputFormats:
-        """What the chat template says of the model's tool calls and reasoning."""
+        """The formats of tool calls and reasoning that the chat template implies."""
         template = self._chat_template
         if template is None:
             return OutputFormats()
@@ -90,7 +90,7 @@ class Tokenizer:
     def render(
         self, messages: Sequence[Message], options: Mapping[str, Any], tools: Sequence[Tool] = ()
     ) -> str:
-        """A conversation as text, up to where the assistant's answer begins. Raises InvalidRequest."""
+        """Render a conversation up to the start of the assistant's answer. Raises InvalidRequest."""
         if self._chat_template is None:
             raise InvalidRequest(
                 "This model has no chat template; use /v1/completions.",
@@ -100,13 +100,13 @@ class Tokenizer:
         return self._chat_template.render(messages, options, tools)
 
     def detokenizer(self, prompt: Sequence[int], visible: Sequence[str] = ()) -> Detokenizer:
-        """For one output that continues `prompt`; special tokens are no text, but those in `visible`."""
+        """A detokenizer of one output after `prompt`; omits special tokens other than those in `visible`."""
         if self._table is not None:
             return ByteDetokenizer(self._table_with(tuple(visible)) if visible else self._table)
         return WindowDetokenizer(self._backend.decode, prompt)
 
     def _table_with(self, visible: tuple[str, ...]) -> Sequence[bytes]:
-        """Made once for each `visible`, of which a model has one."""
+        """Cached for each `visible`, of which a model has one."""
         assert self._table is not None
         if visible not in self._visible:
             table = list(self._table)
@@ -124,7 +124,7 @@ class Tokenizer:
         return self._backend.decode(token_ids)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What one token stands for. A special token, invisible in text, is named here."""
+        """The bytes of one token. Special tokens, which are not part of the text, are given by name."""
         if self._table is not None and (value := self._table[token_id]):
             return value
         token = self._backend.id_to_token(token_id)
@@ -136,6 +136,6 @@ class Tokenizer:
         return await asyncio.to_thread(self._encode_now, text, add_special_tokens)
 
     def _encode_now(self, text: str, add_special_tokens: bool) -> list[int]:
-        # Not encode(): it holds the interpreter lock and computes offsets that nobody needs.
+        # Not encode(), which holds the interpreter lock and also computes offsets.
         [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return encoding.ids

@@ -1,4 +1,4 @@
-"""Tools for models whose chat template does not know them: as text, in Hermes' format."""
+"""Describes tools as text, in Hermes' format, for models whose chat template does not support them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ XML tags:
 def with_tools_described(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]
 ) -> Sequence[Mapping[str, Any]]:
-    """`tools` and the format of calls, at the end of the system message."""
+    """Add `tools` and the format of calls to the system message."""
     if not tools:
         return messages
     signatures = "\n".join(json.dumps(tool.for_template(), ensure_ascii=False) for tool in tools)
@@ -40,7 +40,7 @@ def with_tools_described(
 
 
 def with_calls_as_text(messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """Calls go to the end of the assistant's message; the result of one becomes a message of the user's."""
+    """Append calls to the assistant's message, and turn their results into user messages."""
     return [_plain(message) for message in messages]
 
 

@@ -1,4 +1,4 @@
-"""What the tokens of a byte-level vocabulary stand for, as bytes."""
+"""The bytes of the tokens of a byte-level vocabulary."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 def byte_table(spec: dict[str, Any], size: int) -> list[bytes] | None:
-    """The bytes of every token id below `size`; b"" for special tokens and ids that no token has.
+    """The bytes of every token id below `size`; b"" for special tokens and unused ids.
 
-    `spec` is a parsed tokenizer.json. None when its decoder is not one that maps each token to bytes
-    whatever its neighbours are (WordPiece, for instance).
+    `spec` is a parsed tokenizer.json. None if its decoder does not map each token to bytes independently of
+    its neighbours (WordPiece, for instance).
     """
     to_bytes = decoder_of(spec.get("decoder"))
     vocabulary = spec["model"].get("vocab")
@@ -33,7 +33,7 @@ def byte_table(spec: dict[str, Any], size: int) -> list[bytes] | None:
 
 
 def decoder_of(decoder: dict[str, Any] | None) -> Callable[[str], bytes] | None:
-    """How a token becomes bytes under a `decoder` of tokenizer.json; None when that is not known."""
+    """The function from tokens to bytes of a `decoder` of tokenizer.json; None if unknown."""
     if decoder is None:
         return None
     stages = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
@@ -55,22 +55,22 @@ def _from_byte_level(token: str) -> bytes:
     """GPT-2's scheme: every byte is written as a printable character."""
     try:
         return bytes([_BYTE_OF_CHARACTER[char] for char in token])
-    except KeyError:  # an added token, written as itself
+    except KeyError:  # an added token, stored as plain text
         return token.encode()
 
 
 def _from_sentencepiece(token: str) -> bytes:
     """Llama 2's scheme: a lower block for a space, and <0xE2> for bytes that no piece covers.
 
-    The decoder also strips the space before the first word of a text. That is not done here: an output
-    continues its prompt, so a space at its start belongs to it.
+    The decoder also strips the space before the first word of a text. Here it is kept: an output continues
+    its prompt, so a leading space belongs to it.
     """
     byte = _BYTE_TOKEN.fullmatch(token)
     return bytes([int(byte[1], 16)]) if byte else token.replace(_WORD_START, " ").encode()
 
 
 def _characters_of_bytes() -> dict[str, int]:
-    """Printable Latin-1 stands for itself; the other 68 bytes, in order, are U+0100 and up."""
+    """Printable Latin-1 maps to itself; the other 68 bytes, in order, map to U+0100 and up."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = (byte for byte in range(256) if byte not in printable)
     return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}

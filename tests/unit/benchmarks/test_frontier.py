@@ -10,10 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from benchmarks.frontier import __main__ as frontier
 from benchmarks.frontier.cells import REGIMES, WORKLOADS
 from benchmarks.frontier.outcome import Found, cells_of, frontier_table, plot_frontiers
 from benchmarks.frontier.search import Search, ShareAt, best_of, find_frontier
+from benchmarks.frontier.served import served_variants
 from benchmarks.frontier.simulated import simulated_variants
+from benchmarks.lib.mode_servers import ModeServers
 from router.config.choices import Mode
 
 PRECISE = Search(start=8.0, precision=0.01)
@@ -109,3 +112,18 @@ def test_results_are_read_back_and_drawn(tmp_path: Path) -> None:
     assert Found.from_json(FOUND[0].as_json()) == FOUND[0]
     plot_frontiers(FOUND, "a title", tmp_path / "frontier.png")
     assert (tmp_path / "frontier.png").stat().st_size > 10_000
+
+
+def test_servers_are_tried_in_the_same_ways_as_simulated_ones() -> None:
+    options = frontier.make_parser().parse_args(["--mixed-flags", "--page-size 32"])
+    options.workers = 3
+    servers = ModeServers.of(options, REGIMES["balanced"].objective)
+    mixed, disagg, adaptive = (
+        served_variants(mode, servers, REGIMES["balanced"]) for mode in ("mixed", "disagg", "adaptive")
+    )
+    assert list(mixed) == ["mixed x3", "mixed x3 step 14.25 ms"]
+    tuned = " ".join(mixed["mixed x3 step 14.25 ms"].flags_for("mixed"))
+    assert tuned.endswith("--itl-target-ms 14.25 --page-size 32")
+    assert list(disagg) == ["disagg 1:2", "disagg 2:1"]
+    (only,) = adaptive.values()
+    assert "--ttft-target-ms 500 --itl-target-ms 15" in " ".join(only.flags_for("adaptive"))

@@ -140,10 +140,12 @@ def test_what_was_only_screened_is_never_recommended() -> None:
 # ---------------------------------------------------------------------------------- by simulation
 
 
-def recommended(load_of: tuple[object, object], rate: float, targets: Targets, gpus: int = 2) -> Prediction:
+def recommended(
+    load_of: tuple[object, object], rate: float, targets: Targets, seconds: float = 5.0
+) -> Prediction:
     inputs, outputs = load_of
-    load = drawn(inputs, outputs, rate, seconds=8.0, warm_up=4.0, seeds=(1,))  # type: ignore[arg-type]
-    found = candidates(LLAMA_8B, H200, gpus, targets, load.longest, radix_cache=False)
+    load = drawn(inputs, outputs, rate, seconds=seconds, warm_up=seconds / 2, seeds=(1,))  # type: ignore[arg-type]
+    found = candidates(LLAMA_8B, H200, 2, targets, load.longest, radix_cache=False)
     return advise(predictions(found, load, targets), targets, 0.9).best
 
 
@@ -154,7 +156,7 @@ def test_short_prompts_at_a_low_rate_need_no_disaggregation() -> None:
 
 
 def test_long_prompts_and_a_tight_itl_target_recommend_disaggregation() -> None:
-    best = recommended((Uniform(3000, 5000), Uniform(200, 300)), 8.0, Targets(1.0, 0.008))
+    best = recommended((Uniform(3000, 5000), Uniform(200, 300)), 8.0, Targets(1.0, 0.008), seconds=8.0)
     assert best.candidate.mode is Mode.DISAGG
     assert best.good > 0.9
 
@@ -174,7 +176,7 @@ def test_far_beyond_saturation_nothing_meets_the_targets() -> None:
 
 
 def test_more_candidates_than_finalists_are_screened_first() -> None:
-    load = drawn(Fixed(512), Fixed(32), 20.0, seconds=4.0, warm_up=1.0, seeds=(1, 2))
+    load = drawn(Fixed(512), Fixed(8), 8.0, seconds=2.0, warm_up=0.5, seeds=(1, 2))
     found = candidates(LLAMA_8B, H200, 8, STRICT, load.longest, radix_cache=False)
     steps: list[tuple[int, int]] = []
     results = predictions(found, load, STRICT, lambda done, total: steps.append((done, total)))

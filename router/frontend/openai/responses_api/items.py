@@ -1,4 +1,4 @@
-"""Items of a Responses API conversation, and the same conversation as messages."""
+"""Items of a Responses API conversation, and their conversion to messages."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class ReasoningItem(BaseModel):
 
 
 def _kind(item: Any) -> str:
-    """A message may leave its type out."""
+    """A discriminator: messages may omit their type."""
     kind = item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", "")
     return str(kind)
 
@@ -114,9 +114,9 @@ InputItems: TypeAlias = Annotated[list[InputItem], Field(min_length=1)]
 
 
 def as_messages(items: str | Sequence[InputItem], instructions: str | None) -> list[dict[str, Any]]:
-    """For the chat template. Raises InvalidRequest.
+    """The conversation as messages for the chat template. Raises InvalidRequest.
 
-    Reasoning, text and calls that follow each other are one message of the assistant.
+    Consecutive reasoning, text and calls become one message of the assistant.
     """
     messages: list[MessageBody] = []
     if instructions is not None:

@@ -47,7 +47,7 @@ class FunctionTool(BaseModel):
     parameters: dict[str, Any] | None = None
     """JSON Schema of an object."""
     strict: bool | None = None
-    """Arguments follow the schema in any case where a call is forced; otherwise the model decides."""
+    """No effect: forced calls always follow the schema; otherwise the model decides."""
 
 
 class FunctionToolChoice(BaseModel):
@@ -108,29 +108,29 @@ class ResponsesBody(BaseModel):
     stream: bool | None = None
     """Server-sent events."""
     stream_options: StreamOptions | None = None
-    """With `stream` only; the usage comes in any case."""
+    """With `stream` only; the usage is always sent."""
     tools: Annotated[list[FunctionTool], Field(max_length=128)] | None = None
     """Functions that the model may call."""
     tool_choice: _ToolChoice | None = None
     """`auto`, `none`, `required`, or a function by name."""
     parallel_tool_calls: bool | None = None
-    """False: one call at most."""
+    """False: at most one call."""
     text: TextOptions | None = None
     """Format of the answer."""
     include: list[_Include] | None = None
-    """Log-probabilities; reasoning comes in any case, and is not encrypted."""
+    """Log-probabilities; reasoning is always included, and not encrypted."""
     top_logprobs: Logprobs | None = None
-    """Alternatives reported of each token; includes log-probabilities."""
+    """Number of alternatives reported per token; includes log-probabilities."""
     metadata: dict[str, str] | None = None
     """Repeated in the response."""
 
     # Not OpenAI's, but as in chat completions.
     priority: Priority | None = None
-    """With --schedule-policy priority; else only 0."""
+    """With --schedule-policy priority; otherwise only 0."""
     ttft_deadline: Timeout | None = None
-    """Seconds for the first token; with --schedule-policy deadline."""
+    """Deadline of the first token, in seconds; with --schedule-policy deadline."""
     timeout: Timeout | None = None
-    """Seconds for the whole request."""
+    """Deadline of the whole request, in seconds."""
 
     store: Annotated[Any, Refused("nothing is kept between requests; send store: false", (False,))] = None
     previous_response_id: _Stateful = None

@@ -1,7 +1,7 @@
-"""Renders one run as a Response, in one piece or as the events of its stream.
+"""Renders one run as a Response object, or as the events of its stream.
 
-Parts of the answer become items: reasoning, a message, function calls, in the order of the text. An item is
-open until a part of another kind follows.
+Parts of the answer become items: reasoning, a message, function calls, in the order of the text. An item
+stays open until a part of another kind follows.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class ResponseWriter:
                 return [self._delta("function_call_arguments", text)]
 
     def _switch_to(self, kind: str, begin: Callable[[], list[bytes]]) -> list[bytes]:
-        """Nothing where an item of that kind is open."""
+        """Open an item of this kind; nothing if one is open."""
         if self._output and self._output[-1]["type"] == kind:
             return []
         return [*self._close("completed"), *begin()]
@@ -186,7 +186,7 @@ class ResponseWriter:
         return self._event("response.output_item.added", output_index=len(self._output) - 1, item=item)
 
     def _close(self, status: Any) -> list[bytes]:
-        """The events that end the item which is open, if one is."""
+        """The events that end the open item, if any."""
         if not self._output or self._output[-1]["status"] != "in_progress":
             return []
         item = self._output[-1]
@@ -214,7 +214,7 @@ class ResponseWriter:
         return self._of_item(f"response.{what}.delta", delta=text, **fields)
 
     def _of_item(self, kind: str, **fields: Any) -> bytes:
-        """An event of the item that is open."""
+        """An event of the open item."""
         index = len(self._output) - 1
         return self._event(kind, item_id=self._output[index]["id"], output_index=index, **fields)
 
