@@ -1,13 +1,16 @@
-"""TTFT, TPOT, ITL and E2E over the load, by chunk size and batching.
+"""What chunk sizes and mixing make of TTFT, TPOT, ITL and E2E over the load, and of peak memory.
 
-    python -m benchmarks.chunked --on simulator --chunks 64,256,1024,2048,4096,8192,16384,-1
-    python -m benchmarks.chunked --on cpu --chunks 64,256,-1 --rate 1 --scales 0.5,1 --requests 12
-    python -m benchmarks.chunked --on cpu --model gpt2 --context 1024 --scales 0 --requests 128 \\
+    python -m benchmarks.chunked --chunks 64,256,1024,2048,4096,8192,16384,-1
+    python -m benchmarks.chunked --device cpu --chunks 64,256,-1 --rate 1 --scales 0.5,1 --requests 12
+    python -m benchmarks.chunked --device cpu --model gpt2 --context 1024 --scales 0 --requests 128 \\
            --input-length 256 --output-length 64 --long 0 --batching mixed,alternating
+    python -m benchmarks.chunked --device cuda --model FOLDER --quick --output FILE.json
 
-Runs the real engine on this machine's CPU, or on a simulated H200 (`benchmarks.simulate`). Settings are
-measured in random order, each `--repeats` times, and repetitions are pooled. A scale of 0 sends all requests
-at once.
+The real engine on this machine's CPU or GPU (random weights), or on a simulated H200 (`benchmarks.simulate`).
+Settings are measured in random order, each `--repeats` times, and repetitions are put together. A scale of 0
+sends all requests at once. On a CPU, time is the CPU time of one thread, so that other processes hardly
+count; step times are fitted to the measured steps, and the same load is simulated with them. One prompt of
+`--memory-prompt` tokens alone tells what chunks cost it, and its peak memory beyond weights and KV pool.
 """
 
 from __future__ import annotations
@@ -18,111 +21,165 @@ import math
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Final
+from statistics import median
+from typing import Any, Final, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.lib.chunk_engines import (
+    MeasuredEngine,
+    RealEngine,
+    Setting,
+    SimulatedEngine,
+    cpu_config,
+    cuda_config,
+)
 from benchmarks.lib.chunk_plots import Mark, plot_chunks
 from benchmarks.lib.client import Record
 from benchmarks.lib.provenance import provenance
 from benchmarks.lib.report import Percentiles, Summary, summarize
+from benchmarks.lib.run_log import RunLog
+from benchmarks.lib.simulated_gpu import Costs, simulated_config
+from benchmarks.lib.step_fit import LinearSteps
 from benchmarks.lib.workload import Work, make_workload, parse_lengths
-from benchmarks.simulate import Costs, simulate, simulated_config
-from engine.config import Batching, EngineConfig, SchedulerConfig
-from engine.core.request import Request
-from engine.core.sampling_params import SamplingParams
-from engine.engine import Engine
-from engine.executor.runner import ModelRunner
+from engine.config import Batching
 from engine.loader.checkpoint import resolve
 
-__all__ = ["Setting", "drive", "scheduler_of"]
+__all__ = ["main", "make_parser"]
 
 _LATENCIES: Final = ("ttft", "tpot", "itl", "e2e")
+_QUICK: Final = {
+    "chunks": [512, 2048, 8192, -1],
+    "batching": [Batching.MIXED, Batching.PREFILL_FIRST],
+    "rate": 10.0,
+    "scales": [1.0],
+    "requests": 50,
+    "long": 0.08,
+    "context": 40_960,
+    "memory_prompt": 32_768,
+    "minutes": 3.5,
+}
+_NOT_OF_RUNS: Final = (
+    "chunks", "batching", "scales", "repeats", "minutes", "runs", "output", "quick", "width",
+)  # fmt: skip
+"""Options that do not change what one run measures."""
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
-    chunk: int
-    """-1: whole prompts."""
-    batching: Batching
+class Point(NamedTuple):
+    """One setting at one load."""
 
-    def __str__(self) -> str:
-        size = "whole" if self.chunk == -1 else str(self.chunk)
-        return size if self.batching is Batching.MIXED else f"{size}, {self.batching.value}"
+    setting: Setting
+    scale: float
+    measured: Summary
+    ttft_usual: Percentiles
+    """Of prompts of --input-length."""
+    ttft_long: Percentiles
+    """Of prompts of --long-length."""
+    predicted: Summary | None
 
 
-def scheduler_of(setting: Setting, base: SchedulerConfig) -> SchedulerConfig:
-    """Without an ITL target, which would choose the chunks itself."""
-    chunk = None if setting.chunk == -1 else setting.chunk
-    return replace(
-        base,
-        chunk_budget=chunk,
-        chunked_prefill=chunk is not None,
-        batching=setting.batching,
-        itl_target_s=None,
+class _Plan(NamedTuple):
+    setting: Setting
+    scale: float
+    repeat: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.setting} at {self.scale:g}, {self.repeat}"
+
+
+def main() -> None:
+    options = _options()
+    console = Console(emoji=False, width=options.width)
+    found = provenance()
+    settings = [Setting(chunk, batching) for chunk in options.chunks for batching in options.batching]
+    plans = [_Plan(s, scale, k) for s in settings for scale in options.scales for k in range(options.repeats)]
+    random.Random(options.seed).shuffle(plans)
+    log = RunLog(options.runs, _common(options))
+    left = _measure(options, plans, settings, log, console)
+    if left:
+        console.print(f"{left} of {len(plans)} runs are left: call it again with the same --runs")
+    points = _points(options, settings, plans, log)
+    title = (
+        f"{options.device}: {options.requests} requests, {options.rate:g}/s at load 1,"
+        f" {options.repeats} times; {options.input_length} in ({options.long:.0%} {options.long_length}),"
+        f" {options.output_length} out"
     )
+    console.print(_table(points, title))
+    for chunk, each in sorted(log.alone.items(), key=lambda item: int(item[0])):
+        console.print(
+            f"{options.memory_prompt} tokens alone in chunks of {chunk}: first token after"
+            f" {min(one.ttft_s for one in each):.2f} s, peak memory"
+            f" {median(one.peak_bytes for one in each) / (1 << 20):,.0f} MiB"
+        )
+    if options.output:
+        _save(options, points, title, found, log)
 
 
-def drive(engine: Engine, load: Sequence[Work]) -> list[Record]:
-    """Send the load to an engine at its times of arrival; one record a request."""
-    began = time.monotonic()
-    records = [Record(sent=began + work.arrival_s, prompt_tokens=len(work.prompt)) for work in load]
-    coming = 0
-    while coming < len(load) or engine.has_work:
-        while coming < len(load) and records[coming].sent <= time.monotonic():
-            sampling = SamplingParams(max_tokens=load[coming].max_tokens, ignore_eos=True)
-            engine.submit(Request(coming, load[coming].prompt, sampling))  # type: ignore[arg-type]
-            coming += 1
-        if not engine.has_work:
-            time.sleep(max(records[coming].sent - time.monotonic(), 0.0))
-            continue
-        for token in engine.step().tokens:
-            now = time.monotonic()
-            record = records[token.request.id]
-            record.arrivals.append(now)
-            record.output_tokens += 1
-            record.ended = now
-        engine.proceed()
-    return records
+def _measure(
+    options: argparse.Namespace,
+    plans: Sequence[_Plan],
+    settings: Sequence[Setting],
+    log: RunLog,
+    console: Console,
+) -> int:
+    """Makes the runs that are missing, as far as time allows; returns how many are still."""
+    ends = time.monotonic() + options.minutes * 60
+    missing = [plan for plan in plans if plan.name not in log]
+    unmeasured = [s for s in settings if s.batching is settings[0].batching and str(s.chunk) not in log.alone]
+    if not missing and not (unmeasured and options.memory_prompt):
+        return 0
+    with console.status("loading …") as status:
+        engine = _engine(options)
+        status.update("warming up …")
+        engine.run(settings[0], _load(options, 0.0, seed=999)[:4])
+        if options.memory_prompt:
+            _measure_alone(engine, unmeasured, options, log)
+        for number, plan in enumerate(missing, start=1):
+            if time.monotonic() > ends:
+                return len(missing) - number + 1
+            status.update(f"{number} of {len(missing)}: {plan.setting}, load {plan.scale:g} …")
+            before = len(engine.steps) if isinstance(engine, RealEngine) else 0
+            records = engine.run(plan.setting, _load(options, plan.scale, options.seed + plan.repeat))
+            log.add(plan.name, records, engine.steps[before:] if isinstance(engine, RealEngine) else ())
+    return 0
 
 
-Measure = Callable[[Setting, Sequence[Work]], list[Record]]
-
-
-def _on_cpu(options: argparse.Namespace) -> Measure:
-    """One model for all settings; each has its own engine and cache."""
-    largest = max(options.context, *options.chunks)
-    base = SchedulerConfig(chunk_budget=largest, max_running_requests=64, itl_target_s=None)
-    config = EngineConfig(
-        model_path=resolve(options.model).path,
-        page_size=16,
-        num_pages=64 * options.context // 16 // 4,
-        max_model_len=options.context,
-        scheduler=base,
-        radix_cache=False,
+def _measure_alone(
+    engine: MeasuredEngine, settings: Sequence[Setting], options: argparse.Namespace, log: RunLog
+) -> None:
+    [work] = make_workload(
+        count=1,
+        rate=math.inf,
+        input_lengths=parse_lengths(str(options.memory_prompt)),
+        output_lengths=parse_lengths("1"),
+        seed=options.seed,
     )
-    runner = ModelRunner(config)
+    assert not isinstance(work.prompt, str)
+    order = [setting for setting in settings for _ in range(options.repeats)]
+    random.Random(options.seed).shuffle(order)
+    for setting in order:
+        alone = engine.alone(setting, work.prompt)
+        if alone is not None:
+            log.add_alone(str(setting.chunk), alone)
 
-    def measure(setting: Setting, load: Sequence[Work]) -> list[Record]:
-        own = replace(config, scheduler=scheduler_of(setting, base))
-        return drive(Engine(own, runner=runner), load)
 
-    return measure
-
-
-def _on_simulator(_: argparse.Namespace) -> Measure:
-    def measure(setting: Setting, load: Sequence[Work]) -> list[Record]:
+def _engine(options: argparse.Namespace) -> MeasuredEngine:
+    if options.device == "simulator":
         config = simulated_config()
-        config = replace(config, scheduler=scheduler_of(setting, config.scheduler))
-        return simulate(load, None, Costs(), config=config)
+        return SimulatedEngine(
+            config=replace(config, max_model_len=max(config.max_model_len, options.context))
+        )
+    return RealEngine(_config(options))
 
-    return measure
 
-
-_MEASURES: Final = {"cpu": _on_cpu, "simulator": _on_simulator}
+def _config(options: argparse.Namespace) -> Any:
+    model = resolve(options.model).path
+    make = cpu_config if options.device == "cpu" else cuda_config
+    return make(model, options.context)
 
 
 def _load(options: argparse.Namespace, scale: float, seed: int) -> list[Work]:
@@ -138,44 +195,42 @@ def _load(options: argparse.Namespace, scale: float, seed: int) -> list[Work]:
         )
         for lengths in (options.input_length, options.long_length)
     )
+    chosen = zip(usual, long, _are_long(options, seed), strict=True)
+    return [replace(work, prompt=other.prompt) if is_long else work for work, other, is_long in chosen]
+
+
+def _are_long(options: argparse.Namespace, seed: int) -> list[bool]:
+    """Of each request of a load."""
     rng = random.Random(seed)
-    pairs = zip(usual, long, strict=True)
-    return [
-        replace(work, prompt=other.prompt) if rng.random() < options.long else work for work, other in pairs
-    ]
+    return [rng.random() < options.long for _ in range(options.requests)]
 
 
-def main() -> None:
-    options = _parser().parse_args()
-    console = Console(emoji=False)
-    found = provenance()
-    measure = _MEASURES[options.on](options)
-    settings = [Setting(chunk, batching) for chunk in options.chunks for batching in options.batching]
-    runs = [(s, scale, k) for s in settings for scale in options.scales for k in range(options.repeats)]
-    random.Random(options.seed).shuffle(runs)
-    records: dict[tuple[Setting, float], list[list[Record]]] = {}
-    with console.status("") as status:
-        if options.on == "cpu":
-            status.update("warming up …")
-            measure(settings[0], _load(options, 0.0, seed=-1 % 1000)[:2])
-        for number, (setting, scale, repeat) in enumerate(runs, start=1):
-            status.update(f"{number} of {len(runs)}: {setting}, load {scale:g} …")
-            load = _load(options, scale, options.seed + repeat)
-            records.setdefault((setting, scale), []).append(measure(setting, load))
-    points = [
-        (setting, scale, _together(records[setting, scale]))
-        for setting in settings
-        for scale in options.scales
-    ]
-    title = (
-        f"{options.on}: {options.requests} requests, {options.rate:g}/s at load 1, {options.repeats} times;"
-        f" {options.input_length} in ({options.long:.0%} {options.long_length}), {options.output_length} out"
-    )
-    if found["busy"] and options.on == "cpu":  # simulated time does not depend on it
-        title += "; the machine was busy"
-    console.print(_table(points, title))
-    if options.output:
-        _save(options, points, title, found)
+def _points(
+    options: argparse.Namespace, settings: Sequence[Setting], plans: Sequence[_Plan], log: RunLog
+) -> list[Point]:
+    """Of all settings and loads that have a run."""
+    simulated = None
+    if options.device == "cpu" and log.steps:
+        simulated = SimulatedEngine(Costs.of_steps(LinearSteps.fit(log.steps)), _config(options))
+    points = []
+    for setting in settings:
+        for scale in options.scales:
+            made = [p for p in plans if (p.setting, p.scale) == (setting, scale) and p.name in log]
+            if not made:
+                continue
+            predicted = None
+            if simulated is not None:
+                loads = [_load(options, scale, options.seed + plan.repeat) for plan in made]
+                predicted = _together([simulated.run(setting, load) for load in loads])
+            runs = [log.records(plan.name) for plan in made]
+            marks = [mark for plan in made for mark in _are_long(options, options.seed + plan.repeat)]
+            marked = list(zip(marks, (record for run in runs for record in run), strict=True))
+            usual, long = (
+                Percentiles.of(record.ttft for is_long, record in marked if is_long is wanted)
+                for wanted in (False, True)
+            )
+            points.append(Point(setting, scale, _together(runs), usual, long, predicted))
+    return points
 
 
 def _together(runs: Sequence[Sequence[Record]]) -> Summary:
@@ -185,66 +240,89 @@ def _together(runs: Sequence[Sequence[Record]]) -> Summary:
     return replace(summary, duration_s=seconds)
 
 
-def _table(points: Sequence[tuple[Setting, float, Summary]], title: str) -> Table:
+def _table(points: Sequence[Point], title: str) -> Table:
+    """Where there is a prediction, it follows in a line of its own."""
     table = Table(title=title, title_justify="left", show_edge=False)
     table.add_column("ms")
     for name in (
-        "load",
-        "TTFT p50, ms",
-        "p90",
-        "p99",
-        "TPOT p50",
-        "p90",
-        "ITL p50",
-        "p99",
-        "E2E p50",
-        "tokens/s",
-    ):
+        "load", "TTFT p50, ms", "p90", "p99", "TPOT p50", "p90", "ITL p50", "p99", "E2E p50", "tokens/s",
+        "usual TTFT p90", "long TTFT p50",
+    ):  # fmt: skip
         table.add_column(name, justify="right")
-    for setting, scale, s in points:
-        values = (s.ttft.p50, s.ttft.p90, s.ttft.p99, s.tpot.p50, s.tpot.p90, s.itl.p50, s.itl.p99, s.e2e.p50)
-        table.add_row(
-            str(setting),
-            f"{scale:g}" if scale else "all at once",
-            *(f"{value * 1e3:,.1f}" for value in values),
-            f"{s.total_rate:,.0f}",
-        )
+    for point in points:
+        load = f"{point.scale:g}" if point.scale else "all at once"
+        parts = (f"{t * 1e3:,.0f}" for t in (point.ttft_usual.p90, point.ttft_long.p50))
+        table.add_row(str(point.setting), load, *_cells(point.measured), *parts)
+        if point.predicted is not None:
+            table.add_row("  simulated", "", *_cells(point.predicted), style="dim")
     return table
 
 
+def _cells(s: Summary) -> list[str]:
+    values = (s.ttft.p50, s.ttft.p90, s.ttft.p99, s.tpot.p50, s.tpot.p90, s.itl.p50, s.itl.p99, s.e2e.p50)
+    return [*(f"{value * 1e3:,.1f}" for value in values), f"{s.total_rate:,.0f}"]
+
+
 def _save(
-    options: argparse.Namespace,
-    points: Sequence[tuple[Setting, float, Summary]],
-    title: str,
-    found: dict[str, Any],
+    options: argparse.Namespace, points: Sequence[Point], title: str, found: dict[str, Any], log: RunLog
 ) -> None:
-    rows = [
-        {"chunk": s.chunk, "batching": s.batching.value, "load": scale, "summary": summary.as_json()}
-        for s, scale, summary in points
-    ]
-    asked = {k: v for k, v in vars(options).items() if isinstance(v, str | int | float)}
-    content = {"title": title, "made_with": found, "options": asked, "points": rows}
+    content: dict[str, Any] = {
+        "title": title,
+        "made_with": found,
+        "options": _common(options),
+        "points": [_as_json(point) for point in points],
+    }
+    if log.alone:
+        content["alone"] = {name: [asdict(one) for one in each] for name, each in log.alone.items()}
+    if points and points[0].predicted is not None:
+        content["fitted_step_costs_s"] = asdict(LinearSteps.fit(log.steps))
     options.output.write_text(json.dumps(content, indent=2) + "\n")
-    marks = [Mark(str(s), scale, _spreads(summary)) for s, scale, summary in points if scale]
+    marks = [Mark(str(p.setting), p.scale, _spreads(p.measured)) for p in points if p.scale]
     if marks:
         plot_chunks(marks, title, options.output.with_suffix(".png"))
+
+
+def _as_json(point: Point) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "chunk": point.setting.chunk,
+        "batching": point.setting.batching.value,
+        "load": point.scale,
+        "summary": point.measured.as_json(),
+        "ttft_usual": asdict(point.ttft_usual),
+        "ttft_long": asdict(point.ttft_long),
+    }
+    return row if point.predicted is None else row | {"simulated": point.predicted.as_json()}
 
 
 def _spreads(summary: Summary) -> dict[str, Percentiles]:
     return {name: getattr(summary, name) for name in _LATENCIES}
 
 
+def _common(options: argparse.Namespace) -> dict[str, Any]:
+    """Options that say what one run measures."""
+    return {name: value for name, value in vars(options).items() if name not in _NOT_OF_RUNS}
+
+
 def _numbers(kind: type) -> Callable[[str], list[Any]]:
     return lambda text: [kind(part) for part in text.split(",")]
 
 
-def _parser() -> argparse.ArgumentParser:
+def _options() -> argparse.Namespace:
+    """`--quick` changes defaults; what is given explicitly stands."""
+    parser = make_parser()
+    if parser.parse_args().quick:
+        parser.set_defaults(**_QUICK)
+    return parser.parse_args()
+
+
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.chunked",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--on", choices=list(_MEASURES), default="simulator")
+    parser.add_argument("--device", choices=["simulator", "cpu", "cuda"], default="simulator")
+    parser.add_argument("--quick", action="store_true", help="four chunk sizes in 4 minutes, for a GPU")
     parser.add_argument("--chunks", type=_numbers(int), default="64,256,1024,2048,8192,16384,-1", metavar="N")
     parser.add_argument(
         "--batching", type=_numbers(Batching), default="mixed", metavar="KIND", help="mixed, prefill-first, …"
@@ -259,9 +337,21 @@ def _parser() -> argparse.ArgumentParser:
         "--long", type=float, default=0.05, metavar="SHARE", help="of prompts of --long-length"
     )
     parser.add_argument("--long-length", default="uniform:8192:32768", metavar="LENGTHS")
-    parser.add_argument("--model", default="smollm2", help="with --on cpu")
-    parser.add_argument("--context", type=int, default=2048, metavar="TOKENS", help="with --on cpu")
+    parser.add_argument("--model", default="smollm2", help="not for the simulator; a folder for a GPU")
+    parser.add_argument(
+        "--context",
+        type=int,
+        default=2048,
+        metavar="TOKENS",
+        help="of the model; at least 40,960 if simulated",
+    )
+    parser.add_argument(
+        "--memory-prompt", type=int, default=0, metavar="TOKENS", help="measure peak memory with this prompt"
+    )
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--width", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--minutes", type=float, default=1e9, metavar="M", help="begin no run after this")
+    parser.add_argument("--runs", type=Path, metavar="FILE", help="keep runs here; go on with those missing")
     parser.add_argument("--output", type=Path, metavar="FILE", help="JSON; the figure goes beside it as .png")
     return parser
 

@@ -21,6 +21,7 @@ from rich.table import Table
 
 from benchmarks.lib.machine import describe_machine
 from benchmarks.lib.report import Percentiles
+from common.garbage_collection import tune_gc
 from engine.config import Policy, SchedulerConfig
 from engine.core.kv_manager import KVManager
 from engine.core.plan import StepPlan
@@ -94,6 +95,7 @@ class _Load:
 def measure(policy: Policy, running: int, waiting: int, cached: int, steps: int) -> dict[str, list[float]]:
     """Milliseconds of each call of `plan`, by state."""
     load = _Load(policy, running, waiting, cached)
+    tune_gc()  # as a worker does
     costs: dict[str, list[float]] = {"full": [], "admitting": []}
     for _ in range(_WARM_UP):
         load.step()

@@ -153,7 +153,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--most", type=int, metavar="N", help="requests of a trace")
     parser.add_argument("--ttft-ms", type=float, default=500.0, metavar="MS")
     parser.add_argument("--itl-ms", type=float, default=15.0, metavar="MS")
-    parser.add_argument("--prefill-chunk", type=int, metavar="TOKENS", help="step budget with disagg")
+    parser.add_argument(
+        "--prefill-chunk", type=int, metavar="TOKENS", help="step budget with disagg; -1: whole prompts"
+    )
     parser.add_argument("--patience", type=float, default=PATIENCE, help="prompt_patience of every engine")
     parser.add_argument("--width", type=int, default=150, help=argparse.SUPPRESS)
     return parser

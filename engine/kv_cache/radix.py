@@ -24,7 +24,18 @@ PageKey: TypeAlias = tuple[int, ...]
 class RadixNode:
     """An edge and the node it leads to."""
 
-    __slots__ = ("blocks", "children", "depth", "last_used", "locks", "pages", "parent", "queued", "tokens")
+    __slots__ = (
+        "blocks",
+        "changes",
+        "children",
+        "depth",
+        "last_used",
+        "locks",
+        "pages",
+        "parent",
+        "queued",
+        "tokens",
+    )
 
     def __init__(
         self, parent: RadixNode | None, tokens: tuple[int, ...], pages: list[int], depth: int
@@ -37,6 +48,8 @@ class RadixNode:
         self.blocks: list[BlockHash] = []
         """One per page if the cache keeps a journal; otherwise empty."""
         self.children: dict[PageKey, RadixNode] = {}
+        self.changes = 0
+        """Grows whenever a match that ends at this node, or in an edge below it, may end elsewhere."""
         self.locks = 0
         self.last_used = 0
         self.queued = False
@@ -129,6 +142,7 @@ class RadixCache:
         rest = tuple(tokens[known * self.page_size :])
         leaf = RadixNode(found.node, rest, adopted, found.node.depth + len(adopted))
         found.node.children[rest[: self.page_size]] = leaf
+        found.node.changes += 1
         self.version += 1
         if self._journal is not None:
             before = found.node.blocks[-1] if found.node.blocks else None
@@ -190,6 +204,7 @@ class RadixCache:
                 self._report_removed(below.blocks)
                 below.parent = None  # eviction skips it
             node.children.clear()
+            node.changes += 1
         while node.parent is not None and not node.locks and not node.children:
             parent = node.parent
             dropped += node.pages
@@ -213,6 +228,8 @@ class RadixCache:
         self.version += 1
         parent = leaf.parent
         assert parent is not None
+        leaf.changes += 1
+        parent.changes += 1
         self._report_removed(leaf.blocks[keep:])
         if keep:
             del leaf.blocks[keep:]
@@ -270,5 +287,6 @@ class RadixCache:
         upper.blocks, node.blocks = node.blocks[:keep], node.blocks[keep:]
         upper.children[node.tokens[keep * size : (keep + 1) * size]] = node
         parent.children[upper.tokens[:size]] = upper
+        parent.changes += 1
         node.parent, node.tokens, node.pages = upper, node.tokens[keep * size :], node.pages[keep:]
         return upper

@@ -33,11 +33,12 @@ class OutputLengths:
 
     def remaining(self, requests: Sequence[Request]) -> NDArray[np.int64]:
         """Expected remaining tokens; all allowed ones if only the limit can end the answer. O(requests)."""
+        samplings = [request.sampling for request in requests]
         produced = _produced(requests)
-        left = allowed_tokens(requests)
+        most = np.array([sampling.max_tokens for sampling in samplings], dtype=np.int64)
+        left = np.maximum(most - produced, 0)
         # An answer that is already longer than most is expected to go on for as long again.
         guess = np.minimum(left, np.maximum(int(self._mean) - produced, produced // 2))
-        samplings = [request.sampling for request in requests]
         certain = [s.ignore_eos and not s.stop_token_ids for s in samplings]
         tokens: NDArray[np.int64] = np.where(certain, left, guess)
         return tokens

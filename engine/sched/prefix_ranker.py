@@ -25,6 +25,8 @@ class _Lookup:
     """Where a request's prefix ends in the tree: at `node`, or `partial` pages into the edge to `child`."""
 
     node: RadixNode
+    changes: int
+    """Of `node` when this was last known to hold."""
     depth: int
     """Depth of `node` at the lookup; eviction may have trimmed it since."""
     key: PageKey
@@ -75,9 +77,12 @@ class PrefixRanker:
             start = root
             if known is not None:
                 node = known.node
+                if node.changes == known.changes and (node.parent is not None or node is root):
+                    continue
                 if node.depth == known.depth and (node.parent is not None or node is root):
                     child = node.children.get(known.key)
                     if child is known.child and (child is None or len(child.pages) == known.length):
+                        known.changes = node.changes
                         continue
                     start = node
             if start is not root or searches:
@@ -97,7 +102,8 @@ class PrefixRanker:
         at = (node.depth - start.depth) * size
         key = tuple(rest[at : at + size])
         child = node.children.get(key)
-        return _Lookup(node, node.depth, key, child, len(child.pages) if child else 0, pages - node.depth)
+        length = len(child.pages) if child else 0
+        return _Lookup(node, node.changes, node.depth, key, child, length, pages - node.depth)
 
     def _longest_first(self, requests: Sequence[Request]) -> list[int]:
         known = [self._lookups.get(request.number) for request in requests]

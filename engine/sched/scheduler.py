@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from engine.config import Batching, Policy, SchedulerConfig
 from engine.core.kv_manager import KVManager
@@ -198,7 +198,7 @@ class Scheduler:
 
         Pinned requests keep their pages: if all are pinned, a decode waits until a handoff ends.
         """
-        size, decodes = self.kv.page_size, list(filter(self._decodable, self.running))
+        size, decodes = self.kv.page_size, self._decodable(self.running)
         waits = False
         for request in decodes:
             if request.num_computed < len(request.pages) * size:
@@ -216,16 +216,21 @@ class Scheduler:
             self._forecaster.decoded()
         return decodes
 
-    def _decodable(self, request: Request) -> bool:
-        """Whether one token is to be computed, and the answer goes on whatever the token in flight is."""
-        produced = len(request.output)
-        num_tokens = len(request.prompt) + produced
-        return (
-            num_tokens - request.num_computed == 1
-            and not request.paused
-            and self._least_output <= produced < request.sampling.max_tokens
-            and num_tokens < self.context
-        )
+    def _decodable(self, requests: Iterable[Request]) -> list[Request]:
+        """With one token to be computed, and an answer that goes on whatever the token in flight is."""
+        least, context = self._least_output, self.context
+        found = []
+        for request in requests:
+            produced = len(request.output)
+            num_tokens = len(request.prompt) + produced
+            if (
+                num_tokens - request.num_computed == 1
+                and not request.paused
+                and least <= produced < request.sampling.max_tokens
+                and num_tokens < context
+            ):
+                found.append(request)
+        return found
 
     def _decode(self, ready: list[Request]) -> list[Chunk]:
         """Plan every running request with one token to compute; decodes are never starved."""
@@ -254,7 +259,7 @@ class Scheduler:
                 self.kv.catch_up(request)
         self._queues.read()
         unique = {request.number: request for request in candidates}
-        return [request for request in unique.values() if self._decodable(request)]
+        return self._decodable(unique.values())
 
     def _prefill(self, num_decodes: int) -> list[Chunk]:
         prompts: list[Request] = []

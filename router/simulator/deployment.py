@@ -44,6 +44,7 @@ class Deployment:
     decode: int = 1
     targets: Targets = _STRICT
     chunk_tokens: int | None = None
+    """-1: whole prompts."""
     step_target_s: float | None = None
     radix_cache: bool = False
     patience: float = PATIENCE
@@ -63,6 +64,7 @@ class Deployment:
             step = f" step {1e3 * self.step_target_s:.0f} ms" if self.step_target_s else ""
             return f"mixed {workers}{step}"
         chunk = f" chunk {self.chunk_tokens}" if self.chunk_tokens else ""
+        chunk = " whole prompts" if self.chunk_tokens == -1 else chunk
         extras = " splits" * self.splits + " moves" * self.moves
         return f"{self.mode.value} {self.prefill}:{self.decode}{chunk}{extras}"
 
@@ -71,8 +73,9 @@ class Deployment:
         adaptive = self.mode is Mode.ADAPTIVE
         step = self.step_target_s or (STEP_SHARE * self.targets.itl_s if adaptive else _DEFAULT_STEP_S)
         page_size = 64 if workers >= _SMALL_POOL else 16
+        chunk = self.chunk_tokens or (_MIXED_CHUNK if self.mode is Mode.MIXED else PREFILL_CHUNK)
         settings = WorkerSettings(
-            chunk_tokens=self.chunk_tokens or (_MIXED_CHUNK if self.mode is Mode.MIXED else PREFILL_CHUNK),
+            chunk_tokens=None if chunk == -1 else chunk,
             step_target_s=step,
             radix_cache=self.radix_cache,
             patience=self.patience,

@@ -32,7 +32,9 @@ _MARGIN_S: Final = 0.3e-3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings:
-    chunk_tokens: int = 16_384
+    chunk_tokens: int | None = 16_384
+    """None: whole prompts, in steps of `whole_tokens` where they are not longer."""
+    whole_tokens: int = 40_960
     step_target_s: float | None = 0.020
     num_pages: int = 52_000
     page_size: int = 16
@@ -103,6 +105,8 @@ class SimWorker:
         self.scheduler = Scheduler(
             SchedulerConfig(
                 chunk_budget=settings.chunk_tokens,
+                chunked_prefill=settings.chunk_tokens is not None,
+                max_prefill_tokens=settings.whole_tokens if settings.chunk_tokens is None else None,
                 max_running_requests=settings.max_running,
                 max_waiting_requests=1 << 30,
                 long_prefill_token_threshold=settings.longest_chunk,

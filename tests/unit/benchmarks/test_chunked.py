@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import chunked
-from benchmarks.chunked import Setting, scheduler_of
+from benchmarks.lib.chunk_engines import Setting, scheduler_of
 from benchmarks.lib.provenance import provenance
 from engine.config import Batching, SchedulerConfig
 
@@ -18,9 +18,7 @@ def test_a_run_writes_every_setting_at_every_load_and_the_figure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = tmp_path / "out.json"
-    flags = (
-        "--on simulator --chunks=256,-1 --scales 0,0.5 --requests 5 --repeats 2 --output-length 4 --long 0"
-    )
+    flags = "--chunks=256,-1 --scales 0,0.5 --requests 5 --repeats 2 --output-length 4 --long 0"
     monkeypatch.setattr(sys, "argv", ["chunked", *flags.split(), "--output", str(output)])
     chunked.main()
     content = json.loads(output.read_text())

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.lib.report import summarize
+from benchmarks.lib.simulated_gpu import Costs, simulate
 from benchmarks.lib.workload import Fixed, LogNormal, Work, make_workload
-from benchmarks.simulate import Costs, simulate
 from engine.presets import Preset
 
 LOAD = make_workload(

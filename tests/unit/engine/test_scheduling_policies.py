@@ -202,6 +202,16 @@ def test_a_request_that_cannot_meet_its_deadline_is_told_so_at_once() -> None:
     planned.scheduler.submit(request(5, 9000), now=0.0, prefill_rate=100.0)
 
 
+def test_of_requests_with_equal_deadlines_the_later_one_is_told_that_it_waits_for_the_earlier() -> None:
+    planned = planner(Policy.DEADLINE)
+    planned.submit(request(1, 1000, ttft_target_s=15.0))
+    with pytest.raises(DeadlineUnreachable, match=r"expected in 20.00 s"):
+        planned.scheduler.submit(request(2, 1000, ttft_target_s=15.0), now=0.0, prefill_rate=100.0)
+    planned.scheduler.submit(request(3, 400, ttft_target_s=15.0), now=0.0, prefill_rate=100.0)
+    planned.chunks(1, 3)
+    assert planned.ended == [1, 3], "ties go by arrival, so what 1 was told still holds"
+
+
 def waited(planned: Planner, each: Request, seconds: int) -> dict[WaitReason, float]:
     """Step once a second until it runs."""
     for now in range(1, seconds + 1):
