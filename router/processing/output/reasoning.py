@@ -29,10 +29,12 @@ class ReasoningParser:
     """Whitespace around the tags belongs to neither part. The answer goes to `rest`, if there is one."""
 
     def __init__(self, rest: OutputParser | None = None, *, inside: bool = False) -> None:
+        """`inside`: the answer begins with reasoning, whether or not it repeats the opening tag."""
         self._rest: Final = rest
         self.has_reasoning = inside
         """Whether the answer begins with reasoning, as far as is known."""
-        self._state = _State.REASONING if inside else _State.BEGIN
+        self._without_tag: Final = _State.REASONING if inside else _State.ANSWER
+        self._state = _State.BEGIN
         self._held = ""
         self._finder: Final = MarkerFinder(_CLOSE)
         self._reasoning: Final = Prose(strip_start=True)
@@ -63,6 +65,9 @@ class ReasoningParser:
     def finish(self) -> list[Part]:
         parts: list[Part] = []
         match self._state:
+            case _State.BEGIN if self._without_tag is _State.REASONING:
+                if thought := self._reasoning.feed(self._held):
+                    parts.append(Reasoning(thought))
             case _State.BEGIN:
                 parts += self._answer(self._held)
             case _State.REASONING:
@@ -78,7 +83,7 @@ class ReasoningParser:
         if _OPEN.startswith(start):
             self._held = text
             return ""
-        self._held, self._state = "", _State.ANSWER
+        self._held, self._state = "", self._without_tag
         return text
 
     def _answer(self, text: str) -> list[Part]:

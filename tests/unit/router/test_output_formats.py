@@ -91,3 +91,23 @@ def test_mistral_gets_ids_of_nine_characters_the_same_for_call_and_result() -> N
     assert len(result["tool_call_id"]) == 9
     assert calling["tool_calls"][0]["id"] == result["tool_call_id"]
     assert with_short_ids([{"role": "tool", "tool_call_id": "abcDEF123"}])[0]["tool_call_id"] == "abcDEF123"
+
+
+@pytest.mark.parametrize(
+    "answer", ["<think>\nIt is one.</think>\n1", "It is one.</think>1", "\n<think>It is one.</think>1"]
+)
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_reasoning_that_always_comes_first_may_repeat_the_opening_tag(answer: str, size: int) -> None:
+    parser = OutputFormats(None, ReasoningFormat.DEEPSEEK_R1).parser(ToolUse(), "user: hi\n")
+    assert parser is not None
+    parts = [part for at in range(0, len(answer), size) for part in parser.feed(answer[at : at + size])]
+    parts += parser.finish()
+    thought = "".join(part.text for part in parts if isinstance(part, Reasoning))
+    said = "".join(part.text for part in parts if isinstance(part, Content))
+    assert (thought, said) == ("It is one.", "1")
+
+
+def test_reasoning_that_is_cut_off_within_a_tag_stays_reasoning() -> None:
+    parser = OutputFormats(None, ReasoningFormat.DEEPSEEK_R1).parser(ToolUse(), "user: hi\n")
+    assert parser is not None
+    assert parser.feed("<th") + parser.finish() == [Reasoning("<th")]
