@@ -132,7 +132,7 @@ class DisaggAttempt(Attempt):
         return self._has_arrived and (self._has_first_token or self._route.split is not None)
 
     def _go_on(self) -> None:
-        """From here on, the decode worker needs nobody."""
+        """From here on, the decode worker does not depend on the prefill worker."""
         if self._has_arrived and self._has_first_token:
             self._writer = self._writer or self._decode
 

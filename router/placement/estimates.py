@@ -57,7 +57,7 @@ class Estimates:
         return self._seen[worker.id][1]
 
     def wait(self, worker: WorkerView, tokens: int) -> float:
-        """Seconds until so many prompt tokens more are computed, behind all that is queued."""
+        """Seconds until this many additional prompt tokens are computed, after all that is queued."""
         _, pace, queued = self._seen[worker.id]
         return (tokens + queued) / pace.prefill_rate
 

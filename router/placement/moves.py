@@ -170,7 +170,7 @@ def remaining_tokens(expected: int, produced: int, most: int) -> int:
 
 
 def predicted_itl(worker: WorkerView, decodes: int, context_tokens: float) -> float:
-    """Mean time between tokens there, with so many decodes and the prompts that come."""
+    """Mean time between tokens on `worker` with this many decodes, and prompts at their current rate."""
     queued = worker.prompt_tokens
     pairs = sum(p.tokens * (p.computed + p.tokens / 2) for p in worker.prompts) / queued if queued else _PAIRS
     pace = pace_of(worker, decodes, context_tokens, pairs)

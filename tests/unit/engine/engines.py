@@ -39,7 +39,10 @@ def run(engine: Engine, *requests: Request) -> None:
 
 
 def deliver(engine: Engine, request: Request, reservation: Reservation, upto: int | None = None) -> None:
-    """Write the KV that a prefill worker would send, and its first token; `upto`: only of so many tokens."""
+    """Write the KV that a prefill worker would send, and its first token.
+
+    `upto`: only the KV of this many tokens.
+    """
     runner: Any = engine.runner
     digest = 0
     for position, token in enumerate(request.prompt[:upto]):

@@ -3,41 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
-import pytest_asyncio
 
-from engine.loader.checkpoint import resolve
-from tests.integration.frontends import Frontends, open_frontends
-from tests.integration.tool_answers import ASK, BERN, SCHEMA, TOOL, answer_with, reason
-
-
-@pytest.fixture(scope="module")
-def folder() -> Path:
-    return resolve("smollm2").path
-
-
-@pytest_asyncio.fixture
-async def frontends(folder: Path) -> AsyncIterator[Frontends]:
-    async with open_frontends(folder, max_model_len=2048) as opened:
-        yield opened
-
-
-@pytest_asyncio.fixture
-async def client(frontends: Frontends) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=f"{frontends.url}/v1", api_key="-", max_retries=0) as client:
-        yield client
-
-
-@pytest_asyncio.fixture
-async def http(frontends: Frontends) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=frontends.url, timeout=10) as client:
-        yield client
+from tests.integration.apis.tool_answers import ASK, BERN, SCHEMA, TOOL, answer_with, reason
+from tests.integration.frontends import Frontends
 
 
 async def test_a_response_has_an_item_for_each_kind_of_output(
