@@ -15,11 +15,8 @@ from typing import Final
 
 from engine.core.request import Request, RequestId
 from engine.engine import Engine
-from kv_transfer import CaughtUp, HandedOver, SenderCommands, SenderEvent, SendFailed, Ticket
-from kv_transfer import Final as FinalState
-from worker.handoffs.request_digest import digest_of
-from worker.handoffs.sent_pages import pages_of, push_span
-from worker.metrics import Outcome
+from kv_transfer import CaughtUp, HandedOver, SenderEvent, SendFailed, Ticket
+from worker.handoffs.page_sender import PageSender, final_state
 from worker.session.answers import Answers
 from worker.session.jobs import Job
 
@@ -47,18 +44,12 @@ class Migrations:
     """Belongs to the engine thread. Methods about a request that does not move do nothing."""
 
     def __init__(
-        self,
-        engine: Engine,
-        answers: Answers,
-        clock: Callable[[], float],
-        sender: SenderCommands,
-        handoff_timeout_s: float,
+        self, engine: Engine, answers: Answers, clock: Callable[[], float], sender: PageSender
     ) -> None:
         self._engine = engine
         self._answers = answers
         self._clock = clock
         self._sender = sender
-        self._handoff_timeout_s = handoff_timeout_s
         self._moving: dict[int, _Moving] = {}
         """By handoff, from the command until the sender reads the pages no more."""
         self._by_request: dict[RequestId, _Moving] = {}
@@ -101,7 +92,7 @@ class Migrations:
     def on_computed(self, request: Request, upto: int) -> None:
         moving = self._by_request.get(request.id)
         if moving is not None and not moving.given_up and not request.paused:
-            self._sender.computed(moving.id, self._pages(request, upto), upto)
+            self._sender.computed(moving.id, request, upto)
 
     def on_step(self) -> None:
         """The tokens of a step are known: requests that were to be paused behind it can be sent."""
@@ -133,14 +124,10 @@ class Migrations:
         if job.request.finish is not None:
             self._engine.release(job.request)
         match event:
-            case HandedOver(_, num_bytes, pushes):
+            case HandedOver():
                 if job.request.finish is None:
                     self._engine.abort(job.id)
-                self._answers.metrics.transfer_bytes.inc(num_bytes)
-                if job.id in self._answers.jobs:
-                    self._answers.end(job, Outcome.HANDED_OVER)
-                    spans = [push_span(push, job.arrival) for push in pushes]
-                    self._answers.outbox.handed_over(job, num_bytes, [], spans)
+                self._sender.report(event, job, chunks=())
             case SendFailed():
                 self._answers.metrics.transfer_failures.inc()
 
@@ -161,9 +148,8 @@ class Migrations:
         request = job.request
         request.pinned = True
         self._moving[ticket.handoff_id] = self._by_request[job.id] = _Moving(job, ticket)
-        self._sender.open(ticket.handoff_id, self._handoff_timeout_s, goes_on=True)
-        upto = self._engine.computed(request)
-        self._sender.computed(ticket.handoff_id, self._pages(request, upto), upto)
+        self._sender.open(ticket.handoff_id, goes_on=True)
+        self._sender.computed(ticket.handoff_id, request, self._engine.computed(request))
 
     def _send_rest(self, moving: _Moving) -> None:
         """Unless a step computes some more of it: then after that."""
@@ -172,19 +158,10 @@ class Migrations:
         if num_computed < request.num_computed or request.awaits_token:
             return
         moving.paused_at = self._clock()
-        known = moving.ticket.num_tokens
-        final = FinalState(
-            tokens=tuple(request.tokens(known, request.num_tokens)),
-            position=num_computed,
-            seed=request.sampling.seed,
-            request_digest=digest_of(request, known, moving.job.sampling),
-        )
-        self._sender.finish(moving.id, self._pages(request, num_computed), num_computed, final)
+        final = final_state(moving.job, moving.ticket.num_tokens, num_computed)
+        self._sender.finish(moving.id, request, final)
 
     def _give_up(self, moving: _Moving) -> None:
         moving.given_up, moving.paused_at = True, math.inf
         moving.job.request.paused = False
         self._sender.abort(moving.id)
-
-    def _pages(self, request: Request, num_tokens: int) -> list[int]:
-        return pages_of(request, num_tokens, self._engine.config.page_size)

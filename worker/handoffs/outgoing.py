@@ -8,12 +8,10 @@ from dataclasses import dataclass, field, replace
 from engine.core.request import Request, RequestId
 from engine.core.sampling_params import FinishReason
 from engine.engine import Engine
-from kv_transfer import Final as FinalState
-from kv_transfer import HandedOver, SenderCommands, SenderEvent, SendFailed, Ticket
+from kv_transfer import Final, HandedOver, SenderEvent, SendFailed, Ticket
 from rpc.baton.v1 import worker_pb2
+from worker.handoffs.page_sender import PageSender, final_state
 from worker.handoffs.request_digest import digest_of
-from worker.handoffs.sent_pages import pages_of, push_span
-from worker.metrics import Outcome
 from worker.session.answers import Answers
 from worker.session.jobs import Job
 from worker.session.refusal import CommandRefused
@@ -42,18 +40,12 @@ class OutgoingHandoffs:
     """
 
     def __init__(
-        self,
-        engine: Engine,
-        answers: Answers,
-        clock: Callable[[], float],
-        sender: SenderCommands,
-        handoff_timeout_s: float,
+        self, engine: Engine, answers: Answers, clock: Callable[[], float], sender: PageSender
     ) -> None:
         self._engine = engine
         self._answers = answers
         self._clock = clock
         self._sender = sender
-        self._handoff_timeout_s = handoff_timeout_s
         self._sending: dict[RequestId, _Sending] = {}
         """Handoffs from the first chunk until the sender stops reading pages; they may outlive the job."""
         self._step_began = 0.0
@@ -110,7 +102,7 @@ class OutgoingHandoffs:
         for request in requests:
             if request.pinned and (job := self._answers.jobs.get(request.id)) is not None:
                 self._sending[request.id] = _Sending(job, computed=request.num_cached or 0)
-                self._sender.open(request.id, self._handoff_timeout_s)
+                self._sender.open(request.id)
 
     def on_computed(self, request: Request, upto: int) -> None:
         sending = self._sending.get(request.id)
@@ -126,7 +118,7 @@ class OutgoingHandoffs:
             )
         )
         sending.computed = upto
-        self._sender.computed(request.id, self._pages(request, upto), upto)
+        self._sender.computed(request.id, request, upto)
 
     def on_finished(self, request: Request) -> bool:
         """True: the sender still reads the request's pages."""
@@ -135,8 +127,7 @@ class OutgoingHandoffs:
             return False
         sending.goes_on = self._is_to_go_on(sending)
         if sending.goes_on:
-            final = _final(sending.job)
-            self._sender.finish(request.id, self._pages(request, final.position), final.position, final)
+            self._sender.finish(request.id, request, _final(sending.job))
         else:
             self._sender.abort(request.id)
         return True
@@ -152,12 +143,8 @@ class OutgoingHandoffs:
         else:
             self._engine.release(job.request)
         match event:
-            case HandedOver(_, num_bytes, pushes):
-                answers.metrics.transfer_bytes.inc(num_bytes)
-                if job.id in answers.jobs:
-                    answers.end(job, Outcome.HANDED_OVER)
-                    spans = [push_span(push, job.arrival) for push in pushes]
-                    answers.outbox.handed_over(job, num_bytes, sending.chunks, spans)
+            case HandedOver():
+                self._sender.report(event, job, sending.chunks)
             case SendFailed(_, reason):
                 if job.id in answers.jobs:
                     answers.metrics.transfer_failures.inc()
@@ -172,9 +159,6 @@ class OutgoingHandoffs:
             and len(request.output) < sending.job.sampling.max_tokens
             and request.num_tokens < self._engine.max_tokens
         )
-
-    def _pages(self, request: Request, num_tokens: int) -> list[int]:
-        return pages_of(request, num_tokens, self._engine.config.page_size)
 
 
 def _cut(job: Job, prefill_until: int) -> None:
@@ -193,15 +177,10 @@ def _cut(job: Job, prefill_until: int) -> None:
     request.sampling, request.matcher = replace(request.sampling, max_tokens=0, grammar=None), None
 
 
-def _final(job: Job) -> FinalState:
+def _final(job: Job) -> Final:
     """State of a request that has ended here and goes on elsewhere. O(tokens)."""
     request = job.request
     if job.digest is not None:
-        return FinalState((), request.num_tokens, request.sampling.seed, job.digest)
+        return Final((), request.num_tokens, request.sampling.seed, job.digest)
     num_tokens = request.num_tokens - 1  # the receiver computes the KV of the first token
-    return FinalState(
-        tokens=(request.output[-1],),
-        position=num_tokens,
-        seed=request.sampling.seed,
-        request_digest=digest_of(request, num_tokens, job.sampling),
-    )
+    return final_state(job, num_tokens, position=num_tokens)
