@@ -16,7 +16,7 @@ __all__ = ["PageSender", "final_state"]
 
 
 class PageSender:
-    """Commands of a KVSender in terms of requests. Every handoff of a worker uses the same PageSender."""
+    """Commands of a KVSender in terms of requests. One per worker, for all its outgoing handoffs."""
 
     def __init__(
         self, sender: SenderCommands, answers: Answers, page_size: int, handoff_timeout_s: float
@@ -26,12 +26,12 @@ class PageSender:
         self._page_size = page_size
         self._handoff_timeout_s = handoff_timeout_s
 
-    def open(self, handoff_id: int, *, goes_on: bool = False) -> None:
-        """`goes_on`: the request keeps decoding here while its pages are sent."""
-        self._sender.open(handoff_id, self._handoff_timeout_s, goes_on=goes_on)
+    def open(self, handoff_id: int, *, keeps_decoding: bool = False) -> None:
+        """`keeps_decoding`: see `KVSender.open`."""
+        self._sender.open(handoff_id, self._handoff_timeout_s, keeps_decoding=keeps_decoding)
 
     def attach(self, ticket: Ticket) -> None:
-        """The ticket of a handoff that is not open is revoked at the receiver."""
+        """If the ticket's handoff is not open, it is refused at the receiver."""
         self._sender.attach(ticket)
 
     def computed(self, handoff_id: int, request: Request, num_tokens: int) -> None:

@@ -39,5 +39,5 @@ def test_no_pages_have_no_digests() -> None:
 
 def test_a_pool_of_another_page_size_is_refused() -> None:
     pool = torch.from_numpy(pool_of(LAYOUTS[0]).bytes)
-    with pytest.raises(ValueError, match="bytes a page"):
+    with pytest.raises(ValueError, match="bytes per page"):
         DeviceDigester(pool, replace(LAYOUTS[0], page_size=8))

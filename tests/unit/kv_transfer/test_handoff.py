@@ -97,7 +97,7 @@ def test_one_flipped_bit_is_noticed_and_located(pair: Pair) -> None:
     pair.network.land(write, flip_bit=True)
     pair.settle()
     assert pair.kinds() == ([SendFailed], [ReceiveFailed, Drained])
-    assert "the page of token 4 is not what was sent" in pair.received[0].reason
+    assert "the digest of the page of token 4 differs" in pair.received[0].reason
 
 
 def test_a_digest_taken_too_early_is_taken_again(pair: Pair) -> None:
@@ -140,7 +140,7 @@ def test_a_request_that_moves_to_other_pages_is_given_up(pair: Pair) -> None:
     pair.sender.computed(1, [9, 10, 11], 12, 0.0)
     pair.settle()
     assert pair.kinds() == ([SendFailed], [ReceiveFailed, Drained])
-    assert "moved" in pair.sent[0].reason
+    assert "pages changed" in pair.sent[0].reason
 
 
 def test_a_receiver_may_have_more_of_a_prompt_than_it_is_handed(pair: Pair) -> None:

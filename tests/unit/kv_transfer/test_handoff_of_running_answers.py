@@ -14,7 +14,7 @@ def follow(pair: Pair, num_tokens: int, known: int) -> None:
     pair.sender.abort(1, 0.0)
     pair.settle()
     pair.sent.clear()
-    pair.sender.open(2, 0.0, 10.0, goes_on=True)
+    pair.sender.open(2, 0.0, 10.0, keeps_decoding=True)
     pair.sender.computed(2, LOCAL, num_tokens, 0.0)
     ticket = pair.receiver.reserve(2, pair.sender.peer, REMOTE, 0, known, 0.0, 10.0, request_digest=REQUEST)
     pair.sender.attach(ticket, 0.0)
