@@ -134,7 +134,9 @@ class PlayedWorker:
         match command.WhichOneof("kind"):
             case "submit":
                 submit = command.submit
-                job = Job(submit.work, submit.hand_over, submit.prefill_until > 0, have=len(submit.work.output))
+                job = Job(
+                    submit.work, submit.hand_over, submit.prefill_until > 0, have=len(submit.work.output)
+                )
                 self.jobs[submit.work.request_id] = job
             case "reserve":
                 work = command.reserve.work
@@ -170,7 +172,9 @@ class PlayedWorker:
             finish = sampling_pb2.FINISH_REASON_LENGTH
             del self.jobs[request_id]
         self.events.append(
-            worker_pb2.Tokens(request_id=request_id, ids=[token_at(position)], position=position, finish=finish)
+            worker_pb2.Tokens(
+                request_id=request_id, ids=[token_at(position)], position=position, finish=finish
+            )
         )
         if finish:
             for handoff in list(self.network.values()):
@@ -219,8 +223,7 @@ class PlayedWorker:
         self._over(handoff)
         source, job = handoff.source, handoff.job
         if source is not None and source.alive and job is not None and job.hand_over:
-            if source.jobs.pop(job.work.request_id, None) is not None:
-                source._failed(job.work.request_id, worker_pb2.FAILURE_CODE_HANDOFF)
+            source._lose_handoff(job)
         if handoff.target.alive and not arrived:
             handoff.target._failed(handoff.work.request_id, worker_pb2.FAILURE_CODE_HANDOFF)
 
