@@ -135,8 +135,8 @@ class Attempt(ABC):
         source = self._decoder
         if source is None or self.decoder in (None, session) or not session.info.transport:
             return False
-        if self._move is not None:
-            self._move.source.abort()
+        if self._move is not None and self._move.has_arrived:
+            self._move.source.abort()  # it may still decode the answer, too
         target = self._part(session, secrets.randbits(64), self.tokens_to_reserve)
         move = self._move = Move(source, target, reason)
         session.listen(target.request_id, partial(self._on_event, partial(self._from_target, move)))
