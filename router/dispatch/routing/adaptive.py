@@ -95,7 +95,7 @@ class AdaptivePlacing:
         self._moves: Moves | None = None
         self._ledger: Ledger | None = None
         self._known: dict[WorkerId, WorkerSession] = {}
-        """By incarnation; a worker that is late or suspect keeps its requests, and its place in the ledger."""
+        """By incarnation; also workers that are late or suspect, whose requests still run."""
         self._usable: Set[WorkerId] = frozenset()
         """Those that get requests now."""
         self._pages: dict[WorkerId, int] = {}
@@ -192,7 +192,7 @@ class AdaptivePlacing:
         )
 
     def _look(self, sessions: list[WorkerSession]) -> tuple[Ledger, PlacementPolicy]:
-        """Brings the ledger up to date, where `sessions` are to the workers that can be used now. O(workers)."""
+        """Brings the ledger up to date with the workers that can be used now. O(workers)."""
         if self._ledger is None or self._policy is None:
             info = sessions[0].info
             self._ledger = Ledger(kv_bytes_per_token=info.peer.page_bytes // info.page_size, link=_LINK)
