@@ -1,9 +1,9 @@
-"""Hypothesis plays a whole cluster: attempts of the router, three workers with their engines and KV endpoints,
-and a network that does its worst. Prompts are handed over whole or split, answers move, requests are
-preempted, clients leave, workers end and are replaced, and time passes, all at any moment.
+"""Hypothesis plays a whole cluster: attempts of the router, three workers with engines and KV endpoints, and
+a network that does its worst. Prompts are handed over whole or split, answers move, requests are preempted,
+clients leave, workers end and are replaced, and time passes, all at any moment.
 
-Every client has a prefix of the only right answer at any time; every page has one owner; no write is under way
-to a page that was not lent. In the end every answer is complete and nothing is left of it anywhere.
+Every client has a prefix of the only right answer at any time; every page has one owner; no write is under
+way to a page that was not lent. In the end every answer is complete, and nothing is left of it anywhere.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from router.dispatch.attempt import Attempt, MixedAttempt
-from router.dispatch.disagg_attempt import DisaggAttempt
+from router.dispatch.attempts.attempt import Attempt, MixedAttempt
+from router.dispatch.attempts.disagg_attempt import DisaggAttempt
 from router.dispatch.failures import AttemptFailed
 from router.dispatch.routing.route import Route
 from router.dispatch.sequence import Sequence
@@ -114,7 +114,9 @@ class ClusterMachine(RuleBasedStateMachine):
         def choose(role: int) -> Any:
             return first if role == ROLE_PREFILL else second
 
-        route = Route(choose, is_local=False, why="", split=split, may_wait=first.worker_id < second.worker_id)
+        route = Route(
+            choose, is_local=False, why="", split=split, may_wait=first.worker_id < second.worker_id
+        )
         return DisaggAttempt(sequence, route, HANDOFF_TIMEOUT_S)
 
     @precondition(lambda self: len(self.clients) < MOST_CLIENTS)

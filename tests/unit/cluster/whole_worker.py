@@ -101,7 +101,9 @@ class WholeWorker:
         self.alive = True
         self.wire: deque[worker_pb2.Command] = deque()
         """From the router."""
-        self.info = worker_pb2.WorkerInfo(worker_id=worker_id, page_size=PAGE, transport="network", epoch=epoch)
+        self.info = worker_pb2.WorkerInfo(
+            worker_id=worker_id, page_size=PAGE, transport="network", epoch=epoch
+        )
         self.info.peer.CopyFrom(peer_to_proto(self.port.peer))
         self.load = WorkerLoad(PAGE, 4)
         self.cached = CachedPrefixes(PAGE)
@@ -235,4 +237,3 @@ class WholeWorker:
         assert not self.cached._expected
         if self.engine.kv.cache is not None:
             assert self.cached._stored == set(self.engine.kv.cache.blocks())
-

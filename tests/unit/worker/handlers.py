@@ -41,7 +41,9 @@ class Handled:
     def __post_init__(self) -> None:
         self.answers = Answers(self.outbox, Mock())
         self.jobs = self.answers.jobs
-        outgoing = OutgoingHandoffs(self.engine, self.answers, self.clock, self.transfer.sender, self.timeout_s)
+        outgoing = OutgoingHandoffs(
+            self.engine, self.answers, self.clock, self.transfer.sender, self.timeout_s
+        )
         incoming = IncomingHandoffs(self.engine, self.answers, self.transfer.receiver)
         migrations = Migrations(self.engine, self.answers, self.clock, self.transfer.sender, self.timeout_s)
         handoffs = Handoffs(self.transfer, outgoing, migrations, incoming)
