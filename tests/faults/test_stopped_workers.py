@@ -21,7 +21,7 @@ DETECTED_S = 4.5
 
 @bounded("rounds", here=1, soak=30)
 @pytest.mark.parametrize("role", ["decode", "prefill"])
-async def test_a_stopped_worker_is_given_up_and_what_it_writes_when_it_goes_on_hurts_nobody(
+async def test_late_writes_of_a_stopped_worker_corrupt_no_request(
     service: Service, answers: Answers, role: str, rounds: int
 ) -> None:
     draw = random.Random(rounds)
