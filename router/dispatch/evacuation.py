@@ -18,6 +18,9 @@ DRAIN: Final = "drain"
 _MAX_CONCURRENT: Final = 8
 """Concurrent moves: they share the link's bandwidth, and each holds pages at its target."""
 
+_MOVE_S: Final = 10.0
+"""Timeout of one move; most take milliseconds."""
+
 FindTarget: TypeAlias = Callable[[int, str], WorkerSession | None]
 """See `Placing.move_target`."""
 
@@ -67,16 +70,17 @@ class RunningAttempts:
     async def evacuate(self, worker_id: str, timeout_s: float) -> int:
         """Move a worker's running answers to other workers with room; returns how many have moved.
 
-        An answer stays if its move fails or takes longer than `timeout_s`.
+        Takes `timeout_s` at most. An answer that did not move by then, or whose move failed, stays.
         """
-        semaphore = asyncio.Semaphore(_MAX_CONCURRENT)
+        semaphore, loop = asyncio.Semaphore(_MAX_CONCURRENT), asyncio.get_running_loop()
+        ends = loop.time() + timeout_s
 
         async def evacuate(attempt: Movable) -> bool:
             async with semaphore:
-                decoder = attempt.decoder
+                decoder, left = attempt.decoder, ends - loop.time()
                 if attempt not in self._running or decoder is None or decoder.worker_id != worker_id:
                     return False
                 target = self._find_target(attempt.tokens_to_reserve, worker_id)
-                return target is not None and await attempt.move(target, timeout_s)
+                return target is not None and left > 0 and await attempt.move(target, min(_MOVE_S, left))
 
         return sum(await asyncio.gather(*(evacuate(attempt) for attempt in list(self._running))))

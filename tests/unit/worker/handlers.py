@@ -33,14 +33,16 @@ class Handled:
 
     engine: Any
     outbox: Any
-    transfer: Mock = field(default_factory=Mock)
-    clock: Clock = field(default_factory=Clock)
+    transfer: Any = field(default_factory=Mock)
+    clock: Any = field(default_factory=Clock)
+    timeout_s: float = 60.0
+    """Of handoffs."""
     inbox: Inbox = field(default_factory=Inbox)
 
     def __post_init__(self) -> None:
         self.answers = Answers(self.outbox, Mock())
         self.jobs = self.answers.jobs
-        sender = PageSender(self.transfer.sender, self.answers, self.engine.config.page_size, 60.0)
+        sender = PageSender(self.transfer.sender, self.answers, self.engine.config.page_size, self.timeout_s)
         outgoing = OutgoingHandoffs(self.engine, self.answers, self.clock, sender)
         incoming = IncomingHandoffs(self.engine, self.answers, self.transfer.receiver)
         migrations = Migrations(self.engine, self.answers, self.clock, sender)
@@ -50,5 +52,5 @@ class Handled:
         self.engine.hooks = self.handler
 
 
-def handled(engine: Any, outbox: Any = None) -> Handled:
-    return Handled(engine, Outbox() if outbox is None else outbox)
+def handled(engine: Any, outbox: Any = None, **rest: Any) -> Handled:
+    return Handled(engine, Outbox() if outbox is None else outbox, **rest)
