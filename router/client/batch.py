@@ -192,7 +192,7 @@ def make_parser() -> argparse.ArgumentParser:
         type=_positive,
         default=10,
         metavar="N",
-        help="attempts at a request that gets 408, 429, 502, 503 or 504, or loses its connection (default: %(default)s)",
+        help="attempts per request; overload and lost connections are retried (default: %(default)s)",
     )
     add_api_arguments(parser)
     return parser
