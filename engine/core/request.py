@@ -66,6 +66,9 @@ class Request:
     wait_mark: WaitMark = ()
     waited: Mapping[WaitReason, float] = field(default_factory=dict)
     """Seconds until it was admitted, or until its KV was here, by reason."""
+    preempted_for: WaitReason | None = None
+    """While it waits because it was preempted: for pages that a decode needed, or for a more urgent request
+    (POLICY)."""
     pinned: bool = False
     """A peer may read its pages, which therefore stay: the request is never preempted."""
     paused: bool = False

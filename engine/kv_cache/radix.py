@@ -40,9 +40,7 @@ class RadixNode:
         "tokens",
     )
 
-    def __init__(
-        self, parent: RadixNode | None, tokens: array[int], pages: list[int], depth: int
-    ) -> None:
+    def __init__(self, parent: RadixNode | None, tokens: array[int], pages: list[int], depth: int) -> None:
         self.parent = parent
         self.tokens = tokens
         self.pages = pages

@@ -56,6 +56,8 @@ class Attempt(ABC):
         self._move: Move | None = None  # the latest; the next begins when it is over
         self._writer: Part | None = None  # computes the answer by itself
         self._computed_tokens = 0
+        self._preempted: Part | None = None  # in whose worker's queue it waits again
+        self._resumed: Part | None = None  # whose worker computes prompt and answer so far again
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """New tokens up to the finish, merged when the client is slower than the workers.
@@ -97,9 +99,18 @@ class Attempt(ABC):
     def awaited(self) -> WorkerSession:
         """The worker that must act next; a timeout is attributed to it."""
 
-    @abstractmethod
     def standing(self) -> Standing:
         """Where the sequence is now, and what it waits for."""
+        if self._preempted is not None and self._preempted.active:
+            session = self._preempted.session
+            return Standing(Stage.PREEMPTED, session.worker_id, session.load.waits_for)
+        if self._resumed is not None and self._resumed.active:
+            return self._read_at(self._resumed)
+        return self._standing()
+
+    @abstractmethod
+    def _standing(self) -> Standing:
+        """`standing` of a sequence that was not preempted, or has gone on since."""
 
     @property
     def writer(self) -> WorkerSession | None:
@@ -139,7 +150,7 @@ class Attempt(ABC):
             self._move.source.leave()
         target = self._part(session, secrets.randbits(64), self.tokens_to_reserve)
         move = self._move = Move(source, target, reason)
-        session.listen(target.request_id, partial(self._on_event, partial(self._from_target, move)))
+        session.listen(target.request_id, partial(self._on_event, target, partial(self._from_target, move)))
         reserve = worker_pb2.Reserve(
             work=self._work_so_far(target.request_id),
             sender=source.session.info.peer,
@@ -200,11 +211,17 @@ class Attempt(ABC):
         elif not (move is not None and part is move.source and move.covers(self._order.position)):
             raise trouble
 
-    def _on_event(self, take: Take, event: Event) -> None:
+    def _on_event(self, part: Part, take: Take, event: Event) -> None:
         if self._trouble is not None:
             return  # the attempt is over; ignore later events
         try:
-            take(event, self._delta)
+            match event.message:
+                case worker_pb2.Preempted() as preempted:
+                    self._preempt(part, preempted, event.at)
+                case worker_pb2.Resumed() as resumed:
+                    self._resume(part, resumed)
+                case _:
+                    take(event, self._delta)
         except Exception as trouble:  # for the client of this request, not for the reader of the stream
             self._trouble = trouble
         if self._delta.token_ids or self._delta.finish or self._trouble:
@@ -218,7 +235,7 @@ class Attempt(ABC):
     def _enlist(self, role: worker_pb2.Role, take: Take, tokens: int | None = None) -> Part:
         """A worker for this role, whose events go to `take`. `tokens`: None: of the whole sequence."""
         part = self._part(self._route.pick(role), self._id, tokens or self._sequence.num_tokens)
-        part.session.listen(self._id, partial(self._on_event, take))
+        part.session.listen(self._id, partial(self._on_event, part, take))
         return part
 
     def _part(self, session: WorkerSession, request_id: int, tokens: int) -> Part:
@@ -244,6 +261,14 @@ class Attempt(ABC):
         self._computed_tokens = started.cached_tokens
         self._waterfall.start(started, at)
 
+    def _preempt(self, part: Part, preempted: worker_pb2.Preempted, at: float) -> None:
+        self._preempted, self._resumed, self._computed_tokens = part, None, 0
+        self._waterfall.preempted(part.session.worker_id, preempted.reason, at)
+
+    def _resume(self, part: Part, resumed: worker_pb2.Resumed) -> None:
+        self._preempted, self._resumed = None, part
+        self._waterfall.resumed(resumed.waited_s)
+
     def _progress(self, progress: worker_pb2.Progress) -> None:
         self._computed_tokens = progress.num_computed
         self._route.tracker.progress(progress.num_computed)
@@ -263,6 +288,7 @@ class Attempt(ABC):
         if move is not None and part is move.source and move.covers(tokens.position):
             part.leave()  # it did not hear that the other worker has the answer, and went on
             return
+        self._resumed = None
         if tokens.finish:
             part.done()
         if tokens.chunks:
@@ -304,7 +330,7 @@ class MixedAttempt(Attempt):
     def awaited(self) -> WorkerSession:
         return (self._writer or self._worker).session
 
-    def standing(self) -> Standing:
+    def _standing(self) -> Standing:
         if self._writer is not None:
             return self._written_at(self.awaited)
         return self._read_at(self._worker) if self._worker.begun else self._queued_at(self._worker)
