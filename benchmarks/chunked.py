@@ -29,7 +29,8 @@ from typing import Any, Final, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.lib.chunk_engines import (
+from benchmarks.lib.chunk_plots import Mark, plot_chunks
+from benchmarks.lib.engines.chunk_engines import (
     MeasuredEngine,
     RealEngine,
     Setting,
@@ -37,14 +38,13 @@ from benchmarks.lib.chunk_engines import (
     cpu_config,
     cuda_config,
 )
-from benchmarks.lib.chunk_plots import Mark, plot_chunks
-from benchmarks.lib.client import Record
+from benchmarks.lib.engines.simulated_gpu import Costs, simulated_config
+from benchmarks.lib.engines.step_fit import LinearSteps
+from benchmarks.lib.load.client import Record
+from benchmarks.lib.load.workload import Work, make_workload, parse_lengths
 from benchmarks.lib.provenance import provenance
 from benchmarks.lib.report import Percentiles, Summary, summarize
 from benchmarks.lib.run_log import RunLog
-from benchmarks.lib.simulated_gpu import Costs, simulated_config
-from benchmarks.lib.step_fit import LinearSteps
-from benchmarks.lib.workload import Work, make_workload, parse_lengths
 from engine.config import Batching
 from engine.loader.checkpoint import resolve
 

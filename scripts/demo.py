@@ -20,7 +20,7 @@ from openai import OpenAI, OpenAIError
 from openai.types.chat import ChatCompletionChunk
 from rich.console import Console
 
-from benchmarks.lib.server import BatonServer, ServerFailed
+from benchmarks.lib.servers.server import BatonServer, ServerFailed
 from router.client.waterfall_chart import waterfall_chart
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -18,8 +18,8 @@ from router.config.settings import RouterConfig
 from router.dispatch.admission.admission_queue import Admission, AdmissionGrant, AdmissionRequest
 from router.dispatch.admission.poison_requests import PoisonRequests
 from router.dispatch.admission.prefill_queue import Place, PrefillQueue, overloaded
-from router.dispatch.attempt import Attempt, MixedAttempt
-from router.dispatch.disagg_attempt import DisaggAttempt
+from router.dispatch.attempts.attempt import Attempt, MixedAttempt
+from router.dispatch.attempts.disagg_attempt import DisaggAttempt
 from router.dispatch.evacuation import Answers
 from router.dispatch.failures import AttemptFailed, nobody_is_ready, out_of_time
 from router.dispatch.identity import CURRENT_REQUEST, RequestIdentity

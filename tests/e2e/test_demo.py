@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.lib.server import BatonServer, ServerFailed
+from benchmarks.lib.servers.server import BatonServer, ServerFailed
 
 ROOT = Path(__file__).resolve().parents[2]
 

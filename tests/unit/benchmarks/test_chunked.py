@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import chunked
-from benchmarks.lib.chunk_engines import Setting, scheduler_of
+from benchmarks.lib.engines.chunk_engines import Setting, scheduler_of
 from benchmarks.lib.provenance import provenance
 from engine.config import Batching, SchedulerConfig
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.dispatch.token_order import Diverged, TokenOrder
+from router.dispatch.attempts.token_order import Diverged, TokenOrder
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 
 BEGIN = 4

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from router.dispatch.attempt import Attempt
+from router.dispatch.attempts.attempt import Attempt
+from router.dispatch.attempts.part import Part
 from router.dispatch.interface import Delta
-from router.dispatch.part import Part
 from router.dispatch.routing.route import Route
 from router.dispatch.sequence import Sequence
 from router.dispatch.standing import Stage, Standing

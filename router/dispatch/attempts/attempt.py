@@ -18,16 +18,16 @@ from collections.abc import AsyncGenerator, Callable
 from functools import partial
 from typing import TypeAlias
 
+from router.dispatch.attempts.move import Move
+from router.dispatch.attempts.part import Part
+from router.dispatch.attempts.token_order import Diverged, TokenOrder
 from router.dispatch.evacuation import DRAIN, AnswerProgress
 from router.dispatch.failures import AttemptFailed, moved_to_nobody, out_of_time
 from router.dispatch.interface import Delta
-from router.dispatch.move import Move
-from router.dispatch.part import Part
 from router.dispatch.routing.route import Route
 from router.dispatch.routing.worker_choice import GROWTH_TOKENS
 from router.dispatch.sequence import Sequence
 from router.dispatch.standing import Stage, Standing
-from router.dispatch.token_order import Diverged, TokenOrder
 from router.errors import Unavailable
 from router.workers.events import Event, WorkerLost
 from router.workers.session import WorkerSession
@@ -146,8 +146,8 @@ class Attempt(ABC):
         source = self._writer
         if source is None or self.writer in (None, session) or not session.info.transport:
             return False
-        if self._move is not None:
-            self._move.source.leave()
+        if self._move is not None and self._move.has_arrived:
+            self._move.source.leave()  # it may have gone on, too
         target = self._part(session, secrets.randbits(64), self.tokens_to_reserve)
         move = self._move = Move(source, target, reason)
         session.listen(target.request_id, partial(self._on_event, target, partial(self._from_target, move)))

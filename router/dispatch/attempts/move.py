@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from router.dispatch.part import Part
+from router.dispatch.attempts.part import Part
 
 __all__ = ["Move"]
 
