@@ -18,6 +18,9 @@ DRAIN: Final = "drain"
 _AT_ONCE: Final = 8
 """Moves at a time: each takes a share of the link, and the pages of all are promised at their targets."""
 
+_MOVE_S: Final = 10.0
+"""Timeout of one move; most take milliseconds."""
+
 Refuge: TypeAlias = Callable[[int, str], WorkerSession | None]
 """See `Placing.refuge`."""
 
@@ -67,16 +70,17 @@ class Answers:
     async def evacuate(self, worker_id: str, timeout_s: float) -> int:
         """Moves the answers that this worker computes now to others that have room; returns how many moved.
 
-        Each stays where it is if that fails or takes longer than `timeout_s`.
+        Takes `timeout_s` at most. An answer that did not move by then, or whose move failed, stays.
         """
-        turn = asyncio.Semaphore(_AT_ONCE)
+        turn, loop = asyncio.Semaphore(_AT_ONCE), asyncio.get_running_loop()
+        ends = loop.time() + timeout_s
 
         async def evacuate(attempt: Movable) -> bool:
             async with turn:
-                writer = attempt.writer
+                writer, left = attempt.writer, ends - loop.time()
                 if attempt not in self._running or writer is None or writer.worker_id != worker_id:
                     return False
                 target = self._refuge(attempt.tokens_to_reserve, worker_id)
-                return target is not None and await attempt.move(target, timeout_s)
+                return target is not None and left > 0 and await attempt.move(target, min(_MOVE_S, left))
 
         return sum(await asyncio.gather(*(evacuate(attempt) for attempt in list(self._running))))

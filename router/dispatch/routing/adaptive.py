@@ -95,6 +95,9 @@ class AdaptivePlacing:
         self._moves: Moves | None = None
         self._ledger: Ledger | None = None
         self._known: dict[WorkerId, WorkerSession] = {}
+        """By incarnation; also workers that are late or suspect, whose requests still run."""
+        self._usable: Set[WorkerId] = frozenset()
+        """Those that get requests now."""
         self._pages: dict[WorkerId, int] = {}
         self._ids = itertools.count(1)
 
@@ -122,7 +125,7 @@ class AdaptivePlacing:
         running = {id(answer): answer for answer in answers}
         seen = [seen for number, answer in running.items() if (seen := _running(number, answer, ledger))]
         prefill_only = policy.prefill_only if isinstance(policy, AdaptivePlacement) else frozenset()
-        move = self._moves.review(ledger.view(self._clock()), seen, prefill_only)
+        move = self._moves.review(ledger.view(self._clock(), self._usable), seen, prefill_only)
         if move is None:
             return None
         return Relief(running[move.answer], self._known[move.target], move.reason.value)
@@ -158,7 +161,7 @@ class AdaptivePlacing:
             arrived=sequence.waterfall.arrival,
             cached={key: cached_tokens(session, sequence) for key, session in self._known.items()},
         )
-        placement = policy.place(request, ledger.view(now))
+        placement = policy.place(request, ledger.view(now, self._usable))
         why = _explain(placement)
         prefill, decode = self._known[placement.prefill_worker], self._known[placement.decode_worker]
         if prefill is not decode and not self._choice.has_room(decode, sequence.num_tokens):
@@ -197,8 +200,10 @@ class AdaptivePlacing:
             self._moves = None if self._make_moves is None else self._make_moves(info.device)
         ledger = self._ledger
         current = {_key(session): session for session in sessions}
-        for key in self._known.keys() - current.keys():
+        self._usable = current.keys()
+        for key in [key for key, session in self._known.items() if not session.alive]:
             del self._known[key]
+            self._pages.pop(key, None)
             ledger.remove(key)
         for key, session in current.items():
             if self._known.get(key) is not session:

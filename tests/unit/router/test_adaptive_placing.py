@@ -153,3 +153,31 @@ def test_a_restarted_worker_starts_with_nothing_and_keeps_nothing_of_its_predece
     served.route()
     (fresh,) = [worker for worker in served.policy.view.workers if worker.id.startswith("d")]
     assert (fresh.decodes, fresh.incoming, fresh.context_tokens) == (0, 1, 0)
+
+
+def test_a_worker_that_was_late_for_a_moment_keeps_its_requests_in_the_view() -> None:
+    served = Served()
+    running = served.route()
+    running.tracker.arrived()
+    running.tracker.tokens(1)
+    served.choice.preferred.side_effect = lambda: [served.p]
+    served.placing.relief([])
+    served.choice.preferred.side_effect = lambda: [served.p, served.d]
+
+    def decodes() -> int:
+        served.route().tracker.ended()
+        (worker,) = [worker for worker in served.policy.view.workers if worker.id.startswith("d")]
+        return worker.decodes
+
+    assert decodes() == 1
+    running.tracker.ended()
+    assert decodes() == 0
+
+
+def test_a_worker_that_is_late_is_not_in_the_view() -> None:
+    served = Served()
+    served.route()
+    served.choice.preferred.side_effect = lambda: [served.p]
+    with pytest.raises(KeyError, match="d"):
+        served.route()  # by this policy, which looks for it
+    assert [worker.id for worker in served.policy.view.workers] == ["p@1"]

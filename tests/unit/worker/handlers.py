@@ -32,21 +32,25 @@ class Handled:
 
     engine: Any
     outbox: Any
-    transfer: Mock = field(default_factory=Mock)
-    clock: Clock = field(default_factory=Clock)
+    transfer: Any = field(default_factory=Mock)
+    clock: Any = field(default_factory=Clock)
+    timeout_s: float = 60.0
+    """Of handoffs."""
     inbox: Inbox = field(default_factory=Inbox)
 
     def __post_init__(self) -> None:
         self.answers = Answers(self.outbox, Mock())
         self.jobs = self.answers.jobs
-        outgoing = OutgoingHandoffs(self.engine, self.answers, self.clock, self.transfer.sender, 60.0)
+        outgoing = OutgoingHandoffs(
+            self.engine, self.answers, self.clock, self.transfer.sender, self.timeout_s
+        )
         incoming = IncomingHandoffs(self.engine, self.answers, self.transfer.receiver)
-        migrations = Migrations(self.engine, self.answers, self.clock, self.transfer.sender, 60.0)
+        migrations = Migrations(self.engine, self.answers, self.clock, self.transfer.sender, self.timeout_s)
         handoffs = Handoffs(self.transfer, outgoing, migrations, incoming)
         grammars = GrammarLoading(self.engine.grammars, self.inbox)
         self.handler = RequestHandler(self.engine, self.answers, self.clock, grammars, handoffs)
         self.engine.hooks = self.handler
 
 
-def handled(engine: Any, outbox: Any = None) -> Handled:
-    return Handled(engine, Outbox() if outbox is None else outbox)
+def handled(engine: Any, outbox: Any = None, **rest: Any) -> Handled:
+    return Handled(engine, Outbox() if outbox is None else outbox, **rest)
