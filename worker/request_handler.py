@@ -282,7 +282,7 @@ class RequestHandler:
         self._with_transport().incoming.reserve(job, message)
 
     def _report(self, job: Job, token: TokenOut) -> None:
-        if self._handoffs is not None and self._handoffs.outgoing.goes_on(job.id):
+        if self._handoffs is not None and self._handoffs.outgoing.continues_elsewhere(job.id):
             self._answers.report(job, token, finish=None)
             return
         self._answers.report(job, token, token.finish)

@@ -63,7 +63,7 @@ def test_a_step_with_prompts_is_one_line_in_the_words_of_sglang(lines: pytest.Lo
     assert line.getMessage() == PREFILL_LINE
 
 
-def test_decodes_are_one_line_in_every_so_many_steps_with_their_throughput(
+def test_decode_steps_are_logged_at_an_interval_with_their_throughput(
     lines: pytest.LogCaptureFixture,
 ) -> None:
     batches = BatchLog(4, page_size=16)

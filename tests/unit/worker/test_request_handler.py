@@ -19,7 +19,7 @@ from tests.unit.worker.handlers import handled
 from worker.session.jobs import Job
 
 
-def test_first_tokens_are_reported_before_those_of_answers_that_run() -> None:
+def test_first_tokens_are_reported_before_those_of_running_requests() -> None:
     outbox = Mock()
     worker = handled(Mock(), outbox)
     requests = [Request(id=id, prompt=[1], sampling=SamplingParams(max_tokens=9)) for id in range(4)]
@@ -38,7 +38,7 @@ def test_first_tokens_are_reported_before_those_of_answers_that_run() -> None:
     assert step([3, 0, 2, 1]) == [3, 0, 2, 1]
 
 
-def test_the_first_token_says_how_much_of_the_prompt_was_cached_and_no_other_does() -> None:
+def test_only_the_first_token_reports_cached_prompt_tokens() -> None:
     engine, session = make_engine(), Mock()
     worker = handled(engine)
     handler = worker.handler
@@ -60,7 +60,7 @@ def test_the_first_token_says_how_much_of_the_prompt_was_cached_and_no_other_doe
     assert cached_tokens(2, prompt) == [28, 0, 0]
 
 
-def test_a_request_waits_from_its_arrival_and_not_from_when_the_engine_thread_reads_it() -> None:
+def test_queue_time_begins_at_the_arrival_of_the_command() -> None:
     engine, session = make_engine(), Mock()
     worker = handled(engine)
     worker.handler.open(session)
@@ -103,7 +103,7 @@ def test_the_first_token_brings_the_times_of_the_prompts_chunks_in_mixed_mode() 
     assert spans == [(0.0, 1.0, 0, 16), (1.0, 2.0, 16, 16), (2.0, 3.0, 32, 8)]
 
 
-def test_a_started_request_says_what_it_waited_for() -> None:
+def test_a_started_request_reports_its_wait_reasons() -> None:
     engine, session = make_engine(chunk_budget=16), Mock()
     worker = handled(engine)
     worker.handler.open(session)
@@ -120,7 +120,7 @@ def test_a_started_request_says_what_it_waited_for() -> None:
     assert set(started[1].waited) == {"budget"}
 
 
-def test_a_request_that_cannot_keep_its_deadline_is_told_so_at_once() -> None:
+def test_a_request_that_cannot_meet_its_deadline_is_refused_at_once() -> None:
     engine, session = make_engine(), Mock()
     engine.submit = Mock(side_effect=DeadlineUnreachable("the first token would come after 9 s"))
     worker = handled(engine)
