@@ -12,7 +12,7 @@ from typing import Any, Final, NoReturn
 import yaml
 
 from engine.presets import PRESETS, Preset
-from router.config.aliases import translated, translates
+from router.config.aliases import as_given, translated, translates
 from router.config.settings import RouterConfig
 from router.config.table import SETTINGS, Setting, configured
 from router.config.validation import problems_of
@@ -69,23 +69,26 @@ class ConfigError(Exception):
 
 def parse(argv: Sequence[str]) -> RouterConfig:
     """The validated configuration. Raises ConfigError; exits for --help and --version as argparse does."""
-    given = _given(argv)
+    given, names = _given(argv)
     path: Path | None = given.pop("config", None)
     settings: dict[str, Any] = {**(settings_in(path) if path else {}), **given}
     preset = settings.get("preset", Preset.BATON)
     config = configured({"page_size": PRESETS[preset].page_size, **settings})
     problems = problems_of(config)
     if problems:
-        raise ConfigError(problems)
+        raise ConfigError([as_given(problem, names) for problem in problems])
     return config
 
 
-def _given(argv: Sequence[str]) -> dict[str, Any]:
-    """Settings of a command line, with flags of Baton or of other servers."""
-    words, problems = translated(argv, _OWN)
-    if problems:
-        raise ConfigError(problems)
-    return vars(_parser().parse_args(words))
+def _given(argv: Sequence[str]) -> tuple[dict[str, Any], Mapping[str, str]]:
+    """Settings of a command line with flags of Baton or of other servers; and the latter by ours."""
+    line = translated(argv, _OWN)
+    if line.problems:
+        raise ConfigError(line.problems)
+    try:
+        return vars(_parser().parse_args(line.words)), line.names
+    except ConfigError as error:
+        raise ConfigError([as_given(problem, line.names) for problem in error.problems]) from None
 
 
 class _Parser(argparse.ArgumentParser):
@@ -186,7 +189,7 @@ def settings_in(path: Path) -> dict[str, object]:
         if name not in SETTINGS:
             foreign = f"--{key}={str(value).lower() if isinstance(value, bool) else value}"
             if translates(foreign):
-                settings.update(_given([foreign]))
+                settings.update(_given([foreign])[0])
                 continue
             known = [setting.replace("_", "-") for setting in SETTINGS]
             problems.append(f"--config {path}: {key} is not a setting{_did_you_mean(str(key), known)}")

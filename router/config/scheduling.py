@@ -113,3 +113,7 @@ class SchedulingSettings:
     @property
     def effective_policy(self) -> Policy:
         return self.schedule_policy or PRESETS[self.preset].scheduler.policy
+
+    @property
+    def effective_batching(self) -> Batching:
+        return self.batching or PRESETS[self.preset].scheduler.batching

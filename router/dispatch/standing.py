@@ -20,6 +20,8 @@ class Stage(Enum):
     TRANSFER = "transfer"
     """The first token was produced; KV is being transferred to the decode worker."""
     DECODE = "decode"
+    PREEMPTED = "preempted"
+    """In a worker's queue again, since its KV pages were freed."""
 
 
 @dataclass(frozen=True, slots=True)

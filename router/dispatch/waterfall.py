@@ -77,6 +77,7 @@ class Waterfall:
     waited: dict[str, float] = field(default_factory=dict)
     """Seconds in the worker's queue by reason."""
     _moves: list[router_pb2.TimingMove] = field(default_factory=list)
+    _preemptions: list[router_pb2.TimingPreemption] = field(default_factory=list)
     _records_spans: bool = True
     """Until the first token, the spans of the latest attempt replace earlier ones."""
     _last_token: float = 0.0
@@ -108,6 +109,17 @@ class Waterfall:
         self.decode_worker = worker
         self._moves.append(router_pb2.TimingMove(at_s=at - self.arrival, worker=worker, reason=reason))
         self.observer.on_moved(reason)
+
+    def preempted(self, worker: str, reason: str, at: float) -> None:
+        """A worker freed its pages and queued it again."""
+        self._preemptions.append(
+            router_pb2.TimingPreemption(at_s=at - self.arrival, worker=worker, reason=reason)
+        )
+
+    def resumed(self, waited_s: float) -> None:
+        """The worker that preempted it last computes it again."""
+        if self._preemptions:
+            self._preemptions[-1].waited_s = waited_s
 
     def start(self, event: worker_pb2.Started, at: float) -> None:
         """The event may arrive a step late, but the queue time in it is exact."""
@@ -169,6 +181,7 @@ class Waterfall:
             placement=self.why,
             split=self.split,
             moves=self._moves,
+            preemptions=self._preemptions,
             waited=self.waited,
         )
 

@@ -56,6 +56,8 @@ class Attempt(ABC):
         self._move: Move | None = None  # the latest; at most one at a time
         self._decoder: Part | None = None  # decodes the answer and depends on no other worker
         self._computed_tokens = 0
+        self._preempted: Part | None = None  # the worker that preempted the request, which waits in its queue
+        self._resumed: Part | None = None  # the worker that recomputes the preempted request
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """New tokens up to the finish, merged when the client is slower than the workers.
@@ -97,9 +99,18 @@ class Attempt(ABC):
     def awaited(self) -> WorkerSession:
         """The worker that must act next; a timeout is attributed to it."""
 
-    @abstractmethod
     def standing(self) -> Standing:
         """The current stage of the sequence, and what it waits for."""
+        if self._preempted is not None and self._preempted.active:
+            session = self._preempted.session
+            return Standing(Stage.PREEMPTED, session.worker_id, session.load.waits_for)
+        if self._resumed is not None and self._resumed.active:
+            return self._prefilling_at(self._resumed)
+        return self._standing()
+
+    @abstractmethod
+    def _standing(self) -> Standing:
+        """`standing` of a sequence that does not wait or recompute because it was preempted."""
 
     @property
     def decoder(self) -> WorkerSession | None:
@@ -139,7 +150,7 @@ class Attempt(ABC):
             self._move.source.abort()  # it may still decode the answer, too
         target = self._part(session, secrets.randbits(64), self.tokens_to_reserve)
         move = self._move = Move(source, target, reason)
-        session.listen(target.request_id, partial(self._on_event, partial(self._from_target, move)))
+        session.listen(target.request_id, partial(self._on_event, target, partial(self._from_target, move)))
         reserve = worker_pb2.Reserve(
             work=self._work_so_far(target.request_id),
             sender=source.session.info.peer,
@@ -200,11 +211,17 @@ class Attempt(ABC):
         elif not (move is not None and part is move.source and move.covers(self._order.position)):
             raise error
 
-    def _on_event(self, handle: Handler, event: Event) -> None:
+    def _on_event(self, part: Part, handle: Handler, event: Event) -> None:
         if self._error is not None:
             return  # the attempt is over; ignore later events
         try:
-            handle(event, self._delta)
+            match event.message:
+                case worker_pb2.Preempted() as preempted:
+                    self._preempt(part, preempted, event.at)
+                case worker_pb2.Resumed() as resumed:
+                    self._resume(part, resumed)
+                case _:
+                    handle(event, self._delta)
         except Exception as error:  # raised by `deltas`: it must not end the reader of the worker's stream
             self._error = error
         if self._delta.token_ids or self._delta.finish or self._error:
@@ -218,7 +235,7 @@ class Attempt(ABC):
     def _assign(self, role: worker_pb2.Role, handle: Handler, tokens: int | None = None) -> Part:
         """Pick a worker for a role; `handle` gets its events. `tokens`: None: those of the whole sequence."""
         part = self._part(self._route.pick(role), self._id, tokens or self._sequence.num_tokens)
-        part.session.listen(self._id, partial(self._on_event, handle))
+        part.session.listen(self._id, partial(self._on_event, part, handle))
         return part
 
     def _part(self, session: WorkerSession, request_id: int, tokens: int) -> Part:
@@ -244,6 +261,14 @@ class Attempt(ABC):
         self._computed_tokens = started.cached_tokens
         self._waterfall.start(started, at)
 
+    def _preempt(self, part: Part, preempted: worker_pb2.Preempted, at: float) -> None:
+        self._preempted, self._resumed, self._computed_tokens = part, None, 0
+        self._waterfall.preempted(part.session.worker_id, preempted.reason, at)
+
+    def _resume(self, part: Part, resumed: worker_pb2.Resumed) -> None:
+        self._preempted, self._resumed = None, part
+        self._waterfall.resumed(resumed.waited_s)
+
     def _progress(self, progress: worker_pb2.Progress) -> None:
         self._computed_tokens = progress.num_computed
         self._route.tracker.progress(progress.num_computed)
@@ -263,6 +288,7 @@ class Attempt(ABC):
         if move is not None and part is move.source and move.covers(tokens.position):
             part.abort()  # the source has not noticed that the move is complete, and still decodes
             return
+        self._resumed = None
         if tokens.finish:
             part.done()
         if tokens.chunks:
@@ -304,7 +330,7 @@ class MixedAttempt(Attempt):
     def awaited(self) -> WorkerSession:
         return (self._decoder or self._worker).session
 
-    def standing(self) -> Standing:
+    def _standing(self) -> Standing:
         if self._decoder is not None:
             return self._decoding_at(self.awaited)
         return self._prefilling_at(self._worker) if self._worker.is_running else self._queued_on(self._worker)

@@ -55,7 +55,7 @@ class DisaggAttempt(Attempt):
             return self._prefill.session
         return self._decode.session
 
-    def standing(self) -> Standing:
+    def _standing(self) -> Standing:
         prefill, decode = self._prefill, self._decode
         if self._decoder is not None:
             return self._decoding_at(self._decoder.session)

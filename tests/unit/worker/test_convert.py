@@ -67,7 +67,7 @@ def test_a_request_includes_the_tokens_of_earlier_attempts() -> None:
         request_id=7, prompt=[1, 2], output=[3], sampling=sampling_pb2.SamplingParams(max_tokens=9)
     )
     request = request_from_proto(work, arrival=1.5)
-    assert (request.id, request.prompt, request.output) == (7, [1, 2], [3])
+    assert (request.id, list(request.prompt), request.output) == (7, [1, 2], [3])
     assert (request.num_computed, request.num_tokens, request.arrival) == (0, 3, 1.5)
 
 

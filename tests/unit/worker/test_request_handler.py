@@ -11,6 +11,7 @@ import pytest
 from engine.core.events import StepOutput, TokenOut
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
+from engine.core.waits import WaitReason
 from engine.errors import DeadlineUnreachable
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from tests.unit.engine.engines import make_engine
@@ -130,3 +131,36 @@ def test_a_request_that_cannot_meet_its_deadline_is_refused_at_once() -> None:
     (failed,) = [f for call in session.send.call_args_list for f in call.args[0].failed]
     assert failed.code == worker_pb2.FAILURE_CODE_DEADLINE
     assert failed.message == "the first token would come after 9 s"
+
+
+def test_a_preemption_is_reported_with_its_reason_and_its_end_with_the_wait() -> None:
+    outbox = Mock()
+    worker = handled(Mock(), outbox)
+    request = Request(id=1, prompt=[1], sampling=SamplingParams(max_tokens=9))
+    job = Job(request, Mock(), 0.0, math.inf, sampling_pb2.SamplingParams())
+    worker.jobs.add(job)
+    worker.clock.now, request.preempted_for = 5.0, WaitReason.PAGES
+    worker.handler.on_step(StepOutput(preempted=[request]))
+    outbox.preempted.assert_called_once_with(job, "pages")
+    worker.clock.now, request.preempted_for = 7.5, None
+    worker.handler.on_step(StepOutput(resumed=[request]))
+    outbox.resumed.assert_called_once_with(job, 2.5)
+
+
+def test_an_engine_reports_a_preemption_after_the_tokens_of_its_step() -> None:
+    engine, session = make_engine(num_pages=12), Mock()
+    engine.scheduler._lengths._mean = 1.0  # outputs are expected to be short
+    worker = handled(engine)
+    worker.handler.open(session)
+    sampling = sampling_pb2.SamplingParams(max_tokens=24, ignore_eos=False)
+    for id in (1, 2):
+        work = worker_pb2.Work(request_id=id, prompt=[id] * 9, sampling=sampling)
+        worker.handler.handle(session, worker_pb2.Command(submit=worker_pb2.Submit(work=work)), 0.0)
+    told: list[str] = []
+    while engine.has_work:
+        worker.handler.on_step(engine.step())
+        worker.outbox.flush(0)
+    for batch in (call.args[0] for call in session.send.call_args_list):
+        told += ["resumed" for event in batch.resumed if event.request_id == 2]
+        told += ["preempted" for event in batch.preempted if event.request_id == 2]
+    assert told == ["preempted", "resumed"]
