@@ -54,7 +54,7 @@ class Jobs:
     def __init__(self) -> None:
         self._jobs: dict[RequestId, Job] = {}
         self._deadlines: list[tuple[float, RequestId]] = []
-        """Heap of deadlines. Entries of jobs that were taken out are skipped, and dropped when they are many."""
+        """Heap of deadlines. Entries of jobs that were taken out are skipped; many are dropped at once."""
 
     def __len__(self) -> int:
         return len(self._jobs)
