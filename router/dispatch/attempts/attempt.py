@@ -72,13 +72,14 @@ class Attempt(ABC):
             while True:
                 await self._news.wait()
                 self._news.clear()
-                delta, self._delta = self._delta, Delta()
+                # What fails while the client reads this delta is raised after the next one.
+                delta, self._delta, trouble = self._delta, Delta(), self._trouble
                 if delta.token_ids or delta.finish:
                     yield delta
                 if delta.finish:
                     return
-                if self._trouble is not None:
-                    raise self._trouble
+                if trouble is not None:
+                    raise trouble
         finally:
             if reminder is not None:
                 reminder.cancel()
