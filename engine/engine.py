@@ -117,6 +117,8 @@ class Engine:
         self._crowded = self.scheduler.is_crowded
         output = StepOutput(
             started=plan.started,
+            preempted=plan.preempted,
+            resumed=plan.resumed,
             num_tokens=plan.num_tokens,
             num_prompts=plan.num_prompts,
             prompt_tokens=plan.prompt_tokens,

@@ -154,7 +154,7 @@ class Scheduler:
 
     def preempt(self, request: Request) -> None:
         """Free the request's pages and put it back in the queue."""
-        self._queues.preempt(request)
+        self._queues.preempt(request, WaitReason.PAGES)
 
     def complete(self, chunk: Chunk) -> None:
         """A chunk's step has run: its KV is in the pool."""
@@ -208,7 +208,7 @@ class Scheduler:
                 if not victims:
                     waits = True
                     break
-                self._queues.preempt(victims[0], step)
+                self._queues.preempt(victims[0], WaitReason.PAGES, step)
                 self._forecaster.retracted(self.running)
         if step.preempted or waits:
             return [r for r in decodes if r.slot >= 0 and r.num_computed < len(r.pages) * size]

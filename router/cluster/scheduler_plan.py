@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from typing import Final, Literal, TypeVar
 
-from engine.config import SchedulerConfig
+from engine.config import Batching, SchedulerConfig
 from engine.device.defaults import GPU_TOKEN_TILE
 from engine.presets import PRESETS, Preset
 from router.config.scheduling import SchedulingSettings
@@ -32,6 +32,7 @@ def scheduler_for(
     base = PRESETS[asked.preset].scheduler
     whole_prompts = asked.disable_chunked_prefill or config.chunked_prefill_size == -1
     own = asked.preset is Preset.BATON
+    sizes_chunks = not whole_prompts and asked.effective_batching is Batching.MIXED
     return replace(
         base,
         policy=asked.schedule_policy or base.policy,
@@ -52,7 +53,7 @@ def scheduler_for(
         ),
         aging_tokens=_or(asked.aging_tokens, base.aging_tokens),
         tenant_quantum=_or(asked.fair_share_tokens, base.tenant_quantum),
-        itl_target_s=_itl_target_s(config, has_default=on_gpu and own),
+        itl_target_s=_itl_target_s(config, has_default=on_gpu and own) if sizes_chunks else None,
         token_tile=GPU_TOKEN_TILE if on_gpu and own else 1,
         costly_context=costly_context if own else math.inf,
     )

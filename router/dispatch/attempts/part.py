@@ -1,4 +1,4 @@
-"""One worker's part in an attempt."""
+"""What one worker does in an attempt: its load, its commands, and its end."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 
 from common.block_hash import BlockHash
-from router.dispatch.failures import AttemptFailed, failure_of, loss_of, speaks_against
+from router.dispatch.failures import AttemptFailed, failure_of, is_worker_fault, loss_of
 from router.errors import RouterError
 from router.workers.events import WorkerLost
 from router.workers.session import WorkerSession
@@ -17,47 +17,49 @@ __all__ = ["Part"]
 
 @dataclass(slots=True, eq=False)
 class Part:
-    """One worker's part in an attempt."""
+    """One worker in an attempt. Counts as load of that worker while `active`."""
 
     session: WorkerSession
     request_id: int
     tokens: int
-    fresh: int
-    """Of those, tokens that the worker did not have cached."""
+    """Tokens whose KV the worker needs room for."""
+    uncached_tokens: int
+    """Of `tokens`, those outside the worker's prefix cache."""
     blocks: list[BlockHash]
     active: bool = True
-    """It may hold something of the request: it counts as load, and is told when the attempt is given up."""
-    asked: float = 0.0
-    """time.monotonic() of the command; the worker counts a request's seconds from its arrival there."""
-    begun: bool = False
-    """It computes the request, which no longer queues there."""
+    """The worker may hold state of the request, and gets an abort when the attempt ends."""
+    sent_at: float = 0.0
+    """time.monotonic() when the command was sent; the worker's timings count from its arrival."""
+    is_running: bool = False
+    """The worker computes the request, which has left its queue."""
 
-    def ask(self, command: worker_pb2.Command) -> None:
-        """Sends the command that makes the worker hold something of the request."""
-        self.asked = time.monotonic()
+    def send(self, command: worker_pb2.Command) -> None:
+        """Send the command that starts or reserves the request on the worker."""
+        self.sent_at = time.monotonic()
         self.session.send(command)
         self.session.load.sent(self.session.num_sent, self.tokens)
 
     def done(self) -> None:
-        """The worker did what it was asked for."""
+        """The worker has completed its part."""
         if self.active:
             self._end()
             self.session.breaker.request_done()
 
     def failed(self, failed: worker_pb2.Failed) -> AttemptFailed | RouterError:
-        """The worker says that it cannot; returns what that means for the request."""
+        """The worker reported a failure; returns the resulting error of the request."""
         self._end()
-        if speaks_against(failed):
+        if is_worker_fault(failed):
             self.session.breaker.request_failed()
         return failure_of(failed, self.session.worker_id)
 
     def lost(self, loss: WorkerLost) -> AttemptFailed:
-        """The worker will say nothing any more; returns what that means for the request."""
-        begun = self.begun and self.active
+        """The connection to the worker is lost; returns the resulting error of the request."""
+        is_running = self.is_running and self.active
         self._end()
-        return loss_of(loss, self.session.worker_id, begun=begun)
+        return loss_of(loss, self.session.worker_id, is_running=is_running)
 
-    def leave(self) -> None:
+    def abort(self) -> None:
+        """Ignore the worker's events from now on, and abort the request there if it is active."""
         self.session.forget(self.request_id)
         if self.active:
             self.session.abort(self.request_id)
@@ -66,5 +68,5 @@ class Part:
     def _end(self) -> None:
         if self.active:
             self.active = False
-            self.session.load.remove(self.fresh)
+            self.session.load.remove(self.uncached_tokens)
             self.session.cached.forget(self.blocks)

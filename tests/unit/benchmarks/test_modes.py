@@ -82,6 +82,12 @@ def test_the_plot_is_written(tmp_path: Path) -> None:
     assert path.stat().st_size > 10_000
 
 
+@pytest.fixture(autouse=True)
+def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results are plotted anew after every run, which takes longer than the rest of these tests."""
+    monkeypatch.setattr("benchmarks.modes.plot_modes", lambda *_: None)
+
+
 def servers(*arguments: str) -> ModeServers:
     return ModeServers.of(make_parser().parse_args(arguments), OBJECTIVE)
 

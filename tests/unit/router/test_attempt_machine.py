@@ -191,7 +191,7 @@ class AttemptMachine(RuleBasedStateMachine):
     # ------------------------------------------------------------------------------ the router
 
     def movable(self) -> bool:
-        return self.attempt is not None and self.attempt.writer is not None and not self.client.done()
+        return self.attempt is not None and self.attempt.decoder is not None and not self.client.done()
 
     @precondition(lambda self: self.movable())
     @rule(data=st.data())

@@ -10,6 +10,7 @@ from worker.grammar_loading import GrammarLoading
 from worker.handoffs.incoming import IncomingHandoffs
 from worker.handoffs.migrations import Migrations
 from worker.handoffs.outgoing import OutgoingHandoffs
+from worker.handoffs.page_sender import PageSender
 from worker.request_handler import Handoffs, RequestHandler
 from worker.session.answers import Answers
 from worker.session.inbox import Inbox
@@ -41,11 +42,10 @@ class Handled:
     def __post_init__(self) -> None:
         self.answers = Answers(self.outbox, Mock())
         self.jobs = self.answers.jobs
-        outgoing = OutgoingHandoffs(
-            self.engine, self.answers, self.clock, self.transfer.sender, self.timeout_s
-        )
+        sender = PageSender(self.transfer.sender, self.answers, self.engine.config.page_size, self.timeout_s)
+        outgoing = OutgoingHandoffs(self.engine, self.answers, self.clock, sender)
         incoming = IncomingHandoffs(self.engine, self.answers, self.transfer.receiver)
-        migrations = Migrations(self.engine, self.answers, self.clock, self.transfer.sender, self.timeout_s)
+        migrations = Migrations(self.engine, self.answers, self.clock, sender)
         handoffs = Handoffs(self.transfer, outgoing, migrations, incoming)
         grammars = GrammarLoading(self.engine.grammars, self.inbox)
         self.handler = RequestHandler(self.engine, self.answers, self.clock, grammars, handoffs)
