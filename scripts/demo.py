@@ -72,8 +72,8 @@ def ask(url: str, console: Console) -> None:
             if chunk.usage:
                 count = chunk.usage
     console.print(
-        f"\n\n{count.prompt_tokens:,} tokens read, first token after {timings['ttft_s']:.2f} s, "
-        f"{count.completion_tokens} tokens written in {timings['e2e_s'] - timings['ttft_s']:.2f} s\n"
+        f"\n\n{count.prompt_tokens:,} prompt tokens, first token after {timings['ttft_s']:.2f} s; "
+        f"{count.completion_tokens} output tokens in {timings['e2e_s'] - timings['ttft_s']:.2f} s\n"
     )
     console.print(waterfall_chart(timings))
 

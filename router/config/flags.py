@@ -26,10 +26,10 @@ prefill and decode workers that Ray places, starts and restarts."""
 _EXAMPLES = """\
 examples:
   router --model smollm2
-      one worker on this machine, prompts computed in chunks beside running answers
+      one worker on this machine; prefill chunks share steps with decodes
 
   router --model smollm2 --mode disagg --prefill-workers 1 --decode-workers 1
-      prompts on one worker, answers on another; KV travels over UCX while the prompt is computed
+      prefill on one worker, decode on another; KV is sent over UCX while the prompt is computed
 
   router --model /models/Llama-3.1-8B-Instruct --mode disagg --prefill-workers 2 --decode-workers 6 \\
          --ray-address auto --host 0.0.0.0
@@ -39,18 +39,18 @@ examples:
       the same names in a file (page-size: 32); flags win over the file
 
   router workers | router drain decode-1 | router restart all
-      list the workers of a running router; let one leave in order; restart them one by one
+      list the workers of a running router; drain one; restart all, one by one
 
   router chat | router top | router batch requests.jsonl answers.jsonl
-      talk to a running router; watch it; send it a file of requests (each has --help)
+      chat with a running router; monitor it; send a file of requests (each has --help)
   router explain REQUEST
-      where a finished request was computed, and why it waited: budget, pages, policy, transfer
+      where a request was computed, and what it waited for: budget, pages, policy, transfer
 
   router plan --model llama-3.1-8b --gpus 2 --trace TRACE.jsonl --ttft-target-ms 500 --itl-target-ms 15
-      which mode, split and tensor parallelism serve a load best, by simulation (--help explains)
+      simulate which mode, split and tensor parallelism serve a load best (see --help)
 
   router doctor --model smollm2
-      check this machine first: packages, GPUs, limits, and how fast KV travels between two processes
+      check this machine: packages, GPUs, limits, and the KV bandwidth between two processes
 
 then:
   curl http://127.0.0.1:30000/v1/chat/completions -H 'content-type: application/json' \\

@@ -151,7 +151,7 @@ class ClusterMachine(RuleBasedStateMachine):
             self.settle(pick(self.served(), index).task.cancel)
 
     def movable(self) -> list[Client]:
-        return [client for client in self.served() if client.attempt and client.attempt.writer is not None]
+        return [client for client in self.served() if client.attempt and client.attempt.decoder is not None]
 
     @precondition(lambda self: self.movable())
     @rule(index=INDEX, place=st.integers(0, WORKERS - 1), rounds=st.integers(0, 5))
