@@ -30,9 +30,8 @@ async def test_prefill_and_decode_workers_answer_together_as_one() -> None:
     async with service(prefill, decode) as served:
         answering = asyncio.create_task(served.deltas(8))
         async with asyncio.timeout(5):
-            while (
-                not served.metrics.recent.links
-            ):  # the end of the handoff, on another stream than the tokens
+            # The end of the handoff arrives on another stream than the tokens.
+            while not served.metrics.recent.links:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
         decode.behaviour.waits_before.clear()
         deltas = await answering
