@@ -1,4 +1,4 @@
-"""What chunk sizes and mixing make of TTFT, TPOT, ITL and E2E over the load, and of peak memory.
+"""Effect of chunk size and batching on TTFT, TPOT, ITL, E2E and peak memory, over the load.
 
     python -m benchmarks.chunked --quick
     python -m benchmarks.chunked --device cpu --quick
@@ -376,7 +376,12 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--width", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--minutes", type=float, default=1e9, metavar="M", help="begin no run after this")
-    parser.add_argument("--runs", type=Path, metavar="FILE", help="keep runs here; go on with those missing")
+    parser.add_argument(
+        "--runs",
+        type=Path,
+        metavar="FILE",
+        help="file of finished runs, from which an interrupted benchmark resumes",
+    )
     parser.add_argument("--output", type=Path, metavar="FILE", help="JSON; the figure goes beside it as .png")
     return parser
 

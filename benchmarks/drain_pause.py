@@ -50,10 +50,10 @@ class _Handle:
         return Endpoint(self.host.address)
 
     async def stop(self) -> None:
-        raise AssertionError("nobody stops a worker of the benchmark")
+        raise AssertionError("workers of the benchmark are not stopped")
 
     async def revive(self) -> None:
-        raise AssertionError("nobody stops a worker of the benchmark")
+        raise AssertionError("workers of the benchmark are not stopped")
 
 
 @dataclass(slots=True)

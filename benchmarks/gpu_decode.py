@@ -55,10 +55,10 @@ class _Stopwatch:
 
 
 def fill(engine: Engine, batch: int, context: int, options: argparse.Namespace, vocab: int) -> None:
-    """Bring `batch` requests to where each step decodes one token of all of them.
+    """Prefill `batch` requests, so that every following step decodes one token of each.
 
-    In the middle of what is measured then, contexts are `context` tokens long in the mean: who is prefilled
-    first decodes while the others are.
+    The mean context is `context` tokens in the middle of the measured steps. Requests prefilled first decode
+    while the others are prefilled.
     """
     prefilling = batch * context // (engine.scheduler.config.chunk_budget or context)
     length = max(1, context - prefilling // 2 - _SETTLING - _STEPS // 2)

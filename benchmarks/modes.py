@@ -170,7 +170,7 @@ def _note_failure(name: str, error: Exception, results: Sequence[Results], conso
     for each in results:
         each.failures[name] = str(error)
         each.write()
-    console.print(f"{name} failed, going on: {error}", markup=False)
+    console.print(f"{name} failed, continuing with the others: {error}", markup=False)
 
 
 def _measure(

@@ -23,12 +23,12 @@ class WorkerConfig:
     """Unique in the cluster and stable over restarts, such as "decode-0"."""
     role: WorkerRole
     model: str
-    """Name of the model, for Describe; the weights are at `engine.model_path`."""
+    """Model name reported by Describe; the weights are at `engine.model_path`."""
     engine: EngineConfig
     source: str = ""
-    """Value of --model: a machine without a folder at `engine.model_path` resolves it itself."""
+    """Value of --model, which a machine without a folder at `engine.model_path` resolves itself."""
     transport: str | None = None
-    """"nixl", "ucxx" or "loopback"; None where no KV moves between workers."""
+    """"nixl", "ucxx" or "loopback"; None without KV transfer."""
     kv_by_ranks: bool = False
     """Whether a worker of the cluster has several ranks, so that KV is transferred from rank to rank."""
     host: str = "127.0.0.1"
@@ -43,7 +43,7 @@ class WorkerConfig:
     router_certificate: bytes | None = None
     """PEM. Only the holder of its key may connect. None: no authentication, allowed on loopback only."""
     mode: str = "mixed"
-    """Of the cluster; a label of this worker's metrics."""
+    """Mode of the cluster; a label of this worker's metrics."""
     metric_names: MetricNames = MetricNames.BATON
     log_format: str = "text"
     """"text" or "json"."""
@@ -58,4 +58,4 @@ class WorkerConfig:
 
     def __post_init__(self) -> None:
         if self.role is WorkerRole.PREFILL and self.transport is None:
-            raise ValueError(f"{self.worker_id}: a prefill worker needs a transport to hand its KV over")
+            raise ValueError(f"{self.worker_id}: a prefill worker needs a KV transport")

@@ -1,4 +1,4 @@
-"""Compiles the grammars of requests beside the engine thread: no step waits for one."""
+"""Compiles grammars of requests on other threads, so that no engine step waits for one."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from worker.session.inbox import Inbox
 __all__ = ["GrammarLoading"]
 
 _THREADS: Final = 2
-"""One grammar that takes a second does not hold up all others."""
+"""More than one, so that a slow grammar does not block the others."""
 
 
 class GrammarLoading:
-    """All methods belong to the engine thread, but for `stop`."""
+    """All methods except `stop` are for the engine thread only."""
 
     def __init__(self, compiler: GrammarCompiler, inbox: Inbox) -> None:
         self._compiler: Final = compiler
@@ -26,7 +26,7 @@ class GrammarLoading:
         self._threads: Final = ThreadPoolExecutor(_THREADS, thread_name_prefix="grammar")
 
     def matcher(self, grammar: Grammar) -> Matcher | None:
-        """None: it is to be compiled first."""
+        """None if the grammar must be compiled first."""
         return self._compiler.matcher(grammar) if self._compiler.has(grammar) else None
 
     def compile(self, grammar: Grammar, then: Callable[[Future[Matcher]], None]) -> None:
@@ -35,5 +35,5 @@ class GrammarLoading:
         compiling.add_done_callback(lambda matcher: self._inbox.post(then, matcher))
 
     def stop(self) -> None:
-        """Wait for the grammars that are being compiled; the others never are."""
+        """Wait for grammars that are being compiled; queued ones are dropped."""
         self._threads.shutdown(cancel_futures=True)

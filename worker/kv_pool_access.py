@@ -1,4 +1,4 @@
-"""The engine's KV pool as KV transfer sees it: memory with a layout, registered with a transport."""
+"""Interface of the engine's KV pool to KV transfer: memory, layout, digester and transport."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def worker_name(config: WorkerConfig, epoch: int) -> str:
 
 
 def open_transport(config: WorkerConfig, name: str, memory: PoolMemory) -> Transport:
-    """Raises UnknownTransport, and what the transport raises where it cannot work."""
+    """Raises UnknownTransport, and what the transport raises if it is not available."""
     opener = _TRANSPORTS.get(config.transport or "")
     if opener is None:
         raise UnknownTransport(f"--kv-transport {config.transport}: use one of {', '.join(_TRANSPORTS)}")
@@ -44,7 +44,7 @@ def open_transport(config: WorkerConfig, name: str, memory: PoolMemory) -> Trans
 
 
 def layout_of(runner: ModelRunner) -> KVLayout:
-    """Of a worker of one rank."""
+    """Layout of a worker with one rank."""
     spec, pool = runner.spec, runner.kv
     return KVLayout(
         weights=runner.weights,
@@ -53,14 +53,14 @@ def layout_of(runner: ModelRunner) -> KVLayout:
         num_kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
         page_size=pool.page_size,
-        # CPUs and GPUs use different digests, each fast there. The digest is part of the layout hash, so
+        # CPUs and GPUs use different digests, the fastest of each. The digest is part of the layout hash, so
         # workers on a CPU and on a GPU refuse each other's KV.
         digest=SUM64 if pool.tensor.is_cuda else XXH3,
     )
 
 
 def digester_of(pool: KVPool, memory: PoolMemory, layout: KVLayout) -> PageDigester:
-    """Of one rank's pool, where it is."""
+    """Digester of one rank's pool, on the pool's device."""
     if pool.tensor.is_cuda:
         return DeviceDigester(pool.tensor, layout)
     return host_digester(memory, layout)
@@ -103,5 +103,5 @@ _TRANSPORTS: Final[dict[str, Callable[[str, PoolMemory, WorkerConfig], Transport
 }
 
 CLOSED_FOR_GOOD: Final = frozenset({"nixl", "loopback"})
-"""Transports whose `close` ends every connection. UCXX keeps those that have receives under way: a worker
-that uses it ends its process instead."""
+"""Transports whose `close` ends every connection. UCXX keeps connections with pending receives, so a worker
+with UCXX exits instead."""

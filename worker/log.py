@@ -1,4 +1,4 @@
-"""How the processes of a worker log."""
+"""Logging of a worker's processes."""
 
 from __future__ import annotations
 

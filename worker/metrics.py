@@ -78,7 +78,7 @@ class WorkerMetrics:
             "From the sender's last computed token to the last page: what overlap could not hide",
             _WAIT_BUCKETS,
         )
-        self.transfer_bytes = self._counter("baton_transfer_bytes", "KV bytes handed over")
+        self.transfer_bytes = self._counter("baton_transfer_bytes", "KV bytes sent to other workers")
         self.transfer_failures = self._counter("baton_transfer_failures", "Handoffs that failed")
 
     def on_step(self, output: StepOutput, seconds: float) -> None:
@@ -99,7 +99,7 @@ class WorkerMetrics:
         self.registry.register(_StatsCollector(stats, self._labels, max_running))
 
     def watch_grammars(self, grammars: GrammarCompiler) -> None:
-        """Export what its cache holds."""
+        """Export the size of the grammar cache."""
         self._gauge(
             "baton_grammar_cache_bytes", "Estimated memory of the compiled grammars that are kept"
         ).set_function(lambda: grammars.kept_bytes)

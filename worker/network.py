@@ -21,10 +21,10 @@ def own_address(network: str) -> str:
             # Sends nothing: the kernel looks up which address it would send from.
             probe.connect((str(next(iter(wanted.hosts()))), 9))
         except OSError as error:
-            raise NoAddress(f"this machine has no way into {network}: {error.strerror}") from None
+            raise NoAddress(f"this machine has no route to {network}: {error.strerror}") from None
         address: str = probe.getsockname()[0]
     if ip_address(address) not in wanted:
-        raise NoAddress(f"this machine has no address in {network}; towards it, it is {address}")
+        raise NoAddress(f"this machine has no address in {network}; its source address for it is {address}")
     return address
 
 

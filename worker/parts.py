@@ -19,7 +19,7 @@ __all__ = ["Parts"]
 class Parts:
     config: WorkerConfig
     epoch: int
-    """Drawn at random by every start: a restarted worker is a new peer."""
+    """Random number of this start: a restarted worker is a new peer."""
     engine: Engine
     metrics: WorkerMetrics
     inbox: Inbox = field(default_factory=Inbox)

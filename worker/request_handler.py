@@ -1,9 +1,9 @@
-"""Executes the router's commands: submit, abort, reserve, attach, fence.
+"""Executes the router's commands: submit, abort, reserve, attach, migrate, fence.
 
-`RequestHandler` carries out a router's commands. With a KV transport it has three collaborators: requests
-that are computed here for another worker are `OutgoingHandoffs`', running ones that move are `Migrations`',
-requests whose KV comes from another worker are `IncomingHandoffs`'. Everything here runs on
-the engine thread, between steps or from within one (the engine's hooks).
+With a KV transport, `RequestHandler` has three collaborators: `OutgoingHandoffs` for prompts that are
+prefilled for another worker, `Migrations` for running requests that move to another worker, and
+`IncomingHandoffs` for requests whose KV comes from another worker. Everything here runs on the engine thread,
+between steps or from within one (the engine's hooks).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Handoffs:
 
 
 class _Trouble(NamedTuple):
-    """Why a job cannot begin."""
+    """Error of a job that cannot start."""
 
     code: worker_pb2.FailureCode
     message: str
@@ -76,7 +76,7 @@ class RequestHandler:
         grammars: GrammarLoading,
         handoffs: Handoffs | None = None,
     ) -> None:
-        """`handoffs`: None without a KV transport; every request then runs to its end here."""
+        """`handoffs`: None without a KV transport; every request is then computed here to its end."""
         self._engine = engine
         self._answers = answers
         self._clock = clock
@@ -125,12 +125,12 @@ class RequestHandler:
             case "fence":
                 self._fence(command.fence)
             case None:
-                log.warning("a command of a kind unknown here: router and worker differ in version")
+                log.warning("unknown kind of command: router and worker have different versions")
 
     def abort(self, request_id: RequestId) -> None:
-        """Forget the request, wherever it is. One that has ended already is nothing unusual.
+        """Abort a request in any state. No-op if it has ended.
 
-        The id may also be that of a move: then the request goes on here.
+        The id may also be that of a migration: it is aborted, and the request continues here.
         """
         job = self._answers.jobs.get(request_id)
         if job is not None:
@@ -173,7 +173,7 @@ class RequestHandler:
         self._step_began = now
         for job in self._answers.jobs.overdue(now):
             self._drop(job)
-            self._answers.fail(job, worker_pb2.FAILURE_CODE_DEADLINE, "the request's time is up")
+            self._answers.fail(job, worker_pb2.FAILURE_CODE_DEADLINE, "the request's timeout passed")
         if self._handoffs is not None:
             self._handoffs.incoming.tick(now)
             self._handoffs.outgoing.tick(now)
@@ -188,8 +188,8 @@ class RequestHandler:
 
     @property
     def idle(self) -> bool:
-        """Nothing is promised to anybody. Pages in quarantine do not count: nobody waits for them, and the
-        page check knows their owner."""
+        """Whether there are no jobs and no outgoing pages. Pages in quarantine do not count: the page check
+        accounts for them."""
         handoffs = self._handoffs
         return not self._answers.jobs and not (handoffs and (handoffs.outgoing or handoffs.migrations))
 
@@ -299,14 +299,14 @@ class RequestHandler:
         if self._handoffs is not None:
             self._handoffs.outgoing.attach(ticket_from_proto(ticket))
         else:
-            log.warning("a ticket for %d, but this worker has no KV transport", ticket.handoff_id)
+            log.warning("Attach for handoff %d, but this worker has no KV transport", ticket.handoff_id)
 
     def _migrate(self, message: worker_pb2.Migrate) -> None:
         if self._handoffs is not None:
             job = self._answers.jobs.get(message.request_id)
             self._handoffs.migrations.begin(job, ticket_from_proto(message.ticket))
         else:
-            log.warning("request %d is to move, but this worker has no KV transport", message.request_id)
+            log.warning("Migrate for request %d, but this worker has no KV transport", message.request_id)
 
     def _fence(self, message: worker_pb2.Fence) -> None:
         """Fence a peer that was declared dead. No-op without a KV transport."""
@@ -352,7 +352,7 @@ class RequestHandler:
 
     def _on_compiled(self, job: Job, begin: Callable[[Job], None], matcher: Future[Matcher]) -> None:
         if self._answers.jobs.get(job.id) is not job:
-            return  # it was aborted, or its time ran out
+            return  # aborted, or timed out
 
         def begin_with_matcher(job: Job) -> None:
             job.request.matcher = matcher.result()

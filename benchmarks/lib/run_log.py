@@ -1,4 +1,4 @@
-"""Finished runs of a benchmark in a file, so that one that was cut off goes on where it stopped."""
+"""Finished runs of a benchmark in a file, from which an interrupted benchmark resumes."""
 
 from __future__ import annotations
 

@@ -19,15 +19,15 @@ __all__ = ["COMMANDS", "run"]
 _DEFAULT_PORT: Final = SETTINGS["http_port"].default + 1
 
 Ask = Callable[[str, str], Any]
-"""Method and path; returns the answer's JSON."""
+"""Method and path; returns the response's JSON."""
 
 
 class _Refused(Exception):
-    """The router refused, or does not answer."""
+    """The router refused the command, or is not reachable."""
 
 
 def run(argv: Sequence[str]) -> int:
-    """Exit status: 0 on success, 1 if the router refused or does not answer."""
+    """Exit status: 0 on success, 1 if the router refused the command or is not reachable."""
     arguments = _parser().parse_args(argv)
     try:
         COMMANDS[arguments.command](arguments, _asker(arguments.admin_port))
@@ -56,9 +56,9 @@ def _drain(arguments: argparse.Namespace, ask: Ask) -> None:
 
 
 def _restart(arguments: argparse.Namespace, ask: Ask) -> None:
-    """One worker after another, so that the others can take over its requests."""
-    everybody = arguments.worker == ["all"]
-    workers = [w["worker"] for w in ask("GET", "/workers")] if everybody else arguments.worker
+    """One worker after another, so that the others can continue its requests."""
+    is_all = arguments.worker == ["all"]
+    workers = [w["worker"] for w in ask("GET", "/workers")] if is_all else arguments.worker
     for worker in workers:
         moved = ask("POST", _path(worker, "restart", arguments))["moved"]
         print(f"{worker} is back; {moved} of its requests moved to others", flush=True)
@@ -82,33 +82,44 @@ COMMANDS: Final[dict[str, Callable[[argparse.Namespace, Ask], None]]] = {
 def _parser() -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument(
-        "--admin-port", type=int, default=_DEFAULT_PORT, help="the router's (default: %(default)s)"
+        "--admin-port",
+        type=int,
+        default=_DEFAULT_PORT,
+        help="admin port of the router (default: %(default)s)",
     )
-    leaving = argparse.ArgumentParser(add_help=False)
-    leaving.add_argument(
+    draining = argparse.ArgumentParser(add_help=False)
+    draining.add_argument(
         "--timeout",
         type=float,
         metavar="SECONDS",
-        help="for its requests to finish; then they go on elsewhere (default: the router's --drain-timeout)",
+        help="time for running requests to finish, after which they continue on other workers (default: the"
+        " router's --drain-timeout)",
     )
-    leaving.add_argument(
-        "--force", action="store_true", help="even if no other worker of its role is ready: requests may fail"
+    draining.add_argument(
+        "--force", action="store_true", help="also drain the last ready worker of a role; requests may fail"
     )
-    parser = argparse.ArgumentParser(prog="router", description="Look after a running router's workers.")
+    parser = argparse.ArgumentParser(prog="router", description="Manage the workers of a running router.")
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("workers", parents=[common], help="list them")
-    explain = commands.add_parser("explain", parents=[common], help="say why a request took its time")
-    explain.add_argument("request", help="the id of its answer, which is its x-request-id")
-    drain = commands.add_parser("drain", parents=[common, leaving], help="let workers leave in order")
-    drain.add_argument("worker", nargs="+", help="such as decode-0")
-    restart = commands.add_parser(
-        "restart", parents=[common, leaving], help="restart workers, or start those that left, one by one"
+
+    def command(name: str, text: str, *parents: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        description = f"{text[0].upper()}{text[1:]}."
+        return commands.add_parser(name, parents=[common, *parents], help=text, description=description)
+
+    command("workers", "list the workers of a running router")
+    explain = command("explain", "show where a request was computed, and what it waited for")
+    explain.add_argument("request", help="id of the response (`id`, or header x-request-id)")
+    drain = command(
+        "drain", "drain workers: no new requests, running answers move to other workers", draining
     )
-    restart.add_argument("worker", nargs="+", help="such as decode-0; `all` for every one")
-    role = commands.add_parser("role", parents=[common], help="use a worker for the other role, at once")
-    role.add_argument("worker", help="such as prefill-1")
+    drain.add_argument("worker", nargs="+", help="worker id, such as decode-0")
+    restart = command(
+        "restart", "drain and restart workers, one by one; also starts drained workers", draining
+    )
+    restart.add_argument("worker", nargs="+", help="worker id, such as decode-0, or `all`")
+    role = command("role", "change the role of a worker; running requests are not affected")
+    role.add_argument("worker", help="worker id, such as prefill-1")
     role.add_argument("role", choices=["prefill", "decode"])
-    role.add_argument("--force", action="store_true", help="even if it is the last of its role")
+    role.add_argument("--force", action="store_true", help="also if it is the last worker of its role")
     return parser
 
 

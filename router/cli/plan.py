@@ -31,11 +31,11 @@ _USAGE_ERROR: Final = 2
 _FILE_WIDTH: Final = 140
 """Width of the output if it is not a terminal."""
 _DESCRIPTION: Final = """\
-Predict how a cluster should be arranged for a load, before any GPU is used. Every candidate (mixed workers,
-every P:D split of --mode disagg, --mode adaptive, each with the tensor parallelism that fits) serves the load
-on simulated workers: the router's own placement and the engine's own scheduler, with a formula for the time
-of a step. The table is sorted by the share of answers whose TTFT and mean time between tokens (TPOT) are
-within the targets."""
+Recommend a cluster configuration for a load, by simulation, without a GPU. Candidates are mixed workers,
+every split of --mode disagg into prefill and decode workers, and --mode adaptive, each with every tensor
+parallelism that fits. Each serves the load on simulated workers, with the router's placement, the engine's
+scheduler and a formula for step times. The table is sorted by the share of answers with TTFT and TPOT within
+the targets."""
 _EXAMPLES: Final = f"""\
 examples:
   router plan --model llama-3.1-8b --gpus 2 --prompt-tokens lognormal:2048:0.8:16384 \\
@@ -43,9 +43,9 @@ examples:
   router plan --model /models/Qwen3-32B --gpus 8 --gpu h100 --trace conversation_trace.jsonl --most 2000
 
 lengths:
-  512                          all the same
-  uniform:128:512              all between the two, equally often
-  lognormal:2048:0.8:16384     median, sigma, and the length to which longer ones are cut
+  512                          constant
+  uniform:128:512              uniform between the two
+  lognormal:2048:0.8:16384     log-normal: median, sigma, maximum (longer ones are cut)
 
 --model is a folder with config.json, that file, a hub id, or one of {", ".join(SHAPES)};
 weights are not read.
@@ -55,7 +55,7 @@ Step times are "measured" for Llama-3.1-8B's shape on an H200, and "estimated" f
 roofline from the model's size and the GPU's peak numbers. Compare candidates with each other rather than
 with a target; then measure the best two (python -m benchmarks.modes).
 
-Exit status: 0; 1 if nothing keeps --good of the answers within the targets; 2 for a wrong command line."""
+Exit status: 0; 1 if nothing keeps --good of the answers within the targets; 2 on usage errors."""
 
 
 class _WrongUse(Exception):
@@ -258,27 +258,47 @@ def make_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     machine = parser.add_argument_group("model and machine")
-    machine.add_argument("--model", required=True, metavar="MODEL")
-    machine.add_argument("--gpus", type=int, required=True, metavar="N", help="of one host")
+    machine.add_argument("--model", required=True, metavar="MODEL", help="see below")
+    machine.add_argument("--gpus", type=int, required=True, metavar="N", help="number of GPUs, in one host")
     machine.add_argument(
-        "--gpu", choices=sorted(GPUS), default="h200", metavar="TYPE", help=f"{', '.join(GPUS)} (h200)"
+        "--gpu",
+        choices=sorted(GPUS),
+        default="h200",
+        metavar="TYPE",
+        help=f"{', '.join(GPUS)} (default: h200)",
     )
     load = parser.add_argument_group("load")
-    load.add_argument("--trace", type=Path, metavar="FILE", help="in Mooncake's format")
-    load.add_argument("--speed", type=float, default=1.0, metavar="X", help="speed-up of a replayed trace")
-    load.add_argument("--most", type=int, metavar="N", help="requests of a trace (default: all)")
-    load.add_argument("--prompt-tokens", type=_lengths, metavar="LENGTHS")
-    load.add_argument("--output-tokens", type=_lengths, metavar="LENGTHS")
-    load.add_argument("--rate", type=float, metavar="R", help="requests a second; Poisson arrivals")
-    load.add_argument("--seconds", type=float, default=40.0, metavar="S", help="that count, of a draw (40)")
-    load.add_argument("--warm-up", type=float, default=15.0, metavar="S", help="before those (15)")
-    load.add_argument("--seeds", type=int, default=2, metavar="N", help="draws of the load (2)")
+    load.add_argument("--trace", type=Path, metavar="FILE", help="trace to replay, in Mooncake's format")
+    load.add_argument("--speed", type=float, default=1.0, metavar="X", help="replay speed (default: 1)")
+    load.add_argument(
+        "--most", type=int, metavar="N", help="largest number of requests of the trace (default: all)"
+    )
+    load.add_argument("--prompt-tokens", type=_lengths, metavar="LENGTHS", help="prompt lengths, see below")
+    load.add_argument("--output-tokens", type=_lengths, metavar="LENGTHS", help="output lengths, see below")
+    load.add_argument("--rate", type=float, metavar="R", help="requests per second, Poisson arrivals")
+    load.add_argument(
+        "--seconds", type=float, default=40.0, metavar="S", help="measured seconds per seed (default: 40)"
+    )
+    load.add_argument(
+        "--warm-up", type=float, default=15.0, metavar="S", help="seconds before those (default: 15)"
+    )
+    load.add_argument("--seeds", type=int, default=2, metavar="N", help="number of random loads (default: 2)")
     targets = parser.add_argument_group("targets")
-    targets.add_argument("--ttft-target-ms", type=float, default=500.0, metavar="MS", help="(500)")
     targets.add_argument(
-        "--itl-target-ms", type=float, default=20.0, metavar="MS", help="mean time between tokens (20)"
+        "--ttft-target-ms", type=float, default=500.0, metavar="MS", help="TTFT (default: 500)"
     )
     targets.add_argument(
-        "--good", type=float, default=0.9, metavar="SHARE", help="of answers to keep within both (0.9)"
+        "--itl-target-ms",
+        type=float,
+        default=20.0,
+        metavar="MS",
+        help="TPOT, the mean time between tokens (default: 20)",
+    )
+    targets.add_argument(
+        "--good",
+        type=float,
+        default=0.9,
+        metavar="SHARE",
+        help="required share of answers within both (default: 0.9)",
     )
     return parser

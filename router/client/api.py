@@ -111,7 +111,7 @@ class Api:
 
 def add_api_arguments(parser: argparse.ArgumentParser, *, key: str = "API key") -> None:
     """--url and --key-file; see `api_of`."""
-    parser.add_argument("--url", default=_DEFAULT_URL, help="of the router (default: %(default)s)")
+    parser.add_argument("--url", default=_DEFAULT_URL, help="URL of the router (default: %(default)s)")
     parser.add_argument(
         "--key-file",
         type=Path,

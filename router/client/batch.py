@@ -173,22 +173,26 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="router batch",
         description="Send a file of requests (OpenAI's Batch API format) to a running router. "
-        "Run it again to go on after an interruption: requests with a result are not sent again.",
+        "After an interruption, run it again: requests with a result are not sent again.",
     )
     parser.add_argument("input", type=Path, help="JSON lines with custom_id, method, url and body")
-    parser.add_argument("output", type=Path, help="results are appended to it")
+    parser.add_argument("output", type=Path, help="file to which results are appended")
     parser.add_argument(
-        "--errors", type=Path, metavar="FILE", help="requests that failed (default: OUTPUT.errors.jsonl)"
+        "--errors", type=Path, metavar="FILE", help="file of failed requests (default: OUTPUT.errors.jsonl)"
     )
     parser.add_argument(
-        "--concurrency", type=_positive, default=64, metavar="N", help="at a time (default: %(default)s)"
+        "--concurrency",
+        type=_positive,
+        default=64,
+        metavar="N",
+        help="concurrent requests (default: %(default)s)",
     )
     parser.add_argument(
         "--max-attempts",
         type=_positive,
         default=10,
         metavar="N",
-        help="at a request that is refused for load or whose connection breaks (default: %(default)s)",
+        help="attempts per request; overload and lost connections are retried (default: %(default)s)",
     )
     add_api_arguments(parser)
     return parser

@@ -27,7 +27,7 @@ _HELP: Final = """\
 /timeline         show or hide the timelines
 /new              forget the conversation
 /save FILE        write the conversation as JSON
-/quit             leave (or ctrl-D); ctrl-C stops an answer"""
+/quit             exit (or ctrl-D); ctrl-C stops an answer"""
 
 
 @dataclass(slots=True)
@@ -209,8 +209,8 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add_api_arguments(parser)
     parser.add_argument("--system", default="", metavar="TEXT", help="system prompt")
-    parser.add_argument("--temperature", type=float, help="default: the router's")
-    parser.add_argument("--max-tokens", type=int, metavar="N", help="longest answer")
+    parser.add_argument("--temperature", type=float, help="sampling temperature (default: the router's)")
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="largest number of tokens of an answer")
     parser.add_argument("--seed", type=int, metavar="N", help="the same seed gives the same answer")
     parser.add_argument("--no-timeline", action="store_true", help="no timeline under the answers")
     return parser

@@ -41,7 +41,8 @@ def run(argv: Sequence[str]) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="router top", description="Watch a running router: workers, KV, queue, latencies, last requests."
+        prog="router top",
+        description="Monitor a running router: workers, KV pages, queue, latencies, last requests.",
     )
     add_api_arguments(parser, key="metrics key")
     parser.add_argument("--once", action="store_true", help="print once and exit")
@@ -50,6 +51,6 @@ def make_parser() -> argparse.ArgumentParser:
         type=float,
         default=1.0,
         metavar="SECONDS",
-        help="between two looks (default: %(default)s)",
+        help="refresh interval (default: %(default)s)",
     )
     return parser

@@ -53,7 +53,7 @@ class Behaviour:
     """Prefill: the first token is reported long after the decode worker's."""
     refuse_reservation: bool = False
     waits_before: set[str] = field(default_factory=set)
-    """Steps that it does not take while they are named here: start, token, reserve, transfer."""
+    """Steps at which the worker waits while they are in this set: start, token, reserve, transfer, decode."""
 
     def strikes(self, tokens: int, threshold: int | None) -> bool:
         if threshold is None or tokens < threshold or self.times <= 0:
@@ -269,6 +269,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         await self.fabric.setdefault(work.request_id, asyncio.Event()).wait()
         arrived = worker_pb2.Arrived(request_id=work.request_id, position=len(work.output) + 1)
         outbox.put_nowait(worker_pb2.EventBatch(arrived=[arrived]))
+        await self._may("decode")
         await self._generate(work, outbox, have=len(work.output) + 1)
 
     async def _generate(self, work: worker_pb2.Work, outbox: asyncio.Queue, have: int) -> None:

@@ -26,8 +26,15 @@ async def test_a_mixed_worker_answers_in_full() -> None:
 
 
 async def test_prefill_and_decode_workers_answer_together_as_one() -> None:
-    async with service(*pair()) as served:
-        deltas = await served.deltas(8)
+    prefill, decode = pair(decode={"waits_before": {"decode"}})
+    async with service(prefill, decode) as served:
+        answering = asyncio.create_task(served.deltas(8))
+        async with asyncio.timeout(5):
+            # The end of the handoff arrives on another stream than the tokens.
+            while not served.metrics.recent.links:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        decode.behaviour.waits_before.clear()
+        deltas = await answering
         assert [t for d in deltas for t in d.token_ids] == answer(PROMPT, 8)
         timings = deltas[-1].timings
         assert timings is not None

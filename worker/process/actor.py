@@ -1,4 +1,4 @@
-"""A worker as a Ray actor. Ray decides where it lives and restarts it; requests never pass through here.
+"""A worker as a Ray actor. Ray places and restarts it; requests do not pass through Ray.
 
 The router imports the actor classes only to create actors, so modules that import torch are imported when an
 actor starts.
@@ -40,12 +40,12 @@ class LoadProgress:
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """Address and certificate of this incarnation."""
+    """Address and certificate of this worker process."""
 
     address: str
     """host:port of the gRPC server."""
     certificate: bytes | None
-    """PEM, drawn by this incarnation; None where nothing is encrypted."""
+    """PEM, generated at start; None: plaintext."""
 
 
 class WorkerActor:
@@ -100,5 +100,5 @@ def _host(config: WorkerConfig) -> str:
 
 def _end_process(death: EngineDied) -> None:
     """Exit, so that Ray restarts the worker with a new process."""
-    log.critical("%s; the worker ends, to be started anew", death)
+    log.critical("%s; the worker exits, and Ray restarts it", death)
     asyncio.get_running_loop().call_later(_LAST_WORDS_S, os._exit, 1)

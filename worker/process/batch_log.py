@@ -1,4 +1,4 @@
-"""`Prefill batch` and `Decode batch` lines of a worker's log, in SGLang's words.
+"""`Prefill batch` and `Decode batch` lines of a worker's log, in SGLang's format.
 
 One line for every step with prompts, and one per `decode_interval` steps of decodes only.
 """
@@ -17,10 +17,10 @@ log = logging.getLogger(__name__)
 
 
 class BatchLog:
-    """Told of every step. Belongs to the engine thread."""
+    """Logs steps. Used by the engine thread only."""
 
     def __init__(self, decode_interval: int, page_size: int, pace: PaceLog | None = None) -> None:
-        """`decode_interval`: steps of decodes between two lines; 0: no lines of batches at all."""
+        """`decode_interval`: decode steps between two lines; 0: no batch lines."""
         self._pace = pace
         self._interval = decode_interval
         self._page_size = page_size
@@ -48,7 +48,7 @@ class BatchLog:
             self._since = ended
 
     def rest(self) -> None:
-        """There is nothing to compute: later time does not count for the throughput."""
+        """The engine is idle: idle time does not count for the throughput."""
         self._since = None
         self._generated = 0
 

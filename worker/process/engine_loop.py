@@ -1,4 +1,4 @@
-"""The engine thread: all state of requests belongs to it.
+"""The engine thread, which owns all state of requests.
 
 Each iteration runs the functions posted to its inbox, computes a step, and sends each session one batch of
 events. Without work it sleeps until a function is posted or a deadline expires.
@@ -66,11 +66,10 @@ class EngineLoop:
         self._turn_began = math.inf
         """Start of the current iteration; math.inf while asleep."""
         self._settled = False
-        """The last turn neither computed nor completed anything: nor will the next before a message comes, or
-        a deadline."""
+        """The last iteration had no work, so the next has none before a message or a deadline."""
         self._waker = StepWaker(inbox)
         self._blocked_since = math.inf
-        """Since when there is nothing to compute before the step in flight ends; math.inf: there is."""
+        """Since when the engine waits for the step in flight; math.inf: it has something to compute."""
         self._proved = True
         """Whether the pages were checked since the last work."""
 
@@ -131,7 +130,7 @@ class EngineLoop:
         if self._settled or began >= self._load_due:
             self._load_due = began + _LOAD_INTERVAL_S
             self._outbox.report_load(self._handler.load())
-        # Before the end of an answer is reported: the next turn of its chat may arrive right after it.
+        # Before the end of an answer is reported, since the next message of its chat may follow at once.
         self._outbox.report_cache(self._handler.cache_changes())
         self._outbox.flush(self._steps)
         self._engine.proceed()

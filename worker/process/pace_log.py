@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 class PaceLog:
-    """Told of every step. A line whenever the limit has halved or doubled since the last one."""
+    """Logs a line whenever the limit has halved or doubled since the last one."""
 
     def __init__(self, chunk: int, itl_target_s: float) -> None:
         self._chunk = chunk
@@ -20,7 +20,7 @@ class PaceLog:
         self._said = chunk
 
     def on_step(self, paced: int) -> None:
-        """`paced`: tokens that prompts may take of a step beside decodes."""
+        """`paced`: prefill tokens allowed in a step beside decodes."""
         grown_back = paced == self._chunk != self._said
         if self._said / 2 < paced < self._said * 2 and not grown_back:
             return

@@ -1,4 +1,4 @@
-"""Wakes the engine thread when the device has done a step, while that thread waits for messages."""
+"""Wakes the engine thread, which waits for messages, when the device has completed a step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class StepWaker:
         self._thread = threading.Thread(target=self._run, name="step-waker", daemon=True)
 
     def watch(self, step: StepInFlight) -> None:
-        """The inbox gets an empty message when `step`, all of which is enqueued, is done."""
+        """Post an empty message to the inbox when `step`, which must be fully enqueued, has completed."""
         if step is self._watched:
             return
         if self._watched is None:
@@ -33,7 +33,7 @@ class StepWaker:
         self._steps.put(step)
 
     def stop(self) -> None:
-        """Ends the thread, after the step that it waits for."""
+        """End the thread, after the step for which it waits."""
         if self._watched is not None:
             self._steps.put(None)
             self._thread.join()
@@ -42,7 +42,7 @@ class StepWaker:
         while (step := self._steps.get()) is not None:
             try:
                 step.wait()
-            finally:  # what is wrong with the step is for the engine to find
+            finally:  # an error of the step is raised to the engine
                 self._inbox.post(_nothing)
 
 

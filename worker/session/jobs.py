@@ -28,13 +28,13 @@ class Job:
     name: str = ""
     """The client's request id."""
     traceparent: str = ""
-    """Of W3C Trace Context."""
+    """W3C Trace Context."""
     chunks: list[worker_pb2.Span] = field(default_factory=list)
-    """When each part of the prompt was computed, for a request that is not handed over."""
+    """Time spans of the prefill chunks of a request without an outgoing handoff."""
     received: int = 0
-    """Tokens whose KV came from another worker."""
+    """Tokens whose KV another worker sent."""
     digest: int | None = None
-    """Of the whole request, where `request` is only a part of its prompt and another worker goes on."""
+    """Digest of the whole request, if `request` is only the first part of a split prompt."""
     preempted_at: float = math.inf
     """When it was preempted last; math.inf: never."""
     said_cached: bool = False

@@ -15,7 +15,7 @@ from worker.session.router_session import RouterSession
 __all__ = ["Outbox"]
 
 _BLOCKS_A_BATCH: Final = 100_000
-"""Of 9 bytes at most: a message of a session stays below gRPC's limit of 4 MiB."""
+"""Entries of at most 9 bytes, so that a message stays below gRPC's limit of 4 MiB."""
 
 
 class Outbox:
@@ -25,7 +25,7 @@ class Outbox:
         self._handled: dict[RouterSession, int] = {}
         """Number of executed commands of each session."""
         self._counted: dict[RouterSession, int] = {}
-        """Those that `_load` covers."""
+        """Number of commands that `_load` covers."""
         self._batches: dict[RouterSession, worker_pb2.EventBatch] = {}
         self._load = worker_pb2.Load()
         self._peer: worker_pb2.Peer | None = None
@@ -71,7 +71,7 @@ class Outbox:
                 self._batch(session)
 
     def report_cache(self, changes: Sequence[CacheChange]) -> None:
-        """Every session gets every change, in order."""
+        """Send a change to every session, in order."""
         if not changes:
             return
         for session in self._handled:
@@ -157,7 +157,7 @@ class Outbox:
         )
 
     def reopened(self, peer: worker_pb2.Peer) -> None:
-        """Tell every session, present and future, how peers reach this worker's KV pool now."""
+        """Send the new address of this worker's KV pool to every current and future session."""
         self._peer = peer
         for session in self._handled:
             self._batch(session).peer.CopyFrom(peer)

@@ -33,7 +33,7 @@ _HALF: Final = 32
 
 
 def open_ranks(config: WorkerConfig, runner: ModelRunner, epoch: int) -> KVPort:
-    """On rank 0, while the others call `serve_kv`: the port of the whole worker's KV."""
+    """On rank 0, while the other ranks call `serve_kv`: the KV port of the whole worker."""
     shard = runner.communicator.shard
     with socket.create_server((_LOOPBACK, 0)) as listener:
         listener.settimeout(_PATIENCE_S)
@@ -69,7 +69,7 @@ def serve_kv(config: WorkerConfig, runner: ModelRunner) -> None:
 
 
 def _accept(listener: socket.socket, config: WorkerConfig, epoch: int, size: int) -> list[RankLink]:
-    """A link to each other rank, in order. Ranks authenticate by the epoch, which is part of their names."""
+    """Links to the other ranks, in order. A rank authenticates by the epoch in its name."""
     links: dict[str, RankLink] = {}
     names = [_rank_name(config, epoch, rank) for rank in range(1, size)]
     while not links.keys() >= set(names):

@@ -13,11 +13,11 @@ __all__ = ["RankProcesses"]
 
 
 class RankProcesses(ABC):
-    """They must live as long as rank 0. When one ends earlier, `end` has the reason, and the worker ends."""
+    """Ranks run as long as rank 0. If one ends earlier, `end` has the reason, and the worker exits."""
 
     def __init__(self) -> None:
         self.end: Future[str] = Future()
-        """Why a rank ended without `stop`; cancelled by `stop`."""
+        """Reason why a rank ended without `stop`; cancelled by `stop`."""
 
     @abstractmethod
     def start(self, config: WorkerConfig, rendezvous: Rendezvous) -> None:
@@ -32,7 +32,7 @@ class RankProcesses(ABC):
         self.end_all()
 
     def trouble(self) -> str:
-        """Why a rank ended; empty while all run."""
+        """Reason why a rank ended; empty while all run."""
         return self.end.result() if self.end.done() and not self.end.cancelled() else ""
 
     def lost(self, reason: str) -> None:

@@ -1,7 +1,7 @@
 """The real engine on a GPU that is only arithmetic.
 
-Scheduler, pages, ITL controller and planning ahead are real. A formula says how long the device and the host
-take for each step, and the clock jumps from one event to the next.
+Scheduler, pages, ITL controller and planning ahead are real. A formula gives the device and host time
+of each step, and the clock jumps from one event to the next.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class _Spec:
 
 
 class _Device:
-    """What an engine asks of a runner."""
+    """Implements the runner interface of an engine."""
 
     spec = _Spec()
 

@@ -43,7 +43,7 @@ class CpuPeak:
 
     def __enter__(self) -> CpuPeak:
         ctypes.CDLL(None).malloc_trim(0)
-        _CLEAR.write_text("5")  # the peak begins anew at what is resident now
+        _CLEAR.write_text("5")  # resets the peak to the current resident size
         self._before = _resident("VmHWM")
         return self
 

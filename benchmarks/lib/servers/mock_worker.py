@@ -34,7 +34,7 @@ class MockWorker(worker_pb2_grpc.WorkerServicer):
     """One decode worker, whose engine takes `step_s` seconds a step, whatever there is to do."""
 
     def __init__(self, words: Sequence[int]) -> None:
-        """`words`: the tokens that it says, one after the other."""
+        """`words`: the tokens to send, in turn."""
         self.step_s = 1.0
         self._words = words
         self._requests: dict[int, MockRequest] = {}
