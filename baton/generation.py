@@ -55,7 +55,7 @@ class Runner:
             for sequence in sequences:
                 request_id = next(self._ids)
                 sampling = sampling_from_proto(sequence.sampling)
-                self._engine.submit(Request(id=request_id, prompt=list(sequence.prompt), sampling=sampling))
+                self._engine.submit(Request(id=request_id, prompt=sequence.prompt, sampling=sampling))
                 active[request_id] = sequence
             while active:
                 self._step(active, on_end)

@@ -1,5 +1,7 @@
 """What chunk sizes and mixing make of TTFT, TPOT, ITL and E2E over the load, and of peak memory.
 
+    python -m benchmarks.chunked --quick
+    python -m benchmarks.chunked --device cpu --quick
     python -m benchmarks.chunked --chunks 64,256,1024,2048,4096,8192,16384,-1
     python -m benchmarks.chunked --device cpu --chunks 64,256,-1 --rate 1 --scales 0.5,1 --requests 12
     python -m benchmarks.chunked --device cpu --model gpt2 --context 1024 --scales 0 --requests 128 \\
@@ -29,7 +31,8 @@ from typing import Any, Final, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.lib.chunk_engines import (
+from benchmarks.lib.chunk_plots import Mark, plot_chunks
+from benchmarks.lib.engines.chunk_engines import (
     MeasuredEngine,
     RealEngine,
     Setting,
@@ -37,31 +40,47 @@ from benchmarks.lib.chunk_engines import (
     cpu_config,
     cuda_config,
 )
-from benchmarks.lib.chunk_plots import Mark, plot_chunks
-from benchmarks.lib.client import Record
+from benchmarks.lib.engines.simulated_gpu import Costs, simulated_config
+from benchmarks.lib.engines.step_fit import LinearSteps
+from benchmarks.lib.load.client import Record
+from benchmarks.lib.load.workload import Work, make_workload, parse_lengths
 from benchmarks.lib.provenance import provenance
 from benchmarks.lib.report import Percentiles, Summary, summarize
 from benchmarks.lib.run_log import RunLog
-from benchmarks.lib.simulated_gpu import Costs, simulated_config
-from benchmarks.lib.step_fit import LinearSteps
-from benchmarks.lib.workload import Work, make_workload, parse_lengths
 from engine.config import Batching
 from engine.loader.checkpoint import resolve
 
 __all__ = ["main", "make_parser"]
 
 _LATENCIES: Final = ("ttft", "tpot", "itl", "e2e")
-_QUICK: Final = {
-    "chunks": [512, 2048, 8192, -1],
-    "batching": [Batching.MIXED, Batching.PREFILL_FIRST],
-    "rate": 10.0,
-    "scales": [1.0],
-    "requests": 50,
-    "long": 0.08,
-    "context": 40_960,
-    "memory_prompt": 32_768,
-    "minutes": 3.5,
+_QUICK: Final[dict[str, dict[str, Any]]] = {
+    "cuda": {
+        "chunks": [512, 2048, 8192, -1],
+        "batching": [Batching.MIXED, Batching.PREFILL_FIRST],
+        "rate": 10.0,
+        "scales": [1.0],
+        "requests": 50,
+        "long": 0.08,
+        "context": 40_960,
+        "memory_prompt": 32_768,
+        "minutes": 3.5,
+    },
+    "cpu": {
+        "chunks": [64, 256, -1],
+        "rate": 1.0,
+        "scales": [0.5],
+        "requests": 12,
+        "input_length": "uniform:32:128",
+        "output_length": "8",
+        "long": 0.25,
+        "long_length": "uniform:300:600",
+        "minutes": 3.5,
+    },
+    "simulator": {"chunks": [64, 512, 2048, 8192, -1], "rate": 10.0, "scales": [1.0], "requests": 50},
 }
+"""Defaults with --quick, by device."""
+_WIDTH: Final = 150
+"""Columns of a terminal that hold all of the table."""
 _NOT_OF_RUNS: Final = (
     "chunks", "batching", "scales", "repeats", "minutes", "runs", "output", "quick", "width",
 )  # fmt: skip
@@ -93,7 +112,7 @@ class _Plan(NamedTuple):
 
 def main() -> None:
     options = _options()
-    console = Console(emoji=False, width=options.width)
+    console = Console(emoji=False, width=options.width or max(Console().width, _WIDTH))
     found = provenance()
     settings = [Setting(chunk, batching) for chunk in options.chunks for batching in options.batching]
     plans = [_Plan(s, scale, k) for s in settings for scale in options.scales for k in range(options.repeats)]
@@ -101,12 +120,13 @@ def main() -> None:
     log = RunLog(options.runs, _common(options))
     left = _measure(options, plans, settings, log, console)
     if left:
-        console.print(f"{left} of {len(plans)} runs are left: call it again with the same --runs")
+        advice = "call it again with the same --runs" if options.runs else "--runs FILE keeps those made"
+        console.print(f"{left} of {len(plans)} runs are left after --minutes {options.minutes:g}: {advice}")
     points = _points(options, settings, plans, log)
     title = (
         f"{options.device}: {options.requests} requests, {options.rate:g}/s at load 1,"
         f" {options.repeats} times; {options.input_length} in ({options.long:.0%} {options.long_length}),"
-        f" {options.output_length} out"
+        f" {options.output_length} out; latencies in ms"
     )
     console.print(_table(points, title))
     for chunk, each in sorted(log.alone.items(), key=lambda item: int(item[0])):
@@ -243,12 +263,12 @@ def _together(runs: Sequence[Sequence[Record]]) -> Summary:
 def _table(points: Sequence[Point], title: str) -> Table:
     """Where there is a prediction, it follows in a line of its own."""
     table = Table(title=title, title_justify="left", show_edge=False)
-    table.add_column("ms")
+    table.add_column("chunks of", no_wrap=True)
     for name in (
-        "load", "TTFT p50, ms", "p90", "p99", "TPOT p50", "p90", "ITL p50", "p99", "E2E p50", "tokens/s",
+        "load", "TTFT p50", "p90", "p99", "TPOT p50", "p90", "ITL p50", "p99", "E2E p50", "tokens/s",
         "usual TTFT p90", "long TTFT p50",
     ):  # fmt: skip
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     for point in points:
         load = f"{point.scale:g}" if point.scale else "all at once"
         parts = (f"{t * 1e3:,.0f}" for t in (point.ttft_usual.p90, point.ttft_long.p50))
@@ -260,7 +280,11 @@ def _table(points: Sequence[Point], title: str) -> Table:
 
 def _cells(s: Summary) -> list[str]:
     values = (s.ttft.p50, s.ttft.p90, s.ttft.p99, s.tpot.p50, s.tpot.p90, s.itl.p50, s.itl.p99, s.e2e.p50)
-    return [*(f"{value * 1e3:,.1f}" for value in values), f"{s.total_rate:,.0f}"]
+    return [*(_ms(value) for value in values), f"{s.total_rate:,.0f}"]
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:,.1f}" if seconds < 0.1 else f"{seconds * 1e3:,.0f}"
 
 
 def _save(
@@ -310,8 +334,9 @@ def _numbers(kind: type) -> Callable[[str], list[Any]]:
 def _options() -> argparse.Namespace:
     """`--quick` changes defaults; what is given explicitly stands."""
     parser = make_parser()
-    if parser.parse_args().quick:
-        parser.set_defaults(**_QUICK)
+    given = parser.parse_args()
+    if given.quick:
+        parser.set_defaults(**_QUICK[given.device])
     return parser.parse_args()
 
 
@@ -322,7 +347,7 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--device", choices=["simulator", "cpu", "cuda"], default="simulator")
-    parser.add_argument("--quick", action="store_true", help="four chunk sizes in 4 minutes, for a GPU")
+    parser.add_argument("--quick", action="store_true", help="a few chunk sizes in 4 minutes")
     parser.add_argument("--chunks", type=_numbers(int), default="64,256,1024,2048,8192,16384,-1", metavar="N")
     parser.add_argument(
         "--batching", type=_numbers(Batching), default="mixed", metavar="KIND", help="mixed, prefill-first, …"

@@ -20,12 +20,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.lib.load.sampling_flags import body_of, sampling_arguments
+from benchmarks.lib.load.workload import Fixed, Work, make_workload
 from benchmarks.lib.machine import describe_machine
 from benchmarks.lib.plots import plot_comparison
 from benchmarks.lib.report import Summary
-from benchmarks.lib.sampling_flags import body_of, sampling_arguments
-from benchmarks.lib.systems import Comparison, Outcome, baton, transformers, vllm
-from benchmarks.lib.workload import Fixed, Work, make_workload
+from benchmarks.lib.servers.systems import Comparison, Outcome, baton, transformers, vllm
 from engine.device.cpu_dtype import preferred_cpu_dtype
 
 __all__ = ["comparison_table", "make_parser"]

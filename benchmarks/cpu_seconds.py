@@ -14,8 +14,8 @@ from functools import partial
 import torch
 from rich.console import Console
 
-from benchmarks.lib.sampling_flags import sampling_arguments, sampling_of
-from benchmarks.lib.workload import Fixed, make_workload
+from benchmarks.lib.load.sampling_flags import sampling_arguments, sampling_of
+from benchmarks.lib.load.workload import Fixed, make_workload
 from benchmarks.offline import run
 from engine.config import EngineConfig
 from engine.core.sampling_params import SamplingParams

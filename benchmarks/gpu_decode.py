@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.lib.gpu_engine import build_engine, engine_arguments, random_prompts, submit
+from benchmarks.lib.engines.gpu_engine import build_engine, engine_arguments, random_prompts, submit
 from engine.engine import Engine
 
 __all__ = ["measure", "profile"]

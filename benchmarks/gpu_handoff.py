@@ -21,11 +21,11 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.lib.client import Target, open_client, send
+from benchmarks.lib.load.client import Target, open_client, send
+from benchmarks.lib.load.sampling_flags import body_of, sampling_arguments
+from benchmarks.lib.load.workload import Fixed, Work, make_workload
 from benchmarks.lib.machine import describe_machine
-from benchmarks.lib.sampling_flags import body_of, sampling_arguments
-from benchmarks.lib.server import BatonServer
-from benchmarks.lib.workload import Fixed, Work, make_workload
+from benchmarks.lib.servers.server import BatonServer
 from router.dispatch.waterfall import busy_seconds
 
 __all__ = ["Handoff"]

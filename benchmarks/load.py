@@ -19,11 +19,11 @@ from typing import Any
 import httpx
 from rich.console import Console
 
-from benchmarks.lib.client import Api, Target, only_model
-from benchmarks.lib.offer import offer
+from benchmarks.lib.load.client import Api, Target, only_model
+from benchmarks.lib.load.offer import offer
+from benchmarks.lib.load.sampling_flags import body_of, sampling_arguments
+from benchmarks.lib.load.workload import make_workload, parse_lengths
 from benchmarks.lib.report import Objective, summarize, summary_table
-from benchmarks.lib.sampling_flags import body_of, sampling_arguments
-from benchmarks.lib.workload import make_workload, parse_lengths
 
 
 def main() -> None:

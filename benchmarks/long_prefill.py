@@ -19,13 +19,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.lib.client import Record, Target, open_client, send
+from benchmarks.lib.load.client import Record, Target, open_client, send
+from benchmarks.lib.load.sampling_flags import body_of, sampling_arguments
+from benchmarks.lib.load.workload import Fixed, Work, make_workload
 from benchmarks.lib.machine import describe_machine
 from benchmarks.lib.outcomes import Interruption
 from benchmarks.lib.plots import plot_long_prefill
-from benchmarks.lib.sampling_flags import body_of, sampling_arguments
-from benchmarks.lib.server import BatonServer
-from benchmarks.lib.workload import Fixed, Work, make_workload
+from benchmarks.lib.servers.server import BatonServer
 
 __all__ = ["interrupt"]
 

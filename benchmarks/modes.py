@@ -39,17 +39,17 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.lib.client import Record, Target, only_model
+from benchmarks.lib.load.client import Record, Target, only_model
+from benchmarks.lib.load.offer import offer
+from benchmarks.lib.load.sampling_flags import body_of, sampling_arguments
+from benchmarks.lib.load.workload import Lengths, Work, make_workload, parse_lengths
 from benchmarks.lib.machine import describe_machine
-from benchmarks.lib.mode_servers import MODEL_NAME, ModeServers, mode_arguments, require_answers
-from benchmarks.lib.offer import offer
 from benchmarks.lib.outcomes import Point, Run, arrival_rate, points_of
 from benchmarks.lib.plots import plot_modes
 from benchmarks.lib.provenance import provenance
 from benchmarks.lib.report import Objective, summarize
-from benchmarks.lib.sampling_flags import body_of, sampling_arguments
-from benchmarks.lib.server import ServerFailed
-from benchmarks.lib.workload import Lengths, Work, make_workload, parse_lengths
+from benchmarks.lib.servers.mode_servers import MODEL_NAME, ModeServers, mode_arguments, require_answers
+from benchmarks.lib.servers.server import ServerFailed
 
 __all__ = ["Results", "make_parser", "measure_modes", "rates_table"]
 

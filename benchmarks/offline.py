@@ -16,11 +16,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks.lib.client import Record
+from benchmarks.lib.load.client import Record
+from benchmarks.lib.load.sampling_flags import sampling_arguments, sampling_of
+from benchmarks.lib.load.workload import Work, make_workload, parse_lengths
 from benchmarks.lib.machine import describe_machine
 from benchmarks.lib.report import summarize, summary_table
-from benchmarks.lib.sampling_flags import sampling_arguments, sampling_of
-from benchmarks.lib.workload import Work, make_workload, parse_lengths
 from engine.config import EngineConfig, SchedulerConfig
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams

@@ -27,9 +27,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.lib.machine import describe_machine
-from benchmarks.lib.mock_worker import MockWorker
-from benchmarks.lib.rayless_router import run_router
 from benchmarks.lib.report import Percentiles
+from benchmarks.lib.servers.mock_worker import MockWorker
+from benchmarks.lib.servers.rayless_router import run_router
 from engine.loader.checkpoint import Checkpoint, resolve
 from router.processing.text.tokenizer import Tokenizer
 

@@ -21,9 +21,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.cluster import main as cluster
+from benchmarks.lib.engines.simulated_gpu import CHUNK_BUDGET, Costs, simulate
+from benchmarks.lib.load.workload import Uniform, Work, make_workload, parse_lengths
 from benchmarks.lib.report import Summary, summarize
-from benchmarks.lib.simulated_gpu import CHUNK_BUDGET, Costs, simulate
-from benchmarks.lib.workload import Uniform, Work, make_workload, parse_lengths
 from engine.presets import Preset
 
 __all__ = ["main"]

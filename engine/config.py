@@ -8,7 +8,16 @@ from enum import Enum
 from pathlib import Path
 from typing import Final, Literal
 
-__all__ = ["PATIENCE", "STEP_SHARE", "Batching", "EngineConfig", "Forecast", "Policy", "SchedulerConfig", "Victim"]
+__all__ = [
+    "PATIENCE",
+    "STEP_SHARE",
+    "Batching",
+    "EngineConfig",
+    "Forecast",
+    "Policy",
+    "SchedulerConfig",
+    "Victim",
+]
 
 PATIENCE: Final = 64.0
 """Default of `SchedulerConfig.prompt_patience`."""
@@ -121,8 +130,8 @@ class SchedulerConfig:
     itl_target_s: float | None = None
     """While requests decode, prompts get as much of a step as keeps the time between steps near this."""
     tpot_target_s: float | None = None
-    """In place of `itl_target_s`: steps with prompts are spaced so that the mean time between the tokens of an
-    answer meets this. Needs `chunk_budget`."""
+    """In place of `itl_target_s`: steps with prompts are spaced so that the mean time between the tokens of
+    an answer meets this. Needs `chunk_budget`."""
     token_tile: int = 1
     """Rows that the device's matrix kernels compute at a time: such steps are rounded to them."""
     costly_context: float = math.inf

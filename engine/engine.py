@@ -117,6 +117,8 @@ class Engine:
         self._crowded = self.scheduler.is_crowded
         output = StepOutput(
             started=plan.started,
+            preempted=plan.preempted,
+            resumed=plan.resumed,
             num_tokens=plan.num_tokens,
             num_prompts=plan.num_prompts,
             prompt_tokens=plan.prompt_tokens,
@@ -125,7 +127,9 @@ class Engine:
             self._cache_hit_tokens += request.num_cached or 0
         if plan.started:
             self.hooks.on_started(plan.started)
-        if not (block or plan or self._launched is None or self._launched.step.done()):
+        # Pages of a preempted request are free now, and the step in flight may write them: it is waited for.
+        waits = block or bool(plan.preempted)
+        if not (waits or plan or self._launched is None or self._launched.step.done()):
             output.blocked = True
             return output
         launched: _Launched | None = None

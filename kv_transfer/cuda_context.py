@@ -16,14 +16,14 @@ class NoContext(RuntimeError):
 
 
 class Caller:
-    """Binds the device to the thread that drives a transport, which is not the one that created it."""
+    """Binds the device's context to the thread that drives a transport, whichever thread created it."""
 
     def __init__(self, memory: PoolMemory) -> None:
         self._memory = memory
         self._thread = 0
 
     def enter(self) -> None:
-        """Call it before every use of UCX; cheap except for the first call on a thread.
+        """Must be called before every use of UCX; cheap after the first call on a thread.
 
         Raises NoContext.
         """
@@ -42,14 +42,14 @@ def enter(device_index: int) -> None:
     # set_device returns early if the number is current already, as 0 is by default; the first operation binds
     # the context to the thread.
     torch.zeros(1, device=f"cuda:{device_index}")
-    if not _is_there():
+    if not _has_context():
         raise NoContext(
-            f"this thread got no CUDA context on cuda:{device_index}; KV would silently travel without NVLink"
+            f"this thread got no CUDA context on cuda:{device_index}; UCX would silently not use NVLink"
         )
 
 
-def _is_there() -> bool:
-    """Asks the driver, as UCX does."""
+def _has_context() -> bool:
+    """Queries the driver, as UCX does."""
     context = ctypes.c_void_p()
     status = ctypes.CDLL("libcuda.so.1").cuCtxGetCurrent(ctypes.byref(context))
     return status == 0 and context.value is not None

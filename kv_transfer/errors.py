@@ -24,7 +24,7 @@ class LayoutMismatch(TransferError):
 
 
 class BadTicket(TransferError):
-    """A ticket that is inconsistent, or does not match the pools that it names."""
+    """A ticket that is inconsistent, or does not match the pools it refers to."""
 
 
 class BadMessage(TransferError):

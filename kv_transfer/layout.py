@@ -9,9 +9,9 @@ from typing import Final
 __all__ = ["SUM64", "XXH3", "KVLayout"]
 
 XXH3: Final = "xxh3-64"
-"""Fastest on a CPU: 14 GB/s a core, where sum64 reaches 1.5."""
+"""For CPUs: 14 GB/s per core, where sum64 reaches 1.5."""
 SUM64: Final = "sum64"
-"""Made for GPUs: see `sum64.py`."""
+"""For GPUs; see `sum64.py`."""
 
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
 
@@ -24,14 +24,14 @@ class KVLayout:
     """A page is `[layer, 2, kv_head, page_size, head_dim]`, contiguous: keys first, then values."""
 
     weights: str
-    """Identity of the weights rather than a name: KV of another revision of a model is invalid."""
+    """Identity of the weights, not a name: KV of another revision of a model is invalid."""
     dtype: str
     num_layers: int
     num_kv_heads: int
     """Of the whole model, over all shards."""
     head_dim: int
     page_size: int
-    """Tokens a page."""
+    """Tokens per page."""
     tp_size: int = 1
     tp_rank: int = 0
     digest: str = XXH3

@@ -12,7 +12,7 @@ class PoolMemory:
     """Memory that peers may write, page by page. It must outlive every transport that has it registered."""
 
     address: int
-    """Of page 0."""
+    """Address of page 0."""
     page_bytes: int
     num_pages: int
     device: str = "cpu"
@@ -32,7 +32,7 @@ class PoolMemory:
     def require_page_bytes(self, page_bytes: int) -> None:
         """Raises ValueError if the layout's page size in bytes differs from this memory's."""
         if self.page_bytes != page_bytes:
-            raise ValueError(f"the pool has {self.page_bytes} bytes a page, its layout {page_bytes}")
+            raise ValueError(f"the pool has {self.page_bytes} bytes per page, its layout {page_bytes}")
 
     def host_bytes(self) -> memoryview:
         """The pages as writable bytes. Raises TypeError for memory that the host cannot address."""

@@ -9,7 +9,7 @@ __all__ = ["PeerBook"]
 
 
 class PeerBook:
-    """Fences are permanent: an epoch is never reused, and costs eight bytes."""
+    """Fences are permanent: an epoch is never reused, and takes a few bytes."""
 
     def __init__(self) -> None:
         self._connected: dict[str, Peer] = {}
@@ -18,7 +18,9 @@ class PeerBook:
     def require_unfenced(self, peer: Peer) -> None:
         """Raises PeerFenced."""
         if peer.epoch in self._fenced:
-            raise PeerFenced(f"{peer.name} was declared dead; only its successor is accepted")
+            raise PeerFenced(
+                f"{peer.name} was declared dead; only a restarted one, of a new epoch, is accepted"
+            )
 
     def connected(self, peer: Peer) -> None:
         self._connected[peer.name] = peer
@@ -30,10 +32,10 @@ class PeerBook:
         self._connected.clear()
 
     def fence(self, epoch: int) -> list[Peer]:
-        """Refuse this incarnation from now on; returns its connections, one for each of its names."""
+        """Refuse this epoch from now on; returns its connections, one per name."""
         self._fenced.add(epoch)
         return [peer for peer in self._connected.values() if peer.epoch == epoch]
 
     def ignores(self, epoch: int) -> bool:
-        """Whether messages of that incarnation are to be dropped: it is fenced, and no connection is left."""
+        """Whether messages of that epoch are dropped: it is fenced, and no connection to it is left."""
         return epoch in self._fenced and all(peer.epoch != epoch for peer in self._connected.values())

@@ -1,4 +1,4 @@
-"""Which bytes go where, and when. Pure arithmetic: no tensors, no sockets, no clock."""
+"""Plans the copies of a handoff. Pure arithmetic: no tensors, no sockets, no clock."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def pages_due(layout: KVLayout, *, done: int, num_tokens: int, complete: bool) -
 
 
 def coalesce(local: Sequence[int], remote: Sequence[int], page_bytes: int) -> list[Copy]:
-    """Whole-page copies `local[i] -> remote[i]`, where neighbours on both sides become one.
+    """Whole-page copies `local[i] -> remote[i]`; pages adjacent on both sides become one copy.
 
     Fresh pools hand out pages in order, so a chunk is often a single copy. O(pages).
     """
@@ -49,11 +49,11 @@ def coalesce(local: Sequence[int], remote: Sequence[int], page_bytes: int) -> li
 def plan_shard_copies(
     source: KVLayout, target: KVLayout, local: Sequence[int], remote: Sequence[int]
 ) -> list[Copy]:
-    """Copies that bring the KV heads which `target` holds from `source`'s pages to its own.
+    """Copies of the KV heads that both `source` and `target` hold, from source pages to target pages.
 
     The two are shards of one model under different tensor parallelism. Every head that both hold is
     copied by the lowest source rank that holds it, so all source ranks together write each byte of a
-    target page exactly once. Empty when this source rank owes this target nothing.
+    target page exactly once. Empty if this source rank has nothing to copy to this target.
     """
     if replace(target, tp_size=source.tp_size, tp_rank=source.tp_rank) != source:
         raise ValueError("the shards differ in more than their tensor parallelism")

@@ -16,7 +16,7 @@ class Peer:
     """A worker's KV pool as another worker reaches it. A restarted worker is a new peer."""
 
     name: str
-    """Unique for ever: worker id and epoch."""
+    """Never reused: worker id and epoch."""
     epoch: int
     metadata: bytes
     """The transport's own address and memory registration."""
@@ -43,7 +43,7 @@ class Peer:
         """Raises LayoutMismatch unless this peer's pages are interchangeable with pages of `layout`."""
         if self.layout_hash != layout.hash or self.page_bytes != layout.page_bytes:
             raise LayoutMismatch(
-                f"{self.name} stores KV as {self.layout_hash} ({self.page_bytes} bytes a page), "
+                f"{self.name} stores KV as {self.layout_hash} ({self.page_bytes} bytes per page), "
                 f"this worker as {layout.hash} ({layout.page_bytes}); start both with the same weights "
                 "(--model, at one revision), --device, --dtype, --page-size and tensor parallelism"
             )
@@ -57,65 +57,63 @@ class Ticket:
     """Never used twice."""
     receiver: Peer
     epoch: int
-    """Of the receiver that issued it; any other incarnation refuses the handoff."""
+    """Epoch of the receiver that issued the ticket; a restarted one refuses the handoff."""
     layout_hash: str
     pages: tuple[int, ...]
-    """The receiver's pages for tokens from `first_token` on, in order. There may be more than `num_tokens`
-    need: a request that goes on while its KV travels has more tokens in the end."""
+    """The receiver's pages for tokens from `first_token` on, in order. May be more than `num_tokens` need: a
+    request that decodes during the handoff has more tokens at its end."""
     first_token: int
-    """Start of a page. Earlier tokens are in the receiver's prefix cache already."""
+    """A multiple of the page size. Earlier tokens are in the receiver's prefix cache."""
     num_tokens: int
-    """Tokens of the request that the receiver knows, the cached ones included."""
+    """Tokens of the request that the receiver has, including cached ones."""
     timeout_s: float
     """The receiver aborts after this long without progress. A duration: the workers share no clock."""
     secret: int
-    """Random number of the receiver, part of every message about this handoff: tickets cannot be forged."""
+    """Random number drawn by the receiver and part of every message of the handoff, against forged ones."""
     sender: str
-    """Name of the peer that may write. A sender that opened its transport anew has another name, and must not
-    use the ticket: the end of the old name gives the pages back."""
+    """Name of the peer that may write. A sender that reopened its transport has a new name and must not use
+    the ticket: the receiver frees the pages when it detects the end of the old name."""
 
     def max_tokens(self, layout: KVLayout) -> int:
-        """Tokens that the request may have KV for when it is handed over."""
+        """Most tokens whose KV fits the pages, including cached ones."""
         return self.first_token + len(self.pages) * layout.page_size
 
     def require(self, layout: KVLayout) -> None:
-        """Raises LayoutMismatch or BadTicket unless the sender may act on it, byte for byte."""
+        """Raises LayoutMismatch or BadTicket unless the ticket is valid for a sender with `layout`."""
         self.receiver.require(layout)
         if self.layout_hash != layout.hash or self.epoch != self.receiver.epoch:
             raise BadTicket(f"ticket {self.handoff_id:x} disagrees with its own receiver")
         if self.first_token % layout.page_size or not 0 <= self.first_token < self.num_tokens:
             raise BadTicket(
-                f"ticket {self.handoff_id:x} asks for tokens {self.first_token}..{self.num_tokens}: "
+                f"ticket {self.handoff_id:x} is for tokens {self.first_token}..{self.num_tokens}: "
                 f"the first must start a page of {layout.page_size} and precede the last"
             )
         needed = layout.num_pages(self.num_tokens) - self.first_token // layout.page_size
         if len(self.pages) < needed or len(set(self.pages)) != len(self.pages):
             raise BadTicket(
-                f"ticket {self.handoff_id:x} names {len(self.pages)} pages, not {needed} distinct ones"
+                f"ticket {self.handoff_id:x} has {len(self.pages)} pages, not {needed} distinct ones"
             )
         if min(self.pages) < 0 or max(self.pages) >= self.receiver.num_pages:
-            raise BadTicket(
-                f"ticket {self.handoff_id:x} names pages outside the pool of {self.receiver.name}"
-            )
+            raise BadTicket(f"ticket {self.handoff_id:x} has pages outside the pool of {self.receiver.name}")
 
 
 @dataclass(frozen=True, slots=True)
 class Final:
-    """What only the sender knows when the last KV of a handoff is computed.
+    """State of the request that only the sender has at the end of a handoff.
 
     With positional randomness (seed, position) this and the request itself are the complete sampling
     state: penalties and stop state follow from the tokens.
     """
 
     tokens: tuple[int, ...]
-    """Sampled by the sender, and unknown to the receiver: they follow the ticket's `num_tokens`. One after a
-    prompt, any number after a running answer, none where the receiver computes the rest of a prompt."""
+    """Tokens sampled by the sender, which follow the ticket's `num_tokens`. One after a prefill, any number
+    after a move of a running answer, none if the receiver computes the rest of a split prompt."""
     position: int
-    """The number of tokens whose KV is handed over. The receiver computes from this one on."""
+    """Number of tokens with transferred KV: the first position that the receiver computes."""
     seed: int
     request_digest: int
-    """Of the ticket's `num_tokens` tokens and the sampling parameters (`digest.request_digest`)."""
+    """`request_digest` of the ticket's `num_tokens` tokens and the sampling parameters."""
 
     def fits(self, ticket: Ticket, layout: KVLayout) -> bool:
-        """Whether at least one token, whose logits are wanted, is left to compute, and there is room."""
+        """Whether at least one token is left to compute for its logits, and the pages have room for it."""
         return 0 < self.position < min(ticket.num_tokens + len(self.tokens), ticket.max_tokens(layout) + 1)

@@ -18,15 +18,15 @@ from kv_transfer.ticket import Final, Peer, Ticket
 __all__ = ["ReceiverCommands", "SenderCommands", "TransferThread"]
 
 _Post: TypeAlias = Callable[[Callable[[float], None]], None]
-"""Queue a command for the transfer thread; it is called with the time."""
+"""Queues a command, which the transfer thread calls with the current time."""
 
 
 class TransferThread:
-    """Runs a KVEndpoint: polls it continuously while it is busy and for a moment after, slowly otherwise.
-    A transport without a thread of its own makes progress only when it is polled.
+    """Runs a KVEndpoint: polls it every `poll_interval_s` while it is busy and for `linger_s` after,
+    otherwise every `idle_interval_s`. The transports make progress only when polled.
 
     `on_event` is called on this thread, in order, and must not block. `on_fatal` is called once if the
-    endpoint itself fails, which no peer can cause; the thread then ends, and the worker should end too.
+    endpoint itself fails, which no peer can cause; the thread then ends, and the worker should exit.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class TransferThread:
         linger_s: float = 0.1,
     ) -> None:
         self.peer: Peer = endpoint.peer
-        """This worker as its peers reach it, until an event says Reopened."""
+        """This worker as its peers reach it, until a Reopened event."""
         self.sender = SenderCommands(endpoint.sender, self._post)
         self.receiver = ReceiverCommands(endpoint.receiver, self._post, on_event)
         self._endpoint = endpoint
@@ -105,7 +105,7 @@ class TransferThread:
 
 
 def _NOTHING(now: float) -> None:  # noqa: N802 - a constant that is a command
-    """Stands for an empty queue."""
+    """No-op command: the queue is empty."""
 
 
 class SenderCommands:
@@ -115,8 +115,8 @@ class SenderCommands:
         self._sender = sender
         self._post = post
 
-    def open(self, handoff_id: int, timeout_s: float, *, goes_on: bool = False) -> None:
-        self._post(lambda now: self._sender.open(handoff_id, now, timeout_s, goes_on=goes_on))
+    def open(self, handoff_id: int, timeout_s: float, *, keeps_decoding: bool = False) -> None:
+        self._post(lambda now: self._sender.open(handoff_id, now, timeout_s, keeps_decoding=keeps_decoding))
 
     def attach(self, ticket: Ticket) -> None:
         self._post(lambda now: self._sender.attach(ticket, now))

@@ -20,7 +20,7 @@ from openai import OpenAI, OpenAIError
 from openai.types.chat import ChatCompletionChunk
 from rich.console import Console
 
-from benchmarks.lib.server import BatonServer, ServerFailed
+from benchmarks.lib.servers.server import BatonServer, ServerFailed
 from router.client.waterfall_chart import waterfall_chart
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -72,8 +72,8 @@ def ask(url: str, console: Console) -> None:
             if chunk.usage:
                 count = chunk.usage
     console.print(
-        f"\n\n{count.prompt_tokens:,} tokens read, first token after {timings['ttft_s']:.2f} s, "
-        f"{count.completion_tokens} tokens written in {timings['e2e_s'] - timings['ttft_s']:.2f} s\n"
+        f"\n\n{count.prompt_tokens:,} prompt tokens, first token after {timings['ttft_s']:.2f} s; "
+        f"{count.completion_tokens} output tokens in {timings['e2e_s'] - timings['ttft_s']:.2f} s\n"
     )
     console.print(waterfall_chart(timings))
 

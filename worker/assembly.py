@@ -11,6 +11,7 @@ from worker.handoffs.incoming import IncomingHandoffs
 from worker.handoffs.kv_port import open_port
 from worker.handoffs.migrations import Migrations
 from worker.handoffs.outgoing import OutgoingHandoffs
+from worker.handoffs.page_sender import PageSender
 from worker.parts import Parts
 from worker.request_handler import Handoffs, RequestHandler
 from worker.session.answers import Answers
@@ -37,13 +38,17 @@ def assemble(parts: Parts) -> RequestHandler:
         parts.inbox.post(handler.on_transfer, event)
 
     transfer = TransferThread(KVEndpoint(open_port(parts)), on_event, on_fatal=parts.inbox.fail)
-    outgoing = OutgoingHandoffs(
-        parts.engine, answers, parts.clock, transfer.sender, parts.config.handoff_timeout_s
-    )
-    migrations = Migrations(
-        parts.engine, answers, parts.clock, transfer.sender, parts.config.handoff_timeout_s
-    )
-    incoming = IncomingHandoffs(parts.engine, answers, transfer.receiver)
-    handoffs = Handoffs(transfer, outgoing, migrations, incoming)
+    handoffs = _handoffs(parts, answers, transfer)
     handler = RequestHandler(parts.engine, answers, parts.clock, grammars, handoffs)
     return handler
+
+
+def _handoffs(parts: Parts, answers: Answers, transfer: TransferThread) -> Handoffs:
+    engine, clock = parts.engine, parts.clock
+    sender = PageSender(transfer.sender, answers, engine.config.page_size, parts.config.handoff_timeout_s)
+    return Handoffs(
+        transfer,
+        OutgoingHandoffs(engine, answers, clock, sender),
+        Migrations(engine, answers, clock, sender),
+        IncomingHandoffs(engine, answers, transfer.receiver),
+    )

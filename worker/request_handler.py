@@ -151,10 +151,22 @@ class RequestHandler:
                 own = isinstance(error, InvalidRequest)
                 code = worker_pb2.FAILURE_CODE_INVALID if own else worker_pb2.FAILURE_CODE_INTERNAL
                 self._answers.fail(job, code, str(error))
+        self._report_preemptions(output)
         if self._handoffs is not None:
             self._handoffs.migrations.on_step()
         if output.measured is not None and self._handoffs is not None:
             self._answers.outbox.measured(step_work_to_proto(output.measured))
+
+    def _report_preemptions(self, output: StepOutput) -> None:
+        now = self._clock() if output.preempted or output.resumed else 0.0
+        for request in output.resumed:
+            if (job := self._answers.jobs.get(request.id)) is not None:
+                self._answers.outbox.resumed(job, now - job.preempted_at)
+        for request in output.preempted:
+            job = self._answers.jobs.get(request.id)
+            if job is not None and request.preempted_for is not None:
+                job.preempted_at = now
+                self._answers.outbox.preempted(job, request.preempted_for.value)
 
     def tick(self, now: float) -> None:
         """Handle expired deadlines. Runs before every step, and at `next_wakeup` when idle."""
@@ -270,7 +282,7 @@ class RequestHandler:
         self._with_transport().incoming.reserve(job, message)
 
     def _report(self, job: Job, token: TokenOut) -> None:
-        if self._handoffs is not None and self._handoffs.outgoing.goes_on(job.id):
+        if self._handoffs is not None and self._handoffs.outgoing.continues_elsewhere(job.id):
             self._answers.report(job, token, finish=None)
             return
         self._answers.report(job, token, token.finish)

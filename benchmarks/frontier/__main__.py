@@ -33,9 +33,9 @@ from benchmarks.frontier.search import WANTED, Search, best_of
 from benchmarks.frontier.served import served_variants, serving
 from benchmarks.frontier.simulated import simulated_variants
 from benchmarks.lib.machine import describe_machine
-from benchmarks.lib.mode_servers import ModeServers, mode_arguments
 from benchmarks.lib.provenance import provenance
-from benchmarks.lib.server import ServerFailed
+from benchmarks.lib.servers.mode_servers import ModeServers, mode_arguments
+from benchmarks.lib.servers.server import ServerFailed
 from router.config.choices import Mode
 
 __all__ = ["make_parser"]

@@ -12,11 +12,11 @@ from rich.console import Console
 
 from benchmarks.frontier.cells import Regime, Workload
 from benchmarks.frontier.search import ShareAt
-from benchmarks.lib.client import Target
-from benchmarks.lib.mode_servers import MODEL_NAME, ModeServers, require_answers
-from benchmarks.lib.offer import offer
+from benchmarks.lib.load.client import Target
+from benchmarks.lib.load.offer import offer
+from benchmarks.lib.load.workload import Work
 from benchmarks.lib.report import summarize
-from benchmarks.lib.workload import Work
+from benchmarks.lib.servers.mode_servers import MODEL_NAME, ModeServers, require_answers
 from router.simulator.deployment import STEP_SHARE
 from router.simulator.traffic import Arrival
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
-from benchmarks.lib.client import Record
+from benchmarks.lib.load.client import Record
 from benchmarks.lib.report import Percentiles, Summary
 
 __all__ = ["Interruption", "Point", "Run", "Spread", "arrival_rate", "points_of"]

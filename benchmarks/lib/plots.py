@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.lib.outcomes import Interruption, Point, Run
-from benchmarks.lib.systems import Outcome
+from benchmarks.lib.servers.systems import Outcome
 
 __all__ = ["plot_comparison", "plot_long_prefill", "plot_modes"]
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from rich.table import Table
 
-from benchmarks.lib.client import Record
+from benchmarks.lib.load.client import Record
 from router.simulator.objective import Objective
 
 __all__ = ["Objective", "Percentiles", "Summary", "summarize", "summary_table"]

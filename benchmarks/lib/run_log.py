@@ -8,8 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.lib.chunk_engines import Alone
-from benchmarks.lib.client import Record
+from benchmarks.lib.engines.chunk_engines import Alone
+from benchmarks.lib.load.client import Record
 from engine.core.events import StepMeasured
 
 __all__ = ["OtherOptions", "RunLog"]

@@ -101,5 +101,7 @@ def _joined(arrays: list[Ints]) -> Ints:
 
 
 def _input_ids(chunks: list[Chunk]) -> Ints:
-    """Token ids of all chunks, [T]."""
-    return _ints([token for chunk in chunks for token in chunk.request.tokens(chunk.start, chunk.end)])
+    """Token ids of all chunks, [T]. Chunks of more than one token come first."""
+    prompts = [np.asarray(c.request.tokens(c.start, c.end)) for c in chunks if c.length > 1]
+    decodes = [c.request.token(c.start) for c in chunks if c.length == 1]
+    return _joined([*prompts, _ints(decodes)])

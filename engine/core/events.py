@@ -59,6 +59,8 @@ class StepOutput:
     tokens: list[TokenOut] = field(default_factory=list)
     started: list[Request] = field(default_factory=list)
     """Requests whose first chunk is being computed."""
+    preempted: list[Request] = field(default_factory=list)
+    resumed: list[Request] = field(default_factory=list)
     failed: list[tuple[Request, EngineError]] = field(default_factory=list)
     """Requests that failed; others in the step are not affected. An InvalidRequest is the client's fault."""
     num_tokens: int = 0

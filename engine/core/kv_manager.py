@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from common.token_array import token_array
 from engine.core.request import Request
 from engine.errors import PageLeak
 from engine.kv_cache.pages import PageCounts, PagePool, PageState
@@ -239,7 +240,7 @@ class KVManager:
         return self.pool.take(count, owner, state)
 
 
-_NOTHING: Final = RadixNode(None, (), [], 0)
+_NOTHING: Final = RadixNode(None, token_array(()), [], 0)
 
 
 def _shared_part(node: RadixNode | None) -> RadixNode:

@@ -39,6 +39,8 @@ class StepPlan:
 
     chunks: list[Chunk] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
+    resumed: list[Request] = field(default_factory=list)
+    """Requests that were preempted before and run again."""
     leaves_prompts: bool = False
     """Prompts would have taken more tokens than the step had for them."""
     started: list[Request] = field(default_factory=list)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
+from common.token_array import token_array
 from engine.core.sampling_params import FinishReason, SamplingParams
 from engine.core.waits import WaitMark, WaitReason
 from engine.grammar.matcher import Matcher
@@ -32,6 +34,7 @@ class Request:
 
     id: RequestId
     prompt: Sequence[TokenId]
+    """Kept as an array: see `token_array`."""
     sampling: SamplingParams
     output: list[TokenId] = field(default_factory=list)
     priority: int = 0
@@ -51,8 +54,8 @@ class Request:
     locked: RadixNode | None = None
     """The deepest cache node whose pages this request uses; locked against eviction."""
     decodes_since: float | None = None
-    """When its first token came, by the engine's clock; None before it decodes, or without a TPOT target. Of an
-    answer that another worker began: when it would have come if its tokens met the target."""
+    """When its first token came, by the engine's clock; None before it decodes, or without a TPOT target. Of
+    an answer that another worker began: when it would have come if its tokens met the target."""
     handicap: float = 0.0
     """Aging term of `turn`: grows with every prompt submitted before; -inf once preempted."""
     num_expected: int = 0
@@ -66,6 +69,9 @@ class Request:
     wait_mark: WaitMark = ()
     waited: Mapping[WaitReason, float] = field(default_factory=dict)
     """Seconds until it was admitted, or until its KV was here, by reason."""
+    preempted_for: WaitReason | None = None
+    """While it waits because it was preempted: for pages that a decode needed, or for a more urgent request
+    (POLICY)."""
     pinned: bool = False
     """A peer may read its pages, which therefore stay: the request is never preempted."""
     paused: bool = False
@@ -74,6 +80,9 @@ class Request:
     matcher: Matcher | None = None
     """Follows `sampling.grammar`; set when an engine takes the request."""
     finish: FinishReason | None = None
+
+    def __post_init__(self) -> None:
+        self.prompt = token_array(self.prompt)
 
     @property
     def num_tokens(self) -> int:
@@ -104,11 +113,16 @@ class Request:
         """Whether its last token is still being computed by the step in flight."""
         return bool(self.output) and self.output[-1] == PENDING
 
-    def tokens(self, start: int, end: int) -> Sequence[TokenId]:
+    def tokens(self, start: int, end: int) -> array[TokenId]:
         """Token ids at absolute positions [start, end)."""
         n = len(self.prompt)
         if end <= n:
-            return self.prompt[start:end]
+            return token_array(self.prompt[start:end])
         if start >= n:
-            return self.output[start - n : end - n]
-        return [*self.prompt[start:], *self.output[: end - n]]
+            return token_array(self.output[start - n : end - n])
+        return token_array(self.prompt[start:]) + token_array(self.output[: end - n])
+
+    def token(self, position: int) -> TokenId:
+        """The token id at an absolute position."""
+        n = len(self.prompt)
+        return self.prompt[position] if position < n else self.output[position - n]

@@ -1,8 +1,8 @@
 """How much memory a compiled grammar takes, estimated from its source.
 
 llguidance reports no sizes to Python, and a process with other threads cannot measure one allocation. The
-factors are measured by `python -m benchmarks.grammar_memory`, for a vocabulary of 49,152. Outputs that follow
-a grammar add lexer states, which the estimate leaves out: `LIMITS.max_lexer_states` bounds them.
+factors are measured by `python -m benchmarks.micro.grammar_memory`, for a vocabulary of 49,152. Outputs that
+follow a grammar add lexer states, which the estimate leaves out: `LIMITS.max_lexer_states` bounds them.
 """
 
 from __future__ import annotations

@@ -8,17 +8,20 @@ locks the deepest node that it uses, which protects that node and all nodes abov
 from __future__ import annotations
 
 import heapq
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import TypeAlias
 
 from common.block_hash import BlockHash, block_hashes
+from common.token_array import token_array
 from engine.kv_cache.journal import CacheChange, CacheJournal
 
 __all__ = ["Insertion", "Match", "RadixCache", "RadixNode"]
 
-PageKey: TypeAlias = tuple[int, ...]
+PageKey: TypeAlias = bytes
+"""The tokens of a page."""
 
 
 class RadixNode:
@@ -37,9 +40,7 @@ class RadixNode:
         "tokens",
     )
 
-    def __init__(
-        self, parent: RadixNode | None, tokens: tuple[int, ...], pages: list[int], depth: int
-    ) -> None:
+    def __init__(self, parent: RadixNode | None, tokens: array[int], pages: list[int], depth: int) -> None:
         self.parent = parent
         self.tokens = tokens
         self.pages = pages
@@ -80,7 +81,7 @@ class RadixCache:
 
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
-        self.root = RadixNode(None, (), [], 0)
+        self.root = RadixNode(None, token_array(()), [], 0)
         self.root.locks = 1  # never evicted
         self.version = 0
         """Changes whenever the result of a match may change."""
@@ -114,9 +115,10 @@ class RadixCache:
         """
         node = after or self.root
         pages: list[int] = []
+        sought = token_array(tokens)
         size, start = self.page_size, 0
-        while (child := node.children.get(tuple(tokens[start : start + size]))) is not None:
-            shared = self._shared_pages(child, tokens, start)
+        while (child := node.children.get(sought[start : start + size].tobytes())) is not None:
+            shared = self._shared_pages(child, sought, start)
             pages += child.pages[:shared]
             if shared < len(child.pages):
                 node = self._split(child, shared) if touch else child
@@ -139,9 +141,9 @@ class RadixCache:
         adopted = list(pages[known:])
         if not adopted:
             return Insertion(found.node, adopted)
-        rest = tuple(tokens[known * self.page_size :])
+        rest = token_array(tokens)[known * self.page_size :]
         leaf = RadixNode(found.node, rest, adopted, found.node.depth + len(adopted))
-        found.node.children[rest[: self.page_size]] = leaf
+        found.node.children[rest[: self.page_size].tobytes()] = leaf
         found.node.changes += 1
         self.version += 1
         if self._journal is not None:
@@ -238,7 +240,7 @@ class RadixCache:
             del leaf.pages[keep:]
             self._offer(leaf)
             return
-        del parent.children[leaf.tokens[: self.page_size]]
+        del parent.children[leaf.tokens[: self.page_size].tobytes()]
         leaf.parent = None
         self._offer(parent)
 
@@ -260,14 +262,14 @@ class RadixCache:
             above.last_used = self._clock
             above = above.parent
 
-    def _shared_pages(self, child: RadixNode, tokens: Sequence[int], start: int) -> int:
+    def _shared_pages(self, child: RadixNode, tokens: array[int], start: int) -> int:
         """Number of whole pages that `child` shares with tokens[start:]; the first one is known to match."""
         edge, size = child.tokens, self.page_size
-        if tuple(tokens[start : start + len(edge)]) == edge:
+        if tokens[start : start + len(edge)] == edge:
             return len(child.pages)
         shared = 1
         page = slice(size, 2 * size)
-        while tuple(tokens[start + page.start : start + page.stop]) == edge[page]:
+        while tokens[start + page.start : start + page.stop] == edge[page]:
             shared += 1
             page = slice(page.stop, page.stop + size)
         return shared
@@ -285,8 +287,8 @@ class RadixCache:
         )
         upper.locks, upper.last_used = node.locks, node.last_used
         upper.blocks, node.blocks = node.blocks[:keep], node.blocks[keep:]
-        upper.children[node.tokens[keep * size : (keep + 1) * size]] = node
-        parent.children[upper.tokens[:size]] = upper
+        upper.children[node.tokens[keep * size : (keep + 1) * size].tobytes()] = node
+        parent.children[upper.tokens[:size].tobytes()] = upper
         parent.changes += 1
         node.parent, node.tokens, node.pages = upper, node.tokens[keep * size :], node.pages[keep:]
         return upper

@@ -112,6 +112,9 @@ class Admission:
             if is_new:
                 request.waited = queues.waits.since(request.wait_mark, now)
                 step.started.append(request)
+            elif request.preempted_for is not None:
+                request.preempted_for = None
+                step.resumed.append(request)
             if key == -math.inf:
                 request.handicap = -math.inf
             queues.waiting.admitted(request, request.num_pending)
@@ -136,7 +139,7 @@ class Admission:
         if self._kv.num_available + sum(map(self._kv.pages_alone, victims)) < needed:
             return lacking
         for victim in queues.victims(victims):
-            queues.preempt(victim, step)
+            queues.preempt(victim, WaitReason.POLICY, step)
             if self._kv.admit(request, headroom=lambda _: 0):
                 return None
         return lacking

@@ -20,7 +20,7 @@ class PrefillShare:
     def __init__(self, config: SchedulerConfig, page_size: int, context: int, lengths: OutputLengths) -> None:
         self.itl_controller = (
             None
-            if config.itl_target_s is None or config.chunk_budget is None
+            if config.itl_target_s is None or config.chunk_budget is None or not config.chunked_prefill
             else ITLController(config.itl_target_s, config.chunk_budget)
         )
         self.tpot_controller = (
@@ -30,10 +30,11 @@ class PrefillShare:
         )
         self._config = config
         self._page_size = page_size
+        unit, longest = page_size if config.page_aligned_chunks else 1, config.longest_chunk(context)
         self._limits = PrefillLimits(
             largest=config.prefill_limit(context),
-            unit=page_size if config.page_aligned_chunks else 1,
-            longest_chunk=config.longest_chunk(context),
+            unit=unit,
+            longest_chunk=None if longest is None else max(longest, unit),  # else no chunk ends a page
             chunked=config.chunked_prefill,
             first_may_exceed=config.chunk_budget is None and config.max_prefill_tokens is not None,
             max_partial=config.max_partial_prefills,

@@ -100,7 +100,7 @@ class PrefixRanker:
             assert node.parent is not None
             node = node.parent
         at = (node.depth - start.depth) * size
-        key = tuple(rest[at : at + size])
+        key = rest[at : at + size].tobytes()
         child = node.children.get(key)
         length = len(child.pages) if child else 0
         return _Lookup(node, node.changes, node.depth, key, child, length, pages - node.depth)
@@ -111,13 +111,15 @@ class PrefixRanker:
 
     def _depth_first(self, requests: Sequence[Request]) -> list[int]:
         """Depth first, subtrees with the most waiting requests first (SGLang's dfs-weight)."""
+        root = self._cache.root
         known = [self._lookups.get(request.number) for request in requests]
-        nodes = [lookup.deepest if lookup is not None else self._cache.root for lookup in known]
-        paths = {node: _path(node) for node in nodes}
+        nodes = [lookup.deepest if lookup is not None else root for lookup in known]
+        requests_at = Counter(nodes)
+        paths = {node: _path(node) for node in requests_at}
         weights: Counter[RadixNode] = Counter()
-        for node, count in Counter(nodes).items():
-            for at in paths[node]:
-                weights[at] += count
+        for node, path in paths.items():
+            for at in path:
+                weights[at] += requests_at[node]
         last = (1, 0)  # a node's own requests are ordered after those of its children
         keys = {node: [*((-weights[at], id(at)) for at in path), last] for node, path in paths.items()}
         ranks = {node: rank for rank, node in enumerate(sorted(keys, key=keys.__getitem__))}

@@ -9,7 +9,7 @@ from engine.core.request import Request
 
 __all__ = ["PrefixesInFlight"]
 
-_PageKey: TypeAlias = tuple[int, tuple[int, ...]]
+_PageKey: TypeAlias = tuple[int, bytes]
 """A chunk's offset in its prompt, and the tokens of its first page."""
 
 
@@ -48,7 +48,7 @@ class PrefixesInFlight:
     def _page_key(self, request: Request, start: int) -> _PageKey | None:
         if start + self._page_size > request.num_tokens:
             return None
-        return start, tuple(request.tokens(start, start + self._page_size))
+        return start, request.tokens(start, start + self._page_size).tobytes()
 
     def _same_prefix(self, first: Request, second: Request, start: int) -> bool:
         """Whether both have the same tokens before `start`.
@@ -64,4 +64,4 @@ class PrefixesInFlight:
         while lower.depth > upper.depth and lower.parent is not None:
             lower = lower.parent
         known = upper.depth * self._page_size
-        return lower is upper and tuple(first.tokens(known, start)) == tuple(second.tokens(known, start))
+        return lower is upper and first.tokens(known, start) == second.tokens(known, start)

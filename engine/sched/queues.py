@@ -9,7 +9,7 @@ from engine.config import Batching, SchedulerConfig
 from engine.core.kv_manager import KVManager
 from engine.core.plan import StepPlan
 from engine.core.request import Request
-from engine.core.waits import WaitClock
+from engine.core.waits import WaitClock, WaitReason
 from engine.sched.policy import PolicyRules
 from engine.sched.waiting_queue import WaitingQueue
 
@@ -87,13 +87,14 @@ class Queues:
         else:
             self.waiting.remove(request)
 
-    def preempt(self, request: Request, step: StepPlan | None = None) -> None:
+    def preempt(self, request: Request, reason: WaitReason, step: StepPlan | None = None) -> None:
         """Free the request's pages and queue it again; it may find its prefix in the cache later."""
         assert not request.pinned, "a peer may be reading its pages"
         self.num_preemptions += 1
         self._kv.release(request)
         self._vacate(request)
         request.handicap = -math.inf
+        request.preempted_for = reason
         self.waiting.add(request)
         if step is not None:
             step.preempted.append(request)

@@ -160,7 +160,7 @@ class Scheduler:
 
     def preempt(self, request: Request) -> None:
         """Free the request's pages and put it back in the queue."""
-        self._queues.preempt(request)
+        self._queues.preempt(request, WaitReason.PAGES)
 
     def complete(self, chunk: Chunk) -> None:
         """A chunk's step has run: its KV is in the pool."""
@@ -178,7 +178,7 @@ class Scheduler:
             self._share.itl_controller.observe(cost, seconds)
 
     def plan(self, now: float = 0.0) -> StepPlan:
-        """Plan the next step. `now` is used only as the time at which requests began to wait, or to decode."""
+        """Plan the next step. `now` is when requests begin to wait, or to decode."""
         step = StepPlan()
         self._queues.start_adopted()
         prompts: list[Chunk] = []
@@ -224,7 +224,7 @@ class Scheduler:
                 if not victims:
                     waits = True
                     break
-                self._queues.preempt(victims[0], step)
+                self._queues.preempt(victims[0], WaitReason.PAGES, step)
                 self._forecaster.retracted(self.running)
         if step.preempted or waits:
             return [r for r in decodes if r.slot >= 0 and r.num_computed < len(r.pages) * size]

@@ -14,7 +14,8 @@ from engine.sched.page_forecast import OutputLengths
 __all__ = ["TPOTController"]
 
 _PROMPT_STEP: Final = 2.0
-"""Time of a step with prompts, relative to the mean that is held, that is taken whenever the mean allows it."""
+"""Time of a step with prompts without slack, relative to the mean that is held. From 1.5 to 3 it makes no
+difference beyond that between two draws (step 39 of benchmarks/NOTES.md)."""
 _SMALLEST: Final = 64
 """Smallest budget where even steps without prompts are too slow, so that prompts make progress."""
 _AT_ONCE: Final = 0.5
@@ -33,17 +34,17 @@ class TPOTController:
     TPOT is a mean over the steps of an answer. A step with prompts has a fixed cost, so a few long ones read
     more prompt tokens than many short ones with the same mean. Two rules allow such a step:
 
-    * **Debt.** What steps took beyond the held mean is debt, which later steps repay by being shorter. Without
-      debt, a step may take `prompt_step_s`. With prompts in every step the mean therefore stays at
-      `held_s`, whatever prompts and decodes cost.
+    * **Debt.** What steps take beyond the held mean is debt, which later ones repay by being shorter. Without
+      debt, a step may take `prompt_step_s`. With prompts pending all the time the mean stays at `held_s`,
+      whatever prompts and decodes cost.
     * **Slack.** An answer may use the time that it has saved so far, and what it will save if steps stay as
-      long as they are in the mean now. The answer with the least decides, so that none is slowed down beyond the
-      target for the sake of a prompt. When few steps carry prompts, much is saved, and prompts are
-      computed in long steps at once; when all do, nothing is, and debt alone decides.
+      long as they are in the mean now. The answer with the least slack decides. When few steps carry
+      prompts, much is saved, and prompts are computed in long steps at once; when all do, nothing is, and
+      debt alone decides. Lending time between the requests of a worker follows TaiChi (arXiv 2508.01989).
     """
 
     def __init__(self, target_s: float, largest: int, lengths: OutputLengths) -> None:
-        """`largest`: most prompt tokens of a step. `lengths`: of answers; `Scheduler` tells it of each end."""
+        """`largest`: most prompt tokens of a step. `lengths`: of the answers that have ended."""
         self.target_s = target_s
         self.held_s = STEP_SHARE * target_s
         self._largest = largest
@@ -87,7 +88,7 @@ class TPOTController:
         self._budget = self._tokens_within(allowed) if allowed >= self.prompt_step_s else 0
 
     def observe(self, cost: float, seconds: float) -> None:
-        """A step with decodes and prompt tokens of this cost, or 0, completed `seconds` after the one before."""
+        """A step with decodes, and prompt tokens of this cost or 0, completed `seconds` after the last one."""
         self._mean_s += _MEAN_WEIGHT * (seconds - self._mean_s)
         over = seconds - self.held_s
         if not cost:

@@ -18,7 +18,7 @@ __all__ = ["KVEndpoint"]
 
 
 class KVEndpoint:
-    """Polls the transport and dispatches its events to sender and receiver. Has no thread and no clock.
+    """Polls the transport and dispatches its events to sender and receiver. No thread or clock of its own.
 
     Completed writes go to the sender, messages are dispatched by kind, and both get lost peers, fences, and
     the reopening of the transport.
@@ -55,7 +55,7 @@ class KVEndpoint:
         return self.sender.is_busy() or self.receiver.is_busy(now)
 
     def poll(self, now: float) -> list[EndpointEvent]:
-        """Makes progress; O(live handoffs)."""
+        """Make progress and return new events. O(live handoffs)."""
         for event in self._port.transport.poll():
             match event:
                 case WriteDone(write):
@@ -74,12 +74,12 @@ class KVEndpoint:
     def fence(self, epoch: int, reason: str, now: float) -> None:
         """Refuse the peer of this epoch from now on: the cluster has declared it dead.
 
-        Its writes may still be in flight: a host that was cut off may come back. If pages are reserved for
-        the peer, this worker first closes its own transport, so that no write can land, and then frees them.
-        All other handoffs, in both directions, fail with that and must be retried. A peer on this host is
-        only refused, since the end of its process is detected locally.
+        Its writes may still be in flight, since an unreachable host may come back. If pages are reserved for
+        the peer, this worker first closes its own transport, so that no write can land, and then frees them;
+        all other handoffs, in both directions, fail and must be retried. A peer on this host is only refused,
+        since the end of its process is detected locally.
 
-        Raises RightsRemain, and what opening the transport raises: then this process has to end.
+        Raises RightsRemain, and what opening the transport raises; the process must then exit.
         """
         port = self._port
         for peer in port.peers.fence(epoch):

@@ -25,7 +25,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class PushSpan:
-    """One write: when it was started and seen complete, on the worker's clock."""
+    """One write, with its start and the time at which its completion was polled, on the worker's clock."""
 
     begin: float
     end: float
@@ -36,15 +36,15 @@ class PushSpan:
 
 @dataclass(frozen=True, slots=True)
 class CaughtUp:
-    """The receiver has every full page that was computed: what is left to send is less than a page, and what
-    is computed from now on. A request that runs may be stopped for that."""
+    """The receiver has every full computed page; only the last, partly filled page is left to send. Pause the
+    request now to complete the handoff."""
 
     handoff_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class HandedOver:
-    """The receiver verified every page. The sender's pages are no longer read."""
+    """The handoff is complete: the receiver verified every page. The sender's pages are no longer read."""
 
     handoff_id: int
     bytes: int
@@ -53,7 +53,7 @@ class HandedOver:
 
 @dataclass(frozen=True, slots=True)
 class SendFailed:
-    """The handoff failed. The sender's pages may be reused: data still read from them is discarded."""
+    """The handoff failed. The sender's pages may be reused: the receiver discards what is still written."""
 
     handoff_id: int
     reason: str
@@ -61,7 +61,7 @@ class SendFailed:
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """The sender may be given this ticket."""
+    """Pages are reserved; the ticket is to be sent to the sender."""
 
     handoff_id: int
     ticket: Ticket
@@ -69,14 +69,14 @@ class Reserved:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Every page is here and verified: compute what follows."""
+    """Every page has arrived and is verified; the request can be computed from `final.position` on."""
 
     handoff_id: int
     final: Final
     transfer_s: float
     """From the reservation to the verified last page."""
     exposed_s: float
-    """The part of it after the sender had computed its last token: what the handoff costs the client."""
+    """The part of it after the sender's last computed token: the latency that the client sees."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,36 +24,36 @@ __all__ = ["Body", "Confirm", "Drain", "Finish", "Message", "Push", "Revoke", "d
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """Sender: pages [first, first + count) of the ticket were written. A hint to verify them early."""
+    """Sender: pages [first, first + count) of the ticket were written, and can be digested."""
 
     first: int
     count: int
     tail_tokens: int
-    """Valid in the last of them."""
+    """Valid tokens in the last of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Sender: every page was written. Complete in itself: it needs none of the Push messages."""
+    """Sender: every page was written. Sufficient without the Push messages."""
 
     final: ticket.Final
     exposed_s: float
     """From the prompt's last computed token to the last written page, on the sender's clock."""
     digests: tuple[int, ...]
-    """Of every page of the ticket, in order; of the tail page, of its valid tokens."""
+    """One per page of the ticket, in order; that of the last page covers its valid tokens only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Confirm:
-    """Receiver: every digest is right; decoding begins."""
+    """Receiver: every digest matches; the receiver decodes from here on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Revoke:
-    """Receiver: stop writing, then answer Drain. Repeated until answered."""
+    """Receiver: stop writing and answer with Drain. Repeated until answered."""
 
     receiver: Peer
-    """Where to answer: the sender may not have seen the ticket yet."""
+    """Where to send the Drain: the sender may not have the ticket yet."""
     reason: str
 
 
@@ -99,9 +99,9 @@ def decode(data: bytes) -> Message:
     """Raises BadMessage for anything that `encode` did not produce."""
     payload, checksum = data[: -_CHECKSUM.size], data[-_CHECKSUM.size :]
     if len(payload) < _HEADER.size or not payload.startswith(_MAGIC):
-        raise BadMessage(f"{len(data)} bytes that are no message of this protocol version")
+        raise BadMessage(f"{len(data)} bytes that are not a message of this protocol version")
     if _CHECKSUM.pack(xxhash.xxh3_64_intdigest(payload)) != checksum:
-        raise BadMessage("the message was damaged on its way: its checksum is wrong")
+        raise BadMessage("the message is corrupt: its checksum differs")
     _, number, handoff_id, source, target, secret = _HEADER.unpack_from(payload)
     if not 0 < number <= len(_KINDS):
         raise BadMessage(f"unknown message kind {number}")
@@ -171,7 +171,7 @@ def _read_drain(reader: Reader) -> Drain:
     return Drain(reader.text())
 
 
-# A kind's number on the wire is its place in this table, counted from 1: append, never reorder.
+# A kind's number on the wire is its 1-based index in this table: append, never reorder.
 _KINDS: Final[list[tuple[type[Body], Callable[[Any], bytes], Callable[[Reader], Body]]]] = [
     (Push, _pack_push, _read_push),
     (Finish, _pack_finish, _read_finish),

@@ -1,4 +1,4 @@
-"""What the sending and the receiving half of a KV endpoint share: transport, identity, known peers."""
+"""The state that sender and receiver of a KV endpoint share: transport, identity, known peers."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class KVPort:
         digester: PageDigester | None = None,
         reopen: Callable[[], Transport] | None = None,
     ) -> None:
-        """`reopen` registers the same memory again under another name; it is called when `transport` is
-        closed. None: not possible here.
+        """`reopen` registers the same memory under another name, after `transport` was closed. None: this
+        transport cannot be reopened.
         """
         self.transport = transport
         self.layout = layout
@@ -39,7 +39,7 @@ class KVPort:
         """This worker, as its peers reach it."""
         self.peers = PeerBook()
         self.unexpected: Counter[str] = Counter()
-        """Late, duplicate, foreign or damaged messages: ignored, but counted, by kind."""
+        """Number of ignored messages by kind: late, duplicate, foreign or damaged."""
         self._memory = memory
         self._reopen = reopen
 
@@ -51,7 +51,7 @@ class KVPort:
     def reopen(self, reason: str) -> None:
         """Close the transport, so that no write can land, and open a new one under another name.
 
-        Raises RightsRemain, and what the transport raises: then this process has to end.
+        Raises RightsRemain, and what the transport raises; the process must then exit.
         """
         if self._reopen is None:
             raise RightsRemain(f"{reason}, and may still write pages of this worker")

@@ -1,4 +1,4 @@
-"""Receiving side of handoffs: reserves pages for a sender, and frees them only when no write can land."""
+"""Receiving side of handoffs: reserves pages for a sender, and frees them when no write can land any more."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kv_transfer.ticket import Final, Peer, Ticket
 __all__ = ["KVReceiver"]
 
 _URGENT_S: Constant = 5.0
-"""A handoff aborted longer ago does not count as busy: its sender is slow, stopped or unreachable."""
+"""A handoff aborted longer ago does not keep the endpoint busy: its sender is slow or unreachable."""
 
 
 @dataclass(slots=True, eq=False)
@@ -30,7 +30,7 @@ class _Handoff:
     request_digest: int
     reserved_at: float
     digests: dict[int, int] = field(default_factory=dict)
-    """By index in the ticket: pages digested as they came, so that only the tail waits for Finish."""
+    """Digests by page index in the ticket, computed as pages arrive; only the last one waits for Finish."""
     final: Final | None = None
     exposed_s: float = 0.0
     reason: str = ""
@@ -54,7 +54,7 @@ class KVReceiver:
 
     @property
     def num_live(self) -> int:
-        """Handoffs whose pages a peer may still write."""
+        """Number of handoffs whose pages a peer may still write."""
         return len(self._live)
 
     def is_busy(self, now: float) -> bool:
@@ -75,14 +75,14 @@ class KVReceiver:
         *,
         request_digest: int,
     ) -> Ticket:
-        """Lends `pages`, which will hold tokens from `first_token` on, to `sender`.
+        """Let `sender` write `pages`, which will hold tokens from `first_token` on.
 
-        The receiver knows `num_tokens` tokens of the request; `pages` may have room for more, which the
-        sender samples until it has sent the rest.
+        The receiver has `num_tokens` tokens of the request; `pages` may have room for more, which the sender
+        samples before the handoff is complete.
 
-        It fails when `timeout_s` pass in which no page arrives. `request_digest` must equal the sender's,
-        or it fails. Raises LayoutMismatch, BadTicket or PeerUnreachable; then nothing was lent. ValueError:
-        the id is in use.
+        The handoff fails after `timeout_s` in which no page arrives, or if `request_digest` differs from the
+        sender's. Raises LayoutMismatch, BadTicket or PeerUnreachable, then without a reservation; ValueError
+        if the id is in use.
         """
         if handoff_id in self._live:
             raise ValueError(f"handoff {handoff_id:x} is reserved already")
@@ -113,7 +113,7 @@ class KVReceiver:
             self._fire(handoff, ReceiveEvent.ABORT, now, "aborted by the receiver")
 
     def has_lent_to(self, epoch: int) -> bool:
-        """Whether a peer of that epoch may write pages of this worker."""
+        """Whether the peer of that epoch may write pages of this worker."""
         return any(handoff.sender.epoch == epoch for handoff in self._live.values())
 
     # -------------------------------------------------------------------------------- driving
@@ -167,8 +167,8 @@ class KVReceiver:
     def _send(self, handoff: _Handoff, body: Body) -> None:
         ticket = handoff.ticket
         message = Message(ticket.handoff_id, self._port.peer.epoch, handoff.sender.epoch, ticket.secret, body)
-        # A peer that is gone is reported by poll(); to one that is only slow, Revoke is repeated. The link
-        # may have broken since the reservation though both live, so it is made sure of.
+        # poll() reports a lost peer; to a slow one, Revoke is repeated. Reconnect first: the link may have
+        # broken since the reservation, although both processes are alive.
         with contextlib.suppress(PeerUnreachable):
             self._port.connect(handoff.sender)
             self._port.transport.send(handoff.sender, encode(message))
@@ -181,9 +181,9 @@ class KVReceiver:
                 self._fire(handoff, ReceiveEvent.PEER_LOST, now, f"lost {name}: {reason}")
 
     def on_reopened(self, reason: str, now: float) -> None:
-        """The transport was closed: what peers on other hosts have under way cannot land any more."""
+        """The transport was closed: writes of peers on other hosts cannot land any more."""
         for handoff in list(self._live.values()):
-            # Between processes of one host, writes go through memory that no connection has to be open for.
+            # Writes between processes of one host use shared memory, which closing connections does not stop.
             local = self._port.transport.is_local(handoff.sender)
             self._fire(handoff, ReceiveEvent.ABORT if local else ReceiveEvent.CUT_OFF, now, reason)
 
@@ -205,7 +205,7 @@ class KVReceiver:
             case Finish() as finish:
                 self._on_finish(handoff, finish, now)
             case Drain(reason):
-                self._fire(handoff, ReceiveEvent.DRAIN, now, f"given up by the sender: {reason}")
+                self._fire(handoff, ReceiveEvent.DRAIN, now, f"aborted by the sender: {reason}")
             case _:
                 self._unexpected[type(message.body).__name__.lower()] += 1
 
@@ -232,7 +232,7 @@ class KVReceiver:
             self._fire(handoff, ReceiveEvent.FINISH, now)
 
     def _mismatch(self, handoff: _Handoff, finish: Finish) -> str:
-        """Why the handoff must not be decoded from; empty if every check passes."""
+        """Why the KV must not be used; empty if every check passes."""
         ticket, final, layout = handoff.ticket, finish.final, self._layout
         if not final.fits(ticket, layout):
             known = ticket.num_tokens + len(final.tokens)
@@ -241,14 +241,14 @@ class KVReceiver:
         if len(finish.digests) != needed:
             return f"{len(finish.digests)} pages were sent, not {needed}"
         if final.request_digest != handoff.request_digest:
-            return "the sender computed another request (tokens or sampling parameters differ)"
+            return "the sender computed another request: tokens or sampling parameters differ"
         for index, expected in enumerate(finish.digests):
             if handoff.digests.get(index) == expected:
                 continue
-            # Never digested, or too early: look again at what is there now.
+            # Not digested yet, or before the write was complete: digest the page as it is now.
             token = ticket.first_token + index * layout.page_size
             if self._digest(handoff, index, 1, min(layout.page_size, final.position - token))[0] != expected:
-                return f"the page of token {token} is not what was sent: its digest differs"
+                return f"the digest of the page of token {token} differs from the sender's"
         return ""
 
     def _digest(self, handoff: _Handoff, first: int, count: int, tail_tokens: int) -> list[int]:

@@ -1,8 +1,8 @@
-"""The receiver's side of a handoff, as a table.
+"""State table of the receiving side of a handoff.
 
-Its one promise: the pages leave quarantine (FREE_PAGES) only when the sender said that it will never
-write them again, when the sender's process is gone, or when nobody can reach this worker's memory any more.
-No deadline does that, and no third party's word; time alone proves nothing.
+Invariant: pages leave quarantine (FREE_PAGES) only after the sender's Drain, after the end of the sender's
+process, or after this worker closed every connection and registration. A deadline or a third party's report
+never frees them.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ __all__ = ["RECEIVING", "ReceiveAction", "ReceiveEvent", "Receiving"]
 
 
 class Receiving(Enum):
-    RESERVED = auto()  # pages set aside, nothing heard from the sender yet
+    RESERVED = auto()  # pages are reserved; nothing received yet
     FILLING = auto()  # the sender is writing
-    READY = auto()  # every page is here and verified; the pages belong to the request
-    DRAINING = auto()  # given up, but the sender may still write: the pages must not be reused
+    READY = auto()  # every page has arrived and is verified; the request owns them
+    DRAINING = auto()  # failed, but the sender may still write: pages must not be reused
     CLOSED = auto()
 
 
 class ReceiveEvent(Enum):
-    PUSH = auto()  # some pages were written
+    PUSH = auto()  # pages were written
     FINISH = auto()  # all pages were written, and every check passed
-    MISMATCH = auto()  # the sender says all pages were written, and a check failed
+    MISMATCH = auto()  # all pages were written, but a check failed
     DRAIN = auto()  # the sender will never write again
-    ABORT = auto()  # this worker gave up
-    PEER_LOST = auto()  # the sender's process is gone, and every write with it
-    CUT_OFF = auto()  # this worker closed every connection and registration: no write of anyone's can land
+    ABORT = auto()  # this worker aborted
+    PEER_LOST = auto()  # the sender's process has ended, and with it all its writes
+    CUT_OFF = auto()  # this worker closed every connection and registration: no write can land
     DEADLINE = auto()
 
 
@@ -38,8 +38,8 @@ class ReceiveAction(Enum):
     SEND_CONFIRM = auto()
     SEND_REVOKE = auto()
     ACCEPT = auto()  # report the handoff as ready
-    FAIL = auto()  # report it as failed: the pages are in quarantine from here on
-    FREE_PAGES = auto()  # report that the pages are not written any more
+    FAIL = auto()  # report it as failed; its pages are now in quarantine
+    FREE_PAGES = auto()  # report that the pages can be reused
 
 
 _S, _E, _A = Receiving, ReceiveEvent, ReceiveAction
@@ -67,5 +67,5 @@ RECEIVING: Final[Table[Receiving, ReceiveEvent, ReceiveAction]] = {
     (_S.DRAINING, _E.ABORT): (_S.DRAINING, ()),
     (_S.DRAINING, _E.PEER_LOST): (_S.CLOSED, (_A.FREE_PAGES,)),
     (_S.DRAINING, _E.CUT_OFF): (_S.CLOSED, (_A.FREE_PAGES,)),
-    (_S.DRAINING, _E.DEADLINE): (_S.DRAINING, (_A.SEND_REVOKE,)),  # ask again, for as long as it takes
+    (_S.DRAINING, _E.DEADLINE): (_S.DRAINING, (_A.SEND_REVOKE,)),  # repeat until answered
 }

@@ -1,4 +1,4 @@
-"""The sending half of handoffs: pushes KV pages into a receiver's pool while more of it is computed."""
+"""Sending side of handoffs: writes KV pages into a receiver's pool while the next ones are computed."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ _AWAIT_IDLE: Constant = {Sending.FLUSHING, Sending.DRAINING, Sending.ABANDONED}
 class _Handoff:
     id: int
     machine: Machine[Sending, SendEvent, SendAction]
-    goes_on: bool
+    keeps_decoding: bool
     receiver: Peer | None = None
     ticket: Ticket | None = None
     secret: int = 0
-    """The ticket's; or that of a Revoke which came before the ticket."""
+    """Secret of the ticket, or of a Revoke that arrived before the ticket."""
     pages: tuple[int, ...] = ()
     num_tokens: int = 0
     final: Final | None = None
     computed_at: float = 0.0
     """When the last token was computed."""
     pushed: int = 0
-    """Index of the first page that was not sent."""
+    """Index of the first page that has not been sent."""
     digests: list[int] = field(default_factory=list)
     in_flight: dict[int, PushSpan] = field(default_factory=dict)
-    """By write number; `end` is filled in when the write is done."""
+    """By write number; `end` is set when the write is complete."""
     pushes: list[PushSpan] = field(default_factory=list)
     reason: str = ""
 
@@ -54,7 +54,7 @@ class KVSender:
     """
 
     def __init__(self, port: KVPort, *, drain_timeout_s: float = 5.0) -> None:
-        """`drain_timeout_s`: how long the pages of a failed handoff wait for its last writes to end."""
+        """`drain_timeout_s`: how long the pages of a failed handoff are kept for writes still in flight."""
         self._port = port
         self._layout = port.layout
         self._unexpected = port.unexpected
@@ -75,30 +75,30 @@ class KVSender:
 
     # ------------------------------------------------------------------------------ commands
 
-    def open(self, handoff_id: int, now: float, timeout_s: float, *, goes_on: bool = False) -> None:
-        """The request is being computed. Its handoff fails when for `timeout_s` it makes no progress.
+    def open(self, handoff_id: int, now: float, timeout_s: float, *, keeps_decoding: bool = False) -> None:
+        """Begin a handoff. It fails after `timeout_s` without progress.
 
-        `goes_on`: it will not end by itself before the handoff, so CaughtUp is reported.
+        `keeps_decoding`: the request decodes until it is paused, so CaughtUp is reported.
         """
         if handoff_id in self._refused or handoff_id in self._live:
-            self._events.append(SendFailed(handoff_id, "this handoff was given up before it began"))
+            self._events.append(SendFailed(handoff_id, "the handoff was refused before it began"))
             return
         machine = Machine(SENDING, Sending.OPEN, now, timeout_s, self._patience)
-        self._live[handoff_id] = _Handoff(handoff_id, machine, goes_on)
+        self._live[handoff_id] = _Handoff(handoff_id, machine, keeps_decoding)
 
     def attach(self, ticket: Ticket, now: float) -> None:
-        """The receiver's pages are known: send computed pages at once, and the rest as they are computed."""
+        """Take the receiver's ticket: send computed pages at once, and the others as they are computed."""
         handoff = self._live.get(ticket.handoff_id)
         if ticket.sender != self._port.peer.name:
-            # The receiver frees these pages when it learns that the transport that the ticket
-            # names is closed. A Drain could overtake bytes that are still on their way from that transport.
+            # The ticket is for this worker's previous transport. The receiver frees the pages when it detects
+            # the end of that transport; a Drain could overtake bytes that are still in flight from it.
             self._unexpected["ticket"] += 1
             if handoff is not None and handoff.ticket is None:
                 self._fire(handoff, SendEvent.ABORT, now, "this worker's KV transport was reopened")
             return
         if handoff is None:
             self._unexpected["ticket"] += 1
-            reason = "the sender does not know this handoff, or has given it up"
+            reason = "the sender has no such handoff, or has aborted it"
             self._refuse(ticket.receiver, ticket.handoff_id, ticket.secret, reason)
             return
         if handoff.ticket is not None:
@@ -129,7 +129,7 @@ class KVSender:
     def finish(
         self, handoff_id: int, pages: Sequence[int], num_tokens: int, final: Final, now: float
     ) -> None:
-        """All that is to be handed over is computed, and `final.tokens` sampled."""
+        """All KV of the handoff is computed, and `final.tokens` are sampled."""
         handoff = self._extend(handoff_id, pages, num_tokens, final, now)
         if handoff is not None:
             self._fire(handoff, SendEvent.FINISH, now)
@@ -184,7 +184,7 @@ class KVSender:
             self._fire(handoff, SendEvent.IDLE, now)
 
     def _report_catching_up(self, handoff: _Handoff) -> None:
-        if handoff.goes_on and handoff.machine.state is Sending.PUSHING and not handoff.in_flight:
+        if handoff.keeps_decoding and handoff.machine.state is Sending.PUSHING and not handoff.in_flight:
             self._events.append(CaughtUp(handoff.id))
 
     # -------------------------------------------------------------------------------- actions
@@ -222,20 +222,20 @@ class KVSender:
             bytes=len(due) * self._layout.page_bytes,
         )
         self._writes[write] = handoff
-        # Digested while the write is under way: both only read.
+        # Computed while the write is in flight: both only read the pages.
         handoff.digests += self._port.digester.digest(local, tail_tokens)
 
     def _send_finish(self, handoff: _Handoff, now: float) -> None:
-        # Sent only after every write is known to be complete: a transport may order a message against
-        # its own write, but none promises anything across writes.
+        # Sent only after every write has completed: a transport may order a message after its own write, but
+        # not after other writes.
         assert handoff.final is not None
         exposed_s = max(0.0, now - handoff.computed_at)
         self._send(handoff, Finish(handoff.final, exposed_s, tuple(handoff.digests)))
 
     def _send(self, handoff: _Handoff, body: Body) -> None:
         if handoff.receiver is not None:
-            # A peer that is gone is reported by poll(), one that is slow runs into its deadline. The link
-            # may have broken since the ticket came though both live, so it is made sure of.
+            # poll() reports a lost peer, and a slow one runs into its deadline. Reconnect first: the link may
+            # have broken since the ticket arrived, although both processes are alive.
             with contextlib.suppress(PeerUnreachable):
                 self._connect(handoff.receiver)
                 self._port.transport.send(handoff.receiver, self._encode(handoff, body, handoff.receiver))
@@ -244,7 +244,7 @@ class KVSender:
         return encode(Message(handoff.id, self._port.peer.epoch, receiver.epoch, handoff.secret, body))
 
     def _refuse(self, receiver: Peer, handoff_id: int, secret: int, reason: str) -> None:
-        """Promises never to write for this handoff, which includes never to begin it."""
+        """Send Drain: this handoff will never write. The id is remembered and cannot be opened later."""
         self._refused[handoff_id] = None
         if len(self._refused) > _MAX_REFUSED:
             del self._refused[next(iter(self._refused))]
@@ -269,7 +269,7 @@ class KVSender:
     def on_write_done(self, write: int, now: float) -> None:
         handoff = self._writes.pop(write, None)
         if handoff is None:
-            return  # its handoff ended with the peer
+            return  # its handoff was closed when the peer was lost
         span = handoff.in_flight.pop(write)
         handoff.pushes.append(PushSpan(span.begin, now, span.first_token, span.num_tokens, span.bytes))
         handoff.machine.progress(now)
@@ -315,8 +315,8 @@ class KVSender:
     def on_reopened(self, reason: str, now: float) -> None:
         """The transport was closed: writes have ended, and every handoff fails.
 
-        No Drain is sent: bytes that this host holds for the closed transport may arrive after it. Each
-        receiver learns of the end of that transport as of the end of a process, and waits for such bytes.
+        No Drain is sent: bytes buffered in this host's kernel may arrive after it. Each receiver detects the
+        end of that transport like the end of a process, and waits for such bytes.
         """
         self._writes.clear()
         for handoff in list(self._live.values()):
@@ -329,15 +329,15 @@ class KVSender:
     def _extend(
         self, handoff_id: int, pages: Sequence[int], num_tokens: int, final: Final | None, now: float
     ) -> _Handoff | None:
-        """Takes over what was computed. Gives the handoff up if that contradicts what was said before;
-        None then, and if it was given up already and the engine has not heard of it yet."""
+        """Record computed pages. Aborts the handoff and returns None if they contradict earlier ones. Also
+        None for a handoff that has ended, which the engine may not have noticed yet."""
         handoff = self._live.get(handoff_id)
         if handoff is None or handoff.final is not None:
             return None
         known, pages = handoff.pages, tuple(pages)
         needed = self._layout.num_pages(num_tokens)
         if pages[: len(known)] != known or num_tokens < handoff.num_tokens or len(pages) < needed:
-            reason = "the request's pages moved while they were being handed over (was it preempted?)"
+            reason = "the request's pages changed during the handoff (was it preempted?)"
             self._fire(handoff, SendEvent.ABORT, now, reason)
             return None
         if num_tokens > handoff.num_tokens:
@@ -353,7 +353,7 @@ class KVSender:
         return handoff
 
     def _require_fit(self, handoff: _Handoff, ticket: Ticket | None) -> None:
-        """Raises BadTicket if what is computed has no room in the ticket's pages, or does not suit it."""
+        """Raises BadTicket if the computed tokens do not fit the ticket."""
         if ticket is None:
             return
         computed, final = handoff.num_tokens, handoff.final

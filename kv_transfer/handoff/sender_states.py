@@ -1,4 +1,4 @@
-"""The sender's side of a handoff, as a table."""
+"""State table of the sending side of a handoff."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ __all__ = ["SENDING", "SendAction", "SendEvent", "Sending"]
 
 
 class Sending(Enum):
-    OPEN = auto()  # KV is being computed; there is no ticket yet
-    COMPUTED = auto()  # all KV is computed; there is still no ticket
-    PUSHING = auto()  # pages leave as they are computed
-    FLUSHING = auto()  # every page is on its way
+    OPEN = auto()  # KV is being computed; no ticket yet
+    COMPUTED = auto()  # all KV is computed; no ticket yet
+    PUSHING = auto()  # pages are sent as they are computed
+    FLUSHING = auto()  # every page was sent; writes are in flight
     CONFIRMING = auto()  # every page was written; the receiver verifies
-    DRAINING = auto()  # given up, but writes are in flight: the pages are still being read
-    ABANDONED = auto()  # draining for too long: the pages are freed under the writes
+    DRAINING = auto()  # failed, but writes in flight still read the pages
+    ABANDONED = auto()  # drain timeout: the pages are freed although writes are in flight
     CLOSED = auto()
 
 
 class SendEvent(Enum):
-    ATTACH = auto()  # the ticket is here
-    FINISH = auto()  # the last KV to hand over is computed
+    ATTACH = auto()  # the ticket arrived
+    FINISH = auto()  # all KV of the handoff is computed
     IDLE = auto()  # no write of this handoff is in flight
     CONFIRM = auto()  # the receiver verified every page
-    REVOKE = auto()  # the receiver gave up
-    ABORT = auto()  # this worker gave up
+    REVOKE = auto()  # the receiver aborted
+    ABORT = auto()  # this worker aborted
     WRITE_FAILED = auto()
-    PEER_LOST = auto()  # the receiver's process is gone, or was declared dead
+    PEER_LOST = auto()  # the receiver's process has ended, or was declared dead
     DEADLINE = auto()
 
 
 class SendAction(Enum):
-    PUSH = auto()  # write what is computed and not yet written
+    PUSH = auto()  # write computed pages that have not been sent
     SEND_FINISH = auto()
     SEND_DRAIN = auto()
     HAND_OVER = auto()
@@ -78,12 +78,12 @@ SENDING: Final[Table[Sending, SendEvent, SendAction]] = {
     (_S.DRAINING, _E.IDLE): (_S.CLOSED, (_A.SEND_DRAIN, _A.FAIL)),
     (_S.DRAINING, _E.REVOKE): (_S.DRAINING, ()),
     (_S.DRAINING, _E.ABORT): (_S.DRAINING, ()),
-    (_S.DRAINING, _E.FINISH): (_S.DRAINING, ()),  # the engine has not heard yet that it is over
+    (_S.DRAINING, _E.FINISH): (_S.DRAINING, ()),  # the engine has not seen the failure yet
     (_S.DRAINING, _E.WRITE_FAILED): (_S.DRAINING, ()),
     (_S.DRAINING, _E.DEADLINE): (_S.ABANDONED, (_A.FAIL,)),
     (_S.DRAINING, _E.PEER_LOST): (_S.CLOSED, (_A.FAIL,)),
-    # The receiver hangs. What the writes carry by the time it goes on is anybody's KV, but it lands in
-    # pages that stay in quarantine until the drain is sent, and nothing will ever be decoded from them.
+    # The receiver hangs. Since the pages are reused, its writes may carry KV of other requests when it
+    # resumes. They land in pages that stay in quarantine until the Drain arrives and are never decoded from.
     (_S.ABANDONED, _E.IDLE): (_S.CLOSED, (_A.SEND_DRAIN,)),
     (_S.ABANDONED, _E.REVOKE): (_S.ABANDONED, ()),
     (_S.ABANDONED, _E.ABORT): (_S.ABANDONED, ()),

@@ -21,16 +21,16 @@ Table: TypeAlias = Mapping[tuple[S, E], tuple[S, tuple[A, ...]]]
 
 
 class Machine(Generic[S, E, A]):
-    """One handoff's state on one side, with the time by which something has to happen."""
+    """State of one side of a handoff, with its deadline."""
 
     __slots__ = ("_limit", "_patience", "_table", "_timeout_s", "deadline", "state")
 
     def __init__(
         self, table: Table[S, E, A], state: S, now: float, timeout_s: float, patience: Mapping[S, float]
     ) -> None:
-        """`timeout_s`: how long a handoff may make no progress.
+        """`timeout_s`: timeout without progress.
 
-        `patience`: states that progress does not leave, with seconds; their deadline restarts at each entry.
+        `patience`: states with a timeout of their own, which progress does not extend, in seconds.
         """
         self.state = state
         self.deadline = now + timeout_s
@@ -50,10 +50,10 @@ class Machine(Generic[S, E, A]):
         return actions
 
     def progress(self, now: float, timeout_s: float = math.inf) -> None:
-        """The handoff made progress: restart its deadline, with `timeout_s` or its own, whichever is shorter.
+        """Restart the deadline, with the shorter of `timeout_s` and the handoff's own timeout.
 
-        A deadline on the whole handoff would fail many long prompts that share a slow machine, and each would
-        be computed again and fail again.
+        With a timeout on the whole handoff, many concurrent long prompts on a slow machine would all fail,
+        and fail again when retried.
         """
         self._timeout_s = min(self._timeout_s, timeout_s)
         if self.state not in self._patience:

@@ -1,4 +1,4 @@
-"""Page digests of a pool on a GPU, computed there: only 8 bytes a page come to the host."""
+"""Page digests of a pool on a GPU, computed on the GPU: only 8 bytes per page are copied to the host."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ __all__ = ["DeviceDigester"]
 
 _WORD_TYPES: Final = {4: torch.int32, 2: torch.int16, 1: torch.uint8}
 _BATCH: Final = 1024
-"""Pages a launch. What they need of pinned memory is taken once: taking it stalls the device."""
-_FIRST: Final = -1
-"""A stream's priority: its blocks are given out before those that wait of a step's kernels."""
+"""Pages per launch. Pinned memory for them is allocated once, since allocating it stalls the device."""
+_HIGH_PRIORITY: Final = -1
+"""Stream priority: thread blocks of digests are scheduled before waiting ones of a step's kernels."""
 
 
 class DeviceDigester:
     """sum64 on a CUDA stream of its own, so that it does not queue behind the step in flight.
 
-    `digest` waits for its own result and for nothing else; the host's other threads go on meanwhile. It
-    needs no event of the engine's stream, for it is only asked about pages that nobody writes any more. The
-    sender's were `computed`, which the engine says after the step's event has come; the receiver's were
-    written before the notification that it acts upon, which orders them before kernels launched after it.
+    `digest` waits for its own result only, and releases the GIL meanwhile. It needs no event of the engine's
+    stream, because pages are complete when they are digested. The sender digests pages after the engine has
+    waited for the step that computed them. The receiver digests pages after the notification of their write,
+    and kernels launched after a notification see the written bytes.
 
-    On a CPU the same sums come from torch operations, slowly.
+    On a CPU the sums are computed by torch operations, slowly.
     """
 
     def __init__(self, pool: torch.Tensor, layout: KVLayout) -> None:
-        """`pool`: contiguous, pages along its first axis. Compiles the kernel, so that no handoff has to."""
+        """`pool`: contiguous, pages along its first axis. Compiles the kernel."""
         self._words = Words.of(layout)
         self._pool = pool.flatten(1).view(_WORD_TYPES[self._words.word_bytes])
         if self._pool.shape[1] != self._words.page:
             raise ValueError(
-                f"the pool has {self._pool[0].nbytes} bytes a page, its layout {layout.page_bytes}"
+                f"the pool has {self._pool[0].nbytes} bytes per page, its layout {layout.page_bytes}"
             )
         self._stream: torch.cuda.Stream | None = None
         if pool.is_cuda:
             from kv_transfer.integrity.sum64_triton import page_sums
 
-            self._stream = torch.cuda.Stream(pool.device, _FIRST)  # type: ignore[no-untyped-call]
+            self._stream = torch.cuda.Stream(pool.device, _HIGH_PRIORITY)  # type: ignore[no-untyped-call]
         else:
             from kv_transfer.integrity.sum64_torch import page_sums
         self._page_sums = page_sums

@@ -1,7 +1,7 @@
-"""Page digests, by which a receiver verifies transferred pages.
+"""Page digests, with which a receiver verifies transferred pages.
 
 Pages are digested on their device. A page digest covers only the page's valid tokens: the rest of the last
-page is undefined and may change at any time.
+page is undefined and may change.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class PageDigester(Protocol):
 
 
 class HostDigester:
-    """xxh3-64 over pages in host memory; about the speed of reading them. Releases the GIL."""
+    """xxh3-64 over pages in host memory, at about memory bandwidth. Releases the GIL."""
 
     def __init__(self, memory: PoolMemory, layout: KVLayout) -> None:
         memory.require_page_bytes(layout.page_bytes)
@@ -60,8 +60,8 @@ def host_digester(memory: PoolMemory, layout: KVLayout) -> PageDigester:
 def request_digest(tokens: Sequence[int], state: Iterable[bytes] = ()) -> int:
     """Digest of a request, which must be equal on both workers of a handoff.
 
-    `tokens` are those whose KV is handed over, `state` anything else that decides the next token, such
-    as the encoded sampling parameters.
+    `tokens`: tokens with transferred KV; `state`: everything else that determines the next token, such as
+    the encoded sampling parameters.
     """
     digest = xxhash.xxh3_64(np.asarray(tokens, dtype="<u4").tobytes(), seed=len(tokens))
     for piece in state:

@@ -4,14 +4,14 @@ A page's valid bytes are read as little-endian words, and
 
     digest = sum over words of weight(position) * mix(word)  mod 2**64
 
-* `mix` maps different words to different numbers, and `weight` is odd, that is invertible: whatever happens
-  to one word, one flipped bit above all, changes the digest for certain.
+* `mix` is injective and `weight` is odd, hence invertible: any change of a single word, such as one flipped
+  bit, always changes the digest.
 * A position is (layer, keys or values, head of the whole model, token, word of the token). Its weight is a
-  hash, so exchanged tokens, heads or layers pass with a probability of about 2**-63, as any other change of
-  two words or more does.
-* The sum does not ask who added what: digests of shards that share no head add up to that of the whole page,
-  however many shards there are.
-* `mix(0)` is not 0: pages of zeros that are valid to different lengths differ.
+  hash, so swapped tokens, heads or layers go undetected with a probability of about 2**-63, like any other
+  change of two or more words.
+* A sum is independent of grouping: the digests of shards without common heads add up to that of the whole
+  page, for any number of shards.
+* `mix(0)` is not 0: zero pages with different valid lengths have different digests.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ Array: TypeAlias = npt.NDArray[Any]
 MASK: Final = 2**64 - 1
 MIX_OFFSET: Final = 0xD1B54A32D192ED03
 MIX_FACTOR: Final = 0x9E3779B97F4A7C15
-"""mix(word): y = (word + MIX_OFFSET) * MIX_FACTOR; y ^ y >> 32. The shift brings the word's high bits, where
-the signs of numbers are, down to where a product keeps them."""
+"""mix(word): y = (word + MIX_OFFSET) * MIX_FACTOR; y ^ y >> 32. The shift moves the word's high bits, which
+hold the signs of numbers, to where a product keeps them."""
 SPREAD: Final = 0x9E3779B97F4A7C15
 STIR_1: Final = 0xBF58476D1CE4E5B9
 STIR_2: Final = 0x94D049BB133111EB
 """weight(position): SplitMix64's output number `position`, made odd."""
 
 _BLOCK_WORDS: Final = 1 << 14
-"""What the host works on at a time: three arrays of 8 bytes a word, which second-level caches hold."""
+"""Words per block on the host: three arrays of 8 bytes per word, which fit a second-level cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +49,15 @@ class Words:
     """How a layout's pages are cut into words."""
 
     word_bytes: int
-    """4; or 2 or 1 where that is all that divides a token's bytes."""
+    """The largest of 4, 2 and 1 that divides a token's bytes."""
     words_per_token: int
-    """Of one head, keys or values."""
+    """For one head, keys or values."""
     tokens: int
-    """Of a page."""
+    """Per page."""
     kinds: int
     """(layer, keys or values) pairs."""
     heads: int
-    """In this shard, of which the first is `first_head` of the model's `all_heads`."""
+    """Heads of this shard, from `first_head` on, of the model's `all_heads`."""
     first_head: int
     all_heads: int
 
@@ -89,7 +89,7 @@ class Words:
 
 
 def weights(words: Words) -> Array:
-    """Of each word of a page: `[row, word of the row]`, uint64."""
+    """Weights of the words of a page: `[row, word of the row]`, uint64."""
     kind, head = np.divmod(np.arange(words.rows, dtype=np.uint64), np.uint64(words.heads))
     row = kind * np.uint64(words.all_heads) + np.uint64(words.first_head) + head
     position = row[:, None] * np.uint64(words.row) + np.arange(words.row, dtype=np.uint64)

@@ -1,7 +1,7 @@
 """sum64 in plain torch, on any device: the oracle of the kernel.
 
-torch has next to no unsigned arithmetic. Signed numbers wrap around the same way; only shifts have to drop
-the copies of the sign.
+torch has little unsigned arithmetic. Signed numbers wrap around in the same way; only right shifts have to
+mask the copies of the sign bit.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ __all__ = ["page_sums"]
 
 _BLOCK = 1024
 _ROUNDS = 8
-"""Blocks of a page that a program reads: 32 KiB in words of 4 bytes."""
+"""Blocks of a page per program: 32 KiB in words of 4 bytes."""
 
 
 def page_sums(pool: torch.Tensor, jobs: torch.Tensor, words: Words) -> torch.Tensor:
@@ -82,10 +82,10 @@ def _page_sums(  # type: ignore[no-untyped-def]
         z = (z ^ (z >> 27)) * stir_2
         weight = (z ^ (z >> 31)) | 1
         value = tl.load(pool_ptr + page * page_words + word, mask=valid, other=0)
-        # By way of int64, which widens every kind of word alike; what the sign filled in is masked out.
+        # Via int64, which sign-extends every word type; the mask removes the sign extension.
         value = (value.to(tl.int64) & ((1 << word_bits) - 1)).to(tl.uint64)
         mixed = (value + mix_offset) * mix_factor
         mixed = mixed ^ (mixed >> 32)
         sums += tl.where(valid, weight * mixed, 0)
-    # Sums modulo 2**64 come out the same in whatever order the programs add theirs.
+    # Sums modulo 2**64 do not depend on the order of the programs.
     tl.atomic_add(sums_ptr + index, tl.sum(sums, axis=0).to(tl.int64, bitcast=True), sem="relaxed")

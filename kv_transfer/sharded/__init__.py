@@ -1,7 +1,7 @@
-"""Handoffs between workers whose KV lies in several pools, a rank's heads in each.
+"""Handoffs between tensor-parallel workers: each rank has a KV pool with its heads.
 
-Sender, receiver and tickets see one worker with pages of all heads. Behind the transport a write becomes as
-many as there are pairs of ranks with heads in common, and behind the digester a page's digest becomes a sum.
+Sender, receiver and tickets see one worker with pages of all heads. ShardedTransport turns a write into one
+write per pair of ranks with common heads, and ShardedDigester sums the digests of the ranks.
 """
 
 from kv_transfer.sharded.digester import ShardedDigester

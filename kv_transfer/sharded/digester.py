@@ -1,4 +1,4 @@
-"""Digests of pages whose heads lie in several pools: sums of what each rank digests where it is."""
+"""Digests of pages that are sharded over ranks: sums of the ranks' digests."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ __all__ = ["ShardedDigester"]
 
 
 class ShardedDigester:
-    """Implements `PageDigester` on rank 0. Asks all ranks at once, and waits for them.
+    """Implements `PageDigester` on rank 0. All ranks compute their digests at the same time.
 
-    Ranks that hold the same heads count once. Their digests must be equal, otherwise the result is a digest
-    that no page has: every copy is verified.
+    Ranks that hold the same heads count once, but every copy is verified: if their digests differ, the result
+    is inverted, so that it matches no page.
     """
 
     def __init__(self, own: PageDigester, links: Sequence[RankLink], layout: KVLayout) -> None:
-        """`own` digests the part of rank 0, whose layout is `layout`, by sum64."""
+        """`own`: digester of rank 0's pool, by sum64; `layout`: of that pool."""
         self._own = own
         self._links = links
         ranks = range(1 + len(links))
         firsts = [replace(layout, tp_rank=rank).first_head for rank in ranks]
         self._holder = [firsts.index(first) for first in firsts]
-        """Of each rank, the lowest rank that holds the same heads."""
+        """For each rank, the lowest rank that holds the same heads."""
 
     def digest(self, pages: Sequence[int], tail_tokens: int) -> list[int]:
         for link in self._links:
-            link.ask_digest(pages, tail_tokens)
+            link.request_digests(pages, tail_tokens)
         parts = [tuple(self._own.digest(pages, tail_tokens)), *(link.digests() for link in self._links)]
         return [self._joined(digests) for digests in zip(*parts, strict=True)]
 

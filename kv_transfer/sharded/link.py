@@ -15,10 +15,10 @@ __all__ = ["RankLink"]
 
 
 class RankLink:
-    """Every method raises RankGone once the rank's process has ended: then the worker has to end too."""
+    """Every method raises RankGone once the rank's process has ended; the worker must then exit."""
 
     def __init__(self, connection: socket.socket) -> None:
-        """Waits for the rank's first words. `connection` is this link's from now on."""
+        """Waits for the rank's Hello. Takes ownership of `connection`."""
         self._socket = connection
         self._frames = Frames()
         self._unread: deque[Message] = deque()
@@ -34,31 +34,31 @@ class RankLink:
         self._send(Forget(peer))
 
     def poll(self) -> list[Ended]:
-        """What has ended since the last call. Does not wait."""
+        """Writes that have ended since the last call. Does not wait."""
         while select.select([self._socket], [], [], 0)[0]:
             self._receive()
         ended = [message for message in self._unread if isinstance(message, Ended)]
         self._unread.clear()
         return ended
 
-    def ask_digest(self, pages: Sequence[int], tail_tokens: int) -> None:
+    def request_digests(self, pages: Sequence[int], tail_tokens: int) -> None:
         self._send(Digest(tuple(pages), tail_tokens))
 
     def digests(self) -> tuple[int, ...]:
-        """The answer to `ask_digest`. Waits for it."""
+        """Waits for the result of `request_digests`."""
         answer = self._wait_for(Digests)
         assert isinstance(answer, Digests)
         return answer.digests
 
     def close(self) -> None:
-        """The rank then closes its transport."""
+        """Close the socket; the rank then closes its transport."""
         self._socket.close()
 
     def _send(self, message: Message) -> None:
         try:
             self._socket.sendall(pack(message))
         except OSError as error:
-            raise RankGone(f"a rank is gone: {error}") from error
+            raise RankGone(f"a rank has ended: {error}") from error
 
     def _wait_for(self, kind: type[Message]) -> Message:
         while True:
@@ -72,7 +72,7 @@ class RankLink:
         try:
             data = self._socket.recv(1 << 16)
         except OSError as error:
-            raise RankGone(f"a rank is gone: {error}") from error
+            raise RankGone(f"a rank has ended: {error}") from error
         if not data:
-            raise RankGone("a rank is gone")
+            raise RankGone("a rank has ended")
         self._unread.extend(self._frames.feed(data))

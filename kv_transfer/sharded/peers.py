@@ -1,4 +1,4 @@
-"""How a worker of several ranks appears to its peers: the metadata of its `Peer` lists those of its ranks."""
+"""The `Peer` of a worker with several ranks: its metadata contains the peers of its ranks."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ _RANK: Final = struct.Struct("<QQQI")
 
 
 def pack_ranks(ranks: Sequence[Peer]) -> bytes:
-    """In order of rank. What they have in common with their worker is not repeated."""
+    """Metadata of a worker from its ranks, in order. Fields that equal the worker's are left out."""
     return _HEADER.pack(_MAGIC, len(ranks)) + b"".join(pack_rank(rank) for rank in ranks)
 
 
 def ranks_of(worker: Peer) -> list[Peer]:
-    """Raises PeerUnreachable if the worker was not made for handoffs by ranks."""
+    """The ranks of a worker. Raises PeerUnreachable if its metadata does not contain them."""
     reader = Reader(worker.metadata)
     try:
         magic, count = reader.fields(_HEADER)
         ranks = [read_rank(reader, worker) for _ in range(count)]
         reader.require_end()
     except BadMessage as error:
-        raise PeerUnreachable(f"{worker.name} does not say where its ranks are: {error}") from error
+        raise PeerUnreachable(f"the metadata of {worker.name} has no valid list of ranks: {error}") from error
     if magic != _MAGIC:
-        raise PeerUnreachable(f"{worker.name} hands KV over as one rank; this worker does by ranks")
+        raise PeerUnreachable(f"{worker.name} transfers KV as one rank, this worker by ranks")
     return ranks
 
 

@@ -14,19 +14,20 @@ from kv_transfer.ticket import Peer
 
 __all__ = ["serve_rank"]
 
-_BRISK_S: Final = 0.0005
+_BUSY_S: Final = 0.0005
 _IDLE_S: Final = 0.02
 _LINGER_S: Final = 1.0
-"""A rank that is written to does not know it, but its leader asks for digests all along."""
+"""Poll fast for this long after a command. A rank is not notified of incoming writes, but rank 0 requests
+digests while they arrive."""
 
 
 def serve_rank(connection: socket.socket, pool: Peer, writer: RankWriter, digester: PageDigester) -> None:
-    """Until the leader closes the connection, or ends; then no memory is touched any more."""
+    """Serve until rank 0 closes the connection or ends. Afterwards the pool is not accessed any more."""
     try:
         connection.sendall(pack(Hello(pool)))
         _serve(connection, writer, digester)
     except OSError:
-        pass  # the leader is gone: the rank ends too
+        pass  # rank 0 has ended: this rank ends, too
     finally:
         writer.transport.close()
         connection.close()
@@ -36,21 +37,21 @@ def _serve(connection: socket.socket, writer: RankWriter, digester: PageDigester
     frames = Frames()
     busy_until = 0.0
     while True:
-        brisk = writer.busy or time.monotonic() < busy_until
-        if select.select([connection], [], [], _BRISK_S if brisk else _IDLE_S)[0]:
+        busy = writer.busy or time.monotonic() < busy_until
+        if select.select([connection], [], [], _BUSY_S if busy else _IDLE_S)[0]:
             data = connection.recv(1 << 16)
             if not data:
                 return
             busy_until = time.monotonic() + _LINGER_S
             for message in frames.feed(data):
-                _obey(message, connection, writer, digester)
-        # What else happens on the transport is the leader's to know, by its own.
+                _execute(message, connection, writer, digester)
+        # Other events are dropped: rank 0 gets lost peers and messages from its own transport.
         ended, _ = writer.poll()
         for end in ended:
             connection.sendall(pack(end))
 
 
-def _obey(message: Message, connection: socket.socket, writer: RankWriter, digester: PageDigester) -> None:
+def _execute(message: Message, connection: socket.socket, writer: RankWriter, digester: PageDigester) -> None:
     match message:
         case Write(number, peer, local, remote):
             writer.write(number, peer, local, remote)

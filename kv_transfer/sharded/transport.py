@@ -1,4 +1,4 @@
-"""A transport between workers of several ranks each, as one between workers of one."""
+"""Transport between workers with several ranks, with the interface of one between single ranks."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class _Write:
     peer: Peer
     message: bytes
     missing: int
-    """Ranks of this worker that have not ended their part."""
+    """Ranks of this worker whose part has not ended."""
     reason: str = ""
 
 
 @dataclass(slots=True)
-class _Known:
-    """A peer, of whose ranks all are watched."""
+class _Connection:
+    """A connected peer. `alive`: its ranks that have not been lost."""
 
     alive: set[str]
     reason: str = ""
@@ -37,23 +37,23 @@ class _Known:
 
 
 class ShardedTransport:
-    """Implements `Transport` on rank 0. Pages and bytes of copies are those of all heads together.
+    """Implements `Transport` on rank 0. Offsets and lengths of copies are those of pages with all heads.
 
-    A write is done when every rank has written its heads to every rank of the peer that holds them; its
-    message leaves after that. A peer is lost when all of its ranks are: as long as one lives, it may write.
+    A write is done when every rank has written its heads to every rank of the peer that holds them; then its
+    message is sent. A peer is lost when all its ranks are lost, since any of them may still write.
     """
 
     def __init__(
         self, name: str, writer: RankWriter, pool: Peer, links: Sequence[RankLink], whole: KVLayout
     ) -> None:
-        """`writer` and `pool` are those of rank 0, `links` connect the other ranks, in order."""
+        """`writer`, `pool`: of rank 0; `links`: to the other ranks, in order; `whole`: all heads."""
         self._name = name
         self._writer = writer
         self._links = links
         self._whole = whole
         self._ranks = [pool, *(link.pool for link in links)]
         self._writes: dict[int, _Write] = {}
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, _Connection] = {}
         self._next_write = 0
 
     @property
@@ -72,7 +72,7 @@ class ShardedTransport:
             raise PeerUnreachable(f"{peer.name} has lost a rank: {known.reason}")
         for rank in ranks:
             self._writer.transport.connect(rank)
-        self._known.setdefault(peer.name, _Known({rank.name for rank in ranks}))
+        self._known.setdefault(peer.name, _Connection({rank.name for rank in ranks}))
 
     def write(self, peer: Peer, copies: Sequence[Copy], message: bytes) -> int:
         known = self._require(peer)
@@ -109,7 +109,7 @@ class ShardedTransport:
                 case PeerLost(name, reason):
                     self._on_rank_lost(name, reason)
                 case Arrival(b""):
-                    pass  # of a rank's write, which says nothing
+                    pass  # the empty message of a rank's write
                 case _:
                     events.append(other)
         return events + self._lost_peers()
@@ -120,28 +120,28 @@ class ShardedTransport:
             link.close()
 
     def _require_parts(self, peer: Peer, ranks: Sequence[Peer]) -> None:
-        """Raises PeerUnreachable unless `ranks` are what the peer's pages can be shared out to."""
+        """Raises PeerUnreachable unless the pools of `ranks` are shards of the peer's pages."""
         try:
             first = replace(self._whole, tp_size=len(ranks))
         except ValueError as error:
             raise PeerUnreachable(f"{peer.name} has {len(ranks)} ranks: {error}") from error
         for rank in ranks:
             if rank.page_bytes != first.page_bytes or rank.num_pages < peer.num_pages:
-                raise PeerUnreachable(f"the pool of {rank.name} is not a rank's part of that of {peer.name}")
+                raise PeerUnreachable(f"the pool of {rank.name} is not a shard of the pool of {peer.name}")
 
-    def _require(self, peer: Peer) -> _Known:
+    def _require(self, peer: Peer) -> _Connection:
         known = self._known.get(peer.name)
         if known is None:
             raise PeerUnreachable(f"{peer.name} is not connected")
         return known
 
     def _pages(self, spans: Iterable[tuple[int, int]]) -> list[int]:
-        """The pages that lie in spans of (offset, length), in order."""
+        """The pages in spans of (offset, length), in order."""
         size = self._whole.page_bytes
         return [page for begin, length in spans for page in range(begin // size, (begin + length) // size)]
 
     def _end(self, end: Ended) -> TransportEvent | None:
-        """One rank's part of a write is over."""
+        """One rank's part of a write has ended."""
         write = self._writes[end.number]
         write.missing -= 1
         write.reason = write.reason or end.reason
@@ -163,6 +163,6 @@ class ShardedTransport:
                 known.reason = reason
 
     def _lost_peers(self) -> list[TransportEvent]:
-        """Those of which nothing is left, nor any write to them."""
+        """Peers without a live rank and without a write in flight."""
         lost = [name for name, known in self._known.items() if not known.alive and not known.writes]
         return [PeerLost(name, self._known.pop(name).reason) for name in lost]

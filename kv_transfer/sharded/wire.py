@@ -19,7 +19,7 @@ __all__ = ["Digest", "Digests", "Ended", "Forget", "Frames", "Hello", "Message",
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Rank: where its pool is. Its name and what it needs of its worker are known."""
+    """Rank: address of its pool; only the fields that differ from its worker's are sent."""
 
     rank: Peer
 
@@ -36,7 +36,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Rank: nothing of that write is under way any more. All of it is there, unless there is a reason."""
+    """Rank: its part of the write has ended, completely if `reason` is empty."""
 
     number: int
     reason: str
@@ -59,7 +59,7 @@ class Digest:
 
 @dataclass(frozen=True, slots=True)
 class Digests:
-    """Rank: in the order of the question."""
+    """Rank: digests in the order of the requested pages."""
 
     digests: tuple[int, ...]
 
@@ -69,17 +69,17 @@ Message: TypeAlias = Hello | Write | Ended | Digest | Digests | Forget
 _NUMBER: Final = struct.Struct("<Q")
 _KIND: Final = struct.Struct("<B")
 _LENGTH: Final = struct.Struct("<I")
-_NOBODY: Final = Peer("", 0, b"", 0, 0, 0, 0, "")
+_NO_WORKER: Final = Peer("", 0, b"", 0, 0, 0, 0, "")
 
 
 def pack(message: Message) -> bytes:
-    """A frame."""
+    """Encode a message as a frame."""
     number = next(n for n, (kind, _, _) in enumerate(_KINDS) if isinstance(message, kind))
     return block(_KIND.pack(number) + _KINDS[number][1](message))
 
 
 class Frames:
-    """Cuts a stream of bytes into messages."""
+    """Decodes a stream of bytes into messages."""
 
     def __init__(self) -> None:
         self._bytes = bytearray()
@@ -112,7 +112,7 @@ def _pack_hello(message: Hello) -> bytes:
 
 
 def _read_hello(reader: Reader) -> Hello:
-    return Hello(read_rank(reader, _NOBODY))
+    return Hello(read_rank(reader, _NO_WORKER))
 
 
 def _pack_write(message: Write) -> bytes:
@@ -175,7 +175,7 @@ def _pack_numbers(numbers: Sequence[int]) -> bytes:
 def _read_numbers(reader: Reader) -> tuple[int, ...]:
     data = reader.block()
     if len(data) % _NUMBER.size:
-        raise BadMessage("half a number")
+        raise BadMessage("an array of numbers has an incomplete last one")
     return tuple(np.frombuffer(data, dtype="<u8").tolist())
 
 

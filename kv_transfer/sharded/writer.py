@@ -1,4 +1,4 @@
-"""One rank's part of a write: from its pool to those of all ranks of the peer that hold its heads."""
+"""One rank's part of a write: from its pool to the pools of the peer's ranks that hold its heads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kv_transfer.transports.base import Transport, TransportEvent, WriteDone, Wr
 __all__ = ["RankWriter"]
 
 _NO_MESSAGE = b""
-"""The leader tells its peer when all ranks are done; what a rank writes says nothing."""
+"""Rank 0 sends the message of a write when all ranks are done."""
 
 
 @dataclass(slots=True)
@@ -27,20 +27,20 @@ class _Part:
 
 class RankWriter:
     def __init__(self, transport: Transport, layout: KVLayout) -> None:
-        """`layout`: of this rank's part."""
+        """`layout`: of this rank's pool."""
         self.transport = transport
         self._layout = layout
         self._parts: dict[int, _Part] = {}
-        """By the number of the whole write."""
+        """By number of the worker's write."""
         self._owners: dict[int, int] = {}
-        """By the transport's number of one of its writes."""
+        """Number of the worker's write, by that of the transport's write."""
 
     @property
     def busy(self) -> bool:
         return bool(self._parts)
 
     def write(self, number: int, peer: Peer, local: Sequence[int], remote: Sequence[int]) -> None:
-        """`poll` says how it ended, also if it never began."""
+        """Start this rank's part of a write. `poll` reports its end, also if it cannot be started."""
         part = self._parts[number] = _Part()
         try:
             ranks = ranks_of(peer)
@@ -62,7 +62,7 @@ class RankWriter:
             self.transport.forget(rank)
 
     def poll(self) -> tuple[list[Ended], list[TransportEvent]]:
-        """Writes that have ended in all their parts; and whatever else happened on the transport."""
+        """Ended writes, and all other events of the transport."""
         others: list[TransportEvent] = []
         for event in self.transport.poll():
             match event:

@@ -1,4 +1,4 @@
-"""What the handoff needs of a transport."""
+"""Interface between handoffs and transports."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["Arrival", "PeerLost", "Transport", "TransportEvent", "WriteDone", "W
 
 @dataclass(frozen=True, slots=True)
 class WriteDone:
-    """The bytes are in the peer's memory, and ours are no longer read."""
+    """The bytes are in the peer's memory, and the local pages are no longer read."""
 
     write: int
 
 
 @dataclass(frozen=True, slots=True)
 class WriteFailed:
-    """Some of the bytes may be in the peer's memory, none will follow, and ours are no longer read."""
+    """Some bytes may have been written; no more will be, and the local pages are no longer read."""
 
     write: int
     reason: str
@@ -36,9 +36,9 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class PeerLost:
-    """The peer's process is gone: no write between us, in either direction, is in flight or will ever be.
+    """The peer's process has ended: no write in either direction is in flight or will ever be.
 
-    Only ever known, never presumed: a peer that is slow, stopped or unreachable is not lost."""
+    Reported only with proof of that: a peer that is slow, stopped or unreachable is not lost."""
 
     name: str
     reason: str
@@ -48,10 +48,10 @@ TransportEvent: TypeAlias = WriteDone | WriteFailed | Arrival | PeerLost
 
 
 class Transport(Protocol):
-    """Moves bytes between the KV pools of workers. Owns no thread: nothing happens outside these calls.
+    """Moves bytes between the KV pools of workers. Makes progress only within these calls.
 
-    One thread at a time makes calls. None of them waits for a peer. There is no way to cancel a write,
-    since no network is known to offer one that can be relied on: a write ends by itself, or with a process.
+    Not thread-safe. No call waits for a peer. A write cannot be cancelled, since no transport guarantees
+    that: it completes, fails, or ends with one of the two processes.
     """
 
     @property
@@ -60,35 +60,35 @@ class Transport(Protocol):
 
     @property
     def metadata(self) -> bytes:
-        """What a peer needs to reach this worker; travels in `Peer.metadata`."""
+        """Address of this worker, sent to peers as `Peer.metadata`."""
 
     def connect(self, peer: Peer) -> None:
-        """Makes `peer` reachable; a connected one stays as it is. Raises PeerUnreachable."""
+        """Connect to a peer. No-op if connected. Raises PeerUnreachable."""
 
     def write(self, peer: Peer, copies: Sequence[Copy], message: bytes) -> int:
-        """Starts writing our bytes into the peer's pool; `message` arrives there after the last byte.
+        """Start a write into the peer's pool; the peer gets `message` after the last byte.
 
-        Returns the number that WriteDone or WriteFailed will carry. Raises PeerUnreachable.
+        Returns the write number of the later WriteDone or WriteFailed. Raises PeerUnreachable.
         """
 
     def send(self, peer: Peer, message: bytes) -> None:
-        """Sends a message on its own; unordered against writes in flight. Raises PeerUnreachable."""
+        """Send a message, not ordered with respect to writes in flight. Raises PeerUnreachable."""
 
     def is_local(self, peer: Peer) -> bool:
-        """Whether the peer runs on this host. One kernel has both processes then, and PeerLost comes as soon
-        as the peer's ends, whatever happens to networks and other hosts."""
+        """Whether the peer runs on this host. The kernel then reports the end of its process at once, and
+        PeerLost does not depend on the network."""
 
     def forget(self, peer: Peer) -> None:
-        """Gives up every write to a peer, and watches it no more. It is not to be connected again.
+        """Abort all writes to a peer and stop watching it. It must not be connected again.
 
-        The writes end as if the peer were gone. What the peer itself can write here is another matter: only
-        `close` ends that.
+        The writes fail as if the peer were lost. The peer may still write to this worker: only `close`
+        prevents that.
         """
 
     def poll(self) -> list[TransportEvent]:
-        """Makes progress, and returns what happened since the last call."""
+        """Make progress; returns the events since the last call."""
 
     def close(self) -> None:
-        """Ends every connection and registration: no memory of ours is read or written afterwards, by this
-        process or by a peer on another host, whatever the peer still has under way. (Not with UCXX: see
-        `worker.kv_endpoint`.)"""
+        """Close every connection and memory registration: afterwards neither this process nor a peer on
+        another host reads or writes the pool, even if the peer has writes in flight. (Not with UCXX: see
+        `worker.kv_pool_access.CLOSED_FOR_GOOD`.)"""

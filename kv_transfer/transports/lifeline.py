@@ -1,15 +1,16 @@
-"""Detects whether the process of a peer still exists, by its kernel and not by a timeout.
+"""Detects the end of a peer's process by its TCP connections, not by a timeout.
 
-Each worker listens on a TCP port that carries nothing but its name. Its peers hold a connection to it. When
-the process ends, however it ends, its kernel closes them at once; a stopped, busy or unreachable process
-keeps them open. The end of a connection alone proves nothing: a firewall, a load balancer or a NAT on the
-way may reset a connection that was idle, or that it forgot. The peer is dialled again, and is gone only if
-its host says so:
+Each worker listens on a TCP port and sends its name to every connection; its peers keep one open. When the
+process ends, for whatever reason, its kernel closes them at once; those of a stopped, busy or unreachable
+process stay open. A closed connection alone is no proof: a firewall, load balancer or NAT may reset idle
+connections. So the peer is dialled again, and is lost only if its host confirms it:
 
-| answer to the next dial | meaning | | --- | --- | | connection refused | no process listens there any more:
-it is gone | | another name | its port belongs to another process: the process is gone | | the same name | it
-lives; something on the way cut the connection | | nothing, timeout, no route | unknown: it is dialled again
-until something is known, or `unwatch` |
+| result of the next dial | meaning |
+| --- | --- |
+| connection refused | no process listens on the port: the process has ended |
+| another name | another process has the port: the process has ended |
+| the same name | the process is alive; the network reset the connection |
+| no answer, timeout, no route | unknown: dial again until there is a result, or `unwatch` |
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ __all__ = ["Lifeline"]
 
 _REDIAL_S: Final = 0.05
 _LONGEST_REDIAL_S: Final = 1.0
-"""Least time between two dials; doubles while they bring nothing. A connection that lasted is
-replaced at once."""
+"""Minimum interval between two dials; doubles while they have no result. A lost connection is redialled at
+once."""
 
 _OPTIONS: Final = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -37,10 +38,10 @@ _OPTIONS: Final = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
     (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000),
 )
-"""A probe every 10 s keeps middleboxes from forgetting the connection. It is given up, which says nothing of
-the peer, after 30 s without an answer: with the kernel's defaults that would take two hours."""
+"""A probe every 10 s keeps middleboxes from dropping the connection. Without answers it is closed after 30 s,
+instead of two hours by the kernel's defaults; that does not count as the end of the peer."""
 _SYN_RETRIES: Final = 3
-"""About 15 s for a connection attempt without an answer."""
+"""A connection attempt without an answer fails after about 15 s."""
 
 
 @dataclass(slots=True, eq=False)
@@ -49,15 +50,15 @@ class _Watch:
     address: tuple[str, int]
     socket: socket.socket | None = None
     unread: bytes = b""
-    """What the peer has still to say of its name."""
+    """The part of the peer's name that has not been received yet."""
     dialled_at: float = 0.0
     redial_s: float = _REDIAL_S
-    """Least time from one dial to the next."""
+    """Current minimum interval between two dials."""
     redial_at: float = 0.0
 
 
 class Lifeline:
-    """Holds one's own lifeline out and watches those of others. Never blocks; a poll is one system call."""
+    """This worker's lifeline, and watches on those of peers. Never blocks; an idle poll is one syscall."""
 
     def __init__(self, name: str, host: str, ports: PortRange | None = None) -> None:
         """`host`: the address of this machine that peers use. `ports`: None for any free one.
@@ -65,7 +66,7 @@ class Lifeline:
         Raises ValueError if the host is a wildcard, and NoPortLeft.
         """
         if host in ("", "0.0.0.0", "::"):
-            raise ValueError(f"{host} is no address that a peer could connect to; name one of this machine's")
+            raise ValueError(f"{host} is not an address that peers can connect to; use one of this machine's")
         self._name = name.encode() + b"\n"
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = bind_within(
@@ -81,19 +82,19 @@ class Lifeline:
         self.address: tuple[str, int] = (host, self._listener.getsockname()[1])
 
     def watch(self, name: str, address: tuple[str, int]) -> None:
-        """From now on `poll` reports the end of this peer, once."""
+        """Watch a peer: `poll` reports the end of its process, once."""
         if name not in self._watched:
             self._watched[name] = _Watch(name, address)
             self._dial_again.add(name)
 
     def unwatch(self, name: str) -> None:
-        """Its end is known from elsewhere: `poll` says no more about it."""
+        """Stop watching a peer."""
         watch = self._watched.pop(name, None)
         if watch is not None:
             self._hang_up(watch)
 
     def poll(self, now: float) -> list[str]:
-        """Names of watched peers whose process is gone since the last call. `now`: seconds, monotonic."""
+        """Watched peers whose process has ended since the last call. `now`: seconds, monotonic."""
         gone: list[str] = []
         for fd, _ in self._poller.poll(0):
             if fd == self._listener.fileno():
@@ -111,7 +112,7 @@ class Lifeline:
         return gone
 
     def close(self) -> None:
-        """Tells every peer that this worker is gone."""
+        """Close all connections, which tells peers that this worker has ended."""
         for watch in self._watched.values():
             self._hang_up(watch)
         self._watched.clear()
@@ -134,7 +135,7 @@ class Lifeline:
     def _drop_if_closed(self, fd: int) -> None:
         try:
             if self._accepted[fd].recv(4096):
-                return  # a peer has nothing to say here
+                return  # peers send nothing on this connection; ignore
         except BlockingIOError:
             return
         except OSError:
@@ -143,7 +144,7 @@ class Lifeline:
         self._accepted.pop(fd).close()
 
     def _dial(self, watch: _Watch, now: float) -> bool:
-        """False: the peer is known to be gone."""
+        """False: the peer's process has ended."""
         family = socket.AF_INET6 if ":" in watch.address[0] else socket.AF_INET
         watch.socket = socket.socket(family, socket.SOCK_STREAM)
         watch.socket.setblocking(False)
@@ -161,22 +162,22 @@ class Lifeline:
         return True
 
     def _has_ended(self, watch: _Watch, now: float) -> bool:
-        """Whether the peer is known to be gone, by what its connection has to say."""
+        """Whether the data or error on the connection proves the end of the peer's process."""
         assert watch.socket is not None
         try:
-            said = watch.socket.recv(4096)
+            received = watch.socket.recv(4096)
         except BlockingIOError:
             return False
         except ConnectionRefusedError:
-            return True  # of the dial: only a host without that listener says so
+            return True  # result of the dial: the host has no such listener
         except OSError:
-            said = b""
-        if not said:
-            self._redial(watch, now)  # closed or reset, by its host or by something on the way
+            received = b""
+        if not received:
+            self._redial(watch, now)  # closed or reset, by the host or by the network
             return False
-        if not watch.unread.startswith(said):
-            return True  # its port belongs to another process now
-        watch.unread = watch.unread[len(said) :]
+        if not watch.unread.startswith(received):
+            return True  # another process has the port
+        watch.unread = watch.unread[len(received) :]
         if not watch.unread:
             watch.redial_s = _REDIAL_S
         return False

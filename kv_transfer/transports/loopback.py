@@ -1,4 +1,4 @@
-"""Workers in one process: memory copies. For tests, and for a whole cluster inside one interpreter."""
+"""Transport between workers in one process, by memory copies. For tests and single-process clusters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["LoopbackNetwork", "LoopbackTransport"]
 
 @dataclass(slots=True)
 class LoopbackNetwork:
-    """Who is there. Workers on several threads may share one."""
+    """The workers of a loopback network. Threads may share one."""
 
     members: dict[str, LoopbackTransport] = field(default_factory=dict)
 
@@ -34,11 +34,11 @@ class _Write:
 
 
 class LoopbackTransport:
-    """A write stays in flight until the writer polls, as it would on a wire."""
+    """A write stays in flight until the writer polls, like on a network."""
 
     def __init__(self, name: str, memory: PoolMemory, network: LoopbackNetwork = _PROCESS) -> None:
         if name in network.members:
-            raise ValueError(f"a worker called {name} is on this network already")
+            raise ValueError(f"the network already has a worker named {name}")
         self._name = name
         self._bytes = memory.host_bytes()
         self._network = network
@@ -83,7 +83,7 @@ class LoopbackTransport:
             events.append(Arrival(self._inbox.popleft()))
         for name in [name for name in self._connected if name not in self._network.members]:
             self._connected.discard(name)
-            events.append(PeerLost(name, "it left"))
+            events.append(PeerLost(name, "it was closed"))
         return events
 
     def close(self) -> None:
@@ -95,14 +95,14 @@ class LoopbackTransport:
         member = self._network.members.get(name)
         if member is None:
             raise PeerUnreachable(
-                f"{name} is not in this process; --kv-transport loopback cannot leave it: use nixl"
+                f"{name} is not in this process, as --kv-transport loopback requires; use nixl"
             )
         return member
 
     def _complete(self, write: _Write) -> TransportEvent:
         target = self._network.members.get(write.peer)
         if target is None:
-            return WriteFailed(write.number, f"{write.peer} left")
+            return WriteFailed(write.number, f"{write.peer} was closed")
         for copy in write.copies:
             target._bytes[copy.remote : copy.remote + copy.length] = self._bytes[
                 copy.local : copy.local + copy.length

@@ -1,18 +1,18 @@
 """NIXL: one-sided writes over UCX (InfiniBand, NVLink, shared memory, TCP), with notifications.
 
-What NIXL does and does not promise was measured, and shapes this file (NIXL 1.5, UCX 1.23):
+Measured behaviour that this module relies on or works around (NIXL 1.5, UCX 1.23):
 
 - A transfer that reports DONE has been flushed: the bytes are in the peer's memory.
-- Nothing stops a write that was started. After remove_remote_agent and the release of its handle, a write
-  over TCP to a stopped peer went on when the peer did, with whatever our memory held by then. And when
-  the peer removes *us*, our writes still reach it. So removing a peer proves nothing: a write ends when NIXL
-  says so, or when one of the two processes does. What a peer on another host has under way ends also with our
-  agent, and with it every socket and queue pair of ours: `close`.
-- A dead peer is an error of the next operation only, and not every error means a dead peer. The lifeline
-  tells the two apart.
-- With rendezvous, UCX acts writes over TCP out with messages that the peer answers, and aborts a peer whose
-  writer died before the answer ("unexpected error: Endpoint timeout", 5 times of 6). NIXL turns rendezvous
-  off, but the environment may have it on: importing ucxx is enough.
+- A started write cannot be stopped. After remove_remote_agent and the release of its handle, a write over TCP
+  to a stopped peer continued when the peer was resumed, with the local memory's contents of that time. And
+  after a peer removed this agent, this agent's writes still reached it. So removing a peer does not end
+  writes: they end when NIXL reports it, or with one of the two processes. Writes of a peer on another host
+  also end when this agent is destroyed (`close`), which closes all its sockets and queue pairs.
+- A dead peer shows only as an error of the next operation, and an error may have other causes. The lifeline
+  distinguishes them.
+- With rendezvous, UCX emulates writes over TCP by messages that the peer answers, and aborts a peer whose
+  writer died before the answer ("unexpected error: Endpoint timeout", 5 of 6 times). NIXL turns rendezvous
+  off, but the environment may turn it on: importing ucxx does.
 """
 
 from __future__ import annotations
@@ -47,23 +47,23 @@ _RENDEZVOUS: Final = "UCX_RNDV_THRESH"
 @dataclass(slots=True, eq=False)
 class _Link(Link):
     writes: dict[int, Any] = field(default_factory=dict)
-    """NIXL's handles by write number."""
+    """NIXL handles by write number."""
     failed: list[int] = field(default_factory=list)
-    """Writes that ended in an error that is not reported yet."""
+    """Failed writes that have not been reported yet."""
 
 
 class NixlTransport:
-    """A NIXL agent without a progress thread: that thread would take a core, and make messages slower."""
+    """A NIXL agent without a progress thread, which would occupy a core and slow messages down."""
 
     def __init__(
         self, name: str, memory: PoolMemory, *, host: str = "127.0.0.1", ports: PortRange | None = None
     ) -> None:
-        """`host`: this machine's address for its peers. On 127.0.0.1 UCX keeps to the loopback device."""
+        """`host`: this machine's address for its peers. With 127.0.0.1, UCX uses the loopback device only."""
         self._name = name
         self._memory = memory
         self._kind = "VRAM" if memory.device.startswith("cuda") else "DRAM"
         self._caller = Caller(memory)
-        self._caller.enter()  # an agent made without a context never finds the GPU
+        self._caller.enter()  # an agent created without a context never finds the GPU
         self._agent: Any = _create_agent(name, host, ports)
         self._registration = self._agent.register_memory(
             [(memory.address, memory.num_bytes, memory.device_index, "")], self._kind
@@ -109,7 +109,7 @@ class NixlTransport:
             raise PeerUnreachable(f"cannot write to {peer.name}: {error}") from error
         self._next_write += 1
         link.writes[self._next_write] = handle
-        # From here on some of it may be under way, so that an error is the write's, not the caller's.
+        # From here on bytes may be in flight, so an error fails the write instead of being raised.
         with self._breaking(link):
             self._agent.transfer(handle)
         return self._next_write
@@ -150,13 +150,13 @@ class NixlTransport:
         for link in self._links.values():
             self._release(link)
         self._links.clear()
-        with _letting_go("registration"):
+        with _releasing("registration"):
             self._agent.deregister_memory(self._registration)
-        self._agent = None  # ends its sockets and queues
-        self._lifeline.close()  # last: peers take it as the end of every write of ours
+        self._agent = None  # closes its sockets and queue pairs
+        self._lifeline.close()  # last: peers take it as the end of all writes of this worker
 
     def _collect(self, link: _Link, events: list[TransportEvent]) -> None:
-        """Reports the writes that are done, and sets those aside that failed."""
+        """Report completed writes, and collect failed ones."""
         for number, handle in list(link.writes.items()):
             state = "ERR"
             with self._breaking(link):
@@ -164,18 +164,18 @@ class NixlTransport:
             if state == "PROC":
                 continue
             del link.writes[number]
-            with _letting_go("write handle"):
+            with _releasing("write handle"):
                 handle.release()
             if state == "DONE":
                 events.append(WriteDone(number))
             else:
-                link.break_off("a write to it failed", time.monotonic())
+                link.break_off("a write failed", time.monotonic())
                 link.failed.append(number)
 
     def _reap(self, link: _Link, events: list[TransportEvent]) -> None:
-        """Forgets a broken link when nothing of it is left in flight."""
+        """Remove a broken link once none of its writes is in flight."""
         if link.writes and not link.peer_is_gone:
-            return  # NIXL has not said yet how they ended
+            return  # NIXL has not reported their end yet
         events += [WriteFailed(number, link.broken) for number in (*link.failed, *link.writes)]
         self._release(link)
         self._remove(link.name)
@@ -185,11 +185,11 @@ class NixlTransport:
 
     def _release(self, link: _Link) -> None:
         for handle in link.writes.values():
-            with _letting_go("write handle"):
+            with _releasing("write handle"):
                 handle.release()
 
     def _remove(self, name: str) -> None:
-        with _letting_go("peer"):  # NIXL may have dropped it by itself
+        with _releasing("peer"):  # NIXL may have removed it already
             self._agent.remove_remote_agent(name)
 
     def _link(self, name: str) -> _Link:
@@ -202,7 +202,7 @@ class NixlTransport:
 
     @contextmanager
     def _breaking(self, link: _Link) -> Any:
-        """NIXL's errors, which share no base class, break the link."""
+        """An error of NIXL breaks the link. Catches all, since the errors share no base class."""
         try:
             yield
         except Exception as error:
@@ -226,7 +226,7 @@ def _create_agent(name: str, host: str, ports: PortRange | None) -> Any:
 
 @contextmanager
 def _no_rendezvous() -> Iterator[None]:
-    """Whatever the environment says: UCX reads it when an agent is made."""
+    """Turns rendezvous off in the environment, which UCX reads when an agent is created."""
     before = os.environ.get(_RENDEZVOUS)
     os.environ[_RENDEZVOUS] = "inf"
     try:
@@ -239,9 +239,9 @@ def _no_rendezvous() -> Iterator[None]:
 
 
 @contextmanager
-def _letting_go(what: str) -> Iterator[None]:
-    """NIXL raises errors of many kinds when what is given back is gone already; then all is done."""
+def _releasing(what: str) -> Iterator[None]:
+    """NIXL raises various errors when something that is released has already gone; they are ignored."""
     try:
         yield
     except Exception as error:
-        _log.debug("NIXL gave a %s back with %s: %s", what, type(error).__name__, error)
+        _log.debug("NIXL: releasing a %s raised %s: %s", what, type(error).__name__, error)

@@ -1,4 +1,4 @@
-"""What the transports over UCX have in common: its environment, addresses, and how a way to a peer ends."""
+"""Shared by the transports over UCX: environment, addresses, and the state of a link to a peer."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from kv_transfer.ticket import Peer
 __all__ = ["SETTLE_S", "Link", "configure", "lifeline_of", "pack_metadata", "unpack_metadata"]
 
 SETTLE_S: Final = 1.0
-"""How long a broken link is polled before its end is reported: bytes that the kernels hold for it are
-still delivered meanwhile, and land in pages that are not reused yet."""
+"""A broken link is polled for this long before its end is reported: bytes buffered in the kernels are still
+delivered meanwhile, into pages that are not reused yet."""
 
 
 @dataclass(slots=True, eq=False)
 class Link:
-    """The way to one peer. A broken one is never mended, but buried and then replaced by a new one."""
+    """The connection to one peer. A broken link is never repaired, but removed and replaced by a new one."""
 
     name: str
     broken: str = ""
-    """Why nothing can be started on it any more."""
+    """Reason why the link is broken; empty if it works."""
     broken_at: float = 0.0
     peer_is_gone: bool = False
 
     def break_off(self, reason: str, now: float) -> None:
-        """Of several reasons the first counts."""
+        """Mark the link as broken. The first reason is kept."""
         if not self.broken:
             self.broken, self.broken_at = reason, now
 
     def mark_peer_lost(self, now: float) -> None:
-        """The peer's process is gone. Its data may still be in flight, so settling restarts."""
-        self.break_off("its process is gone", now)
+        """The peer's process has ended. Its data may still be in flight, so the settling time restarts."""
+        self.break_off("its process has ended", now)
         self.peer_is_gone, self.broken_at = True, now
 
     def has_settled(self, now: float) -> bool:
@@ -46,15 +46,15 @@ class Link:
 
 
 def configure(host: str, ports: PortRange | None = None) -> None:
-    """Sets what UCX and NIXL read when they load, except where the user has set it.
+    """Set the environment that UCX and NIXL read when they are loaded; variables set by the user are kept.
 
-    UCX listens within the upper half of `ports`, the lower one is for the worker's own sockets.
+    UCX listens on the upper half of `ports`; the lower half is for the worker's own sockets.
     """
-    # Their errors reach us as exceptions; on a terminal they would only alarm about peers that left.
+    # Errors are raised as exceptions; on a terminal, logs about disconnected peers would only alarm.
     os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")
     os.environ.setdefault("UCX_LOG_LEVEL", "fatal")
     if host == "127.0.0.1":
-        os.environ.setdefault("UCX_NET_DEVICES", "lo")  # or UCX stripes over every interface
+        os.environ.setdefault("UCX_NET_DEVICES", "lo")  # otherwise UCX stripes over all interfaces
     if ports is not None:
         os.environ.setdefault("UCX_TCP_PORT_RANGE", str(ports.halves()[1]))
 
@@ -70,7 +70,7 @@ def lifeline_of(peer: Peer) -> tuple[str, int]:
 
 
 def unpack_metadata(peer: Peer) -> tuple[tuple[str, int], bytes]:
-    """The peer's lifeline and its address in UCX. Raises PeerUnreachable."""
+    """The peer's lifeline and its UCX address. Raises PeerUnreachable."""
     lifeline, _, address = peer.metadata.partition(b"\n")
     try:
         host, port = lifeline.decode().split()

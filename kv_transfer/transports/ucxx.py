@@ -1,13 +1,12 @@
-"""UCXX: the maintained Python binding of UCX. It has no one-sided writes, so both sides take part.
+"""UCXX, the maintained Python binding of UCX. It has no one-sided writes, so writes are two-sided.
 
-A writer announces a write and sends its pieces; the reader posts receives for them right into its pool,
-and acknowledges the last. Slower than NIXL for small pieces (tens of microseconds each), but a write that
-is done was acknowledged by the reader itself.
+The writer announces a write and sends its pieces; the reader posts receives directly into its pool, and
+acknowledges the write when all have arrived. Slower than NIXL for small pieces (tens of microseconds each).
 
-Facts of UCXX 0.52 that shape this file: an endpoint that died cancels its requests by itself, but closing
-it again crashes the process, so dead endpoints are only dropped; one that lives is closed by
-`close_blocking` alone, for `close` leaves its requests pending for ever; `status` of a request is 0 when it
-is done, 1 while it is under way, and an error below 0.
+Behaviour of UCXX 0.52 that this module works around: a dead endpoint cancels its requests by itself, but
+closing it crashes the process, so dead endpoints are only dropped; a live one must be closed by
+`close_blocking`, since `close` leaves its requests pending forever. `status` of a request is 0 when done, 1
+while in progress, negative for errors.
 """
 
 from __future__ import annotations
@@ -48,16 +47,16 @@ class _Kind(IntEnum):
 
 
 _FRAME: Final = struct.Struct("<BH")
-"""Kind, length of the speaker's name; then the name, then the body."""
+"""Kind and length of the sender's name, followed by name and body."""
 _WRITE: Final = struct.Struct("<QQI")
-"""Write number, tag of its pieces, how many."""
+"""Write number, tag of its pieces, number of pieces."""
 _PIECE: Final = np.dtype([("offset", "<u8"), ("length", "<u8")])
 _ACK: Final = struct.Struct("<Q")
 
 
 @dataclass(slots=True, eq=False)
 class _Pending:
-    """Requests under way, with the buffers that they use."""
+    """Requests in progress, with the buffers that they use."""
 
     requests: list[Any]
     buffers: list[Any]
@@ -77,9 +76,9 @@ class _Link(Link):
     endpoint: Any = None
     controls: list[_Pending] = field(default_factory=list)
     outgoing: dict[int, _Pending] = field(default_factory=dict)
-    """Our writes that the peer has not acknowledged."""
+    """Writes to the peer that it has not acknowledged."""
     incoming: dict[int, _Pending] = field(default_factory=dict)
-    """The peer's writes that are still landing."""
+    """Writes of the peer that are in progress."""
 
     @property
     def everything(self) -> list[_Pending]:
@@ -87,12 +86,12 @@ class _Link(Link):
 
 
 class UcxxTransport:
-    """A UCX worker that makes progress only when polled."""
+    """Implements `Transport` with a UCX worker, which makes progress only when polled."""
 
     def __init__(
         self, name: str, memory: PoolMemory, *, host: str = "127.0.0.1", ports: PortRange | None = None
     ) -> None:
-        """`host`: this machine's address for its peers. On 127.0.0.1 UCX keeps to the loopback device.
+        """`host`: this machine's address for its peers. With 127.0.0.1, UCX uses the loopback device only.
 
         Raises TransportMissing.
         """
@@ -117,7 +116,7 @@ class UcxxTransport:
         self._lifeline = Lifeline(name, host, None if ports is None else ports.halves()[0])
         self._links: dict[str, _Link] = {}
         self._reading: list[_Pending] = []
-        # The reader matches pieces by tag alone: no other writer may ever use ours.
+        # The reader matches pieces by tag alone, so tags must be unique among all writers.
         self._tags = _DATA_TAG | secrets.randbits(31) << 32
         self._next_write = 0
 
@@ -179,8 +178,8 @@ class UcxxTransport:
         self._caller.enter()
         self._links.clear()
         self._reading.clear()
-        self._worker = self._context = None  # ends its sockets and queues
-        self._lifeline.close()  # last: peers take it as the end of every write of ours
+        self._worker = self._context = None  # closes its sockets and queue pairs
+        self._lifeline.close()  # last: peers take it as the end of all writes of this worker
 
     # ---------------------------------------------------------------------------------- links
 
@@ -189,7 +188,7 @@ class UcxxTransport:
         try:
             target = self._ucx.UCXAddress.create_from_buffer(address)
             endpoint = self._worker.create_endpoint_from_worker_address(target, True)
-        except Exception as error:  # UCXX's errors, and ValueError for an address that is none
+        except Exception as error:  # UCXX's errors, and ValueError for an invalid address
             raise PeerUnreachable(f"cannot connect to {name}: {error}") from error
         self._lifeline.watch(name, lifeline)
         self._links[name] = _Link(name, endpoint=endpoint)
@@ -204,7 +203,7 @@ class UcxxTransport:
         return link
 
     def _collect(self, link: _Link, events: list[TransportEvent], now: float) -> None:
-        """Notices what is over: acknowledges what has landed, breaks the link on any error."""
+        """Acknowledge completed writes of the peer; mark the link as broken on any error."""
         if link.endpoint is not None and not link.endpoint.alive:
             link.break_off("its connection was lost", now)
         if any(pending.has_failed for pending in link.everything):
@@ -218,9 +217,9 @@ class UcxxTransport:
                     self._control(link, _Kind.ACK, _ACK.pack(number))
 
     def _reap(self, link: _Link, events: list[TransportEvent]) -> None:
-        """Forgets a broken link when nothing of it is left in flight."""
+        """Remove a broken link once none of its requests is in progress."""
         if not all(pending.is_over for pending in link.everything):
-            # UCX gives up by itself on a peer that broke off, but waits for one that never quite connected.
+            # UCX fails requests to a lost peer by itself, but not if the connection was never completed.
             if link.peer_is_gone and link.endpoint.alive:
                 link.endpoint.close_blocking(_CLOSE_NS, 1)
             return
@@ -252,7 +251,7 @@ class UcxxTransport:
                 self._on_frame(pending.buffers[0].tobytes(), events)
 
     def _on_frame(self, frame: bytes, events: list[TransportEvent]) -> None:
-        """Handle a peer's message. An invalid one gets no answer, and the handoff's deadline expires."""
+        """Handle a peer's message. Invalid ones are ignored; the handoff then runs into its deadline."""
         if len(frame) < _FRAME.size:
             return
         kind, length = _FRAME.unpack_from(frame)
@@ -269,17 +268,17 @@ class UcxxTransport:
             (number,) = _ACK.unpack(body)
             sent = link.outgoing.pop(number, None)
             if sent is not None:
-                link.controls.append(sent)  # whose requests may yet have to be seen complete
+                link.controls.append(sent)  # its requests may not be complete yet
                 events.append(WriteDone(number))
 
     def _answer(self, name: str, metadata: bytes) -> None:
         try:
             self._dial(name, Peer(name, 0, metadata, 0, 0, 0, 0, ""))
         except PeerUnreachable:
-            return  # it left again
+            return  # it has disconnected
 
     def _receive(self, link: _Link, body: bytes) -> None:
-        """Posts receives for an announced write. One that reaches outside the pool is left unanswered."""
+        """Post receives for an announced write. A write outside the pool is ignored."""
         if len(body) < _WRITE.size:
             return
         number, tag, count = _WRITE.unpack_from(body)
@@ -296,7 +295,7 @@ class UcxxTransport:
         link.incoming[number] = _Pending(requests, spans, message=body[end:])
 
     def _span(self, offset: int, length: int) -> Any:
-        """Part of the pool as UCXX takes it: a view, no copy."""
+        """A part of the pool as a UCXX array, without a copy."""
         if self._memory.view is not None:
             return self._array(np.frombuffer(self._memory.host_bytes()[offset : offset + length], np.uint8))
         return self._array(_DeviceSpan(self._memory.address + offset, length))
@@ -307,7 +306,7 @@ def _pairs(pieces: Any) -> Iterable[tuple[int, int]]:
 
 
 class _DeviceSpan:
-    """Bytes on a GPU, under the protocol by which libraries show each other device memory."""
+    """Bytes on a GPU, as an object with the CUDA array interface."""
 
     def __init__(self, address: int, length: int) -> None:
         self.__cuda_array_interface__ = {

@@ -24,10 +24,8 @@ __all__ = [
 
 Able: TypeAlias = Callable[[worker_pb2.Role], list[WorkerSession]]
 Evacuate: TypeAlias = Callable[[str, float], Awaitable[int]]
-"""(worker, seconds a move may take) -> running answers that moved to other workers with their KV."""
+"""(worker, seconds that it may take) -> running answers that moved to other workers with their KV."""
 
-_MOVE_S: Final = 10.0
-"""Timeout for moving one answer; most moves take milliseconds."""
 _AGAIN_S: Final = 0.2
 """Interval of further attempts: prompts that have become answers, answers for which there was no room."""
 
@@ -111,7 +109,8 @@ class WorkerDrainer:
         """Move requests until the worker has none; returns how many moved or will be retried."""
         moved, ends = 0, time.monotonic() + timeout_s
         while True:
-            moved += await self._evacuate(session.worker_id, min(_MOVE_S, max(timeout_s, _AGAIN_S)))
+            left = ends - time.monotonic()
+            moved += await self._evacuate(session.worker_id, max(left, _AGAIN_S))
             left = ends - time.monotonic()
             if await session.idle(min(_AGAIN_S, max(left, 0.0))):
                 return moved

@@ -21,6 +21,7 @@ _STAGES = {
     "reserve": "the prompt is computed; {worker} has to set pages aside",
     "transfer": "the prompt is computed; its KV is on its way to {worker}",
     "decode": "{worker} decodes, {output} tokens so far",
+    "preempted": "preempted, in the queue of {worker} again, {output} tokens so far",
 }
 _NOW = {
     ("router", "pages"): "no decode worker has room for the prompt",
@@ -31,10 +32,18 @@ _NOW = {
     ("queue", "slots"): "--max-running-requests are running",
     ("queue", "policy"): "the policy admits others first",
     ("reserve", "pages"): "it has no free KV pages",
+    ("preempted", "budget"): "the token budget of each step is used up by requests before it",
+    ("preempted", "pages"): "there are no free KV pages",
+    ("preempted", "slots"): "--max-running-requests are running",
+    ("preempted", "policy"): "the policy admits others first",
     ("transfer", "transfer"): "pages have to arrive and be verified",
 }
 
 
+_PREEMPTIONS = {
+    "pages": "running requests needed its KV pages",
+    "policy": "a request of higher priority took its place",
+}
 _MOVES = {
     "drain": "the worker before was to leave",
     "itl": "the worker before exceeded --itl-target-ms",
@@ -67,8 +76,9 @@ def _of_running(completion: Mapping[str, Any]) -> Iterator[str]:
     )
     if reason:
         yield f"waits for {reason}: {_NOW.get((now['stage'], reason)) or _REASONS.get(reason, reason)}"
+    yield from _preemptions(completion)
     passed = f"queue {_s(completion['queue_s'])}, prefill {_s(completion['prefill_s'])}"
-    if now["stage"] in ("reserve", "transfer", "decode"):
+    if now["stage"] in ("reserve", "transfer", "decode", "preempted"):
         passed += f", {_s(completion['e2e_s'] - completion['ttft_s'])} since the first token"
     yield f"so far: {passed}"
 
@@ -98,9 +108,25 @@ def _of_completion(completion: Mapping[str, Any]) -> Iterator[str]:
         yield f"reserve {_s(completion['reserve_s'])} more for pages of {decode}"
         yield f"transfer {_s(completion['transfer_s'])} more, in {len(completion['pushes'])} pushes"
         yield f"first decode {_s(completion['first_decode_s'])}"
+    yield from _preemptions(completion)
     for move in completion.get("moves", ()):
         why = _MOVES.get(move["reason"], move["reason"])
         yield f"moved to {move['worker']} after {_s(move['at_s'])}: {why}"
+
+
+def _preemptions(completion: Mapping[str, Any]) -> Iterator[str]:
+    """How often, when, for how long and why its pages were freed."""
+    preemptions = completion.get("preemptions", ())
+    for number, preemption in enumerate(preemptions, 1):
+        waits = completion["e2e_s"] - preemption["at_s"]
+        waited = (
+            f"waited {_s(preemption['waited_s'])}" if preemption["waited_s"] else f"waits for {_s(waits)}"
+        )
+        times = f" ({number} of {len(preemptions)})" if len(preemptions) > 1 else ""
+        yield (
+            f"preempted{times} by {preemption['worker']} after {_s(preemption['at_s'])}, {waited}:"
+            f" {_PREEMPTIONS.get(preemption['reason'], preemption['reason'])}"
+        )
 
 
 def _chunks(chunks: Sequence[Mapping[str, Any]]) -> str:

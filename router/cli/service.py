@@ -281,8 +281,8 @@ class _Start:
         lag = asyncio.create_task(watch_loop(metrics.loop_lag.observe), name="loop lag")
         self.stack.callback(lag.cancel)
         if config.move_answers:
-            relieving = asyncio.create_task(dispatcher.relieve(), name="relieving workers")
-            self.stack.callback(relieving.cancel)
+            rebalancing = asyncio.create_task(dispatcher.rebalance(), name="rebalancing workers")
+            self.stack.callback(rebalancing.cancel)
         status = StatusReader(
             generation.model, registry, metrics.recent, dispatcher.prefill_queue, lambda: dispatcher.running
         )

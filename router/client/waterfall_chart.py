@@ -66,7 +66,7 @@ def _summary(chunks: Spans, pushes: Spans) -> str | None:
     if sent := sum(push["bytes"] for push in pushes):
         computed_s = max(chunk["end_s"] for chunk in chunks)
         hidden = sum(push["bytes"] for push in pushes if push["end_s"] <= computed_s)
-        text += f"; {sent / 1e6:,.0f} MB of KV sent, {hidden / sent:.0%} meanwhile"
+        text += f"; {sent / 1e6:,.0f} MB of KV sent, {hidden / sent:.0%} during prefill"
     return text
 
 

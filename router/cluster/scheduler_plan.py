@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from typing import Final, Literal, TypeVar
 
-from engine.config import SchedulerConfig
+from engine.config import Batching, SchedulerConfig
 from engine.device.defaults import GPU_TOKEN_TILE
 from engine.presets import PRESETS, Preset
 from router.config.scheduling import SchedulingSettings
@@ -30,7 +30,8 @@ def scheduler_for(
     base = PRESETS[asked.preset].scheduler
     whole_prompts = asked.disable_chunked_prefill or config.chunked_prefill_size == -1
     own = asked.preset is Preset.BATON
-    target = _itl_target_s(config, has_default=on_gpu and own)
+    sizes_chunks = not whole_prompts and asked.effective_batching is Batching.MIXED
+    target = _itl_target_s(config, has_default=on_gpu and own) if sizes_chunks else None
     averages = config.mode is Mode.ADAPTIVE
     return replace(
         base,

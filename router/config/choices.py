@@ -53,7 +53,7 @@ class NodePlacement(Enum):
     """How Ray distributes workers over nodes."""
 
     PACK = "pack"
-    """On as few nodes as possible: KV travels fastest within a node."""
+    """On as few nodes as possible: KV transfer is fastest within a node."""
     SPREAD = "spread"
     """On as many nodes as possible: a lost node takes few workers with it."""
     STRICT_SPREAD = "strict-spread"

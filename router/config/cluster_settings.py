@@ -49,8 +49,8 @@ class ClusterSettings:
         NodePlacement,
         Option(
             _GROUP,
-            "nodes of workers; pack: as few as possible, where KV travels fastest; spread: as many as"
-            " possible; strict-spread: one each",
+            "nodes of workers; pack: as few as possible, for the fastest KV transfer; spread: as many as"
+            " possible; strict-spread: one worker per node",
         ),
     ] = NodePlacement.PACK
     wait_for_nodes: Annotated[

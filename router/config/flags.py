@@ -12,7 +12,7 @@ from typing import Any, Final, NoReturn
 import yaml
 
 from engine.presets import PRESETS, Preset
-from router.config.aliases import translated, translates
+from router.config.aliases import as_given, translated, translates
 from router.config.settings import RouterConfig
 from router.config.table import SETTINGS, Setting, configured
 from router.config.validation import problems_of
@@ -26,10 +26,10 @@ prefill and decode workers that Ray places, starts and restarts."""
 _EXAMPLES = """\
 examples:
   router --model smollm2
-      one worker on this machine, prompts computed in chunks beside running answers
+      one worker on this machine; prefill chunks share steps with decodes
 
   router --model smollm2 --mode disagg --prefill-workers 1 --decode-workers 1
-      prompts on one worker, answers on another; KV travels over UCX while the prompt is computed
+      prefill on one worker, decode on another; KV is sent over UCX while the prompt is computed
 
   router --model /models/Llama-3.1-8B-Instruct --mode disagg --prefill-workers 2 --decode-workers 6 \\
          --ray-address auto --host 0.0.0.0
@@ -39,18 +39,18 @@ examples:
       the same names in a file (page-size: 32); flags win over the file
 
   router workers | router drain decode-1 | router restart all
-      list the workers of a running router; let one leave in order; restart them one by one
+      list the workers of a running router; drain one; restart all, one by one
 
   router chat | router top | router batch requests.jsonl answers.jsonl
-      talk to a running router; watch it; send it a file of requests (each has --help)
+      chat with a running router; monitor it; send a file of requests (each has --help)
   router explain REQUEST
-      where a finished request was computed, and why it waited: budget, pages, policy, transfer
+      where a request was computed, and what it waited for: budget, pages, policy, transfer
 
   router plan --model llama-3.1-8b --gpus 2 --trace TRACE.jsonl --ttft-target-ms 500 --itl-target-ms 15
-      which mode, split and tensor parallelism serve a load best, by simulation (--help explains)
+      simulate which mode, split and tensor parallelism serve a load best (see --help)
 
   router doctor --model smollm2
-      check this machine first: packages, GPUs, limits, and how fast KV travels between two processes
+      check this machine: packages, GPUs, limits, and the KV bandwidth between two processes
 
 then:
   curl http://127.0.0.1:30000/v1/chat/completions -H 'content-type: application/json' \\
@@ -69,23 +69,26 @@ class ConfigError(Exception):
 
 def parse(argv: Sequence[str]) -> RouterConfig:
     """The validated configuration. Raises ConfigError; exits for --help and --version as argparse does."""
-    given = _given(argv)
+    given, names = _given(argv)
     path: Path | None = given.pop("config", None)
     settings: dict[str, Any] = {**(settings_in(path) if path else {}), **given}
     preset = settings.get("preset", Preset.BATON)
     config = configured({"page_size": PRESETS[preset].page_size, **settings})
     problems = problems_of(config)
     if problems:
-        raise ConfigError(problems)
+        raise ConfigError([as_given(problem, names) for problem in problems])
     return config
 
 
-def _given(argv: Sequence[str]) -> dict[str, Any]:
-    """Settings of a command line, with flags of Baton or of other servers."""
-    words, problems = translated(argv, _OWN)
-    if problems:
-        raise ConfigError(problems)
-    return vars(_parser().parse_args(words))
+def _given(argv: Sequence[str]) -> tuple[dict[str, Any], Mapping[str, str]]:
+    """Settings of a command line with flags of Baton or of other servers; and the latter by ours."""
+    line = translated(argv, _OWN)
+    if line.problems:
+        raise ConfigError(line.problems)
+    try:
+        return vars(_parser().parse_args(line.words)), line.names
+    except ConfigError as error:
+        raise ConfigError([as_given(problem, line.names) for problem in error.problems]) from None
 
 
 class _Parser(argparse.ArgumentParser):
@@ -186,7 +189,7 @@ def settings_in(path: Path) -> dict[str, object]:
         if name not in SETTINGS:
             foreign = f"--{key}={str(value).lower() if isinstance(value, bool) else value}"
             if translates(foreign):
-                settings.update(_given([foreign]))
+                settings.update(_given([foreign])[0])
                 continue
             known = [setting.replace("_", "-") for setting in SETTINGS]
             problems.append(f"--config {path}: {key} is not a setting{_did_you_mean(str(key), known)}")

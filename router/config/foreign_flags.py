@@ -214,7 +214,11 @@ _UNAVAILABLE: Final[dict[str, Translation]] = {
         *("--enable-lora", "--lora-modules", "--lora-paths", "--max-loras", "--max-lora-rank"),
         *("--max-loras-per-batch", "--max-cpu-loras", "--lora-dtype", "--fully-sharded-loras"),
     ),
-    **_unavailable(_NO_MM, "--limit-mm-per-prompt", "--enable-multimodal", "--mm-attention-backend"),
+    **_unavailable(
+        _NO_MM,
+        *("--limit-mm-per-prompt", "--enable-multimodal", "--mm-attention-backend"),
+        "--disable-chunked-mm-input",
+    ),
     **_unavailable(
         _NO_OFFLOAD,
         *("--swap-space", "--cpu-offload-gb", "--enable-hierarchical-cache", "--hicache-ratio"),
@@ -266,12 +270,17 @@ _UNAVAILABLE: Final[dict[str, Translation]] = {
         "pages of the least recently used prefixes are evicted first",
         *("--radix-eviction-policy", "--prefix-caching-hash-algo"),
     ),
-    **_unavailable("use --schedule-conservativeness", "--num-reserved-decode-tokens"),
+    **_unavailable(
+        "use --schedule-conservativeness, the factor of the forecast of output tokens",
+        *("--num-reserved-decode-tokens", "--new-token-ratio", "--init-new-token-ratio"),
+    ),
     **_unavailable("chunks are sized by --itl-target-ms", "--enable-dynamic-chunking"),
     **_unavailable(
         "prompts are computed as soon as a step has room",
         *("--enable-prefill-delayer", "--prefill-delayer-max-delay-passes"),
     ),
+    **_unavailable("use --routing round-robin", "--prefill-round-robin-balance"),
+    **_unavailable("requests without a priority have 0", "--default-priority-value"),
     **_unavailable("use --step-timeout", "--soft-watchdog-timeout"),
     **_unavailable("weights are compared between workers by digest", "--model-checksum"),
     **_unavailable(

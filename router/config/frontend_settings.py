@@ -17,11 +17,11 @@ _GROUP: Final = "HTTP and gRPC APIs"
 class FrontendSettings:
     tool_call_parser: Annotated[
         ToolCallParser,
-        Option(_GROUP, "format of the model's tool calls; auto: as its chat template has it"),
+        Option(_GROUP, "format of the model's tool calls; auto: detected from its chat template"),
     ] = ToolCallParser.AUTO
     reasoning_parser: Annotated[
         ReasoningParser,
-        Option(_GROUP, "how reasoning is separated from the answer; auto: as the chat template has it"),
+        Option(_GROUP, "how reasoning is separated from the answer; auto: detected from the chat template"),
     ] = ReasoningParser.AUTO
     host: Annotated[str, Option(_GROUP, "address to listen on; 0.0.0.0 for every interface", "HOST")] = (
         "127.0.0.1"

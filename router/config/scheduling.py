@@ -95,8 +95,8 @@ class SchedulingSettings:
         int | None,
         Option(
             _GROUP,
-            "a request goes first when this many prompt tokens were admitted since it came; policy shortest"
-            " ages prompts by itself (default: 4000000)",
+            "admit a request first once this many prompt tokens were admitted since its arrival; not used by"
+            " policy shortest, which includes aging (default: 4000000)",
             "TOKENS",
         ),
     ] = None
@@ -113,3 +113,7 @@ class SchedulingSettings:
     @property
     def effective_policy(self) -> Policy:
         return self.schedule_policy or PRESETS[self.preset].scheduler.policy
+
+    @property
+    def effective_batching(self) -> Batching:
+        return self.batching or PRESETS[self.preset].scheduler.batching

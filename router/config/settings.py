@@ -6,8 +6,9 @@ The command line, the YAML file and `--help` are derived from the fields of `Rou
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Annotated
+from typing import Annotated, Any
 
 from router.config.access_settings import AccessSettings
 from router.config.choices import (
@@ -269,6 +270,12 @@ class RouterConfig:
             if one in own:
                 own.setdefault(other, None)
         return replace(self, **own)
+
+    def everywhere(self, name: str) -> Iterator[tuple[str, Any]]:
+        """The flags that set `name`, for all workers or for a role, with the values that are given."""
+        values = {name: getattr(self, name)}
+        values |= {f"{role}_{name}": self.roles.of(role).get(name) for role in ("prefill", "decode")}
+        return ((flag_name(setting), value) for setting, value in values.items() if value is not None)
 
     def flag_for(self, name: str, *, prefill: bool) -> str:
         """The flag that sets `name` for a role: its own if that is given, else the one for all workers."""

@@ -5,18 +5,16 @@ A message names the flag, the value, and what to do about it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from ipaddress import ip_network
 from itertools import combinations
-from typing import Any, Final
+from typing import Final
 
 from common.ports import PortRange
-from engine.config import Policy
-from engine.presets import PRESETS
 from router.config.environment import WrongEnvironment, environment_of
 from router.config.option import flag_name
 from router.config.origins import is_origin, origins_of
+from router.config.scheduling_checks import batching_problems, scheduling_problems
 from router.config.settings import Device, Dtype, Mode, RouterConfig, Transport
 from router.config.table import SETTINGS
 from router.request_limits import LOGPROBS_LIMIT
@@ -97,10 +95,10 @@ def _nodes(config: RouterConfig) -> Iterator[str]:
 
 
 def _ranks(config: RouterConfig) -> Iterator[str]:
-    for flag, value in _everywhere(config, "tensor_parallel_size"):
+    for flag, value in config.everywhere("tensor_parallel_size"):
         if value < 1:
             yield f"{flag} {value}: use 1 (a worker is one process), or 2 or 4 to share a model"
-    for flag, value in _everywhere(config, "accelerator"):
+    for flag, value in config.everywhere("accelerator"):
         if config.device is Device.CPU:
             yield f"{flag} {value} names a GPU, but --device is cpu; leave one of them out"
 
@@ -112,13 +110,6 @@ def _roles(config: RouterConfig) -> Iterator[str]:
                 f"{flag_name(f'prefill_{name}')} {value} means nothing in --mode mixed, where decode workers"
                 f" prefill; use {flag_name(name)}"
             )
-
-
-def _everywhere(config: RouterConfig, name: str) -> Iterator[tuple[str, Any]]:
-    """The flags that set `name`, for all workers or for a role, with the values that are given."""
-    values = {name: getattr(config, name)}
-    values |= {f"{role}_{name}": config.roles.of(role).get(name) for role in ("prefill", "decode")}
-    return ((flag_name(setting), value) for setting, value in values.items() if value is not None)
 
 
 def _network(network: str) -> Iterator[str]:
@@ -177,79 +168,14 @@ def _memory(config: RouterConfig) -> Iterator[str]:
                 f"--{role}-kv-pool-tokens and --{role}-kv-memory-fraction both size the KV pool; give one of"
                 " them"
             )
-    for flag, fraction in _everywhere(config, "kv_memory_fraction"):
+    for flag, fraction in config.everywhere("kv_memory_fraction"):
         if not 0 < fraction < 1:
             yield f"{flag} {fraction} is not between 0 and 1; try 0.9"
     need = max(config.page_size, config.max_model_len or 0)
-    for flag, tokens in _everywhere(config, "kv_pool_tokens"):
+    for flag, tokens in config.everywhere("kv_pool_tokens"):
         if tokens < need:
-            yield (
-                f"{flag} {tokens} cannot hold one request of --max-model-len"
-                f" {config.max_model_len or config.page_size} tokens; raise the one or lower the other"
-            )
-
-
-def _batching(config: RouterConfig) -> Iterator[str]:
-    target = config.itl_target_ms
-    if target is not None and not 0 <= target < math.inf:
-        yield f"--itl-target-ms {target}: use milliseconds, or 0 to let prompts take what a step holds"
-    if not 0 < config.ttft_target_ms < math.inf:
-        yield f"--ttft-target-ms {config.ttft_target_ms:g}: use milliseconds above 0"
-    for flag, chunk in _everywhere(config, "chunked_prefill_size"):
-        yield from _chunk(flag, chunk, config.page_size)
-    for name in ("cuda_graph_max_bs", "cuda_graph_max_tokens"):
-        for flag, size in _everywhere(config, name):
-            if size < 0:
-                yield f"{flag} {size}: use 0 or more"
-    if config.max_running_requests < 1:
-        yield f"--max-running-requests {config.max_running_requests}: use 1 or more"
-    if config.max_queued_requests < 1:
-        yield f"--max-queued-requests {config.max_queued_requests}: use 1 or more"
-
-
-def _scheduling(config: RouterConfig) -> Iterator[str]:
-    asked = config.scheduling
-    for name in (
-        "max_prefill_tokens",
-        "max_num_partial_prefills",
-        "max_long_partial_prefills",
-        "aging_tokens",
-        "fair_share_tokens",
-    ):
-        value = getattr(asked, name)
-        if value is not None and value < 1:
-            yield f"{flag_name(name)} {value}: use 1 or more"
-    threshold = asked.long_prefill_token_threshold
-    if threshold not in (None, "auto") and not (threshold.isdecimal() and int(threshold) > 0):
-        yield f"--long-prefill-token-threshold {threshold}: use a number of tokens above 0, or auto"
-    factor = asked.schedule_conservativeness
-    if factor is not None and not 0 < factor < math.inf:
-        yield f"--schedule-conservativeness {factor:g}: use a number above 0, such as 1"
-    has_threshold = threshold or PRESETS[asked.preset].scheduler.long_prefill_token_threshold
-    if asked.max_long_partial_prefills is not None and not has_threshold:
-        yield (
-            f"--max-long-partial-prefills {asked.max_long_partial_prefills} means nothing without"
-            " --long-prefill-token-threshold"
-        )
-    if asked.priority_preemption_threshold is not None and asked.schedule_policy is not Policy.PRIORITY:
-        yield (
-            f"--priority-preemption-threshold {asked.priority_preemption_threshold} needs --schedule-policy"
-            " priority"
-        )
-    if asked.disable_chunked_prefill and config.chunked_prefill_size == -1:
-        yield (
-            "--disable-chunked-prefill keeps the budget and --chunked-prefill-size -1 has none; give one of"
-            " them"
-        )
-
-
-def _chunk(flag: str, chunk: int, page_size: int) -> Iterator[str]:
-    if chunk == -1:
-        return
-    if chunk < 1:
-        yield f"{flag} {chunk}: use a number of tokens, or -1 to turn chunking off"
-    elif page_size >= 1 and chunk % page_size:
-        yield f"--page-size {page_size} does not divide {flag} {chunk}; use {_page_sizes_for(chunk)}"
+            least = f"--max-model-len {need}" if config.max_model_len == need else f"--page-size {need}"
+            yield f"{flag} {tokens} cannot hold {least} tokens; raise the one or lower the other"
 
 
 def _handoff(config: RouterConfig) -> Iterator[str]:
@@ -285,11 +211,6 @@ def _positive(config: RouterConfig) -> Iterator[str]:
         yield f"--max-attempts {failover.max_attempts}: use 1 (no retries) or more"
 
 
-def _page_sizes_for(chunk: int) -> str:
-    fitting = [str(size) for size in (1, 8, 16, 32, 64, 128) if chunk % size == 0]
-    return f"{', '.join(fitting[:-1])} or {fitting[-1]}" if len(fitting) > 1 else fitting[0]
-
-
 _CHECKS: Final[tuple[Callable[[RouterConfig], Iterator[str]], ...]] = (
     _model,
     _workers,
@@ -298,8 +219,8 @@ _CHECKS: Final[tuple[Callable[[RouterConfig], Iterator[str]], ...]] = (
     _frontends,
     _security,
     _memory,
-    _batching,
-    _scheduling,
+    batching_problems,
+    scheduling_problems,
     _handoff,
     _positive,
 )

@@ -1,4 +1,4 @@
-"""Runs sequences on the cluster: attempts, retries, deadlines, and the metrics of it all."""
+"""Runs sequences on the cluster: admission, attempts, retries, deadlines and metrics."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from router.config.settings import RouterConfig
 from router.dispatch.admission.admission_queue import Admission, AdmissionGrant, AdmissionRequest
 from router.dispatch.admission.poison_requests import PoisonRequests
 from router.dispatch.admission.prefill_queue import Place, PrefillQueue, overloaded
-from router.dispatch.attempt import Attempt, MixedAttempt
-from router.dispatch.disagg_attempt import DisaggAttempt
-from router.dispatch.evacuation import Answers
-from router.dispatch.failures import AttemptFailed, nobody_is_ready, out_of_time
+from router.dispatch.attempts.attempt import Attempt, MixedAttempt
+from router.dispatch.attempts.disagg_attempt import DisaggAttempt
+from router.dispatch.evacuation import RunningAttempts
+from router.dispatch.failures import AttemptFailed, deadline_exceeded, no_worker_ready
 from router.dispatch.identity import CURRENT_REQUEST, RequestIdentity
 from router.dispatch.interface import Delta
 from router.dispatch.metrics import RouterMetrics
-from router.dispatch.relieving import relieve
-from router.dispatch.retry_state import RetryState, ended_workers
+from router.dispatch.rebalancing import rebalance
+from router.dispatch.retry_state import RetryState, crashed_workers
 from router.dispatch.routing.adaptive import AdaptivePlacing
 from router.dispatch.routing.placing import placing_for
 from router.dispatch.routing.route import Pick, Placing, Route
@@ -47,14 +47,14 @@ _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 2.0
 _RETRY_STEPS: Final = 2
 _RETRY_TOKENS: Final = 8192
-"""Of a step of a worker without chunking."""
+"""Assumed tokens per step of a worker without chunked prefill."""
 
 
 OnEnd: TypeAlias = Callable[[Sequence, str, float], object]
 
 
 class ClusterDispatcher:
-    """Implements `dispatch_api.Dispatcher` for every mode."""
+    """Implements `interface.Dispatcher` for every mode."""
 
     def __init__(
         self,
@@ -64,9 +64,9 @@ class ClusterDispatcher:
         placing: Placing | None = None,
         on_end: OnEnd = lambda _sequence, _outcome, _at: None,
     ) -> None:
-        """`placing`: where sequences are computed; None: as `config.mode` says.
+        """`placing`: chooses workers; None: the one of `config.mode`.
 
-        `on_end(sequence, outcome, at)` is told of every admitted sequence that is over; it must not wait.
+        `on_end(sequence, outcome, at)` is called at the end of every admitted sequence; it must not block.
         """
         self._on_end = on_end
         self._config = config
@@ -76,24 +76,24 @@ class ClusterDispatcher:
         self.prefill_queue: Final = PrefillQueue(config.max_queued_tokens, config.max_queue_wait)
         self._poison_requests = PoisonRequests()
         self._admission = Admission(self._placing.has_room, self._placing.claim, self._retry_window)
-        self._answers = Answers(self._placing.refuge)
-        registry.watch(self._admission.look)
+        self._answers = RunningAttempts(self._placing.move_target)
+        registry.watch(self._admission.admit_waiting)
         metrics.watch_prefill_queue(self.prefill_queue)
         metrics.watch_admission(self._admission)
         self._running = 0
         self._sequences: defaultdict[RequestIdentity, dict[int, Sequence]] = defaultdict(dict)
-        """Those in work, by request and index."""
+        """Running sequences, by request and index."""
         self._idle = asyncio.Event()
         self._idle.set()
         self._draining = False
 
     @property
     def running(self) -> int:
-        """Sequences in work."""
+        """Number of running sequences."""
         return self._running
 
     def standings(self, request: RequestIdentity) -> dict[int, tuple[Standing, router_pb2.Timings]]:
-        """By index, where each running sequence of a request is, and its timings so far."""
+        """Stage and timings so far of each running sequence of a request, by index."""
         now = time.monotonic()
         sequences = self._sequences.get(request, {})
         return {i: (one.standing(), one.waterfall.timings(now)) for i, one in sequences.items()}
@@ -159,7 +159,7 @@ class ClusterDispatcher:
                             delta.timings = waterfall.timings(time.monotonic())
                         if is_stopped := bool((yield delta)):
                             break
-            if is_stopped:  # let the aborts reach the workers
+            if is_stopped:  # after the generator is closed, so that workers get their aborts first
                 outcome = "stop"
                 yield Delta(
                     finish=sampling_pb2.FINISH_REASON_STOP, timings=waterfall.timings(time.monotonic())
@@ -190,7 +190,7 @@ class ClusterDispatcher:
         return place
 
     def attempt(self, sequence: Sequence, pick: Pick) -> Attempt:
-        """One try at a sequence, on the workers that `pick` names: for probes."""
+        """One attempt at a sequence on the workers that `pick` returns, for health probes."""
         return self._attempt(sequence, self._placing.probe(pick))
 
     def able(self, role: worker_pb2.Role) -> list[WorkerSession]:
@@ -198,13 +198,13 @@ class ClusterDispatcher:
         return self._placing.able(role)
 
     async def evacuate(self, worker_id: str, timeout_s: float) -> int:
-        """See `Answers.evacuate`."""
+        """See `RunningAttempts.evacuate`."""
         return await self._answers.evacuate(worker_id, timeout_s)
 
-    async def relieve(self) -> None:
-        """See `relieve`; returns at once unless placement is adaptive."""
+    async def rebalance(self) -> None:
+        """See `rebalance`; returns at once unless placement is adaptive."""
         if isinstance(self._placing, AdaptivePlacing):
-            await relieve(self._placing, self._answers)
+            await rebalance(self._placing, self._answers)
 
     def _attempt(self, sequence: Sequence, route: Route) -> Attempt:
         if route.is_local:
@@ -213,18 +213,18 @@ class ClusterDispatcher:
             self._metrics.split()
         return DisaggAttempt(sequence, route, self._config.handoff_timeout)
 
-    def _route(self, sequence: Sequence, avoid: set[str], turn: AdmissionGrant) -> Route:
+    def _route(self, sequence: Sequence, avoid: set[str], grant: AdmissionGrant) -> Route:
         """Raises AttemptFailed."""
         route = self._placing.route(sequence, avoid)
         if route is None:
-            raise nobody_is_ready(self._registry.complaints())
+            raise no_worker_ready(self._registry.complaints())
         if route.claim is not None:
-            turn.hold(route.claim)
+            grant.hold(route.claim)
         _log.debug("request %s: %s", sequence.id, route.why)
 
         def pick(role: worker_pb2.Role) -> WorkerSession:
             if role == ROLE_DECODE:
-                turn.release_claim()
+                grant.release_claim()
             return route.pick(role)
 
         return replace(route, pick=pick)
@@ -232,25 +232,25 @@ class ClusterDispatcher:
     async def _with_retries(self, sequence: Sequence, place: Place) -> AsyncGenerator[Delta, None]:
         """Deltas over all attempts, as one sequence."""
         if not self.ready():
-            raise nobody_is_ready(self._registry.complaints()).verdict
+            raise no_worker_ready(self._registry.complaints()).verdict
         retries = RetryState(sequence.id, self._config.failover.max_attempts)
         pause, want = _FIRST_PAUSE_S, AdmissionRequest(sequence.num_tokens)
         while True:
-            turn = self._admission.try_admit(want) or await self._turn(sequence, want)
+            grant = self._admission.try_admit(want) or await self._wait_for_admission(sequence, want)
             try:
-                with turn:
-                    attempt = self._attempt(sequence, self._route(sequence, retries.avoid, turn))
+                with grant:
+                    attempt = self._attempt(sequence, self._route(sequence, retries.avoid, grant))
                     sequence.standing = attempt.standing
                     with self._answers.running(attempt):
                         async with aclosing(attempt.deltas()) as deltas:
                             async for delta in deltas:
                                 place.served()
-                                turn.computed()
+                                grant.computed()
                                 delta.cached_tokens = None if sequence.output else delta.cached_tokens
                                 sequence.output.extend(delta.token_ids)
                                 yield delta
             except AttemptFailed as failed:
-                self._take_in(failed, retries, sequence)
+                self._record_failure(failed, retries, sequence)
             else:
                 return
             sequence.standing = lambda: PAUSED
@@ -259,65 +259,65 @@ class ClusterDispatcher:
                 min(pause * 4, _LONGEST_PAUSE_S),
                 AdmissionRequest(sequence.num_tokens, retries.avoid, True),
             )
-            place.again(want.tokens)
+            place.requeue(want.tokens)
             await self._wait_for_workers(sequence)
 
-    def _take_in(self, failed: AttemptFailed, retries: RetryState, sequence: Sequence) -> None:
-        """Raises RouterError if there is no other try."""
+    def _record_failure(self, failed: AttemptFailed, retries: RetryState, sequence: Sequence) -> None:
+        """Raises RouterError if there is no further attempt."""
         self._metrics.retried(failed)
         verdict = retries.failed(failed, len(sequence.output))
         if verdict is None:
-            _log.info("trying request %s again (%d attempts left): %s", sequence.label, retries.left, failed)
+            _log.info("retrying request %s (%d attempts left): %s", sequence.label, retries.left, failed)
             return
         if retries.is_poison:
             self._poison_requests.add(sequence.id, sequence.prompt, sequence.sampling)
             _log.error(
-                "request %s (%d prompt tokens, %d of the answer) ended %s: giving it up",
+                "request %s (%d prompt tokens, %d output tokens) crashed %s: not retried",
                 sequence.label,
                 len(sequence.prompt),
                 len(sequence.output),
                 " and ".join(retries.ended),
             )
         else:
-            _log.warning("giving request %s up: %s", sequence.label, failed)
+            _log.warning("request %s failed: %s", sequence.label, failed)
         raise verdict from failed
 
     def _refuse_poison_requests(self, sequence: Sequence) -> None:
         """Raises Internal."""
         known = self._poison_requests.find(sequence.prompt, sequence.sampling)
         if known is not None:
-            _log.warning("request %s is the same as %s, which ended workers: refused", sequence.id, known)
-            error = ended_workers(known)
+            _log.warning("request %s is identical to %s, which crashed workers: refused", sequence.id, known)
+            error = crashed_workers(known)
             self._metrics.counted(error.code or "error")
             raise error
 
-    async def _turn(self, sequence: Sequence, want: AdmissionRequest) -> AdmissionGrant:
-        """Waits until the sequence may go to the workers. Raises Overloaded, DeadlineExceeded."""
-        patience = min(self._config.max_queue_wait, sequence.seconds_left())
+    async def _wait_for_admission(self, sequence: Sequence, want: AdmissionRequest) -> AdmissionGrant:
+        """Wait until the sequence may be sent to workers. Raises Overloaded, DeadlineExceeded."""
+        timeout_s = min(self._config.max_queue_wait, sequence.seconds_left())
         self.prefill_queue.held_back += 1
         sequence.standing = lambda: HELD_BACK
         try:
-            return await self._admission.wait(want, patience)
+            return await self._admission.wait(want, timeout_s)
         except TimeoutError:
             if not sequence.seconds_left():
-                raise out_of_time() from None
+                raise deadline_exceeded() from None
             raise overloaded("no decode worker had room in time", self.prefill_queue.wait_s()) from None
         finally:
             self.prefill_queue.held_back -= 1
 
     def _retry_window(self) -> int:
-        """Enough for two steps of every worker: one that is computed, and one that waits for it."""
+        """Tokens of two steps of every prefill worker: one is computed while the next is queued."""
         ready = self._placing.prefill_workers()
         return sum(_RETRY_STEPS * (s.info.chunked_prefill_size or _RETRY_TOKENS) for s in ready)
 
     async def _wait_for_workers(self, sequence: Sequence) -> None:
         """Wait for a ready worker, within the sequence's deadline and the failover timeout."""
         sequence.standing = lambda: NO_WORKER
-        patience = min(self._config.failover.failover_timeout, sequence.seconds_left())
-        if not await self._registry.wait_until(self._placing.is_ready, patience):
+        timeout_s = min(self._config.failover.failover_timeout, sequence.seconds_left())
+        if not await self._registry.wait_until(self._placing.is_ready, timeout_s):
             if not sequence.seconds_left():
-                raise out_of_time()
-            raise nobody_is_ready(self._registry.complaints()).verdict
+                raise deadline_exceeded()
+            raise no_worker_ready(self._registry.complaints()).verdict
 
     def _enter(self) -> None:
         self._running += 1

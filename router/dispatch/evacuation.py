@@ -1,4 +1,4 @@
-"""Moves running answers off a worker that is to leave, or that others should relieve."""
+"""Running attempts, and moving their answers off a worker that is drained."""
 
 from __future__ import annotations
 
@@ -10,22 +10,25 @@ from typing import Final, Protocol, TypeAlias
 
 from router.workers.session import WorkerSession
 
-__all__ = ["DRAIN", "AnswerProgress", "Answers", "Movable", "Refuge"]
+__all__ = ["DRAIN", "AnswerProgress", "FindTarget", "Movable", "RunningAttempts"]
 
 DRAIN: Final = "drain"
-"""Reason of a move: the worker is to leave."""
+"""Reason of a move: the worker is being drained."""
 
-_AT_ONCE: Final = 8
-"""Moves at a time: each takes a share of the link, and the pages of all are promised at their targets."""
+_MAX_CONCURRENT: Final = 8
+"""Concurrent moves: they share the link's bandwidth, and each holds pages at its target."""
 
-Refuge: TypeAlias = Callable[[int, str], WorkerSession | None]
-"""See `Placing.refuge`."""
+_MOVE_S: Final = 10.0
+"""Timeout of one move; most take milliseconds."""
+
+FindTarget: TypeAlias = Callable[[int, str], WorkerSession | None]
+"""See `Placing.move_target`."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerProgress:
     context_tokens: int
-    """Of the prompt, and of the answer so far."""
+    """Prompt and answer so far."""
     output_tokens: int
     max_tokens: int
 
@@ -34,7 +37,7 @@ class Movable(Protocol):
     """A running attempt; see `Attempt`."""
 
     @property
-    def writer(self) -> WorkerSession | None: ...
+    def decoder(self) -> WorkerSession | None: ...
 
     @property
     def tokens_to_reserve(self) -> int: ...
@@ -45,11 +48,11 @@ class Movable(Protocol):
     async def move(self, session: WorkerSession, timeout_s: float, reason: str = DRAIN) -> bool: ...
 
 
-class Answers:
-    """The attempts that run now."""
+class RunningAttempts:
+    """The running attempts of a dispatcher."""
 
-    def __init__(self, refuge: Refuge) -> None:
-        self._refuge = refuge
+    def __init__(self, move_target: FindTarget) -> None:
+        self._find_target = move_target
         self._running: dict[Movable, None] = {}
 
     @contextmanager
@@ -61,22 +64,23 @@ class Answers:
             del self._running[attempt]
 
     def now(self) -> list[Movable]:
-        """Those that run."""
+        """The currently running attempts."""
         return list(self._running)
 
     async def evacuate(self, worker_id: str, timeout_s: float) -> int:
-        """Moves the answers that this worker computes now to others that have room; returns how many moved.
+        """Move a worker's running answers to other workers with room; returns how many have moved.
 
-        Each stays where it is if that fails or takes longer than `timeout_s`.
+        Takes `timeout_s` at most. An answer that did not move by then, or whose move failed, stays.
         """
-        turn = asyncio.Semaphore(_AT_ONCE)
+        semaphore, loop = asyncio.Semaphore(_MAX_CONCURRENT), asyncio.get_running_loop()
+        ends = loop.time() + timeout_s
 
         async def evacuate(attempt: Movable) -> bool:
-            async with turn:
-                writer = attempt.writer
-                if attempt not in self._running or writer is None or writer.worker_id != worker_id:
+            async with semaphore:
+                decoder, left = attempt.decoder, ends - loop.time()
+                if attempt not in self._running or decoder is None or decoder.worker_id != worker_id:
                     return False
-                target = self._refuge(attempt.tokens_to_reserve, worker_id)
-                return target is not None and await attempt.move(target, timeout_s)
+                target = self._find_target(attempt.tokens_to_reserve, worker_id)
+                return target is not None and left > 0 and await attempt.move(target, min(_MOVE_S, left))
 
         return sum(await asyncio.gather(*(evacuate(attempt) for attempt in list(self._running))))

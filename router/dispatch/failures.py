@@ -11,12 +11,12 @@ from rpc.baton.v1 import worker_pb2
 
 __all__ = [
     "AttemptFailed",
+    "deadline_exceeded",
     "failure_of",
+    "is_worker_fault",
     "loss_of",
-    "moved_to_nobody",
-    "nobody_is_ready",
-    "out_of_time",
-    "speaks_against",
+    "lost_in_move",
+    "no_worker_ready",
 ]
 
 _RETRY_AFTER_S: Final = 5.0
@@ -26,7 +26,7 @@ _FAULTS: Final = (worker_pb2.FAILURE_CODE_HANDOFF, worker_pb2.FAILURE_CODE_INTER
 
 
 class AttemptFailed(Exception):
-    """The attempt failed, but another may succeed. `verdict`: the client's error if there is no other."""
+    """The attempt failed, but another may succeed. `verdict`: the client's error if it is not retried."""
 
     def __init__(
         self,
@@ -39,12 +39,12 @@ class AttemptFailed(Exception):
     ) -> None:
         super().__init__(reason)
         self.worker_id = worker_id
-        """Worker that failed, to be avoided by the next attempt."""
+        """Worker that failed; the next attempt avoids it."""
         self.verdict = verdict
         self.planned = planned
-        """The worker was drained: does not count as an attempt."""
+        """The worker was drained; the attempt does not count against the limit."""
         self.is_suspect = is_suspect
-        """The worker's process ended while it computed the request, which may be the cause."""
+        """The worker's process ended while it computed the request, so the request may have caused it."""
 
 
 def failure_of(failed: worker_pb2.Failed, worker_id: str) -> AttemptFailed | RouterError:
@@ -65,38 +65,38 @@ def failure_of(failed: worker_pb2.Failed, worker_id: str) -> AttemptFailed | Rou
             return Internal(f"the model could not process this request: {failed.message}")
 
 
-def loss_of(loss: WorkerLost, worker_id: str, *, begun: bool) -> AttemptFailed:
-    """`begun`: the worker was computing the request, which had not just queued there."""
+def loss_of(loss: WorkerLost, worker_id: str, *, is_running: bool) -> AttemptFailed:
+    """`is_running`: the worker was computing the request, not just queueing it."""
     return AttemptFailed(
         loss.reason,
         worker_id,
-        Unavailable("the worker that computed this request went away"),
+        Unavailable("the worker that computed this request was lost"),
         planned=loss.how is Loss.PLANNED,
-        is_suspect=begun and loss.how is Loss.BROKEN,
+        is_suspect=is_running and loss.how is Loss.BROKEN,
     )
 
 
-def speaks_against(failed: worker_pb2.Failed) -> bool:
+def is_worker_fault(failed: worker_pb2.Failed) -> bool:
     """Whether the worker itself may be at fault, rather than the request or the load."""
     return failed.code in _FAULTS
 
 
-def nobody_is_ready(complaints: Iterable[str]) -> AttemptFailed:
-    """`complaints`: the last error of each worker that is not ready."""
-    troubles = "; ".join(complaints)
-    message = f"no worker can take the request now ({troubles})" if troubles else "no worker is ready"
+def no_worker_ready(errors: Iterable[str]) -> AttemptFailed:
+    """`errors`: the last error of each worker that is not ready."""
+    causes = "; ".join(errors)
+    message = f"no worker is ready ({causes})" if causes else "no worker is ready"
     verdict = Unavailable(message, retry_after_s=_RETRY_AFTER_S)
     return AttemptFailed("no worker is ready", None, verdict)
 
 
-def moved_to_nobody() -> AttemptFailed:
-    """A move was cancelled when it was already complete.
+def lost_in_move() -> AttemptFailed:
+    """A move was cancelled after the source had released the request.
 
-    The answer is computed again, without counting an attempt.
+    The answer is recomputed, without counting an attempt.
     """
-    reason = "the answer had moved when its move was called off"
+    reason = "the move was cancelled after its source had released the request"
     return AttemptFailed(reason, None, Unavailable(reason), planned=True)
 
 
-def out_of_time() -> DeadlineExceeded:
+def deadline_exceeded() -> DeadlineExceeded:
     return DeadlineExceeded("the request's timeout passed before it was finished")

@@ -49,7 +49,7 @@ class RequestIdentity:
     """One request of a client, which may ask for several sequences."""
 
     id: str = ""
-    """Empty if it is not a client's request; its sequences then get random ids."""
+    """Empty for internal requests, whose sequences get random ids."""
     trace: TraceContext = field(default_factory=lambda: TraceContext.of(None))
     operation: str = "text_completion"
     """gen_ai.operation.name of the GenAI semantic conventions."""

@@ -16,7 +16,7 @@ class Delta:
     """New tokens of a sequence. Several steps may be merged into one delta."""
 
     token_ids: list[int] = field(default_factory=list)
-    """Includes the stop token, which counts as generated but is never shown."""
+    """Includes the stop token, which counts as generated but is not part of the text."""
     logprobs: list[sampling_pb2.TokenLogprobs] = field(default_factory=list)
     """One per token, or none."""
     finish: int = sampling_pb2.FINISH_REASON_UNSPECIFIED

@@ -1,4 +1,4 @@
-"""The router's Prometheus metrics: what clients get, and where their time goes. Seconds and tokens."""
+"""The router's Prometheus metrics: latencies in seconds, lengths in tokens."""
 
 from __future__ import annotations
 
@@ -38,68 +38,70 @@ class RouterMetrics:
         self._own = ("router", mode, "router")
         self._mode = mode
 
-        self.running = self._gauge("baton_router_running_requests", "Sequences that the router has in work")
+        self.running = self._gauge("baton_router_running_requests", "Sequences that the router is serving")
         self._queued_tokens = self._gauge(
-            "baton_router_queued_tokens", "Prompt tokens of sequences that wait for their first token"
+            "baton_router_queued_tokens", "Prompt tokens of sequences without a first token"
         )
         self._held_back = self._gauge(
             "baton_router_held_back_requests", "Sequences that wait in the router for room on a decode worker"
         )
         self._predicted_wait = self._gauge(
-            "baton_router_predicted_wait_seconds", "How long a prompt that came now would wait"
+            "baton_router_predicted_wait_seconds", "Estimated queue time of a new prompt"
         )
-        self._requests = self._labelled_counter("baton_requests", "Sequences, by how they ended", "outcome")
+        self._requests = self._labelled_counter("baton_requests", "Sequences, by outcome", "outcome")
         self._retries = self._labelled_counter(
-            "baton_request_retries", "Attempts that failed, by the worker that failed them", "failed_worker"
+            "baton_request_retries", "Failed attempts, by the worker that failed", "failed_worker"
         )
-        self._prompt_tokens = self._counter("baton_prompt_tokens", "Tokens in prompts that were admitted")
+        self._prompt_tokens = self._counter("baton_prompt_tokens", "Prompt tokens of admitted sequences")
         self._output_tokens = self._counter("baton_output_tokens", "Tokens sent to clients")
 
         self._first_token = self._histogram("baton_ttft_seconds", "Arrival to first token", _WAITS)
         self._no_first_token = Histogram(
             "baton_no_first_token_seconds",
-            "Arrival to end, of admitted sequences that ended without a token, by how they ended",
+            "Arrival to end, of admitted sequences that ended without a token, by outcome",
             (*_LABELS, "outcome"),
             buckets=_WAITS,
             registry=self.registry,
         )
-        self._inter_token = self._histogram("baton_itl_seconds", "Between two tokens of a sequence", _GAPS)
+        self._inter_token = self._histogram("baton_itl_seconds", "Inter-token latency", _GAPS)
         self._end_to_end = self._histogram("baton_e2e_seconds", "Arrival to last token", _WAITS)
         self._per_token = self._histogram(
-            "baton_tpot_seconds", "Mean time between the tokens of a sequence that has ended", _GAPS
+            "baton_tpot_seconds", "Mean inter-token latency of a finished sequence", _GAPS
         )
         self._prompt_length = self._histogram(
-            "baton_request_prompt_tokens", "Prompt length of sequences that have ended", _LENGTHS
+            "baton_request_prompt_tokens", "Prompt length of finished sequences", _LENGTHS
         )
         self._output_length = self._histogram(
-            "baton_request_output_tokens", "Output length of sequences that have ended", _LENGTHS
+            "baton_request_output_tokens", "Output length of finished sequences", _LENGTHS
         )
         self._queue_time = self._histogram(
-            "baton_request_queue_seconds", "Arrival to first chunk, of sequences that have ended", _WAITS
+            "baton_request_queue_seconds", "Arrival to first chunk, of finished sequences", _WAITS
         )
         self._prefill_time = self._histogram(
             "baton_request_prefill_seconds",
-            "First chunk to first token, of sequences that ended",
+            "First chunk to first token, of finished sequences",
             _WAITS,
         )
         self._decode_time = self._histogram(
-            "baton_request_decode_seconds", "First to last token, of sequences that have ended", _WAITS
+            "baton_request_decode_seconds", "First to last token, of finished sequences", _WAITS
         )
         self._handoff_rate = self._histogram(
-            "baton_handoff_bytes_per_second", "KV of a handoff, over the time in which it travelled", _RATES
+            "baton_handoff_bytes_per_second",
+            "KV bytes of a handoff over the time with writes in flight",
+            _RATES,
         )
-        self._splits = self._counter("baton_split_prompts", "Prompts that two workers computed in part")
+        self._splits = self._counter("baton_split_prompts", "Prompts computed by two workers, one part each")
         self._moves = self._labelled_counter(
-            "baton_moved_answers", "Running answers that went on at another worker", "reason"
+            "baton_moved_answers", "Running answers moved to another worker", "reason"
         )
         self._link_bytes = Counter(
             "baton_link_bytes",
-            "KV handed over from one worker to another",
+            "KV bytes transferred from one worker to another",
             (*_LABELS, "prefill", "decode"),
             registry=self.registry,
         )
         self.loop_lag = self._histogram(
-            "baton_router_loop_lag_seconds", "How late the router's event loop runs a timer", _LAGS
+            "baton_router_loop_lag_seconds", "Delay of a timer in the router's event loop", _LAGS
         )
         for name, text, window in (
             ("prompt", "Prompt tokens served", self.recent.prompt_tokens),
@@ -110,7 +112,7 @@ class RouterMetrics:
             ).set_function(partial(self._rate, window))
         stages = Histogram(
             "baton_stage_seconds",
-            "Stages from arrival to second token; reserve and transfer as far as prefill did not hide them",
+            "Stages from arrival to second token; of reserve and transfer, the exposed part",
             (*_LABELS, "stage"),
             buckets=_WAITS,
             registry=self.registry,
@@ -121,32 +123,32 @@ class RouterMetrics:
             "baton_worker_up", "1 while the router can use the worker", _LABELS, registry=self.registry
         )
         self._incarnations = Counter(
-            "baton_worker_connects", "Times the worker was taken in", _LABELS, registry=self.registry
+            "baton_worker_connects", "Connections to the worker", _LABELS, registry=self.registry
         )
 
     def watch_prefill_queue(self, queue: PrefillQueue) -> None:
-        """From now on, every scrape asks it."""
+        """Read the queue at every scrape."""
         self._queued_tokens.set_function(lambda: queue.tokens)
         self._predicted_wait.set_function(queue.wait_s)
 
     def watch_admission(self, admission: Admission) -> None:
-        """From now on, every scrape asks it."""
+        """Read the number of waiting sequences at every scrape."""
         self._held_back.set_function(lambda: len(admission))
 
     def admitted(self, prompt_tokens: int) -> None:
         self._prompt_tokens.inc(prompt_tokens)
 
     def served(self, prompt_tokens: int) -> None:
-        """The first token of a prompt is out."""
+        """A prompt's first token was produced."""
         self.recent.served(prompt_tokens)
 
     def sent(self, tokens: int) -> None:
-        """Tokens that the client has now."""
+        """Tokens were sent to a client."""
         self._output_tokens.inc(tokens)
         self.recent.sent(tokens)
 
     def finished(self, sequence: Sequence, outcome: str, at: float) -> None:
-        """Once an admitted sequence, however it ended. `at` is on the waterfall's clock."""
+        """Record the end of an admitted sequence; to be called once. `at`: on the waterfall's clock."""
         waterfall = sequence.waterfall
         self.counted(outcome)
         self.recent.ended(
@@ -181,7 +183,7 @@ class RouterMetrics:
         return window.rate(self.recent.clock())
 
     def counted(self, outcome: str) -> None:
-        """A sequence that was refused at once; for others see `finished`."""
+        """Count a sequence that was not admitted; for others see `finished`."""
         self._requests.labels(*self._own, outcome).inc()
 
     def on_first_token(self, timings: router_pb2.Timings) -> None:
@@ -209,7 +211,7 @@ class RouterMetrics:
         self._retries.labels(*self._own, failed.worker_id or "none").inc()
 
     def split(self) -> None:
-        """A prompt goes to two workers."""
+        """Count a prompt that is split between two workers."""
         self._splits.inc()
 
     def worker_changed(self, worker_id: str, role: str, *, up: bool) -> None:

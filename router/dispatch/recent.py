@@ -18,25 +18,25 @@ _KEPT: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class EndedRequest:
-    """A sequence that has ended; without text and client."""
+    """A sequence that has ended, without its text."""
 
     id: str
     outcome: str
     ended: float
-    """On the clock of `Recent`."""
+    """Time of the end, on the clock of `Recent`."""
     prompt_tokens: int
     output_tokens: int
     timings: router_pb2.Timings
 
 
 class Handoffs:
-    """KV transfer from one worker to another."""
+    """Totals of the handoffs from one worker to another."""
 
     def __init__(self, now: float) -> None:
         self.count = 0
         self.bytes = 0
         self.rate = RateWindow(now)
-        """Bytes."""
+        """Bytes per second."""
 
 
 class Recent:
@@ -56,7 +56,7 @@ class Recent:
         self.requests: Final[deque[EndedRequest]] = deque(maxlen=_KEPT)
         """The latest ended requests, oldest first."""
         self.links: Final[dict[tuple[str, str], Handoffs]] = {}
-        """By prefill and decode worker. As many as pairs of workers, which have fixed names."""
+        """By (prefill worker, decode worker). Bounded, since worker ids are fixed."""
 
     def first_token(self, ttft_s: float) -> None:
         self.ttft.add(ttft_s, self.clock())

@@ -30,14 +30,14 @@ class Sequence:
     first_due: float = math.inf
     """Deadline of the first token, on time.monotonic()."""
     id: str = field(default_factory=lambda: secrets.token_hex(8))
-    """For the log, and for errors that refer to it."""
+    """For logs and errors."""
     trace: TraceContext = field(default_factory=lambda: TraceContext.of(None))
     operation: str = "text_completion"
     """gen_ai.operation.name of the GenAI semantic conventions."""
     span_id: str = field(default_factory=lambda: secrets.token_hex(8))
-    """Of its span in the trace."""
+    """The sequence's span in the trace."""
     output: list[int] = field(default_factory=list)
-    """Tokens that the client has; a retry continues after them."""
+    """Tokens sent to the client; a retry continues after them."""
     standing: Callable[[], Standing] = lambda: NO_WORKER
     """Its current stage."""
     _blocks: dict[int, list[BlockHash]] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Sequence:
 
     @property
     def traceparent(self) -> str:
-        """For the workers, whose work belongs to this sequence's span."""
+        """Header for the workers: their spans are children of this sequence's span."""
         return self.trace.traceparent(self.span_id)
 
     @property
@@ -58,7 +58,7 @@ class Sequence:
         return len(self.prompt) + len(self.output)
 
     def blocks(self, page_size: int) -> list[BlockHash]:
-        """Hashes of the prompt's pages, without that of its last token, which is always computed."""
+        """Hashes of the prompt's full pages. Excludes the last token, which is always computed."""
         blocks = self._blocks.get(page_size)
         if blocks is None:
             blocks = self._blocks[page_size] = block_hashes(self.prompt[:-1], page_size)
@@ -69,7 +69,7 @@ class Sequence:
         return max(self.deadline - time.monotonic(), 0.0)
 
     def work(self, request_id: int) -> worker_pb2.Work:
-        """The sequence with its output so far, as a worker's command needs it."""
+        """The sequence with its output so far, for a command to a worker."""
         left = self.seconds_left()
         return worker_pb2.Work(
             request_id=request_id,

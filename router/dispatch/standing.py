@@ -11,7 +11,7 @@ __all__ = ["HELD_BACK", "NO_WORKER", "PAUSED", "Stage", "Standing"]
 
 class Stage(Enum):
     ROUTER = "router"
-    """Not sent to a worker."""
+    """Not sent to a worker yet."""
     QUEUE = "queue"
     """In a worker's queue."""
     PREFILL = "prefill"
@@ -20,17 +20,19 @@ class Stage(Enum):
     TRANSFER = "transfer"
     """The first token was produced; KV is being transferred to the decode worker."""
     DECODE = "decode"
+    PREEMPTED = "preempted"
+    """In a worker's queue again, since its KV pages were freed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
     stage: Stage
     worker: str = ""
-    """The worker that must act next; empty: none."""
+    """The worker that must act next; empty if there is none."""
     waits_for: str = ""
-    """budget, pages, slots, policy, transfer, workers, or retry; empty: it is being computed."""
+    """budget, pages, slots, policy, transfer, workers, or retry; empty while it is computed."""
     computed_tokens: int = 0
-    """Of the prompt, as far as the worker has reported."""
+    """Prompt tokens computed, as last reported by the worker."""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self) | {"stage": self.stage.value}

@@ -1,9 +1,8 @@
 """TTFT waterfall: the stages between a request's arrival and its second token.
 
-The five stages follow each other without gaps, from the request's arrival to its second token. A handoff
-mostly runs beside the prefill: `reserve` and `transfer` are only what is left of it after the first token,
-that is, what the client waits for. The spans show the rest: when each chunk was computed, and when its pages
-travelled.
+The five stages are contiguous, from the request's arrival to its second token. Most of a handoff overlaps
+with the prefill: `reserve` and `transfer` are only the exposed part after the first token. The spans show all
+of it: when each chunk was computed, and when its pages were transferred.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ class Observer(Protocol):
         """The other stages are final, too."""
 
     def on_gap(self, seconds: float) -> None:
-        """The time between two tokens; once for each token after the first."""
+        """Inter-token latency; once for each token after the first."""
 
     def on_handed_over(self, prefill_worker: str, decode_worker: str, size: int, seconds: float) -> None:
-        """So many bytes of KV are at the decode worker; for so long some of them travelled."""
+        """A handoff of `size` bytes is complete; `seconds`: time with a write in flight."""
 
     def on_moved(self, reason: str) -> None:
-        """The answer goes on at another worker."""
+        """Another worker continues the answer."""
 
 
-class _Nobody:
+class _NullObserver:
     def on_first_token(self, timings: router_pb2.Timings) -> None:
         pass
 
@@ -54,15 +53,15 @@ class _Nobody:
         pass
 
 
-_NOBODY: Observer = _Nobody()
+_NULL_OBSERVER: Observer = _NullObserver()
 
 
 @dataclass(slots=True, eq=False)
 class Waterfall:
-    """Marks of one request. Times are time.monotonic() of the router; the first mark of a kind stands."""
+    """Timestamps of one request: time.monotonic() of the router. An attempt keeps the first value of each."""
 
     arrival: float
-    observer: Observer = _NOBODY
+    observer: Observer = _NULL_OBSERVER
 
     submitted: float | None = None
     started: float | None = None
@@ -73,31 +72,32 @@ class Waterfall:
     prefill_worker: str = ""
     decode_worker: str = ""
     split: int = 0
-    """Prompt token from which on the decode worker computes; 0: see router.proto."""
+    """First prompt token that the decode worker computes; 0 without a split (see router.proto)."""
     why: str = ""
     waited: dict[str, float] = field(default_factory=dict)
     """Seconds in the worker's queue by reason."""
     _moves: list[router_pb2.TimingMove] = field(default_factory=list)
-    _is_telling: bool = True
-    """Spans of the latest attempt are shown: it is the one that gives the first token."""
+    _preemptions: list[router_pb2.TimingPreemption] = field(default_factory=list)
+    _records_spans: bool = True
+    """Until the first token, the spans of the latest attempt replace earlier ones."""
     _last_token: float = 0.0
     _chunks: list[router_pb2.TimingSpan] = field(default_factory=list)
-    """Of the prompt, where the answer is computed."""
+    """Prompt chunks computed by the worker that decodes."""
     _chunks_elsewhere: list[router_pb2.TimingSpan] = field(default_factory=list)
-    """Those whose KV was handed over."""
+    """Prompt chunks whose KV was transferred."""
     _pushes: list[router_pb2.TimingSpan] = field(default_factory=list)
 
     def attempt(self, at: float) -> None:
-        """The request goes to a worker. What an attempt that gave no token did counts as queueing."""
-        self._is_telling = self.first_token is None
-        if self._is_telling:
+        """An attempt begins. Time of earlier attempts without a token counts as queueing."""
+        self._records_spans = self.first_token is None
+        if self._records_spans:
             self.submitted, self.started, self.reserved = at, None, None
             self._chunks, self._chunks_elsewhere, self._pushes = [], [], []
 
     def placed(
         self, prefill_worker: str, decode_worker: str | None, why: str, split: int | None = None
     ) -> None:
-        """Where the latest attempt is computed; `split` as in `Route`.
+        """The workers of the latest attempt; `split` as in `Route`.
 
         `decode_worker`: None if the same, or not chosen yet.
         """
@@ -110,8 +110,19 @@ class Waterfall:
         self._moves.append(router_pb2.TimingMove(at_s=at - self.arrival, worker=worker, reason=reason))
         self.observer.on_moved(reason)
 
+    def preempted(self, worker: str, reason: str, at: float) -> None:
+        """A worker freed its pages and queued it again."""
+        self._preemptions.append(
+            router_pb2.TimingPreemption(at_s=at - self.arrival, worker=worker, reason=reason)
+        )
+
+    def resumed(self, waited_s: float) -> None:
+        """The worker that preempted it last computes it again."""
+        if self._preemptions:
+            self._preemptions[-1].waited_s = waited_s
+
     def start(self, event: worker_pb2.Started, at: float) -> None:
-        """The event may be a step old; the wait that it reports is exact."""
+        """The event may arrive a step late, but the queue time in it is exact."""
         if self.started is None and self.first_token is None and self.submitted is not None:
             self.started = min(self.submitted + event.queued_s, at)
             self.waited = dict(event.waited)
@@ -136,21 +147,21 @@ class Waterfall:
         self._last_token = at
 
     def hand_over(self, event: worker_pb2.HandedOver) -> None:
-        """Spans come in the worker's seconds since it was sent the request."""
+        """Spans in the event count from when the request was sent to the worker."""
         offset = (self.submitted or self.arrival) - self.arrival
-        if self._is_telling:
+        if self._records_spans:
             self._chunks_elsewhere = [_shifted(span, offset) for span in event.chunks]
             self._pushes = [_shifted(span, offset) for span in event.pushes]
-        travelled = _covered((span.begin_s, span.end_s) for span in event.pushes)
-        self.observer.on_handed_over(self.prefill_worker, self.decode_worker, event.bytes, travelled)
+        busy_s = busy_seconds((span.begin_s, span.end_s) for span in event.pushes)
+        self.observer.on_handed_over(self.prefill_worker, self.decode_worker, event.bytes, busy_s)
 
-    def computed(self, chunks: Iterable[worker_pb2.Span], asked: float) -> None:
-        """The prompt's chunks, from a worker that was sent the request at `asked` and computes the answer."""
-        if self._is_telling:
-            self._chunks = [_shifted(span, asked - self.arrival) for span in chunks]
+    def computed(self, chunks: Iterable[worker_pb2.Span], sent_at: float) -> None:
+        """Prompt chunks of the worker that decodes, which was sent the request at `sent_at`."""
+        if self._records_spans:
+            self._chunks = [_shifted(span, sent_at - self.arrival) for span in chunks]
 
     def timings(self, at: float) -> router_pb2.Timings:
-        """As of now; stages that were not reached are 0."""
+        """The timings as of `at`; stages that were not reached are 0."""
         first = self.first_token or at
         started = self.started or (first if self.first_token is None else self.submitted or first)
         reserved = max(self.reserved or first, first)
@@ -170,17 +181,9 @@ class Waterfall:
             placement=self.why,
             split=self.split,
             moves=self._moves,
+            preemptions=self._preemptions,
             waited=self.waited,
         )
-
-
-def _covered(spans: Iterable[tuple[float, float]]) -> float:
-    """Seconds that lie in at least one of the spans."""
-    covered, upto = 0.0, -math.inf
-    for begin, end in sorted(spans):
-        covered += max(end - max(begin, upto), 0.0)
-        upto = max(upto, end)
-    return covered
 
 
 def _shifted(span: worker_pb2.Span, offset: float) -> router_pb2.TimingSpan:
@@ -194,8 +197,8 @@ def _shifted(span: worker_pb2.Span, offset: float) -> router_pb2.TimingSpan:
 
 
 def busy_seconds(spans: Iterable[tuple[float, float]]) -> float:
-    """Seconds in which at least one of the spans, each (begin, end), was under way."""
-    total = latest = 0.0
+    """Length in seconds of the union of spans (begin, end)."""
+    total, latest = 0.0, -math.inf
     for begin, end in sorted(spans):
         total += max(end - max(begin, latest), 0.0)
         latest = max(latest, end)

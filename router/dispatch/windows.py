@@ -18,7 +18,7 @@ _BUCKETS: Final = 360
 
 
 class RateWindow:
-    """Sums by second over the last 60 seconds. Adding costs O(1)."""
+    """Sums per second over the last 60 seconds. `add` is O(1)."""
 
     def __init__(self, now: float) -> None:
         self._began = self._second = int(now)
@@ -29,7 +29,7 @@ class RateWindow:
         self._sums[self._second % _SECONDS] += amount
 
     def rate(self, now: float, over_s: int = 5) -> float:
-        """Per second, over the last `over_s` complete seconds, or as many as there were."""
+        """Rate per second over the last `over_s` complete seconds, or fewer just after the start."""
         seconds = min(over_s, int(now) - self._began)
         return sum(self.history(now)[-seconds:]) / seconds if seconds else 0.0
 
@@ -46,7 +46,7 @@ class RateWindow:
 
 
 class QuantileWindow:
-    """Percentiles of durations in seconds over the last 50 to 60 seconds. Adding costs O(1)."""
+    """Percentiles of durations in seconds over the last 50 to 60 seconds. `add` is O(1)."""
 
     def __init__(self) -> None:
         self._slot = 0
@@ -58,7 +58,7 @@ class QuantileWindow:
         self._counts[self._slot % _SLOTS][min(int(bucket), _BUCKETS - 1)] += 1
 
     def quantiles(self, levels: Sequence[float], now: float) -> list[float] | None:
-        """One value a level, in seconds; None if nothing was added in this time."""
+        """One value per level, in seconds; None without samples."""
         self._advance(now)
         counts = [sum(column) for column in zip(*self._counts, strict=True)]
         total = sum(counts)
@@ -76,7 +76,7 @@ class QuantileWindow:
 
 
 def _quantile(counts: Sequence[int], rank: int) -> float:
-    """The middle of the bucket that holds the value of this rank, from 1."""
+    """Midpoint of the bucket that holds the value of this 1-based rank."""
     seen = 0
     for bucket, count in enumerate(counts):
         seen += count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
@@ -274,8 +275,13 @@ class Ledger:
 
     # ------------------------------------------------------------------------------ the view
 
-    def view(self, now: float) -> ClusterView:
-        workers = tuple(worker.view or self._look(worker, now) for worker in self._workers.values())
+    def view(self, now: float, among: AbstractSet[WorkerId] | None = None) -> ClusterView:
+        """`among`: the workers that can be used now; None: all."""
+        workers = tuple(
+            worker.view or self._look(worker, now)
+            for key, worker in self._workers.items()
+            if among is None or key in among
+        )
         return ClusterView(
             now=now,
             workers=workers,

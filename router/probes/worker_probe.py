@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import aclosing
 from typing import Final, TypeAlias
 
-from router.dispatch.attempt import Attempt
+from router.dispatch.attempts.attempt import Attempt
 from router.dispatch.failures import AttemptFailed
 from router.dispatch.routing.route import Pick
 from router.dispatch.sequence import Sequence

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,7 +33,7 @@ class Arrival:
 
     def prompt(self) -> Sequence[int]:
         if not self.blocks:
-            return bytes(self.prompt_tokens)
+            return array("q", bytes(8 * self.prompt_tokens))  # zeros
         tokens = [block * _BLOCK + i for block in self.blocks for i in range(_BLOCK)]
         own = -1 - int(self.at * 1e6)  # unique
         tokens += [own] * (self.prompt_tokens - len(tokens))

@@ -31,6 +31,8 @@ Message: TypeAlias = (
     worker_pb2.Tokens
     | worker_pb2.Started
     | worker_pb2.Progress
+    | worker_pb2.Preempted
+    | worker_pb2.Resumed
     | worker_pb2.Reserved
     | worker_pb2.HandedOver
     | worker_pb2.Arrived

@@ -291,9 +291,11 @@ class WorkerSession:
         for events in (
             batch.started,
             batch.reserved,
+            batch.resumed,
             batch.progress,
             batch.arrived,
             batch.tokens,
+            batch.preempted,
             batch.handed_over,
             batch.failed,
         ):

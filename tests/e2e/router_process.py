@@ -17,6 +17,8 @@ import httpx
 import psutil
 
 STARTUP_S = 120.0
+ENDS_WITH_ITS_PARENT = ("setpriv", "--pdeathsig", "TERM")
+"""Before a command: a test runner that is killed leaves no router behind."""
 
 
 @dataclass
@@ -74,7 +76,10 @@ def router(log: Path, *flags: str, model: str = "smollm2") -> Iterator[RouterPro
     ports = ["--http-port", "0", "--grpc-port", "0"]
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [*command, *ports, *flags], stdout=output, stderr=subprocess.STDOUT, process_group=0
+            [*ENDS_WITH_ITS_PARENT, *command, *ports, *flags],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            process_group=0,
         )
     running = RouterProcess(process, log)
     try:

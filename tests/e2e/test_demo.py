@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.lib.server import BatonServer, ServerFailed
+from benchmarks.lib.servers.server import BatonServer, ServerFailed
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -21,7 +21,7 @@ def test_the_demo_streams_an_answer_shows_the_waterfall_and_leaves_nothing_behin
     )
     assert done.returncode == 0, done.stdout + done.stderr
     text = " ".join(done.stdout.split())
-    (prompt_tokens,) = re.findall(r"([\d,]+) tokens read", text)
+    (prompt_tokens,) = re.findall(r"([\d,]+) prompt tokens", text)
     assert int(prompt_tokens.replace(",", "")) > 2000
     assert "KV pushes" in text
     assert "Every process is gone." in text

@@ -20,6 +20,7 @@ FLAGS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("preset", FLAGS)
 def test_a_preset_answers_as_transformers_and_logs_as_the_guides_expect(
     preset: str, tmp_path: Path, oracle: Oracle

@@ -50,7 +50,7 @@ def ranks(service: RouterProcess) -> set[int]:
     return set()
 
 
-@pytest.mark.parametrize("victim", ["RankActor", "DecodeWorker"])
+@pytest.mark.parametrize("victim", ["RankActor", pytest.param("DecodeWorker", marks=pytest.mark.thorough)])
 def test_answers_are_transformers_own_also_after_a_rank_was_killed(
     service: RouterProcess, small: SmallModel, victim: str
 ) -> None:

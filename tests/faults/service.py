@@ -93,6 +93,12 @@ class Service:
                 await asyncio.sleep(0.1)
         return time.monotonic() - began
 
+    async def busiest_decode_worker(self) -> str:
+        """Its name: the one whose requests hold the most pages."""
+        held = [sample for sample in await self._pages() if sample.labels["state"] == "held"]
+        decode = [sample for sample in held if sample.labels["role"] == "decode"]
+        return max(decode, key=lambda sample: sample.value).labels["worker"]
+
     async def all_pages_back(self) -> None:
         """Waits until free + cached = total on every worker. Raises AssertionError."""
         deadline = time.monotonic() + _PAGES_S

@@ -45,7 +45,9 @@ async def lose_interest(stub: router_pb2_grpc.RouterStub, question: Question, af
 
 
 @bounded("rounds", here=2, soak=50)
-@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize(
+    "mode", [pytest.param(mode, marks=() if mode is Mode.ADAPTIVE else pytest.mark.thorough) for mode in Mode]
+)
 async def test_after_every_wave_of_cancellations_a_probe_is_answered_and_every_page_is_back(
     small: SmallModel, mode: Mode, rounds: int
 ) -> None:

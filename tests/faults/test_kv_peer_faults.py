@@ -110,7 +110,7 @@ def test_a_large_handoff_between_two_processes_arrives_intact(stack: ExitStack, 
 
 
 @conclusive
-def test_a_sender_killed_while_it_writes_frees_the_receivers_pages(stack: ExitStack, kind: str) -> None:
+def test_killing_a_sender_during_a_write_frees_the_receivers_pages(stack: ExitStack, kind: str) -> None:
     # The threshold is what importing ucxx leaves in the environment, and NIXL's UCX would abort with.
     sender, receiver = pair(stack, kind, UCX_TLS="tcp", UCX_RNDV_THRESH="8192")
     complete(sender, receiver, 9)
@@ -125,7 +125,7 @@ def test_a_sender_killed_while_it_writes_frees_the_receivers_pages(stack: ExitSt
 
 
 @conclusive
-def test_a_receiver_killed_while_it_is_written_frees_the_senders_pages(stack: ExitStack, kind: str) -> None:
+def test_killing_a_receiver_during_a_write_frees_the_senders_pages(stack: ExitStack, kind: str) -> None:
     sender, receiver = pair(stack, kind, UCX_TLS="tcp")
     complete(sender, receiver, 9)
     begin(sender, receiver)
@@ -138,7 +138,7 @@ def test_a_receiver_killed_while_it_is_written_frees_the_senders_pages(stack: Ex
 
 
 @conclusive
-def test_a_stopped_sender_keeps_the_pages_in_quarantine_until_it_goes_on(stack: ExitStack, kind: str) -> None:
+def test_pages_of_a_stopped_sender_stay_in_quarantine_until_it_resumes(stack: ExitStack, kind: str) -> None:
     sender, receiver = pair(stack, kind, UCX_TLS="tcp")
     complete(sender, receiver, 9)
     begin(sender, receiver, timeout_s=1.0)
@@ -157,7 +157,7 @@ def test_a_stopped_sender_keeps_the_pages_in_quarantine_until_it_goes_on(stack: 
     complete(sender, receiver, 2)
 
 
-def test_a_stopped_sender_that_is_killed_frees_the_pages(stack: ExitStack, kind: str) -> None:
+def test_killing_a_stopped_sender_frees_the_pages(stack: ExitStack, kind: str) -> None:
     sender, receiver = pair(stack, kind, UCX_TLS="tcp")
     begin(sender, receiver, timeout_s=0.5)
     sender.call("computed", 1, PAGES, NUM_TOKENS - 1)
@@ -167,7 +167,7 @@ def test_a_stopped_sender_that_is_killed_frees_the_pages(stack: ExitStack, kind:
     assert receiver.event() == Drained(1)
 
 
-def test_a_stopped_receiver_holds_no_pages_of_the_sender_and_reuses_none_of_its_own_too_early(
+def test_a_stopped_receiver_holds_no_sender_pages_and_reuses_its_own_only_after_the_drain(
     stack: ExitStack, kind: str
 ) -> None:
     sender, receiver = pair(stack, kind, UCX_TLS="tcp")

@@ -16,10 +16,14 @@ from tests.faults.service import Service
 pytestmark = [pytest.mark.timeout(600), pytest.mark.alone]
 
 CLIENTS = 8
+COMMAND_S = 60.0
+"""For the operator's command to start and to reach the router."""
+MOVES_S = 0.05
+"""About as long as the moves take: the faults strike before, during and after them."""
 
 
 @bounded("rounds", here=1, soak=300)
-@pytest.mark.parametrize("fault", ["killed", "stopped"])
+@pytest.mark.parametrize("fault", ["killed", pytest.param("stopped", marks=pytest.mark.thorough)])
 async def test_a_worker_that_is_killed_or_stopped_during_moves_costs_time_and_nothing_else(
     service: Service, answers: Answers, fault: str, rounds: int
 ) -> None:
@@ -28,8 +32,10 @@ async def test_a_worker_that_is_killed_or_stopped_during_moves_costs_time_and_no
         async with Load(service.clients(CLIENTS), answers) as load:
             await load.everybody_streams()
             victims = [*service.workers("decode"), *service.workers("prefill")]
-            leaving = asyncio.create_task(service.operate("restart", "decode-0", "--timeout", "2", "--force"))
-            await asyncio.sleep(draw.expovariate(1 / 0.15))
+            logged, busiest = len(service.running.text()), await service.busiest_decode_worker()
+            leaving = asyncio.create_task(service.operate("restart", busiest, "--timeout", "2", "--force"))
+            await service.says(f"{busiest} leaves", after=logged, within_s=COMMAND_S)
+            await asyncio.sleep(draw.expovariate(1 / MOVES_S))
             hurt_at = time.monotonic()
             await _hurt(draw.choice(victims), fault, draw.uniform(0.2, 6.0))
             said = await leaving

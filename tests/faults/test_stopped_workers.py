@@ -20,8 +20,8 @@ DETECTED_S = 4.5
 
 
 @bounded("rounds", here=1, soak=30)
-@pytest.mark.parametrize("role", ["decode", "prefill"])
-async def test_a_stopped_worker_is_given_up_and_what_it_writes_when_it_goes_on_hurts_nobody(
+@pytest.mark.parametrize("role", [pytest.param("decode", marks=pytest.mark.thorough), "prefill"])
+async def test_late_writes_of_a_stopped_worker_corrupt_no_request(
     service: Service, answers: Answers, role: str, rounds: int
 ) -> None:
     draw = random.Random(rounds)

@@ -150,7 +150,7 @@ def combinations() -> Iterator[object]:
         yield pytest.param(mode, how, sampling, marks=marks)
 
 
-@pytest.mark.parametrize(("mode", "how", "sampling"), combinations())
+@pytest.mark.parametrize(("mode", "how", "sampling"), list(combinations()))
 async def test_the_answer_is_the_same_token_for_token(
     small: SmallModel, mode: Mode, how: Callable[[Cluster], object], sampling: str
 ) -> None:

@@ -11,7 +11,7 @@ import httpx
 import pytest
 import torch
 
-from benchmarks.lib.server import BatonServer
+from benchmarks.lib.servers.server import BatonServer
 from tests.faults.small_model import SmallModel, save_small_model
 from tests.gpu.models import save
 from tests.gpu.test_gpu_engine import PROMPTS, expected

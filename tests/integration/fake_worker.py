@@ -132,6 +132,11 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         for outbox in self._outboxes:
             outbox.put_nowait(batch)
 
+    def say(self, **events: Any) -> None:
+        """Tells the router of these events."""
+        for outbox in self._outboxes:
+            outbox.put_nowait(worker_pb2.EventBatch(**events))
+
     # ---------------------------------------------------------------------------------- protocol
 
     async def Describe(  # noqa: N802

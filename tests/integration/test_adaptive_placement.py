@@ -1,4 +1,4 @@
-"""A prefill and a decode worker of which a policy uses each for either part of a request, or for both."""
+"""Adaptive mode with two real workers: either one prefills, decodes, or does both."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def prompt(seed: int, length: int = 50) -> list[int]:
 
 
 class Forced:
-    """Places requests on the given pairs in turn; on the worker that is left if one is gone."""
+    """Places requests on the given pairs in turn, or on the only worker that is left."""
 
     def __init__(self, *pairs: tuple[str, str], split: float = 0.0) -> None:
         """`split`: share of a prompt that the first worker of a pair computes; 0: all of it."""
@@ -78,7 +78,7 @@ class Cluster:
 
 @asynccontextmanager
 async def cluster(folder: Path, policy: Forced | None, **engine: int) -> AsyncIterator[Cluster]:
-    """`policy` None: the one that serves."""
+    """`policy`: None: that of the product."""
     async with AsyncExitStack() as stack:
         links = {
             f"{role.value}-0": await stack.enter_async_context(worker(folder, role, "loopback", **engine))
@@ -97,7 +97,7 @@ async def cluster(folder: Path, policy: Forced | None, **engine: int) -> AsyncIt
 
 
 @pytest.mark.parametrize("pair", EVERY_PAIR)
-async def test_tokens_are_those_of_transformers_wherever_they_are_computed(
+async def test_tokens_equal_those_of_transformers_under_every_placement(
     folder: Path, oracle: Oracle, pair: tuple[str, str]
 ) -> None:
     async with cluster(folder, Forced(pair)) as served:
@@ -108,7 +108,7 @@ async def test_tokens_are_those_of_transformers_wherever_they_are_computed(
         await served.all_pages_back()
 
 
-async def test_workers_hand_over_to_each_other_crosswise_while_they_decode(
+async def test_workers_send_handoffs_in_both_directions_while_they_decode(
     folder: Path, oracle: Oracle
 ) -> None:
     async with cluster(folder, Forced(*EVERY_PAIR)) as served:
@@ -118,9 +118,7 @@ async def test_workers_hand_over_to_each_other_crosswise_while_they_decode(
         await served.all_pages_back()
 
 
-async def test_crosswise_handoffs_and_decodes_that_fill_the_pools_all_end_right(
-    folder: Path, oracle: Oracle
-) -> None:
+async def test_handoffs_in_both_directions_complete_with_full_pools(folder: Path, oracle: Oracle) -> None:
     async with cluster(folder, Forced(*EVERY_PAIR), num_pages=36) as served:
         prompts = [prompt(seed, 40) for seed in range(12)]
         answers = await asyncio.gather(*(served.generate(p, max_tokens=40) for p in prompts))
@@ -128,8 +126,8 @@ async def test_crosswise_handoffs_and_decodes_that_fill_the_pools_all_end_right(
         await served.all_pages_back()
 
 
-async def test_two_full_pools_do_not_wait_for_each_other(folder: Path, oracle: Oracle) -> None:
-    """Whatever the router believed about room: both are full of prompts that are to go to the other."""
+async def test_two_workers_with_full_pools_do_not_deadlock(folder: Path, oracle: Oracle) -> None:
+    """Both pools are full of prompts whose KV is to be sent to the other worker."""
     async with cluster(folder, Forced((P, D), (D, P)), num_pages=24) as served:
         placing = served.dispatcher._placing
         assert isinstance(placing, AdaptivePlacing)
@@ -143,7 +141,7 @@ async def test_two_full_pools_do_not_wait_for_each_other(folder: Path, oracle: O
         await served.all_pages_back()
 
 
-async def test_clients_that_leave_in_the_middle_of_crosswise_handoffs_leave_no_page_behind(
+async def test_clients_that_disconnect_during_handoffs_in_both_directions_leak_no_page(
     folder: Path,
 ) -> None:
     async with cluster(folder, Forced(*EVERY_PAIR)) as served:
@@ -181,7 +179,9 @@ async def test_a_stream_goes_on_when_either_worker_ends(
         assert timings.prefill_worker == timings.decode_worker == (P if ended == D else D)
 
 
-async def test_the_serving_policy_learns_from_steps_and_says_why(folder: Path, oracle: Oracle) -> None:
+async def test_the_adaptive_policy_fits_measured_steps_and_explains_its_placement(
+    folder: Path, oracle: Oracle
+) -> None:
     async with cluster(folder, None) as served:
         for seed in range(6):
             answer, timings = await served.generate(prompt(seed))

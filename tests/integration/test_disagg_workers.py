@@ -23,7 +23,7 @@ def prompt(length: int, seed: int = 3) -> list[int]:
 
 
 @pytest.mark.parametrize("length", [1, 3, 4, 5, 16, 17, 90])
-async def test_a_handed_over_request_gets_the_tokens_of_transformers(
+async def test_a_transferred_request_gets_the_tokens_of_transformers(
     folder: Path, transport: str, oracle: Oracle, length: int
 ) -> None:
     async with pair(folder, transport) as workers:
@@ -42,9 +42,7 @@ async def test_concurrent_handoffs_do_not_mix(folder: Path, transport: str, orac
         await workers.all_pages_back()
 
 
-async def test_a_prefix_that_the_decode_worker_has_does_not_travel_again(
-    folder: Path, oracle: Oracle
-) -> None:
+async def test_a_prefix_cached_at_the_decode_worker_is_not_sent(folder: Path, oracle: Oracle) -> None:
     async with pair(folder) as workers:
         first = work(prompt(60))
         await workers.generate(first)
@@ -55,7 +53,7 @@ async def test_a_prefix_that_the_decode_worker_has_does_not_travel_again(
         assert rest.bytes < everything.bytes / 5
 
 
-async def test_pages_of_a_chunk_travel_while_the_next_one_is_computed(folder: Path) -> None:
+async def test_pages_of_a_chunk_are_transferred_while_the_next_one_is_computed(folder: Path) -> None:
     async with pair(folder) as workers:
         slow_down(workers.prefill.host, seconds=0.05)
         job = work(prompt(96))
@@ -81,7 +79,7 @@ async def test_the_first_chunk_is_announced_before_it_is_computed(folder: Path) 
         await workers.prefill.next(job.request_id, "tokens")
 
 
-async def test_sampling_goes_on_as_if_nothing_had_moved(folder: Path) -> None:
+async def test_sampling_is_unchanged_by_a_handoff(folder: Path) -> None:
     settings = {
         "temperature": 1.0,
         "top_p": 0.9,
@@ -106,7 +104,7 @@ async def test_a_retry_continues_the_output_of_the_first_attempt(folder: Path, o
         assert await workers.generate(job) == expected[5:]
 
 
-async def test_a_request_that_ends_with_its_first_token_is_not_handed_over(
+async def test_a_request_that_ends_with_its_first_token_is_not_transferred(
     folder: Path, oracle: Oracle
 ) -> None:
     async with pair(folder) as workers:
@@ -165,7 +163,7 @@ async def test_a_request_that_differs_on_the_two_workers_fails_the_handoff(folde
         await workers.all_pages_back()
 
 
-async def test_a_ticket_for_a_request_that_is_gone_gives_the_pages_back(folder: Path) -> None:
+async def test_a_ticket_for_an_ended_request_frees_the_reserved_pages(folder: Path) -> None:
     async with pair(folder) as workers:
         job = work(prompt(40))
         await workers.reserve(job)

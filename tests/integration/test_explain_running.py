@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -126,6 +127,45 @@ async def test_a_request_is_explained_in_every_stage_of_its_way_from_worker_to_w
         assert ended is not None
         assert ended["outcome"] == "ok"
         assert "now" not in ended["completions"][0]
+
+
+async def test_a_preempted_request_says_when_how_often_why_and_for_how_long() -> None:
+    worker = decode_worker("decode-0", waits_before={"token"})
+    async with router(worker) as opened:
+        running = asyncio.create_task(opened.generate("mine"))
+        await opened.until("mine", "prefill")
+        [submitted] = worker.commands("submit")
+        here = {"request_id": submitted.submit.work.request_id}
+
+        worker.say(preempted=[{**here, "reason": "pages"}])
+        worker.report(waiting=1, waits_for="slots")
+        found = await opened.until("mine", "preempted")
+        lines = list(explained(found))
+        assert lines[1] == "  now: preempted, in the queue of decode-0 again, 0 tokens so far"
+        assert lines[2] == "  waits for slots: --max-running-requests are running"
+        [line] = [line for line in lines if "preempted by" in line]
+        assert re.fullmatch(
+            r"  preempted by decode-0 after [\d.]+ ms, waits for [\d.]+ ms:"
+            r" running requests needed its KV pages",
+            line,
+        )
+
+        worker.say(resumed=[{**here, "waited_s": 1.5}])
+        found = await opened.until("mine", "prefill")
+        assert any("waited 1.50 s" in line for line in explained(found))
+
+        worker.say(preempted=[{**here, "reason": "policy"}])
+        await opened.until("mine", "preempted")
+        worker.say(resumed=[{**here, "waited_s": 0.25}])
+        worker.behaviour.waits_before.clear()
+        await running
+        ended = opened.explanation.find("mine")
+        assert ended is not None
+        told = [line for line in explained(ended) if "preempted" in line]
+        assert "(1 of 2)" in told[0]
+        assert "waited 1.50 s: running requests needed its KV pages" in told[0]
+        assert "(2 of 2)" in told[1]
+        assert "waited 250.0 ms: a request of higher priority" in told[1]
 
 
 async def test_completions_of_one_request_are_explained_one_by_one() -> None:

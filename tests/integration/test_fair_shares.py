@@ -30,7 +30,7 @@ from router.processing.served_model import ServedModel
 from router.workers.registry import Registry
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE
 from tests.faults.local_cluster import LocalWorker
-from tests.integration.tiny_cluster import Link, before_each_step, worker
+from tests.integration.tiny_cluster import Link, before_each_step, commands_arrived, worker
 from worker.config import WorkerRole
 
 LOUD, QUIET = "a-key-of-one-client", "a-key-of-another"
@@ -90,18 +90,12 @@ async def test_a_key_with_few_requests_does_not_wait_for_all_of_one_with_many(
             assert response.status_code == 200, response.text
             ended.append(key)
 
-        async def arrived(count: int) -> None:
-            """So many requests are at the worker, whose engine takes them in after its step."""
-            async with asyncio.timeout(20.0):
-                while link.host._parts.inbox._queue.qsize() < count:  # noqa: ASYNC110
-                    await asyncio.sleep(0.005)
-
         asking = [asyncio.create_task(ask(LOUD, 0))]
         assert await asyncio.to_thread(computes.wait, 20.0)
         asking += [asyncio.create_task(ask(LOUD, number)) for number in range(1, 9)]
-        await arrived(8)
+        await commands_arrived(link.host, 8)
         asking += [asyncio.create_task(ask(QUIET, 50 + number)) for number in range(3)]
-        await arrived(11)
+        await commands_arrived(link.host, 11)
         may_compute.set()
         await asyncio.gather(*asking)
     if fair:

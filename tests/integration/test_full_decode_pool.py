@@ -1,4 +1,4 @@
-"""More work than a decode worker's pool holds, with real workers: the rest waits before its prefill."""
+"""Requests beyond the capacity of a decode worker's pool wait before their prefill; with real workers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SAMPLING = sampling_pb2.SamplingParams(
 ROLES = {WorkerRole.PREFILL: ROLE_PREFILL, WorkerRole.DECODE: ROLE_DECODE}
 
 
-async def test_requests_that_a_full_decode_pool_has_no_room_for_wait_in_the_router(folder: Path) -> None:
+async def test_requests_wait_in_the_router_while_the_decode_pool_is_full(folder: Path) -> None:
     async with AsyncExitStack() as stack:
         pages = {WorkerRole.PREFILL: 256, WorkerRole.DECODE: 40}
         links = {
@@ -42,7 +42,7 @@ async def test_requests_that_a_full_decode_pool_has_no_room_for_wait_in_the_rout
         def look() -> None:
             queued.append(decode.load.view().queued_handoffs)
             held_back.append(len(dispatcher._admission))
-            dispatcher._admission.look()
+            dispatcher._admission.admit_waiting()
 
         registry.watch(look)
 

@@ -94,7 +94,7 @@ async def running(
 
 
 @pytest.mark.parametrize("transport", ["loopback", "nixl"])
-async def test_an_answer_goes_on_at_the_token_at_which_it_was_stopped(
+async def test_a_migrated_answer_continues_at_its_next_token(
     folder: Path, oracle: Oracle, transport: str
 ) -> None:
     async with running(folder, transport) as move:
@@ -107,7 +107,7 @@ async def test_an_answer_goes_on_at_the_token_at_which_it_was_stopped(
         await move.all_pages_back()
 
 
-async def test_sampling_with_penalties_goes_on_as_if_nothing_had_moved(folder: Path) -> None:
+async def test_sampling_with_penalties_is_unchanged_by_a_migration(folder: Path) -> None:
     settings = {"temperature": 1.0, "top_p": 0.9, "repetition_penalty": 1.3, "frequency_penalty": 0.4}
     async with running(folder, **settings) as move:
         await move.migrate(await move.reserve())
@@ -120,7 +120,7 @@ async def test_sampling_with_penalties_goes_on_as_if_nothing_had_moved(folder: P
         assert move.complete() == (await move.target.tokens(alone.request_id))[0]
 
 
-async def test_an_answer_that_outgrows_its_reservation_goes_on_where_it_is(
+async def test_an_answer_that_outgrows_its_reservation_stays_at_its_source(
     folder: Path, oracle: Oracle
 ) -> None:
     async with running(folder) as move:
@@ -134,7 +134,7 @@ async def test_an_answer_that_outgrows_its_reservation_goes_on_where_it_is(
         await move.all_pages_back()
 
 
-async def test_a_move_is_called_off_by_aborting_it_at_the_source(folder: Path, oracle: Oracle) -> None:
+async def test_a_migration_is_cancelled_by_aborting_it_at_the_source(folder: Path, oracle: Oracle) -> None:
     async with running(folder) as move:
         before_each_step(move.target.host, lambda: None)
         ticket = await move.reserve()
@@ -148,9 +148,7 @@ async def test_a_move_is_called_off_by_aborting_it_at_the_source(folder: Path, o
 
 
 @pytest.mark.parametrize("who", ["source", "target"])
-async def test_the_router_s_abort_at_either_worker_in_any_moment_leaves_no_page_behind(
-    folder: Path, who: str
-) -> None:
+async def test_an_abort_at_either_worker_at_any_moment_leaks_no_page(folder: Path, who: str) -> None:
     async with running(folder) as move:
         ticket = await move.reserve()
         await move.migrate(ticket)
@@ -164,7 +162,7 @@ async def test_the_router_s_abort_at_either_worker_in_any_moment_leaves_no_page_
         await move.all_pages_back()
 
 
-async def test_an_answer_that_ends_before_it_moved_ends_as_ever(folder: Path, oracle: Oracle) -> None:
+async def test_an_answer_that_ends_during_its_migration_is_complete(folder: Path, oracle: Oracle) -> None:
     async with running(folder) as move:
         ticket = await move.reserve()
         await move.run(LENGTH)
@@ -174,7 +172,7 @@ async def test_an_answer_that_ends_before_it_moved_ends_as_ever(folder: Path, or
         await move.all_pages_back()
 
 
-async def test_an_answer_whose_receiver_died_goes_on_where_it_is(folder: Path, oracle: Oracle) -> None:
+async def test_an_answer_stays_at_its_source_when_the_receiver_dies(folder: Path, oracle: Oracle) -> None:
     async with running(folder, "nixl") as move:
         ticket = await move.reserve()
         await move.target.host.stop()
@@ -184,7 +182,7 @@ async def test_an_answer_whose_receiver_died_goes_on_where_it_is(folder: Path, o
         await move.source.all_pages_back()
 
 
-async def test_an_answer_that_stands_still_for_its_receiver_goes_on_where_it_is_after_a_while(
+async def test_an_answer_paused_for_a_slow_receiver_continues_at_its_source(
     folder: Path, oracle: Oracle
 ) -> None:
     """The receiver hangs when it should confirm."""
@@ -209,7 +207,7 @@ async def test_an_answer_that_stands_still_for_its_receiver_goes_on_where_it_is_
     assert _LONGEST_PAUSE_S < PATIENCE_S
 
 
-async def test_several_answers_and_prompts_beside_them_move_at_once(folder: Path, oracle: Oracle) -> None:
+async def test_several_answers_migrate_at_once_beside_other_prompts(folder: Path, oracle: Oracle) -> None:
     async with running(folder) as first:
         moves = [
             Move(first.source, first.target, work(prompt(20 + i, i), max_tokens=LENGTH)) for i in range(4)

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.lib.client import Api, Record, Target, open_client, send
-from benchmarks.lib.offer import offer
+from benchmarks.lib.load.client import Api, Record, Target, open_client, send
+from benchmarks.lib.load.offer import offer
+from benchmarks.lib.load.workload import Fixed, Work, make_workload
 from benchmarks.lib.outcomes import Interruption
 from benchmarks.lib.report import summarize
-from benchmarks.lib.workload import Fixed, Work, make_workload
 from benchmarks.long_prefill import interrupt
 from tests.integration.fake_openai_server import FakeServer, running
 

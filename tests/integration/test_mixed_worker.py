@@ -14,7 +14,15 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from rpc.channel import connect
 from tests.integration.conftest import Oracle
-from tests.integration.tiny_cluster import Link, before_each_step, session, status_of, work, worker
+from tests.integration.tiny_cluster import (
+    Link,
+    before_each_step,
+    commands_arrived,
+    session,
+    status_of,
+    work,
+    worker,
+)
 from worker.config import WorkerRole
 
 
@@ -111,13 +119,21 @@ async def test_what_can_never_run_fails_as_invalid_and_the_worker_goes_on(folder
 
 async def test_a_full_queue_is_reported_as_overload(folder: Path) -> None:
     async with mixed(folder, max_waiting_requests=1, max_running_requests=1) as link:
-        all_sent = Event()
-        before_each_step(link.host, lambda: all_sent.wait(30.0))
-        jobs = [work(prompt(50, seed=i), max_tokens=50) for i in range(6)]
-        for job in jobs:
+        computes, may_compute = Event(), Event()
+
+        def hold() -> None:
+            computes.set()
+            may_compute.wait(30.0)
+
+        before_each_step(link.host, hold)
+        running, *others = [work(prompt(50, seed=i), max_tokens=50) for i in range(6)]
+        await link.submit(running)
+        assert await asyncio.to_thread(computes.wait, 30.0)
+        for job in others:
             await link.submit(job)
-        all_sent.set()
-        failed = await link.next(jobs[-1].request_id, "failed")
+        await commands_arrived(link.host, len(others))
+        may_compute.set()
+        failed = await link.next(others[-1].request_id, "failed")
         assert failed.code == worker_pb2.FAILURE_CODE_OVERLOADED
 
 

@@ -1,4 +1,4 @@
-"""The router moves running answers between real workers, while their streams go on."""
+"""Running answers move between real workers without a gap in their streams."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def slowly(served: Cluster, seconds: float = 0.005) -> None:
 
 def writers(served: Cluster) -> list[str]:
     running = served.dispatcher._answers._running
-    return [attempt.writer.worker_id for attempt in running if attempt.writer is not None]
+    return [attempt.decoder.worker_id for attempt in running if attempt.decoder is not None]
 
 
 @pytest.mark.parametrize("pair", EVERY_PAIR)
@@ -52,7 +52,7 @@ async def test_an_answer_moves_without_a_gap_or_a_duplicate(
         assert all(session.load.requests == 0 for session in served.registry.sessions())
 
 
-async def test_answers_move_to_and_fro_under_load(folder: Path, oracle: Oracle) -> None:
+async def test_answers_move_back_and_forth_under_load(folder: Path, oracle: Oracle) -> None:
     async with cluster(folder, Forced(*EVERY_PAIR), num_pages=512) as served:
         slowly(served, 0.003)
         prompts = [prompt(seed, 10 + 6 * seed) for seed in range(10)]
@@ -84,7 +84,7 @@ async def test_answers_move_while_pools_are_full_and_requests_are_preempted(
         await served.all_pages_back()
 
 
-async def test_clients_that_leave_during_a_move_leave_no_page_behind(folder: Path) -> None:
+async def test_clients_that_disconnect_during_a_move_leak_no_page(folder: Path) -> None:
     async with cluster(folder, Forced((P, P)), num_pages=512) as served:
         slowly(served)
         asked = [asyncio.create_task(served.generate(prompt(seed), LENGTH)) for seed in range(6)]
@@ -101,7 +101,7 @@ async def test_clients_that_leave_during_a_move_leave_no_page_behind(folder: Pat
 
 @pytest.mark.parametrize("ended", [P, D])
 @pytest.mark.parametrize("after_s", [0.0, 0.01, 0.03])
-async def test_a_stream_goes_on_when_either_worker_ends_during_a_move(
+async def test_a_stream_continues_when_either_worker_ends_during_a_move(
     folder: Path, oracle: Oracle, ended: str, after_s: float
 ) -> None:
     async with cluster(folder, Forced((P, P)), num_pages=512) as served:
@@ -116,7 +116,7 @@ async def test_a_stream_goes_on_when_either_worker_ends_during_a_move(
 
 
 async def test_a_worker_changes_its_role_while_it_decodes(folder: Path, oracle: Oracle) -> None:
-    """What runs is not touched; what comes is placed by the new role."""
+    """Running requests stay; new ones are placed by the new role."""
     async with cluster(folder, None) as served:
         slowly(served)
         asked = [asyncio.create_task(served.generate(prompt(seed), LENGTH)) for seed in range(4)]
@@ -131,7 +131,7 @@ async def test_a_worker_changes_its_role_while_it_decodes(folder: Path, oracle: 
         await served.all_pages_back()
 
 
-async def test_a_worker_that_leaves_takes_nobody_s_answer_with_it(folder: Path, oracle: Oracle) -> None:
+async def test_draining_a_worker_interrupts_no_answer(folder: Path, oracle: Oracle) -> None:
     async with cluster(folder, Forced((P, P)), num_pages=512) as served:
         slowly(served)
         asked = [asyncio.create_task(served.generate(prompt(seed), LENGTH)) for seed in range(4)]

@@ -16,7 +16,7 @@ import httpx
 import pytest
 import yaml
 
-from benchmarks.lib.server import free_port
+from benchmarks.lib.servers.server import free_port
 from router.config.settings import Mode
 from tests.faults.local_cluster import LocalCluster, local_cluster
 from tests.faults.small_model import save_small_model

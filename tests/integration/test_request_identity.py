@@ -88,5 +88,5 @@ async def test_both_workers_and_the_log_of_retries_name_the_request(caplog: pyte
     [traceparent] = {work.traceparent for work in works}
     assert traceparent.startswith(f"00-{TRACE}-")
     assert PARENT not in traceparent
-    assert f"trying request cmpl-7 ({traceparent}) again" in caplog.text
+    assert f"retrying request cmpl-7 ({traceparent})" in caplog.text
     assert ended.id == "cmpl-7"

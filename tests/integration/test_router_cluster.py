@@ -68,7 +68,7 @@ async def one_worker(local_ray: LocalRay, folder: Path, actor_class: object) -> 
         await worker.stop()
 
 
-async def test_a_killed_worker_is_restarted_and_its_request_goes_on(
+async def test_a_killed_worker_is_restarted_and_its_request_continues(
     local_ray: LocalRay, tmp_path: Path
 ) -> None:
     async with one_worker(local_ray, tmp_path, fake_actor) as registry:
@@ -89,7 +89,7 @@ async def test_a_killed_worker_is_restarted_and_its_request_goes_on(
     await gone(second.info.epoch)
 
 
-async def test_a_worker_that_is_stopped_is_given_up_and_replaced(
+async def test_a_stopped_worker_is_declared_dead_and_replaced(
     local_ray: LocalRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("router.cluster.ray_worker._ANSWER_S", 1.0)
@@ -113,7 +113,7 @@ async def test_a_worker_that_is_stopped_is_given_up_and_replaced(
     ("actor_class", "words"),
     [(broken_actor, "no room for the weights"), (stillborn_actor, "a library is missing on this node")],
 )
-async def test_a_worker_that_cannot_start_ends_the_wait_with_its_own_words(
+async def test_a_worker_that_cannot_start_fails_the_start_with_its_error(
     local_ray: LocalRay, tmp_path: Path, actor_class: object, words: str
 ) -> None:
     async with one_worker(local_ray, tmp_path, actor_class) as registry:

@@ -1,4 +1,4 @@
-"""The router splits prompts between real workers, and what becomes of them when one of the two ends."""
+"""Prompts split between two real workers, also when one of the two ends."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def test_the_answer_and_its_timings_come_from_both_workers(
         await nothing_left(served)
 
 
-async def test_split_prompts_cross_each_other(folder: Path, oracle: Oracle) -> None:
+async def test_prompts_are_split_in_both_directions_at_once(folder: Path, oracle: Oracle) -> None:
     async with cluster(folder, Forced(*ACROSS, split=0.6), num_pages=64) as served:
         prompts = [prompt(seed, 10 + 7 * seed) for seed in range(12)]
         answers = await asyncio.gather(*(served.generate(p, 20) for p in prompts))
@@ -71,10 +71,10 @@ async def test_an_answer_to_a_split_prompt_moves_like_any_other(folder: Path, or
 @pytest.mark.parametrize("pair", ACROSS)
 @pytest.mark.parametrize("ended", [0, 1])
 @pytest.mark.parametrize("part", [0, 1])
-async def test_a_prompt_is_read_anew_when_either_worker_ends_in_either_part_of_it(
+async def test_a_split_prompt_is_recomputed_when_either_worker_ends(
     folder: Path, oracle: Oracle, pair: tuple[str, str], ended: int, part: int
 ) -> None:
-    """When the second worker has the KV, the first one's end costs nothing."""
+    """Unless the second worker already has the KV of a first worker that ends."""
     async with cluster(folder, Forced(pair, split=0.5), chunk_budget=8) as served:
         slowly(served, 0.02)
         asked = asyncio.create_task(served.generate(prompt(5, 60), LENGTH))
@@ -96,7 +96,7 @@ async def test_a_prompt_is_read_anew_when_either_worker_ends_in_either_part_of_i
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.03, 0.06, 0.1])
-async def test_clients_that_leave_in_the_middle_of_split_prompts_leave_no_page_behind(
+async def test_clients_that_disconnect_during_split_prompts_leak_no_page(
     folder: Path, after_s: float
 ) -> None:
     async with cluster(folder, Forced(*ACROSS, split=0.5), chunk_budget=8, num_pages=512) as served:

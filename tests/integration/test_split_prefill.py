@@ -73,7 +73,7 @@ async def test_split_prompts_beside_decodes_and_other_prompts_do_not_mix(
         await workers.all_pages_back()
 
 
-async def test_a_prefix_that_the_first_worker_has_beyond_the_split_is_not_computed_again(
+async def test_a_prefix_cached_beyond_the_split_at_the_first_worker_is_not_recomputed(
     folder: Path, oracle: Oracle
 ) -> None:
     async with pair(folder) as workers:
@@ -88,7 +88,7 @@ async def test_a_prefix_that_the_first_worker_has_beyond_the_split_is_not_comput
         await workers.all_pages_back()
 
 
-async def test_a_prefix_that_the_second_worker_has_beyond_the_split_does_not_travel(
+async def test_a_prefix_cached_beyond_the_split_at_the_second_worker_is_not_sent(
     folder: Path, oracle: Oracle
 ) -> None:
     async with pair(folder) as workers:
@@ -103,7 +103,7 @@ async def test_a_prefix_that_the_second_worker_has_beyond_the_split_does_not_tra
         await workers.all_pages_back()
 
 
-async def test_sampling_with_penalties_goes_on_as_if_nothing_had_been_split(folder: Path) -> None:
+async def test_sampling_with_penalties_is_unchanged_by_a_split(folder: Path) -> None:
     settings = {"temperature": 1.0, "top_p": 0.9, "repetition_penalty": 1.3, "frequency_penalty": 0.4}
     async with pair(folder) as workers:
         split, _, _ = await generate(workers, work(prompt(50), max_tokens=20, **settings), 24)
@@ -132,7 +132,7 @@ async def test_a_split_that_leaves_nothing_to_the_second_worker_is_refused(folde
         assert "prefill_until 40" in failed.message
 
 
-async def test_the_rest_of_a_split_prompt_waits_its_turn_and_leaves_pages_to_decodes(
+async def test_the_rest_of_a_split_prompt_queues_and_leaves_pages_to_decodes(
     folder: Path, oracle: Oracle
 ) -> None:
     async with pair(folder, decode={"num_pages": 40}) as workers:
@@ -146,7 +146,7 @@ async def test_the_rest_of_a_split_prompt_waits_its_turn_and_leaves_pages_to_dec
 
 @pytest.mark.parametrize("who", ["prefill", "decode"])
 @pytest.mark.parametrize("moment", ["started", "attached", "arrived"])
-async def test_an_abort_at_any_moment_leaves_no_page_behind(folder: Path, who: str, moment: str) -> None:
+async def test_an_abort_at_any_moment_leaks_no_page(folder: Path, who: str, moment: str) -> None:
     async with pair(folder) as workers:
         for link in (workers.prefill, workers.decode):
             slow_down(link.host, seconds=0.005)

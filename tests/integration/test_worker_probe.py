@@ -1,4 +1,4 @@
-"""Workers that fall silent, that hang, and that fail what they are given; and how they come back."""
+"""Probes of workers that are silent, hang or fail requests, and their recovery."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def probe(served: Service, *, interval_s: float, timeout_s: float) -> WorkerProb
 
 @asynccontextmanager
 async def watched(*workers: FakeWorker, **settings: object) -> AsyncIterator[Service]:
-    """A service whose probe is in a hurry."""
+    """A service with short probe intervals and timeouts."""
     async with (
         service(*workers, **settings) as served,
         probe(served, interval_s=0.2, timeout_s=0.3),
@@ -60,7 +60,7 @@ async def test_a_silent_worker_is_lost_within_a_second_or_so() -> None:
         assert await served.tokens() == answer(PROMPT, 8)
 
 
-async def test_a_router_that_was_held_up_itself_blames_nobody() -> None:
+async def test_a_stalled_router_declares_no_worker_dead() -> None:
     async with service(decode_worker("decode-0")) as served:
         (session,) = served.registry.sessions()
         time.sleep(2.0)  # noqa: ASYNC251 - the whole point
@@ -68,7 +68,7 @@ async def test_a_router_that_was_held_up_itself_blames_nobody() -> None:
         assert session.alive
 
 
-async def test_an_unused_worker_that_hangs_is_found_out_and_taken_back_when_it_goes_on() -> None:
+async def test_a_hung_idle_worker_leaves_the_rotation_and_rejoins_when_it_recovers() -> None:
     hanging, fine = decode_worker("decode-0"), decode_worker("decode-1")
     async with watched(hanging, fine) as served:
         hanging.behaviour.silent = True
@@ -123,7 +123,7 @@ async def test_a_worker_that_fails_request_after_request_is_avoided_until_it_ser
             await becomes(served, "decode-0", WorkerState.READY)
 
 
-async def test_an_overloaded_worker_is_not_a_sick_one() -> None:
+async def test_an_overloaded_worker_does_not_open_its_circuit() -> None:
     code = worker_pb2.FAILURE_CODE_OVERLOADED
     full = decode_worker("decode-0", fail_after=0, times=1_000_000, fail_code=code)
     async with watched(full, decode_worker("decode-1")) as served:
@@ -133,7 +133,7 @@ async def test_an_overloaded_worker_is_not_a_sick_one() -> None:
         assert state(served, "decode-0") is WorkerState.READY
 
 
-async def test_workers_in_use_are_spared_the_probe() -> None:
+async def test_busy_workers_are_not_probed() -> None:
     workers = pair(decode={"token_s": 0.002})
     async with watched(*workers) as served:
         for _ in range(20):

@@ -218,6 +218,13 @@ def slow_down(host: WorkerHost, seconds: float) -> None:
     before_each_step(host, lambda: time.sleep(seconds))
 
 
+async def commands_arrived(host: WorkerHost, count: int) -> None:
+    """Return when `count` commands wait for the engine's thread, which `before_each_step` must hold."""
+    async with asyncio.timeout(PATIENCE_S):
+        while host._parts.inbox._queue.qsize() < count:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
 def before_each_step(host: WorkerHost, act: Callable[[], object]) -> None:
     """`act` runs on the engine's thread, which waits for it."""
     runner = host._parts.engine.runner

@@ -1,4 +1,4 @@
-"""Incoming handoffs: reserve pages, wait for the KV, then compute what follows it."""
+"""Incoming handoffs: reserve pages, receive the KV, then continue the request."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from worker.session.refusal import CommandRefused
 
 __all__ = ["IncomingHandoffs"]
 
-_NO_PAGES_NOW: Final = "no pages are free now, and this handoff must not wait for some"
+_NO_PAGES_NOW: Final = "no pages are free, and this handoff must not wait"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +32,11 @@ class _Waiting:
     sender: Peer
     since: float
     timeout_s: float
-    """For the pages to become free; then again, for every piece of the KV."""
+    """Timeout of the wait for free pages; afterwards of a handoff without progress."""
     room: int
-    """Tokens that the request may grow by until its KV is here."""
+    """Tokens that the sender may decode before the handoff is complete."""
     no_wait: bool
-    """It fails at once if there are too few pages."""
+    """Fail at once if there are too few free pages."""
 
     @property
     def deadline(self) -> float:
@@ -45,7 +45,7 @@ class _Waiting:
 
 @dataclass(frozen=True, slots=True)
 class _Incoming:
-    """A handoff with pages that the sender may write."""
+    """A handoff with reserved pages, which the sender may write."""
 
     job: Job
     reservation: Reservation
@@ -53,7 +53,7 @@ class _Incoming:
 
 
 class IncomingHandoffs:
-    """Requests whose KV another worker computes. Pages are reserved for them first come, first served."""
+    """Requests whose KV another worker sends. Pages are reserved in order of arrival."""
 
     def __init__(self, engine: Engine, answers: Answers, receiver: ReceiverCommands) -> None:
         self._engine = engine
@@ -63,7 +63,7 @@ class IncomingHandoffs:
         """In order of arrival, so that small requests do not starve a large one."""
         self._incoming: dict[RequestId, _Incoming] = {}
         self._quarantined: dict[RequestId, Reservation] = {}
-        """Aborted handoffs whose sender may still write; they outlive their jobs."""
+        """Pages of aborted handoffs whose sender may still write; kept after the end of the job."""
 
     # ------------------------------------------------------------------------------ from the router
 
@@ -73,7 +73,7 @@ class IncomingHandoffs:
             raise CommandRefused(worker_pb2.FAILURE_CODE_INVALID, f"request id {job.id} is in use")
         if len(self._waiting) >= self._engine.config.scheduler.max_waiting_requests:
             raise CommandRefused(
-                worker_pb2.FAILURE_CODE_OVERLOADED, f"{len(self._waiting)} handoffs wait for pages already"
+                worker_pb2.FAILURE_CODE_OVERLOADED, f"{len(self._waiting)} handoffs are waiting for pages"
             )
         self._waiting.append(
             _Waiting(
@@ -89,7 +89,7 @@ class IncomingHandoffs:
     def drop(self, job: Job) -> bool:
         """Abort a handoff. False if no pages are reserved for the request.
 
-        One that still waits for pages is skipped when its turn comes.
+        A handoff that waits for pages is skipped once its job has ended.
         """
         incoming = self._incoming.get(job.id)
         if incoming is None:
@@ -102,11 +102,11 @@ class IncomingHandoffs:
 
     def tick(self, now: float) -> None:
         """Before every step: fail handoffs that timed out, then reserve pages for waiting ones."""
-        self._give_up_late(now)
-        self._lend_pages(now)
+        self._fail_timed_out(now)
+        self._reserve_pages(now)
 
     def next_wakeup(self) -> float:
-        """When `tick` has something to do by time alone; math.inf: never."""
+        """Time of the next timeout; math.inf: none."""
         return min((w.deadline for w in self._waiting if self._is_wanted(w)), default=math.inf)
 
     def add_load(self, load: worker_pb2.Load) -> None:
@@ -122,7 +122,7 @@ class IncomingHandoffs:
     def on_transfer(self, event: ReceiverEvent) -> None:
         match event:
             case Reserved(handoff_id, ticket):
-                # Aborted meanwhile: it is being drained, and its ticket is not needed.
+                # None: aborted meanwhile; the ticket is not needed.
                 if (incoming := self._incoming.get(handoff_id)) is not None:
                     self._answers.outbox.reserved(incoming.job, ticket_to_proto(ticket), incoming.waited_s)
             case Ready():
@@ -138,7 +138,7 @@ class IncomingHandoffs:
     def _on_ready(self, ready: Ready) -> None:
         incoming = self._incoming.pop(ready.handoff_id, None)
         if incoming is None:
-            # Aborted while the last page arrived: the sender is done, so there is nothing to drain.
+            # Aborted while the last page arrived: the sender has finished writing.
             self._engine.free_reservation(self._quarantined.pop(ready.handoff_id))
             return
         request = incoming.job.request
@@ -159,28 +159,28 @@ class IncomingHandoffs:
         self._engine.quarantine(incoming.reservation)
         self._quarantined[incoming.job.id] = incoming.reservation
 
-    def _give_up_late(self, now: float) -> None:
+    def _fail_timed_out(self, now: float) -> None:
         for waiting in [w for w in self._waiting if w.deadline <= now and self._is_wanted(w)]:
             reason = f"no pages became free within {now - waiting.since:.1f} s"
             self._answers.fail(waiting.job, worker_pb2.FAILURE_CODE_OVERLOADED, reason)
 
-    def _lend_pages(self, now: float) -> None:
+    def _reserve_pages(self, now: float) -> None:
         while self._waiting:
             first = self._waiting[0]
-            if self._is_wanted(first) and not self._lend(first, now):
+            if self._is_wanted(first) and not self._try_reserve(first, now):
                 if not first.no_wait:
-                    self._refuse_those_that_must_not_wait()
+                    self._refuse_no_wait()
                     return
                 self._answers.fail(first.job, worker_pb2.FAILURE_CODE_OVERLOADED, _NO_PAGES_NOW)
             self._waiting.popleft()
 
-    def _refuse_those_that_must_not_wait(self) -> None:
-        """The first handoff waits for pages, and so would all behind it."""
+    def _refuse_no_wait(self) -> None:
+        """Fail handoffs that must not wait: the queue is FIFO, and its first waits for pages."""
         for waiting in [w for w in self._waiting if w.no_wait and self._is_wanted(w)]:
             self._answers.fail(waiting.job, worker_pb2.FAILURE_CODE_OVERLOADED, _NO_PAGES_NOW)
 
-    def _lend(self, waiting: _Waiting, now: float) -> bool:
-        """Reserve pages for the first handoff in the queue; False if there are too few."""
+    def _try_reserve(self, waiting: _Waiting, now: float) -> bool:
+        """Reserve pages for a handoff; False if there are too few."""
         job = waiting.job
         request = job.request
         try:

@@ -1,9 +1,9 @@
-"""Requests that run here while their KV follows to another worker, which goes on with them.
+"""Live migration: moves running requests to another worker while they decode.
 
-Computed pages travel while the request goes on. When all but the last part of a page is there, the request
-is paused after a token, the rest is sent, and the other worker continues. Nothing is lost if that fails: the
-request goes on here. Both workers may then go on with it, if the other one has it after all; their tokens are
-the same, and the router listens to one.
+Computed pages are sent while the request keeps decoding. When the receiver has every full page, the request
+is paused after its current token, the last page is sent, and the receiver continues. If the migration fails,
+the request continues here. If the receiver has the request nevertheless, both workers decode it for a while:
+their tokens are equal, and the router uses one stream.
 """
 
 from __future__ import annotations
@@ -15,19 +15,16 @@ from typing import Final
 
 from engine.core.request import Request, RequestId
 from engine.engine import Engine
-from kv_transfer import CaughtUp, HandedOver, SenderCommands, SenderEvent, SendFailed, Ticket
-from kv_transfer import Final as FinalState
-from worker.handoffs.request_digest import digest_of
-from worker.handoffs.sent_pages import pages_of, push_span
-from worker.metrics import Outcome
+from kv_transfer import CaughtUp, HandedOver, SenderEvent, SendFailed, Ticket
+from worker.handoffs.page_sender import PageSender, final_state
 from worker.session.answers import Answers
 from worker.session.jobs import Job
 
 __all__ = ["Migrations"]
 
 _LONGEST_PAUSE_S: Final = 1.0
-"""A request that is paused for longer goes on here. The pause is that of a message, a page and a step; the
-other worker, or the way to it, is in trouble."""
+"""Timeout of the pause, after which the request continues here. Normally it lasts for one message, one page
+write and one step; a longer one means that the receiver or the network has a problem."""
 
 
 @dataclass(slots=True, eq=False)
@@ -36,7 +33,7 @@ class _Moving:
     ticket: Ticket
     paused_at: float = math.inf
     given_up: bool = False
-    """It goes on here whatever comes; only its writes have not ended."""
+    """Aborted: the request continues here; writes may still be in flight."""
 
     @property
     def id(self) -> int:
@@ -44,23 +41,17 @@ class _Moving:
 
 
 class Migrations:
-    """Belongs to the engine thread. Methods about a request that does not move do nothing."""
+    """Used by the engine thread only. Methods ignore requests that are not being migrated."""
 
     def __init__(
-        self,
-        engine: Engine,
-        answers: Answers,
-        clock: Callable[[], float],
-        sender: SenderCommands,
-        handoff_timeout_s: float,
+        self, engine: Engine, answers: Answers, clock: Callable[[], float], sender: PageSender
     ) -> None:
         self._engine = engine
         self._answers = answers
         self._clock = clock
         self._sender = sender
-        self._handoff_timeout_s = handoff_timeout_s
         self._moving: dict[int, _Moving] = {}
-        """By handoff, from the command until the sender reads the pages no more."""
+        """By handoff id, from the Migrate command until the sender no longer reads the pages."""
         self._by_request: dict[RequestId, _Moving] = {}
 
     def __len__(self) -> int:
@@ -73,13 +64,13 @@ class Migrations:
     # ------------------------------------------------------------------------------ from the router
 
     def begin(self, job: Job | None, ticket: Ticket) -> None:
-        """Moves a running request. One that does not run, or moves already, stays: the receiver is told."""
+        """Start a migration. Refused at the receiver if the request is not decoding, or migrates already."""
         if job is not None and self._can_move(job.request, ticket):
             self._begin(job, ticket)
-        self._sender.attach(ticket)  # of a handoff that it does not know, it says so to the receiver
+        self._sender.attach(ticket)  # refused at the receiver if the handoff is not open
 
     def cancel(self, handoff_id: int) -> None:
-        """The request goes on here, at once. What may still be sent is of no use to the receiver."""
+        """Abort the migration; the request continues here. The receiver discards what is still sent."""
         moving = self._moving.get(handoff_id)
         if moving is not None and not moving.given_up:
             self._give_up(moving)
@@ -92,7 +83,7 @@ class Migrations:
                 self._give_up(moving)
 
     def next_wakeup(self) -> float:
-        """When `tick` has something to do; math.inf: never."""
+        """Time of the next pause timeout; math.inf: none."""
         paused = (moving.paused_at for moving in self._moving.values())
         return min(paused, default=math.inf) + _LONGEST_PAUSE_S
 
@@ -101,16 +92,16 @@ class Migrations:
     def on_computed(self, request: Request, upto: int) -> None:
         moving = self._by_request.get(request.id)
         if moving is not None and not moving.given_up and not request.paused:
-            self._sender.computed(moving.id, self._pages(request, upto), upto)
+            self._sender.computed(moving.id, request, upto)
 
     def on_step(self) -> None:
-        """The tokens of a step are known: requests that were to be paused behind it can be sent."""
+        """A step has ended: send the rest of requests that were paused while it was in flight."""
         for moving in self._moving.values():
             if moving.job.request.paused and moving.paused_at == math.inf:
                 self._send_rest(moving)
 
     def on_finished(self, request: Request) -> bool:
-        """It ended before it moved. True: the sender still reads its pages."""
+        """The request ended during its migration. True: the sender still reads its pages."""
         moving = self._by_request.get(request.id)
         if moving is None:
             return False
@@ -133,21 +124,17 @@ class Migrations:
         if job.request.finish is not None:
             self._engine.release(job.request)
         match event:
-            case HandedOver(_, num_bytes, pushes):
+            case HandedOver():
                 if job.request.finish is None:
                     self._engine.abort(job.id)
-                self._answers.metrics.transfer_bytes.inc(num_bytes)
-                if job.id in self._answers.jobs:
-                    self._answers.end(job, Outcome.HANDED_OVER)
-                    spans = [push_span(push, job.arrival) for push in pushes]
-                    self._answers.outbox.handed_over(job, num_bytes, [], spans)
+                self._sender.report(event, job, chunks=())
             case SendFailed():
                 self._answers.metrics.transfer_failures.inc()
 
     # ------------------------------------------------------------------------------ inside
 
     def _can_move(self, request: Request, ticket: Ticket) -> bool:
-        """It decodes, and the ticket is for no more of the request than there is."""
+        """Whether the request decodes, and the ticket has no more tokens than the request."""
         return (
             request.slot >= 0
             and request.num_pending == 1
@@ -161,30 +148,20 @@ class Migrations:
         request = job.request
         request.pinned = True
         self._moving[ticket.handoff_id] = self._by_request[job.id] = _Moving(job, ticket)
-        self._sender.open(ticket.handoff_id, self._handoff_timeout_s, goes_on=True)
-        upto = self._engine.computed(request)
-        self._sender.computed(ticket.handoff_id, self._pages(request, upto), upto)
+        self._sender.open(ticket.handoff_id, keeps_decoding=True)
+        self._sender.computed(ticket.handoff_id, request, self._engine.computed(request))
 
     def _send_rest(self, moving: _Moving) -> None:
-        """Unless a step computes some more of it: then after that."""
+        """Send the last page and the state. Does nothing while a step computes the request; see `on_step`."""
         request = moving.job.request
         num_computed = self._engine.computed(request)
         if num_computed < request.num_computed or request.awaits_token:
             return
         moving.paused_at = self._clock()
-        known = moving.ticket.num_tokens
-        final = FinalState(
-            tokens=tuple(request.tokens(known, request.num_tokens)),
-            position=num_computed,
-            seed=request.sampling.seed,
-            request_digest=digest_of(request, known, moving.job.sampling),
-        )
-        self._sender.finish(moving.id, self._pages(request, num_computed), num_computed, final)
+        final = final_state(moving.job, moving.ticket.num_tokens, num_computed)
+        self._sender.finish(moving.id, request, final)
 
     def _give_up(self, moving: _Moving) -> None:
         moving.given_up, moving.paused_at = True, math.inf
         moving.job.request.paused = False
         self._sender.abort(moving.id)
-
-    def _pages(self, request: Request, num_tokens: int) -> list[int]:
-        return pages_of(request, num_tokens, self._engine.config.page_size)

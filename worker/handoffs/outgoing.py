@@ -1,4 +1,4 @@
-"""Outgoing handoffs: requests prefilled here, wholly or in part, while their KV is sent to another worker."""
+"""Outgoing handoffs: prompts prefilled here, in full or up to a split, for a worker that decodes them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from dataclasses import dataclass, field, replace
 from engine.core.request import Request, RequestId
 from engine.core.sampling_params import FinishReason
 from engine.engine import Engine
-from kv_transfer import Final as FinalState
-from kv_transfer import HandedOver, SenderCommands, SenderEvent, SendFailed, Ticket
+from kv_transfer import Final, HandedOver, SenderEvent, SendFailed, Ticket
 from rpc.baton.v1 import worker_pb2
+from worker.handoffs.page_sender import PageSender, final_state
 from worker.handoffs.request_digest import digest_of
-from worker.handoffs.sent_pages import pages_of, push_span
-from worker.metrics import Outcome
 from worker.session.answers import Answers
 from worker.session.jobs import Job
 from worker.session.refusal import CommandRefused
@@ -23,39 +21,33 @@ __all__ = ["OutgoingHandoffs"]
 
 @dataclass(slots=True, eq=False)
 class _Sending:
-    """A request whose KV is or will be sent to another worker."""
+    """A request whose KV is sent to another worker."""
 
     job: Job
     computed: int
     """Tokens whose KV is in the pool."""
     chunks: list[worker_pb2.Span] = field(default_factory=list)
-    goes_on: bool = False
-    """What was to be computed here is, and the first token did not end the request: the receiver goes on."""
+    continues_elsewhere: bool = False
+    """This worker's part is computed, and the receiver continues the request."""
 
 
 class OutgoingHandoffs:
-    """Requests end here with their first token, or within their prompt; their pages are kept until the sender
-    has sent them.
+    """Requests end here with their first token, or at a split of their prompt; their pages are kept until
+    they have been sent.
 
-    From `submit` on such a request is pinned, since the sender may read its pages: the scheduler does not
-    preempt it. Methods ignore requests that are not handed over.
+    Such a request is pinned from `submit` on: the scheduler does not preempt it, since the sender may read
+    its pages. Methods ignore requests without a handoff.
     """
 
     def __init__(
-        self,
-        engine: Engine,
-        answers: Answers,
-        clock: Callable[[], float],
-        sender: SenderCommands,
-        handoff_timeout_s: float,
+        self, engine: Engine, answers: Answers, clock: Callable[[], float], sender: PageSender
     ) -> None:
         self._engine = engine
         self._answers = answers
         self._clock = clock
         self._sender = sender
-        self._handoff_timeout_s = handoff_timeout_s
         self._sending: dict[RequestId, _Sending] = {}
-        """Handoffs from the first chunk until the sender stops reading pages; they may outlive the job."""
+        """From the first chunk until the sender no longer reads the pages; may outlive the job."""
         self._step_began = 0.0
 
     def __len__(self) -> int:
@@ -78,14 +70,14 @@ class OutgoingHandoffs:
         self._engine.submit(request)
 
     def attach(self, ticket: Ticket) -> None:
-        # Also for a request that has ended: the sender then revokes the handoff at the receiver.
+        # Also for a request that has ended: the sender then refuses the handoff at the receiver.
         self._sender.attach(ticket)
 
     def drop(self, job: Job) -> bool:
-        """Abort a handoff. False if the request is not handed over.
+        """Abort a handoff. False if the request has none.
 
         During prefill, the engine aborts the request and `on_finished` the handoff; afterwards only the
-        handoff is left to abort. Its pages are freed when the sender has stopped reading them.
+        handoff is left to abort. The pages are freed when the sender no longer reads them.
         """
         if job.id not in self._sending:
             return False
@@ -99,10 +91,10 @@ class OutgoingHandoffs:
         """A step begins."""
         self._step_began = now
 
-    def goes_on(self, request_id: RequestId) -> bool:
-        """Whether another worker decodes the request that has just ended here."""
+    def continues_elsewhere(self, request_id: RequestId) -> bool:
+        """Whether another worker continues the request, which has just ended here."""
         sending = self._sending.get(request_id)
-        return sending is not None and sending.goes_on
+        return sending is not None and sending.continues_elsewhere
 
     # ------------------------------------------------------------------------------ the engine's hooks
 
@@ -110,7 +102,7 @@ class OutgoingHandoffs:
         for request in requests:
             if request.pinned and (job := self._answers.jobs.get(request.id)) is not None:
                 self._sending[request.id] = _Sending(job, computed=request.num_cached or 0)
-                self._sender.open(request.id, self._handoff_timeout_s)
+                self._sender.open(request.id)
 
     def on_computed(self, request: Request, upto: int) -> None:
         sending = self._sending.get(request.id)
@@ -126,17 +118,16 @@ class OutgoingHandoffs:
             )
         )
         sending.computed = upto
-        self._sender.computed(request.id, self._pages(request, upto), upto)
+        self._sender.computed(request.id, request, upto)
 
     def on_finished(self, request: Request) -> bool:
         """True: the sender still reads the request's pages."""
         sending = self._sending.get(request.id)
         if sending is None:
             return False
-        sending.goes_on = self._is_to_go_on(sending)
-        if sending.goes_on:
-            final = _final(sending.job)
-            self._sender.finish(request.id, self._pages(request, final.position), final.position, final)
+        sending.continues_elsewhere = self._has_more_to_decode(sending)
+        if sending.continues_elsewhere:
+            self._sender.finish(request.id, request, _final(sending.job))
         else:
             self._sender.abort(request.id)
         return True
@@ -144,7 +135,7 @@ class OutgoingHandoffs:
     # ------------------------------------------------------------------------------ from the sender
 
     def on_transfer(self, event: SenderEvent) -> None:
-        """Sent or failed: the pages are no longer read."""
+        """The handoff is complete or failed: the pages are no longer read."""
         sending = self._sending.pop(event.handoff_id)
         job, answers = sending.job, self._answers
         if job.request.finish is None:
@@ -152,12 +143,8 @@ class OutgoingHandoffs:
         else:
             self._engine.release(job.request)
         match event:
-            case HandedOver(_, num_bytes, pushes):
-                answers.metrics.transfer_bytes.inc(num_bytes)
-                if job.id in answers.jobs:
-                    answers.end(job, Outcome.HANDED_OVER)
-                    spans = [push_span(push, job.arrival) for push in pushes]
-                    answers.outbox.handed_over(job, num_bytes, sending.chunks, spans)
+            case HandedOver():
+                self._sender.report(event, job, sending.chunks)
             case SendFailed(_, reason):
                 if job.id in answers.jobs:
                     answers.metrics.transfer_failures.inc()
@@ -165,7 +152,7 @@ class OutgoingHandoffs:
 
     # ------------------------------------------------------------------------------ inside
 
-    def _is_to_go_on(self, sending: _Sending) -> bool:
+    def _has_more_to_decode(self, sending: _Sending) -> bool:
         request = sending.job.request
         return (
             request.finish is FinishReason.LENGTH
@@ -173,35 +160,27 @@ class OutgoingHandoffs:
             and request.num_tokens < self._engine.max_tokens
         )
 
-    def _pages(self, request: Request, num_tokens: int) -> list[int]:
-        return pages_of(request, num_tokens, self._engine.config.page_size)
-
 
 def _cut(job: Job, prefill_until: int) -> None:
-    """Leave tokens [0, prefill_until) of the request, and no new one. Raises CommandRefused.
+    """Cut the request to tokens [0, prefill_until), without new ones. Raises CommandRefused.
 
-    The digest stays that of the whole request, by which the receiver knows it.
+    The request digest is that of the whole request, which the receiver has.
     """
     request = job.request
     if prefill_until >= request.num_tokens:
         raise CommandRefused(
             worker_pb2.FAILURE_CODE_INVALID,
-            f"prefill_until {prefill_until} leaves nothing of {request.num_tokens} tokens to the receiver",
+            f"prefill_until {prefill_until} must be less than the request's {request.num_tokens} tokens",
         )
     job.digest = digest_of(request, request.num_tokens, job.sampling)
     request.prompt, request.output = request.tokens(0, prefill_until), []
     request.sampling, request.matcher = replace(request.sampling, max_tokens=0, grammar=None), None
 
 
-def _final(job: Job) -> FinalState:
-    """State of a request that has ended here and goes on elsewhere. O(tokens)."""
+def _final(job: Job) -> Final:
+    """State of a request that the receiver continues. O(tokens)."""
     request = job.request
     if job.digest is not None:
-        return FinalState((), request.num_tokens, request.sampling.seed, job.digest)
+        return Final((), request.num_tokens, request.sampling.seed, job.digest)
     num_tokens = request.num_tokens - 1  # the receiver computes the KV of the first token
-    return FinalState(
-        tokens=(request.output[-1],),
-        position=num_tokens,
-        seed=request.sampling.seed,
-        request_digest=digest_of(request, num_tokens, job.sampling),
-    )
+    return final_state(job, num_tokens, position=num_tokens)

@@ -6,6 +6,7 @@ import math
 from dataclasses import asdict
 from typing import Final
 
+from common.token_array import token_array
 from engine.core.events import EngineStats, StepMeasured
 from engine.core.request import Request
 from engine.core.sampling_params import FinishReason, SamplingParams, TokenLogprobs
@@ -71,7 +72,7 @@ def request_from_proto(work: worker_pb2.Work, arrival: float) -> Request:
     """A request that has not been computed yet. Costs O(prompt + output)."""
     return Request(
         id=work.request_id,
-        prompt=list(work.prompt),
+        prompt=token_array(work.prompt),
         sampling=sampling_from_proto(work.sampling),
         output=list(work.output),
         priority=work.priority,

@@ -35,6 +35,8 @@ class Job:
     """Tokens whose KV came from another worker."""
     digest: int | None = None
     """Of the whole request, where `request` is only a part of its prompt and another worker goes on."""
+    preempted_at: float = math.inf
+    """When it was preempted last; math.inf: never."""
     said_cached: bool = False
     """Whether the number of cached prompt tokens was reported."""
 

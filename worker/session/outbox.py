@@ -127,6 +127,12 @@ class Outbox:
     def progress(self, job: Job, num_computed: int) -> None:
         self._batch(job.session).progress.add(request_id=job.id, num_computed=num_computed)
 
+    def preempted(self, job: Job, reason: str) -> None:
+        self._batch(job.session).preempted.add(request_id=job.id, reason=reason)
+
+    def resumed(self, job: Job, waited_s: float) -> None:
+        self._batch(job.session).resumed.add(request_id=job.id, waited_s=waited_s)
+
     def measured(self, work: worker_pb2.StepWork) -> None:
         """Add the step to the batches of all sessions that have events anyway."""
         for batch in self._batches.values():

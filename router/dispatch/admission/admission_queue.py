@@ -1,8 +1,9 @@
-"""Admission: a sequence is sent to workers when there is room to decode it.
+"""Admission: a sequence is sent to workers when a decode worker has room for it.
 
-A prompt prefilled while no decode worker has room for its KV would produce one token, then time out and be
-computed again. So it waits here, where it holds no resources. Retries after a lost worker go first, a few at
-a time: all at once they would delay each other and all prompts behind them.
+If a prompt were prefilled without room for its KV on a decode worker, its handoff would time out after the
+first token and the prompt would be recomputed. So sequences wait here, where they hold no resources. Retries
+after the loss of a worker go first, limited to a window of tokens: all at once they would delay each other
+and all new prompts.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ class AdmissionRequest:
 
 
 class Claim(Protocol):
-    """Room on a decode worker, reserved for a sequence until it is sent there."""
+    """Room reserved on a decode worker until the sequence is sent."""
 
     def release(self) -> None: ...
 
 
 class AdmissionGrant:
-    """Admission of one attempt; to be closed when the attempt is over."""
+    """Admission of one attempt; must be closed when the attempt ends."""
 
     __slots__ = ("_admission", "_claim", "_retry_tokens")
 
@@ -50,7 +51,7 @@ class AdmissionGrant:
         self.close()
 
     def hold(self, claim: Claim) -> None:
-        """Take ownership of a claim made when the workers were chosen."""
+        """Take ownership of a claim."""
         self.release_claim()
         self._claim = claim
 
@@ -71,17 +72,17 @@ class AdmissionGrant:
         self.release_claim()
         self.computed()
         if had_claim:
-            self._admission.look()
+            self._admission.admit_waiting()
 
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
     want: AdmissionRequest
-    turn: asyncio.Future[AdmissionGrant]
+    grant: asyncio.Future[AdmissionGrant]
 
 
 class Admission:
-    """Two FIFO queues, retries and new sequences: small requests do not overtake a large one."""
+    """Two FIFO queues, for retries and new sequences. FIFO, so that a large request is not starved."""
 
     def __init__(
         self,
@@ -89,8 +90,8 @@ class Admission:
         claim: Callable[[AdmissionRequest], Claim | None],
         retry_window: Callable[[], int],
     ) -> None:
-        """`has_room(want)`: whether a sequence could be decoded now; `claim(want)` then keeps that room,
-        None where nothing is kept. `retry_window()`: tokens of retries that may be computed at a time.
+        """`has_room(want)`: whether a decode worker has room; `claim(want)` then reserves it, or returns None
+        if nothing is reserved. `retry_window()`: tokens of retries that may be in prefill at a time.
         """
         self._has_room = has_room
         self._claim = claim
@@ -113,35 +114,35 @@ class Admission:
     async def wait(self, want: AdmissionRequest, patience_s: float) -> AdmissionGrant:
         """Wait for admission. Raises TimeoutError after `patience_s`."""
         waiting = _Waiting(want, asyncio.get_running_loop().create_future())
-        line = self._retries if want.is_retry else self._new
-        line.append(waiting)
+        queue = self._retries if want.is_retry else self._new
+        queue.append(waiting)
         try:
             async with asyncio.timeout(None if patience_s == math.inf else patience_s):
-                return await waiting.turn
+                return await waiting.grant
         except BaseException:
-            if waiting.turn.done() and not waiting.turn.cancelled():
-                waiting.turn.result().close()  # granted at the time of the timeout
+            if waiting.grant.done() and not waiting.grant.cancelled():
+                waiting.grant.result().close()  # granted at the time of the timeout
             else:
-                if waiting in line:
-                    line.remove(waiting)
-                self.look()  # later ones may fit
+                if waiting in queue:
+                    queue.remove(waiting)
+                self.admit_waiting()  # later ones may fit
             raise
 
-    def look(self) -> None:
-        """Admit waiting sequences after load has decreased. Costs nothing if none waits."""
-        for line in (self._retries, self._new):
-            while line:
-                if not line[0].turn.done():  # else it is about to leave the queue
-                    turn = self._grant(line[0].want)
-                    if turn is None:
+    def admit_waiting(self) -> None:
+        """Admit waiting sequences after load has decreased. O(1) if none waits."""
+        for queue in (self._retries, self._new):
+            while queue:
+                if not queue[0].grant.done():  # done: timed out or cancelled; its owner removes it
+                    grant = self._grant(queue[0].want)
+                    if grant is None:
                         return
-                    line[0].turn.set_result(turn)
-                line.popleft()
+                    queue[0].grant.set_result(grant)
+                queue.popleft()
 
     def retry_computed(self, tokens: int) -> None:
         """For `AdmissionGrant`."""
         self._retrying -= tokens
-        self.look()
+        self.admit_waiting()
 
     def _grant(self, want: AdmissionRequest) -> AdmissionGrant | None:
         retry_tokens = want.tokens if want.is_retry else 0

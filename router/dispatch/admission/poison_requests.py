@@ -1,6 +1,6 @@
-"""Remembers requests that crashed workers, and refuses repetitions for a while.
+"""Remembers requests that crashed workers, and refuses identical ones for a minute.
 
-Clients retry after a 500, some automatically; each retry would crash as many workers again.
+Many clients retry after a 500; each retry would crash workers again.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from rpc.baton.v1 import sampling_pb2
 __all__ = ["PoisonRequests"]
 
 _MEMORY_S: Final = 60.0
-"""Long enough for a client's retries, but short: a request may be listed because of another in its batch."""
+"""Covers a client's retries. Short, since a request may be listed because of another in its batch."""
 _MOST: Final = 256
 
 
 class PoisonRequests:
-    """Keyed by prompt and sampling parameters without the seed. Costs nothing while there are none."""
+    """Keyed by prompt and sampling parameters without the seed. `find` is O(1) while none is remembered."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._known: OrderedDict[bytes, tuple[str, float]] = OrderedDict()
-        """Id of the sequence, and until when it is remembered; the oldest first."""
+        """Sequence id and expiry by fingerprint, oldest first."""
 
     def add(self, sequence_id: str, prompt: Sequence[int], sampling: sampling_pb2.SamplingParams) -> None:
         key = _fingerprint(prompt, sampling)

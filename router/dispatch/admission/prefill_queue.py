@@ -1,7 +1,7 @@
-"""Backpressure: counts prompt tokens that wait for their first token, and refuses requests beyond a limit.
+"""Backpressure: counts queued prompt tokens, and rejects requests beyond a limit.
 
-A request that would wait for minutes is refused at once with Retry-After, so that its client can go elsewhere
-or come back, and waiting requests are not delayed by one whose client will have given up.
+A request whose estimated queue time is too long is rejected at once with Retry-After. Its client can use
+another server or retry, and the queue holds no requests whose clients will time out.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from router.errors import Overloaded
 __all__ = ["Place", "PrefillQueue", "overloaded"]
 
 _PRESSURE_TOKENS: Final = 8192
-"""The service rate is measured only while this many tokens wait, or any request waits for decode room:
-otherwise it would be the clients' request rate."""
-_EVIDENCE_S: Final = 2.0
-_MEMORY_S: Final = 30.0
+"""The service rate is measured only while this many tokens are queued, or a request waits for decode room.
+Below that, throughput equals the arrival rate."""
+_MIN_MEASURED_S: Final = 2.0
+_TIME_CONSTANT_S: Final = 30.0
 """Time constant of the service rate, in seconds under pressure."""
 _RETRY_S: Final = (1.0, 60.0)
 """Bounds of Retry-After."""
@@ -34,7 +34,7 @@ class PrefillQueue:
         self.tokens = 0
         """Prompt tokens of all sequences without a first token."""
         self.held_back = 0
-        """Sequences among them that wait in the router for room on a decode worker."""
+        """Of those sequences, the ones that wait in the router for room on a decode worker."""
         self._max_tokens = max_tokens
         self._max_wait_s = max_wait_s
         self._clock = clock
@@ -43,19 +43,19 @@ class PrefillQueue:
         """Prompt tokens served under pressure, and the time taken, both with exponential decay."""
 
     def enter(self, tokens: int, patience_s: float = math.inf) -> Place:
-        """A place for a prompt whose client waits for at most `patience_s`. Raises Overloaded."""
+        """Add a prompt whose client waits for at most `patience_s`. Raises Overloaded."""
         self._advance()
         wait_s, limit_s = self.wait_s(), min(self._max_wait_s, patience_s)
         if self.tokens and self.tokens + tokens > self._max_tokens:
-            raise overloaded(f"{self.tokens} prompt tokens wait already", wait_s)
+            raise overloaded(f"{self.tokens} prompt tokens are queued", wait_s)
         if wait_s > limit_s:
-            raise overloaded(f"the wait would be about {wait_s:.0f} s", wait_s - limit_s)
+            raise overloaded(f"the estimated queue time is {wait_s:.0f} s", wait_s - limit_s)
         self.tokens += tokens
         return Place(self, tokens)
 
     def wait_s(self) -> float:
-        """Estimated waiting time of a new prompt, by the latest rate; 0 without measurements."""
-        if self._seconds < _EVIDENCE_S or not self._served:
+        """Estimated queue time of a new prompt, by the recent service rate; 0 without measurements."""
+        if self._seconds < _MIN_MEASURED_S or not self._served:
             return 0.0
         return self.tokens * self._seconds / self._served
 
@@ -76,9 +76,9 @@ class PrefillQueue:
         passed, self._at = now - self._at, now
         if self.tokens < _PRESSURE_TOKENS and not self.held_back:
             return False
-        fading = math.exp(-passed / _MEMORY_S)
-        self._served *= fading
-        self._seconds = self._seconds * fading + passed
+        decay = math.exp(-passed / _TIME_CONSTANT_S)
+        self._served *= decay
+        self._seconds = self._seconds * decay + passed
         return True
 
 
@@ -99,11 +99,11 @@ class Place:
         self._leave(served=False)
 
     def served(self) -> None:
-        """Its first token was produced; later calls have no effect."""
+        """The first token was produced. Idempotent."""
         self._leave(served=True)
 
-    def again(self, tokens: int) -> None:
-        """It has to be computed again, now `tokens` tokens. It was admitted before and is not refused."""
+    def requeue(self, tokens: int) -> None:
+        """Queue the prompt again for a retry, now with `tokens` tokens. It is not rejected."""
         self._leave(served=False)
         self._prefill_queue.rejoin(tokens)
         self._tokens, self._is_inside = tokens, True

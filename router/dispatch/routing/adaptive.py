@@ -1,7 +1,7 @@
-"""The mode in which a policy decides for every request where it is computed.
+"""Adaptive mode: a placement policy chooses the workers of every request.
 
-The decision is made by `router.placement`, which sees numbers alone. Here its view is kept up to date from
-what this router sends and hears, and its answer becomes a route.
+`router.placement` decides on plain numbers. This module keeps its ledger up to date with commands, events and
+measured steps, and turns a placement into a route.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 from router.config.settings import RouterConfig
 from router.dispatch.admission.admission_queue import AdmissionRequest, Claim
 from router.dispatch.evacuation import Movable
-from router.dispatch.failures import nobody_is_ready
+from router.dispatch.failures import no_worker_ready
 from router.dispatch.routing.route import Pick, Route, Untracked
 from router.dispatch.routing.worker_choice import Promise, WorkerChoice, cached_tokens
 from router.dispatch.sequence import Sequence
@@ -40,17 +40,17 @@ from router.workers.session import WorkerSession
 from rpc.baton.v1 import worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 
-__all__ = ["AdaptivePlacing", "Relief", "adaptive"]
+__all__ = ["AdaptivePlacing", "PlannedMove", "adaptive"]
 
 _ITL_TARGET_MS: Final = {"cuda": 20.0, "cpu": 100.0}
-"""Bound on the mean time between tokens where --itl-target-ms is not given, or 0."""
+"""TPOT target of placement if --itl-target-ms is not given or 0, by device."""
 _LINK: Final = Link(bytes_per_s=10e9, latency_s=0.004)
-"""What a handoff is taken to cost until the link check, and handoffs after it, show the bandwidth."""
+"""Assumed link until the link check and handoffs have measured the bandwidth."""
 _PREFERS: Final = {ROLE_PREFILL: Preference.PREFILL, ROLE_DECODE: Preference.DECODE}
 
 
 def adaptive(config: RouterConfig, registry: Registry, choice: WorkerChoice) -> AdaptivePlacing:
-    """Places requests by the targets that `config` has."""
+    """Adaptive placing with the TTFT and ITL targets of `config`."""
 
     def policy(device: str) -> PlacementPolicy:
         return AdaptivePlacement(_targets(config, device), splits=config.split_prompts)
@@ -67,11 +67,11 @@ def _targets(config: RouterConfig, device: str) -> Targets:
 
 
 class AdaptivePlacing:
-    """Implements `Placing`. Every worker can take either part of a sequence, and both.
+    """Implements `Placing`. Every worker can prefill, decode, or do both for a sequence.
 
-    A sequence that failed before is computed by one worker to its end, the least loaded that it did not fail
-    on. So is one for whose KV the chosen decode worker has no room now: it waits there, where it holds
-    nothing, rather than on the prefill worker with all its pages.
+    A retry runs on one worker only: the least loaded on which it did not fail. A sequence also runs on the
+    chosen decode worker only if that has no room for its KV now: it queues there without holding pages, where
+    a handoff would hold all its pages on the prefill worker.
     """
 
     def __init__(
@@ -82,9 +82,9 @@ class AdaptivePlacing:
         moves: Callable[[str], Moves] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`policy(device)` and `moves(device)` make these, once the first worker is known.
+        """`policy(device)` and `moves(device)` are called once, when the first worker is known.
 
-        `moves`: which running answers move; None: none.
+        `moves`: decides which running answers move; None: answers are not moved.
         """
         self._registry = registry
         self._choice = choice
@@ -95,24 +95,27 @@ class AdaptivePlacing:
         self._moves: Moves | None = None
         self._ledger: Ledger | None = None
         self._known: dict[WorkerId, WorkerSession] = {}
+        """By incarnation; also workers that are late or suspect, whose requests still run."""
+        self._usable: Set[WorkerId] = frozenset()
+        """Those that get requests now."""
         self._pages: dict[WorkerId, int] = {}
         self._ids = itertools.count(1)
 
     def is_ready(self) -> bool:
-        return bool(self._choice.everyone())
+        return bool(self._choice.ready_workers())
 
     def has_room(self, want: AdmissionRequest) -> bool:
-        """Requests queue at the workers; see the class."""
+        """Always: requests queue at the workers."""
         return True
 
     def claim(self, want: AdmissionRequest) -> Claim | None:
-        return None  # it comes with the route
+        return None  # made in `route`
 
-    def refuge(self, tokens: int, leaving: str) -> WorkerSession | None:
-        return self._choice.refuge(self._choice.preferred(), tokens, leaving)
+    def move_target(self, tokens: int, leaving: str) -> WorkerSession | None:
+        return self._choice.move_target(self._choice.preferred(), tokens, leaving)
 
-    def relief(self, answers: Iterable[Movable]) -> Relief | None:
-        """The running answer that should move now; None: none. O(answers) and O(workers)."""
+    def planned_move(self, answers: Iterable[Movable]) -> PlannedMove | None:
+        """The next answer to move, with its target; None if there is none. O(answers + workers)."""
         sessions = self._choice.preferred()
         if not sessions:
             return None
@@ -122,27 +125,27 @@ class AdaptivePlacing:
         running = {id(answer): answer for answer in answers}
         seen = [seen for number, answer in running.items() if (seen := _running(number, answer, ledger))]
         prefill_only = policy.prefill_only if isinstance(policy, AdaptivePlacement) else frozenset()
-        move = self._moves.review(ledger.view(self._clock()), seen, prefill_only)
+        move = self._moves.review(ledger.view(self._clock(), self._usable), seen, prefill_only)
         if move is None:
             return None
-        return Relief(running[move.answer], self._known[move.target], move.reason.value)
+        return PlannedMove(running[move.answer], self._known[move.target], move.reason.value)
 
     def prefill_workers(self) -> list[WorkerSession]:
-        return self._choice.everyone()
+        return self._choice.ready_workers()
 
     def able(self, role: worker_pb2.Role) -> list[WorkerSession]:
         return self._registry.sessions()
 
     def probe(self, pick: Pick) -> Route:
         prefill, decode = pick(ROLE_PREFILL), pick(ROLE_DECODE)
-        ledger, _ = self._look(self._choice.everyone() or [prefill, decode])
+        ledger, _ = self._look(self._choice.ready_workers() or [prefill, decode])
         tracker = _Probed(ledger, _key(prefill), _key(decode))
         return Route(pick, is_local=prefill is decode, why="probe", tracker=tracker)
 
     def route(self, sequence: Sequence, avoid: Set[str]) -> Route | None:
         if avoid:
             session = self._choice.pick_any(sequence.num_tokens, avoid)
-            return None if session is None else _local(session, "adaptive: another worker after a failure")
+            return None if session is None else _local(session, "adaptive: retry on another worker")
         sessions = self._choice.preferred()
         if not sessions:
             return None
@@ -158,12 +161,12 @@ class AdaptivePlacing:
             arrived=sequence.waterfall.arrival,
             cached={key: cached_tokens(session, sequence) for key, session in self._known.items()},
         )
-        placement = policy.place(request, ledger.view(now))
+        placement = policy.place(request, ledger.view(now, self._usable))
         why = _explain(placement)
         prefill, decode = self._known[placement.prefill_worker], self._known[placement.decode_worker]
         if prefill is not decode and not self._choice.has_room(decode, sequence.num_tokens):
             placement = Placement(placement.decode_worker, placement.decode_worker, placement.why)
-            prefill, why = decode, f"{why}; no room for its KV there now"
+            prefill, why = decode, f"{why}; the decode worker has no room for the KV"
         number = next(self._ids)
         ledger.placed(number, request, placement, now)
         tracker = _Tracked(ledger, number, placement, sequence)
@@ -173,7 +176,7 @@ class AdaptivePlacing:
         def pick(role: worker_pb2.Role) -> WorkerSession:
             session = prefill if role == ROLE_PREFILL else decode
             if not session.alive:
-                raise nobody_is_ready(self._registry.complaints())
+                raise no_worker_ready(self._registry.complaints())
             return session
 
         claim = Promise(decode.load, sequence.num_tokens)
@@ -189,7 +192,7 @@ class AdaptivePlacing:
         )
 
     def _look(self, sessions: list[WorkerSession]) -> tuple[Ledger, PlacementPolicy]:
-        """Brings the ledger up to date with the workers that can be used now. O(workers)."""
+        """Update the ledger to the ready workers. O(workers)."""
         if self._ledger is None or self._policy is None:
             info = sessions[0].info
             self._ledger = Ledger(kv_bytes_per_token=info.peer.page_bytes // info.page_size, link=_LINK)
@@ -197,8 +200,10 @@ class AdaptivePlacing:
             self._moves = None if self._make_moves is None else self._make_moves(info.device)
         ledger = self._ledger
         current = {_key(session): session for session in sessions}
-        for key in self._known.keys() - current.keys():
+        self._usable = current.keys()
+        for key in [key for key, session in self._known.items() if not session.alive]:
             del self._known[key]
+            self._pages.pop(key, None)
             ledger.remove(key)
         for key, session in current.items():
             if self._known.get(key) is not session:
@@ -215,8 +220,8 @@ class AdaptivePlacing:
 
 
 @dataclass(frozen=True, slots=True)
-class Relief:
-    """A running answer, and where it should go on."""
+class PlannedMove:
+    """A running answer, and the worker that should continue it."""
 
     answer: Movable
     target: WorkerSession
@@ -224,17 +229,17 @@ class Relief:
 
 
 def _running(number: int, answer: Movable, ledger: Ledger) -> RunningAnswer | None:
-    """None for one that no worker decodes by itself now."""
-    writer, progress = answer.writer, answer.progress
-    if writer is None:
+    """None if the answer has no `decoder` now."""
+    decoder, progress = answer.decoder, answer.progress
+    if decoder is None:
         return None
     expected = ledger.expected_output(progress.max_tokens)
     remaining = remaining_tokens(expected, progress.output_tokens, progress.max_tokens)
-    return RunningAnswer(number, _key(writer), progress.context_tokens, remaining)
+    return RunningAnswer(number, _key(decoder), progress.context_tokens, remaining)
 
 
 class _Measured:
-    """Takes a worker's measured steps in."""
+    """Feeds a worker's measured steps into the ledger."""
 
     def __init__(self, ledger: Ledger, key: WorkerId) -> None:
         self._ledger = ledger
@@ -246,7 +251,7 @@ class _Measured:
 
 
 class _Probed(Untracked):
-    """A probe says how fast its KV travels, and counts for nothing else."""
+    """A probe's tracker: records the bandwidth of its handoff, and does not count as load."""
 
     def __init__(self, ledger: Ledger, source: WorkerId, destination: WorkerId) -> None:
         self._ledger = ledger
@@ -300,13 +305,13 @@ def _local(session: WorkerSession, why: str, tracker: _Tracked | None = None) ->
 
 
 def _key(session: WorkerSession) -> WorkerId:
-    """Of an incarnation: what is known of a process does not hold for its successor."""
+    """Key of one incarnation of a worker: measurements do not carry over to a restarted process."""
     return f"{session.worker_id}@{session.info.epoch:x}"
 
 
 def _order(session: WorkerSession) -> tuple[int, str]:
-    """The same for as long as a worker lives. Handoffs wait for pages only of workers behind their sender, so
-    no circle of workers can wait for each other; the last of all waits for nobody."""
+    """A fixed order of workers. A handoff may wait for pages only if its target follows its sender in this
+    order, so workers cannot deadlock."""
     return session.info.role, session.worker_id
 
 
@@ -323,7 +328,7 @@ def _facts(key: WorkerId, session: WorkerSession) -> WorkerFacts:
 
 
 def _explain(placement: Placement) -> str:
-    """One line: the choice, what was predicted for it, and what the runner-up would have cost."""
+    """One line: the chosen placement with its prediction, and the runner-up."""
     why = placement.why
     if not why.candidates:
         return why.policy

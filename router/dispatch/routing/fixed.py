@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Set
 
 from router.dispatch.admission.admission_queue import AdmissionRequest, Claim
-from router.dispatch.failures import nobody_is_ready
+from router.dispatch.failures import no_worker_ready
 from router.dispatch.routing.route import Pick, Route
 from router.dispatch.routing.worker_choice import WorkerChoice
 from router.dispatch.sequence import Sequence
@@ -41,8 +41,8 @@ class MixedPlacing:
     def probe(self, pick: Pick) -> Route:
         return Route(pick, is_local=True, why="probe")
 
-    def refuge(self, tokens: int, leaving: str) -> WorkerSession | None:
-        return self._choice.refuge(self._registry.ready(ROLE_DECODE), tokens, leaving)
+    def move_target(self, tokens: int, leaving: str) -> WorkerSession | None:
+        return self._choice.move_target(self._registry.ready(ROLE_DECODE), tokens, leaving)
 
     def prefill_workers(self) -> list[WorkerSession]:
         return self._registry.ready(ROLE_DECODE)
@@ -54,7 +54,7 @@ class MixedPlacing:
 class DisaggPlacing:
     """Prefill workers compute prompts, decode workers the rest. Implements `Placing`.
 
-    The decode worker is chosen when its pages are to be reserved, on the freshest view of the load.
+    The decode worker is chosen when its pages are reserved, by the latest load.
     """
 
     def __init__(self, registry: Registry, choice: WorkerChoice) -> None:
@@ -74,7 +74,7 @@ class DisaggPlacing:
         def pick(role: worker_pb2.Role) -> WorkerSession:
             session = self._choice.pick(role, sequence, avoid)
             if session is None:
-                raise nobody_is_ready(self._registry.complaints())
+                raise no_worker_ready(self._registry.complaints())
             return session
 
         return Route(pick, is_local=False, why="disagg")
@@ -82,8 +82,8 @@ class DisaggPlacing:
     def probe(self, pick: Pick) -> Route:
         return Route(pick, is_local=False, why="probe")
 
-    def refuge(self, tokens: int, leaving: str) -> WorkerSession | None:
-        return self._choice.refuge(self._registry.ready(ROLE_DECODE), tokens, leaving)
+    def move_target(self, tokens: int, leaving: str) -> WorkerSession | None:
+        return self._choice.move_target(self._registry.ready(ROLE_DECODE), tokens, leaving)
 
     def prefill_workers(self) -> list[WorkerSession]:
         return self._registry.ready(ROLE_PREFILL)

@@ -1,4 +1,4 @@
-"""Where one attempt at a sequence goes, and by what rule."""
+"""The route of one attempt: its workers, and the policy that chose them."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from rpc.baton.v1 import worker_pb2
 __all__ = ["NO_TRACKER", "Pick", "Placing", "Route", "Tracker", "Untracked"]
 
 Pick: TypeAlias = Callable[[worker_pb2.Role], WorkerSession]
-"""Names the worker that computes the prompt (ROLE_PREFILL), or the one that decodes. Raises AttemptFailed."""
+"""Returns the worker for the prompt (ROLE_PREFILL) or for decoding. Raises AttemptFailed."""
 
 
 class Tracker(Protocol):
-    """Told how far an attempt is. All calls are O(1)."""
+    """Callbacks about the progress of an attempt. All calls are O(1)."""
 
     def progress(self, num_computed: int) -> None:
-        """So many prompt tokens are computed, and not all."""
+        """Prompt tokens [0, num_computed) are computed; more are left."""
 
     def tokens(self, count: int) -> None:
-        """New tokens came."""
+        """`count` new tokens were received."""
 
     def arrived(self) -> None:
-        """The KV is on the decode worker."""
+        """All KV has arrived at the decode worker."""
 
     def moved(self, session: WorkerSession) -> None:
-        """This worker decodes from now on."""
+        """The answer has moved to this worker."""
 
     def handed_over(self, num_bytes: int, seconds: float) -> None:
-        """KV travelled: so many bytes, in so many seconds in which writes were under way."""
+        """KV was transferred. `seconds`: time with a write in flight."""
 
     def ended(self) -> None:
-        """The attempt is over, in whatever way."""
+        """The attempt has ended: finished, failed or aborted."""
 
 
 class Untracked:
@@ -72,41 +72,41 @@ class Route:
     is_local: bool
     """One worker computes everything: `pick(ROLE_DECODE)`."""
     why: str
-    """For people: what decided."""
+    """The decision in one line, for logs and `router explain`."""
     claim: Claim | None = None
-    """Room on the decode worker, kept until it is picked."""
+    """Room reserved on the decode worker until it is picked."""
     split: int | None = None
-    """Where KV moves: the prefill worker computes prompt tokens before this one, the decode worker those from
-    it on, and the first token. None: the prefill worker does all of that."""
+    """The prefill worker computes prompt tokens [0, split), the decode worker the others and the first output
+    token. None: the prefill worker computes the whole prompt and the first output token."""
     tracker: Tracker = NO_TRACKER
     may_wait: bool = True
-    """The prefill worker may keep the KV until the decode worker has pages for it. Where workers hand over to
-    each other in every direction, two with full pools could wait for each other so."""
+    """Whether the handoff may wait for free pages on the decode worker. Where every worker can be source and
+    target, two workers with full pools could deadlock: each holds KV until the other frees pages."""
 
 
 class Placing(Protocol):
-    """Decides where sequences are computed: a mode of the cluster."""
+    """Chooses workers for sequences; one implementation for each `--mode`."""
 
     def is_ready(self) -> bool:
-        """Whether there are workers for every part of a sequence."""
+        """Whether there are ready workers for prefill and decode."""
 
     def has_room(self, want: AdmissionRequest) -> bool:
-        """Whether a sequence should leave the router now; see `Admission`."""
+        """Whether a sequence can be sent to workers now; see `Admission`."""
 
     def claim(self, want: AdmissionRequest) -> Claim | None:
-        """Keeps room for a sequence that leaves the router; None where the route does that, or nobody."""
+        """Reserve room for an admitted sequence; None if the route reserves it, or nothing is reserved."""
 
     def route(self, sequence: Sequence, avoid: Set[str]) -> Route | None:
-        """The workers for the next attempt; None if one is missing. `avoid`: where it failed before."""
+        """Workers for the next attempt; None if none is ready. `avoid`: workers on which it failed."""
 
     def probe(self, pick: Pick) -> Route:
-        """How the workers that `pick` names are put to the test."""
+        """Route of a health probe of the workers that `pick` returns."""
 
-    def refuge(self, tokens: int, leaving: str) -> WorkerSession | None:
-        """Where a running answer moves to from `leaving`; None: no other has room for so many tokens."""
+    def move_target(self, tokens: int, leaving: str) -> WorkerSession | None:
+        """Worker to which a running answer moves from `leaving`; None if no other has room for `tokens`."""
 
     def prefill_workers(self) -> list[WorkerSession]:
-        """Workers that compute prompts now."""
+        """Ready workers that compute prompts."""
 
     def able(self, role: worker_pb2.Role) -> list[WorkerSession]:
-        """Workers that could take this part of a sequence, also those that get no requests now."""
+        """Workers that can take this role, also those that are not ready."""

@@ -1,4 +1,4 @@
-"""Applies the pure decisions of router/workers/capacity.py to the current workers."""
+"""Selects workers: applies the pure functions of router/workers/capacity.py to the sessions."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 __all__ = ["GROWTH_TOKENS", "Promise", "WorkerChoice", "cached_tokens"]
 
 GROWTH_TOKENS: Final = 256
-"""Tokens by which an answer may grow until its KV is on another worker. One that grows by more stays."""
+"""Tokens that may be decoded during a move. An answer that grows by more stays at its source."""
 
-_NOBODY: frozenset[str] = frozenset()
+_NO_WORKERS: frozenset[str] = frozenset()
 
 
 class Promise:
-    """Room on one worker for a request that will be sent there, or to a better one. See `admission.Claim`."""
+    """Room reserved on one worker for a request, until the request is sent. Implements `Claim`."""
 
     __slots__ = ("_load", "_pages")
 
@@ -36,24 +36,24 @@ class Promise:
         self._pages = load.promise(tokens)
 
     def release(self) -> None:
-        """To be called once."""
+        """Must be called once."""
         self._load.withdraw(self._pages)
 
 
 class WorkerChoice:
-    """Workers by role, by the setting --routing."""
+    """Selects workers by role and by the policy of `--routing`."""
 
     def __init__(self, registry: Registry, routing: Routing) -> None:
         self._registry = registry
         self._choose = POLICIES[routing]
         self._turns = {role: itertools.count() for role in worker_pb2.Role.values()}
-        """Each role has its own turn; otherwise two workers of each would always be paired in the same
-        way."""
+        """Round-robin position of each role. With a shared one, two prefill and two decode workers would
+        always form the same pairs."""
 
     def pick(
-        self, role: worker_pb2.Role, sequence: Sequence, avoid: Set[str] = _NOBODY
+        self, role: worker_pb2.Role, sequence: Sequence, avoid: Set[str] = _NO_WORKERS
     ) -> WorkerSession | None:
-        """The worker that gets the sequence; None if none is ready. O(workers), and O(tokens) once."""
+        """The worker for a sequence; None if none is ready. O(workers), and O(tokens) at the first call."""
         ready = self._registry.ready(role)
         if not ready:
             return None
@@ -62,53 +62,50 @@ class WorkerChoice:
         ]
         return ready[place(views, sequence.num_tokens, self._choose, next(self._turns[role]))]
 
-    def pick_any(self, tokens: int, avoid: Set[str] = _NOBODY) -> WorkerSession | None:
+    def pick_any(self, tokens: int, avoid: Set[str] = _NO_WORKERS) -> WorkerSession | None:
         """The least loaded worker, whatever its role; None if none is ready. O(workers)."""
-        ready = self.everyone()
+        ready = self.ready_workers()
         if not ready:
             return None
         return ready[place(_views(ready, avoid), tokens, POLICIES[Routing.LEAST_LOADED], 0)]
 
-    def everyone(self) -> list[WorkerSession]:
-        """Sessions to all workers that can be used now."""
+    def ready_workers(self) -> list[WorkerSession]:
+        """All ready workers, of both roles."""
         return [*self._registry.ready(ROLE_PREFILL), *self._registry.ready(ROLE_DECODE)]
 
     def preferred(self) -> list[WorkerSession]:
-        """Those of `everyone` with the best rank."""
-        ready = self.everyone()
-        return [ready[i] for i in preferred(_views(ready, _NOBODY))]
+        """The ready workers of the best rank."""
+        ready = self.ready_workers()
+        return [ready[i] for i in preferred(_views(ready, _NO_WORKERS))]
 
     def has_room(self, session: WorkerSession, tokens: int) -> bool:
-        """Whether this worker has pages and a slot for a request of so many tokens now."""
+        """Whether this worker has pages and a slot for a request of `tokens` tokens."""
         return session.load.view().has_room(tokens)
 
-    def refuge(self, sessions: list[WorkerSession], tokens: int, leaving: str) -> WorkerSession | None:
-        """Of these, the least loaded with room for this many tokens; None if there is none. O(workers)."""
+    def move_target(self, sessions: list[WorkerSession], tokens: int, leaving: str) -> WorkerSession | None:
+        """The least loaded of `sessions` with room, except `leaving`; None if there is none. O(workers)."""
         others = [s for s in sessions if s.worker_id != leaving and self.has_room(s, tokens)]
         if not others:
             return None
-        return others[place(_views(others, _NOBODY), tokens, POLICIES[Routing.LEAST_LOADED], 0)]
+        return others[place(_views(others, _NO_WORKERS), tokens, POLICIES[Routing.LEAST_LOADED], 0)]
 
-    def can_decode(self, tokens: int, avoid: Set[str] = _NOBODY) -> bool:
-        """Whether a decode worker has room now.
-
-        True if there is none, so that requests do not wait for it.
-        """
+    def can_decode(self, tokens: int, avoid: Set[str] = _NO_WORKERS) -> bool:
+        """Whether a decode worker has room. True if none is ready, so that the attempt fails at once."""
         return any_has_room(_views(self._registry.ready(ROLE_DECODE), avoid), tokens)
 
-    def promise(self, tokens: int, avoid: Set[str] = _NOBODY) -> Promise | None:
+    def promise(self, tokens: int, avoid: Set[str] = _NO_WORKERS) -> Promise | None:
         """Reserve room on a decode worker; None if there is none."""
         ready = self._registry.ready(ROLE_DECODE)
         if not ready:
             return None
-        # Always by load, not round-robin: a promise reserves room, and must not advance the turn.
+        # Always by load: a promise must not advance the round-robin position.
         views = _views(ready, avoid)
         session = ready[place(views, tokens, POLICIES[Routing.LEAST_LOADED], 0)]
         return Promise(session.load, tokens)
 
 
 def cached_tokens(session: WorkerSession, sequence: Sequence) -> int:
-    """Of the sequence's prompt, tokens that the worker has cached or will have. O(log tokens)."""
+    """Prompt tokens of the sequence that the worker has cached or is expected to have. O(log tokens)."""
     return session.cached.matching_tokens(sequence.blocks(session.cached.page_size))
 
 

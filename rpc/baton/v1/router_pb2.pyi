@@ -187,7 +187,7 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., reasoning_tokens: _Optional[int] = ...) -> None: ...
 
 class Timings(_message.Message):
-    __slots__ = ("queue_s", "prefill_s", "reserve_s", "transfer_s", "first_decode_s", "ttft_s", "e2e_s", "chunks", "pushes", "prefill_worker", "decode_worker", "placement", "split", "moves", "waited")
+    __slots__ = ("queue_s", "prefill_s", "reserve_s", "transfer_s", "first_decode_s", "ttft_s", "e2e_s", "chunks", "pushes", "prefill_worker", "decode_worker", "placement", "split", "moves", "preemptions", "waited")
     class WaitedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -209,6 +209,7 @@ class Timings(_message.Message):
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     SPLIT_FIELD_NUMBER: _ClassVar[int]
     MOVES_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     WAITED_FIELD_NUMBER: _ClassVar[int]
     queue_s: float
     prefill_s: float
@@ -224,8 +225,9 @@ class Timings(_message.Message):
     placement: str
     split: int
     moves: _containers.RepeatedCompositeFieldContainer[TimingMove]
+    preemptions: _containers.RepeatedCompositeFieldContainer[TimingPreemption]
     waited: _containers.ScalarMap[str, float]
-    def __init__(self, queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., reserve_s: _Optional[float] = ..., transfer_s: _Optional[float] = ..., first_decode_s: _Optional[float] = ..., ttft_s: _Optional[float] = ..., e2e_s: _Optional[float] = ..., chunks: _Optional[_Iterable[_Union[TimingSpan, _Mapping]]] = ..., pushes: _Optional[_Iterable[_Union[TimingSpan, _Mapping]]] = ..., prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ..., placement: _Optional[str] = ..., split: _Optional[int] = ..., moves: _Optional[_Iterable[_Union[TimingMove, _Mapping]]] = ..., waited: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    def __init__(self, queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., reserve_s: _Optional[float] = ..., transfer_s: _Optional[float] = ..., first_decode_s: _Optional[float] = ..., ttft_s: _Optional[float] = ..., e2e_s: _Optional[float] = ..., chunks: _Optional[_Iterable[_Union[TimingSpan, _Mapping]]] = ..., pushes: _Optional[_Iterable[_Union[TimingSpan, _Mapping]]] = ..., prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ..., placement: _Optional[str] = ..., split: _Optional[int] = ..., moves: _Optional[_Iterable[_Union[TimingMove, _Mapping]]] = ..., preemptions: _Optional[_Iterable[_Union[TimingPreemption, _Mapping]]] = ..., waited: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class TimingMove(_message.Message):
     __slots__ = ("at_s", "worker", "reason")
@@ -236,6 +238,18 @@ class TimingMove(_message.Message):
     worker: str
     reason: str
     def __init__(self, at_s: _Optional[float] = ..., worker: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class TimingPreemption(_message.Message):
+    __slots__ = ("at_s", "waited_s", "worker", "reason")
+    AT_S_FIELD_NUMBER: _ClassVar[int]
+    WAITED_S_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    at_s: float
+    waited_s: float
+    worker: str
+    reason: str
+    def __init__(self, at_s: _Optional[float] = ..., waited_s: _Optional[float] = ..., worker: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class TimingSpan(_message.Message):
     __slots__ = ("begin_s", "end_s", "first_token", "num_tokens", "bytes")

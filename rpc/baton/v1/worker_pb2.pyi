@@ -219,7 +219,7 @@ class Ticket(_message.Message):
     def __init__(self, handoff_id: _Optional[int] = ..., receiver: _Optional[_Union[Peer, _Mapping]] = ..., epoch: _Optional[int] = ..., layout_hash: _Optional[str] = ..., pages: _Optional[_Iterable[int]] = ..., first_token: _Optional[int] = ..., num_tokens: _Optional[int] = ..., timeout_s: _Optional[float] = ..., secret: _Optional[int] = ..., sender: _Optional[str] = ...) -> None: ...
 
 class EventBatch(_message.Message):
-    __slots__ = ("step", "tokens", "started", "reserved", "handed_over", "arrived", "failed", "load", "commands", "peer", "progress", "step_work", "cache")
+    __slots__ = ("step", "tokens", "started", "reserved", "handed_over", "arrived", "failed", "load", "commands", "peer", "progress", "step_work", "cache", "preempted", "resumed")
     STEP_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     STARTED_FIELD_NUMBER: _ClassVar[int]
@@ -233,6 +233,8 @@ class EventBatch(_message.Message):
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     STEP_WORK_FIELD_NUMBER: _ClassVar[int]
     CACHE_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTED_FIELD_NUMBER: _ClassVar[int]
+    RESUMED_FIELD_NUMBER: _ClassVar[int]
     step: int
     tokens: _containers.RepeatedCompositeFieldContainer[Tokens]
     started: _containers.RepeatedCompositeFieldContainer[Started]
@@ -246,7 +248,9 @@ class EventBatch(_message.Message):
     progress: _containers.RepeatedCompositeFieldContainer[Progress]
     step_work: StepWork
     cache: _containers.RepeatedCompositeFieldContainer[CacheChange]
-    def __init__(self, step: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[Tokens, _Mapping]]] = ..., started: _Optional[_Iterable[_Union[Started, _Mapping]]] = ..., reserved: _Optional[_Iterable[_Union[Reserved, _Mapping]]] = ..., handed_over: _Optional[_Iterable[_Union[HandedOver, _Mapping]]] = ..., arrived: _Optional[_Iterable[_Union[Arrived, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[Failed, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., commands: _Optional[int] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., progress: _Optional[_Iterable[_Union[Progress, _Mapping]]] = ..., step_work: _Optional[_Union[StepWork, _Mapping]] = ..., cache: _Optional[_Iterable[_Union[CacheChange, _Mapping]]] = ...) -> None: ...
+    preempted: _containers.RepeatedCompositeFieldContainer[Preempted]
+    resumed: _containers.RepeatedCompositeFieldContainer[Resumed]
+    def __init__(self, step: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[Tokens, _Mapping]]] = ..., started: _Optional[_Iterable[_Union[Started, _Mapping]]] = ..., reserved: _Optional[_Iterable[_Union[Reserved, _Mapping]]] = ..., handed_over: _Optional[_Iterable[_Union[HandedOver, _Mapping]]] = ..., arrived: _Optional[_Iterable[_Union[Arrived, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[Failed, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., commands: _Optional[int] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., progress: _Optional[_Iterable[_Union[Progress, _Mapping]]] = ..., step_work: _Optional[_Union[StepWork, _Mapping]] = ..., cache: _Optional[_Iterable[_Union[CacheChange, _Mapping]]] = ..., preempted: _Optional[_Iterable[_Union[Preempted, _Mapping]]] = ..., resumed: _Optional[_Iterable[_Union[Resumed, _Mapping]]] = ...) -> None: ...
 
 class CacheChange(_message.Message):
     __slots__ = ("stored", "blocks")
@@ -294,6 +298,22 @@ class Started(_message.Message):
     queued_s: float
     waited: _containers.ScalarMap[str, float]
     def __init__(self, request_id: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., queued_s: _Optional[float] = ..., waited: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class Preempted(_message.Message):
+    __slots__ = ("request_id", "reason")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    reason: str
+    def __init__(self, request_id: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Resumed(_message.Message):
+    __slots__ = ("request_id", "waited_s")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    WAITED_S_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    waited_s: float
+    def __init__(self, request_id: _Optional[int] = ..., waited_s: _Optional[float] = ...) -> None: ...
 
 class Progress(_message.Message):
     __slots__ = ("request_id", "num_computed")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import chunked
-from benchmarks.lib.chunk_engines import Setting, scheduler_of
+from benchmarks.lib.engines.chunk_engines import Setting, scheduler_of
 from benchmarks.lib.provenance import provenance
 from engine.config import Batching, SchedulerConfig
 
@@ -42,3 +42,26 @@ def test_provenance_names_revision_versions_and_machine() -> None:
     assert found["packages"]["torch"]
     assert found["machine"]
     assert isinstance(found["busy"], bool)
+
+
+@pytest.mark.parametrize("width", ["80", "200"])
+def test_no_number_of_the_table_is_cut_off(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", width)
+    flags = "--chunks=64,-1 --scales 1 --requests 3 --repeats 1 --output-length 4 --long 0.5"
+    monkeypatch.setattr(sys, "argv", ["chunked", *flags.split()])
+    chunked.main()
+    table = capsys.readouterr().out
+    assert "TTFT p50" in table
+    assert "…" not in table
+
+
+@pytest.mark.parametrize("device", ["simulator", "cpu", "cuda"])
+def test_quick_has_defaults_for_every_device_and_what_is_given_stands(
+    monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["chunked", "--device", device, "--quick", "--rate", "3"])
+    options = chunked._options()
+    assert options.rate == 3
+    assert options.chunks == chunked._QUICK[device]["chunks"]

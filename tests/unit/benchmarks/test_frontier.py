@@ -16,7 +16,7 @@ from benchmarks.frontier.outcome import Found, cells_of, frontier_table, plot_fr
 from benchmarks.frontier.search import Search, ShareAt, best_of, find_frontier
 from benchmarks.frontier.served import served_variants
 from benchmarks.frontier.simulated import simulated_variants
-from benchmarks.lib.mode_servers import ModeServers
+from benchmarks.lib.servers.mode_servers import ModeServers
 from router.config.choices import Mode
 
 PRECISE = Search(start=8.0, precision=0.01)

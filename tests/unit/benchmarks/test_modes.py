@@ -11,13 +11,13 @@ import httpx
 import pytest
 from rich.console import Console
 
-from benchmarks.lib.client import Record, Target
-from benchmarks.lib.mode_servers import ModeServers
+from benchmarks.lib.load.client import Record, Target
+from benchmarks.lib.load.workload import Work
 from benchmarks.lib.outcomes import Run, Spread, arrival_rate, points_of
 from benchmarks.lib.plots import plot_modes
 from benchmarks.lib.report import Objective, summarize
-from benchmarks.lib.server import ServerFailed
-from benchmarks.lib.workload import Work
+from benchmarks.lib.servers.mode_servers import ModeServers
+from benchmarks.lib.servers.server import ServerFailed
 from benchmarks.modes import Results, make_parser, measure_modes, rates_table
 
 OBJECTIVE = Objective(ttft_s=1.0, tpot_s=0.2)
@@ -80,6 +80,12 @@ def test_the_plot_is_written(tmp_path: Path) -> None:
     path = tmp_path / "modes.png"
     plot_modes(points_of(RUNS), "a title", path)
     assert path.stat().st_size > 10_000
+
+
+@pytest.fixture(autouse=True)
+def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results are plotted anew after every run, which takes longer than the rest of these tests."""
+    monkeypatch.setattr("benchmarks.modes.plot_modes", lambda *_: None)
 
 
 def servers(*arguments: str) -> ModeServers:

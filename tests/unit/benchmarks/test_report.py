@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.lib.client import Record
+from benchmarks.lib.load.client import Record
 from benchmarks.lib.report import Objective, Percentiles, summarize
 
 

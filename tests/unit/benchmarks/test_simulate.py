@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.lib.engines.simulated_gpu import Costs, simulate
+from benchmarks.lib.load.workload import Fixed, LogNormal, Work, make_workload
 from benchmarks.lib.report import summarize
-from benchmarks.lib.simulated_gpu import Costs, simulate
-from benchmarks.lib.workload import Fixed, LogNormal, Work, make_workload
 from engine.presets import Preset
 
 LOAD = make_workload(

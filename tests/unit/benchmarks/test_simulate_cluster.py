@@ -10,7 +10,7 @@ import pytest
 
 import benchmarks
 from benchmarks.cluster.scenario import LOADS
-from benchmarks.lib.workload import Fixed, LogNormal, Uniform, make_workload
+from benchmarks.lib.load.workload import Fixed, LogNormal, Uniform, make_workload
 from router.config.choices import Mode
 from router.placement import (
     ClusterView,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.lib.workload import Fixed, LogNormal, Uniform, make_workload, parse_lengths
+from benchmarks.lib.load.workload import Fixed, LogNormal, Uniform, make_workload, parse_lengths
 
 
 def test_the_same_seed_draws_the_same_requests() -> None:

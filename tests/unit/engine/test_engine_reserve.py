@@ -102,3 +102,23 @@ def test_no_pages_are_lent_while_a_prompt_waits_for_pages() -> None:
     engine.step()
     assert engine.stats().waiting == 1
     assert engine.reserve(make_request(10, [1, 2, 3, 4, 5])) is None
+
+
+def test_a_page_of_a_preempted_request_is_lent_after_the_step_that_writes_it() -> None:
+    """A request gives way to a handoff while its last token is computed, and its client leaves."""
+    engine = make_engine(overlap=True, num_pages=6)
+    request = running(engine, list(range(7)))
+    assert engine.reserve(make_request(2, list(range(30, 42)))) is not None
+    while request.num_computed < 12:
+        engine.step()
+    written = request.pages[-1]
+    step: Any = engine.step_in_flight
+    step._looks = 1_000_000
+    seen = waits(engine)
+    engine.step(block=False)
+    assert request.slot < 0, "it was preempted"
+    engine.abort(request.id)
+    reservation = engine.reserve(make_request(3, [50, 51, 52]))
+    assert reservation is not None
+    assert reservation.incoming == [written]
+    assert seen

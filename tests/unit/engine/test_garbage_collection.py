@@ -42,5 +42,6 @@ def test_an_engine_does_not_look_through_its_old_objects_either() -> None:
     tune_gc()
     assert gc.get_freeze_count() > 0
     young, middle, old = gc.get_threshold()
-    assert (young, middle) == (700, 10)
+    assert young == 700
+    assert middle < 10
     assert old > 10_000

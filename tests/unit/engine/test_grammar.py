@@ -10,7 +10,7 @@ import pytest
 import tokenizers
 from llguidance import LLParserLimits
 
-from benchmarks.lib.allocated import CAN_COUNT, allocated_bytes
+from benchmarks.lib.memory.allocated import CAN_COUNT, allocated_bytes
 from engine.errors import GrammarError
 from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarKind

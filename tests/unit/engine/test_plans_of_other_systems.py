@@ -74,6 +74,13 @@ def test_the_automatic_threshold_is_four_percent_of_the_context(preset: Preset, 
     assert planner.step().chunks[0].length == chunk
 
 
+def test_a_threshold_below_a_page_cuts_prompts_into_single_pages() -> None:
+    """4% of a context of 300 tokens are 12, and a chunk of 12 would never end a page."""
+    planner = Planner(Preset.BATON, context=300, chunk_budget=64, long_prefill_token_threshold="auto")
+    planner.submit(request(1, 40))
+    assert planner.chunks_of(1) == [16, 16, 8]
+
+
 @pytest.mark.parametrize(("preset", "second"), [(Preset.SGLANG, 0), (Preset.VLLM, 2048)])
 def test_a_second_long_prompt_waits_under_sglang_and_runs_under_vllm(preset: Preset, second: int) -> None:
     planner = Planner(preset, chunk_budget=4096, long_prefill_token_threshold=2048)

@@ -93,6 +93,7 @@ def test_an_urgent_request_preempts_the_least_urgent_beyond_the_threshold() -> N
     planned.submit(request(5, 20, 2, priority=4))
     plan = planned.step()
     assert plan.preempted == [running[1]]
+    assert running[1].preempted_for is WaitReason.POLICY
     assert 5 in [chunk.request.id for chunk in plan.chunks]
     planned.chunks(1, 2, 3, 4, 5)
     assert planned.ended[:2] == [5, 4], "what was preempted waits for all that are more urgent"
@@ -300,3 +301,17 @@ def test_only_steps_that_leave_prompts_tell_how_many_tokens_a_second_there_could
     late.ttft_target_s = 4.0
     with pytest.raises(DeadlineUnreachable, match=r"640 prompt tokens at 128 a second"):
         engine.submit(late)
+
+
+def test_a_plan_names_the_requests_that_run_again_after_they_were_preempted() -> None:
+    planned = planner(Policy.FCFS, num_pages=8, context=8 * PAGE, max_running_requests=3)
+    planned.scheduler._lengths._mean = 1.0  # outputs are expected to be short
+    requests = [request(id, 2 * PAGE, 40) for id in (1, 2, 3)]
+    for each in requests:
+        each.sampling = type(each.sampling)(max_tokens=40)
+    planned.submit(*requests)
+    [victim] = first_preempted(planned)
+    assert victim.preempted_for is WaitReason.PAGES
+    plan = next(plan for _ in range(200) if victim in (plan := planned.step()).resumed)
+    assert plan.started == []
+    assert victim.preempted_for is None

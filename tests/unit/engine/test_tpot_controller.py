@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ LARGEST = 2048
 
 
 class Device:
-    """Steps of a + b * n seconds for n prompt tokens, and c more with any; one answer decodes all the time."""
+    """Steps of `plain` seconds, with n prompt tokens `fixed` + n * `token` more; an answer decodes all the time."""
 
     def __init__(self, plain: float, fixed: float, token: float, answer: Request) -> None:
         self.controller = TPOTController(TARGET, LARGEST, OutputLengths())
@@ -92,7 +93,7 @@ def test_a_step_with_prompts_is_followed_by_steps_without_that_make_up_for_it() 
         device.step()
     pattern = [bool(tokens) for tokens, _ in device.steps[-200:]]
     assert 0 < sum(pattern) / len(pattern) < 0.5
-    assert not any(one and other for one, other in zip(pattern, pattern[1:], strict=False))
+    assert not any(one and other for one, other in pairwise(pattern))
 
 
 def test_where_few_steps_carry_prompts_one_may_take_as_much_as_it_can() -> None:

@@ -117,7 +117,7 @@ class HandoffWorld:
 
     def start(self, job: Job) -> None:
         job.opened = True
-        job.source.endpoint.sender.open(job.id, self.now, TIMEOUT_S, goes_on=job.runs)
+        job.source.endpoint.sender.open(job.id, self.now, TIMEOUT_S, keeps_decoding=job.runs)
         if job.runs:
             job.source.endpoint.sender.computed(job.id, job.local, job.computed, self.now)
         self.poll()

@@ -61,6 +61,6 @@ def test_each_thread_that_drives_a_transport_is_given_the_context_once(
     assert touched == ["cuda:1", "cuda:1"]
 
 
-def test_memory_of_the_host_needs_none(touched: list[str]) -> None:
+def test_host_memory_needs_no_context(touched: list[str]) -> None:
     cuda_context.Caller(PoolMemory(0, 1, 1)).enter()
     assert not touched

@@ -21,13 +21,13 @@ def pair_of(layout: KVLayout) -> tuple[PageDigester, PageDigester]:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=name_of)
-def test_it_agrees_with_the_host_about_any_pages_of_any_dtype(layout: KVLayout) -> None:
+def test_device_digests_equal_host_digests_for_every_dtype(layout: KVLayout) -> None:
     device, host = pair_of(layout)
     for tail in {1, layout.page_size}:
         assert device.digest([4, 0, 2, 5], tail) == host.digest([4, 0, 2, 5], tail)
 
 
-def test_more_pages_than_one_launch_takes_are_digested_all_the_same() -> None:
+def test_more_pages_than_fit_one_launch_are_digested_in_batches() -> None:
     device, host = pair_of(LAYOUTS[1])
     pages = [page % 6 for page in range(2050)]
     assert device.digest(pages, 2) == host.digest(pages, 2)
@@ -39,5 +39,5 @@ def test_no_pages_have_no_digests() -> None:
 
 def test_a_pool_of_another_page_size_is_refused() -> None:
     pool = torch.from_numpy(pool_of(LAYOUTS[0]).bytes)
-    with pytest.raises(ValueError, match="bytes a page"):
+    with pytest.raises(ValueError, match="bytes per page"):
         DeviceDigester(pool, replace(LAYOUTS[0], page_size=8))

@@ -117,7 +117,7 @@ def test_a_fence_closes_the_receivers_side_before_pages_are_free() -> None:
     assert not cluster.network.writes  # that could land: the network refuses, too, to land one
 
 
-def test_a_fenced_sender_that_comes_back_is_refused_for_ever() -> None:
+def test_a_fenced_sender_is_refused_forever() -> None:
     cluster = Cluster()
     cluster.begin(1)
     cluster.receiver.fence(1, "", 1.0)
@@ -148,7 +148,7 @@ def test_handoffs_from_others_fail_by_a_fence_and_the_next_ones_succeed() -> Non
     assert isinstance(cluster.received[-1], Ready)
 
 
-def test_a_fence_of_a_peer_without_pages_here_disturbs_nobody() -> None:
+def test_a_fence_of_a_peer_without_reserved_pages_disturbs_no_other_handoff() -> None:
     cluster = Cluster()
     cluster.begin(1, sender=0)
     cluster.receiver.fence(2, "", 1.0)
@@ -159,7 +159,7 @@ def test_a_fence_of_a_peer_without_pages_here_disturbs_nobody() -> None:
         cluster.reserve(2, sender=1)
 
 
-def test_the_end_of_a_process_on_this_host_is_left_to_the_kernel() -> None:
+def test_the_end_of_a_process_on_this_host_is_detected_by_the_kernel() -> None:
     """What it writes goes through memory, which closing a connection does not end."""
     cluster = Cluster(neighbours=frozenset({"p-1"}))
     cluster.begin(1, sender=0)
@@ -183,7 +183,7 @@ def test_a_fence_of_another_host_frees_no_page_of_a_sender_on_this_one_before_it
     assert cluster.receiver.num_live == 0
 
 
-def test_a_receiver_that_cannot_close_its_side_has_to_end() -> None:
+def test_a_receiver_that_cannot_reopen_its_transport_must_exit() -> None:
     network, source, target = Network(), Pool(4), Pool(4)
     sender = sender_on(NetworkTransport("p", source, network), source)
     receiver = receiver_on(NetworkTransport("d", target, network), target)
@@ -192,7 +192,7 @@ def test_a_receiver_that_cannot_close_its_side_has_to_end() -> None:
         receiver.fence(1, "its node is dead", 0.0)
 
 
-def test_a_sender_gives_its_pages_back_when_the_receiver_is_fenced_and_sends_it_nothing_more() -> None:
+def test_fencing_the_receiver_frees_the_senders_pages_and_ends_its_messages() -> None:
     cluster = Cluster()
     cluster.begin(1)
     sender = cluster.senders[0]
@@ -212,7 +212,7 @@ def test_a_sender_gives_its_pages_back_when_the_receiver_is_fenced_and_sends_it_
     assert sender.unexpected["fenced"] == 1
 
 
-def test_a_peer_that_does_not_answer_is_not_polled_briskly_for_ever() -> None:
+def test_a_peer_that_does_not_answer_does_not_keep_the_endpoint_busy() -> None:
     cluster = Cluster()
     cluster.begin(1)
     sender = cluster.senders[0]
@@ -288,7 +288,7 @@ def test_handoffs_in_both_directions_share_one_transport() -> None:
     assert all(not port.unexpected for port in crossed.ports)
 
 
-def test_a_fence_that_opens_the_transport_anew_ends_handoffs_in_both_directions_safely() -> None:
+def test_a_fence_that_reopens_the_transport_ends_handoffs_in_both_directions_safely() -> None:
     crossed = Crossed()
     crossed.begin(1, 2, 0, [8, 9])
     crossed.begin(2, 0, 1, [8, 9])

@@ -12,7 +12,7 @@ from tests.kv_support import LAYOUT, REQUEST, expect_handed_over, final_for
 from tests.unit.kv_transfer.handoff_pair import LOCAL, NUM_TOKENS, REMOTE, Pair
 
 
-def test_pages_of_a_chunk_leave_while_the_next_chunk_is_computed(pair: Pair) -> None:
+def test_pages_of_a_chunk_are_sent_while_the_next_chunk_is_computed(pair: Pair) -> None:
     pair.sender.attach(pair.reserve(), 0.0)
     pair.sender.computed(1, LOCAL[:3], 10, 1.0)
     (write,) = pair.network.writes
@@ -30,7 +30,7 @@ def test_pages_of_a_chunk_leave_while_the_next_chunk_is_computed(pair: Pair) -> 
     expect_handed_over(pair.source, LOCAL, pair.target, REMOTE)
 
 
-def test_tokens_that_the_receiver_has_cached_do_not_travel(pair: Pair) -> None:
+def test_tokens_cached_at_the_receiver_are_not_sent(pair: Pair) -> None:
     pair.sender.attach(pair.reserve(first_token=12), 0.0)
     pair.sender.computed(1, LOCAL[:4], 16, 0.0)
     pair.sender.finish(1, LOCAL, NUM_TOKENS, final_for(NUM_TOKENS), 0.0)
@@ -48,7 +48,7 @@ def test_a_ticket_that_comes_after_the_last_token_sends_everything_at_once(pair:
     assert pair.kinds() == ([HandedOver], [Ready])
 
 
-def test_finish_is_said_only_after_the_last_write_is_complete(pair: Pair) -> None:
+def test_finish_is_sent_only_after_the_last_write_is_complete(pair: Pair) -> None:
     pair.sender.attach(pair.reserve(), 0.0)
     pair.sender.computed(1, LOCAL, 16, 0.0)
     pair.sender.finish(1, LOCAL, NUM_TOKENS, final_for(NUM_TOKENS), 0.0)
@@ -61,7 +61,7 @@ def test_finish_is_said_only_after_the_last_write_is_complete(pair: Pair) -> Non
     assert len(pair.network.messages) == 3
 
 
-def test_garbage_behind_the_last_token_does_not_matter(pair: Pair) -> None:
+def test_bytes_after_the_last_token_are_not_verified(pair: Pair) -> None:
     pair.sender.attach(pair.reserve(), 0.0)
     pair.sender.finish(1, LOCAL, NUM_TOKENS, final_for(NUM_TOKENS), 0.0)
     tail = pair.source.bytes[LOCAL[-1]].reshape(LAYOUT.rows_per_page, LAYOUT.page_size, -1)
@@ -77,7 +77,7 @@ def test_garbage_behind_the_last_token_does_not_matter(pair: Pair) -> None:
         ({"position": NUM_TOKENS - 1}, "KV ends at token 29"),
     ],
 )
-def test_a_sender_that_computed_something_else_is_refused(
+def test_a_sender_that_computed_another_request_is_refused(
     pair: Pair, change: dict[str, int], reason: str
 ) -> None:
     pair.sender.attach(pair.reserve(), 0.0)
@@ -89,7 +89,7 @@ def test_a_sender_that_computed_something_else_is_refused(
     assert reason in pair.sent[0].reason
 
 
-def test_one_flipped_bit_is_noticed_and_located(pair: Pair) -> None:
+def test_one_flipped_bit_is_detected_and_located(pair: Pair) -> None:
     pair.sender.attach(pair.reserve(), 0.0)
     pair.sender.finish(1, LOCAL, NUM_TOKENS, final_for(NUM_TOKENS), 0.0)
     (write,) = pair.network.writes
@@ -97,10 +97,10 @@ def test_one_flipped_bit_is_noticed_and_located(pair: Pair) -> None:
     pair.network.land(write, flip_bit=True)
     pair.settle()
     assert pair.kinds() == ([SendFailed], [ReceiveFailed, Drained])
-    assert "the page of token 4 is not what was sent" in pair.received[0].reason
+    assert "the digest of the page of token 4 differs" in pair.received[0].reason
 
 
-def test_a_digest_taken_too_early_is_taken_again(pair: Pair) -> None:
+def test_a_page_digested_too_early_is_digested_again(pair: Pair) -> None:
     pair.sender.attach(pair.reserve(), 0.0)
     pair.sender.computed(1, LOCAL, 16, 0.0)
     (write,) = pair.network.writes
@@ -134,16 +134,16 @@ def test_duplicates_of_every_message_are_counted_and_change_nothing(pair: Pair) 
     assert pair.sender.unexpected == {"confirm": 1}
 
 
-def test_a_request_that_moves_to_other_pages_is_given_up(pair: Pair) -> None:
+def test_a_handoff_is_aborted_when_the_requests_pages_change(pair: Pair) -> None:
     pair.sender.attach(pair.reserve(), 0.0)
     pair.sender.computed(1, LOCAL[:2], 8, 0.0)
     pair.sender.computed(1, [9, 10, 11], 12, 0.0)
     pair.settle()
     assert pair.kinds() == ([SendFailed], [ReceiveFailed, Drained])
-    assert "moved" in pair.sent[0].reason
+    assert "pages changed" in pair.sent[0].reason
 
 
-def test_a_receiver_may_have_more_of_a_prompt_than_it_is_handed(pair: Pair) -> None:
+def test_a_receiver_may_have_cached_more_of_a_prompt_than_is_sent(pair: Pair) -> None:
     """It had that cached. Nothing travels then."""
     pair.sender.attach(pair.reserve(first_token=16), 0.0)
     pair.sender.finish(1, LOCAL, 8, Final((), 8, 42, REQUEST), 0.0)

@@ -34,7 +34,7 @@ def test_a_long_prompt_whose_chunks_keep_coming_outlives_the_timeout(pair: Pair)
     assert pair.kinds() == ([HandedOver], [Ready])
 
 
-def test_a_receiver_that_gives_up_waits_for_the_writes_to_end(pair: Pair) -> None:
+def test_an_aborted_receiver_waits_for_the_writes_to_end(pair: Pair) -> None:
     pair.sender.attach(pair.reserve(), 0.0)
     pair.sender.computed(1, LOCAL, 16, 0.0)
     pair.receiver.abort(1, 0.0)
@@ -60,7 +60,7 @@ def test_a_lost_revoke_is_repeated_until_it_is_answered(pair: Pair) -> None:
     assert pair.kinds() == ([SendFailed], [ReceiveFailed, Drained])
 
 
-def test_a_broken_link_fails_the_handoff_but_not_the_agreement_to_end_it(pair: Pair) -> None:
+def test_a_broken_link_fails_the_handoff_but_not_its_drain(pair: Pair) -> None:
     pair.sender.attach(pair.reserve(), 0.0)
     pair.sender.computed(1, LOCAL, 16, 0.0)
     pair.network.disconnect()
@@ -84,7 +84,7 @@ def test_a_sender_that_aborts_tells_the_receiver_at_once(pair: Pair) -> None:
     assert "aborted by the sender" in pair.received[0].reason
 
 
-def test_a_write_that_hangs_does_not_hold_the_senders_pages_for_ever(pair: Pair) -> None:
+def test_a_write_that_hangs_does_not_hold_the_senders_pages_forever(pair: Pair) -> None:
     pair.sender.attach(pair.reserve(timeout_s=1.0), 0.0)
     pair.sender.computed(1, LOCAL, 16, 0.0)
     pair.poll(1.0)
@@ -95,7 +95,7 @@ def test_a_write_that_hangs_does_not_hold_the_senders_pages_for_ever(pair: Pair)
     assert pair.kinds() == ([SendFailed], [ReceiveFailed, Drained])
 
 
-def test_a_ticket_that_comes_too_late_is_answered_so_that_nobody_waits(pair: Pair) -> None:
+def test_a_late_ticket_is_answered_with_drain(pair: Pair) -> None:
     ticket = pair.reserve()
     pair.sender.abort(1, 0.0)
     pair.sender.attach(ticket, 0.0)
@@ -104,7 +104,7 @@ def test_a_ticket_that_comes_too_late_is_answered_so_that_nobody_waits(pair: Pai
     assert pair.sender.unexpected["ticket"] == 1
 
 
-def test_a_handoff_revoked_before_it_began_never_begins(pair: Pair) -> None:
+def test_a_handoff_revoked_before_it_was_opened_is_never_opened(pair: Pair) -> None:
     late = Pair()
     ticket = late.reserve()
     late.receiver.abort(1, 0.0)

@@ -14,13 +14,13 @@ def follow(pair: Pair, num_tokens: int, known: int) -> None:
     pair.sender.abort(1, 0.0)
     pair.settle()
     pair.sent.clear()
-    pair.sender.open(2, 0.0, 10.0, goes_on=True)
+    pair.sender.open(2, 0.0, 10.0, keeps_decoding=True)
     pair.sender.computed(2, LOCAL, num_tokens, 0.0)
     ticket = pair.receiver.reserve(2, pair.sender.peer, REMOTE, 0, known, 0.0, 10.0, request_digest=REQUEST)
     pair.sender.attach(ticket, 0.0)
 
 
-def test_a_running_answer_is_followed_until_less_than_a_page_is_missing_and_then_handed_over(
+def test_pages_of_a_running_answer_are_sent_until_it_is_paused_with_less_than_a_page_left(
     pair: Pair,
 ) -> None:
     follow(pair, num_tokens=17, known=18)
@@ -40,7 +40,7 @@ def test_a_running_answer_is_followed_until_less_than_a_page_is_missing_and_then
     assert not pair.target.bytes[list(REMOTE[6:])].any()
 
 
-def test_an_answer_that_outgrows_the_pages_reserved_for_it_is_not_handed_over(pair: Pair) -> None:
+def test_an_answer_that_outgrows_its_reserved_pages_is_not_transferred(pair: Pair) -> None:
     follow(pair, num_tokens=17, known=18)
     pair.settle()
     pair.sender.computed(2, range(9), 33, 1.0)
@@ -49,7 +49,7 @@ def test_an_answer_that_outgrows_the_pages_reserved_for_it_is_not_handed_over(pa
 
 
 @pytest.mark.parametrize("final", [Final((), 18, 42, REQUEST), Final((1,), 20, 42, REQUEST)])
-def test_kv_of_the_last_token_is_never_handed_over(pair: Pair, final: Final) -> None:
+def test_kv_of_the_last_token_is_never_transferred(pair: Pair, final: Final) -> None:
     """Its logits are what the receiver has to compute."""
     follow(pair, num_tokens=17, known=18)
     pair.sender.finish(2, LOCAL, final.position, final, 1.0)

@@ -15,7 +15,7 @@ from tests.kv_support import Pool, final_for, receiver_on
 from tests.unit.kv_transfer.handoff_pair import LOCAL, NUM_TOKENS, REMOTE, Pair
 
 
-def test_a_sender_that_computes_more_than_was_asked_for_is_stopped_before_it_writes(pair: Pair) -> None:
+def test_a_sender_that_computes_more_than_the_ticket_holds_fails_before_it_writes(pair: Pair) -> None:
     pair.sender.attach(pair.reserve(), 0.0)
     pair.sender.computed(1, list(range(10)), NUM_TOKENS + 6, 0.0)
     pair.settle()
@@ -34,9 +34,7 @@ def test_a_sender_that_computes_more_than_was_asked_for_is_stopped_before_it_wri
         {"layout_hash": "else"},
     ],
 )
-def test_a_ticket_that_contradicts_itself_or_the_pool_is_never_acted_on(
-    pair: Pair, change: dict[str, Any]
-) -> None:
+def test_a_ticket_that_contradicts_itself_or_the_pool_is_refused(pair: Pair, change: dict[str, Any]) -> None:
     pair.sender.attach(replace(pair.reserve(), **change), 0.0)
     pair.settle()
     assert pair.kinds() == ([SendFailed], [ReceiveFailed, Drained])
@@ -74,7 +72,7 @@ def test_a_message_from_or_for_another_incarnation_is_ignored(pair: Pair, change
 
 
 @pytest.mark.parametrize("guess", [0, 1, 2**64 - 1])
-def test_a_message_of_somebody_who_was_not_told_the_ticket_is_ignored(pair: Pair, guess: int) -> None:
+def test_a_message_without_the_tickets_secret_is_ignored(pair: Pair, guess: int) -> None:
     assert_ignored(pair, "forged", secret=guess)
 
 

@@ -20,7 +20,7 @@ def test_a_page_of_an_8b_model_is_two_megabytes() -> None:
 @pytest.mark.parametrize(
     ("num_tokens", "num_pages"), [(0, 0), (1, 1), (15, 1), (16, 1), (17, 2), (4000, 250)]
 )
-def test_pages_are_counted_with_the_last_one_perhaps_partly_filled(num_tokens: int, num_pages: int) -> None:
+def test_a_partly_filled_last_page_is_counted(num_tokens: int, num_pages: int) -> None:
     assert LLAMA_8B.num_pages(num_tokens) == num_pages
 
 
@@ -37,7 +37,7 @@ def test_pages_are_counted_with_the_last_one_perhaps_partly_filled(num_tokens: i
         {"digest": "crc32"},
     ],
 )
-def test_the_hash_changes_with_everything_that_makes_pages_mean_something_else(
+def test_the_hash_changes_with_every_field_that_changes_the_meaning_of_pages(
     change: dict[str, object],
 ) -> None:
     assert replace(LLAMA_8B, **change).hash != LLAMA_8B.hash  # type: ignore[arg-type]

@@ -159,7 +159,7 @@ def test_a_connection_that_a_middlebox_cuts_is_not_the_end_of_the_process(
     assert report(watcher, peer) == ["p-1"]
 
 
-def test_another_incarnation_at_the_address_means_that_the_peer_is_gone(
+def test_another_process_at_the_address_means_that_the_peer_has_ended(
     peer: Lifeline, watcher: Lifeline, middlebox: Middlebox
 ) -> None:
     watcher.watch("p-1", middlebox.address)
@@ -170,7 +170,7 @@ def test_another_incarnation_at_the_address_means_that_the_peer_is_gone(
         assert report(watcher, peer, successor) == ["p-1"]
 
 
-def test_a_peer_that_accepts_and_is_silent_is_not_gone(watcher: Lifeline) -> None:
+def test_a_peer_that_accepts_and_sends_nothing_is_not_lost(watcher: Lifeline) -> None:
     with socket.create_server((HOST, 0)) as stopped:
         watcher.watch("p-1", stopped.getsockname())
         watcher.poll(0.0)
@@ -179,7 +179,7 @@ def test_a_peer_that_accepts_and_is_silent_is_not_gone(watcher: Lifeline) -> Non
             assert [watcher.poll(now) for now in (1.0, 1000.0)] == [[], []]
 
 
-def test_nothing_is_said_of_a_peer_that_is_watched_no_more(peer: Lifeline, watcher: Lifeline) -> None:
+def test_an_unwatched_peer_is_not_reported(peer: Lifeline, watcher: Lifeline) -> None:
     watcher.watch("p-1", peer.address)
     poll(watcher, peer, until=lambda: len(timers(peer.address[1])) == 2)
     watcher.unwatch("p-1")

@@ -59,13 +59,13 @@ def test_a_message_that_was_cut_short_is_refused(message: Message, length: int) 
 
 
 @given(MESSAGES, st.binary(min_size=1, max_size=20))
-def test_a_message_with_something_behind_it_is_refused(message: Message, more: bytes) -> None:
+def test_a_message_with_trailing_bytes_is_refused(message: Message, more: bytes) -> None:
     with pytest.raises(BadMessage):
         decode(encode(message) + more)
 
 
 @given(MESSAGES, st.binary(max_size=40), st.integers(0, 10**6))
-def test_lengths_that_lie_are_refused_even_under_a_right_checksum(
+def test_wrong_lengths_are_refused_even_with_a_valid_checksum(
     message: Message, noise: bytes, position: int
 ) -> None:
     payload = bytearray(encode(message)[:-8])
@@ -83,7 +83,7 @@ def sealed(payload: bytes) -> bytes:
 
 
 @given(MESSAGES, st.binary(min_size=4, max_size=4).filter(lambda magic: magic != b"BKV1"))
-def test_a_message_of_another_protocol_version_is_refused_under_a_right_checksum(
+def test_a_message_of_another_protocol_version_is_refused_with_a_valid_checksum(
     message: Message, magic: bytes
 ) -> None:
     with pytest.raises(BadMessage, match="protocol version"):
@@ -91,7 +91,7 @@ def test_a_message_of_another_protocol_version_is_refused_under_a_right_checksum
 
 
 @given(st.integers(0, 36))
-def test_a_message_shorter_than_its_header_is_refused_under_a_right_checksum(length: int) -> None:
+def test_a_message_shorter_than_its_header_is_refused_with_a_valid_checksum(length: int) -> None:
     header = encode(Message(1, 2, 3, 4, Confirm()))[:37]
     with pytest.raises(BadMessage, match="protocol version"):
         decode(sealed(header[:length]))

@@ -20,7 +20,7 @@ PAGES = st.lists(st.integers(0, 63), unique=True, max_size=30)
     chunks=st.lists(st.integers(1, 9), min_size=1, max_size=8),
     cached_pages=st.integers(0, 3),
 )
-def test_every_page_travels_exactly_once_and_never_before_its_last_token(
+def test_every_page_is_sent_exactly_once_and_never_before_its_last_token(
     chunks: list[int], cached_pages: int
 ) -> None:
     total = sum(chunks)
@@ -49,12 +49,12 @@ def test_coalesced_copies_move_the_same_bytes_as_page_by_page(local: list[int], 
     np.testing.assert_array_equal(target, expected)
 
 
-def test_a_run_of_neighbours_on_both_sides_is_one_copy() -> None:
+def test_pages_adjacent_on_both_sides_are_one_copy() -> None:
     (copy,) = coalesce([4, 5, 6], [10, 11, 12], 100)
     assert (copy.local, copy.remote, copy.length) == (400, 1000, 300)
 
 
-def test_pages_without_a_place_to_go_are_an_error() -> None:
+def test_local_and_remote_pages_must_be_equally_many() -> None:
     with pytest.raises(ValueError, match="3 local pages cannot be copied to 2"):
         coalesce([1, 2, 3], [1, 2], 8)
 

@@ -155,7 +155,7 @@ def test_one_damaged_bit_on_any_rank_changes_the_digest(stack: ExitStack) -> Non
         assert worker.digester.digest([2], 4) == [before]
 
 
-def test_a_write_fails_as_a_whole_when_one_rank_of_the_peer_is_gone(stack: ExitStack) -> None:
+def test_a_write_fails_as_a_whole_when_one_rank_of_the_peer_is_lost(stack: ExitStack) -> None:
     sender, receiver = pair(stack, 2, 2, 2)
     sender.network.members["d.1"].close()
     number = sender.transport.write(receiver.peer, copies([0], [0], 2), b"here")
@@ -178,14 +178,14 @@ def test_a_peer_is_lost_when_all_of_its_ranks_are(stack: ExitStack) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
-def test_ranks_that_make_no_worker_are_refused(stack: ExitStack, count: int) -> None:
+def test_ranks_that_are_not_shards_of_a_worker_are_refused(stack: ExitStack, count: int) -> None:
     sender, receiver = pair(stack, 2, 1, 2)
     ranks = (ranks_of(receiver.peer) * 2)[:count]
     with pytest.raises(PeerUnreachable):
         sender.transport.connect(replace(receiver.peer, name="x", metadata=pack_ranks(ranks)))
 
 
-def test_a_worker_of_the_plain_kind_is_told_apart(stack: ExitStack) -> None:
+def test_a_worker_without_ranks_is_refused(stack: ExitStack) -> None:
     sender, receiver = pair(stack, 2, 1, 1)
     with pytest.raises(PeerUnreachable):
         sender.transport.connect(replace(receiver.peer, name="x", metadata=b"loopback, and more of it"))

@@ -90,7 +90,7 @@ def test_digests_of_the_shards_of_a_page_add_up_to_its_own(tp_size: int) -> None
 
 
 @pytest.mark.parametrize("axes", ["head", "token", "layer", "kind"])
-def test_an_exchange_of_equal_parts_is_noticed(axes: str) -> None:
+def test_swapped_parts_change_the_digest(axes: str) -> None:
     pool = pool_of(LAYOUT)
     before = digest_of(pool)
     page = pool.bytes[0].reshape(
@@ -113,7 +113,7 @@ def test_signs_flipped_at_two_places_do_not_cancel_out() -> None:
     assert len(seen) == len(words)
 
 
-def test_a_page_of_zeros_is_not_confused_with_one_that_holds_less() -> None:
+def test_zero_pages_of_different_lengths_have_different_digests() -> None:
     pool = Pool(1, LAYOUT)
     digests = {digest_of(pool, tokens=tokens) for tokens in range(1, LAYOUT.page_size + 1)}
     assert len(digests | {0}) == LAYOUT.page_size + 1
@@ -145,5 +145,5 @@ def test_a_layout_that_names_an_unknown_digest_is_refused() -> None:
         sender_on(LoopbackTransport("p", pool.memory, LoopbackNetwork()), pool)
 
 
-def test_workers_with_different_digests_are_told_so_by_the_layout_hash() -> None:
+def test_workers_with_different_digests_have_different_layout_hashes() -> None:
     assert replace(LAYOUT, digest=SUM64).hash != replace(LAYOUT, digest="xxh3-64").hash

@@ -38,7 +38,7 @@ def test_every_handoff_ends_exactly_once_at_its_sender() -> None:
             assert ends == 0
 
 
-def test_a_sender_that_was_given_a_ticket_tells_the_receiver_its_end_or_knows_it_dead() -> None:
+def test_a_sender_with_a_ticket_ends_by_a_message_to_the_receiver_or_by_its_loss() -> None:
     told = {SendAction.SEND_DRAIN, SendAction.HAND_OVER}
     for (begin, event), (end, actions) in SENDING.items():
         has_ticket = begin not in (Sending.OPEN, Sending.COMPUTED)
@@ -46,7 +46,7 @@ def test_a_sender_that_was_given_a_ticket_tells_the_receiver_its_end_or_knows_it
             assert told & set(actions), (begin, event)
 
 
-def test_a_sender_promises_to_have_drained_only_when_no_write_is_in_flight() -> None:
+def test_a_sender_sends_drain_only_when_no_write_is_in_flight() -> None:
     quiet = {Sending.OPEN, Sending.COMPUTED, Sending.CONFIRMING}  # nothing was started, or all is done
     for (begin, event), (_, actions) in SENDING.items():
         if SendAction.SEND_DRAIN in actions or SendAction.SEND_FINISH in actions:
@@ -66,25 +66,25 @@ def test_a_receiver_reports_either_ready_or_failed_and_then_free() -> None:
             assert reports == []
 
 
-def test_pages_are_freed_only_on_the_senders_word_its_death_or_behind_closed_connections() -> None:
+def test_pages_are_freed_only_by_drain_peer_loss_or_closed_connections() -> None:
     for (_, event), (_, actions) in RECEIVING.items():
         if ReceiveAction.FREE_PAGES in actions:
             assert event in (ReceiveEvent.DRAIN, ReceiveEvent.PEER_LOST, ReceiveEvent.CUT_OFF)
 
 
-def test_what_was_given_up_can_never_become_ready() -> None:
+def test_an_aborted_handoff_never_becomes_ready() -> None:
     for (begin, _), (end, _) in RECEIVING.items():
         assert not (begin is Receiving.DRAINING and end is Receiving.READY)
 
 
-def test_an_event_that_does_not_belong_changes_nothing() -> None:
+def test_an_unexpected_event_changes_nothing() -> None:
     machine = Machine(SENDING, Sending.OPEN, 0.0, 5.0, {})
     assert machine.on(SendEvent.CONFIRM, 1.0) is None
     assert machine.state is Sending.OPEN
     assert machine.deadline == 5.0
 
 
-def test_a_state_with_patience_starts_its_deadline_anew_at_every_entry() -> None:
+def test_a_state_with_its_own_timeout_restarts_its_deadline_at_every_entry() -> None:
     machine = Machine(RECEIVING, Receiving.RESERVED, 0.0, 5.0, {Receiving.DRAINING: 0.25})
     machine.on(ReceiveEvent.DEADLINE, 5.0)
     assert machine.deadline == 5.25
@@ -92,7 +92,7 @@ def test_a_state_with_patience_starts_its_deadline_anew_at_every_entry() -> None
     assert machine.deadline == 6.25
 
 
-def test_progress_moves_the_deadline_but_not_for_ever() -> None:
+def test_progress_extends_the_deadline_up_to_a_limit() -> None:
     machine = Machine(SENDING, Sending.OPEN, 0.0, 5.0, {})
     machine.progress(4.0)
     assert machine.deadline == 9.0
@@ -103,7 +103,7 @@ def test_progress_moves_the_deadline_but_not_for_ever() -> None:
     assert machine.deadline == 50.0
 
 
-def test_progress_does_not_put_off_a_state_with_patience_of_its_own() -> None:
+def test_progress_does_not_extend_a_state_with_its_own_timeout() -> None:
     machine = Machine(RECEIVING, Receiving.RESERVED, 0.0, 5.0, {Receiving.DRAINING: 0.25})
     machine.on(ReceiveEvent.ABORT, 1.0)
     machine.progress(1.2)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -29,6 +30,7 @@ def exported_metrics() -> set[str]:
     """Names as Prometheus stores them, with _total, _bucket and so on; also of series without a sample."""
     router, worker = RouterMetrics("disagg"), WorkerMetrics("decode", "disagg", "decode-0")
     worker.watch(worker_pb2.WorkerStats, max_running=256)
+    worker.watch_grammars(Mock(kept_bytes=0, num_kept=0))
     names = set()
     for registry in (router.registry, worker.registry):
         for family in registry.collect():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Mapping
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -65,6 +66,12 @@ def _imported(tree: ast.AST, known: Mapping[str, Path]) -> Iterable[str]:
                 yield inner if inner in known else node.module
 
 
+@cache
+def graph_of_the_product() -> Graph:
+    """Read once: parsing every file takes most of a second."""
+    return imports(modules())
+
+
 def by_package(graph: Graph, known: Mapping[str, Path]) -> Graph:
     """The same between packages. A module that lies beside packages stands for itself."""
     has_packages = {path.parent.parent for path in known.values() if path.name == "__init__.py"}
@@ -90,22 +97,20 @@ def circle(graph: Graph) -> list[str]:
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
-    found = circle(imports(modules()))
+    found = circle(graph_of_the_product())
     assert not found, " imports ".join(reversed(found))
 
 
 def test_no_package_imports_itself_by_way_of_others() -> None:
-    known = modules()
-    found = circle(by_package(imports(known), known))
+    found = circle(by_package(graph_of_the_product(), modules()))
     assert not found, " imports ".join(reversed(found))
 
 
 @pytest.mark.parametrize("package", PRODUCT)
 def test_a_top_level_package_imports_only_those_below_it(package: str) -> None:
-    graph = imports(modules())
     used = {
         name.partition(".")[0]
-        for importer, imported in graph.items()
+        for importer, imported in graph_of_the_product().items()
         if importer.partition(".")[0] == package
         for name in imported
     }

@@ -1,4 +1,4 @@
-"""From a policy's answer to a route."""
+"""Routes made from placements."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 
 
 class HandsOver:
-    """From the worker that prefers to prefill to the other; notes what it sees."""
+    """Places every request on (prefill, decode) workers by their preference; records the views it gets."""
 
     split: int | None = None
 
@@ -64,7 +64,7 @@ class Served:
         return self.placing.route(sequence(), avoid)
 
 
-def test_room_on_the_decode_worker_is_kept_from_the_choice_until_it_is_picked() -> None:
+def test_room_on_the_decode_worker_is_reserved_until_it_is_picked() -> None:
     served = Served()
     route = served.route()
     assert not route.is_local
@@ -92,10 +92,10 @@ def test_a_split_goes_with_the_route_unless_one_worker_gets_the_whole_request() 
     assert (route.is_local, route.split) == (True, None)
 
 
-def test_links_have_the_bandwidth_that_handoffs_and_the_link_check_show() -> None:
+def test_links_have_the_bandwidth_measured_by_handoffs_and_the_link_check() -> None:
     served = Served()
     sessions = {ROLE_PREFILL: served.p, ROLE_DECODE: served.d}
-    served.choice.everyone.side_effect = lambda: [served.p, served.d]
+    served.choice.ready_workers.side_effect = lambda: [served.p, served.d]
     served.route()
     assert served.policy.view.link_between("p@1", "d@1").bytes_per_s == 10e9
     served.placing.probe(sessions.__getitem__).tracker.handed_over(400_000_000, 0.01)
@@ -123,7 +123,7 @@ def test_a_handoff_waits_for_pages_in_one_direction_only() -> None:
     assert not served.route().may_wait
 
 
-def test_a_retry_is_for_one_worker_that_it_did_not_fail_on() -> None:
+def test_a_retry_runs_on_one_worker_on_which_it_did_not_fail() -> None:
     served = Served()
     served.choice.pick_any.return_value = served.p
     route = served.route(avoid=frozenset({"d"}))
@@ -132,7 +132,7 @@ def test_a_retry_is_for_one_worker_that_it_did_not_fail_on() -> None:
     served.choice.pick_any.assert_called_once_with(40, {"d"})
 
 
-def test_a_decode_worker_that_is_lost_before_its_turn_fails_the_attempt() -> None:
+def test_losing_the_decode_worker_before_it_is_picked_fails_the_attempt() -> None:
     served = Served()
     route = served.route()
     served.d.alive = False
@@ -140,7 +140,7 @@ def test_a_decode_worker_that_is_lost_before_its_turn_fails_the_attempt() -> Non
         route.pick(ROLE_DECODE)
 
 
-def test_a_restarted_worker_starts_with_nothing_and_keeps_nothing_of_its_predecessor() -> None:
+def test_a_restarted_worker_inherits_no_measurements() -> None:
     served = Served()
     old = served.route()
     served.d = session("d", ROLE_DECODE, epoch=2)
@@ -153,3 +153,31 @@ def test_a_restarted_worker_starts_with_nothing_and_keeps_nothing_of_its_predece
     served.route()
     (fresh,) = [worker for worker in served.policy.view.workers if worker.id.startswith("d")]
     assert (fresh.decodes, fresh.incoming, fresh.context_tokens) == (0, 1, 0)
+
+
+def test_a_worker_that_was_late_for_a_moment_keeps_its_requests_in_the_view() -> None:
+    served = Served()
+    running = served.route()
+    running.tracker.arrived()
+    running.tracker.tokens(1)
+    served.choice.preferred.side_effect = lambda: [served.p]
+    served.placing.relief([])
+    served.choice.preferred.side_effect = lambda: [served.p, served.d]
+
+    def decodes() -> int:
+        served.route().tracker.ended()
+        (worker,) = [worker for worker in served.policy.view.workers if worker.id.startswith("d")]
+        return worker.decodes
+
+    assert decodes() == 1
+    running.tracker.ended()
+    assert decodes() == 0
+
+
+def test_a_worker_that_is_late_is_not_in_the_view() -> None:
+    served = Served()
+    served.route()
+    served.choice.preferred.side_effect = lambda: [served.p]
+    with pytest.raises(KeyError, match="d"):
+        served.route()  # by this policy, which looks for it
+    assert [worker.id for worker in served.policy.view.workers] == ["p@1"]

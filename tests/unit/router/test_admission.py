@@ -1,4 +1,4 @@
-"""When a sequence may go to the workers."""
+"""Admission of sequences to workers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from router.dispatch.admission.admission_queue import Admission, AdmissionGrant,
 
 
 class Pool:
-    """Decode workers as one number of tokens; a claim takes from it, `free` gives back."""
+    """Decode workers as one number of free tokens: claims take from it, `free` adds to it."""
 
     def __init__(self, room: int, window: int = 100) -> None:
         self.room = room
@@ -26,7 +26,7 @@ class Pool:
 
     def free(self, tokens: int) -> None:
         self.room += tokens
-        self.admission.look()
+        self.admission.admit_waiting()
 
 
 class Claim:
@@ -56,7 +56,7 @@ async def who_is_in(*tasks: asyncio.Task[AdmissionGrant]) -> list[bool]:
     return [task.done() for task in tasks]
 
 
-async def test_a_sequence_that_fits_goes_at_once_and_keeps_its_room() -> None:
+async def test_a_sequence_that_fits_is_admitted_at_once_and_keeps_its_room() -> None:
     pool = Pool(10)
     turn = try_admit(pool, 6)
     assert turn is not None
@@ -66,7 +66,7 @@ async def test_a_sequence_that_fits_goes_at_once_and_keeps_its_room() -> None:
     assert pool.room == 10
 
 
-async def test_one_that_does_not_fit_waits_until_room_is_made() -> None:
+async def test_a_sequence_that_does_not_fit_waits_for_room() -> None:
     pool = Pool(5)
     task = await waiting(pool, 8)
     pool.free(2)
@@ -77,7 +77,7 @@ async def test_one_that_does_not_fit_waits_until_room_is_made() -> None:
     assert len(pool.admission) == 0
 
 
-async def test_room_that_a_turn_gives_back_unused_lets_the_next_in() -> None:
+async def test_an_unused_claim_admits_the_next_sequence() -> None:
     pool = Pool(8)
     turn = try_admit(pool, 8)
     assert turn is not None
@@ -86,7 +86,7 @@ async def test_room_that_a_turn_gives_back_unused_lets_the_next_in() -> None:
     assert await who_is_in(task) == [True]
 
 
-async def test_a_large_sequence_is_not_passed_by_small_ones() -> None:
+async def test_small_sequences_do_not_overtake_a_large_one() -> None:
     pool = Pool(5)
     large = await waiting(pool, 8)
     small = await waiting(pool, 1)
@@ -95,7 +95,7 @@ async def test_a_large_sequence_is_not_passed_by_small_ones() -> None:
     assert await who_is_in(large, small) == [True, True]
 
 
-async def test_one_that_loses_patience_is_refused_and_lets_those_behind_it_in() -> None:
+async def test_a_timed_out_sequence_is_refused_and_admits_later_ones() -> None:
     pool = Pool(5)
     large = await waiting(pool, 8, patience_s=0.01)
     small = await waiting(pool, 1)
@@ -105,7 +105,7 @@ async def test_one_that_loses_patience_is_refused_and_lets_those_behind_it_in() 
     assert len(pool.admission) == 0
 
 
-async def test_one_that_is_cancelled_lets_those_behind_it_in() -> None:
+async def test_a_cancelled_sequence_admits_later_ones() -> None:
     pool = Pool(5)
     large, small = await waiting(pool, 8), await waiting(pool, 1)
     large.cancel()
@@ -113,7 +113,7 @@ async def test_one_that_is_cancelled_lets_those_behind_it_in() -> None:
     assert await who_is_in(small) == [True]
 
 
-async def test_one_that_is_cancelled_in_the_moment_of_its_turn_gives_it_back() -> None:
+async def test_a_sequence_cancelled_while_it_is_admitted_releases_its_grant() -> None:
     pool = Pool(5)
     task = await waiting(pool, 8)
     pool.free(5)  # granted, and not yet resumed
@@ -123,7 +123,7 @@ async def test_one_that_is_cancelled_in_the_moment_of_its_turn_gives_it_back() -
     assert pool.room == 10
 
 
-async def test_one_that_is_cancelled_just_before_room_is_made_takes_none() -> None:
+async def test_a_sequence_cancelled_just_before_room_is_made_takes_none() -> None:
     pool = Pool(5)
     first, second = await waiting(pool, 8), await waiting(pool, 8)
     first.cancel()
@@ -134,7 +134,7 @@ async def test_one_that_is_cancelled_just_before_room_is_made_takes_none() -> No
     assert len(pool.admission) == 0
 
 
-async def test_retries_go_before_whoever_is_new() -> None:
+async def test_retries_are_admitted_before_new_sequences() -> None:
     pool = Pool(0)
     new, retry = await waiting(pool, 4), await waiting(pool, 4, is_retry=True)
     pool.free(4)
@@ -143,7 +143,7 @@ async def test_retries_go_before_whoever_is_new() -> None:
     assert await who_is_in(new) == [True]
 
 
-async def test_only_so_many_tokens_of_retries_are_computed_at_a_time() -> None:
+async def test_retries_are_limited_to_a_window_of_tokens() -> None:
     pool = Pool(1000, window=100)
     first, second = try_admit(pool, 60, is_retry=True), try_admit(pool, 40, is_retry=True)
     assert first is not None
@@ -156,7 +156,7 @@ async def test_only_so_many_tokens_of_retries_are_computed_at_a_time() -> None:
     first.close()
 
 
-async def test_a_retry_larger_than_the_window_goes_alone() -> None:
+async def test_a_retry_larger_than_the_window_is_admitted_alone() -> None:
     pool = Pool(1000, window=100)
     first = try_admit(pool, 500, is_retry=True)
     assert first is not None

@@ -166,3 +166,33 @@ def test_a_file_may_use_the_names_of_other_servers(tmp_path: Path) -> None:
     config = parse(["--config", str(file)])
     assert (config.model, config.tensor_parallel_size, config.cuda_graph_max_bs) == ("m", 2, 0)
     assert (config.kv_transport, config.mode) == (Transport.UCXX, Mode.MIXED)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--max-num-batched-tokens", ["--max-num-batched-tokens needs a value"]),
+        ("--max-num-batched-tokens --max-num-seqs 8", ["--max-num-batched-tokens needs a value"]),
+        ("--max-num-batched-tokens many", ["'many'", "--max-num-batched-tokens is --chunked-prefill-size"]),
+        ("--max-num-seqs 0", ["--max-running-requests 0", "--max-num-seqs is --max-running-requests here"]),
+        ("--enable-mixed-chunk=maybe", ["--enable-mixed-chunk maybe", "true or false"]),
+        ("--enable-mixed-chunk --batching alternating", ["--enable-mixed-chunk", "give one of them"]),
+        (
+            "--max-num-batched-tokens 4096 --chunked-prefill-size 2048",
+            ["--max-num-batched-tokens 4096 and --chunked-prefill-size 2048 are one setting"],
+        ),
+        ("--tp 2 --tensor-parallel-size=4", ["--tp 2 and --tensor-parallel-size 4", "give one of them"]),
+    ],
+)
+def test_a_mistake_is_named_with_the_flag_that_was_given(line: str, words: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(["--model", "m", *line.split()])
+    message = "\n".join(caught.value.problems)
+    for word in words:
+        assert word in message
+
+
+def test_the_same_value_by_two_names_is_no_contradiction_and_a_repeated_flag_overrides_itself() -> None:
+    line = "--model m --tp 2 --tensor-parallel-size 2 --max-num-seqs 8 --max-num-seqs 16"
+    config = parse(line.split())
+    assert (config.tensor_parallel_size, config.max_running_requests) == (2, 16)

@@ -138,6 +138,46 @@ def test_disagg_has_a_prefill_worker_by_default_and_mixed_has_none() -> None:
         ("--model m --max-long-partial-prefills 1", ["without --long-prefill-token-threshold"]),
         ("--model m --priority-preemption-threshold 10", ["needs --schedule-policy priority"]),
         ("--model m --disable-chunked-prefill --chunked-prefill-size -1", ["give one of them"]),
+        ("--model m --chunked-prefill-size 100", ["use 1, or a step of 96 or 112"]),
+        ("--model m --chunked-prefill-size 9999999999", ["--chunked-prefill-size 9999999999", "1048576"]),
+        ("--model m --max-running-requests 9999999999", ["--max-running-requests 9999999999", "65536"]),
+        ("--model m --fair-partial-prefills", ["--max-num-partial-prefills 2"]),
+        ("--model m --preset sglang --fair-partial-prefills", ["--max-num-partial-prefills 2"]),
+        (
+            "--model m --fair-share-tokens 9 --schedule-policy lpm",
+            ["--fair-share-tokens 9", "--schedule-policy lpm", "use shortest"],
+        ),
+        ("--model m --low-priority-values-first", ["needs --schedule-policy priority"]),
+        (
+            "--model m --schedule-policy priority --priority-preemption-threshold -1",
+            ["--priority-preemption-threshold -1", "0 or more"],
+        ),
+        ("--model m --aging-tokens 9", ["--aging-tokens 9", "--schedule-policy shortest"]),
+        ("--model m --preset vllm --schedule-conservativeness 2", ["means nothing with --preset vllm"]),
+        ("--model m --long-prefill-token-threshold 8", ["less than a page", "--page-size 16 or more"]),
+        ("--model m --max-prefill-tokens 8", ["less than a page", "--page-size 16 or more"]),
+        (
+            "--model m --max-num-partial-prefills 1 --max-long-partial-prefills 2"
+            " --long-prefill-token-threshold 64",
+            ["--max-long-partial-prefills 2", "--max-num-partial-prefills 1"],
+        ),
+        (
+            "--model m --disable-chunked-prefill --long-prefill-token-threshold 64",
+            ["--long-prefill-token-threshold 64", "--disable-chunked-prefill computes whole"],
+        ),
+        (
+            "--model m --chunked-prefill-size -1 --itl-target-ms 20",
+            ["--itl-target-ms 20", "--chunked-prefill-size -1 computes prompts whole"],
+        ),
+        (
+            "--model m --batching prefill-first --itl-target-ms 20",
+            ["--itl-target-ms 20", "--batching prefill-first"],
+        ),
+        (
+            "--model m --disable-chunked-prefill --chunked-prefill-size 512 --max-model-len 8192",
+            ["--chunked-prefill-size 512", "--max-model-len 8192"],
+        ),
+        ("--model m --kv-pool-tokens 8", ["--kv-pool-tokens 8", "--page-size 16"]),
         ("--model m --worker-network 10.1.2.3/16", ["--worker-network 10.1.2.3/16", "10.1.0.0/16"]),
     ],
 )

@@ -1,4 +1,4 @@
-"""Which worker gets a request."""
+"""Worker selection policies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def test_every_setting_has_its_policy() -> None:
     assert set(POLICIES) == set(Routing)
 
 
-def test_round_robin_takes_turns_whatever_the_load() -> None:
+def test_round_robin_ignores_the_load() -> None:
     workers = [WorkerView(tokens=1000), WorkerView(), WorkerView()]
     assert [round_robin(workers, turn) for turn in range(6)] == [0, 1, 2, 0, 1, 2]
 
@@ -24,7 +24,7 @@ def test_least_loaded_counts_tokens_before_requests() -> None:
     assert least_loaded([long, short], 0) == 1
 
 
-def test_equals_take_turns() -> None:
+def test_equally_loaded_workers_are_picked_in_turn() -> None:
     workers = [WorkerView(), WorkerView(), WorkerView()]
     assert [least_loaded(workers, turn) for turn in range(3)] == [0, 1, 2]
 

@@ -1,4 +1,4 @@
-"""Admission by what waits, and by how fast it is served."""
+"""Backpressure by queued tokens and service rate."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def queue(max_tokens: int = 100_000, max_wait_s: float = 10.0) -> tuple[PrefillQ
 
 
 def busy(max_wait_s: float = 10.0) -> tuple[PrefillQueue, Clock]:
-    """A queue of 20,000 tokens that is served at 1,000 tokens a second, as it knows."""
+    """A queue of 20,000 tokens with a measured service rate of 1,000 tokens per second."""
     line, clock = queue(max_wait_s=max_wait_s)
     line.enter(20_000)
     for place in [line.enter(1000) for _ in range(10)]:
@@ -42,7 +42,7 @@ def test_prompts_beyond_the_limit_are_refused_until_others_are_served() -> None:
     line.enter(60)
 
 
-def test_a_prompt_larger_than_the_limit_is_let_in_when_nothing_waits() -> None:
+def test_a_prompt_larger_than_the_limit_is_admitted_to_an_empty_queue() -> None:
     line, _ = queue(max_tokens=100)
     line.enter(1000).served()
     line.enter(1000)
@@ -50,26 +50,26 @@ def test_a_prompt_larger_than_the_limit_is_let_in_when_nothing_waits() -> None:
         line.enter(1)
 
 
-def test_the_wait_is_predicted_from_what_waits_and_the_rate_at_which_it_was_served() -> None:
+def test_queue_time_is_estimated_from_queued_tokens_and_service_rate() -> None:
     line, _ = busy(max_wait_s=math.inf)
     assert line.wait_s() == pytest.approx(20.0)
 
 
-def test_who_would_wait_too_long_is_told_when_to_come_back() -> None:
+def test_a_request_with_too_long_a_queue_time_gets_retry_after() -> None:
     line, _ = busy()
-    with pytest.raises(Overloaded, match="about 20 s") as refused:
+    with pytest.raises(Overloaded, match="is 20 s") as refused:
         line.enter(10)
     assert refused.value.retry_after_s == pytest.approx(10.0)
 
 
-def test_a_client_that_would_not_wait_so_long_is_refused_before_others() -> None:
+def test_a_request_with_a_short_deadline_is_refused_earlier() -> None:
     line, _ = busy(max_wait_s=60.0)
     line.enter(10, patience_s=30.0)
     with pytest.raises(Overloaded):
         line.enter(10, patience_s=15.0)
 
 
-def test_small_prompts_served_one_by_one_say_nothing_about_how_fast_many_would_be() -> None:
+def test_the_service_rate_is_not_measured_without_pressure() -> None:
     line, clock = queue()
     for _ in range(100):
         place = line.enter(10)
@@ -79,7 +79,7 @@ def test_small_prompts_served_one_by_one_say_nothing_about_how_fast_many_would_b
     assert line.wait_s() == 0.0
 
 
-def test_a_rate_of_long_ago_counts_less_than_that_of_now() -> None:
+def test_old_service_rates_decay() -> None:
     line, clock = busy(max_wait_s=math.inf)
     for _ in range(100):
         place = line.enter(4000)
@@ -88,7 +88,7 @@ def test_a_rate_of_long_ago_counts_less_than_that_of_now() -> None:
     assert line.wait_s() == pytest.approx(5.0, rel=0.05)
 
 
-def test_prompts_that_are_given_up_leave_without_counting_as_served() -> None:
+def test_aborted_prompts_do_not_count_as_served() -> None:
     line, clock = busy(max_wait_s=math.inf)
     before = line.wait_s()
     with line.enter(5000):
@@ -103,22 +103,22 @@ def test_prompts_that_are_given_up_leave_without_counting_as_served() -> None:
     assert line.wait_s() > before
 
 
-def test_a_prompt_that_has_to_be_computed_again_is_not_refused_and_counts() -> None:
+def test_a_retried_prompt_is_not_refused_and_counts() -> None:
     line, _ = queue(max_tokens=100)
     with line.enter(60) as place:
         place.served()
         line.enter(100)
-        place.again(65)
+        place.requeue(65)
         assert line.tokens == 165
-        place.again(65)  # it failed before its first token
+        place.requeue(65)  # it failed before its first token
         assert line.tokens == 165
         place.served()
         assert line.tokens == 100
-        place.again(70)
+        place.requeue(70)
     assert line.tokens == 100
 
 
-def test_prompts_that_are_held_back_for_want_of_room_are_pressure_however_small() -> None:
+def test_prompts_that_wait_for_decode_room_are_pressure_whatever_their_size() -> None:
     line, clock = queue(max_wait_s=math.inf)
     line.held_back = 1
     line.enter(1000)

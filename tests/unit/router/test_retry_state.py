@@ -1,4 +1,4 @@
-"""How often a sequence is tried, and what is done about one that ends workers."""
+"""Retries of a sequence, and poison requests."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from router.workers.events import Loss, WorkerLost
 from rpc.baton.v1 import sampling_pb2
 
 
-def lost(worker: str, *, begun: bool = True, how: Loss = Loss.BROKEN) -> AttemptFailed:
-    return loss_of(WorkerLost("it is gone", how), worker, begun=begun)
+def lost(worker: str, *, is_running: bool = True, how: Loss = Loss.BROKEN) -> AttemptFailed:
+    return loss_of(WorkerLost("the connection was lost", how), worker, is_running=is_running)
 
 
 def failed(worker: str = "decode-0") -> AttemptFailed:
     return AttemptFailed("no", worker, Unavailable("told to the client"))
 
 
-def test_the_last_failure_is_told_when_no_try_is_left() -> None:
+def test_the_client_gets_the_last_failure_after_all_attempts() -> None:
     retries = RetryState("id", 3)
     assert retries.failed(failed("decode-0"), 0) is None
     assert retries.failed(failed("decode-1"), 0) is None
@@ -28,7 +28,7 @@ def test_the_last_failure_is_told_when_no_try_is_left() -> None:
     assert verdict.message == "told to the client"
 
 
-def test_a_sequence_on_which_two_workers_end_in_a_row_is_not_tried_again() -> None:
+def test_a_sequence_that_crashes_two_workers_in_a_row_is_not_retried() -> None:
     retries = RetryState("c0ffee", 10)
     assert retries.failed(lost("decode-0"), 5) is None
     verdict = retries.failed(lost("decode-1"), 6)
@@ -38,39 +38,39 @@ def test_a_sequence_on_which_two_workers_end_in_a_row_is_not_tried_again() -> No
     assert retries.is_poison
 
 
-def test_a_failure_of_another_kind_in_between_clears_nobody() -> None:
+def test_a_failure_of_another_kind_does_not_reset_the_crash_count() -> None:
     retries = RetryState("id", 10)
     assert retries.failed(lost("decode-0"), 0) is None
     assert retries.failed(failed("decode-2"), 0) is None
     assert isinstance(retries.failed(lost("decode-1"), 0), Internal)
 
 
-def test_a_sequence_that_got_on_after_its_worker_ended_is_cleared() -> None:
+def test_enough_new_tokens_after_a_crash_reset_the_count() -> None:
     retries = RetryState("id", 10)
     for tokens in (0, 8, 16, 24):
         assert retries.failed(lost("decode-0"), tokens) is None
     assert not retries.is_poison
 
 
-def test_a_first_end_late_in_an_answer_is_a_first_end() -> None:
+def test_a_first_crash_late_in_an_answer_counts_as_one() -> None:
     retries = RetryState("id", 10)
     assert retries.failed(lost("decode-0"), 500) is None
     assert isinstance(retries.failed(lost("decode-1"), 501), Internal)
 
 
-def test_a_sequence_that_only_queued_there_is_no_suspect() -> None:
+def test_a_crash_while_the_sequence_was_queued_does_not_count() -> None:
     retries = RetryState("id", 10)
     for _ in range(5):
-        assert retries.failed(lost("decode-0", begun=False), 0) is None
+        assert retries.failed(lost("decode-0", is_running=False), 0) is None
 
 
-def test_a_silent_worker_and_one_that_left_in_order_make_no_suspects() -> None:
+def test_silent_and_drained_workers_do_not_count_as_crashes() -> None:
     retries = RetryState("id", 10)
     for how in (Loss.SILENT, Loss.PLANNED, Loss.SILENT, Loss.PLANNED):
         assert retries.failed(lost("decode-0", how=how), 0) is None
 
 
-def test_a_planned_move_costs_no_try() -> None:
+def test_a_drain_costs_no_attempt() -> None:
     retries = RetryState("id", 1)
     for _ in range(5):
         assert retries.failed(lost("decode-0", how=Loss.PLANNED), 0) is None
@@ -87,7 +87,7 @@ def sampling(seed: int = 1, max_tokens: int = 5) -> sampling_pb2.SamplingParams:
     return sampling_pb2.SamplingParams(seed=seed, max_tokens=max_tokens)
 
 
-def test_a_culprit_is_known_again_by_prompt_and_parameters_but_not_by_its_seed() -> None:
+def test_a_poison_request_is_found_by_prompt_and_parameters_whatever_its_seed() -> None:
     poison_requests = PoisonRequests(Clock())
     assert poison_requests.find([1, 2], sampling()) is None
     poison_requests.add("id", [1, 2], sampling(seed=1))
@@ -96,7 +96,7 @@ def test_a_culprit_is_known_again_by_prompt_and_parameters_but_not_by_its_seed()
     assert poison_requests.find([1, 2], sampling(max_tokens=6)) is None
 
 
-def test_a_culprit_is_forgotten_after_a_minute() -> None:
+def test_a_poison_request_is_forgotten_after_a_minute() -> None:
     clock = Clock()
     poison_requests = PoisonRequests(clock)
     poison_requests.add("one", [1], sampling())
@@ -109,7 +109,7 @@ def test_a_culprit_is_forgotten_after_a_minute() -> None:
     assert poison_requests.find([2], sampling()) is None
 
 
-def test_only_so_many_culprits_are_remembered() -> None:
+def test_the_number_of_remembered_poison_requests_is_bounded() -> None:
     poison_requests = PoisonRequests(Clock())
     for i in range(300):
         poison_requests.add(str(i), [i], sampling())

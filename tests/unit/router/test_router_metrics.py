@@ -1,4 +1,4 @@
-"""What the router counts of a sequence that has ended, for Prometheus and for the live page."""
+"""Metrics of a finished sequence, for Prometheus and for the live page."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_lengths_and_times_are_observed_when_a_sequence_ends() -> None:
     assert (request.id, request.outcome, request.output_tokens) == ("r", "length", 5)
 
 
-def test_a_handoffs_bandwidth_is_over_the_time_in_which_anything_travelled() -> None:
+def test_a_handoffs_bandwidth_is_over_the_time_with_writes_in_flight() -> None:
     metrics = RouterMetrics("disagg")
     ended(metrics)
     value = metrics.registry.get_sample_value

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine.config import Batching, Policy, SchedulerConfig
 from engine.loader.checkpoint import Checkpoint
 from engine.presets import PRESETS, Preset
+from router.cluster.scheduler_plan import scheduler_for
 from router.cluster.worker_plan import Machine, PlanError, plan_workers
-from router.config.flags import parse
+from router.config.flags import ConfigError, parse
 from worker.config import WorkerConfig
 
 CPU = Machine(device="cpu", memory_bytes=8 << 30, cpus=2, host="127.0.0.1")
@@ -51,7 +55,7 @@ def test_every_scheduling_flag_reaches_the_workers(checkpoint: Checkpoint) -> No
         --long-prefill-token-threshold 128 --max-num-partial-prefills 4 --max-long-partial-prefills 2
         --fair-partial-prefills --schedule-conservativeness 1.3 --low-priority-values-first
         --priority-preemption-threshold 10 --aging-tokens 5000 --fair-share-tokens 4096
-        --chunked-prefill-size 256 --max-running-requests 32 --max-queued-requests 64 --itl-target-ms 50"""
+        --chunked-prefill-size 256 --max-running-requests 32 --max-queued-requests 64"""
     assert scheduler(checkpoint, flags) == SchedulerConfig(
         policy=Policy.PRIORITY,
         batching=Batching.ALTERNATING,
@@ -68,9 +72,9 @@ def test_every_scheduling_flag_reaches_the_workers(checkpoint: Checkpoint) -> No
         priority_preemption_threshold=10,
         aging_tokens=5000,
         tenant_quantum=4096,
-        itl_target_s=0.05,
         costly_context=scheduler(checkpoint, "").costly_context,
     )
+    assert scheduler(checkpoint, "--itl-target-ms 50").itl_target_s == 0.05
 
 
 @pytest.mark.parametrize("preset", [Preset.SGLANG, Preset.VLLM, Preset.ROSEINFER])
@@ -127,3 +131,51 @@ def test_chunking_off_keeps_the_budget_or_drops_it(checkpoint: Checkpoint) -> No
 def test_a_budget_without_chunking_must_hold_the_longest_prompt(checkpoint: Checkpoint) -> None:
     with pytest.raises(PlanError, match="a step of 2048 tokens cannot hold a prompt of 8192"):
         worker(checkpoint, "--disable-chunked-prefill --chunked-prefill-size 2048")
+
+
+def test_only_aligned_chunks_need_a_page_size_that_divides_the_step(checkpoint: Checkpoint) -> None:
+    """vLLM's chunks may end within a page."""
+    assert scheduler(checkpoint, "--preset vllm --max-num-batched-tokens 1000").chunk_budget == 1000
+
+
+@pytest.mark.parametrize("flags", ["--chunked-prefill-size -1", "--batching prefill-first"])
+def test_a_gpu_has_no_itl_target_where_no_chunks_are_sized_beside_decodes(
+    checkpoint: Checkpoint, flags: str
+) -> None:
+    assert scheduler(checkpoint, "", H200).itl_target_s == 0.02
+    assert scheduler(checkpoint, flags, H200).itl_target_s is None
+
+
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "preset": st.sampled_from(list(Preset)),
+            "schedule-policy": st.sampled_from(list(Policy)),
+            "batching": st.sampled_from(list(Batching)),
+            "chunked-prefill-size": st.sampled_from([-1, 16, 100, 2048]),
+            "page-size": st.sampled_from([1, 16]),
+            "max-prefill-tokens": st.integers(-1, 40),
+            "long-prefill-token-threshold": st.sampled_from(["auto", "0", "8", "64"]),
+            "max-num-partial-prefills": st.integers(-1, 4),
+            "max-long-partial-prefills": st.integers(-1, 4),
+            "schedule-conservativeness": st.sampled_from([0.0, 1.5]),
+            "priority-preemption-threshold": st.integers(-1, 1),
+            "aging-tokens": st.integers(0, 2),
+            "fair-share-tokens": st.integers(0, 2),
+            "itl-target-ms": st.sampled_from([-1.0, 0.0, 10.0]),
+            "max-running-requests": st.sampled_from([0, 8, 10**12]),
+        },
+    ),
+    st.sets(
+        st.sampled_from(["disable-chunked-prefill", "fair-partial-prefills", "low-priority-values-first"])
+    ),
+)
+def test_flags_are_refused_at_the_start_or_make_a_scheduler(values: dict[str, object], on: set[str]) -> None:
+    given = [f"--{name}={getattr(value, 'value', value)}" for name, value in values.items()]
+    try:
+        config = parse(["--model=m", *given, *(f"--{name}" for name in on)])
+    except ConfigError:
+        return
+    planned = scheduler_for(config, chunk=256, on_gpu=True, costly_context=math.inf)
+    assert planned.max_running_requests == config.max_running_requests

@@ -1,4 +1,4 @@
-"""Tokens of one answer from workers whose streams have no common order."""
+"""Merging token streams of two workers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.dispatch.token_order import Diverged, TokenOrder
+from router.dispatch.attempts.token_order import Diverged, TokenOrder
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 
 BEGIN = 4
@@ -21,7 +21,7 @@ def event(position: int, count: int = 1) -> worker_pb2.Tokens:
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 5)), max_size=40), st.randoms())
-def test_each_token_comes_once_and_in_order_whatever_comes_twice_or_early(
+def test_early_and_duplicate_tokens_are_delivered_once_and_in_order(
     pieces: list[tuple[int, int]], rng: random.Random
 ) -> None:
     events = [event(BEGIN + begin, count) for begin, count in pieces]
@@ -37,7 +37,7 @@ def test_each_token_comes_once_and_in_order_whatever_comes_twice_or_early(
     assert ranks == [BEGIN + i for i in range(len(given_out))]
 
 
-def test_a_worker_that_computed_another_token_is_found_out() -> None:
+def test_a_different_token_at_the_same_position_is_detected() -> None:
     order = TokenOrder(0)
     order.take(event(0, 5), 0.0)
     wrong = worker_pb2.Tokens(position=3, ids=[ANSWER[3] + 1])
@@ -45,7 +45,7 @@ def test_a_worker_that_computed_another_token_is_found_out() -> None:
         order.take(wrong, 0.0)
 
 
-def test_the_end_of_an_answer_that_came_early_is_kept_for_its_turn() -> None:
+def test_an_early_end_of_an_answer_is_delivered_in_order() -> None:
     order = TokenOrder(0)
     last = event(1)
     last.finish = sampling_pb2.FINISH_REASON_LENGTH

@@ -38,7 +38,7 @@ def test_a_handoff_hidden_behind_the_prefill_costs_nothing() -> None:
     assert (timings.ttft_s, timings.e2e_s) == (3.0, 10.0)
 
 
-def test_a_late_reservation_shows_as_such() -> None:
+def test_a_late_reservation_is_the_reserve_stage() -> None:
     marks = Waterfall(arrival=0.0)
     marks.attempt(0.0)
     marks.start(started(1.0), at=1.0)
@@ -59,7 +59,7 @@ def test_an_attempt_that_gave_no_token_counts_as_queueing() -> None:
     assert marks.timings(6.0).queue_s == 5.0
 
 
-def test_spans_are_told_from_the_arrival_at_the_router() -> None:
+def test_spans_count_from_the_arrival_at_the_router() -> None:
     marks = Waterfall(arrival=10.0)
     marks.attempt(12.0)
     span = worker_pb2.Span(begin_s=1.0, end_s=2.0, first_token=16, num_tokens=32, bytes=64)
@@ -82,7 +82,7 @@ def test_a_split_prompt_has_chunks_of_both_workers_in_the_router_s_time() -> Non
     marks.placed("prefill-0", "decode-0", "adaptive", split=32)
     there = worker_pb2.Span(begin_s=1.0, end_s=2.0, first_token=32, num_tokens=8)
     here = worker_pb2.Span(begin_s=0.5, end_s=1.5, first_token=0, num_tokens=32)
-    marks.computed([there], asked=12.0)
+    marks.computed([there], sent_at=12.0)
     marks.hand_over(worker_pb2.HandedOver(chunks=[here], pushes=[here]))
     timings = marks.timings(20.0)
     assert timings.split == 32
@@ -97,11 +97,11 @@ def test_chunks_are_those_of_the_attempt_that_gave_the_first_token() -> None:
         marks.hand_over(worker_pb2.HandedOver(chunks=[span], pushes=[span]))
     marks.tokens(1, 3.0)
     marks.attempt(4.0)
-    marks.computed([worker_pb2.Span(begin_s=1.0, end_s=2.0, num_tokens=64)], asked=4.0)
+    marks.computed([worker_pb2.Span(begin_s=1.0, end_s=2.0, num_tokens=64)], sent_at=4.0)
     assert [chunk.first_token for chunk in marks.timings(9.0).chunks] == [16]
 
 
-def test_the_gap_between_tokens_is_shared_by_those_that_came_together() -> None:
+def test_tokens_that_arrive_together_share_their_inter_token_latency() -> None:
     observer = Observer()
     marks = Waterfall(arrival=0.0, observer=observer)
     for at, count in ((1.0, 1), (1.5, 1), (2.5, 2)):
@@ -109,7 +109,7 @@ def test_the_gap_between_tokens_is_shared_by_those_that_came_together() -> None:
     assert observer.gaps == [0.5, 0.5, 0.5]
 
 
-def test_stages_are_told_when_they_are_final_and_once() -> None:
+def test_each_stage_is_reported_once_when_it_is_final() -> None:
     observer = Observer()
     marks = Waterfall(arrival=100.0, observer=observer)
     marks.attempt(100.0)
@@ -128,7 +128,7 @@ def test_stages_are_told_when_they_are_final_and_once() -> None:
     assert len(observer.first) == 1
 
 
-def test_tokens_that_come_together_are_the_first_and_the_second() -> None:
+def test_two_tokens_that_arrive_together_are_first_and_second() -> None:
     observer = Observer()
     marks = Waterfall(arrival=0.0, observer=observer)
     marks.attempt(0.0)

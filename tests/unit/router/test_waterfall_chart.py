@@ -56,7 +56,7 @@ def test_chunks_and_pushes_are_drawn_where_they_happened() -> None:
     assert bar(lines, "KV pushes", 10) == "    ██  ▓▓"
     text = " ".join(" ".join(lines).split())  # the summary is as wide as the chart
     assert "1,024 tokens computed in 2 chunks" in text
-    assert "4 MB of KV sent, 75% meanwhile" in text
+    assert "4 MB of KV sent, 75% during prefill" in text
 
 
 def test_mixed_mode_has_no_spans_to_draw() -> None:

@@ -141,7 +141,9 @@ def test_every_worker_of_an_adaptive_cluster_reads_prompts_as_prefill_workers_do
     assert chunks(config, checkpoint, gpu(141)) == [2048, 2048]
 
 
-def test_workers_of_an_adaptive_cluster_hold_the_mean_of_their_steps_below_the_itl_target(checkpoint: Checkpoint) -> None:
+def test_workers_of_an_adaptive_cluster_hold_the_mean_of_their_steps_below_the_target(
+    checkpoint: Checkpoint,
+) -> None:
     config = RouterConfig(model="m", mode=Mode.ADAPTIVE, itl_target_ms=20.0)
     for worker in plan_workers(config, checkpoint, gpu(141)):
         settings = worker.config.engine.scheduler

@@ -10,6 +10,7 @@ from worker.grammar_loading import GrammarLoading
 from worker.handoffs.incoming import IncomingHandoffs
 from worker.handoffs.migrations import Migrations
 from worker.handoffs.outgoing import OutgoingHandoffs
+from worker.handoffs.page_sender import PageSender
 from worker.request_handler import Handoffs, RequestHandler
 from worker.session.answers import Answers
 from worker.session.inbox import Inbox
@@ -32,21 +33,24 @@ class Handled:
 
     engine: Any
     outbox: Any
-    transfer: Mock = field(default_factory=Mock)
-    clock: Clock = field(default_factory=Clock)
+    transfer: Any = field(default_factory=Mock)
+    clock: Any = field(default_factory=Clock)
+    timeout_s: float = 60.0
+    """Of handoffs."""
     inbox: Inbox = field(default_factory=Inbox)
 
     def __post_init__(self) -> None:
         self.answers = Answers(self.outbox, Mock())
         self.jobs = self.answers.jobs
-        outgoing = OutgoingHandoffs(self.engine, self.answers, self.clock, self.transfer.sender, 60.0)
+        sender = PageSender(self.transfer.sender, self.answers, self.engine.config.page_size, self.timeout_s)
+        outgoing = OutgoingHandoffs(self.engine, self.answers, self.clock, sender)
         incoming = IncomingHandoffs(self.engine, self.answers, self.transfer.receiver)
-        migrations = Migrations(self.engine, self.answers, self.clock, self.transfer.sender, 60.0)
+        migrations = Migrations(self.engine, self.answers, self.clock, sender)
         handoffs = Handoffs(self.transfer, outgoing, migrations, incoming)
         grammars = GrammarLoading(self.engine.grammars, self.inbox)
         self.handler = RequestHandler(self.engine, self.answers, self.clock, grammars, handoffs)
         self.engine.hooks = self.handler
 
 
-def handled(engine: Any, outbox: Any = None) -> Handled:
-    return Handled(engine, Outbox() if outbox is None else outbox)
+def handled(engine: Any, outbox: Any = None, **rest: Any) -> Handled:
+    return Handled(engine, Outbox() if outbox is None else outbox, **rest)

@@ -47,13 +47,13 @@ tickets = st.builds(
 
 
 @given(tickets)
-def test_a_ticket_survives_the_wire(ticket: Ticket) -> None:
+def test_a_ticket_is_decoded_to_what_was_encoded(ticket: Ticket) -> None:
     wire = ticket_to_proto(ticket).SerializeToString()
     assert ticket_from_proto(worker_pb2.Ticket.FromString(wire)) == ticket
 
 
 @given(peers)
-def test_a_peer_survives_the_wire(peer: Peer) -> None:
+def test_a_peer_is_decoded_to_what_was_encoded(peer: Peer) -> None:
     assert peer_from_proto(worker_pb2.Peer.FromString(peer_to_proto(peer).SerializeToString())) == peer
 
 
@@ -62,12 +62,12 @@ def test_no_logprobs_is_not_zero_logprobs() -> None:
     assert sampling_from_proto(sampling_pb2.SamplingParams(logprobs=0)).logprobs == 0
 
 
-def test_a_request_brings_what_was_streamed_before() -> None:
+def test_a_request_includes_the_tokens_of_earlier_attempts() -> None:
     work = worker_pb2.Work(
         request_id=7, prompt=[1, 2], output=[3], sampling=sampling_pb2.SamplingParams(max_tokens=9)
     )
     request = request_from_proto(work, arrival=1.5)
-    assert (request.id, request.prompt, request.output) == (7, [1, 2], [3])
+    assert (request.id, list(request.prompt), request.output) == (7, [1, 2], [3])
     assert (request.num_computed, request.num_tokens, request.arrival) == (0, 3, 1.5)
 
 
@@ -77,7 +77,7 @@ def test_logprobs_keep_the_order_of_the_most_likely() -> None:
     assert (list(message.top_ids), list(message.top_logprobs)) == ([9, 4], [-0.25, -0.5])
 
 
-def test_workers_that_were_told_different_requests_disagree_on_the_digest() -> None:
+def test_different_requests_have_different_digests() -> None:
     def digest(prompt: list[int], **sampling: object) -> int:
         message = sampling_pb2.SamplingParams(max_tokens=4, **sampling)  # type: ignore[arg-type]
         work = worker_pb2.Work(request_id=1, prompt=prompt, sampling=message)

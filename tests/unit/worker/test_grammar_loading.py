@@ -77,7 +77,7 @@ def test_a_request_begins_when_its_grammar_is_compiled(worker: Handled, compiler
     assert worker.jobs.get(1).request.matcher is compiler.outcome
 
 
-def test_a_grammar_that_does_not_compile_is_the_clients_fault(
+def test_a_grammar_that_does_not_compile_is_an_invalid_request(
     worker: Handled, compiler: SlowCompiler
 ) -> None:
     session = begin(worker)

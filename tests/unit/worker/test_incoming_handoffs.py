@@ -47,7 +47,7 @@ def test_the_next_handoff_gets_its_pages_right_after_one_that_was_refused() -> N
     assert lent(worker) == [2]
 
 
-def test_a_handoff_that_has_to_wait_is_not_passed_by_smaller_ones() -> None:
+def test_smaller_handoffs_do_not_overtake_one_that_waits_for_pages() -> None:
     engine = make_engine(num_pages=8)
     holder = make_request(9, list(range(20)))
     reservation = engine.reserve(holder)

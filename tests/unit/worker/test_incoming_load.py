@@ -72,7 +72,7 @@ def test_handoffs_that_have_pages_and_those_that_wait_for_some_are_reported() ->
     assert (load.incoming, load.queued_handoffs, load.queued_pages) == (1, 2, 2 + 1)
 
 
-def test_a_handoff_that_was_given_up_while_it_waited_is_not_reported() -> None:
+def test_a_handoff_aborted_while_it_waited_is_not_reported() -> None:
     worker = worker_with(room=0)
     reserve(worker, 1, 100)
     reserve(worker, 2, 100)

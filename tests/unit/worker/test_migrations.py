@@ -83,10 +83,10 @@ def source(request: pytest.FixtureRequest) -> Source:
     return Source(overlap=request.param)
 
 
-def test_pages_are_sent_while_the_answer_goes_on_and_the_rest_when_it_is_paused(source: Source) -> None:
+def test_pages_are_sent_while_the_request_decodes_and_the_last_one_when_it_is_paused(source: Source) -> None:
     known = len(source.tokens)
     source.migrate()
-    source.sender.open.assert_called_once_with(THERE, 60.0, goes_on=True)
+    source.sender.open.assert_called_once_with(THERE, 60.0, keeps_decoding=True)
     source.sender.attach.assert_called_once()
     source.step(4)
     assert source.sender.computed.call_count > 3
@@ -100,7 +100,7 @@ def test_pages_are_sent_while_the_answer_goes_on_and_the_rest_when_it_is_paused(
     source.finish()
 
 
-def test_an_answer_whose_move_failed_goes_on_where_it_is(source: Source) -> None:
+def test_a_request_continues_at_its_source_when_its_migration_fails(source: Source) -> None:
     source.migrate()
     source.step(2)
     source.pause()
@@ -109,7 +109,7 @@ def test_an_answer_whose_move_failed_goes_on_where_it_is(source: Source) -> None
     assert source.tokens == reference(PROMPT, 20, ignore_eos=True)
 
 
-def test_an_answer_that_is_paused_for_too_long_goes_on_before_the_handoff_is_over(source: Source) -> None:
+def test_a_request_paused_for_too_long_continues_before_its_handoff_has_ended(source: Source) -> None:
     source.migrate()
     source.pause()
     source.worker.clock.now = _LONGEST_PAUSE_S
@@ -120,7 +120,7 @@ def test_an_answer_that_is_paused_for_too_long_goes_on_before_the_handoff_is_ove
     source.finish()
 
 
-def test_an_answer_that_ends_keeps_its_pages_until_the_sender_has_done_with_them(source: Source) -> None:
+def test_a_request_that_ends_keeps_its_pages_while_the_sender_reads_them(source: Source) -> None:
     source.migrate()
     source.step(30)
     assert source.tokens == reference(PROMPT, 20, ignore_eos=True)
@@ -130,7 +130,7 @@ def test_an_answer_that_ends_keeps_its_pages_until_the_sender_has_done_with_them
     source.finish()
 
 
-def test_the_router_s_abort_of_the_request_ends_it_and_of_the_move_only_that(source: Source) -> None:
+def test_an_abort_of_the_migration_does_not_end_the_request(source: Source) -> None:
     source.migrate()
     source.command(abort=worker_pb2.Abort(request_id=THERE))
     source.sender.abort.assert_called_once_with(THERE)
@@ -144,7 +144,7 @@ def test_the_router_s_abort_of_the_request_ends_it_and_of_the_move_only_that(sou
 
 
 @pytest.mark.parametrize("known", [100, 4])
-def test_a_ticket_for_more_than_there_is_moves_nothing(known: int) -> None:
+def test_a_ticket_for_more_tokens_than_the_request_has_is_refused(known: int) -> None:
     source = Source(overlap=False)
     source.migrate(known)
     source.sender.open.assert_not_called()
@@ -154,7 +154,7 @@ def test_a_ticket_for_more_than_there_is_moves_nothing(known: int) -> None:
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_an_answer_that_moves_is_never_preempted_and_waits_for_its_page_if_it_must(overlap: bool) -> None:
+def test_a_migrating_request_is_never_preempted_and_waits_for_its_next_page(overlap: bool) -> None:
     source = Source(overlap, num_pages=10, radix_cache=False)
     source.migrate()
     other = [20 + i for i in range(8)]

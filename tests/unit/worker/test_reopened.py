@@ -16,7 +16,7 @@ def peers(session: Mock) -> list[str]:
     return [batch.peer.name for batch in batches if batch.HasField("peer")]
 
 
-def test_sessions_hear_of_a_new_transport_once_and_later_ones_when_they_open() -> None:
+def test_a_reopened_transport_is_reported_once_to_every_session() -> None:
     worker, early, late = handled(Mock(**{"kv.cache": None})), Mock(), Mock()
     worker.handler.open(early)
     worker.outbox.flush(1)

@@ -11,6 +11,7 @@ import pytest
 from engine.core.events import StepOutput, TokenOut
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
+from engine.core.waits import WaitReason
 from engine.errors import DeadlineUnreachable
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from tests.unit.engine.engines import make_engine
@@ -18,7 +19,7 @@ from tests.unit.worker.handlers import handled
 from worker.session.jobs import Job
 
 
-def test_first_tokens_are_reported_before_those_of_answers_that_run() -> None:
+def test_first_tokens_are_reported_before_those_of_running_requests() -> None:
     outbox = Mock()
     worker = handled(Mock(), outbox)
     requests = [Request(id=id, prompt=[1], sampling=SamplingParams(max_tokens=9)) for id in range(4)]
@@ -37,7 +38,7 @@ def test_first_tokens_are_reported_before_those_of_answers_that_run() -> None:
     assert step([3, 0, 2, 1]) == [3, 0, 2, 1]
 
 
-def test_the_first_token_says_how_much_of_the_prompt_was_cached_and_no_other_does() -> None:
+def test_only_the_first_token_reports_cached_prompt_tokens() -> None:
     engine, session = make_engine(), Mock()
     worker = handled(engine)
     handler = worker.handler
@@ -59,7 +60,7 @@ def test_the_first_token_says_how_much_of_the_prompt_was_cached_and_no_other_doe
     assert cached_tokens(2, prompt) == [28, 0, 0]
 
 
-def test_a_request_waits_from_its_arrival_and_not_from_when_the_engine_thread_reads_it() -> None:
+def test_queue_time_begins_at_the_arrival_of_the_command() -> None:
     engine, session = make_engine(), Mock()
     worker = handled(engine)
     worker.handler.open(session)
@@ -102,7 +103,7 @@ def test_the_first_token_brings_the_times_of_the_prompts_chunks_in_mixed_mode() 
     assert spans == [(0.0, 1.0, 0, 16), (1.0, 2.0, 16, 16), (2.0, 3.0, 32, 8)]
 
 
-def test_a_started_request_says_what_it_waited_for() -> None:
+def test_a_started_request_reports_its_wait_reasons() -> None:
     engine, session = make_engine(chunk_budget=16), Mock()
     worker = handled(engine)
     worker.handler.open(session)
@@ -119,7 +120,7 @@ def test_a_started_request_says_what_it_waited_for() -> None:
     assert set(started[1].waited) == {"budget"}
 
 
-def test_a_request_that_cannot_keep_its_deadline_is_told_so_at_once() -> None:
+def test_a_request_that_cannot_meet_its_deadline_is_refused_at_once() -> None:
     engine, session = make_engine(), Mock()
     engine.submit = Mock(side_effect=DeadlineUnreachable("the first token would come after 9 s"))
     worker = handled(engine)
@@ -130,3 +131,36 @@ def test_a_request_that_cannot_keep_its_deadline_is_told_so_at_once() -> None:
     (failed,) = [f for call in session.send.call_args_list for f in call.args[0].failed]
     assert failed.code == worker_pb2.FAILURE_CODE_DEADLINE
     assert failed.message == "the first token would come after 9 s"
+
+
+def test_a_preemption_is_reported_with_its_reason_and_its_end_with_the_wait() -> None:
+    outbox = Mock()
+    worker = handled(Mock(), outbox)
+    request = Request(id=1, prompt=[1], sampling=SamplingParams(max_tokens=9))
+    job = Job(request, Mock(), 0.0, math.inf, sampling_pb2.SamplingParams())
+    worker.jobs.add(job)
+    worker.clock.now, request.preempted_for = 5.0, WaitReason.PAGES
+    worker.handler.on_step(StepOutput(preempted=[request]))
+    outbox.preempted.assert_called_once_with(job, "pages")
+    worker.clock.now, request.preempted_for = 7.5, None
+    worker.handler.on_step(StepOutput(resumed=[request]))
+    outbox.resumed.assert_called_once_with(job, 2.5)
+
+
+def test_an_engine_reports_a_preemption_after_the_tokens_of_its_step() -> None:
+    engine, session = make_engine(num_pages=12), Mock()
+    engine.scheduler._lengths._mean = 1.0  # outputs are expected to be short
+    worker = handled(engine)
+    worker.handler.open(session)
+    sampling = sampling_pb2.SamplingParams(max_tokens=24, ignore_eos=False)
+    for id in (1, 2):
+        work = worker_pb2.Work(request_id=id, prompt=[id] * 9, sampling=sampling)
+        worker.handler.handle(session, worker_pb2.Command(submit=worker_pb2.Submit(work=work)), 0.0)
+    told: list[str] = []
+    while engine.has_work:
+        worker.handler.on_step(engine.step())
+        worker.outbox.flush(0)
+    for batch in (call.args[0] for call in session.send.call_args_list):
+        told += ["resumed" for event in batch.resumed if event.request_id == 2]
+        told += ["preempted" for event in batch.preempted if event.request_id == 2]
+    assert told == ["preempted", "resumed"]

@@ -51,7 +51,7 @@ async def test_a_failed_session_delivers_what_came_before_and_then_says_why() ->
         await anext(batches)
 
 
-async def test_silence_is_filled_with_heartbeats_and_loses_nothing() -> None:
+async def test_an_idle_session_sends_heartbeats_and_loses_no_event() -> None:
     session = RouterSession()
     batches = session.batches()
     for _ in range(2):
@@ -84,7 +84,7 @@ def test_a_step_makes_one_batch_for_each_session_with_events() -> None:
     assert len(there.batches) == 1  # the greeting, with the load
 
 
-def test_every_session_hears_of_a_change_of_load() -> None:
+def test_every_session_gets_changes_of_load() -> None:
     outbox, session = Outbox(), Recorder()
     outbox.open(cast(Any, session))
     for step, running in enumerate([1, 1, 2]):
@@ -93,7 +93,7 @@ def test_every_session_hears_of_a_change_of_load() -> None:
     assert [batch.load.running for batch in session.batches] == [1, 2]
 
 
-def test_events_for_a_session_that_has_ended_go_nowhere() -> None:
+def test_events_for_an_ended_session_are_dropped() -> None:
     outbox, session = Outbox(), Recorder()
     outbox.open(cast(Any, session))
     outbox.flush(0)

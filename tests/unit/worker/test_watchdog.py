@@ -31,7 +31,7 @@ class Loop:
         return self._busy_s
 
 
-def test_a_step_that_takes_too_long_is_the_end_of_the_worker_once() -> None:
+def test_a_step_that_takes_too_long_ends_the_worker_once() -> None:
     deaths: queue.SimpleQueue[EngineDied] = queue.SimpleQueue()
     watchdog = Watchdog(cast(EngineLoop, Loop(2 * TIMEOUT_S)), TIMEOUT_S, deaths.put)
     watchdog.start()
@@ -41,7 +41,7 @@ def test_a_step_that_takes_too_long_is_the_end_of_the_worker_once() -> None:
 
 
 @pytest.mark.parametrize("busy_s", [0.0, 0.9 * TIMEOUT_S])
-def test_a_sleeping_or_a_working_engine_is_left_alone(busy_s: float) -> None:
+def test_an_idle_or_working_engine_is_not_ended(busy_s: float) -> None:
     deaths: queue.SimpleQueue[EngineDied] = queue.SimpleQueue()
     loop = Loop(busy_s)
     watchdog = Watchdog(cast(EngineLoop, loop), TIMEOUT_S, deaths.put)

@@ -18,25 +18,25 @@ from collections.abc import AsyncGenerator, Callable
 from functools import partial
 from typing import TypeAlias
 
+from router.dispatch.attempts.move import Move
+from router.dispatch.attempts.part import Part
+from router.dispatch.attempts.token_order import Diverged, TokenOrder
 from router.dispatch.evacuation import DRAIN, AnswerProgress
-from router.dispatch.failures import AttemptFailed, moved_to_nobody, out_of_time
+from router.dispatch.failures import AttemptFailed, deadline_exceeded, lost_in_move
 from router.dispatch.interface import Delta
-from router.dispatch.move import Move
-from router.dispatch.part import Part
 from router.dispatch.routing.route import Route
 from router.dispatch.routing.worker_choice import GROWTH_TOKENS
 from router.dispatch.sequence import Sequence
 from router.dispatch.standing import Stage, Standing
-from router.dispatch.token_order import Diverged, TokenOrder
 from router.errors import Unavailable
 from router.workers.events import Event, WorkerLost
 from router.workers.session import WorkerSession
 from rpc.baton.v1 import worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE
 
-__all__ = ["Attempt", "MixedAttempt", "Take"]
+__all__ = ["Attempt", "Handler", "MixedAttempt"]
 
-Take: TypeAlias = Callable[[Event, Delta], None]
+Handler: TypeAlias = Callable[[Event, Delta], None]
 """Handles an event of one worker and adds to the delta. Raises what `Attempt.deltas` raises."""
 
 
@@ -49,13 +49,15 @@ class Attempt(ABC):
         self._parts: list[Part] = []
         self._delta = Delta()
         """New tokens that the client has not read yet."""
-        self._trouble: Exception | None = None
+        self._error: Exception | None = None
         """Raised after the client has read them."""
-        self._news = asyncio.Event()
+        self._wakeup = asyncio.Event()
         self._order = TokenOrder(len(sequence.output))
-        self._move: Move | None = None  # the latest; the next begins when it is over
-        self._writer: Part | None = None  # computes the answer by itself
+        self._move: Move | None = None  # the latest; at most one at a time
+        self._decoder: Part | None = None  # decodes the answer and depends on no other worker
         self._computed_tokens = 0
+        self._preempted: Part | None = None  # the worker that preempted the request, which waits in its queue
+        self._resumed: Part | None = None  # the worker that recomputes the preempted request
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """New tokens up to the finish, merged when the client is slower than the workers.
@@ -70,22 +72,22 @@ class Attempt(ABC):
             self._waterfall.attempt(time.monotonic())
             self._begin()
             while True:
-                await self._news.wait()
-                self._news.clear()
+                await self._wakeup.wait()
+                self._wakeup.clear()
                 delta, self._delta = self._delta, Delta()
                 if delta.token_ids or delta.finish:
                     yield delta
                 if delta.finish:
                     return
-                if self._trouble is not None:
-                    raise self._trouble
+                if self._error is not None:
+                    raise self._error
         finally:
             if reminder is not None:
                 reminder.cancel()
             if self._move is not None:
-                self._move.call_off()
+                self._move.cancel()
             for part in self._parts:
-                part.leave()
+                part.abort()
             self._route.tracker.ended()
 
     @abstractmethod
@@ -97,21 +99,30 @@ class Attempt(ABC):
     def awaited(self) -> WorkerSession:
         """The worker that must act next; a timeout is attributed to it."""
 
-    @abstractmethod
     def standing(self) -> Standing:
-        """Where the sequence is now, and what it waits for."""
+        """The current stage of the sequence, and what it waits for."""
+        if self._preempted is not None and self._preempted.active:
+            session = self._preempted.session
+            return Standing(Stage.PREEMPTED, session.worker_id, session.load.waits_for)
+        if self._resumed is not None and self._resumed.active:
+            return self._prefilling_at(self._resumed)
+        return self._standing()
+
+    @abstractmethod
+    def _standing(self) -> Standing:
+        """`standing` of a sequence that does not wait or recompute because it was preempted."""
 
     @property
-    def writer(self) -> WorkerSession | None:
-        """The worker that computes the answer by itself; None before there is one, and during a move."""
-        part, move = self._writer, self._move
+    def decoder(self) -> WorkerSession | None:
+        """The worker that decodes the answer and depends on no other; None before that, and during a move."""
+        part, move = self._decoder, self._move
         if move is not None and not move.is_over(self._order.position):
             return None
         return None if part is None or not part.active else part.session
 
     @property
     def tokens_to_reserve(self) -> int:
-        """Of the prompt, and of the answer so far and while it moves."""
+        """Prompt, answer so far, and room for tokens that are decoded during the move."""
         return len(self._sequence.prompt) + self._order.position + self._growth
 
     @property
@@ -128,18 +139,18 @@ class Attempt(ABC):
         )
 
     async def move(self, session: WorkerSession, timeout_s: float, reason: str = DRAIN) -> bool:
-        """Has another worker go on with the answer, from its KV; whether that one has it now.
+        """Move the running answer and its KV to another worker; returns whether it has moved.
 
-        The answer goes on meanwhile. It stays where it is if that fails or takes longer than `timeout_s`.
+        The source decodes meanwhile. It keeps the answer if the move fails or takes longer than `timeout_s`.
         """
-        source = self._writer
-        if source is None or self.writer in (None, session) or not session.info.transport:
+        source = self._decoder
+        if source is None or self.decoder in (None, session) or not session.info.transport:
             return False
-        if self._move is not None:
-            self._move.source.leave()
+        if self._move is not None and self._move.has_arrived:
+            self._move.source.abort()  # it may still decode the answer, too
         target = self._part(session, secrets.randbits(64), self.tokens_to_reserve)
         move = self._move = Move(source, target, reason)
-        session.listen(target.request_id, partial(self._on_event, partial(self._from_target, move)))
+        session.listen(target.request_id, partial(self._on_event, target, partial(self._from_target, move)))
         reserve = worker_pb2.Reserve(
             work=self._work_so_far(target.request_id),
             sender=source.session.info.peer,
@@ -147,14 +158,14 @@ class Attempt(ABC):
             room_tokens=self._growth,
             no_wait=True,
         )
-        target.ask(worker_pb2.Command(reserve=reserve))
+        target.send(worker_pb2.Command(reserve=reserve))
         try:
             async with asyncio.timeout(timeout_s):
                 return await asyncio.shield(move.done)
         except TimeoutError:
             return False
         finally:
-            self._call_off(move)
+            self._cancel_move(move)
 
     def _from_target(self, move: Move, event: Event, delta: Delta) -> None:
         target = move.target
@@ -164,85 +175,99 @@ class Attempt(ABC):
                 migrate = worker_pb2.Migrate(request_id=move.source.request_id, ticket=reserved.ticket)
                 move.source.session.send(worker_pb2.Command(migrate=migrate))
             case worker_pb2.Arrived() as arrived:
-                target.begun = True
-                self._writer = target
+                target.is_running = True
+                self._decoder = target
                 self._route.tracker.moved(target.session)
                 self._waterfall.moved(target.session.worker_id, move.reason, event.at)
                 move.arrived(arrived.position)
             case worker_pb2.Tokens() as tokens:
                 self._take_tokens(target, tokens, event.at, delta)
             case worker_pb2.HandedOver():
-                self._hand_over(target)
+                self._on_source_sent(target)
             case worker_pb2.Failed() as failed:
-                self._lose(target, target.failed(failed))
+                self._part_failed(target, target.failed(failed))
             case WorkerLost() as loss:
-                self._lose(target, target.lost(loss))
+                self._part_failed(target, target.lost(loss))
             case _:
                 pass
 
-    def _hand_over(self, part: Part) -> None:
-        """The source of a move has given the answer away."""
+    def _on_source_sent(self, part: Part) -> None:
+        """The source of a move has sent all KV and released the request."""
         part.done()
         if self._move is not None and self._move.is_lost:
-            self._trouble = moved_to_nobody()
+            self._error = lost_in_move()
 
-    def _call_off(self, move: Move) -> None:
-        move.call_off()
-        if move.is_lost and self._trouble is None:
-            self._trouble = moved_to_nobody()
-            self._news.set()
+    def _cancel_move(self, move: Move) -> None:
+        move.cancel()
+        if move.is_lost and self._error is None:
+            self._error = lost_in_move()
+            self._wakeup.set()
 
-    def _lose(self, part: Part, trouble: Exception) -> None:
-        """A part came to nothing. Raises `trouble` unless the answer goes on without it."""
+    def _part_failed(self, part: Part, error: Exception) -> None:
+        """A worker failed. Raises `error` unless the attempt continues without that worker."""
         move = self._move
         if move is not None and part is move.target and not move.has_arrived:
-            self._call_off(move)
+            self._cancel_move(move)
         elif not (move is not None and part is move.source and move.covers(self._order.position)):
-            raise trouble
+            raise error
 
-    def _on_event(self, take: Take, event: Event) -> None:
-        if self._trouble is not None:
+    def _on_event(self, part: Part, handle: Handler, event: Event) -> None:
+        if self._error is not None:
             return  # the attempt is over; ignore later events
         try:
-            take(event, self._delta)
-        except Exception as trouble:  # for the client of this request, not for the reader of the stream
-            self._trouble = trouble
-        if self._delta.token_ids or self._delta.finish or self._trouble:
-            self._news.set()
+            match event.message:
+                case worker_pb2.Preempted() as preempted:
+                    self._preempt(part, preempted, event.at)
+                case worker_pb2.Resumed() as resumed:
+                    self._resume(part, resumed)
+                case _:
+                    handle(event, self._delta)
+        except Exception as error:  # raised by `deltas`: it must not end the reader of the worker's stream
+            self._error = error
+        if self._delta.token_ids or self._delta.finish or self._error:
+            self._wakeup.set()
 
     def _on_deadline(self) -> None:
-        if self._trouble is None:
-            self._trouble = out_of_time()
-        self._news.set()
+        if self._error is None:
+            self._error = deadline_exceeded()
+        self._wakeup.set()
 
-    def _enlist(self, role: worker_pb2.Role, take: Take, tokens: int | None = None) -> Part:
-        """A worker for this role, whose events go to `take`. `tokens`: None: of the whole sequence."""
+    def _assign(self, role: worker_pb2.Role, handle: Handler, tokens: int | None = None) -> Part:
+        """Pick a worker for a role; `handle` gets its events. `tokens`: None: those of the whole sequence."""
         part = self._part(self._route.pick(role), self._id, tokens or self._sequence.num_tokens)
-        part.session.listen(self._id, partial(self._on_event, take))
+        part.session.listen(self._id, partial(self._on_event, part, handle))
         return part
 
     def _part(self, session: WorkerSession, request_id: int, tokens: int) -> Part:
         page_size = session.cached.page_size
         blocks = self._sequence.blocks(page_size)[: tokens // page_size]
         part = Part(session, request_id, tokens, tokens - session.cached.matching_tokens(blocks), blocks)
-        session.load.add(part.fresh)
+        session.load.add(part.uncached_tokens)
         session.cached.expect(blocks)
         self._parts.append(part)
         return part
 
-    def _queued_at(self, part: Part) -> Standing:
+    def _queued_on(self, part: Part) -> Standing:
         return Standing(Stage.QUEUE, part.session.worker_id, part.session.load.waits_for)
 
-    def _read_at(self, part: Part) -> Standing:
+    def _prefilling_at(self, part: Part) -> Standing:
         return Standing(Stage.PREFILL, part.session.worker_id, computed_tokens=self._computed_tokens)
 
-    def _written_at(self, session: WorkerSession) -> Standing:
+    def _decoding_at(self, session: WorkerSession) -> Standing:
         return Standing(Stage.DECODE, session.worker_id, computed_tokens=len(self._sequence.prompt))
 
     def _start(self, part: Part, started: worker_pb2.Started, at: float) -> None:
-        part.begun = True
+        part.is_running = True
         self._computed_tokens = started.cached_tokens
         self._waterfall.start(started, at)
+
+    def _preempt(self, part: Part, preempted: worker_pb2.Preempted, at: float) -> None:
+        self._preempted, self._resumed, self._computed_tokens = part, None, 0
+        self._waterfall.preempted(part.session.worker_id, preempted.reason, at)
+
+    def _resume(self, part: Part, resumed: worker_pb2.Resumed) -> None:
+        self._preempted, self._resumed = None, part
+        self._waterfall.resumed(resumed.waited_s)
 
     def _progress(self, progress: worker_pb2.Progress) -> None:
         self._computed_tokens = progress.num_computed
@@ -252,7 +277,7 @@ class Attempt(ABC):
         return self._sequence.work(self._id)
 
     def _work_so_far(self, request_id: int) -> worker_pb2.Work:
-        """With all tokens that came, whether the client has taken them or not."""
+        """Like `_work`, with all tokens received so far, also those that the client has not read yet."""
         work = self._sequence.work(request_id)
         del work.output[self._order.begin :]
         work.output.extend(self._order.tokens)
@@ -261,25 +286,26 @@ class Attempt(ABC):
     def _take_tokens(self, part: Part, tokens: worker_pb2.Tokens, at: float, delta: Delta) -> None:
         move = self._move
         if move is not None and part is move.source and move.covers(tokens.position):
-            part.leave()  # it did not hear that the other worker has the answer, and went on
+            part.abort()  # the source has not noticed that the move is complete, and still decodes
             return
+        self._resumed = None
         if tokens.finish:
             part.done()
         if tokens.chunks:
-            self._waterfall.computed(tokens.chunks, part.asked)
+            self._waterfall.computed(tokens.chunks, part.sent_at)
         try:
             ready = self._order.take(tokens, at)
         except Diverged as error:
             failed = Unavailable("two workers computed this answer differently")
             raise AttemptFailed(str(error), part.session.worker_id, failed) from None
-        for event, came in ready:
-            self._give(event, came, delta)
+        for event, arrived in ready:
+            self._deliver(event, arrived, delta)
 
     def _cached_tokens(self, first: worker_pb2.Tokens) -> int:
-        """Prompt tokens that did not have to be computed; `first`: the event of the first new token."""
+        """Prompt tokens found in a prefix cache; `first`: the event of the first new token."""
         return first.cached_tokens
 
-    def _give(self, tokens: worker_pb2.Tokens, at: float, delta: Delta) -> None:
+    def _deliver(self, tokens: worker_pb2.Tokens, at: float, delta: Delta) -> None:
         delta.token_ids.extend(tokens.ids)
         delta.logprobs.extend(tokens.logprobs)
         if tokens.ids:
@@ -296,33 +322,33 @@ class MixedAttempt(Attempt):
     """One worker prefills and decodes."""
 
     def _begin(self) -> None:
-        self._worker = self._enlist(ROLE_DECODE, self._from_worker)
+        self._worker = self._assign(ROLE_DECODE, self._from_worker)
         self._waterfall.placed(self._worker.session.worker_id, None, self._route.why)
-        self._worker.ask(worker_pb2.Command(submit=worker_pb2.Submit(work=self._work())))
+        self._worker.send(worker_pb2.Command(submit=worker_pb2.Submit(work=self._work())))
 
     @property
     def awaited(self) -> WorkerSession:
-        return (self._writer or self._worker).session
+        return (self._decoder or self._worker).session
 
-    def standing(self) -> Standing:
-        if self._writer is not None:
-            return self._written_at(self.awaited)
-        return self._read_at(self._worker) if self._worker.begun else self._queued_at(self._worker)
+    def _standing(self) -> Standing:
+        if self._decoder is not None:
+            return self._decoding_at(self.awaited)
+        return self._prefilling_at(self._worker) if self._worker.is_running else self._queued_on(self._worker)
 
     def _from_worker(self, event: Event, delta: Delta) -> None:
         match event.message:
             case worker_pb2.Tokens() as tokens:
-                self._writer = self._writer or self._worker
+                self._decoder = self._decoder or self._worker
                 self._take_tokens(self._worker, tokens, event.at, delta)
             case worker_pb2.HandedOver():
-                self._hand_over(self._worker)
+                self._on_source_sent(self._worker)
             case worker_pb2.Started() as started:
                 self._start(self._worker, started, event.at)
             case worker_pb2.Failed() as failed:
-                self._lose(self._worker, self._worker.failed(failed))
+                self._part_failed(self._worker, self._worker.failed(failed))
             case worker_pb2.Progress() as progress:
                 self._progress(progress)
             case WorkerLost() as loss:
-                self._lose(self._worker, self._worker.lost(loss))
+                self._part_failed(self._worker, self._worker.lost(loss))
             case _:
                 pass

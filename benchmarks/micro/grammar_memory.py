@@ -1,6 +1,6 @@
 """Memory of compiled grammars, compared with the estimate that limits a worker's cache.
 
-    python -m benchmarks.grammar_memory
+    python -m benchmarks.micro.grammar_memory
 
 Bytes allocated by the process (glibc's `mallinfo2`) for several grammars of each kind: after the first mask,
 and after random outputs of up to 150 tokens.
@@ -17,8 +17,8 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.lib.allocated import allocated_bytes
 from benchmarks.lib.machine import describe_machine
+from benchmarks.lib.memory.allocated import allocated_bytes
 from engine.errors import GrammarError
 from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.grammar import Grammar, GrammarKind

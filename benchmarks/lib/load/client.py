@@ -11,7 +11,7 @@ from typing import Any, Final
 import httpx
 import orjson
 
-from benchmarks.lib.workload import Work
+from benchmarks.lib.load.workload import Work
 
 __all__ = ["Api", "Record", "Target", "only_model", "open_client", "send"]
 

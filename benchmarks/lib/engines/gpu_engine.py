@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.lib.sampling_flags import sampling_arguments, sampling_of
+from benchmarks.lib.load.sampling_flags import sampling_arguments, sampling_of
 from common.garbage_collection import tune_gc
 from engine.config import EngineConfig, SchedulerConfig
 from engine.core.request import Request

@@ -1,6 +1,6 @@
 """Host time per step, before and after the device computes. Needs no model and no GPU.
 
-    python -m benchmarks.host_cost --running 256 --context 1024
+    python -m benchmarks.micro.host_cost --running 256 --context 1024
 
 Plans steps in which every request decodes, builds their batches, and processes synthetic tokens. Planning of
 attention and kernel launches are not included; `benchmarks.gpu_decode` measures those.
@@ -128,7 +128,7 @@ def _table(cost: HostCost, title: str) -> Table:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.host_cost",
+        prog="python -m benchmarks.micro.host_cost",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

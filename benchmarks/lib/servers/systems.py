@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lib.client import Record, Target
-from benchmarks.lib.memory import PeakMemory
-from benchmarks.lib.offer import offer
+from benchmarks.lib.load.client import Record, Target
+from benchmarks.lib.load.offer import offer
+from benchmarks.lib.load.workload import Work
+from benchmarks.lib.memory.process_tree import PeakMemory
 from benchmarks.lib.report import Summary, summarize
-from benchmarks.lib.server import BatonServer
-from benchmarks.lib.workload import Work
+from benchmarks.lib.servers.server import BatonServer
 from engine.loader.checkpoint import resolve
 
 __all__ = ["Comparison", "Outcome", "baton", "transformers", "vllm"]
@@ -77,7 +77,7 @@ def transformers(comparison: Comparison) -> Outcome:
     """transformers' `generate` from inside its process: all requests of a batch in one call."""
     job = {**_job(comparison), "device": comparison.device}
     process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.transformers_baseline"],
+        [sys.executable, "-m", "benchmarks.baselines.transformers_baseline"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -91,7 +91,7 @@ def transformers(comparison: Comparison) -> Outcome:
 
 def vllm(comparison: Comparison, python: Path) -> Outcome:
     """vLLM's engine from inside its process, under the interpreter of its own environment."""
-    script = Path(__file__).parents[1] / "vllm_baseline.py"
+    script = Path(__file__).parents[2] / "baselines" / "vllm_baseline.py"
     longest = max(len(work.prompt) + work.max_tokens for work in comparison.together)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment.setdefault("VLLM_CPU_KVCACHE_SPACE", "4")

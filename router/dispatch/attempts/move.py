@@ -1,7 +1,7 @@
-"""One move of a running answer to another worker, as an attempt goes through it.
+"""State of one move of a running answer to another worker.
 
-The answer goes on at its source until the target has it. If anything is in doubt before that, the move is off
-and the answer stays; if it is lost after that, the attempt fails as if the target had always had it.
+The source keeps decoding until the target has the KV. A failure before that cancels the move, and the source
+continues. A failure of the target after that fails the attempt.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from router.dispatch.part import Part
+from router.dispatch.attempts.part import Part
 
 __all__ = ["Move"]
 
@@ -20,9 +20,9 @@ class Move:
     target: Part
     reason: str
     position: int | None = None
-    """Of the first token that the target computes, once it has the answer."""
+    """Position of the first token that the target computes; None until the KV has arrived."""
     done: asyncio.Future[bool] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    """Whether the target has the answer."""
+    """Result: whether the KV has arrived at the target."""
 
     @property
     def has_arrived(self) -> bool:
@@ -33,12 +33,12 @@ class Move:
         return self.position is not None and self.position <= position
 
     def is_over(self, position: int) -> bool:
-        """Whether another move may begin, if all tokens before `position` came."""
+        """Whether another move may start, given that all tokens before `position` were received."""
         return self.done.done() and (not self.has_arrived or self.covers(position))
 
     @property
     def is_lost(self) -> bool:
-        """The move was called off when the source had given the answer away: nobody has it."""
+        """The move was cancelled after the source had released the request: no worker has it."""
         return self.done.done() and not self.has_arrived and not self.source.active
 
     def arrived(self, position: int) -> None:
@@ -46,10 +46,10 @@ class Move:
         if not self.done.done():
             self.done.set_result(True)
 
-    def call_off(self) -> None:
-        """The answer stays where it is. Costs nothing when the move is over."""
+    def cancel(self) -> None:
+        """Keep the answer at its source. No-op if the move is over."""
         if self.done.done():
             return
         self.done.set_result(False)
-        self.source.session.abort(self.target.request_id)  # the source knows the move by the target's id
-        self.target.leave()
+        self.source.session.abort(self.target.request_id)  # the move has the target's request id
+        self.target.abort()

@@ -1,7 +1,7 @@
-"""The tokens of one answer in order, from any number of workers.
+"""Merges the token streams of several workers into one answer, ordered by position.
 
-Two workers may compute one answer for a moment, and their streams are not ordered: tokens may arrive early,
-or twice. Tokens are ordered by their positions.
+During a move two workers may decode the same answer. Their streams are not ordered relative to each other, so
+a token may arrive early or twice.
 """
 
 from __future__ import annotations
@@ -16,24 +16,23 @@ class Diverged(Exception):
 
 
 class TokenOrder:
-    """Takes events; returns each token once, in order."""
+    """Reorders token events and drops duplicates."""
 
     def __init__(self, begin: int) -> None:
-        """`begin`: position of the first token that is awaited."""
+        """`begin`: position of the first expected token."""
         self.tokens: list[int] = []
-        """Given out so far."""
+        """Delivered so far."""
         self.begin = begin
         self._early: dict[int, tuple[worker_pb2.Tokens, float]] = {}
-        """By position."""
+        """Events ahead of `position`, with their arrival times; by position."""
 
     @property
     def position(self) -> int:
-        """Of the next token."""
+        """Position of the next token to deliver."""
         return self.begin + len(self.tokens)
 
     def take(self, event: worker_pb2.Tokens, at: float) -> list[tuple[worker_pb2.Tokens, float]]:
-        """Events that can be delivered now, with their arrival times: this one, and later ones that waited
-        for it.
+        """Accept an event; returns the events that are now in order, with their arrival times.
 
         Raises Diverged if a token differs from one at the same position.
         """
@@ -61,7 +60,7 @@ class TokenOrder:
 
 
 def _behind(event: worker_pb2.Tokens, count: int) -> worker_pb2.Tokens:
-    """Without the first `count` tokens."""
+    """The event without its first `count` tokens."""
     rest = worker_pb2.Tokens()
     rest.CopyFrom(event)
     del rest.ids[:count], rest.logprobs[:count]

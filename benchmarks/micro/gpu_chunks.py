@@ -1,6 +1,6 @@
 """Time of attention of prompt chunks, by kernel: see engine/attention/kernel_choice.py.
 
-    python -m benchmarks.gpu_chunks --output FILE.json
+    python -m benchmarks.micro.gpu_chunks --output FILE.json
 
 Microseconds per layer with FA3, with FA2 (which splits contexts), and with FA3 on a contiguous copy, for one
 chunk at the end of a context, over chunk and context lengths, and for a few batches. Heads are those of
@@ -95,7 +95,7 @@ def _milliseconds(run: Callable[[], None]) -> float:
 @torch.inference_mode()
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu_chunks",
+        prog="python -m benchmarks.micro.gpu_chunks",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -1,6 +1,6 @@
 """Cost of planning a step with many requests, for every policy. Needs no model and no GPU.
 
-    python -m benchmarks.scheduler_cost --running 512 --waiting 2000
+    python -m benchmarks.micro.scheduler_cost --running 512 --waiting 2000
 
 Two states of a loaded worker: "full", in which every slot is taken and nothing can be admitted, and
 "admitting", in which in every step a request ends, another takes its place and its prompt is computed, so
@@ -137,7 +137,7 @@ def _policies(text: str) -> list[Policy]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.scheduler_cost",
+        prog="python -m benchmarks.micro.scheduler_cost",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

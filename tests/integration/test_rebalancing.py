@@ -1,4 +1,4 @@
-"""Running answers move off a worker whose steps take too long, while their streams go on."""
+"""Running answers move off a worker whose steps exceed the ITL target."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from prometheus_client import generate_latest
 
-from router.dispatch.relieving import relieve
+from router.dispatch.rebalancing import rebalance
 from router.dispatch.routing.adaptive import AdaptivePlacing
 from router.placement import Moves, Targets
 from router.placement.moves import _REVIEWS, predicted_itl
@@ -31,7 +31,7 @@ def placing_of(served: Cluster) -> AdaptivePlacing:
 
 @asynccontextmanager
 async def slow_decode_worker(folder: Path) -> AsyncIterator[Cluster]:
-    """It gets every request, and its steps take 30 ms."""
+    """The decode worker gets every request, and its steps take 30 ms."""
     async with cluster(folder, Forced((D, D)), num_pages=512) as served:
         slow_down(served.links[D].host, 0.03)
         placing_of(served)._make_moves = lambda device: Moves(TARGETS)
@@ -39,7 +39,7 @@ async def slow_decode_worker(folder: Path) -> AsyncIterator[Cluster]:
 
 
 def is_slow(served: Cluster) -> bool:
-    """As far as the router knows."""
+    """Whether the router predicts that the decode worker misses its ITL target."""
     seen = next(w for w in view_of(served).workers if w.id.startswith(D))
     return predicted_itl(seen, seen.decodes, seen.context_tokens) > TARGETS.itl_s
 
@@ -52,13 +52,13 @@ async def test_an_answer_moves_off_an_overloaded_worker_and_is_not_moved_back(
         asked = [asyncio.create_task(served.generate(p, LENGTH)) for p in prompts]
         await until(lambda: writers(served) == [D] * 3 and is_slow(served))
         answers = served.dispatcher._answers.now()
-        reliefs = [placing.relief(answers) for _ in range(_REVIEWS)]
-        assert reliefs[:-1] == [None] * (_REVIEWS - 1)
-        relief = reliefs[-1]
-        assert relief is not None
-        assert (relief.target.worker_id, relief.reason) == (P, "itl")
-        assert await relief.answer.move(relief.target, 10.0, relief.reason)
-        assert placing.relief(answers) is None, "its effect is to be seen first"
+        planned_moves = [placing.planned_move(answers) for _ in range(_REVIEWS)]
+        assert planned_moves[:-1] == [None] * (_REVIEWS - 1)
+        planned_move = planned_moves[-1]
+        assert planned_move is not None
+        assert (planned_move.target.worker_id, planned_move.reason) == (P, "itl")
+        assert await planned_move.answer.move(planned_move.target, 10.0, planned_move.reason)
+        assert placing.planned_move(answers) is None, "the next review waits until the effect is measured"
         done = [await task for task in asked]
         assert [answer for answer, _ in done] == [oracle(p, LENGTH) for p in prompts]
         assert [(m.worker, m.reason) for _, timings in done for m in timings.moves] == [(P, "itl")]
@@ -68,19 +68,21 @@ async def test_an_answer_moves_off_an_overloaded_worker_and_is_not_moved_back(
         await served.all_pages_back()
 
 
-async def test_nothing_moves_unless_it_was_asked_for(folder: Path) -> None:
+async def test_no_answer_moves_without_move_answers(folder: Path) -> None:
     async with cluster(folder, Forced((D, D))) as served:
         await served.generate(prompt(3))
-        assert placing_of(served).relief(served.dispatcher._answers.now()) is None
+        assert placing_of(served).planned_move(served.dispatcher._answers.now()) is None
 
 
-async def test_the_router_looks_for_answers_to_move_until_it_stops(folder: Path, oracle: Oracle) -> None:
+async def test_answers_are_rebalanced_until_the_router_stops(folder: Path, oracle: Oracle) -> None:
     async with slow_decode_worker(folder) as served:
-        relieving = asyncio.create_task(relieve(placing_of(served), served.dispatcher._answers, every_s=0.02))
+        rebalancing = asyncio.create_task(
+            rebalance(placing_of(served), served.dispatcher._answers, every_s=0.02)
+        )
         prompts = [prompt(seed, 20) for seed in range(3)]
         done = await asyncio.gather(*(served.generate(p, LENGTH) for p in prompts))
         assert [answer for answer, _ in done] == [oracle(p, LENGTH) for p in prompts]
         assert sum(len(timings.moves) for _, timings in done) >= 1
-        assert not relieving.done()
-        relieving.cancel()
+        assert not rebalancing.done()
+        rebalancing.cancel()
         await served.all_pages_back()

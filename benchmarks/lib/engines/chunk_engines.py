@@ -12,10 +12,10 @@ from unittest.mock import patch
 
 import torch
 
-from benchmarks.lib.client import Record
-from benchmarks.lib.peak_memory import CpuPeak, CudaPeak
-from benchmarks.lib.simulated_gpu import Costs, simulate, simulated_config
-from benchmarks.lib.workload import Work
+from benchmarks.lib.engines.simulated_gpu import Costs, simulate, simulated_config
+from benchmarks.lib.load.client import Record
+from benchmarks.lib.load.workload import Work
+from benchmarks.lib.memory.peak_memory import CpuPeak, CudaPeak
 from common.garbage_collection import tune_gc
 from engine.config import Batching, EngineConfig, SchedulerConfig
 from engine.core.events import StepMeasured

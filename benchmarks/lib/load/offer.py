@@ -11,8 +11,8 @@ import httpx
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks.lib.client import Record, Target, open_client, send
-from benchmarks.lib.workload import Work
+from benchmarks.lib.load.client import Record, Target, open_client, send
+from benchmarks.lib.load.workload import Work
 from common.garbage_collection import freeze_gc
 
 __all__ = ["offer"]

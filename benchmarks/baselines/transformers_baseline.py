@@ -17,7 +17,7 @@ import torch
 from transformers import AutoModelForCausalLM, StoppingCriteria
 from transformers.utils.logging import disable_progress_bar
 
-from benchmarks.lib.client import Record
+from benchmarks.lib.load.client import Record
 
 __all__ = ["generate"]
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.lib.client import Record
-from benchmarks.lib.step_fit import LinearSteps
-from benchmarks.lib.workload import Work
+from benchmarks.lib.engines.step_fit import LinearSteps
+from benchmarks.lib.load.client import Record
+from benchmarks.lib.load.workload import Work
 from engine.config import EngineConfig
 from engine.core.plan import StepPlan
 from engine.core.request import Request

@@ -1,10 +1,10 @@
-"""One attempt at a sequence on two workers: KV moves at the end of the prompt, or within it."""
+"""One attempt at a sequence on two workers, with a KV handoff at the end of the prompt or within it."""
 
 from __future__ import annotations
 
-from router.dispatch.attempt import Attempt
+from router.dispatch.attempts.attempt import Attempt
+from router.dispatch.attempts.part import Part
 from router.dispatch.interface import Delta
-from router.dispatch.part import Part
 from router.dispatch.routing.route import Route
 from router.dispatch.sequence import Sequence
 from router.dispatch.standing import Stage, Standing
@@ -20,13 +20,13 @@ __all__ = ["DisaggAttempt"]
 class DisaggAttempt(Attempt):
     """A prefill worker computes the prompt and the first token, a decode worker the others.
 
-    With `Route.split`, the prefill worker computes the prompt up to that token only, and the decode worker
-    all that follows, the first token included.
+    With `Route.split`, the prefill worker computes only the prompt tokens before that position. The decode
+    worker computes the rest of the prompt and all output tokens.
 
-    The decode worker is chosen, and its pages reserved, when the first chunk is being computed: a request
-    that queues holds no memory there, and the choice is made on the freshest view of the load. From then
-    on finished chunks travel beside the computation of the next ones. The first token goes to the client
-    from the prefill worker, without waiting for the rest of the transfer.
+    The decode worker is chosen, and its pages are reserved, when the first chunk starts: a queued request
+    holds no memory on a decode worker, and the choice uses the latest load. Each chunk's KV is transferred
+    while the next chunk is computed. The client gets the first token from the prefill worker, before the
+    transfer is complete.
     """
 
     def __init__(self, sequence: Sequence, route: Route, handoff_timeout_s: float) -> None:
@@ -34,35 +34,35 @@ class DisaggAttempt(Attempt):
         self._handoff_timeout_s = handoff_timeout_s
         self._decode: Part | None = None
         self._cached_at_start = 0
-        """On the prefill worker."""
+        """Cached prompt tokens on the prefill worker."""
         self._has_first_token = False
         self._has_arrived = False
         self._is_reserved = False
 
     def _begin(self) -> None:
         split = self._route.split
-        self._prefill = self._enlist(ROLE_PREFILL, self._from_prefill, split)
+        self._prefill = self._assign(ROLE_PREFILL, self._from_prefill, split)
         self._waterfall.placed(self._prefill.session.worker_id, None, self._route.why, split)
         submit = worker_pb2.Submit(work=self._work(), hand_over=True, prefill_until=split or 0)
-        self._prefill.ask(worker_pb2.Command(submit=submit))
+        self._prefill.send(worker_pb2.Command(submit=submit))
 
     @property
     def awaited(self) -> WorkerSession:
-        if self._writer is not None:
-            return self._writer.session
+        if self._decoder is not None:
+            return self._decoder.session
         reserved = self._waterfall.reserved is not None
         if self._decode is None or (reserved and not (self._has_first_token or self._is_independent)):
             return self._prefill.session
         return self._decode.session
 
-    def standing(self) -> Standing:
+    def _standing(self) -> Standing:
         prefill, decode = self._prefill, self._decode
-        if self._writer is not None:
-            return self._written_at(self._writer.session)
+        if self._decoder is not None:
+            return self._decoding_at(self._decoder.session)
         if decode is not None and self._is_independent:
-            return self._read_at(decode)
+            return self._prefilling_at(decode)
         if not self._has_first_token or decode is None:
-            return self._read_at(prefill) if prefill.begun else self._queued_at(prefill)
+            return self._prefilling_at(prefill) if prefill.is_running else self._queued_on(prefill)
         stage, waits_for = (Stage.TRANSFER, "transfer") if self._is_reserved else (Stage.RESERVE, "pages")
         return Standing(stage, decode.session.worker_id, waits_for, len(self._sequence.prompt))
 
@@ -75,7 +75,7 @@ class DisaggAttempt(Attempt):
             case worker_pb2.Tokens() as tokens:
                 self._has_first_token = True
                 self._take_tokens(self._prefill, tokens, event.at, delta)
-                self._go_on()
+                self._check_independent()
             case worker_pb2.Progress() as progress:
                 self._progress(progress)
             case worker_pb2.HandedOver() as handed_over:
@@ -84,13 +84,13 @@ class DisaggAttempt(Attempt):
                 self._route.tracker.handed_over(handed_over.bytes, seconds)
                 self._prefill.done()
             case worker_pb2.Failed() as failed:
-                trouble = self._prefill.failed(failed)
+                error = self._prefill.failed(failed)
                 if not self._is_independent:
-                    raise trouble
+                    raise error
             case WorkerLost() as loss:
-                trouble = self._prefill.lost(loss)
+                error = self._prefill.lost(loss)
                 if not self._is_independent:
-                    raise trouble
+                    raise error
             case _:
                 pass
 
@@ -106,35 +106,35 @@ class DisaggAttempt(Attempt):
                     worker_pb2.Command(attach=worker_pb2.Attach(ticket=reserved.ticket))
                 )
             case worker_pb2.Arrived():
-                decode.begun = True
+                decode.is_running = True
                 self._waterfall.arrive(event.at)
                 self._has_arrived = True
                 self._route.tracker.arrived()
                 self._prefill.done()
-                self._go_on()
+                self._check_independent()
             case worker_pb2.Tokens() as tokens:
-                self._writer = self._writer or decode
+                self._decoder = self._decoder or decode
                 self._take_tokens(decode, tokens, event.at, delta)
             case worker_pb2.Progress() as progress:
                 self._progress(progress)
             case worker_pb2.HandedOver():
-                self._hand_over(decode)
+                self._on_source_sent(decode)
             case worker_pb2.Failed() as failed:
-                self._lose(decode, decode.failed(failed))
+                self._part_failed(decode, decode.failed(failed))
             case WorkerLost() as loss:
-                self._lose(decode, decode.lost(loss))
+                self._part_failed(decode, decode.lost(loss))
             case _:
                 pass
 
     @property
     def _is_independent(self) -> bool:
-        """Whether the decode worker has all KV, so that a loss of the prefill worker does not matter."""
+        """Whether the decode worker has all KV and the client all tokens: the prefill worker may fail."""
         return self._has_arrived and (self._has_first_token or self._route.split is not None)
 
-    def _go_on(self) -> None:
-        """From here on, the decode worker does not depend on the prefill worker."""
+    def _check_independent(self) -> None:
+        """Make the decode worker the `decoder` once it has the KV and the first token was received."""
         if self._has_arrived and self._has_first_token:
-            self._writer = self._writer or self._decode
+            self._decoder = self._decoder or self._decode
 
     def _cached_tokens(self, first: worker_pb2.Tokens) -> int:
         split = self._route.split
@@ -143,14 +143,14 @@ class DisaggAttempt(Attempt):
         return self._cached_at_start
 
     def _reserve(self) -> None:
-        self._decode = self._enlist(ROLE_DECODE, self._from_decode)
+        self._decode = self._assign(ROLE_DECODE, self._from_decode)
         self._waterfall.placed(
             self._prefill.session.worker_id,
             self._decode.session.worker_id,
             self._route.why,
             self._route.split,
         )
-        self._decode.ask(
+        self._decode.send(
             worker_pb2.Command(
                 reserve=worker_pb2.Reserve(
                     work=self._work(),

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
-from benchmarks.lib.client import Record
+from benchmarks.lib.load.client import Record
 from benchmarks.lib.report import Objective
-from benchmarks.lib.server import BatonServer, ServerFailed
+from benchmarks.lib.servers.server import BatonServer, ServerFailed
 
 __all__ = ["MODEL_NAME", "MODES", "ModeServers", "mode_arguments", "modes_in", "require_answers"]
 

@@ -1,0 +1,72 @@
+"""What one worker does in an attempt: its load, its commands, and its end."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from common.block_hash import BlockHash
+from router.dispatch.failures import AttemptFailed, failure_of, is_worker_fault, loss_of
+from router.errors import RouterError
+from router.workers.events import WorkerLost
+from router.workers.session import WorkerSession
+from rpc.baton.v1 import worker_pb2
+
+__all__ = ["Part"]
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """One worker in an attempt. Counts as load of that worker while `active`."""
+
+    session: WorkerSession
+    request_id: int
+    tokens: int
+    """Tokens whose KV the worker needs room for."""
+    uncached_tokens: int
+    """Of `tokens`, those outside the worker's prefix cache."""
+    blocks: list[BlockHash]
+    active: bool = True
+    """The worker may hold state of the request, and gets an abort when the attempt ends."""
+    sent_at: float = 0.0
+    """time.monotonic() when the command was sent; the worker's timings count from its arrival."""
+    is_running: bool = False
+    """The worker computes the request, which has left its queue."""
+
+    def send(self, command: worker_pb2.Command) -> None:
+        """Send the command that starts or reserves the request on the worker."""
+        self.sent_at = time.monotonic()
+        self.session.send(command)
+        self.session.load.sent(self.session.num_sent, self.tokens)
+
+    def done(self) -> None:
+        """The worker has completed its part."""
+        if self.active:
+            self._end()
+            self.session.breaker.request_done()
+
+    def failed(self, failed: worker_pb2.Failed) -> AttemptFailed | RouterError:
+        """The worker reported a failure; returns the resulting error of the request."""
+        self._end()
+        if is_worker_fault(failed):
+            self.session.breaker.request_failed()
+        return failure_of(failed, self.session.worker_id)
+
+    def lost(self, loss: WorkerLost) -> AttemptFailed:
+        """The connection to the worker is lost; returns the resulting error of the request."""
+        is_running = self.is_running and self.active
+        self._end()
+        return loss_of(loss, self.session.worker_id, is_running=is_running)
+
+    def abort(self) -> None:
+        """Ignore the worker's events from now on, and abort the request there if it is active."""
+        self.session.forget(self.request_id)
+        if self.active:
+            self.session.abort(self.request_id)
+            self._end()
+
+    def _end(self) -> None:
+        if self.active:
+            self.active = False
+            self.session.load.remove(self.uncached_tokens)
+            self.session.cached.forget(self.blocks)

@@ -1,0 +1,38 @@
+"""Answers that move off a worker that leaves, as far as time allows."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from router.dispatch.evacuation import _AT_ONCE, Answers
+
+
+class Stuck:
+    """An answer whose target does not answer."""
+
+    tokens_to_reserve = 10
+    progress: Any = None
+
+    def __init__(self, writer: Any) -> None:
+        self.writer = writer
+        self.moves = 0
+
+    async def move(self, session: Any, timeout_s: float, reason: str = "") -> bool:
+        self.moves += 1
+        await asyncio.sleep(timeout_s + 0.01)
+        return False
+
+
+class Worker:
+    worker_id = "a"
+
+
+async def test_many_answers_that_cannot_move_hold_a_drain_up_no_longer_than_one() -> None:
+    target: Any = Worker()
+    answers = Answers(lambda tokens, leaving: target)
+    running = [Stuck(Worker()) for _ in range(3 * _AT_ONCE)]
+    for answer in running:
+        answers._running[answer] = None
+    assert await answers.evacuate("a", 0.05) == 0
+    assert sum(answer.moves for answer in running) == _AT_ONCE

@@ -1,0 +1,83 @@
+"""Sends the KV pages of requests to other workers, and reports sent handoffs to the router."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.core.request import Request
+from kv_transfer import Final, HandedOver, PushSpan, SenderCommands, Ticket
+from rpc.baton.v1 import worker_pb2
+from worker.handoffs.request_digest import digest_of
+from worker.metrics import Outcome
+from worker.session.answers import Answers
+from worker.session.jobs import Job
+
+__all__ = ["PageSender", "final_state"]
+
+
+class PageSender:
+    """Commands of a KVSender in terms of requests. One per worker, for all its outgoing handoffs."""
+
+    def __init__(
+        self, sender: SenderCommands, answers: Answers, page_size: int, handoff_timeout_s: float
+    ) -> None:
+        self._sender = sender
+        self._answers = answers
+        self._page_size = page_size
+        self._handoff_timeout_s = handoff_timeout_s
+
+    def open(self, handoff_id: int, *, keeps_decoding: bool = False) -> None:
+        """`keeps_decoding`: see `KVSender.open`."""
+        self._sender.open(handoff_id, self._handoff_timeout_s, keeps_decoding=keeps_decoding)
+
+    def attach(self, ticket: Ticket) -> None:
+        """If the ticket's handoff is not open, it is refused at the receiver."""
+        self._sender.attach(ticket)
+
+    def computed(self, handoff_id: int, request: Request, num_tokens: int) -> None:
+        """KV of tokens [0, num_tokens) is in the pool."""
+        self._sender.computed(handoff_id, self._pages(request, num_tokens), num_tokens)
+
+    def finish(self, handoff_id: int, request: Request, final: Final) -> None:
+        """Send the remaining pages, up to `final.position`, and then the state."""
+        self._sender.finish(handoff_id, self._pages(request, final.position), final.position, final)
+
+    def abort(self, handoff_id: int) -> None:
+        self._sender.abort(handoff_id)
+
+    def report(self, sent: HandedOver, job: Job, chunks: Sequence[worker_pb2.Span]) -> None:
+        """Count a sent handoff, and end its job unless that has ended. `chunks`: prefill chunks."""
+        self._answers.metrics.transfer_bytes.inc(sent.bytes)
+        if job.id in self._answers.jobs:
+            self._answers.end(job, Outcome.HANDED_OVER)
+            spans = [_span(push, job.arrival) for push in sent.pushes]
+            self._answers.outbox.handed_over(job, sent.bytes, chunks, spans)
+
+    def _pages(self, request: Request, num_tokens: int) -> list[int]:
+        """Pages with computed tokens. Later pages may still be exchanged for cached ones."""
+        return request.pages[: -(-num_tokens // self._page_size)]
+
+
+def final_state(job: Job, num_known: int, position: int) -> Final:
+    """State from which the receiver continues at token `position`. O(tokens).
+
+    `num_known`: tokens that the receiver has from the router; the others are in the state.
+    """
+    request = job.request
+    return Final(
+        tokens=tuple(request.tokens(num_known, request.num_tokens)),
+        position=position,
+        seed=request.sampling.seed,
+        request_digest=digest_of(request, num_known, job.sampling),
+    )
+
+
+def _span(push: PushSpan, arrival: float) -> worker_pb2.Span:
+    """A write, in seconds since the request's arrival."""
+    return worker_pb2.Span(
+        begin_s=push.begin - arrival,
+        end_s=push.end - arrival,
+        first_token=push.first_token,
+        num_tokens=push.num_tokens,
+        bytes=push.bytes,
+    )
