@@ -14,8 +14,8 @@ from engine.sched.page_forecast import OutputLengths
 __all__ = ["TPOTController"]
 
 _PROMPT_STEP: Final = 2.0
-"""Time of a step with prompts without slack, relative to the mean that is held. From 1.5 to 3 it makes no
-difference beyond that between two draws (step 39 of benchmarks/NOTES.md)."""
+"""Time of a step with prompts without slack, relative to the mean that is held. 1.5 does as
+well (step 39 of benchmarks/NOTES.md)."""
 _SMALLEST: Final = 64
 """Smallest budget where even steps without prompts are too slow, so that prompts make progress."""
 _AT_ONCE: Final = 0.5
@@ -88,7 +88,7 @@ class TPOTController:
         self._budget = self._tokens_within(allowed) if allowed >= self.prompt_step_s else 0
 
     def observe(self, cost: float, seconds: float) -> None:
-        """A step with decodes, and prompt tokens of this cost or 0, completed `seconds` after the last one."""
+        """A step with decodes, and prompt tokens of this cost or 0, took `seconds` since the last one."""
         self._mean_s += _MEAN_WEIGHT * (seconds - self._mean_s)
         over = seconds - self.held_s
         if not cost:

@@ -26,7 +26,7 @@ LARGEST = 2048
 
 
 class Device:
-    """Steps of `plain` seconds, with n prompt tokens `fixed` + n * `token` more; an answer decodes all the time."""
+    """Steps of `plain` seconds; n prompt tokens add `fixed` + n * `token`. An answer decodes all the time."""
 
     def __init__(self, plain: float, fixed: float, token: float, answer: Request) -> None:
         self.controller = TPOTController(TARGET, LARGEST, OutputLengths())
