@@ -8,6 +8,7 @@ decides.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Final
 
 import numpy as np
@@ -33,26 +34,36 @@ class OutputLengths:
 
     def remaining(self, requests: Sequence[Request]) -> NDArray[np.int64]:
         """Expected remaining tokens; all allowed ones if only the limit can end the answer. O(requests)."""
-        samplings = [request.sampling for request in requests]
-        produced = _produced(requests)
-        most = np.array([sampling.max_tokens for sampling in samplings], dtype=np.int64)
+        produced, most = _produced(requests), _most(requests)
         left = np.maximum(most - produced, 0)
         # An answer that is already longer than most is expected to go on for as long again.
-        guess = np.minimum(left, np.maximum(int(self._mean) - produced, produced // 2))
-        certain = [s.ignore_eos and not s.stop_token_ids for s in samplings]
+        guess: NDArray[np.int64] = np.minimum(left, np.maximum(int(self._mean) - produced, produced // 2))
+        goes_on = np.fromiter(map(_IGNORE_EOS, requests), np.bool_, len(requests))
+        if not goes_on.any():
+            return guess
+        certain = goes_on & [not request.sampling.stop_token_ids for request in requests]
         tokens: NDArray[np.int64] = np.where(certain, left, guess)
         return tokens
 
 
 def allowed_tokens(requests: Sequence[Request]) -> NDArray[np.int64]:
     """Output tokens that each request may still produce."""
-    most = np.array([request.sampling.max_tokens for request in requests], dtype=np.int64)
-    allowed: NDArray[np.int64] = np.maximum(most - _produced(requests), 0)
+    allowed: NDArray[np.int64] = np.maximum(_most(requests) - _produced(requests), 0)
     return allowed
 
 
+# Attributes are read by C code, since this is a third of an admission's cost with 512 running requests.
+_OUTPUT: Final = attrgetter("output")
+_MAX_TOKENS: Final = attrgetter("sampling.max_tokens")
+_IGNORE_EOS: Final = attrgetter("sampling.ignore_eos")
+
+
 def _produced(requests: Sequence[Request]) -> NDArray[np.int64]:
-    return np.array([len(request.output) for request in requests], dtype=np.int64)
+    return np.fromiter(map(len, map(_OUTPUT, requests)), np.int64, len(requests))
+
+
+def _most(requests: Sequence[Request]) -> NDArray[np.int64]:
+    return np.fromiter(map(_MAX_TOKENS, requests), np.int64, len(requests))
 
 
 def peak_growth(held: NDArray[np.int64], growth: NDArray[np.int64]) -> int:

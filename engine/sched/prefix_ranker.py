@@ -62,7 +62,7 @@ class PrefixRanker:
 
     def order(self, items: Sequence[_T], request_of: Callable[[_T], Request]) -> list[_T]:
         """`items` in order of admission; ties keep their order."""
-        requests = [request_of(item) for item in items]
+        requests = list(map(request_of, items))
         self._look_up(requests, changed=self._version != self._cache.version)
         ranks = self._rank(requests)
         return [items[index] for index in sorted(range(len(items)), key=ranks.__getitem__)]

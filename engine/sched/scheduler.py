@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from engine.config import Batching, Policy, SchedulerConfig
 from engine.core.kv_manager import KVManager
-from engine.core.plan import Chunk, StepPlan
+from engine.core.plan import Chunk, StepPlan, chunk_of
 from engine.core.request import PENDING, Request
 from engine.core.sampling_params import FinishReason
 from engine.core.waits import WaitReason
@@ -255,7 +255,7 @@ class Scheduler:
             if request.slot < 0:
                 continue  # preempted for a more urgent one
             start, output = request.num_computed, request.output
-            chunks.append(Chunk(request, request.slot, start, 1, len(output)))
+            chunks.append(chunk_of((request, request.slot, start, 1, len(output))))
             request.num_computed = start + 1
             output.append(PENDING)
         return chunks

@@ -6,6 +6,7 @@ import heapq
 import math
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 from typing import NamedTuple
 
 from engine.core.request import Request
@@ -127,7 +128,7 @@ class WaitingQueue:
         if self._quantum is not None and len(self._tenants) > 1:
             return self._by_tenant(self._quantum)
         if self._ranker is not None:
-            ranked = self._ranker.order(self._entries[: self._ranker.window], lambda entry: entry.request)
+            ranked = self._ranker.order(self._entries[: self._ranker.window], attrgetter("request"))
             return iter([*ranked, *self._entries[self._ranker.window :]])
         return iter(self._entries.copy())
 

@@ -71,7 +71,10 @@ class IncomingHandoffs:
         """Raises CommandRefused."""
         if job.id in self._quarantined:
             raise CommandRefused(worker_pb2.FAILURE_CODE_INVALID, f"request id {job.id} is in use")
-        if len(self._waiting) >= self._engine.config.scheduler.max_waiting_requests:
+        most = self._engine.config.scheduler.max_waiting_requests
+        if len(self._waiting) >= most:
+            self._waiting = deque(filter(self._is_wanted, self._waiting))
+        if len(self._waiting) >= most:
             raise CommandRefused(
                 worker_pb2.FAILURE_CODE_OVERLOADED, f"{len(self._waiting)} handoffs are waiting for pages"
             )

@@ -56,7 +56,7 @@ class Jobs:
     def __init__(self) -> None:
         self._jobs: dict[RequestId, Job] = {}
         self._deadlines: list[tuple[float, RequestId]] = []
-        """Heap of deadlines; entries of jobs that were taken out are skipped."""
+        """Heap of deadlines. Entries of jobs that were taken out are skipped; many are dropped at once."""
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -69,6 +69,9 @@ class Jobs:
 
     def add(self, job: Job) -> None:
         self._jobs[job.id] = job
+        if len(self._deadlines) > 2 * len(self._jobs):
+            self._deadlines = [entry for entry in self._deadlines if entry[1] in self._jobs]
+            heapq.heapify(self._deadlines)
         if job.deadline < math.inf:
             heapq.heappush(self._deadlines, (job.deadline, job.id))
 

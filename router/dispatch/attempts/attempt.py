@@ -74,13 +74,14 @@ class Attempt(ABC):
             while True:
                 await self._wakeup.wait()
                 self._wakeup.clear()
-                delta, self._delta = self._delta, Delta()
+                # What fails while the client reads this delta is raised after the next one.
+                delta, self._delta, error = self._delta, Delta(), self._error
                 if delta.token_ids or delta.finish:
                     yield delta
                 if delta.finish:
                     return
-                if self._error is not None:
-                    raise self._error
+                if error is not None:
+                    raise error
         finally:
             if reminder is not None:
                 reminder.cancel()

@@ -211,9 +211,12 @@ class ClusterMachine(RuleBasedStateMachine):
         self.network.notice(self.unnoticed.pop(0))
 
     @precondition(lambda self: self.network.writes)
-    @rule(index=INDEX)
-    def complete(self, index: int) -> None:
-        self.network.complete(pick(self.network.writes, index))
+    @rule(index=INDEX, damaged=st.booleans())
+    def complete(self, index: int, damaged: bool) -> None:
+        write = pick(self.network.writes, index)
+        if damaged and write.copies and write.target not in self.network.closed:
+            self.network.land(write, flip_bit=True)
+        self.network.complete(write)
 
     @precondition(lambda self: self.network.writes)
     @rule(index=INDEX, pieces=st.integers(0, 2), flip=st.booleans())

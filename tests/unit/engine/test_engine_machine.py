@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -24,6 +26,7 @@ class EngineMachine(RuleBasedStateMachine):
         radix=st.booleans(),
         batching=st.sampled_from(Batching),
         policy=st.sampled_from(Policy),
+        looks=st.integers(0, 3),
     )
     def start(
         self,
@@ -34,6 +37,7 @@ class EngineMachine(RuleBasedStateMachine):
         radix: bool,
         batching: Batching,
         policy: Policy,
+        looks: int,
     ) -> None:
         self.engine = make_engine(
             page_size=page,
@@ -45,6 +49,8 @@ class EngineMachine(RuleBasedStateMachine):
             policy=policy,
             max_running_requests=4,
         )
+        runner: Any = self.engine.runner
+        runner.looks = looks
         self.next_id = 0
         self.live: dict[int, Request] = {}
         self.reserved: list[tuple[Request, Reservation]] = []
@@ -102,10 +108,10 @@ class EngineMachine(RuleBasedStateMachine):
     def proceed(self) -> None:
         self.engine.proceed()
 
-    @rule(steps=st.integers(1, 6))
-    def step(self, steps: int) -> None:
+    @rule(steps=st.integers(1, 6), block=st.booleans())
+    def step(self, steps: int, block: bool = True) -> None:
         for _ in range(steps):
-            output = self.engine.step()
+            output = self.engine.step(block=block)
             self.engine.check_pages()
             assert not output.failed
             for out in output.tokens:

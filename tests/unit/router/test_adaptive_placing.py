@@ -161,7 +161,7 @@ def test_a_worker_that_was_late_for_a_moment_keeps_its_requests_in_the_view() ->
     running.tracker.arrived()
     running.tracker.tokens(1)
     served.choice.preferred.side_effect = lambda: [served.p]
-    served.placing.relief([])
+    served.placing.planned_move([])
     served.choice.preferred.side_effect = lambda: [served.p, served.d]
 
     def decodes() -> int:

@@ -50,6 +50,8 @@ class AttemptMachine(RuleBasedStateMachine):
         self.answer: list[int] = []
         self.moves: list[asyncio.Task[bool]] = []
         self.attempts, self.excuses = 0, 0
+        self.reads = asyncio.Event()
+        self.reads.set()
         self.attempt: Any = None
         self.client = self.loop.create_task(self.read())
         self.settle()
@@ -74,6 +76,7 @@ class AttemptMachine(RuleBasedStateMachine):
                     async for delta in deltas:
                         self.sequence.output.extend(delta.token_ids)
                         self.answer.extend(delta.token_ids)
+                        await self.reads.wait()
                         if delta.finish:
                             return True
             except AttemptFailed:
@@ -205,6 +208,10 @@ class AttemptMachine(RuleBasedStateMachine):
         self.settle()
         assert all(move.done() for move in self.moves)
 
+    @rule()
+    def the_client_reads_or_stops_reading(self) -> None:
+        self.settle(self.reads.clear if self.reads.is_set() else self.reads.set)
+
     @rule(rounds=st.integers(1, 4))
     def go_on(self, rounds: int) -> None:
         """Everything goes as it should."""
@@ -236,6 +243,7 @@ class AttemptMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "loop"):
             return
+        self.reads.set()
         for _ in range(1000):
             self.play_round()
             if not (self.sending() or self.asked() or self.computing() or self.arriving() or self.accepted()):
@@ -275,3 +283,20 @@ def test_an_answer_whose_move_was_refused_runs_on_and_moves_at_the_next_try() ->
     assert [move.result() for move in played.moves] == [False, True]
     assert played.attempts == 1
     played.teardown()
+
+
+def test_an_answer_that_came_while_its_client_was_busy_outlives_its_worker() -> None:
+    played = AttemptMachine()
+    played.start(disagg=False, split=False)
+    while not played.answer:
+        played.play_round()
+    played.reads.clear()
+    while played.computing() or played.sending():
+        played.play_round()
+    assert len(played.answer) < LENGTH
+    (worker, *_) = played.workers
+    played.settle(worker.end)
+    played.gone.append(worker)
+    played.workers[0] = PlayedWorker(worker.worker_id, played.network)
+    played.teardown()
+    assert played.attempts == 1

@@ -1,11 +1,11 @@
-"""Answers that move off a worker that leaves, as far as time allows."""
+"""RunningAttempts that move off a worker that leaves, as far as time allows."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
 
-from router.dispatch.evacuation import _AT_ONCE, Answers
+from router.dispatch.evacuation import _MAX_CONCURRENT, RunningAttempts
 
 
 class Stuck:
@@ -14,8 +14,8 @@ class Stuck:
     tokens_to_reserve = 10
     progress: Any = None
 
-    def __init__(self, writer: Any) -> None:
-        self.writer = writer
+    def __init__(self, decoder: Any) -> None:
+        self.decoder = decoder
         self.moves = 0
 
     async def move(self, session: Any, timeout_s: float, reason: str = "") -> bool:
@@ -30,9 +30,9 @@ class Worker:
 
 async def test_many_answers_that_cannot_move_hold_a_drain_up_no_longer_than_one() -> None:
     target: Any = Worker()
-    answers = Answers(lambda tokens, leaving: target)
-    running = [Stuck(Worker()) for _ in range(3 * _AT_ONCE)]
+    answers = RunningAttempts(lambda tokens, leaving: target)
+    running = [Stuck(Worker()) for _ in range(3 * _MAX_CONCURRENT)]
     for answer in running:
         answers._running[answer] = None
     assert await answers.evacuate("a", 0.05) == 0
-    assert sum(answer.moves for answer in running) == _AT_ONCE
+    assert sum(answer.moves for answer in running) == _MAX_CONCURRENT

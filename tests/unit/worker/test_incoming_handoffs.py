@@ -70,3 +70,17 @@ def test_a_handoff_that_was_aborted_while_it_waited_is_skipped() -> None:
     worker.handler.abort(1)
     worker.handler.tick(0.0)
     assert lent(worker) == [2]
+
+
+def test_handoffs_that_were_aborted_while_they_waited_keep_nobody_out_of_the_queue() -> None:
+    engine = make_engine(num_pages=8, max_waiting_requests=2)
+    assert engine.reserve(make_request(9, list(range(20)))) is not None
+    worker = make_worker(engine)
+    hand_over(worker, 1, [5] * 24)
+    hand_over(worker, 2, [6] * 4)
+    worker.handler.tick(0.0)
+    hand_over(worker, 3, [6] * 4)
+    assert failures(worker) == [(3, worker_pb2.FAILURE_CODE_OVERLOADED)]
+    worker.handler.abort(2)
+    hand_over(worker, 4, [6] * 4)
+    assert failures(worker) == []

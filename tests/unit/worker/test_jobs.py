@@ -29,6 +29,16 @@ def test_a_job_that_was_taken_is_never_overdue() -> None:
     assert [late.id for late in jobs.overdue(10.0)] == [2]
 
 
+def test_jobs_that_were_taken_long_before_their_deadlines_leave_nothing_behind() -> None:
+    jobs = Jobs()
+    jobs.add(job(0, deadline=1.0))
+    for id in range(1, 1000):
+        jobs.add(job(id, deadline=100.0 + id))
+        jobs.take(id)
+    assert len(jobs._deadlines) <= 5
+    assert [late.id for late in jobs.overdue(5000.0)] == [0]
+
+
 def test_without_deadlines_there_is_nothing_to_wake_up_for() -> None:
     jobs = Jobs()
     jobs.add(job(1))
