@@ -8,10 +8,21 @@ from enum import Enum
 from pathlib import Path
 from typing import Final, Literal
 
-__all__ = ["PATIENCE", "Batching", "EngineConfig", "Forecast", "Policy", "SchedulerConfig", "Victim"]
+__all__ = [
+    "PATIENCE",
+    "STEP_SHARE",
+    "Batching",
+    "EngineConfig",
+    "Forecast",
+    "Policy",
+    "SchedulerConfig",
+    "Victim",
+]
 
 PATIENCE: Final = 64.0
 """Default of `SchedulerConfig.prompt_patience`."""
+STEP_SHARE: Final = 0.96
+"""Share of `tpot_target_s` at which the mean of all steps is held: measured steps vary by a few percent."""
 _LONG_PREFILL_SHARE: Final = 0.04
 """Of the context: what `long_prefill_token_threshold="auto"` means (vLLM)."""
 
@@ -118,6 +129,9 @@ class SchedulerConfig:
 
     itl_target_s: float | None = None
     """While requests decode, prompts get as much of a step as keeps the time between steps near this."""
+    tpot_target_s: float | None = None
+    """In place of `itl_target_s`: steps with prompts are spaced so that the mean time between the tokens of
+    an answer meets this. Needs `chunk_budget`."""
     token_tile: int = 1
     """Rows that the device's matrix kernels compute at a time: such steps are rounded to them."""
     costly_context: float = math.inf
@@ -145,6 +159,8 @@ class SchedulerConfig:
         for name, value in positive.items():
             if value is not None and value < 1:
                 raise ValueError(f"{name} {value}: use 1 or more")
+        if self.tpot_target_s is not None and self.itl_target_s is not None:
+            raise ValueError("itl_target_s and tpot_target_s are two ways to size chunks: use one")
         threshold = self.long_prefill_token_threshold
         if isinstance(threshold, int) and threshold < 1:
             raise ValueError(f"long_prefill_token_threshold {threshold}: use 1 or more")
@@ -156,6 +172,13 @@ class SchedulerConfig:
             raise ValueError(f'tenant_quantum does not go with policy "{self.policy.value}"')
         if self.max_long_partial_prefills is not None and threshold is None:
             raise ValueError("max_long_partial_prefills needs long_prefill_token_threshold")
+
+    @property
+    def step_target_s(self) -> float | None:
+        """Mean time at which steps with decodes are held while there are prompts; None: no target."""
+        if self.tpot_target_s is not None:
+            return STEP_SHARE * self.tpot_target_s
+        return self.itl_target_s
 
     def longest_chunk(self, context: int) -> int | None:
         """Most tokens of one prompt in a step, for this context length; None: no limit."""

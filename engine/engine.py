@@ -244,13 +244,13 @@ class Engine:
         return self.kv.check([*self._requests.values(), *self._kept.values()])
 
     def occupancy(self) -> Occupancy:
-        total, itl_controller = self.kv.pool.num_pages, self.scheduler.itl_controller
+        total = self.kv.pool.num_pages
         return Occupancy(
             waiting=self.scheduler.num_waiting,
             running=len(self.scheduler.running),
             used_pages=total - self.kv.num_available,
             total_pages=total,
-            paced_tokens=None if itl_controller is None else itl_controller.budget,
+            paced_tokens=self.scheduler.prompt_budget,
         )
 
     def stats(self) -> EngineStats:
@@ -289,14 +289,14 @@ class Engine:
             request.matcher = self.grammars.matcher(request.sampling.grammar)
 
     def _observe_itl(self, plan: StepPlan) -> None:
-        """Report the ITL of a mixed step to the ITL controller."""
+        """Report the time since the step before to whatever sizes the prompts of a step."""
         now = self._clock()
         since, self._completed_at = self._completed_at, now
         if since > -math.inf and plan.leaves_prompts:
             self._prefill_rate.observe(plan.prompt_tokens, now - since)
-        has_decodes = plan.num_tokens > plan.prompt_tokens > 0
-        if self.scheduler.itl_controller is not None and has_decodes and since > -math.inf:
-            self.scheduler.itl_controller.observe(self._cost.of_step(plan), now - since)
+        has_decodes = plan.num_tokens > plan.prompt_tokens
+        if has_decodes and since > -math.inf:
+            self.scheduler.observe(self._cost.of_step(plan), now - since)
 
     def _complete(self, plan: StepPlan, result: StepResult, output: StepOutput) -> None:
         self._observe_itl(plan)

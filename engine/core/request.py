@@ -53,6 +53,9 @@ class Request:
     """Row in the runner's per-request device buffers while running; -1 otherwise."""
     locked: RadixNode | None = None
     """The deepest cache node whose pages this request uses; locked against eviction."""
+    decodes_since: float | None = None
+    """When its first token came, by the engine's clock; None before it decodes, or without a TPOT target. Of
+    an answer that another worker began: when it would have come if its tokens met the target."""
     handicap: float = 0.0
     """Aging term of `turn`: grows with every prompt submitted before; -inf once preempted."""
     num_expected: int = 0

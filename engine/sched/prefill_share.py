@@ -7,7 +7,9 @@ from collections.abc import Sequence
 
 from engine.config import SchedulerConfig
 from engine.sched.itl_controller import ITLController, PromptCost, whole_tiles
+from engine.sched.page_forecast import OutputLengths
 from engine.sched.token_budget import PrefillLimits, Progress, StepRoom, without_long_chunks
+from engine.sched.tpot_controller import TPOTController
 
 __all__ = ["PrefillShare"]
 
@@ -15,11 +17,16 @@ __all__ = ["PrefillShare"]
 class PrefillShare:
     """Sizes chunks from the progress of prompts."""
 
-    def __init__(self, config: SchedulerConfig, page_size: int, context: int) -> None:
+    def __init__(self, config: SchedulerConfig, page_size: int, context: int, lengths: OutputLengths) -> None:
         self.itl_controller = (
             None
             if config.itl_target_s is None or config.chunk_budget is None or not config.chunked_prefill
             else ITLController(config.itl_target_s, config.chunk_budget)
+        )
+        self.tpot_controller = (
+            None
+            if config.tpot_target_s is None or config.chunk_budget is None
+            else TPOTController(config.tpot_target_s, config.chunk_budget, lengths)
         )
         self._config = config
         self._page_size = page_size
@@ -36,6 +43,19 @@ class PrefillShare:
         self._cost = PromptCost(config.costly_context)
 
     @property
+    def budget(self) -> int | None:
+        """Largest cost of a step's prompt tokens beside decodes; None: no target for the time of steps."""
+        controller = self.tpot_controller or self.itl_controller
+        return None if controller is None else controller.budget
+
+    @property
+    def usual_budget(self) -> int | None:
+        """`budget` of a step that may carry prompts."""
+        if self.tpot_controller is not None:
+            return self.tpot_controller.usual_budget
+        return self.budget
+
+    @property
     def largest_prompt(self) -> float:
         """Tokens of the longest prompt that the scheduler can compute."""
         limits = self._limits
@@ -44,8 +64,9 @@ class PrefillShare:
     def room(self, num_decodes: int, num_prompts: int) -> StepRoom:
         """Tokens of a step that this many decodes leave to prompts."""
         tokens = self._tokens(num_decodes)
-        if self.itl_controller is not None and num_decodes:
-            tokens = max(min(tokens, self.itl_controller.budget), self._page_size)
+        budget = self.budget
+        if budget is not None and num_decodes:
+            tokens = max(min(tokens, budget), self._page_size) if budget else 0
         return self._room(tokens, num_prompts)
 
     def lengths(self, prompts: Sequence[Progress], num_decodes: int) -> list[int]:
@@ -53,9 +74,10 @@ class PrefillShare:
         room = self.room(num_decodes, len(prompts))
         allowed = room.left
         lengths = [room.grant(prompt) for prompt in prompts]
-        if self.itl_controller is None or not num_decodes or not self._limits.chunked or not any(lengths):
+        budget = self.budget
+        if budget is None or not num_decodes or not self._limits.chunked or not any(lengths):
             return lengths
-        allowed, lengths = self._paced(self.itl_controller.budget, prompts, lengths, num_decodes, allowed)
+        allowed, lengths = self._paced(budget, prompts, lengths, num_decodes, allowed)
         return without_long_chunks(prompts, lengths, allowed) if self._config.hold_long_chunks else lengths
 
     def _paced(

@@ -42,8 +42,8 @@ class Scheduler:
         self.context = context
         self._rules = rules_for(config, seed)
         self._queues = Queues(config, kv, self._rules, _waiting_queue(config, kv, self._rules))
-        self._share = PrefillShare(config, kv.page_size, context)
         self._lengths = OutputLengths()
+        self._share = PrefillShare(config, kv.page_size, context, self._lengths)
         self._forecaster = Forecaster(config, kv, self._lengths)
         self._admission = Admission(config, kv, self._queues, self._rules, self._share, self._forecaster)
         self._shares_prefixes = kv.cache is not None and config.share_prefixes
@@ -73,6 +73,12 @@ class Scheduler:
     @property
     def itl_controller(self) -> ITLController | None:
         return self._share.itl_controller
+
+    @property
+    def prompt_budget(self) -> int | None:
+        """Largest cost of the prompt tokens of a step that may have some beside decodes; None: no target for
+        the time of steps."""
+        return self._share.usual_budget
 
     @property
     def num_preemptions(self) -> int:
@@ -163,14 +169,24 @@ class Scheduler:
         if chunk.request.slot >= 0 and chunk.length > 1:  # else it was preempted or has ended meanwhile
             self.kv.store(chunk.request, chunk.end)
 
+    def observe(self, cost: float, seconds: float) -> None:
+        """A step with decodes, and with prompt tokens of this cost or 0, completed `seconds` after the one
+        before it."""
+        if self._share.tpot_controller is not None:
+            self._share.tpot_controller.observe(cost, seconds)
+        elif self._share.itl_controller is not None and cost:
+            self._share.itl_controller.observe(cost, seconds)
+
     def plan(self, now: float = 0.0) -> StepPlan:
-        """Plan the next step. `now` is used only as the time at which requests began to wait."""
+        """Plan the next step. `now` is when requests begin to wait, or to decode."""
         step = StepPlan()
         self._queues.start_adopted()
         prompts: list[Chunk] = []
         decodes: list[Chunk] = []
         if self.config.batching is Batching.MIXED:
             ready = self._make_room(step)
+            if self._share.tpot_controller is not None:
+                self._share.tpot_controller.plan(ready, now, prompts=self.has_prompts)
             ready += self._admit(step, now, len(ready))
             decodes = self._decode(ready)
             prompts = self._prefill(len(decodes))

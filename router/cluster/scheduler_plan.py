@@ -15,8 +15,6 @@ from router.config.settings import Mode, RouterConfig
 __all__ = ["scheduler_for"]
 
 _GPU_ITL_TARGET_MS: Final = 20.0
-_STEP_SHARE: Final = 0.95
-"""Share of the ITL target that steps with prompts aim at in adaptive mode, so that TPOT stays below it."""
 
 T = TypeVar("T")
 
@@ -33,6 +31,8 @@ def scheduler_for(
     whole_prompts = asked.disable_chunked_prefill or config.chunked_prefill_size == -1
     own = asked.preset is Preset.BATON
     sizes_chunks = not whole_prompts and asked.effective_batching is Batching.MIXED
+    target = _itl_target_s(config, has_default=on_gpu and own) if sizes_chunks else None
+    averages = config.mode is Mode.ADAPTIVE
     return replace(
         base,
         policy=asked.schedule_policy or base.policy,
@@ -53,7 +53,8 @@ def scheduler_for(
         ),
         aging_tokens=_or(asked.aging_tokens, base.aging_tokens),
         tenant_quantum=_or(asked.fair_share_tokens, base.tenant_quantum),
-        itl_target_s=_itl_target_s(config, has_default=on_gpu and own) if sizes_chunks else None,
+        itl_target_s=None if averages else target,
+        tpot_target_s=target if averages else None,
         token_tile=GPU_TOKEN_TILE if on_gpu and own else 1,
         costly_context=costly_context if own else math.inf,
     )
@@ -69,10 +70,7 @@ def _itl_target_s(config: RouterConfig, *, has_default: bool) -> float | None:
     target = config.itl_target_ms
     if target is None and has_default:
         target = _GPU_ITL_TARGET_MS
-    if not target:
-        return None
-    share = _STEP_SHARE if config.mode is Mode.ADAPTIVE else 1.0
-    return share * target / 1000
+    return target / 1000 if target else None
 
 
 def _or(given: T | None, default: T) -> T:

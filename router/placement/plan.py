@@ -61,9 +61,12 @@ class PrefillSplit:
         return self._prefill_workers
 
     def _join(self, workers: Sequence[WorkerView], known: frozenset[WorkerId]) -> None:
-        """Workers joined or left: others keep their role, new ones start with their preference."""
-        new = {w.id for w in workers if w.prefers is Preference.PREFILL} - self._known
-        prefill_workers = (self._prefill_workers & known) | new
+        """Workers joined or left: others keep their role, new ones begin without one.
+
+        A worker is reserved only because the load asks for it: decodes that gather on the others because of a
+        role given in advance stay there for as long as their answers take.
+        """
+        prefill_workers = self._prefill_workers & known
         order = preferred_prefill_workers(workers, prefill_workers)
         self._prefill_workers = frozenset(
             worker.id for worker in order[: min(len(prefill_workers), len(workers) - 1)]

@@ -25,9 +25,9 @@ class Pace:
     plain_s: float
     """Time of a step without prompts."""
     mixed_s: float
-    """Time of a step with as many prompt tokens as allowed."""
+    """Mean time of a step while there are enough prompts."""
     mixed_tokens: float
-    """Prompt tokens of that step."""
+    """Prompt tokens of a step, in the mean over the same steps."""
 
     @property
     def prefill_rate(self) -> float:
@@ -44,11 +44,14 @@ def pace_of(worker: WorkerView, decodes: int, context_tokens: float, pairs_per_t
     model = worker.step_time
     plain = model.seconds(StepWork(0, 0.0, decodes, context_tokens))
     tokens = float(max(worker.chunk_tokens - decodes, worker.page_size))
-    if decodes and worker.step_target_s is not None:
-        allowed = model.prompt_tokens_within(worker.step_target_s, decodes, context_tokens, pairs_per_token)
-        tokens = min(tokens, max(allowed, float(_least(worker))))
-    work = StepWork(round(tokens), tokens * pairs_per_token, decodes, context_tokens)
-    return Pace(plain, model.seconds(work), tokens)
+    target = worker.step_target_s
+    if decodes and target is not None and target <= plain:
+        tokens = min(tokens, float(_least(worker)))
+    mixed = model.seconds(StepWork(round(tokens), tokens * pairs_per_token, decodes, context_tokens))
+    if decodes and target is not None and plain < target < mixed:
+        # Steps with prompts are spaced; as many steps without them follow as keep the mean at the target.
+        tokens, mixed = tokens * (target - plain) / (mixed - plain), target
+    return Pace(plain, mixed, tokens)
 
 
 def prefill_times(pending: Sequence[int], pace: Pace) -> list[float]:

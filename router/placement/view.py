@@ -78,7 +78,7 @@ class WorkerView:
     chunk_tokens: int
     """Most tokens that a step computes."""
     step_target_s: float | None = None
-    """Target time of steps with decodes and prompts; None: only `chunk_tokens` bounds them."""
+    """Mean time of steps at which prompts beside decodes are held; None: only `chunk_tokens` bounds steps."""
     prompts: tuple[PromptWork, ...] = ()
     """Queued and in progress, in order of arrival at the worker."""
     decodes: int = 0

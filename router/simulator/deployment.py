@@ -27,7 +27,7 @@ __all__ = ["STEP_SHARE", "Deployment"]
 _DEFAULT_STEP_S: Final = 0.020
 _MIXED_CHUNK: Final = 16_384
 STEP_SHARE: Final = 0.95
-"""Share of the TPOT target that steps with prompts aim at on adaptive workers; mixed workers may too."""
+"""Share of the TPOT target that steps with prompts aim at on mixed workers whose step target is tuned."""
 _SMALL_POOL: Final = 64
 """With this many workers or more, pages are larger, so that page accounting fits into memory."""
 
@@ -71,12 +71,13 @@ class Deployment:
     def simulation(self) -> Simulation:
         workers = self.prefill + self.decode
         adaptive = self.mode is Mode.ADAPTIVE
-        step = self.step_target_s or (STEP_SHARE * self.targets.itl_s if adaptive else _DEFAULT_STEP_S)
+        step = None if adaptive else self.step_target_s or _DEFAULT_STEP_S
         page_size = 64 if workers >= _SMALL_POOL else 16
         chunk = self.chunk_tokens or (_MIXED_CHUNK if self.mode is Mode.MIXED else PREFILL_CHUNK)
         settings = WorkerSettings(
             chunk_tokens=None if chunk == -1 else chunk,
             step_target_s=step,
+            tpot_target_s=self.targets.itl_s if adaptive else None,
             radix_cache=self.radix_cache,
             patience=self.patience,
             page_size=page_size,

@@ -120,7 +120,7 @@ class Simulation:
                     id=str(worker.number),
                     prefers=prefers,
                     chunk_tokens=settings.chunk_tokens or settings.whole_tokens,
-                    step_target_s=settings.step_target_s,
+                    step_target_s=worker.scheduler.config.step_target_s,
                     total_pages=settings.num_pages,
                     page_size=settings.page_size,
                     prior=cluster.prior,

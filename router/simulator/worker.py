@@ -36,6 +36,8 @@ class WorkerSettings:
     """None: whole prompts, in steps of `whole_tokens` where they are not longer."""
     whole_tokens: int = 40_960
     step_target_s: float | None = 0.020
+    tpot_target_s: float | None = None
+    """In place of `step_target_s`: see `SchedulerConfig`."""
     num_pages: int = 52_000
     page_size: int = 16
     max_running: int = 512
@@ -111,6 +113,7 @@ class SimWorker:
                 max_waiting_requests=1 << 30,
                 long_prefill_token_threshold=settings.longest_chunk,
                 itl_target_s=settings.step_target_s,
+                tpot_target_s=settings.tpot_target_s,
                 token_tile=tile,
                 costly_context=costly_context,
                 policy=settings.policy,
@@ -160,7 +163,7 @@ class SimWorker:
         """Plan and launch the next step, and complete the one that is about to end."""
         self.due = math.inf
         self._lend(now)
-        plan = self.scheduler.plan()
+        plan = self.scheduler.plan(now)
         for request in plan.started:
             self._listener.started(self, request, now)
         before, self._step = self._step, None
@@ -201,9 +204,8 @@ class SimWorker:
     def _complete(self, step: _Step) -> None:
         at = step.ends
         plan, work = step.plan, step.work
-        itl_controller, is_mixed = self.scheduler.itl_controller, work.prompt_tokens and work.decodes
-        if itl_controller is not None and is_mixed and self._completed_at > -math.inf:
-            itl_controller.observe(self._cost.of_step(plan), at - self._completed_at)
+        if work.decodes and self._completed_at > -math.inf:
+            self.scheduler.observe(self._cost.of_step(plan), at - self._completed_at)
         self._completed_at = at
         report = StepReport(at, work, at - step.begins)
         for chunk in plan.chunks:

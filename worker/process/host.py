@@ -202,7 +202,7 @@ class WorkerHost:
 
     def _batch_log(self) -> BatchLog:
         engine = self.config.engine
-        target, chunk = engine.scheduler.itl_target_s, engine.scheduler.chunk_budget
+        target, chunk = engine.scheduler.step_target_s, engine.scheduler.chunk_budget
         pace = None if target is None or chunk is None else PaceLog(chunk, target)
         return BatchLog(self.config.decode_log_interval, engine.page_size, pace)
 
@@ -256,7 +256,7 @@ class WorkerHost:
             transport=config.transport or "",
             chunked_prefill_size=config.engine.scheduler.chunk_budget or 0,
             max_running_requests=config.engine.scheduler.max_running_requests,
-            step_target_s=config.engine.scheduler.itl_target_s or 0.0,
+            step_target_s=config.engine.scheduler.step_target_s or 0.0,
             cuda_graph_max_bs=config.engine.cuda_graph_max_batch,
             cuda_graph_max_tokens=config.engine.cuda_graph_max_tokens,
             pid=os.getpid(),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from router.placement import (
     AdaptivePlacement,
     ClusterView,
+    Demand,
     DisaggPlacement,
     Ledger,
     Link,
@@ -68,6 +69,18 @@ def pair(placement: Placement) -> tuple[str, str]:
     return placement.prefill_worker, placement.decode_worker
 
 
+def with_a_reader() -> AdaptivePlacement:
+    """Has reserved "p" for prompts, after a load that asks for it."""
+    policy = AdaptivePlacement(TARGETS)
+    demand = Demand(
+        requests_per_s=7.0, prompt_tokens=2800, attention=7e6, context_tokens=3000, output_tokens=320
+    )
+    for turn in range(100):
+        policy.place(request(), replace(view(P, D), now=float(turn), demand=demand))
+    assert policy.prefill_only == {"p"}
+    return policy
+
+
 def test_mixed_gives_one_worker_everything() -> None:
     policy = MixedPlacement(round_robin)
     assert [pair(policy.place(request(), view(P, D))) for _ in range(3)] == [
@@ -94,17 +107,17 @@ def test_without_workers_every_policy_says_so(
 
 
 def test_a_prompt_is_read_where_it_is_cached() -> None:
-    placement = AdaptivePlacement(TARGETS).place(request(4000, d=3900), view(P, decoding(D, 10)))
+    placement = with_a_reader().place(request(4000, d=3900), view(P, decoding(D, 10)))
     assert pair(placement) == ("d", "d")
 
 
 def test_a_long_prompt_does_not_go_where_answers_are_written() -> None:
-    placement = AdaptivePlacement(TARGETS).place(request(8000), view(P, decoding(D, 50)))
+    placement = with_a_reader().place(request(8000), view(P, decoding(D, 50)))
     assert pair(placement) == ("p", "d")
 
 
 def test_a_prompt_goes_to_the_decode_worker_when_the_prefill_workers_queue_is_too_long() -> None:
-    policy = AdaptivePlacement(TARGETS)
+    policy = with_a_reader()
     queue = [3000] * 12
     assert pair(policy.place(request(3500), view(busy(P, *queue), decoding(D, 10)))) == ("d", "d")
     assert pair(policy.place(request(3500), view(P, decoding(D, 10)))) == ("p", "d")
@@ -117,7 +130,7 @@ def test_a_worker_without_pages_is_avoided() -> None:
 
 
 def test_the_reason_names_every_candidate_best_first() -> None:
-    why = AdaptivePlacement(TARGETS).place(request(), view(P, D)).why
+    why = with_a_reader().place(request(), view(P, D)).why
     assert {(c.prefill_worker, c.decode_worker) for c in why.candidates} == {("p", "d"), ("d", "d")}
     assert all(c.ttft_s > 0 and c.tpot_s > 0 for c in why.candidates)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -58,7 +60,7 @@ def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
     assert long == pytest.approx(16_200 / PACE.prefill_rate)
 
 
-def test_a_worker_with_decodes_reads_in_short_steps() -> None:
+def test_a_worker_with_decodes_computes_fewer_prompt_tokens() -> None:
     prefill_worker = worker("a")
     alone, beside = (pace_of(prefill_worker, decodes, 3000.0 * decodes, 1000.0) for decodes in (0, 40))
     assert alone.mixed_tokens == 2048
@@ -85,18 +87,39 @@ def test_more_load_is_never_better() -> None:
     assert costs == sorted(costs)
 
 
-def test_workers_begin_as_they_prefer_and_never_do_all_only_read() -> None:
-    mixed = [worker("a", Preference.PREFILL), worker("b", Preference.DECODE)]
-    assert PrefillSplit(TIGHT).prefill_workers(mixed, Demand(), 0.0) == {"a"}
-    only = [worker(name, Preference.PREFILL) for name in "ab"]
-    assert len(PrefillSplit(TIGHT).prefill_workers(only, Demand(), 0.0)) == 1
-    assert PrefillSplit(TIGHT).prefill_workers([worker("a", Preference.PREFILL)], Demand(), 0.0) == set()
+MIXED_ROLES = [worker("a", Preference.PREFILL), worker("b", Preference.DECODE)]
+
+
+def divided(*, now: float = 100.0) -> PrefillSplit:
+    """Has reserved "a" for prompts by `now`, since that suits `DEMAND`."""
+    split = PrefillSplit(TIGHT)
+    for turn in range(100):
+        split.prefill_workers(MIXED_ROLES, DEMAND, now - 100.0 + turn)
+    assert split.current == {"a"}
+    return split
+
+
+def test_no_worker_is_reserved_for_prompts_before_the_load_asks_for_it() -> None:
+    assert PrefillSplit(TIGHT).prefill_workers(MIXED_ROLES, Demand(), 0.0) == set()
+
+
+def test_the_worker_that_is_reserved_is_one_that_prefers_prompts() -> None:
+    assert divided().current == {"a"}
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.floats(0.5, 60.0)), min_size=1, max_size=40))
+def test_never_all_workers_are_reserved(loads: list[tuple[int, float]]) -> None:
+    split = PrefillSplit(TIGHT)
+    for turn, (count, rate) in enumerate(loads):
+        workers = [worker(name, Preference.PREFILL) for name in "abcd"[:count]]
+        demand = Demand(rate, 2800, 7e6, 3000, 320)
+        assert len(split.prefill_workers(workers, demand, 10.0 * turn)) < count
 
 
 def test_a_division_that_suits_the_load_is_kept() -> None:
     workers = [worker("a", Preference.PREFILL), worker("b", Preference.DECODE, decodes=20)]
-    split = PrefillSplit(TIGHT)
-    seen = {split.prefill_workers(workers, DEMAND, 0.1 * turn) for turn in range(300)}
+    split = divided()
+    seen = {split.prefill_workers(workers, DEMAND, 100.0 + 0.1 * turn) for turn in range(300)}
     assert seen == {frozenset({"a"})}
 
 
@@ -106,7 +129,7 @@ def test_it_takes_as_long_as_an_answer_to_change_a_division() -> None:
     demand = Demand(
         requests_per_s=8.0, prompt_tokens=200, attention=2e4, context_tokens=3000, output_tokens=2000
     )
-    split = PrefillSplit(TIGHT)
+    split = divided(now=0.0)
     history = [split.prefill_workers(workers, demand, 0.5 * turn) for turn in range(200)]
     changes = [turn for turn in range(1, 200) if history[turn] != history[turn - 1]]
     assert history[0] == {"a"}
@@ -116,8 +139,19 @@ def test_it_takes_as_long_as_an_answer_to_change_a_division() -> None:
 
 
 def test_a_worker_that_joins_changes_no_other_ones_part() -> None:
-    workers = [worker("a", Preference.PREFILL), worker("b", Preference.DECODE)]
-    split = PrefillSplit(TIGHT)
-    split.prefill_workers(workers, Demand(), 0.0)
-    assert split.prefill_workers([*workers, worker("c", Preference.DECODE)], Demand(), 1.0) == {"a"}
-    assert split.prefill_workers([workers[1]], Demand(), 2.0) == set()
+    split = divided()
+    joined = [*MIXED_ROLES, worker("c", Preference.PREFILL)]
+    assert split.prefill_workers(joined, Demand(), 101.0) == {"a"}
+    assert split.prefill_workers(MIXED_ROLES[1:], Demand(), 102.0) == set()
+
+
+@given(st.integers(1, 400), st.floats(0.005, 0.05))
+def test_prompts_beside_decodes_hold_the_mean_of_steps_at_the_target(decodes: int, target: float) -> None:
+    view = replace(worker("a"), step_target_s=target)
+    pace = pace_of(view, decodes, 1000.0 * decodes, 1000.0)
+    assert pace.mixed_tokens > 0
+    if pace.plain_s < target:
+        assert pace.mixed_s <= target * (1 + 1e-9)
+        assert pace.tpot(1.0) == pytest.approx(pace.mixed_s)
+    else:
+        assert pace.mixed_tokens <= 64

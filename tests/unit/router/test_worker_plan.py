@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.config import STEP_SHARE
 from engine.loader.checkpoint import Checkpoint
 from router.cluster.worker_plan import Machine, PlanError, device_for, estimate_pool, plan_workers
 from router.config.option import flag_name
@@ -140,12 +141,14 @@ def test_every_worker_of_an_adaptive_cluster_reads_prompts_as_prefill_workers_do
     assert chunks(config, checkpoint, gpu(141)) == [2048, 2048]
 
 
-def test_steps_of_an_adaptive_cluster_stay_below_the_itl_target(checkpoint: Checkpoint) -> None:
+def test_workers_of_an_adaptive_cluster_hold_the_mean_of_their_steps_below_the_target(
+    checkpoint: Checkpoint,
+) -> None:
     config = RouterConfig(model="m", mode=Mode.ADAPTIVE, itl_target_ms=20.0)
-    targets = [
-        worker.config.engine.scheduler.itl_target_s for worker in plan_workers(config, checkpoint, gpu(141))
-    ]
-    assert targets == [pytest.approx(0.019)] * 2
+    for worker in plan_workers(config, checkpoint, gpu(141)):
+        settings = worker.config.engine.scheduler
+        assert (settings.itl_target_s, settings.tpot_target_s) == (None, 0.02)
+        assert settings.step_target_s == pytest.approx(STEP_SHARE * 0.02)
 
 
 def chunks(config: RouterConfig, checkpoint: Checkpoint, machine: Machine) -> list[int | None]:

@@ -1,0 +1,114 @@
+"""Spaces the steps with prompts so that the mean time between an answer's tokens (TPOT) meets a target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from engine.config import STEP_SHARE
+from engine.core.request import Request
+from engine.sched.page_forecast import OutputLengths
+
+__all__ = ["TPOTController"]
+
+_PROMPT_STEP: Final = 2.0
+"""Time of a step with prompts without slack, relative to the mean that is held. 1.5 does as
+well (step 39 of benchmarks/NOTES.md)."""
+_SMALLEST: Final = 64
+"""Smallest budget where even steps without prompts are too slow, so that prompts make progress."""
+_AT_ONCE: Final = 0.5
+"""Share of the slack that a step may take: the one after it is planned before this one is measured."""
+_MEAN_WEIGHT: Final = 0.005
+"""Weight of the newest step in the mean time of a step, which covers a few hundred: an answer's length."""
+_PLAIN_WEIGHT: Final = 0.3
+"""Weight of the newest step in the time of a step without prompts, which changes with the decodes."""
+_DAMPING: Final = 0.5
+"""Weight of the newest step with prompts in the time of a prompt token."""
+
+
+class TPOTController:
+    """Decides when a step may carry prompts beside decodes, and how many tokens.
+
+    TPOT is a mean over the steps of an answer. A step with prompts has a fixed cost, so a few long ones read
+    more prompt tokens than many short ones with the same mean. Two rules allow such a step:
+
+    * **Debt.** What steps take beyond the held mean is debt, which later ones repay by being shorter. Without
+      debt, a step may take `prompt_step_s`. With prompts pending all the time the mean stays at `held_s`,
+      whatever prompts and decodes cost.
+    * **Slack.** An answer may use the time that it has saved so far, and what it will save if steps stay as
+      long as they are in the mean now. The answer with the least slack decides. When few steps carry
+      prompts, much is saved, and prompts are computed in long steps at once; when all do, nothing is, and
+      debt alone decides. Lending time between the requests of a worker follows TaiChi (arXiv 2508.01989).
+    """
+
+    def __init__(self, target_s: float, largest: int, lengths: OutputLengths) -> None:
+        """`largest`: most prompt tokens of a step. `lengths`: of the answers that have ended."""
+        self.target_s = target_s
+        self.held_s = STEP_SHARE * target_s
+        self._largest = largest
+        self._lengths = lengths
+        self._mean_s = self.held_s
+        self._plain_s = 0.0
+        self._token_s = self.held_s / min(512, largest)
+        self._debt_s = 0.0
+        self._budget = self.usual_budget
+
+    @property
+    def budget(self) -> int:
+        """Largest cost of the prompt tokens of the step that is planned now; 0: none beside decodes."""
+        return self._budget
+
+    @property
+    def usual_budget(self) -> int:
+        """`budget` of a step that may carry prompts, without slack."""
+        return self._tokens_within(self.prompt_step_s)
+
+    @property
+    def prompt_step_s(self) -> float:
+        return _PROMPT_STEP * self.held_s
+
+    def plan(self, decodes: Sequence[Request], now: float, *, prompts: bool) -> None:
+        """Set `budget` for a step with these decodes. `prompts`: there are some to compute.
+
+        Must be called for every step, since it notes when a request begins to decode. O(decodes).
+        """
+        for request in decodes:
+            if request.decodes_since is None:  # what it has of its answer by now was as fast as it should be
+                request.decodes_since = now - self.held_s * (len(request.output) - 1)
+        if not prompts or not decodes:
+            return
+        if self._plain_s >= self.held_s:
+            self._budget = _SMALLEST
+            return
+        allowed = self._mean_s + _AT_ONCE * self._slack(decodes, now)
+        if self._debt_s <= 0:
+            allowed = max(allowed, self.prompt_step_s)
+        self._budget = self._tokens_within(allowed) if allowed >= self.prompt_step_s else 0
+
+    def observe(self, cost: float, seconds: float) -> None:
+        """A step with decodes, and prompt tokens of this cost or 0, took `seconds` since the last one."""
+        self._mean_s += _MEAN_WEIGHT * (seconds - self._mean_s)
+        over = seconds - self.held_s
+        if not cost:
+            over = min(over, self.held_s - self.target_s)  # repays something, so that prompts make progress
+        self._debt_s = max(0.0, self._debt_s + over)
+        if not cost:
+            self._plain_s += _PLAIN_WEIGHT * (seconds - self._plain_s)
+        elif cost >= _SMALLEST:
+            token_s = max(seconds - self._plain_s, 0.1 * seconds) / cost
+            token_s = min(max(token_s, self._token_s / 2), self._token_s * 2)
+            self._token_s += _DAMPING * (token_s - self._token_s)
+
+    def _slack(self, decodes: Sequence[Request], now: float) -> float:
+        """Seconds that the answer with the least can lose and still have the held mean at its end."""
+        elapsed = now - np.array([request.decodes_since for request in decodes])
+        produced = np.array([len(request.output) for request in decodes])
+        remaining = self._lengths.remaining(decodes)
+        allowed = self.held_s * (produced - 1 + remaining)
+        slack = allowed - elapsed - min(self._mean_s, self.held_s) * remaining
+        return float(slack.min())
+
+    def _tokens_within(self, seconds: float) -> int:
+        return int(min(max((seconds - self._plain_s) / self._token_s, _SMALLEST), self._largest))
