@@ -16,6 +16,11 @@ __all__ = ["TPOTController"]
 _PROMPT_STEP: Final = 2.0
 """Time of a step with prompts without slack, relative to the mean that is held. 1.5 does as
 well (step 39 of benchmarks/NOTES.md)."""
+_LONGEST_STEP: Final = 5.0
+"""Time of the longest step with prompts, relative to the same mean. Where it is 8 or unbounded, goodput is no
+higher; at 3, workloads with short prompts and long answers lose a third."""
+_PAUSE_S: Final = 0.1
+"""Slack is not used for longer steps: TPOT would not show the pause, but a reader sees it."""
 _SMALLEST: Final = 64
 """Smallest budget where even steps without prompts are too slow, so that prompts make progress."""
 _AT_ONCE: Final = 0.5
@@ -40,7 +45,8 @@ class TPOTController:
     * **Slack.** An answer may use the time that it has saved so far, and what it will save if steps stay as
       long as they are in the mean now. The answer with the least slack decides. When few steps carry
       prompts, much is saved, and prompts are computed in long steps at once; when all do, nothing is, and
-      debt alone decides. Lending time between the requests of a worker follows TaiChi (arXiv 2508.01989).
+      debt alone decides. No step gets longer than `_LONGEST_STEP` times the mean, or 0.1 s. Lending time
+      between the requests of a worker follows TaiChi (arXiv 2508.01989).
     """
 
     def __init__(self, target_s: float, largest: int, lengths: OutputLengths) -> None:
@@ -85,7 +91,8 @@ class TPOTController:
         allowed = self._mean_s + _AT_ONCE * self._slack(decodes, now)
         if self._debt_s <= 0:
             allowed = max(allowed, self.prompt_step_s)
-        self._budget = self._tokens_within(allowed) if allowed >= self.prompt_step_s else 0
+        longest = max(min(_LONGEST_STEP * self.held_s, _PAUSE_S), self.prompt_step_s)
+        self._budget = self._tokens_within(min(allowed, longest)) if allowed >= self.prompt_step_s else 0
 
     def observe(self, cost: float, seconds: float) -> None:
         """A step with decodes, and prompt tokens of this cost or 0, took `seconds` since the last one."""

@@ -22,14 +22,16 @@ from tests.unit.engine.planning import request
 from tests.unit.fake_runner import FakeRunner
 
 TARGET = 0.010
-LARGEST = 2048
+LARGEST = 16384
 
 
 class Device:
     """Steps of `plain` seconds; n prompt tokens add `fixed` + n * `token`. An answer decodes all the time."""
 
-    def __init__(self, plain: float, fixed: float, token: float, answer: Request) -> None:
-        self.controller = TPOTController(TARGET, LARGEST, OutputLengths())
+    def __init__(
+        self, plain: float, fixed: float, token: float, answer: Request, target: float = TARGET
+    ) -> None:
+        self.controller = TPOTController(target, LARGEST, OutputLengths())
         self.plain, self.fixed, self.token = plain, fixed, token
         self.answers = [answer]
         self.now = 0.0
@@ -96,13 +98,29 @@ def test_a_step_with_prompts_is_followed_by_steps_without_that_make_up_for_it() 
     assert not any(one and other for one, other in pairwise(pattern))
 
 
-def test_where_few_steps_carry_prompts_one_may_take_as_much_as_it_can() -> None:
-    device = Device(0.005, 0.002, 2e-5, answer(2000))
+def after_few_prompts(target: float, plain: float) -> Device:
+    device = Device(plain, 0.002, 2e-5, answer(2000), target)
     for _ in range(1000):
         device.step(pending=0)
     device.step(pending=100)
     device.step(pending=0)
-    assert device.step() == LARGEST
+    return device
+
+
+def test_where_few_steps_carry_prompts_one_may_be_longer_than_without_slack() -> None:
+    device = after_few_prompts(TARGET, plain=0.005)
+    assert device.step() > device.controller.usual_budget
+    assert device.steps[-1][1] > device.controller.prompt_step_s
+
+
+@pytest.mark.parametrize(
+    ("target", "longest"), [(0.010, 0.048), (0.015, 0.072), (0.040, 0.1), (0.100, 0.192)]
+)
+def test_no_slack_allows_a_pause_that_a_reader_would_notice(target: float, longest: float) -> None:
+    device = after_few_prompts(target, plain=0.4 * target)
+    for _ in range(20):
+        device.step(pending=100_000)
+    assert max(seconds for _, seconds in device.steps) <= 1.05 * longest
 
 
 def test_an_answer_that_would_miss_the_target_forbids_long_steps() -> None:
