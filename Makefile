@@ -14,12 +14,12 @@ export GOMP_SPINCOUNT ?= 1000
 
 PYTEST := $(BIN)/python -m pytest
 
-# In two parts: two files at a time, then the tests that must have the machine for themselves. Files are taken
+# In two parts: some files at a time, then the tests that must have the machine for themselves. Files are taken
 # in order, the slow ones of tests/e2e first. ARGS may name tests of one part only: the other one's status is 5.
 define run_tests
-	@$(PYTEST) -m "not ($(LEFT_OUT) or alone)" -n 2 --dist loadfile --no-loadscope-reorder $(ARGS); first=$$?; \
+	@$(PYTEST) -m "not ($(LEFT_OUT) or alone)" -n $(AT_ONCE) --dist loadfile --no-loadscope-reorder $(ARGS); first=$$?; \
 	[ $$first -eq 0 ] || [ $$first -eq 5 ] || exit $$first; \
-	$(PYTEST) -m "alone and not ($(LEFT_OUT))" $(ARGS); second=$$?; \
+	$(PYTEST) -m "alone and not ($(LEFT_OUT))" $(or $(ARGS),tests/faults); second=$$?; \
 	[ $$second -eq 5 ] && exit $$first; exit $$second
 endef
 
@@ -44,10 +44,12 @@ cluster-demo: machines setup  ## Cut the link of one of three nodes under load, 
 test test-all: export OMP_NUM_THREADS := 1
 
 test: LEFT_OUT := gpu or soak or cluster or clients or thorough
+test: AT_ONCE := 3
 test: setup  ## Run the tests that every change must pass: some minutes, no GPU (ARGS=tests/unit: only those)
 	$(run_tests)
 
 test-all: LEFT_OUT := gpu or soak or cluster or clients
+test-all: AT_ONCE := 2
 test-all: setup  ## Run every test that needs no GPU and ends within minutes
 	$(run_tests)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.conftest import NUM_TOKENS, TEXTS, Oracle
 from tests.e2e.router_process import router
 from tests.e2e.streaming import Streaming
@@ -12,6 +14,7 @@ ADAPTIVE = ("--mode", "adaptive", "--prefill-workers", "1", "--decode-workers", 
 NAME = "300 tokens"
 
 
+@pytest.mark.thorough
 def test_a_stream_goes_on_and_new_requests_are_served_whichever_worker_is_killed(
     tmp_path: Path, oracle: Oracle
 ) -> None:

@@ -14,6 +14,7 @@ from benchmarks.lib.servers.server import BatonServer, ServerFailed
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(600)
 def test_the_demo_streams_an_answer_shows_the_waterfall_and_leaves_nothing_behind() -> None:
     done = subprocess.run(

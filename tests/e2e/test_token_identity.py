@@ -1,7 +1,7 @@
 """Greedy answers of the real model are transformers' answers, token for token, however they are computed.
 
-Real workers, real gRPC, KV through real UCX. Every size of chunk and page is seen in both modes; their full
-product runs on tiny models in tests/integration, and on a readable KV cache in
+Real workers, real gRPC, KV through real UCX. Every size of chunk and page is seen in both modes (in `make test`,
+in one of them); their full product runs on tiny models in tests/integration, and on a readable KV cache in
 tests/unit/engine/test_engine.py. The prompt of 4,000 tokens is for `make test-all`.
 """
 
@@ -86,8 +86,14 @@ class Cluster:
         return list(await asyncio.gather(*(self.answer(prompt) for prompt in prompts)))
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize(
+    ("mode", "setting"),
+    [
+        pytest.param(mode, setting, marks=() if (i + j) % 2 else pytest.mark.thorough)
+        for i, mode in enumerate(MODES)
+        for j, setting in enumerate(SETTINGS)
+    ],
+)
 async def test_many_requests_at_once_are_answered_as_one_alone(
     smollm2: Path, oracle: Oracle, mode: str, setting: str
 ) -> None:

@@ -43,7 +43,7 @@ def conclusive(test: Test) -> Test:
     return run
 
 
-@pytest.fixture(params=["nixl", "ucxx"])
+@pytest.fixture(params=["nixl", pytest.param("ucxx", marks=pytest.mark.thorough)])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -88,7 +88,7 @@ def test_a_fenced_host_that_comes_back_with_a_write_under_way_changes_no_page(
     receiver.call("reserve", 3, sender.peer, pages, 0, len(pages) * LAYOUT.page_size, 5.0, request_digest=0)
     refused = receiver.event()
     assert isinstance(refused, ReceiveFailed)
-    assert "only its successor" in refused.reason
+    assert "only a restarted one" in refused.reason
 
 
 @pytest.mark.parametrize("kind", ["ucxx"])

@@ -12,7 +12,7 @@ from tests.faults.bounds import bounded
 from tests.faults.load import Answers, Load
 from tests.faults.service import Service
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.alone]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.alone, pytest.mark.thorough]
 
 CLIENTS = 8
 DETECTED_S = 4.5
@@ -20,7 +20,7 @@ DETECTED_S = 4.5
 
 
 @bounded("rounds", here=1, soak=30)
-@pytest.mark.parametrize("role", [pytest.param("decode", marks=pytest.mark.thorough), "prefill"])
+@pytest.mark.parametrize("role", ["decode", "prefill"])
 async def test_late_writes_of_a_stopped_worker_corrupt_no_request(
     service: Service, answers: Answers, role: str, rounds: int
 ) -> None:

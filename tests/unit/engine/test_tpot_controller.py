@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.config import STEP_SHARE, SchedulerConfig
@@ -60,6 +60,7 @@ def answer(tokens: int, produced: int = 1) -> Request:
     return each
 
 
+@settings(max_examples=40)
 @given(
     plain=st.floats(0.001, 0.0090),
     fixed=st.floats(0.0, 0.004),
@@ -69,20 +70,21 @@ def test_with_prompts_all_the_time_steps_meet_the_target_in_the_mean(
     plain: float, fixed: float, token: float
 ) -> None:
     device = Device(plain, fixed, token, answer(100_000))
-    for _ in range(3000):
+    for _ in range(1500):
         device.step()
     tokens = sum(tokens for tokens, _ in device.steps[-1000:])
     assert tokens > 0
     assert device.mean(1000) <= TARGET + 0.1 * LARGEST * token / 100
 
 
+@settings(max_examples=40)
 @given(plain=st.floats(0.002, 0.008), fixed=st.floats(0.001, 0.003))
 def test_spaced_steps_read_more_prompt_tokens_than_short_ones_with_the_same_mean(
     plain: float, fixed: float
 ) -> None:
     token = 2e-5
     device = Device(plain, fixed, token, answer(100_000))
-    for _ in range(3000):
+    for _ in range(1500):
         device.step()
     read = sum(tokens for tokens, _ in device.steps[-1000:]) / sum(s for _, s in device.steps[-1000:])
     in_every_step = max(device.mean(1000) - plain - fixed, 0.0) / token / device.mean(1000)
@@ -91,7 +93,7 @@ def test_spaced_steps_read_more_prompt_tokens_than_short_ones_with_the_same_mean
 
 def test_a_step_with_prompts_is_followed_by_steps_without_that_make_up_for_it() -> None:
     device = Device(0.007, 0.002, 2e-5, answer(100_000))
-    for _ in range(3000):
+    for _ in range(1500):
         device.step()
     pattern = [bool(tokens) for tokens, _ in device.steps[-200:]]
     assert 0 < sum(pattern) / len(pattern) < 0.5
