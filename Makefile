@@ -14,15 +14,6 @@ export GOMP_SPINCOUNT ?= 1000
 
 PYTEST := $(BIN)/python -m pytest
 
-# In two parts: some files at a time, then the tests that must have the machine for themselves. Files are taken
-# in order, the slow ones of tests/e2e first. ARGS may name tests of one part only: the other one's status is 5.
-define run_tests
-	@$(PYTEST) -m "not ($(LEFT_OUT) or alone)" -n $(AT_ONCE) --dist loadfile --no-loadscope-reorder $(ARGS); first=$$?; \
-	[ $$first -eq 0 ] || [ $$first -eq 5 ] || exit $$first; \
-	$(PYTEST) -m "alone and not ($(LEFT_OUT))" $(or $(ARGS),tests/faults); second=$$?; \
-	[ $$second -eq 5 ] && exit $$first; exit $$second
-endef
-
 help:  ## Show this list
 	@echo "Baton serves language models on a cluster. Try: make demo"
 	@echo
@@ -43,15 +34,19 @@ cluster-demo: machines setup  ## Cut the link of one of three nodes under load, 
 
 test test-all: export OMP_NUM_THREADS := 1
 
-test: LEFT_OUT := gpu or soak or cluster or clients or thorough
-test: AT_ONCE := 3
-test: setup  ## Run the tests that every change must pass: some minutes, no GPU (ARGS=tests/unit: only those)
-	$(run_tests)
+# Some files at a time, in order: the slow ones of tests/e2e first.
+FILES_AT_ONCE := --dist loadfile --no-loadscope-reorder
 
-test-all: LEFT_OUT := gpu or soak or cluster or clients
-test-all: AT_ONCE := 2
+test: setup  ## Run the tests that every change must pass: some minutes, no GPU (ARGS=tests/unit: only those)
+	@$(PYTEST) -m "not (gpu or soak or cluster or clients or alone or thorough)" -n 3 $(FILES_AT_ONCE) $(ARGS)
+
+# In two parts: the second has the machine for itself. ARGS may name tests of one part only: the other one's
+# status is 5.
 test-all: setup  ## Run every test that needs no GPU and ends within minutes
-	$(run_tests)
+	@$(PYTEST) -m "not (gpu or soak or cluster or clients or alone)" -n 2 $(FILES_AT_ONCE) $(ARGS); first=$$?; \
+	[ $$first -eq 0 ] || [ $$first -eq 5 ] || exit $$first; \
+	$(PYTEST) -m "alone and not (gpu or soak or cluster or clients)" $(or $(ARGS),tests/faults); second=$$?; \
+	[ $$second -eq 5 ] && exit $$first; exit $$second
 
 test-cluster: setup  ## Run deploy/cluster.yaml on three machines in namespaces (root, Debian packages, 15 minutes)
 	$(BIN)/python -m pytest -m cluster -x -v tests/cluster $(ARGS)

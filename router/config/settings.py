@@ -155,8 +155,8 @@ class RouterConfig:
         float | None,
         Option(
             _BATCHING,
-            "target step time while requests decode; prefill chunks are sized to meet it; 0 disables it"
-            " (default: 20 on cuda, 0 on cpu)",
+            "target step time while requests decode; prefill chunks are sized to meet it, in adaptive mode by"
+            " the mean of all steps; 0 disables it (default: 20 on cuda, 0 on cpu)",
             "MS",
         ),
     ] = None

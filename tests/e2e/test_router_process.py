@@ -58,7 +58,7 @@ def test_in_mixed_mode_answers_are_transformers_own_and_sigterm_lets_a_running_o
         assert not service.survivors(within_s=1.0)
 
 
-@pytest.mark.parametrize("role", ["PrefillWorker", "DecodeWorker"])
+@pytest.mark.parametrize("role", ["PrefillWorker", pytest.param("DecodeWorker", marks=pytest.mark.thorough)])
 def test_a_stream_goes_on_when_a_worker_is_killed_under_it(
     disagg: RouterProcess, oracle: Oracle, role: str
 ) -> None:

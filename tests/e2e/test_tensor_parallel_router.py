@@ -17,6 +17,8 @@ from tests.e2e.router_process import STARTUP_S, RouterProcess, SharedRouter
 from tests.e2e.streaming import Streaming
 from tests.faults.small_model import SmallModel, save_small_model
 
+pytestmark = pytest.mark.thorough
+
 FLAGS = ("--mode", "disagg", "--decode-tensor-parallel-size", "2", "--served-model-name", "smollm2")
 MAX_TOKENS = 24
 
@@ -50,7 +52,7 @@ def ranks(service: RouterProcess) -> set[int]:
     return set()
 
 
-@pytest.mark.parametrize("victim", ["RankActor", pytest.param("DecodeWorker", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("victim", ["RankActor", "DecodeWorker"])
 def test_answers_are_transformers_own_also_after_a_rank_was_killed(
     service: RouterProcess, small: SmallModel, victim: str
 ) -> None:

@@ -1,8 +1,9 @@
 """Greedy answers of the real model are transformers' answers, token for token, however they are computed.
 
-Real workers, real gRPC, KV through real UCX. Every size of chunk and page is seen in both modes (in `make test`,
-in one of them); their full product runs on tiny models in tests/integration, and on a readable KV cache in
-tests/unit/engine/test_engine.py. The prompt of 4,000 tokens is for `make test-all`.
+Real workers, real gRPC, KV through real UCX. Every size of chunk and page is seen in both modes; their full
+product runs on tiny models in tests/integration, and on a readable KV cache in
+tests/unit/engine/test_engine.py. `make test` runs every size in one of the modes; the rest, and the prompt of
+4,000 tokens, are for `make test-all`.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from tests.faults.clients import Answered, GrpcClient, check
 from tests.faults.local_cluster import local_cluster
 from tests.faults.small_model import Question, SmallModel
 
-pytestmark = [pytest.mark.alone, pytest.mark.thorough]
+pytestmark = pytest.mark.alone
 
 CLIENTS = 300
 ANSWER_TOKENS = 600
@@ -45,9 +45,7 @@ async def lose_interest(stub: router_pb2_grpc.RouterStub, question: Question, af
 
 
 @bounded("rounds", here=2, soak=50)
-@pytest.mark.parametrize(
-    "mode", [pytest.param(mode, marks=() if mode is Mode.ADAPTIVE else pytest.mark.thorough) for mode in Mode]
-)
+@pytest.mark.parametrize("mode", Mode)
 async def test_after_every_wave_of_cancellations_a_probe_is_answered_and_every_page_is_back(
     small: SmallModel, mode: Mode, rounds: int
 ) -> None:

@@ -33,7 +33,7 @@ RESUMED_S = 3.0
 
 
 @bounded("rounds", here=1, soak=100)
-@pytest.mark.parametrize("role", ["decode", pytest.param("prefill", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("role", ["decode", "prefill"])
 async def test_a_killed_worker_costs_time_and_nothing_else(
     service: Service, answers: Answers, role: str, rounds: int
 ) -> None:

@@ -23,7 +23,7 @@ MOVES_S = 0.05
 
 
 @bounded("rounds", here=1, soak=300)
-@pytest.mark.parametrize("fault", ["killed", pytest.param("stopped", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("fault", ["killed", "stopped"])
 async def test_a_worker_that_is_killed_or_stopped_during_moves_costs_time_and_nothing_else(
     service: Service, answers: Answers, fault: str, rounds: int
 ) -> None:

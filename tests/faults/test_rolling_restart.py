@@ -15,7 +15,6 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.alone]
 CLIENTS = 8
 
 
-@pytest.mark.thorough
 @bounded("rounds", here=1, soak=30)
 async def test_decode_workers_are_restarted_in_turn_and_no_request_fails(
     service: Service, answers: Answers, rounds: int

@@ -78,9 +78,7 @@ async def cluster(small: SmallModel) -> AsyncIterator[Cluster]:
         yield Cluster(dispatcher, placing, *workers)
 
 
-@pytest.mark.parametrize(
-    ("victim", "part"), [("prefill", 0), pytest.param("decode", 1, marks=pytest.mark.thorough)]
-)
+@pytest.mark.parametrize(("victim", "part"), [("prefill", 0), ("decode", 1)])
 async def test_a_worker_that_is_killed_in_the_middle_of_its_part_costs_time_and_nothing_else(
     small: SmallModel, victim: str, part: int
 ) -> None:

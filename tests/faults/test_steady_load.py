@@ -25,7 +25,6 @@ LOUDEST_MIB = 24.0
 STEEPEST_MIB_PER_HOUR = 32.0
 
 
-@pytest.mark.thorough
 @bounded("seconds", here=8.0, soak=3600.0)
 async def test_under_mixed_load_memory_stays_flat_and_no_page_is_lost(
     service: Service, answers: Answers, seconds: float

@@ -12,7 +12,7 @@ from tests.faults.bounds import bounded
 from tests.faults.load import Answers, Load
 from tests.faults.service import Service
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.alone, pytest.mark.thorough]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.alone]
 
 CLIENTS = 8
 DETECTED_S = 4.5
