@@ -254,7 +254,7 @@ class AttemptMachine(RuleBasedStateMachine):
             assert self.answer == ANSWER
         assert all(move.done() for move in self.moves)
         for worker in [*self.workers, *self.gone]:
-            assert not worker.jobs, "a worker computes for nobody"
+            assert not worker.jobs, "a worker computes a request that has ended"
             assert not worker.listeners
             assert (worker.load.requests, worker.load.tokens) == (0, 0)
             assert not worker.cached._expected
