@@ -9,19 +9,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
 import ray
-from ray._private import services
 from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from router.cluster.accelerators import resource_of
+from router.cluster.local_ray import start_local_ray
 from router.cluster.nodes import Node, RayLost, nodes, until_enough, until_lost
 from router.cluster.ray_thread import RayThread
 from router.cluster.ray_worker import RayWorker, first_line
@@ -34,9 +33,9 @@ from worker.config import WorkerRole
 __all__ = ["Cluster", "ClusterError"]
 
 _LOOPBACK: Final = "127.0.0.1"
-_OBJECT_STORE_BYTES: Final = 100 << 20
-"""Ray's least would do: nothing but addresses goes through it."""
 _CONNECT_S: Final = 60.0
+_ROOM_S: Final = 1.0
+"""For how long a call waits for room, so that the thread can be used for something else."""
 _FOREVER: Final = -1
 
 
@@ -109,21 +108,10 @@ class Cluster:
             "log_to_driver": operation.log_workers or operation.log_level is LogLevel.DEBUG,
         }
         if self._is_local:
-            self._init_local(common)
+            start_local_ray(num_cpus=self._rank_cpus * self._num_ranks, **common)
         else:
             ray.init(address=self._settings.ray_address, **common)
         self._own_node: str = ray.get_runtime_context().get_node_id()
-
-    def _init_local(self, common: dict[str, Any]) -> None:
-        with _own_process_groups():
-            ray.init(
-                address="local",
-                num_cpus=self._rank_cpus * self._num_ranks,
-                include_dashboard=False,
-                object_store_memory=_OBJECT_STORE_BYTES,
-                _node_ip_address=_LOOPBACK,
-                **common,
-            )
 
     def _machine(self) -> Machine:
         """The machine on which workers will run."""
@@ -149,7 +137,9 @@ class Cluster:
         on_wait(f"waiting for room for {len(plans)} workers ({_summed(bundles)})")
         try:
             async with asyncio.timeout(self._settings.startup_timeout):
-                await self._group.ready()
+                # `ready()` would start a worker process for this alone.
+                while not await self._asking.call(partial(self._group.wait, _ROOM_S)):
+                    pass
         except TimeoutError:
             raise ClusterError(
                 f"within --startup-timeout {self._settings.startup_timeout:g} s the cluster had no room for"
@@ -174,7 +164,15 @@ class Cluster:
         await self._thread.call(ray.shutdown)
 
     def _actor(self, plan: WorkerPlan, group: PlacementGroup, index: int) -> Any:
-        config = replace(plan.config, router_certificate=self._identity.certificate)
+        users = environment_of(self._settings.worker_env)
+        config = replace(
+            plan.config,
+            router_certificate=self._identity.certificate,
+            environment={k: v for k, v in self._worker_environment(plan).items() if k not in users},
+        )
+        # Ray sets these when the process starts, as the dynamic loader may need them. Such a process takes
+        # half a second longer to start.
+        runtime_env = {"runtime_env": {"env_vars": users}} if users else {}
         return (
             ray.remote(self._actor_class(plan.config.role))
             .options(
@@ -182,7 +180,7 @@ class Cluster:
                 num_gpus=plan.gpus,  # the leader's; its other ranks take the rest of the bundle
                 max_restarts=_FOREVER,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(group, index),
-                runtime_env={"env_vars": self._worker_environment(plan)},
+                **runtime_env,
             )
             .remote(config, index, logging.getLevelName(self._config.operation.log_level.value.upper()))
         )
@@ -200,7 +198,7 @@ class Cluster:
         if plan.ranks > 1:
             # Ranks share a machine; NCCL would open its ports on every network of it.
             environment["NCCL_SOCKET_IFNAME"] = os.environ.get("NCCL_SOCKET_IFNAME", "lo")
-        return environment | environment_of(self._settings.worker_env)
+        return environment
 
     def _check_room(self, device: str, resources: dict[str, float]) -> None:
         """Raises ClusterError for a local Ray, which cannot grow; a cluster may."""
@@ -265,23 +263,3 @@ def _gpu_memory() -> int:
 
 def _free_main_memory() -> int:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-@contextmanager
-def _own_process_groups() -> Iterator[None]:
-    """Start Ray's processes in their own process groups, so that they do not get our signals.
-
-    A SIGTERM to the whole group (timeout, supervisord, many CI runners) would end the workers while the
-    router drains their requests.
-    """
-    popen = services.ConsolePopen
-
-    class Detached(popen):  # type: ignore[misc, valid-type]
-        def __init__(self, *args: Any, **options: Any) -> None:
-            super().__init__(*args, process_group=0, **options)
-
-    services.ConsolePopen = Detached  # type: ignore[misc]
-    try:
-        yield
-    finally:
-        services.ConsolePopen = popen  # type: ignore[misc]

@@ -53,6 +53,7 @@ class WorkerActor:
 
     def __init__(self, config: WorkerConfig, bundle: int = 0, log_level: int = logging.INFO) -> None:
         """`bundle`: of the actor's placement group, where there is room for its other ranks too."""
+        os.environ.update(config.environment)  # read by libraries that the following imports load
         from worker.process.host import WorkerHost
         from worker.tensor_parallel.ray_rank_processes import rank_processes_of
 
