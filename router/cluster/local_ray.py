@@ -14,8 +14,9 @@ from typing import Any, Final
 import ray
 from ray._private import services
 from ray._private.node import Node
+from ray._private.resource_and_label_spec import ResourceAndLabelSpec
 
-__all__ = ["start_local_ray"]
+__all__ = ["num_local_gpus", "start_local_ray"]
 
 _LOOPBACK: Final = "127.0.0.1"
 _OBJECT_STORE_BYTES: Final = 100 << 20
@@ -44,6 +45,12 @@ def start_local_ray(*, num_cpus: int, logging_level: int, log_to_driver: bool) -
             _node_ip_address=_LOOPBACK,
             _system_config={"prestart_worker_first_driver": False},
         )
+
+
+def num_local_gpus() -> int:
+    """The GPUs that a local Ray would have."""
+    manager, count = ResourceAndLabelSpec._get_current_node_accelerator(None, {})
+    return count if manager is not None and manager.get_resource_name() == "GPU" else 0
 
 
 def _start_nothing(node: Node, **options: Any) -> None:

@@ -20,7 +20,7 @@ from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from router.cluster.accelerators import resource_of
-from router.cluster.local_ray import start_local_ray
+from router.cluster.local_ray import num_local_gpus, start_local_ray
 from router.cluster.nodes import Node, RayLost, nodes, until_enough, until_lost
 from router.cluster.ray_thread import RayThread
 from router.cluster.ray_worker import RayWorker, first_line
@@ -64,6 +64,18 @@ class Cluster:
         self._workers: list[RayWorker] = []
         self._group: PlacementGroup | None = None
         self._rank_cpus = self._settings.worker_cpus or max(1, (os.cpu_count() or 1) // self._num_ranks)
+
+    def known_machine(self) -> Machine | None:
+        """The machine of a local Ray without GPUs; None if only Ray can tell.
+
+        Raises ClusterError, PlanError.
+        """
+        if not self._is_local:
+            return None
+        gpus = num_local_gpus()
+        device = device_for(self._config.device, gpus)
+        self._check_room(device, gpus)
+        return self._machine_on(device) if device == "cpu" else None
 
     async def connect(self, on_wait: Callable[[str], None] = lambda _: None) -> Machine:
         """Start or join Ray; takes about 4 s for a local Ray. `on_wait` is called with the missing nodes.
@@ -117,7 +129,10 @@ class Cluster:
         """The machine on which workers will run."""
         resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
         device = device_for(self._config.device, resources.get("GPU", 0.0))
-        self._check_room(device, resources)
+        self._check_room(device, int(resources.get("GPU", 0.0)))
+        return self._machine_on(device)
+
+    def _machine_on(self, device: str) -> Machine:
         return Machine(
             device=device,
             memory_bytes=self._memory_bytes(device),
@@ -186,12 +201,14 @@ class Cluster:
         )
 
     def _worker_environment(self, plan: WorkerPlan) -> dict[str, str]:
-        environment = {"OMP_NUM_THREADS": str(plan.cpus)}
-        if self._num_ranks > 1:
-            # OpenMP's idle threads spin. Where processes share cores, they keep busy threads of other
-            # processes from running: two workers with two threads each, on two cores, decoded fifteen to
-            # thirty times slower. A worker with cores of its own keeps OpenMP's default.
-            environment["GOMP_SPINCOUNT"] = os.environ.get("GOMP_SPINCOUNT", "1000")
+        environment = {
+            "OMP_NUM_THREADS": str(plan.cpus),
+            # OpenMP's threads spin at the end of each operation, for milliseconds by default, and keep busy
+            # threads from running: beside other programs, one worker on two cores decoded five to ten times
+            # slower, and two workers fifteen to thirty times. 1000 turns, some 50 us, outlast the time
+            # between two operations.
+            "GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "1000"),
+        }
         if self._is_local:
             # UCX would stripe over all interfaces; all peers are on this one.
             environment["UCX_NET_DEVICES"] = os.environ.get("UCX_NET_DEVICES", "lo")
@@ -200,9 +217,8 @@ class Cluster:
             environment["NCCL_SOCKET_IFNAME"] = os.environ.get("NCCL_SOCKET_IFNAME", "lo")
         return environment
 
-    def _check_room(self, device: str, resources: dict[str, float]) -> None:
+    def _check_room(self, device: str, gpus: int) -> None:
         """Raises ClusterError for a local Ray, which cannot grow; a cluster may."""
-        gpus = int(resources.get("GPU", 0.0))
         if self._is_local and device == "cuda" and gpus < self._num_ranks:
             raise ClusterError(
                 f"{self._num_ranks} ranks of workers need a GPU each and this machine has {gpus}; lower"

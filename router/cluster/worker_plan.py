@@ -318,7 +318,7 @@ def _chunk_budget(config: RouterConfig, machine: Machine, role: WorkerRole, rank
 def device_for(asked: Device, num_gpus: float) -> str:
     """The device of --device. Raises PlanError if it is cuda and there is no GPU."""
     if asked is Device.CUDA and num_gpus < 1:
-        raise PlanError("--device cuda, but Ray sees no GPU; check nvidia-smi, or use --device cpu")
+        raise PlanError("--device cuda, but Ray finds no GPU; check nvidia-smi, or use --device cpu")
     if asked is Device.AUTO:
         return "cuda" if num_gpus >= 1 else "cpu"
     return str(asked.value)
