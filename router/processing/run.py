@@ -72,6 +72,7 @@ class Run:
         self.identity: Final = CURRENT_REQUEST.get()
         """The request's identity at the dispatcher."""
         self._began = time.monotonic()
+        self._was_aborted = False
         self._interrupt: Final = Interrupt()
 
     @property
@@ -120,6 +121,7 @@ class Run:
             except StopAsyncIteration:
                 pass
             except _Aborted:
+                self._was_aborted = True
                 for sequence in self._sequences:
                     if not sequence.completion.finished:
                         yield sequence.completion.abort()
@@ -153,6 +155,8 @@ class Run:
         outcome, message = "ok", ""
         try:
             yield
+            if self._was_aborted:
+                outcome = "abort"
         except RouterError as error:
             outcome, message = error.code or "error", str(error)
             raise

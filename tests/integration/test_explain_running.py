@@ -225,12 +225,16 @@ async def test_a_request_that_missed_its_deadline_says_where_its_time_went(
         assert completion[f"{stage}_s"] == pytest.approx(completion["e2e_s"], rel=0.5)
 
 
-async def test_a_request_that_its_client_left_says_where_its_time_went() -> None:
+@pytest.mark.parametrize("by", ["disconnect", "abort"])
+async def test_a_request_that_its_client_ended_says_where_its_time_went(by: str) -> None:
     worker = decode_worker("decode-0", waits_before={"token"})
     async with router(worker) as opened:
         running = asyncio.create_task(opened.generate("left", n=2))
         await opened.until("left", "prefill", "prefill")
-        running.cancel()
+        if by == "abort":
+            opened.generation.abort("left")
+        else:
+            running.cancel()
         async with asyncio.timeout(5):
             while opened.generation._running:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
