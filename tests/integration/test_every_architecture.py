@@ -17,7 +17,7 @@ from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
 from engine.engine import NO_HOOKS, Engine
 from tests.engine_config import engine_config
-from tests.unit.engine.test_models import NAMES, reference
+from tests.unit.engine.models.test_models import NAMES, reference
 
 MAX_TOKENS = 24
 PROMPTS = [[(7 * i * i + 3 * length) % 97 for i in range(length)] for length in (1, 5, 33, 90)]

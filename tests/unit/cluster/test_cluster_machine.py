@@ -28,8 +28,8 @@ from rpc.baton.v1 import sampling_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_PREFILL
 from tests.kv_network import InFlightMessage, Network
 from tests.unit.cluster.whole_worker import HANDOFF_TIMEOUT_S, WholeWorker
-from tests.unit.fake_runner import reference
-from tests.unit.router.test_attempt_machine import Loop
+from tests.unit.engine.fake_runner import reference
+from tests.unit.router.dispatch.attempts.test_attempt_machine import Loop
 
 WORKERS = 3
 MOST_CLIENTS = 5

@@ -7,7 +7,7 @@ from typing import Any
 from engine.core.request import Request
 from engine.engine import Engine
 from tests.unit.engine.engines import make_engine, make_request
-from tests.unit.fake_runner import EOS, VOCAB, reference
+from tests.unit.engine.fake_runner import EOS, VOCAB, reference
 
 
 def waits(engine: Engine) -> list[bool]:

@@ -10,7 +10,7 @@ from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
 from engine.engine import Engine
 from tests.unit.engine.engines import make_engine, make_request
-from tests.unit.fake_runner import reference
+from tests.unit.engine.fake_runner import reference
 
 
 class Peer:
