@@ -26,7 +26,7 @@ from router.cluster.nodes import Node, RayLost, nodes, until_enough, until_lost
 from router.cluster.ray_thread import RayThread
 from router.cluster.ray_worker import RayWorker, first_line
 from router.cluster.worker_plan import Machine, WorkerPlan, device_for
-from router.config.environment import environment_of
+from router.config.flags.environment import environment_of
 from router.config.settings import LogLevel, RouterConfig
 from rpc.tls import Identity
 from worker.config import WorkerRole

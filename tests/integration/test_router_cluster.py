@@ -16,7 +16,7 @@ import pytest
 from engine.loader.checkpoint import Checkpoint
 from router.cluster.ray_cluster import Cluster
 from router.cluster.worker_plan import Machine, plan_workers
-from router.config.cluster_settings import ClusterSettings
+from router.config.groups.cluster import ClusterSettings
 from router.config.settings import Device, RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics import RouterMetrics

@@ -15,7 +15,7 @@ from engine.loader.checkpoint import Checkpoint
 from engine.presets import PRESETS, Preset
 from router.cluster.scheduler_plan import scheduler_for
 from router.cluster.worker_plan import Machine, PlanError, plan_workers
-from router.config.flags import ConfigError, parse
+from router.config.flags.command_line import ConfigError, parse
 from worker.config import WorkerConfig
 
 CPU = Machine(device="cpu", memory_bytes=8 << 30, cpus=2, host="127.0.0.1")

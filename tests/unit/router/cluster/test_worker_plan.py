@@ -12,8 +12,8 @@ import pytest
 from engine.config import STEP_SHARE
 from engine.loader.checkpoint import Checkpoint
 from router.cluster.worker_plan import Machine, PlanError, device_for, estimate_pool, plan_workers
+from router.config.groups.role import RoleSettings
 from router.config.option import flag_name
-from router.config.role_settings import RoleSettings
 from router.config.settings import Device, Dtype, Mode, RouterConfig
 from router.config.table import configured
 from worker.config import WorkerConfig, WorkerRole

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from router.config.flags import ConfigError, parse
-from router.config.foreign_flags import TRANSLATIONS, Renamed, Switch, Unavailable
+from router.config.flags.command_line import ConfigError, parse
+from router.config.flags.foreign_flags import TRANSLATIONS, Renamed, Switch, Unavailable
 from router.config.settings import Dtype, Mode, RouterConfig, Routing, Transport
 from router.config.table import SETTINGS
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.config.flags import ConfigError, parse
+from router.config.flags.command_line import ConfigError, parse
 from router.config.settings import Device, Mode, NodePlacement, RouterConfig, Routing, Transport
 from router.config.table import SETTINGS
 

@@ -11,7 +11,7 @@ import pytest
 
 from router.cli.plan import run
 from router.config.choices import Mode
-from router.config.flags import parse
+from router.config.flags.command_line import parse
 from router.placement import StepWork, Targets
 from router.planner.advice import advise, ranked
 from router.planner.candidates import Candidate, DoesNotFit, candidates

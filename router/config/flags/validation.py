@@ -11,10 +11,10 @@ from itertools import combinations
 from typing import Final
 
 from common.ports import PortRange
-from router.config.environment import WrongEnvironment, environment_of
+from router.config.flags.environment import WrongEnvironment, environment_of
+from router.config.flags.origins import is_origin, origins_of
+from router.config.flags.scheduling_checks import batching_problems, scheduling_problems
 from router.config.option import flag_name
-from router.config.origins import is_origin, origins_of
-from router.config.scheduling_checks import batching_problems, scheduling_problems
 from router.config.settings import Device, Dtype, Mode, RouterConfig, Transport
 from router.config.table import SETTINGS
 from router.request_limits import LOGPROBS_LIMIT

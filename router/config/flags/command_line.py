@@ -12,10 +12,10 @@ from typing import Any, Final, NoReturn
 import yaml
 
 from engine.presets import PRESETS, Preset
-from router.config.aliases import as_given, translated, translates
+from router.config.flags.aliases import as_given, translated, translates
+from router.config.flags.validation import problems_of
 from router.config.settings import RouterConfig
 from router.config.table import SETTINGS, Setting, configured
-from router.config.validation import problems_of
 
 __all__ = ["ConfigError", "add_flag", "parse", "settings_in"]
 

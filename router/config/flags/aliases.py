@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from router.config.foreign_flags import TRANSLATIONS, Renamed, Switch, Unavailable
+from router.config.flags.foreign_flags import TRANSLATIONS, Renamed, Switch, Unavailable
 
 __all__ = ["Translated", "as_given", "translated", "translates"]
 
