@@ -6,18 +6,13 @@ each worker, and in no order among them; KV travels as `Handoff`.
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
-from router.workers.cached_prefixes import CachedPrefixes
-from router.workers.circuit_breaker import CircuitBreaker
-from router.workers.events import Event, Listener, Loss, WorkerLost
-from router.workers.load import WorkerLoad
 from rpc.baton.v1 import sampling_pb2, worker_pb2
+from tests.unit.router.dispatch.attempts.fake_session import FakeSession
 
 __all__ = ["Handoff", "Job", "PlayedWorker", "Stage", "token_at"]
 
@@ -64,59 +59,29 @@ class Job:
         return self.have >= self.work.sampling.max_tokens
 
 
-@dataclass(eq=False, repr=False)
-class PlayedWorker:
-    """The part of `WorkerSession` that attempts use, and the worker behind it."""
+class PlayedWorker(FakeSession):
+    """The session with a worker, and the worker behind it."""
 
-    worker_id: str
-    network: dict[int, Handoff]
-    """Handoffs that are not over, of all workers."""
-    alive: bool = True
-    commands: deque[worker_pb2.Command] = field(default_factory=deque)
-    events: deque[Any] = field(default_factory=deque)
-    listeners: dict[int, Listener] = field(default_factory=dict)
-    jobs: dict[int, Job] = field(default_factory=dict)
-    num_sent: int = 0
-
-    def __post_init__(self) -> None:
-        self.info = worker_pb2.WorkerInfo(worker_id=self.worker_id, page_size=PAGE, transport="played")
-        self.load = WorkerLoad(PAGE, 8)
-        self.cached = CachedPrefixes(PAGE)
-        self.breaker = CircuitBreaker()
-        self._loss = WorkerLost(f"{self.worker_id} ended", Loss.BROKEN)
-
-    # ------------------------------------------------------------------------------ as a session
-
-    def listen(self, request_id: int, listener: Listener) -> None:
-        if self.alive:
-            self.listeners[request_id] = listener
-        else:
-            asyncio.get_running_loop().call_soon(listener, Event(self._loss, time.monotonic()))
-
-    def forget(self, request_id: int) -> None:
-        self.listeners.pop(request_id, None)
-
-    def send(self, command: worker_pb2.Command) -> None:
-        if self.alive:
-            self.num_sent += 1
-            self.commands.append(command)
-
-    def abort(self, request_id: int) -> None:
-        self.send(worker_pb2.Command(abort=worker_pb2.Abort(request_id=request_id)))
+    def __init__(self, worker_id: str, network: dict[int, Handoff]) -> None:
+        """`network`: the handoffs of all workers that are not over."""
+        super().__init__(
+            worker_pb2.WorkerInfo(worker_id=worker_id, page_size=PAGE, transport="played"),
+            max_running_requests=8,
+        )
+        self.network = network
+        self.events: deque[Any] = deque()
+        self.jobs: dict[int, Job] = {}
 
     # ------------------------------------------------------------------------------ what happens
 
     def deliver(self) -> None:
         """The router has the next event."""
         event = self.events.popleft()
-        listener = self.listeners.get(event.request_id)
-        if listener is not None:
-            listener(Event(event, time.monotonic()))
+        self.notify(event.request_id, event)
 
     def end(self) -> None:
         """The process ends, and its peers and the router notice."""
         self.alive = False
-        self.commands.clear()
         self.events.clear()
         for handoff in list(self.network.values()):
             if handoff.source is self or (handoff.target is self and handoff.source is not None):
@@ -124,9 +89,7 @@ class PlayedWorker:
             elif handoff.target is self:
                 del self.network[handoff.work.request_id]
         self.jobs.clear()
-        listeners, self.listeners = list(self.listeners.values()), {}
-        for listener in listeners:
-            listener(Event(self._loss, time.monotonic()))
+        self.lose()
 
     def obey(self) -> None:
         """Carries out the next command."""

@@ -20,6 +20,7 @@ from router.dispatch.sequence import Sequence
 from router.dispatch.waterfall import Waterfall
 from rpc.baton.v1 import sampling_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_PREFILL
+from tests.unit.router.dispatch.attempts.fake_session import ManualClockLoop
 from tests.unit.router.dispatch.attempts.played_workers import Handoff, Job, PlayedWorker, Stage, token_at
 
 PROMPT = list(range(10))
@@ -29,19 +30,10 @@ MOVE_S = 5.0
 MOST_ENDS = 3
 
 
-class Loop(asyncio.SelectorEventLoop):
-    """Its time passes when the test says so."""
-
-    now = 0.0
-
-    def time(self) -> float:
-        return self.now
-
-
 class AttemptMachine(RuleBasedStateMachine):
     @initialize(disagg=st.booleans(), split=st.booleans())
     def start(self, disagg: bool, split: bool) -> None:
-        self.loop = Loop()
+        self.loop = ManualClockLoop()
         self.network: dict[int, Handoff] = {}
         self.workers = [PlayedWorker(name, self.network) for name in "abc"]
         self.gone: list[PlayedWorker] = []
