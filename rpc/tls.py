@@ -1,7 +1,7 @@
 """TLS between processes that know each other's certificates, and for servers whose certificate is in files.
 
 Two of Baton's own processes need no authority: each draws a key that never leaves it, and is told the
-other's certificate, which is public. Nobody else can speak as either of them.
+other's certificate, which is public. No other process can authenticate as either of them.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ class Outcome(Enum):
     """How a request ended on a worker."""
 
     FINISHED = "finished"
-    HANDED_OVER = "handed_over"
+    HANDED_OFF = "handed_over"
     ABORTED = "aborted"
     FAILED = "failed"
     REFUSED = "refused"

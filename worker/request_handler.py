@@ -22,7 +22,7 @@ from engine.engine import Engine
 from engine.errors import DeadlineUnreachable, EngineError, InvalidRequest, QueueFull
 from engine.grammar.matcher import Matcher
 from engine.kv_cache.journal import CacheChange
-from kv_transfer import CaughtUp, EndpointEvent, HandedOver, Reopened, SendFailed
+from kv_transfer import CaughtUp, EndpointEvent, HandedOff, Reopened, SendFailed
 from kv_transfer.transfer_thread import TransferThread
 from rpc.baton.v1 import worker_pb2
 from worker.grammar_loading import GrammarLoading
@@ -111,7 +111,7 @@ class RequestHandler:
         match command.WhichOneof("kind"):
             case "submit":
                 submit = command.submit
-                begin = partial(self._hand_over, submit.prefill_until) if submit.hand_over else self._submit
+                begin = partial(self._prefill, submit.prefill_until) if submit.hand_over else self._submit
                 self._begin(session, submit.work, arrived, begin)
             case "reserve":
                 reserve = command.reserve
@@ -213,7 +213,7 @@ class RequestHandler:
     def on_transfer(self, event: EndpointEvent) -> None:
         assert self._handoffs is not None
         match event:
-            case CaughtUp() | HandedOver() | SendFailed():
+            case CaughtUp() | HandedOff() | SendFailed():
                 handoffs = self._handoffs
                 moves = event.handoff_id in handoffs.migrations
                 (handoffs.migrations if moves else handoffs.outgoing).on_transfer(event)
@@ -273,7 +273,7 @@ class RequestHandler:
         """Raises QueueFull or InvalidRequest."""
         self._engine.submit(job.request)
 
-    def _hand_over(self, prefill_until: int, job: Job) -> None:
+    def _prefill(self, prefill_until: int, job: Job) -> None:
         """Raises QueueFull, InvalidRequest or CommandRefused."""
         self._with_transport().outgoing.submit(job, prefill_until or None)
 

@@ -97,7 +97,7 @@ class Cluster:
         return await self._asking.call(nodes)
 
     async def lost(self) -> RayLost:
-        """Wait until this Ray is gone for good."""
+        """Wait until Ray has ended."""
         loss = await until_lost(self.nodes, self._own_node)
         self._is_lost = True
         return loss

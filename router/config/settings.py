@@ -256,7 +256,7 @@ class RouterConfig:
         return 1 if self.prefill_workers is None else self.prefill_workers
 
     @property
-    def hands_over(self) -> bool:
+    def uses_handoffs(self) -> bool:
         """Whether KV moves between workers."""
         return self.mode is not Mode.MIXED
 

@@ -1,4 +1,4 @@
-"""Link check: before the frontends open, each prefill worker hands the KV of a prompt to a decode worker.
+"""Link check: before the frontends open, each prefill worker hands off a prompt to a decode worker.
 
 It fails the start of a cluster whose workers cannot reach each other's memory, measures the KV bandwidth, and
 opens connections before the first request.
@@ -89,7 +89,7 @@ async def _measure(
     def pick(role: worker_pb2.Role) -> WorkerSession:
         return prefill if role == ROLE_PREFILL else decode
 
-    async def hand_over(prompt: list[int]) -> list[router_pb2.TimingSpan]:
+    async def transfer(prompt: list[int]) -> list[router_pb2.TimingSpan]:
         sequence = Sequence(prompt, _SAMPLING, Waterfall(time.monotonic()))
         attempt = make_attempt(sequence, pick)
         async with asyncio.timeout(timeout_s), aclosing(attempt.deltas()) as deltas:
@@ -99,8 +99,8 @@ async def _measure(
 
     try:
         # Different from the first token on, so that nothing of the second prompt is cached.
-        await hand_over([1] * _SHORT)
-        pushes = await hand_over([2] * _longest_prompt(prefill.info, decode.info))
+        await transfer([1] * _SHORT)
+        pushes = await transfer([2] * _longest_prompt(prefill.info, decode.info))
     except TimeoutError:
         reason = f"nothing came within {timeout_s:g} s"
     except (AttemptFailed, RouterError) as error:

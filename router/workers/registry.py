@@ -131,7 +131,7 @@ class Registry:
             await member.wanted.wait()
             try:
                 session = await self._open(member)
-            except Exception as error:  # whatever it is, it must not lose a worker for good
+            except Exception as error:  # no error may remove a worker permanently
                 await self._note_trouble(member, error)
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, _LONGEST_RETRY_S)

@@ -33,7 +33,7 @@ class Behaviour:
     """What goes wrong. Counts are of tokens in one attempt."""
 
     break_after: int | None = None
-    """Cancel the session after so many tokens."""
+    """Cancel the session after this number of tokens."""
     fail_after: int | None = None
     fail_code: worker_pb2.FailureCode = worker_pb2.FAILURE_CODE_HANDOFF
     times: int = 1

@@ -1,4 +1,4 @@
-"""Greedy answers of tiny models of every architecture are transformers', whatever the sizes and wherever the
+"""Greedy answers of tiny models of every architecture equal transformers', for all sizes and wherever the
 prompt was computed. Every architecture meets every size of chunk and of page; the full product, which would
 take hours on a real model, is for `make test-all`."""
 
@@ -95,7 +95,7 @@ def test_computed_in_one_place_at_once_and_again_from_the_cache(
 
 
 class KeepPages:
-    """The hooks of a worker that hands its KV over."""
+    """The hooks of a worker that hands off its KV."""
 
     def on_started(self, requests: list[Request]) -> None:
         pass

@@ -15,7 +15,7 @@ from typing import Final
 
 from engine.core.request import Request, RequestId
 from engine.engine import Engine
-from kv_transfer import CaughtUp, HandedOver, SenderEvent, SendFailed, Ticket
+from kv_transfer import CaughtUp, HandedOff, SenderEvent, SendFailed, Ticket
 from worker.handoffs.page_sender import PageSender, final_state
 from worker.session.answers import Answers
 from worker.session.jobs import Job
@@ -124,7 +124,7 @@ class Migrations:
         if job.request.finish is not None:
             self._engine.release(job.request)
         match event:
-            case HandedOver():
+            case HandedOff():
                 if job.request.finish is None:
                     self._engine.abort(job.id)
                 self._sender.report(event, job, chunks=())

@@ -141,7 +141,7 @@ class Outbox:
     def reserved(self, job: Job, ticket: worker_pb2.Ticket, waited_s: float) -> None:
         self._batch(job.session).reserved.add(request_id=job.id, ticket=ticket, waited_s=waited_s)
 
-    def handed_over(
+    def handed_off(
         self, job: Job, num_bytes: int, chunks: Sequence[worker_pb2.Span], pushes: Sequence[worker_pb2.Span]
     ) -> None:
         self._batch(job.session).handed_over.add(

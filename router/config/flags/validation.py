@@ -62,7 +62,7 @@ def _workers(config: RouterConfig) -> Iterator[str]:
             f"--prefill-workers {config.prefill_workers} means nothing in --mode mixed, where decode workers"
             " prefill; leave it out, or use --mode disagg"
         )
-    if config.hands_over and config.num_prefill_workers < 1:
+    if config.uses_handoffs and config.num_prefill_workers < 1:
         yield (
             f"--prefill-workers {config.prefill_workers} leaves no worker to prefill in --mode"
             f" {config.mode.value};"
@@ -179,7 +179,7 @@ def _memory(config: RouterConfig) -> Iterator[str]:
 
 
 def _handoff(config: RouterConfig) -> Iterator[str]:
-    if config.hands_over and config.kv_transport is Transport.LOOPBACK:
+    if config.uses_handoffs and config.kv_transport is Transport.LOOPBACK:
         yield (
             "--kv-transport loopback stays within one process, and workers are processes of their own;"
             " use nixl or ucxx"

@@ -1,5 +1,5 @@
 """Hypothesis plays a whole cluster: attempts of the router, three workers with engines and KV endpoints, and
-a network that does its worst. Prompts are handed over whole or split, answers move, requests are preempted,
+a network that does its worst. Prompts are handed off whole or split, answers move, requests are preempted,
 clients leave, workers end and are replaced, and time passes, all at any moment.
 
 Every client has a prefix of the only right answer at any time; every page has one owner; no write is under

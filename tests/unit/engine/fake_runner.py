@@ -103,7 +103,7 @@ class FakeRunner:
     fails: set[int] = field(default_factory=set)
     """Ids of requests whose logits are not finite."""
     looks: int = 0
-    """So many times, a step that is looked at is still running."""
+    """Number of times that a polled step is reported as still running."""
 
     def __post_init__(self) -> None:
         self.memory = [[-1] * self.page_size for _ in range(self.num_pages)]

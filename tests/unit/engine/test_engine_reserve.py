@@ -11,7 +11,7 @@ from tests.unit.engine.fake_runner import EOS, VOCAB, reference
 
 
 def waits(engine: Engine) -> list[bool]:
-    """Gets an entry whenever somebody waits for the step in flight."""
+    """Gets an entry for every wait for the step in flight."""
     assert engine._launched is not None
     step: Any = engine._launched.step
     seen: list[bool] = []

@@ -1,4 +1,4 @@
-"""Prompts that nobody sent: they meet every size, and leave nothing behind."""
+"""Warm-up prompts cover every size of step and leave nothing behind."""
 
 from __future__ import annotations
 

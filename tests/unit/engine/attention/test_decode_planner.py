@@ -23,7 +23,7 @@ def planner(page_size: int = 16) -> DecodePlanner:
 
 
 def decodes(pages: Sequence[int] | Ints, page_size: int = 16) -> Decodes:
-    """Contexts of so many full pages."""
+    """Contexts with these numbers of full pages."""
     counts = np.array(pages)
     return Decodes(counts * page_size, BlockTables(np.arange(counts.sum()), starts_of(counts)))
 

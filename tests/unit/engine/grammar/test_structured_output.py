@@ -134,7 +134,7 @@ def test_a_request_without_a_grammar_gets_the_same_tokens_beside_constrained_one
 
 
 @pytest.mark.parametrize("given", [0, 1, 7])
-def test_a_request_that_another_worker_began_goes_on_as_there(
+def test_a_request_that_another_worker_began_continues_as_there(
     model: SmallModel, expected: list[list[int]], given: int
 ) -> None:
     continued = requests()[: len(GRAMMARS)]
@@ -144,7 +144,7 @@ def test_a_request_that_another_worker_began_goes_on_as_there(
     assert [request.output for request in continued] == expected
 
 
-def test_a_request_whose_kv_arrives_goes_on_after_the_token_that_came_with_it(
+def test_a_request_whose_kv_arrives_continues_after_the_token_that_came_with_it(
     model: SmallModel, expected: list[list[int]]
 ) -> None:
     first, second = (Engine(config(model, overlap=True)) for _ in range(2))
@@ -155,7 +155,7 @@ def test_a_request_whose_kv_arrives_goes_on_after_the_token_that_came_with_it(
     decode = Request(id=1, prompt=prompt, sampling=replace(sampling, max_tokens=MAX_TOKENS))
     reservation = second.reserve(decode)
     assert reservation is not None
-    # What a transport does: the pages of the first engine were released into its cache, so compute them anew.
+    # What a transport does: the pages of the first engine were released into its cache, so compute them again.
     source = Request(id=2, prompt=prompt, sampling=sampling)
     first.hooks = _Keeping()
     run(first, source)

@@ -1,4 +1,4 @@
-"""Equal weights are known by their content, wherever they lie and whatever they are called."""
+"""Equal weights have equal identities, under any path and name."""
 
 from __future__ import annotations
 

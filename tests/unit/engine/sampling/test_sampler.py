@@ -130,7 +130,7 @@ def test_penalties_follow_every_token_that_is_sampled(penalties: dict[str, Any])
 
 
 def test_a_request_that_has_ended_meanwhile_touches_no_other_slot() -> None:
-    """A step in flight samples for whoever was planned, and some of them may have ended since."""
+    """A step in flight samples for the requests it was planned with; some may have ended since."""
     sampler = make_sampler()
     penalised = SamplingParams(max_tokens=40, repetition_penalty=4.0)
     other, ended = sampling_chunk(penalised, slot=7, id=1), sampling_chunk(penalised, slot=2, id=2)

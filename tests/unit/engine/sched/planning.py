@@ -19,7 +19,7 @@ __all__ = ["Planner", "request"]
 def request(
     id: int, tokens: int, max_tokens: int = 1, *, prefix: Sequence[int] = (), **fields: Any
 ) -> Request:
-    """A prompt of so many tokens, that shares no page with others but for its prefix."""
+    """A prompt of `tokens` tokens that shares only its prefix with others."""
     prompt = [*prefix, *[1000 + id] * (tokens - len(prefix))]
     return Request(id, prompt, SamplingParams(max_tokens=max_tokens, ignore_eos=True), **fields)
 
@@ -78,7 +78,7 @@ class Planner:
         return [length for (length,) in self.chunks(id)]
 
     def decoding(self, count: int, max_tokens: int = 100_000) -> None:
-        """Have so many requests decode, with ids from 100 on."""
+        """Start this number of decoding requests, with ids from 100 on."""
         self.submit(*(request(100 + i, 2, max_tokens) for i in range(count)))
         while sum(bool(r.output) for r in self.scheduler.running) < count:
             self.step()

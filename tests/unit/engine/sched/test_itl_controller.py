@@ -154,7 +154,7 @@ class Paced:
         )
 
     def steps(self, count: int = 10_000) -> None:
-        """At most so many, while there is work; each takes a tenth of a second."""
+        """At most this number of steps, while there is work; each takes 0.1 s."""
         for _ in range(count):
             if not self.engine.has_work:
                 return
@@ -183,7 +183,7 @@ def test_the_time_that_an_engine_was_idle_is_not_taken_for_a_step_s(overlap: boo
         paced.expect(10 * round)()
         paced.submit(10 * round + 1, 900)
         paced.steps()
-        assert len(paced.waits) == observed + 1, "of two chunks, the first kept nobody waiting"
+        assert len(paced.waits) == observed + 1, "of two chunks, the first delayed no decode"
         observed = len(paced.waits)
         paced.now += 1000.0
     assert max(paced.waits) < 0.2

@@ -10,7 +10,7 @@ from kv_transfer import (
     CaughtUp,
     Drained,
     Final,
-    HandedOver,
+    HandedOff,
     Peer,
     Ready,
     ReceiveFailed,
@@ -90,7 +90,7 @@ class HandoffWorld:
         job = self.jobs[event.handoff_id - 1]
         uses = {worker.used[page][1] for page in job.remote} if job.target is worker else set()
         match event:
-            case HandedOver() | SendFailed():
+            case HandedOff() | SendFailed():
                 assert not job.sent, "a handoff ended twice at its sender"
                 job.sent = True
                 if isinstance(event, SendFailed) and job.runs and not job.ended:

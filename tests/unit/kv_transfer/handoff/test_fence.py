@@ -8,7 +8,7 @@ import pytest
 
 from kv_transfer import (
     Drained,
-    HandedOver,
+    HandedOff,
     KVEndpoint,
     KVPort,
     Ready,
@@ -24,7 +24,7 @@ from tests.kv_support import (
     LAYOUT,
     REQUEST,
     Pool,
-    expect_handed_over,
+    expect_handed_off,
     final_for,
     receiver_on,
     sender_on,
@@ -228,7 +228,7 @@ def test_a_peer_that_does_not_answer_does_not_keep_the_endpoint_busy() -> None:
 
 
 class Crossed:
-    """Two workers that hand over to each other, and a third that only sends."""
+    """Two workers that hand off to each other, and a third that only sends."""
 
     def __init__(self) -> None:
         self.network = Network()
@@ -282,9 +282,9 @@ def test_handoffs_in_both_directions_share_one_transport() -> None:
     for handoff_id, source in ((1, 0), (2, 1)):
         crossed.ends[source].sender.finish(handoff_id, PAGES, NUM_TOKENS, final_for(NUM_TOKENS), 1.0)
     seen = crossed.settle(1.0)
-    assert [{type(event) for event in events} for events in seen[:2]] == [{HandedOver, Ready}] * 2
-    expect_handed_over(crossed.pools[0], PAGES, crossed.pools[1], [8, 9])
-    expect_handed_over(crossed.pools[1], PAGES, crossed.pools[0], [10, 11])
+    assert [{type(event) for event in events} for events in seen[:2]] == [{HandedOff, Ready}] * 2
+    expect_handed_off(crossed.pools[0], PAGES, crossed.pools[1], [8, 9])
+    expect_handed_off(crossed.pools[1], PAGES, crossed.pools[0], [10, 11])
     assert all(not port.unexpected for port in crossed.ports)
 
 

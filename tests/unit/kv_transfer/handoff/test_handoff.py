@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from kv_transfer import Drained, Final, HandedOver, Ready, ReceiveFailed, SendFailed
+from kv_transfer import Drained, Final, HandedOff, Ready, ReceiveFailed, SendFailed
 from tests.kv_network import InFlightMessage
-from tests.kv_support import LAYOUT, REQUEST, expect_handed_over, final_for
+from tests.kv_support import LAYOUT, REQUEST, expect_handed_off, final_for
 from tests.unit.kv_transfer.handoff.handoff_pair import LOCAL, NUM_TOKENS, REMOTE, Pair
 
 
@@ -20,14 +20,14 @@ def test_pages_of_a_chunk_are_sent_while_the_next_chunk_is_computed(pair: Pair) 
     pair.settle(1.5)
     pair.sender.finish(1, LOCAL, NUM_TOKENS, final_for(NUM_TOKENS), 2.0)
     pair.settle(2.5)
-    (handed_over,) = pair.sent
-    assert [(p.begin, p.end, p.first_token, p.num_tokens) for p in handed_over.pushes] == [
+    (handed_off,) = pair.sent
+    assert [(p.begin, p.end, p.first_token, p.num_tokens) for p in handed_off.pushes] == [
         (1.0, 1.5, 0, 8),
         (2.0, 2.5, 8, 22),
     ]
     (ready,) = pair.received
     assert (ready.transfer_s, ready.exposed_s) == (2.5, 0.5)
-    expect_handed_over(pair.source, LOCAL, pair.target, REMOTE)
+    expect_handed_off(pair.source, LOCAL, pair.target, REMOTE)
 
 
 def test_tokens_cached_at_the_receiver_are_not_sent(pair: Pair) -> None:
@@ -35,9 +35,9 @@ def test_tokens_cached_at_the_receiver_are_not_sent(pair: Pair) -> None:
     pair.sender.computed(1, LOCAL[:4], 16, 0.0)
     pair.sender.finish(1, LOCAL, NUM_TOKENS, final_for(NUM_TOKENS), 0.0)
     pair.settle()
-    assert pair.kinds() == ([HandedOver], [Ready])
+    assert pair.kinds() == ([HandedOff], [Ready])
     assert pair.sent[0].bytes == 5 * LAYOUT.page_bytes
-    expect_handed_over(pair.source, LOCAL[3:], pair.target, REMOTE[3:])
+    expect_handed_off(pair.source, LOCAL[3:], pair.target, REMOTE[3:])
     assert not pair.target.bytes[REMOTE[:3]].any()
 
 
@@ -45,7 +45,7 @@ def test_a_ticket_that_comes_after_the_last_token_sends_everything_at_once(pair:
     pair.sender.finish(1, LOCAL, NUM_TOKENS, final_for(NUM_TOKENS), 0.0)
     pair.sender.attach(pair.reserve(), 1.0)
     pair.settle(1.0)
-    assert pair.kinds() == ([HandedOver], [Ready])
+    assert pair.kinds() == ([HandedOff], [Ready])
 
 
 def test_finish_is_sent_only_after_the_last_write_is_complete(pair: Pair) -> None:
@@ -67,7 +67,7 @@ def test_bytes_after_the_last_token_are_not_verified(pair: Pair) -> None:
     tail = pair.source.bytes[LOCAL[-1]].reshape(LAYOUT.rows_per_page, LAYOUT.page_size, -1)
     tail[:, NUM_TOKENS % LAYOUT.page_size :] = 0
     pair.settle()
-    assert pair.kinds() == ([HandedOver], [Ready])
+    assert pair.kinds() == ([HandedOff], [Ready])
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_page_digested_too_early_is_digested_again(pair: Pair) -> None:
     pair.poll()
     pair.sender.finish(1, LOCAL, NUM_TOKENS, final_for(NUM_TOKENS), 0.0)
     pair.settle()
-    assert pair.kinds() == ([HandedOver], [Ready])
+    assert pair.kinds() == ([HandedOff], [Ready])
 
 
 def test_duplicates_of_every_message_are_counted_and_change_nothing(pair: Pair) -> None:
@@ -129,7 +129,7 @@ def test_duplicates_of_every_message_are_counted_and_change_nothing(pair: Pair) 
         pair.network.messages.append(message)
         pair.network.deliver(message)
     pair.poll()
-    assert pair.kinds() == ([HandedOver], [Ready])
+    assert pair.kinds() == ([HandedOff], [Ready])
     assert pair.receiver.unexpected == {"push": 1, "finish": 1}
     assert pair.sender.unexpected == {"confirm": 1}
 
@@ -148,7 +148,7 @@ def test_a_receiver_may_have_cached_more_of_a_prompt_than_is_sent(pair: Pair) ->
     pair.sender.attach(pair.reserve(first_token=16), 0.0)
     pair.sender.finish(1, LOCAL, 8, Final((), 8, 42, REQUEST), 0.0)
     pair.settle()
-    assert pair.kinds() == ([HandedOver], [Ready])
+    assert pair.kinds() == ([HandedOff], [Ready])
     assert pair.sent[0].bytes == 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kv_transfer import Drained, HandedOver, Ready, ReceiveFailed, SendFailed
+from kv_transfer import Drained, HandedOff, Ready, ReceiveFailed, SendFailed
 from tests.kv_support import final_for
 from tests.unit.kv_transfer.handoff.handoff_pair import LOCAL, NUM_TOKENS, Pair
 
@@ -31,7 +31,7 @@ def test_a_long_prompt_whose_chunks_keep_coming_outlives_the_timeout(pair: Pair)
         pair.settle(9.0 * chunk)
     pair.sender.finish(1, LOCAL, NUM_TOKENS, final_for(NUM_TOKENS), 70.0)
     pair.settle(70.0)
-    assert pair.kinds() == ([HandedOver], [Ready])
+    assert pair.kinds() == ([HandedOff], [Ready])
 
 
 def test_an_aborted_receiver_waits_for_the_writes_to_end(pair: Pair) -> None:

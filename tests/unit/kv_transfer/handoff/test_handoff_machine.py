@@ -1,7 +1,7 @@
-"""Hypothesis plays two workers that hand over to each other, the router, and a network that does its worst.
+"""Hypothesis plays two workers that hand off to each other, the router, and a network that does its worst.
 
-After every step: no page is lost or owned twice, no write is in flight to a page that was given to
-somebody else, and every page that a request decodes from holds exactly what was computed for it. In the
+After every step: no page is lost or owned twice, no write is in flight to a page of another
+owner, and every page that a request decodes from holds exactly what was computed for it. In the
 end, when the network heals, every handoff is over and every page is back.
 """
 
@@ -286,8 +286,8 @@ class HandoffMachine(RuleBasedStateMachine):
 
     @rule(really=SELDOM, place=st.integers(0, 1), lives=st.booleans())
     def a_worker_is_declared_dead(self, really: bool, place: int, lives: bool) -> None:
-        """And may live all the same: whoever declared it may only have lost sight of it. If it is dead, no
-        kernel is left to say so."""
+        """It may still run, since being unreachable looks the same as being dead. If it is dead, no kernel is
+        left to close its connections."""
         if really and self.world.workers[place].epoch not in self.world.fenced:
             self.world.declare_dead(place, lives=lives)
 

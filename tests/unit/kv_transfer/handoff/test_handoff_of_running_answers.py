@@ -1,11 +1,11 @@
-"""KV of a running answer follows it until the answer is paused and handed over."""
+"""KV of a running answer follows it until the answer is paused and handed off."""
 
 from __future__ import annotations
 
 import pytest
 
-from kv_transfer import CaughtUp, Drained, Final, HandedOver, Ready, ReceiveFailed, SendFailed
-from tests.kv_support import REQUEST, expect_handed_over
+from kv_transfer import CaughtUp, Drained, Final, HandedOff, Ready, ReceiveFailed, SendFailed
+from tests.kv_support import REQUEST, expect_handed_off
 from tests.unit.kv_transfer.handoff.handoff_pair import LOCAL, REMOTE, Pair
 
 
@@ -34,9 +34,9 @@ def test_pages_of_a_running_answer_are_sent_until_it_is_paused_with_less_than_a_
     final = Final((70, 71, 72, 73, 74), position=22, seed=42, request_digest=REQUEST)
     pair.sender.finish(2, LOCAL, 22, final, 2.0)
     pair.settle()
-    assert pair.kinds() == ([CaughtUp, CaughtUp, HandedOver], [Ready])
+    assert pair.kinds() == ([CaughtUp, CaughtUp, HandedOff], [Ready])
     assert pair.received[0].final == final
-    expect_handed_over(pair.source, LOCAL[:6], pair.target, REMOTE[:6])
+    expect_handed_off(pair.source, LOCAL[:6], pair.target, REMOTE[:6])
     assert not pair.target.bytes[list(REMOTE[6:])].any()
 
 

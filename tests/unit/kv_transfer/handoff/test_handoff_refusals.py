@@ -77,7 +77,7 @@ def test_a_message_without_the_tickets_secret_is_ignored(pair: Pair, guess: int)
 
 
 def test_a_forged_ticket_moves_no_page_into_use(pair: Pair) -> None:
-    """Whoever can reach the transport knows ids and epochs; the secret was told to the router alone."""
+    """A process that can reach the transport knows ids and epochs; only the router has the secret."""
     pair.sender.attach(replace(pair.reserve(), secret=0), 0.0)
     pair.sender.finish(1, LOCAL, NUM_TOKENS, final_for(NUM_TOKENS), 0.0)
     pair.settle()

@@ -31,7 +31,7 @@ def test_every_live_state_of_both_sides_has_a_deadline() -> None:
 
 def test_every_handoff_ends_exactly_once_at_its_sender() -> None:
     for last, actions in paths(SENDING, Sending.OPEN):  # type: ignore[arg-type]
-        ends = actions.count(SendAction.HAND_OVER) + actions.count(SendAction.FAIL)
+        ends = actions.count(SendAction.HAND_OFF) + actions.count(SendAction.FAIL)
         if last is Sending.CLOSED:
             assert ends == 1
         elif last is not Sending.ABANDONED:
@@ -39,7 +39,7 @@ def test_every_handoff_ends_exactly_once_at_its_sender() -> None:
 
 
 def test_a_sender_with_a_ticket_ends_by_a_message_to_the_receiver_or_by_its_loss() -> None:
-    told = {SendAction.SEND_DRAIN, SendAction.HAND_OVER}
+    told = {SendAction.SEND_DRAIN, SendAction.HAND_OFF}
     for (begin, event), (end, actions) in SENDING.items():
         has_ticket = begin not in (Sending.OPEN, Sending.COMPUTED)
         if end is Sending.CLOSED and has_ticket and event is not SendEvent.PEER_LOST:

@@ -98,8 +98,8 @@ def test_links_have_the_bandwidth_measured_by_handoffs_and_the_link_check() -> N
     served.choice.ready_workers.side_effect = lambda: [served.p, served.d]
     served.route()
     assert served.policy.view.link_between("p@1", "d@1").bytes_per_s == 10e9
-    served.placing.probe(sessions.__getitem__).tracker.handed_over(400_000_000, 0.01)
-    served.route().tracker.handed_over(1000, 1.0)
+    served.placing.probe(sessions.__getitem__).tracker.handed_off(400_000_000, 0.01)
+    served.route().tracker.handed_off(1000, 1.0)
     served.route()
     after = served.policy.view
     assert after.link_between("p@1", "d@1").bytes_per_s == pytest.approx(40e9), "little KV says nothing"

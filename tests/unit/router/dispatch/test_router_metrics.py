@@ -19,7 +19,7 @@ def ended(metrics: RouterMetrics) -> Sequence:
     marks.placed("prefill-0", "decode-0", "disagg")
     marks.tokens(1, 11.0)
     pushes = [worker_pb2.Span(begin_s=0.0, end_s=0.2), worker_pb2.Span(begin_s=0.1, end_s=0.4)]
-    marks.hand_over(worker_pb2.HandedOver(bytes=8_000_000, pushes=pushes))
+    marks.on_handed_off(worker_pb2.HandedOver(bytes=8_000_000, pushes=pushes))
     for at in (11.5, 12.0, 12.5, 13.0):
         marks.tokens(1, at)
     return Sequence([1, 2, 3], sampling_pb2.SamplingParams(), marks, id="r", output=[4, 5, 6, 7, 8])

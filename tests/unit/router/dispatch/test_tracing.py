@@ -29,7 +29,7 @@ def ended_sequence(trace: TraceContext) -> Sequence:
     marks.reserve(100.3)
     marks.tokens(1, 101.0)
     spans = [worker_pb2.Span(begin_s=0.1, end_s=0.5, num_tokens=32)]
-    marks.hand_over(worker_pb2.HandedOver(bytes=640, chunks=spans, pushes=spans))
+    marks.on_handed_off(worker_pb2.HandedOver(bytes=640, chunks=spans, pushes=spans))
     marks.arrive(101.2)
     marks.tokens(1, 101.5)
     sampling = sampling_pb2.SamplingParams(max_tokens=9, temperature=0.5, top_p=1.0)

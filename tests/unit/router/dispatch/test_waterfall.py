@@ -63,7 +63,7 @@ def test_spans_count_from_the_arrival_at_the_router() -> None:
     marks = Waterfall(arrival=10.0)
     marks.attempt(12.0)
     span = worker_pb2.Span(begin_s=1.0, end_s=2.0, first_token=16, num_tokens=32, bytes=64)
-    marks.hand_over(worker_pb2.HandedOver(chunks=[span], pushes=[span, span]))
+    marks.on_handed_off(worker_pb2.HandedOver(chunks=[span], pushes=[span, span]))
     timings = marks.timings(20.0)
     (chunk,) = timings.chunks
     assert (chunk.begin_s, chunk.end_s, chunk.first_token, chunk.num_tokens, chunk.bytes) == (
@@ -83,7 +83,7 @@ def test_a_split_prompt_has_chunks_of_both_workers_in_the_router_s_time() -> Non
     there = worker_pb2.Span(begin_s=1.0, end_s=2.0, first_token=32, num_tokens=8)
     here = worker_pb2.Span(begin_s=0.5, end_s=1.5, first_token=0, num_tokens=32)
     marks.computed([there], sent_at=12.0)
-    marks.hand_over(worker_pb2.HandedOver(chunks=[here], pushes=[here]))
+    marks.on_handed_off(worker_pb2.HandedOver(chunks=[here], pushes=[here]))
     timings = marks.timings(20.0)
     assert timings.split == 32
     assert [(c.first_token, c.begin_s, c.end_s) for c in timings.chunks] == [(0, 1.5, 2.5), (32, 3.0, 4.0)]
@@ -94,7 +94,7 @@ def test_chunks_are_those_of_the_attempt_that_gave_the_first_token() -> None:
     for first in (0, 16):
         marks.attempt(0.0)
         span = worker_pb2.Span(begin_s=1.0, end_s=2.0, first_token=first, num_tokens=16)
-        marks.hand_over(worker_pb2.HandedOver(chunks=[span], pushes=[span]))
+        marks.on_handed_off(worker_pb2.HandedOver(chunks=[span], pushes=[span]))
     marks.tokens(1, 3.0)
     marks.attempt(4.0)
     marks.computed([worker_pb2.Span(begin_s=1.0, end_s=2.0, num_tokens=64)], sent_at=4.0)

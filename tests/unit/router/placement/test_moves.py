@@ -68,7 +68,7 @@ def test_an_answer_moves_from_a_worker_whose_pages_run_out() -> None:
 @pytest.mark.parametrize(
     ("counts", "pages"),
     [({"a": 20, "b": 5}, {}), ({"a": MANY, "b": MANY}, {}), ({"a": MANY, "b": 5}, {"b": 200})],
-    ids=["nobody is overloaded", "everybody is", "the other has no pages"],
+    ids=["no worker is overloaded", "all are", "the other has no pages"],
 )
 def test_nothing_moves_where_it_would_not_help(counts: dict[str, int], pages: dict[str, int]) -> None:
     assert reviewed(Moves(TARGETS), answers(**counts), pages=pages) == [None] * _REVIEWS

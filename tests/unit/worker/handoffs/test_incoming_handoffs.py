@@ -18,7 +18,7 @@ def make_worker(engine: Engine) -> Handled:
     return worker
 
 
-def hand_over(worker: Handled, request_id: int, prompt: list[int]) -> None:
+def hand_off(worker: Handled, request_id: int, prompt: list[int]) -> None:
     work = worker_pb2.Work(
         request_id=request_id, prompt=prompt, sampling=sampling_pb2.SamplingParams(max_tokens=4)
     )
@@ -40,8 +40,8 @@ def failures(worker: Handled) -> list[tuple[int, int]]:
 
 def test_the_next_handoff_gets_its_pages_right_after_one_that_was_refused() -> None:
     worker = make_worker(make_engine(num_pages=8))
-    hand_over(worker, 1, [5] * 40)  # more than the pool holds
-    hand_over(worker, 2, [5] * 9)
+    hand_off(worker, 1, [5] * 40)  # more than the pool holds
+    hand_off(worker, 2, [5] * 9)
     worker.handler.tick(0.0)
     assert failures(worker) == [(1, worker_pb2.FAILURE_CODE_INVALID)]
     assert lent(worker) == [2]
@@ -53,8 +53,8 @@ def test_smaller_handoffs_do_not_overtake_one_that_waits_for_pages() -> None:
     reservation = engine.reserve(holder)
     assert reservation is not None
     worker = make_worker(engine)
-    hand_over(worker, 1, [5] * 24)
-    hand_over(worker, 2, [6] * 4)
+    hand_off(worker, 1, [5] * 24)
+    hand_off(worker, 2, [6] * 4)
     worker.handler.tick(0.0)
     assert lent(worker) == []
     engine.free_reservation(reservation)
@@ -65,8 +65,8 @@ def test_smaller_handoffs_do_not_overtake_one_that_waits_for_pages() -> None:
 
 def test_a_handoff_that_was_aborted_while_it_waited_is_skipped() -> None:
     worker = make_worker(make_engine(num_pages=8))
-    hand_over(worker, 1, [5] * 9)
-    hand_over(worker, 2, [6] * 9)
+    hand_off(worker, 1, [5] * 9)
+    hand_off(worker, 2, [6] * 9)
     worker.handler.abort(1)
     worker.handler.tick(0.0)
     assert lent(worker) == [2]
@@ -76,11 +76,11 @@ def test_handoffs_that_were_aborted_while_they_waited_keep_nobody_out_of_the_que
     engine = make_engine(num_pages=8, max_waiting_requests=2)
     assert engine.reserve(make_request(9, list(range(20)))) is not None
     worker = make_worker(engine)
-    hand_over(worker, 1, [5] * 24)
-    hand_over(worker, 2, [6] * 4)
+    hand_off(worker, 1, [5] * 24)
+    hand_off(worker, 2, [6] * 4)
     worker.handler.tick(0.0)
-    hand_over(worker, 3, [6] * 4)
+    hand_off(worker, 3, [6] * 4)
     assert failures(worker) == [(3, worker_pb2.FAILURE_CODE_OVERLOADED)]
     worker.handler.abort(2)
-    hand_over(worker, 4, [6] * 4)
+    hand_off(worker, 4, [6] * 4)
     assert failures(worker) == []

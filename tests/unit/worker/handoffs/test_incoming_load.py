@@ -31,7 +31,7 @@ STATS = EngineStats(
 
 
 class Engine:
-    """Has pages for so many reservations."""
+    """Has pages for this number of reservations."""
 
     def __init__(self, room: int) -> None:
         self.config = Mock(page_size=PAGE, scheduler=SchedulerConfig(max_waiting_requests=100))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine.engine import Engine
-from kv_transfer import CaughtUp, HandedOver, SendFailed
+from kv_transfer import CaughtUp, HandedOff, SendFailed
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from tests.unit.engine.engines import make_engine
 from tests.unit.engine.fake_runner import reference
@@ -95,7 +95,7 @@ def test_pages_are_sent_while_the_request_decodes_and_the_last_one_when_it_is_pa
     before = list(source.tokens)
     source.step(3)
     assert source.tokens == before, "it is paused"
-    source.worker.handler.on_transfer(HandedOver(THERE, 100, ()))
+    source.worker.handler.on_transfer(HandedOff(THERE, 100, ()))
     assert source.tokens == reference(PROMPT, len(before), ignore_eos=True)
     source.finish()
 
@@ -116,7 +116,7 @@ def test_a_request_paused_for_too_long_continues_before_its_handoff_has_ended(so
     source.step(30)
     source.sender.abort.assert_called_once_with(THERE)
     assert source.tokens == reference(PROMPT, 20, ignore_eos=True)
-    source.worker.handler.on_transfer(HandedOver(THERE, 100, ()))
+    source.worker.handler.on_transfer(HandedOff(THERE, 100, ()))
     source.finish()
 
 

@@ -43,7 +43,7 @@ def overlapping(hooks: Any = NO_HOOKS) -> Engine:
     return make_engine(hooks, overlap=True, chunk_budget=8)
 
 
-def test_a_request_that_waits_for_the_page_of_an_aborted_one_goes_on() -> None:
+def test_a_request_that_waits_for_the_page_of_an_aborted_one_continues() -> None:
     """The step in flight completes without any output: what waited for it has to be looked at again."""
     engine = overlapping(KeepPages())
     loop = make_loop(engine)

@@ -45,7 +45,7 @@ class Job:
     """A request that a worker computes, or has computed for another one."""
 
     work: worker_pb2.Work
-    hand_over: bool = False
+    hand_off: bool = False
     split: bool = False
     started: bool = False
     computed: bool = False
@@ -149,7 +149,7 @@ class PlayedWorker(FakeSession):
         return [
             job
             for job in self.jobs.values()
-            if not (job.hand_over and job.computed) and not (job.move and job.move.stage is Stage.ACCEPTED)
+            if not (job.hand_off and job.computed) and not (job.move and job.move.stage is Stage.ACCEPTED)
         ]
 
     def can_accept(self) -> list[Handoff]:
@@ -185,7 +185,7 @@ class PlayedWorker(FakeSession):
         arrived = handoff.stage is Stage.ACCEPTED
         self._over(handoff)
         source, job = handoff.source, handoff.job
-        if source is not None and source.alive and job is not None and job.hand_over:
+        if source is not None and source.alive and job is not None and job.hand_off:
             source._lose_handoff(job)
         if handoff.target.alive and not arrived:
             handoff.target._failed(handoff.work.request_id, worker_pb2.FAILURE_CODE_HANDOFF)
@@ -195,7 +195,7 @@ class PlayedWorker(FakeSession):
     def _attach(self, handoff_id: int, job: Job | None) -> None:
         handoff = self.network.get(handoff_id)
         if handoff is None:
-            if job is not None and job.hand_over:
+            if job is not None and job.hand_off:
                 self._lose_handoff(job)
             return
         handoff.source, handoff.job = self, job
@@ -204,7 +204,7 @@ class PlayedWorker(FakeSession):
 
     def _migrate(self, migrate: worker_pb2.Migrate) -> None:
         job = self.jobs.get(migrate.request_id)
-        if job is not None and (job.hand_over or not job.computed or job.move is not None):
+        if job is not None and (job.hand_off or not job.computed or job.move is not None):
             job = None
         self._attach(migrate.ticket.handoff_id, job)
         if job is not None:
@@ -218,7 +218,7 @@ class PlayedWorker(FakeSession):
             handoff.stage = Stage.OVER
             if handoff.job is not None:
                 handoff.job.move = None
-                if handoff.job.hand_over and handoff.source is not None:
+                if handoff.job.hand_off and handoff.source is not None:
                     handoff.source._lose_handoff(handoff.job)
         elif handoff is not None and handoff.source is self and handoff.job is not None and job is None:
             self.fail(handoff)  # the id of a move: the request goes on here

@@ -166,7 +166,7 @@ class AttemptMachine(RuleBasedStateMachine):
         handoff = data.draw(st.sampled_from(self.attached()))
         assert handoff.source is not None
         assert handoff.job is not None
-        self.excuses += handoff.job.hand_over
+        self.excuses += handoff.job.hand_off
         handoff.source.fail(handoff)
 
     @precondition(lambda self: len(self.gone) < MOST_ENDS)
