@@ -35,7 +35,7 @@ SHAPE = {
     "num_hidden_layers": 4,
     "num_attention_heads": 8,
     "num_key_value_heads": 8,
-    # That of the small model, scaled by the number of features: larger weights make attention a matter of rounding.
+    # The small model's, scaled by the number of features: with larger weights, rounding decides attention.
     "initializer_range": 0.175,
 }
 TOKEN_BYTES = 2 * 4 * 256 * 4

@@ -1,4 +1,4 @@
-"""Mixed load for a long time: memory does not grow, no page is lost, and the only errors are injected ones."""
+"""Mixed load for a long time: memory does not grow, no page is lost, and no error occurs."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ async def test_an_operator_lists_drains_and_restarts_workers_from_the_command_li
     async with service(*workers) as served, load(served), admin(served) as server:
         assert await command(server, "drain", "decode-1", "--timeout", "5") == (
             0,
-            "decode-1 has left; 0 of its requests moved to others\n",
+            "decode-1 is drained; 0 of its requests moved to other workers\n",
         )
         _, listed = await command(server, "workers")
         assert [(line.split()[0], line.split()[5]) for line in listed.splitlines()] == [

@@ -155,7 +155,7 @@ def test_a_request_whose_kv_arrives_continues_after_the_token_that_came_with_it(
     decode = Request(id=1, prompt=prompt, sampling=replace(sampling, max_tokens=MAX_TOKENS))
     reservation = second.reserve(decode)
     assert reservation is not None
-    # What a transport does: the pages of the first engine were released into its cache, so compute them again.
+    # Stands for a transport. The first engine's pages were released into its cache, so compute them again.
     source = Request(id=2, prompt=prompt, sampling=sampling)
     first.hooks = _Keeping()
     run(first, source)
