@@ -58,7 +58,7 @@ class KVSender:
         self._port = port
         self._layout = port.layout
         self._unexpected = port.unexpected
-        self._patience = {Sending.DRAINING: drain_timeout_s, Sending.ABANDONED: math.inf}
+        self._state_timeouts = {Sending.DRAINING: drain_timeout_s, Sending.ABANDONED: math.inf}
         self._live: dict[int, _Handoff] = {}
         self._writes: dict[int, _Handoff] = {}
         self._refused: dict[int, None] = {}
@@ -83,7 +83,7 @@ class KVSender:
         if handoff_id in self._refused or handoff_id in self._live:
             self._events.append(SendFailed(handoff_id, "the handoff was refused before it began"))
             return
-        machine = Machine(SENDING, Sending.OPEN, now, timeout_s, self._patience)
+        machine = Machine(SENDING, Sending.OPEN, now, timeout_s, self._state_timeouts)
         self._live[handoff_id] = _Handoff(handoff_id, machine, keeps_decoding)
 
     def attach(self, ticket: Ticket, now: float) -> None:

@@ -95,6 +95,17 @@ def test_a_write_that_hangs_does_not_hold_the_senders_pages_forever(pair: Pair) 
     assert pair.kinds() == ([SendFailed], [ReceiveFailed, Drained])
 
 
+def test_repeated_revokes_do_not_extend_the_drain_timeout(pair: Pair) -> None:
+    pair.sender.attach(pair.reserve(), 0.0)
+    pair.sender.computed(1, LOCAL, 16, 0.0)
+    pair.receiver.abort(1, 0.0)
+    for quarters in range(1, 22):  # the write hangs; the receiver repeats Revoke every 0.25 s
+        for message in list(pair.network.messages):
+            pair.network.deliver(message)
+        pair.poll(quarters / 4)
+    assert pair.kinds() == ([SendFailed], [ReceiveFailed])
+
+
 def test_a_late_ticket_is_answered_with_drain(pair: Pair) -> None:
     ticket = pair.reserve()
     pair.sender.abort(1, 0.0)

@@ -84,12 +84,14 @@ def test_an_unexpected_event_changes_nothing() -> None:
     assert machine.deadline == 5.0
 
 
-def test_a_state_with_its_own_timeout_restarts_its_deadline_at_every_entry() -> None:
+def test_a_state_with_its_own_timeout_restarts_its_deadline_whenever_it_acts() -> None:
     machine = Machine(RECEIVING, Receiving.RESERVED, 0.0, 5.0, {Receiving.DRAINING: 0.25})
     machine.on(ReceiveEvent.DEADLINE, 5.0)
     assert machine.deadline == 5.25
     assert machine.on(ReceiveEvent.DEADLINE, 6.0) == (ReceiveAction.SEND_REVOKE,)
     assert machine.deadline == 6.25
+    assert machine.on(ReceiveEvent.ABORT, 6.5) == ()
+    assert machine.deadline == 6.25, "nothing was sent"
 
 
 def test_progress_extends_the_deadline_up_to_a_limit() -> None:
