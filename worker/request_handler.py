@@ -105,7 +105,7 @@ class RequestHandler:
         """Execute one command. An error of one request fails that request, never the worker.
 
         `arrived`: when the command reached this process, on the handler's clock. A request's queue time
-        starts then, also if the engine thread is busy with a step.
+        starts then, even if the engine thread is busy with a step.
         """
         self._answers.outbox.handled(session)
         match command.WhichOneof("kind"):
@@ -142,9 +142,11 @@ class RequestHandler:
     # ------------------------------------------------------------------------------ from the loop
 
     def on_step(self, output: StepOutput) -> None:
-        told = [(job, t) for t in output.tokens if (job := self._answers.jobs.get(t.request.id)) is not None]
-        # First tokens go first: the router forwards tokens one by one, and TTFT matters most.
-        for job, token in sorted(told, key=lambda pair: pair[0].said_cached):
+        tokens = [
+            (job, t) for t in output.tokens if (job := self._answers.jobs.get(t.request.id)) is not None
+        ]
+        # First tokens first: the router forwards tokens one by one, and TTFT matters most.
+        for job, token in sorted(tokens, key=lambda pair: pair[0].reported_cached):
             self._report(job, token)
         for request, error in output.failed:
             if (job := self._answers.jobs.get(request.id)) is not None:
@@ -225,7 +227,7 @@ class RequestHandler:
     # ------------------------------------------------------------------------------ the engine's hooks
 
     def on_started(self, requests: Sequence[Request]) -> None:
-        """Reported before the step ends, so that the router can reserve the handoff's pages meanwhile."""
+        """Reported before the step ends, so that the router reserves the handoff's pages during the step."""
         if self._handoffs is not None:
             self._handoffs.outgoing.on_started(requests)
         now = self._clock()
@@ -242,7 +244,7 @@ class RequestHandler:
             self._handoffs.migrations.on_computed(request, upto)
         if upto > len(request.prompt) or (job := self._answers.jobs.get(request.id)) is None:
             return
-        if not (job.said_cached or request.pinned):
+        if not (job.reported_cached or request.pinned):
             self._add_chunk(job, upto)
         if upto < len(request.prompt):
             self._answers.outbox.progress(job, upto)
@@ -363,7 +365,7 @@ class RequestHandler:
             self._answers.fail(job, *trouble)
 
     def _tried(self, job: Job, begin: Callable[[Job], None]) -> _Trouble | None:
-        """Begin a job; None: it has begun."""
+        """Start a job; returns its error, or None if it has started."""
         try:
             begin(job)
         except CommandRefused as error:

@@ -53,7 +53,7 @@ class Cluster:
         self._actor_class = actor_class or _actor_class
         self._settings = config.cluster
         self._is_local = self._settings.ray_address is None
-        self._identity = Identity.draw()
+        self._identity = Identity.generate()
         """Authenticates this router to the workers, which get its certificate when they are created."""
         self._num_ranks = config.num_ranks
         self._thread = RayThread()

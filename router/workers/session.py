@@ -277,7 +277,7 @@ class WorkerSession:
             return  # the reader fails too, with the reason
 
     async def _deliver(self, batch: worker_pb2.EventBatch) -> None:
-        """Dispatch events to listeners, at one dictionary look-up each; those of forgotten requests are dropped."""
+        """Dispatch events to listeners, with one look-up each; events of forgotten requests are dropped."""
         now = time.monotonic()
         self.step = max(self.step, batch.step)
         if batch.HasField("step_work"):

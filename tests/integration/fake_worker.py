@@ -81,7 +81,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
 
     def __post_init__(self) -> None:
         self.epoch = next(_epochs)
-        self.identity = Identity.draw()
+        self.identity = Identity.generate()
         self._sessions: set[asyncio.Task[None]] = set()
         self._server: grpc.aio.Server | None = None
         self._address = ""

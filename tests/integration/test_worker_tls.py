@@ -21,7 +21,7 @@ from tests.unit.tiny import make_config
 from worker.config import WorkerConfig, WorkerRole
 from worker.process.host import WorkerHost
 
-ROUTER, WORKER, STRANGER = (Identity.draw() for _ in range(3))
+ROUTER, WORKER, STRANGER = (Identity.generate() for _ in range(3))
 
 
 class Worker(worker_pb2_grpc.WorkerServicer):

@@ -2,8 +2,8 @@
 
 Computed pages are sent while the request keeps decoding. When the receiver has every full page, the request
 is paused after its current token, the last page is sent, and the receiver continues. If the migration fails,
-the request continues here. If the receiver has the request nevertheless, both workers decode it for a while:
-their tokens are equal, and the router uses one stream.
+the request continues here. The receiver may have accepted it all the same; both workers then decode it for a
+while, with equal tokens, and the router uses one of the streams.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from worker.session.jobs import Job
 __all__ = ["Migrations"]
 
 _LONGEST_PAUSE_S: Final = 1.0
-"""Timeout of the pause, after which the request continues here. Normally it lasts for one message, one page
+"""Timeout of the pause, after which the request continues here. A pause normally takes one message, one page
 write and one step; a longer one means that the receiver or the network has a problem."""
 
 

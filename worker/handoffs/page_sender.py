@@ -54,7 +54,7 @@ class PageSender:
             self._answers.outbox.handed_off(job, sent.bytes, chunks, spans)
 
     def _pages(self, request: Request, num_tokens: int) -> list[int]:
-        """Pages with computed tokens. Later pages may still be exchanged for cached ones."""
+        """Pages with computed tokens. Later pages may still be replaced by cached ones."""
         return request.pages[: -(-num_tokens // self._page_size)]
 
 

@@ -41,7 +41,7 @@ class Place:
         self.actors: list[Actor] = []
         self._loop = asyncio.get_running_loop()
         plan = SimpleNamespace(config=SimpleNamespace(worker_id="decode-0", role=WorkerRole.DECODE))
-        self.worker = RayWorker(cast(WorkerPlan, plan), self._create, Identity.draw(), RayThread())
+        self.worker = RayWorker(cast(WorkerPlan, plan), self._create, Identity.generate(), RayThread())
 
     def _create(self) -> Actor:
         self.actors.append(Actor(self._loop))

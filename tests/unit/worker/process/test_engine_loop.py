@@ -28,13 +28,13 @@ def make_loop(engine: Engine) -> EngineLoop:
 
 
 def a_message_came(loop: EngineLoop) -> None:
-    loop._settled = loop._proved = False
+    loop._settled = loop._pages_checked = False
 
 
 def turns_until_sleep(loop: EngineLoop) -> None:
     for _ in range(100):
         loop._turn()
-        if loop._patience() is None:
+        if loop._wait_s() is None:
             return
     raise AssertionError("it never sleeps")
 

@@ -10,7 +10,7 @@ SOON_S = 0.01
 PATIENCE_S = 5.0
 
 
-async def rung(watch: RouterWatch, gone: asyncio.Future[str]) -> str:
+async def timed_out(watch: RouterWatch, gone: asyncio.Future[str]) -> str:
     async with asyncio.timeout(PATIENCE_S):
         return await gone
 
@@ -23,7 +23,7 @@ def watched() -> tuple[RouterWatch, asyncio.Future[str]]:
 async def test_a_worker_that_no_router_ever_connected_to_ends() -> None:
     watch, gone = watched()
     watch.start()
-    assert "no router" in await rung(watch, gone)
+    assert "no router" in await timed_out(watch, gone)
 
 
 async def test_a_worker_ends_after_its_last_session_and_not_before() -> None:
@@ -34,7 +34,16 @@ async def test_a_worker_ends_after_its_last_session_and_not_before() -> None:
             pass
         await asyncio.sleep(5 * SOON_S)
         assert not gone.done()
-    assert "no router" in await rung(watch, gone)
+    assert "no router" in await timed_out(watch, gone)
+
+
+async def test_a_session_that_began_before_the_start_holds_the_timeout_off() -> None:
+    watch, gone = watched()
+    with watch.session():
+        watch.start()
+        await asyncio.sleep(5 * SOON_S)
+        assert not gone.done()
+    assert "no router" in await timed_out(watch, gone)
 
 
 async def test_a_worker_that_was_stopped_is_not_ended_again() -> None:
