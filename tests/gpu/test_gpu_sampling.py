@@ -131,7 +131,7 @@ def test_rows_that_are_not_finite_are_noticed_and_disturb_no_other(bad: float) -
 
 
 def test_equally_likely_tokens_stay_together() -> None:
-    """So many of them that no list holds them: rows are read whole."""
+    """More of them than a list holds, so that whole rows are read."""
     vocab = 100_000
     logits = torch.zeros(64, vocab, device=CUDA)
     logits[:, 10_000:30_000] = 1.0

@@ -1,4 +1,4 @@
-"""Prompts that nobody sent: they meet every size, and leave nothing behind."""
+"""Warm-up prompts cover every size of step and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from engine.engine import Engine
 from engine.executor.runner import ModelRunner
 from engine.warmup import WarmupPlan, warm_up, warmup_plan_for
 from tests.engine_config import engine_config
-from tests.unit.fake_runner import FakeRunner, reference
+from tests.unit.engine.fake_runner import FakeRunner, reference
 from tests.unit.tiny import make_config, save_tiny_llama
 
 PROMPT = list(range(2, 40))
