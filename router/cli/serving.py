@@ -116,7 +116,7 @@ class Serving:
         )
         tokenizer = await tokenizing
         dispatcher = ClusterDispatcher(config, registry, metrics, on_end=self._tracing(model.name))
-        if config.hands_over:
+        if config.uses_handoffs:
             await self._check_links(registry, dispatcher)
         await self.stack.enter_async_context(
             WorkerProbe(
@@ -289,7 +289,7 @@ class Serving:
     def _summarize(self, model: ServedModel, service: Service, engine: EngineConfig) -> None:
         config = self.config
         workers = f"{config.decode_workers} decode"
-        if config.hands_over:
+        if config.uses_handoffs:
             workers = f"{config.num_prefill_workers} prefill + {workers}"
         scheme = "http" if config.access.tls_cert is None else "https"
         self.display.say(
