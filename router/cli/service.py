@@ -108,6 +108,6 @@ class _Start:
 
     async def _plans(self, checkpoint: Checkpoint, machine: Machine) -> list[WorkerPlan]:
         if machine.device == "cpu" and self.config.dtype is Dtype.AUTO:
-            with self.display.stage("dtype"):
+            with self.display.stage("dtype for this CPU"):
                 machine = replace(machine, cpu_dtype=await asyncio.to_thread(preferred_cpu_dtype))
         return plan_workers(self.config, checkpoint, machine)

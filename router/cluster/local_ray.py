@@ -64,7 +64,7 @@ def _detached(popen: type) -> type:
     router drains their requests.
     """
 
-    class Detached(popen):  # type: ignore[misc, valid-type]
+    class Detached(popen):  # type: ignore[misc]
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, process_group=0, **options)
 

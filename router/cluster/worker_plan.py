@@ -241,7 +241,7 @@ def _pool_tokens(
     tokens = left // _token_bytes(part, dtype) // page * page
     if tokens < page:
         raise PlanError(
-            f"{checkpoint.name} leaves no room for KV within {fraction:.0%} of"
+            f"{checkpoint.name} leaves no room for KV within {100 * fraction:g}% of"
             f" {machine.memory_bytes / 2**30:.1f} GiB of memory; raise --kv-memory-fraction, or use"
             " --dtype bfloat16, a smaller model, or more ranks (--tensor-parallel-size)"
         )
