@@ -99,7 +99,8 @@ def run(argv: Sequence[str]) -> int:
         print(f"router batch: {error}", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"router batch: {error.filename}: {error.strerror}", file=sys.stderr)
+        where = f"{error.filename}: {error.strerror}" if error.filename else error
+        print(f"router batch: {where}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("router batch: interrupted; the same command goes on from here", file=sys.stderr)
