@@ -207,7 +207,7 @@ async def test_the_admin_port_refuses_nonsense_and_browsers() -> None:
         assert (await client.get("/workers")).json()[0]["state"] == "ready"
 
 
-async def test_nobody_answering_on_the_admin_port_is_told_in_one_line() -> None:
+async def test_an_unreachable_admin_port_is_an_error_of_one_line() -> None:
     server = AdminServer(None, 0)  # type: ignore[arg-type]
     server.port = 1
     status, output = await command(server, "workers")
