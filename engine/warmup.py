@@ -25,9 +25,6 @@ _ENDS: Final = 8
 _SHORTEST: Final = 16
 _RATIO: Final = 1.2
 """Ratio of a prompt's length to that of the previous one."""
-_EAGER_RATIO: Final = 1.5
-"""The same beyond the captured sizes. cuBLAS chooses kernels by the number of tokens and loads each at its
-first use: one step of 3,484 tokens took the host 123 ms although one of 16,384 had been warmed up."""
 
 
 _SAMPLED: Final[dict[str, Any]] = {
@@ -45,29 +42,30 @@ class WarmupPlan:
     """Number of short requests submitted at once."""
     prompts: tuple[int, ...] = ()
     """Lengths of prompts submitted one by one while the short requests decode."""
+    alone: bool = False
+    """Then a greedy and a sampled request, each with nothing beside it: a single row has its own kernels."""
 
 
 def warmup_plan_for(config: EngineConfig) -> WarmupPlan:
-    """On a GPU: batches and prompts of all captured sizes, some longer ones, and one of more than one chunk.
+    """On a GPU: batches and prompts of all captured sizes, and a prompt of more than one chunk.
 
     On a CPU one request: little depends on sizes there, and all of them would take minutes.
     """
     if config.device == "cpu":
         return WarmupPlan(crowd=1)
-    scheduler = config.scheduler
-    captured = config.cuda_graph_max_tokens
-    if scheduler.chunked_prefill:
-        largest = scheduler.chunk_budget or captured
-    else:  # longer prompts are refused
-        largest = min(captured, scheduler.prefill_limit(config.max_model_len))
     prompts = []
     length = float(_SHORTEST)
+    largest = float(config.cuda_graph_max_tokens)
+    if not config.scheduler.chunked_prefill:  # longer prompts are refused
+        largest = min(largest, config.scheduler.prefill_limit(config.max_model_len))
     while length < largest:
         prompts.append(round(length))
-        length *= _RATIO if length < captured else _EAGER_RATIO
-    if scheduler.chunk_budget is not None and scheduler.chunked_prefill:
-        prompts.append(scheduler.chunk_budget + _SHORTEST)
-    return WarmupPlan(min(_LARGEST_CROWD, config.scheduler.max_running_requests), tuple(prompts))
+        length *= _RATIO
+    budget = config.scheduler.chunk_budget
+    if budget is not None and config.scheduler.chunked_prefill:
+        prompts.append(budget + _SHORTEST)
+    crowd = min(_LARGEST_CROWD, config.scheduler.max_running_requests)
+    return WarmupPlan(crowd, tuple(prompts), alone=True)
 
 
 def warm_up(runner: ModelRunner, config: EngineConfig, plan: WarmupPlan) -> None:
@@ -92,7 +90,15 @@ def warm_up(runner: ModelRunner, config: EngineConfig, plan: WarmupPlan) -> None
         if coming:
             id, length = coming.pop(0)
             _submit(engine, id=id, length=length, max_tokens=2)
+    for id, sampled in enumerate((False, True) if plan.alone else (), everybody):
+        _submit(engine, id=id, length=_SHORT, max_tokens=3, sampled=sampled)
+        _finish(engine)
     engine.check_pages()
+
+
+def _finish(engine: Engine) -> None:
+    while engine.has_work:
+        engine.step()
 
 
 def _submit(engine: Engine, *, id: int, length: int, max_tokens: int, sampled: bool = False) -> None:
