@@ -129,7 +129,7 @@ async def test_a_request_is_explained_in_every_stage_of_its_way_from_worker_to_w
         assert "now" not in ended["completions"][0]
 
 
-async def test_a_preempted_request_says_when_how_often_why_and_for_how_long() -> None:
+async def test_explain_shows_when_how_often_why_and_for_how_long_a_request_was_preempted() -> None:
     worker = decode_worker("decode-0", waits_before={"token"})
     async with router(worker) as opened:
         running = asyncio.create_task(opened.generate("mine"))

@@ -102,7 +102,7 @@ class TestHttp:
         assert (await http.get(path)).status_code == 200
 
     @pytest.mark.parametrize("path", sorted(PAGE_PATHS))
-    async def test_the_live_page_is_open_and_may_load_nothing_from_elsewhere(
+    async def test_the_live_page_needs_no_key_and_loads_nothing_from_other_origins(
         self, http: httpx.AsyncClient, path: str
     ) -> None:
         answer = await http.get(path)
@@ -339,7 +339,7 @@ class TestLimits:
 
 
 class TestTls:
-    async def test_both_frontends_speak_it_and_prove_who_they_are(self, folder: Path, tmp_path: Path) -> None:
+    async def test_both_frontends_serve_tls_with_the_certificate(self, folder: Path, tmp_path: Path) -> None:
         authority, other = Authority.make("ours"), Authority.make("another")
         async with open_frontends(folder, tls=authority.issue(tmp_path)) as frontends:
             async with httpx.AsyncClient(verify=trusting(authority)) as http:
@@ -361,14 +361,16 @@ class TestTls:
                 info = RouterStub(channel).GetModelInfo(GetModelInfoRequest(), timeout=5)
                 assert await code_of(info) is grpc.StatusCode.UNAVAILABLE
 
-    def test_files_that_do_not_fit_are_told_before_anything_starts(self, tmp_path: Path) -> None:
+    def test_unusable_certificate_and_key_files_are_errors_before_anything_starts(
+        self, tmp_path: Path
+    ) -> None:
         first, second = tmp_path / "first", tmp_path / "second"
         first.mkdir()
         second.mkdir()
         ours = Authority.make("ours")
         one, other = ours.issue(first), ours.issue(second, passphrase=b"secret")
         one.check()
-        with pytest.raises(BadCertificate, match="are no certificate and its key: KEY_VALUES_MISMATCH"):
+        with pytest.raises(BadCertificate, match="are not a certificate and its key: KEY_VALUES_MISMATCH"):
             TlsFiles(other.certificate, one.key).check()
         with pytest.raises(BadCertificate, match="passphrase"):
             other.check()

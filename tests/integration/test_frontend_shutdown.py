@@ -57,7 +57,7 @@ async def test_running_requests_finish_and_new_ones_are_refused(frontends: Front
         await stopping
 
 
-async def test_requests_that_take_too_long_are_told_why_they_end(frontends: Frontends) -> None:
+async def test_requests_that_outlast_the_drain_end_with_the_reason(frontends: Frontends) -> None:
     frontends.dispatcher.hang_after = 3
     running = [asyncio.create_task(http_text(frontends)), asyncio.create_task(grpc_text(frontends))]
     await asyncio.sleep(0.3)

@@ -195,7 +195,7 @@ async def test_a_failure_has_its_status(
     "failure",
     [Unavailable("decode-1 at 10.0.0.7:4711 is lost"), Internal("10.0.0.7"), RuntimeError("10.0.0.7")],
 )
-async def test_a_fault_of_the_server_is_told_in_a_plain_sentence_and_logged_under_its_id(
+async def test_a_server_error_has_a_plain_message_and_is_logged_under_its_request_id(
     frontends: Frontends, router: Any, caplog: pytest.LogCaptureFixture, failure: Any, fail_after: int
 ) -> None:
     frontends.dispatcher.failure, frontends.dispatcher.fail_after = failure, fail_after

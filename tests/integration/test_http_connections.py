@@ -124,7 +124,7 @@ class TestKeepAlive:
             announced = (await connection.ask(GET)).headers["keep-alive"]
         assert int(announced.removeprefix("timeout=")) > 75, "nginx' idle timeout; AWS ALB has 60 s"
 
-    async def test_a_client_that_wants_no_other_request_gets_its_close(self, frontends: Frontends) -> None:
+    async def test_connection_close_of_a_client_is_honoured(self, frontends: Frontends) -> None:
         async with connection_to(frontends) as connection:
             answer = await connection.ask(GET.replace(b"host", b"connection: close\r\nhost"))
             assert answer.headers["connection"] == "close"

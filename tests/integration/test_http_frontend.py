@@ -111,7 +111,7 @@ async def test_every_shape_of_prompt_reaches_the_dispatcher_as_token_ids(
         assert [choice.index for choice in answer.choices] == list(range(len(expected)))
 
 
-async def test_several_completions_of_several_prompts_are_told_apart(
+async def test_several_completions_of_several_prompts_have_their_own_indices(
     frontends: Frontends, client: openai.AsyncOpenAI
 ) -> None:
     tokenizer = frontends.generation.tokenizer
@@ -247,7 +247,7 @@ async def test_a_failure_before_the_first_token_is_an_http_error(
         assert error.value.response.headers["retry-after"] == "2"
 
 
-async def test_a_failure_after_the_first_token_is_told_in_the_stream(
+async def test_a_failure_after_the_first_token_is_an_event_of_the_stream(
     frontends: Frontends, client: openai.AsyncOpenAI
 ) -> None:
     frontends.dispatcher.failure, frontends.dispatcher.fail_after = Unavailable("a worker died"), 3
@@ -268,7 +268,7 @@ async def test_a_failure_after_the_first_token_is_told_in_the_stream(
         RuntimeError("10.0.0.7"),
     ],
 )
-async def test_a_fault_of_the_server_is_told_in_a_plain_sentence_and_logged_under_its_id(
+async def test_a_server_error_has_a_plain_message_and_is_logged_under_its_request_id(
     frontends: Frontends,
     client: openai.AsyncOpenAI,
     caplog: pytest.LogCaptureFixture,
@@ -315,7 +315,7 @@ async def read_all(url: str, body: dict[str, Any], timeout_s: float) -> bytes:
 
 @pytest.mark.parametrize("hang_after", [0, 3])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_goes_away_ends_its_request(
+async def test_a_client_that_disconnects_ends_its_request(
     frontends: Frontends, hang_after: int, stream: bool
 ) -> None:
     frontends.dispatcher.hang_after = hang_after

@@ -121,7 +121,7 @@ def test_a_write_touches_nothing_but_its_own_pages(pair: tuple[Side, Side]) -> N
     np.testing.assert_array_equal(there.pool.bytes, expected)
 
 
-def test_many_writes_at_once_all_end_and_are_told_apart(pair: tuple[Side, Side]) -> None:
+def test_many_concurrent_writes_all_complete_under_their_own_numbers(pair: tuple[Side, Side]) -> None:
     here, there = pair
     here.pool.fill(range(64))
     messages = {str(n).encode() for n in range(200)}
@@ -167,7 +167,7 @@ def test_a_peer_that_was_never_connected_cannot_be_written_to(opened: Open) -> N
         here.transport.write(there.peer, [page_copy(0, 0)], b"")
 
 
-def test_both_who_write_and_who_wait_learn_that_a_peer_is_gone(opened: Open) -> None:
+def test_a_lost_peer_is_reported_to_writers_and_to_idle_workers(opened: Open) -> None:
     here, there, third = Side(opened), Side(opened), Side(opened)
     here.transport.connect(there.peer)
     third.transport.connect(there.peer)
@@ -262,7 +262,7 @@ def test_a_handoff_in_chunks_arrives_intact(opened: Open) -> None:
     assert not receiver.unexpected
 
 
-def test_a_sender_that_leaves_frees_the_receivers_pages_and_nobody_hangs(opened: Open) -> None:
+def test_a_sender_that_ends_frees_the_receivers_pages_and_nothing_hangs(opened: Open) -> None:
     source, target = Pool(64), Pool(64)
     sender, receiver = sender_on(opened(source.memory), source), receiver_on(opened(target.memory), target)
     now = time.monotonic()

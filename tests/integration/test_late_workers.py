@@ -19,7 +19,7 @@ def retries(served: Service) -> str:
     return "\n".join(line for line in served.exported().splitlines() if "request_retries_total{" in line)
 
 
-async def test_a_worker_that_is_held_up_keeps_its_streams_and_gets_nothing_new_meanwhile() -> None:
+async def test_a_late_worker_keeps_its_streams_and_gets_no_new_requests() -> None:
     late, other = decode_worker("decode-0", token_s=0.005), decode_worker("decode-1")
     async with service(late, other, worker_grace=20.0, **HURRIED) as served:
         async with aclosing(served.dispatcher.generate(PROMPT, sampling(300))) as deltas:
@@ -79,7 +79,7 @@ async def test_a_worker_that_answers_a_probe_is_given_the_time_anew() -> None:
         assert not retries(served)
 
 
-async def test_a_stream_that_never_speaks_again_is_given_up_whatever_the_process_answers() -> None:
+async def test_a_stream_that_stays_silent_is_lost_even_if_the_process_answers_probes() -> None:
     mute, other = decode_worker("decode-0", token_s=0.005), decode_worker("decode-1")
     async with service(mute, other, worker_grace=0.3, **HURRIED) as served:
         async with aclosing(served.dispatcher.generate(PROMPT, sampling(300))) as deltas:

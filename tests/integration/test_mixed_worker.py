@@ -210,7 +210,7 @@ async def test_metrics_are_served_in_base_units_with_the_workers_labels(folder: 
             assert sample % 'mode="mixed",model_name="tiny"' in text
 
 
-async def test_a_dead_engine_breaks_the_sessions_and_says_not_serving(folder: Path) -> None:
+async def test_a_dead_engine_breaks_the_sessions_and_reports_not_serving(folder: Path) -> None:
     async with mixed(folder) as link:
 
         def explode(*_: object) -> None:

@@ -95,7 +95,7 @@ async def test_requests_with_one_prefix_that_come_together_compute_it_once(folde
         assert len({worker_id for _, worker_id, _ in await asyncio.gather(*asked)}) == 1
 
 
-async def test_a_router_that_connects_anew_hears_all_that_is_cached(folder: Path) -> None:
+async def test_a_router_that_reconnects_gets_the_whole_content_of_the_cache(folder: Path) -> None:
     async with served(folder) as cluster:
         _, home, _ = await cluster.ask(prompt(3))
         session = next(s for s in cluster.registry.sessions() if s.worker_id == home)

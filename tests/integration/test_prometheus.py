@@ -99,7 +99,7 @@ async def test_every_panel_draws_something_and_no_alert_fires(tmp_path: Path) ->
     assert not [rule["name"] for group in rules for rule in group["rules"] if rule["health"] != "ok"]
 
 
-def test_what_wakes_somebody_is_an_outage_and_not_a_restart_or_shed_load() -> None:
+def test_pages_are_for_outages_and_not_for_restarts_or_shed_load() -> None:
     groups = yaml.safe_load((DEPLOY / "prometheus" / "rules.yml").read_text())["groups"]
     rules = [rule for group in groups for rule in group["rules"]]
     pages = {rule["alert"] for rule in rules if rule.get("labels", {}).get("severity") == "page"}

@@ -48,7 +48,9 @@ async def test_a_prompt_waits_before_its_prefill_until_a_decode_worker_has_room(
 
 
 @pytest.mark.parametrize("load", [{"starved": 1}, {"queued_handoffs": 3, "queued_pages": 96}])
-async def test_a_prompt_does_not_join_those_who_wait_at_the_decode_worker(load: dict[str, int]) -> None:
+async def test_a_prompt_waits_in_the_router_while_others_wait_at_the_decode_worker(
+    load: dict[str, int],
+) -> None:
     prefill, decode = pair()
     async with service(prefill, decode) as served:
         await reports(served, decode, 99, **load)
@@ -75,7 +77,7 @@ async def test_a_burst_is_let_in_as_far_as_it_fits_before_any_report_about_it() 
         await served.settled()
 
 
-async def test_a_decode_worker_that_has_not_reported_holds_nobody_back() -> None:
+async def test_a_decode_worker_without_a_report_counts_as_having_room() -> None:
     async with service(*pair(decode={"token_s": 0.01})) as served:
         assert await asyncio.gather(*(served.tokens(3) for _ in range(50))) == [answer(PROMPT, 3)] * 50
 
@@ -102,7 +104,7 @@ async def test_one_that_waits_longer_than_the_limit_is_refused_and_nothing_was_c
         assert served.metric("baton_no_first_token_seconds_count", outcome="overloaded") == 1
 
 
-async def test_one_whose_time_is_up_while_it_waits_is_told_so() -> None:
+async def test_a_request_whose_timeout_passes_while_it_waits_gets_that_error() -> None:
     prefill, decode = pair()
     async with service(prefill, decode) as served:
         await reports(served, decode, NEED - 1)
@@ -123,7 +125,7 @@ async def test_a_client_that_leaves_while_it_waits_leaves_nothing_behind() -> No
         assert await served.dispatcher.drain(1.0) == 0
 
 
-async def test_when_the_last_decode_worker_is_lost_nobody_waits_for_its_room() -> None:
+async def test_when_the_last_decode_worker_is_lost_no_request_waits_for_its_room() -> None:
     prefill, decode = pair()
     async with service(prefill, decode) as served:
         await reports(served, decode, NEED - 1)
@@ -133,7 +135,7 @@ async def test_when_the_last_decode_worker_is_lost_nobody_waits_for_its_room() -
         assert await task == answer(PROMPT, 8)
 
 
-async def test_those_who_lost_their_worker_are_computed_a_few_at_a_time_and_before_who_is_new() -> None:
+async def test_requests_of_a_lost_worker_are_recomputed_a_few_at_a_time_and_before_new_ones() -> None:
     first, second = decode_worker("decode-0", token_s=0.01), decode_worker("decode-1", silent=True)
     second.chunk = 8  # a window of 16 tokens: of three sequences of 4 tokens and 1 of the answer or more
     async with service(first) as served, service(second) as other:

@@ -69,7 +69,7 @@ async def test_a_refusal_names_the_field_and_the_reason(client: RouterClient) ->
     assert refusal.value.request_id
 
 
-async def test_an_overloaded_server_says_when_to_try_again(
+async def test_an_overloaded_server_returns_the_time_to_wait(
     frontends: Frontends, client: RouterClient
 ) -> None:
     frontends.dispatcher.failure = Overloaded("full", retry_after_s=2.5)

@@ -45,7 +45,7 @@ async def test_prefill_and_decode_workers_answer_together_as_one() -> None:
         await served.settled()
 
 
-async def test_the_decode_worker_is_told_to_reserve_only_after_the_prefill_has_started() -> None:
+async def test_the_decode_worker_gets_reserve_only_after_the_prefill_has_started() -> None:
     prefill, decode = pair()
     async with service(prefill, decode) as served:
         await served.tokens()
@@ -140,7 +140,7 @@ async def test_a_retry_avoids_the_worker_that_failed() -> None:
         assert len(good.commands("submit")) == 4
 
 
-async def test_attempts_are_bounded_and_the_last_failure_is_told() -> None:
+async def test_attempts_are_bounded_and_the_error_is_that_of_the_last_one() -> None:
     worker = decode_worker("decode-0", fail_after=0, times=100)
     async with service(worker, max_attempts=3) as served:
         with pytest.raises(Unavailable, match="handoff failed"):
@@ -273,7 +273,7 @@ async def test_a_burst_spreads_over_workers_before_any_of_them_reports() -> None
         assert [len(worker.commands("submit")) for worker in workers] == [10, 10, 10, 10]
 
 
-async def test_a_caller_who_finds_a_stop_string_gets_timings_and_the_sequence_counts_as_stopped() -> None:
+async def test_a_sequence_that_its_caller_ends_at_a_stop_string_has_timings_and_outcome_stop() -> None:
     async with service(decode_worker("decode-0", token_s=0.005)) as served:
         async with aclosing(served.dispatcher.generate(PROMPT, sampling(1000))) as deltas:
             await anext(deltas)

@@ -82,6 +82,20 @@ async def test_requests_unfinished_at_the_drain_timeout_continue_elsewhere_even_
         await served.settled()
 
 
+async def test_a_restart_waits_for_a_drain_of_the_same_worker() -> None:
+    workers = [decode_worker(f"decode-{i}", token_s=0.02) for i in range(2)]
+    async with service(*workers, routing=Routing.LEAST_LOADED) as served:
+        running = [asyncio.create_task(served.tokens(40)) for _ in range(4)]
+        await asyncio.sleep(0.1)
+        drainer = WorkerDrainer(served.registry)
+        draining = asyncio.create_task(drainer.drain("decode-0", 10.0))
+        await asyncio.sleep(0)
+        assert await drainer.restart("decode-0", 0.0, 5.0) == 0
+        assert draining.done()
+        assert [await task for task in running] == [answer(PROMPT, 40)] * 4
+        assert states(served)["decode-0"] is WorkerState.READY
+
+
 async def test_the_last_of_a_role_stays_unless_it_is_forced_to_go() -> None:
     async with service(decode_worker("decode-0"), decode_worker("decode-1")) as served:
         drainer = WorkerDrainer(served.registry)
@@ -193,7 +207,7 @@ async def test_the_admin_port_refuses_nonsense_and_browsers() -> None:
         assert (await client.get("/workers")).json()[0]["state"] == "ready"
 
 
-async def test_nobody_answering_on_the_admin_port_is_told_in_one_line() -> None:
+async def test_an_unreachable_admin_port_is_an_error_of_one_line() -> None:
     server = AdminServer(None, 0)  # type: ignore[arg-type]
     server.port = 1
     status, output = await command(server, "workers")

@@ -65,7 +65,7 @@ def test_a_lost_worker_is_dead_only_if_its_node_is() -> None:
     assert newly_dead(lost, set()) == []
 
 
-async def test_peers_of_a_worker_on_a_dead_node_are_told_its_epoch() -> None:
+async def test_peers_of_a_worker_on_a_dead_node_get_a_fence_with_its_epoch() -> None:
     ray = Ray()
     async with cluster(ray) as (_, prefill, decode):
         epoch = prefill.epoch
@@ -91,7 +91,7 @@ async def test_a_worker_that_is_stopped_or_out_of_reach_is_not_fenced_while_its_
         assert decode.commands("fence") == prefill.commands("fence") == []
 
 
-async def test_a_worker_that_comes_later_is_told_of_every_fence_first() -> None:
+async def test_a_worker_that_connects_later_gets_every_fence_first() -> None:
     ray = Ray()
     async with cluster(ray) as (registry, prefill, decode):
         epoch = prefill.epoch

@@ -90,7 +90,7 @@ async def test_old_tls_is_refused(address: str) -> None:
         context.wrap_socket(plain, server_hostname=NAME)
 
 
-async def test_a_real_worker_serves_the_router_that_it_was_told_of(folder: Path) -> None:
+async def test_a_real_worker_serves_the_router_whose_certificate_it_has(folder: Path) -> None:
     config = worker_config(folder, router_certificate=ROUTER.certificate)
     host = WorkerHost(config, on_death=lambda death: None)
     await host.start()
@@ -103,7 +103,7 @@ async def test_a_real_worker_serves_the_router_that_it_was_told_of(folder: Path)
         await host.stop()
 
 
-def test_a_worker_that_asks_for_no_certificate_stays_on_loopback(folder: Path) -> None:
+def test_a_worker_without_client_authentication_listens_on_loopback_only(folder: Path) -> None:
     config = replace(worker_config(folder), host="10.0.0.1")
     with pytest.raises(ValueError, match=r"unauthenticated connections on 10\.0\.0\.1"):
         WorkerHost(config, on_death=lambda death: None)
