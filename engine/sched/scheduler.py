@@ -71,6 +71,11 @@ class Scheduler:
         return self._queues.adopted
 
     @property
+    def num_active(self) -> int:
+        """Requests with a slot, and those that arrived with their KV and get the next ones."""
+        return len(self._queues.running) + len(self._queues.adopted)
+
+    @property
     def itl_controller(self) -> ITLController | None:
         return self._share.itl_controller
 

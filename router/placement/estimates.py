@@ -8,6 +8,7 @@ from typing import Final
 
 from router.placement.policies import Candidate
 from router.placement.predict import Pace, miss, pace_of, prefill_times, time_behind
+from router.placement.slots import running_answers, slot_wait
 from router.placement.view import ClusterView, RequestView, Targets, WorkerId, WorkerView
 
 __all__ = ["Estimates", "Reading"]
@@ -69,7 +70,8 @@ class Estimates:
             tokens = request.prompt_tokens - request.cached_on(worker)
         pace = self.pace(worker)
         before = [prompt.tokens for prompt in worker.prompts]
-        times = prefill_times([*before, tokens], pace)
+        wait = self._slot_wait(worker, view)
+        times = [max(time, wait) for time in prefill_times([*before, tokens], pace)]
         in_flight = _in_flight(worker, pace)
         misses = delay = 0.0
         if before:
@@ -151,9 +153,9 @@ class Estimates:
     ) -> tuple[float, float, float]:
         """TPOT of this request there, and the misses and delays that it causes: its decode, and its prompt
         if that is computed there too."""
-        decodes, context = _decodes(worker)
+        decodes, context = running_answers(worker)
         pairs = _pairs(worker)
-        more = pace_of(worker, decodes + 1, context + request.prompt_tokens, pairs)
+        more = pace_of(worker, *running_answers(worker, 1, request.prompt_tokens), pairs)
         before = pace_of(worker, decodes, context, pairs) if decodes else more
         slower = more.tpot(self._prefill_share(worker, more, request, prompt_tokens))
         faster = before.tpot(self._prefill_share(worker, before, request, 0))
@@ -168,7 +170,7 @@ class Estimates:
         self, worker: WorkerView, request: RequestView, prompt_tokens: int
     ) -> tuple[float, float, float]:
         """The same for a prompt whose answer is decoded elsewhere."""
-        decodes, context = _decodes(worker)
+        decodes, context = running_answers(worker)
         if not decodes:
             return 0.0, 0.0, 0.0
         pace = pace_of(worker, decodes, context, _pairs(worker))
@@ -177,6 +179,11 @@ class Estimates:
         target = self.targets.itl_s
         change = miss(slower / target, _TPOT_UNCERTAINTY) - miss(faster / target, _TPOT_UNCERTAINTY)
         return slower, decodes * change, decodes * (slower - faster) / target
+
+    def _slot_wait(self, worker: WorkerView, view: ClusterView) -> float:
+        pace = self.pace(worker)
+        usual = min(1.0, worker.prompt_rate / pace.prefill_rate)
+        return slot_wait(worker, pace.tpot(usual), view.demand.output_tokens)
 
     def _prefill_share(self, worker: WorkerView, pace: Pace, request: RequestView, more: int) -> float:
         """Share of the time, while an answer is written, in which steps have prompts in them."""
@@ -187,13 +194,8 @@ class Estimates:
 
 
 def _pace(worker: WorkerView) -> Pace:
-    decodes, context = _decodes(worker)
+    decodes, context = running_answers(worker)
     return pace_of(worker, decodes, context, _pairs(worker))
-
-
-def _decodes(worker: WorkerView) -> tuple[int, float]:
-    """Those that run, and those whose prompts are on their way to be."""
-    return worker.decodes + worker.incoming, worker.context_tokens + worker.incoming_tokens
 
 
 def _pairs(worker: WorkerView) -> float:
