@@ -15,7 +15,7 @@ import argparse
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
@@ -87,7 +87,7 @@ def main() -> None:
 
 def deployment_of(mode: str, flags: Sequence[str], objective: Objective) -> Deployment:
     """The simulated workers of a server that was started with these flags."""
-    given = {flag: value for flag, value in zip(flags, flags[1:], strict=False) if flag.startswith("--")}
+    given = {flag: value for flag, value in pairwise(flags) if flag.startswith("--")}
     chunk, step = given.get("--prefill-chunked-prefill-size"), given.get("--itl-target-ms")
     is_mixed = mode == Mode.MIXED.value
     return Deployment(

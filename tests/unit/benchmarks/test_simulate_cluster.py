@@ -114,7 +114,8 @@ def test_a_lone_prompts_handoff_costs_what_was_measured() -> None:
 def test_it_agrees_with_what_was_measured_on_two_gpus(mode: str, rate: float) -> None:
     """The very requests with which results/modes-h200-x2.json was made."""
     content = json.loads((Path(benchmarks.__file__).parent / "results" / "modes-h200-x2.json").read_text())
-    run = next(r for r in map(Run.from_json, content["points"]) if (r.mode, r.rate, r.seed) == (mode, rate, 2))
+    runs = map(Run.from_json, content["points"])
+    run = next(r for r in runs if (r.mode, r.rate, r.seed) == (mode, rate, 2))
     warm_up, load = (
         make_workload(
             count=count,

@@ -31,9 +31,7 @@ from router.workers.capacity import prefix_aware
 
 TARGETS = Targets(0.5, 0.040)
 LINK = Link(170e9, 0.003)
-DEMAND = Demand(
-    requests_per_s=10.0, prompt_tokens=300, attention=5e4, context_tokens=700, output_tokens=500
-)
+DEMAND = Demand(requests_per_s=10.0, prompt_tokens=300, attention=5e4, context_tokens=700, output_tokens=500)
 REQUEST = RequestView(prompt_tokens=300, expected_output=500, arrived=0.0)
 
 
