@@ -191,7 +191,8 @@ class Scheduler:
         if self.config.batching is Batching.MIXED:
             ready = self._make_room(step)
             if self._share.tpot_controller is not None:
-                self._share.tpot_controller.plan(ready, now, prompts=self.has_prompts)
+                prompts_possible = self._admission.is_open and self.has_prompts
+                self._share.tpot_controller.plan(ready, now, prompts=prompts_possible)
             ready += self._admit(step, now, len(ready))
             decodes = self._decode(ready)
             prompts = self._prefill(len(decodes))

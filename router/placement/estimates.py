@@ -16,7 +16,9 @@ __all__ = ["Estimates", "Reading"]
 _TTFT_UNCERTAINTY: Final = 0.15
 """Relative deviation of predicted TTFT: how gradually a miss becomes certain around a target."""
 _TPOT_UNCERTAINTY: Final = 0.015
-"""The same of TPOT near its target, where the scheduler's ITL controller bounds it."""
+"""The same of TPOT near its target, where the scheduler's TPOT controller bounds it."""
+_UNBOUNDED_UNCERTAINTY: Final = 0.15
+"""The same where decodes alone are slower than the target: TPOT then depends on how soon others end."""
 _DELAY_WEIGHT: Final = 0.02
 """What a delay of a whole target costs, in misses: prefers the faster of two choices that miss alike."""
 _LATE_WEIGHT: Final = 0.2
@@ -141,7 +143,7 @@ class Estimates:
     ) -> Candidate:
         """`misses`, `delay`: of other requests."""
         late, slow = ttft / self.targets.ttft_s, tpot / self.targets.itl_s
-        own = 1 - (1 - miss(late, _TTFT_UNCERTAINTY)) * (1 - miss(slow, _TPOT_UNCERTAINTY))
+        own = 1 - (1 - miss(late, _TTFT_UNCERTAINTY)) * (1 - self._slow(self.pace(second), tpot))
         misses += own + _LATE_WEIGHT * max(0.0, late - 1.0)
         if not _fits(request, second):
             misses += 1.0
@@ -160,7 +162,7 @@ class Estimates:
         slower = more.tpot(self._prefill_share(worker, more, request, prompt_tokens))
         faster = before.tpot(self._prefill_share(worker, before, request, 0))
         target = self.targets.itl_s
-        change = miss(slower / target, _TPOT_UNCERTAINTY) - miss(faster / target, _TPOT_UNCERTAINTY)
+        change = self._slow(more, slower) - self._slow(before, faster)
         # Prompts that are there already are read more slowly beside one more decode.
         queued = worker.prompt_tokens / more.prefill_rate - worker.prompt_tokens / before.prefill_rate
         delay = decodes * (slower - faster) / target + max(0.0, queued) / self.targets.ttft_s
@@ -177,8 +179,13 @@ class Estimates:
         slower = pace.tpot(self._prefill_share(worker, pace, request, prompt_tokens))
         faster = pace.tpot(self._prefill_share(worker, pace, request, 0))
         target = self.targets.itl_s
-        change = miss(slower / target, _TPOT_UNCERTAINTY) - miss(faster / target, _TPOT_UNCERTAINTY)
+        change = self._slow(pace, slower) - self._slow(pace, faster)
         return slower, decodes * change, decodes * (slower - faster) / target
+
+    def _slow(self, pace: Pace, tpot: float) -> float:
+        """Probability that an answer misses its TPOT target on a worker of that pace."""
+        bounded = pace.plain_s <= self.targets.itl_s
+        return miss(tpot / self.targets.itl_s, _TPOT_UNCERTAINTY if bounded else _UNBOUNDED_UNCERTAINTY)
 
     def _slot_wait(self, worker: WorkerView, view: ClusterView) -> float:
         pace = self.pace(worker)
