@@ -23,8 +23,8 @@ from engine.executor.runner import ModelRunner
 from engine.loader.checkpoint import resolve
 from engine.warmup import warm_up, warmup_plan_for
 from router.cluster.worker_plan import Machine, device_for, plan_workers
+from router.config.flags.validation import problems_of
 from router.config.settings import Device, Dtype, RouterConfig
-from router.config.validation import problems_of
 from router.errors import InvalidRequest
 from router.processing.completion import Completion
 from router.processing.params.bounds import ServedBounds

@@ -42,6 +42,8 @@ class WarmupPlan:
     """Number of short requests submitted at once."""
     prompts: tuple[int, ...] = ()
     """Lengths of prompts submitted one by one while the short requests decode."""
+    alone: bool = False
+    """Then a greedy and a sampled request, each with nothing beside it: a single row has its own kernels."""
 
 
 def warmup_plan_for(config: EngineConfig) -> WarmupPlan:
@@ -62,7 +64,8 @@ def warmup_plan_for(config: EngineConfig) -> WarmupPlan:
     budget = config.scheduler.chunk_budget
     if budget is not None and config.scheduler.chunked_prefill:
         prompts.append(budget + _SHORTEST)
-    return WarmupPlan(min(_LARGEST_CROWD, config.scheduler.max_running_requests), tuple(prompts))
+    crowd = min(_LARGEST_CROWD, config.scheduler.max_running_requests)
+    return WarmupPlan(crowd, tuple(prompts), alone=True)
 
 
 def warm_up(runner: ModelRunner, config: EngineConfig, plan: WarmupPlan) -> None:
@@ -87,7 +90,15 @@ def warm_up(runner: ModelRunner, config: EngineConfig, plan: WarmupPlan) -> None
         if coming:
             id, length = coming.pop(0)
             _submit(engine, id=id, length=length, max_tokens=2)
+    for id, sampled in enumerate((False, True) if plan.alone else (), everybody):
+        _submit(engine, id=id, length=_SHORT, max_tokens=3, sampled=sampled)
+        _finish(engine)
     engine.check_pages()
+
+
+def _finish(engine: Engine) -> None:
+    while engine.has_work:
+        engine.step()
 
 
 def _submit(engine: Engine, *, id: int, length: int, max_tokens: int, sampled: bool = False) -> None:

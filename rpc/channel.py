@@ -14,7 +14,7 @@ __all__ = ["CLIENT_OPTIONS", "MAX_MESSAGE_BYTES", "SERVER_OPTIONS", "Endpoint", 
 Options: TypeAlias = tuple[tuple[str, int], ...]
 
 MAX_MESSAGE_BYTES: Final = 64 << 20
-"""A prompt of ten million tokens; gRPC's default of 4 MiB ends at less than one million."""
+"""Enough for ten million token ids; with gRPC's default of 4 MiB the limit is below one million."""
 
 _KEEPALIVE_MS: Final = 10_000
 _KEEPALIVE_TIMEOUT_MS: Final = 10_000
@@ -26,7 +26,7 @@ CLIENT_OPTIONS: Final[Options] = (
     ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
     ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
     ("grpc.keepalive_permit_without_calls", 1),
-    # Only the router knows whether a request may be sent twice.
+    # The router retries; gRPC must not, since it does not know whether a request may be sent twice.
     ("grpc.enable_retries", 0),
     # Workers are addressed directly; a proxy from the environment cannot reach them.
     ("grpc.enable_http_proxy", 0),
@@ -40,32 +40,32 @@ SERVER_OPTIONS: Final[Options] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
     ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
-    # A client that reads a fast stream measures the bandwidth with pings, many a second; with strikes
-    # counted, the server takes that for abuse and hangs up ("too_many_pings").
+    # A client that reads a fast stream measures the bandwidth with many pings per second. With a limit, the
+    # server treats them as abuse and closes the connection ("too_many_pings").
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.keepalive_permit_without_calls", 1),
-    # Two servers on one port would each get half of the connections, silently.
+    # Otherwise two servers can bind one port, and each silently gets half of the connections.
     ("grpc.so_reuseport", 0),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a server is, and how to prove who calls and to know who answers."""
+    """Address of a server, and the credentials for mutual authentication."""
 
     address: str
     """host:port."""
     credentials: grpc.ChannelCredentials | None = None
-    """Those of `Identity.call`; None for plaintext."""
+    """From `Identity.call`; None: plaintext."""
 
 
 def connect(address: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.aio.Channel:
     """A channel to `host:port`. Connects lazily; an unreachable peer fails the first call, not this one.
 
-    `credentials` are those of `Identity.call`; without them there is no encryption and no authentication.
+    `credentials`: from `Identity.call`; None: no encryption and no authentication.
     """
     if credentials is None:
         return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
-    # The certificate is known beforehand, byte for byte: it need not name the address, too.
+    # Only one certificate is accepted, so it need not contain the address.
     options = (*CLIENT_OPTIONS, ("grpc.ssl_target_name_override", NAME))
     return grpc.aio.secure_channel(address, credentials, options=options)

@@ -38,7 +38,7 @@ _DETAILS: Final = "grpc-status-details-bin"
 
 
 class Sampling(TypedDict, total=False):
-    """Fields of SamplingOptions; those left out have the server's defaults."""
+    """Fields of SamplingOptions; missing fields have the server's defaults."""
 
     max_tokens: int
     min_tokens: int
@@ -65,13 +65,13 @@ class CallFailed(Exception):
         super().__init__(error.details())
         self.status: Final = error.code()
         self.reason = ""
-        """Such as CONTEXT_LENGTH_EXCEEDED; empty where the server did not get to say it."""
+        """Such as CONTEXT_LENGTH_EXCEEDED; empty if the error is not the server's."""
         self.request_id = ""
-        """Under which the server's log has the rest."""
+        """Request id in the server's log."""
         self.param: str | None = None
-        """The field of the request that is at fault."""
+        """The invalid field of the request; None: not a field's fault."""
         self.retry_after_s: float | None = None
-        """When to try again; None where that is no use."""
+        """When to retry; None if a retry does not help."""
         for detail in _details(error):
             match detail.type_url.rpartition(".")[2]:
                 case "ErrorInfo":
@@ -94,10 +94,10 @@ def _details(error: grpc.aio.AioRpcError) -> Sequence[any_pb2.Any]:
 
 @dataclass(slots=True)
 class Answer:
-    """One completion, whole."""
+    """A complete answer."""
 
     text: str = ""
-    """As the model wrote it; of a chat, `content` without reasoning and calls."""
+    """The raw output of the model. For a chat, `content` has it without reasoning and tool calls."""
     content: str = ""
     reasoning: str = ""
     calls: list[ToolCall] = field(default_factory=list)
@@ -123,7 +123,7 @@ class Answer:
 
 
 class RouterClient:
-    """For one event loop."""
+    """Client of one router. All methods belong to one asyncio loop."""
 
     def __init__(
         self, target: str, *, api_key: str | None = None, credentials: grpc.ChannelCredentials | None = None
@@ -151,7 +151,7 @@ class RouterClient:
         timeout_s: float | None = None,
         **sampling: Unpack[Sampling],
     ) -> AsyncGenerator[router_pb2.GenerateResponse, None]:
-        """The completion, piece by piece. Raises CallFailed. Closing the iterator aborts the request."""
+        """Stream a completion. Raises CallFailed. Closing the iterator aborts the request."""
         request = router_pb2.GenerateRequest(
             request_id=request_id, sampling=router_pb2.SamplingOptions(**sampling)
         )
@@ -208,7 +208,7 @@ class RouterClient:
         return response.text
 
     async def abort(self, request_id: str) -> bool:
-        """Whether there was such a request. Raises CallFailed."""
+        """Abort a request; False if no such request runs. Raises CallFailed."""
         request = router_pb2.AbortRequest(request_id=request_id)
         try:
             response: router_pb2.AbortResponse = await self._stub.Abort(request, metadata=self._metadata)

@@ -14,7 +14,7 @@ from rpc.channel import SERVER_OPTIONS
 __all__ = ["GrpcServer", "PortTaken"]
 
 _OVERALL: Final = ""
-"""The health service's name for the process as a whole."""
+"""The health service's name for the whole process."""
 
 
 class PortTaken(OSError):
@@ -39,11 +39,9 @@ class GrpcServer:
         )
 
     def bind(self, host: str, port: int = 0, credentials: grpc.ServerCredentials | None = None) -> int:
-        """To be called once with success, before `start`. Returns the port (the system's choice for 0).
+        """Bind the server, before `start`. Returns the port, which the system chooses if `port` is 0.
 
-        Raises PortTaken.
-
-        `credentials` are those of `Identity.serve`; without them, every client is served.
+        `credentials`: from `Identity.serve`; None: every client may connect. Raises PortTaken.
         """
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
@@ -68,7 +66,7 @@ class GrpcServer:
             await self._health.set(name, status)
 
     async def stop(self, grace_s: float | None = None) -> None:
-        """Refuses new calls; cancels those still running after `grace_s` seconds (None: at once)."""
+        """Refuse new calls, and cancel those that still run after `grace_s` seconds (None: at once)."""
         await self._health.enter_graceful_shutdown()
         await self._server.stop(grace_s)
 

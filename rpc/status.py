@@ -10,7 +10,7 @@ __all__ = ["RpcError", "RpcRefused", "RpcTimeout", "RpcUnreachable", "translate"
 
 
 class RpcError(Exception):
-    """A call failed. `code` is what the peer or the transport reported."""
+    """A call failed. `code`: the status that the peer or the transport reported."""
 
     def __init__(self, peer: str, code: grpc.StatusCode, details: str) -> None:
         super().__init__(f"{peer}: {details or 'no details'} ({code.name})")
@@ -20,15 +20,15 @@ class RpcError(Exception):
 
 
 class RpcUnreachable(RpcError):
-    """The peer is down, restarting, or went away during the call: try another."""
+    """The peer is down or restarting, or disconnected during the call: retry on another one."""
 
 
 class RpcTimeout(RpcError):
-    """No answer within the deadline; the call may or may not have had its effect."""
+    """No answer within the deadline; the call may still have been executed."""
 
 
 class RpcRefused(RpcError):
-    """The peer answered, and the answer is an error."""
+    """The peer answered with an error."""
 
 
 _KINDS: Final[dict[grpc.StatusCode, type[RpcError]]] = {
@@ -39,6 +39,6 @@ _KINDS: Final[dict[grpc.StatusCode, type[RpcError]]] = {
 
 
 def translate(error: grpc.aio.AioRpcError, peer: str) -> RpcError:
-    """`error` of a call to `peer` ("decode-0 at 10.0.0.2:4711") as one of ours."""
+    """The RpcError for a gRPC error of a call to `peer`, such as "decode-0 at 10.0.0.2:4711"."""
     code = error.code()
     return _KINDS.get(code, RpcRefused)(peer, code, error.details() or "")

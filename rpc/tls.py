@@ -1,7 +1,7 @@
 """TLS between processes that know each other's certificates, and for servers whose certificate is in files.
 
-Two of Baton's own processes need no authority: each draws a key that never leaves it, and is told the
-other's certificate, which is public. Nobody else can speak as either of them.
+Two of Baton's own processes need no certificate authority: each generates a key that never leaves it, and
+gets the other's certificate, which is public. No other process can authenticate as either of them.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from cryptography.x509.oid import NameOID
 __all__ = ["NAME", "BadCertificate", "Identity", "TlsFiles"]
 
 NAME: Final = "baton"
-"""In every certificate that is drawn here. Which process it belongs to is told by its key."""
+"""Common name of every generated certificate; processes are distinguished by their keys."""
 
 _CLOCK_SKEW: Final = datetime.timedelta(days=1)
 _LIFETIME: Final = datetime.timedelta(days=3650)
-"""Longer than any process lives; the key is gone with the process."""
+"""Longer than any process runs; its key is not stored."""
 
 
 class BadCertificate(Exception):
-    """A certificate or key file is of no use; the message says which and why."""
+    """A certificate or key file cannot be used; the message says which and why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A process's key and the certificate that goes with it, in memory alone."""
+    """Key and self-signed certificate of a process, kept in memory only."""
 
     certificate: bytes
     """PEM; public."""
     key: bytes = field(repr=False)
-    """PEM; not to be sent, stored or logged."""
+    """PEM; must not be sent, stored or logged."""
 
     @classmethod
-    def draw(cls) -> Identity:
-        """A new one; takes about a millisecond."""
+    def generate(cls) -> Identity:
+        """A new key and its certificate. Takes about 1 ms."""
         key = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, NAME)])
         now = datetime.datetime.now(datetime.UTC)
@@ -66,13 +66,13 @@ class Identity:
         )
 
     def serve(self, client: bytes) -> grpc.ServerCredentials:
-        """For a server that accepts only the holder of the certificate `client`."""
+        """Credentials of a server that accepts only the holder of the certificate `client` (PEM)."""
         return grpc.ssl_server_credentials(
             [(self.key, self.certificate)], root_certificates=client, require_client_auth=True
         )
 
     def call(self, server: bytes) -> grpc.ChannelCredentials:
-        """For a channel that accepts only the holder of the certificate `server`."""
+        """Credentials of a channel that accepts only the holder of the certificate `server` (PEM)."""
         return grpc.ssl_channel_credentials(
             root_certificates=server, private_key=self.key, certificate_chain=self.certificate
         )
@@ -86,31 +86,31 @@ class TlsFiles:
     key: Path
 
     def check(self) -> None:
-        """Raises BadCertificate where serving with them would fail."""
+        """Raises BadCertificate if a server could not use the files."""
         try:
             self.context()
         except ssl.SSLError as error:
             raise BadCertificate(
-                f"{self.certificate} and {self.key} are no certificate and its key: {error.reason}"
+                f"{self.certificate} and {self.key} are not a certificate and its key: {error.reason}"
             ) from None
         except OSError as error:
             raise BadCertificate(f"{error.filename or self.certificate}: {error.strerror}") from None
 
     def context(self) -> ssl.SSLContext:
-        """For servers that are built on Python's ssl: TLS 1.2 and 1.3.
+        """TLS context of servers based on Python's ssl: TLS 1.2 and 1.3.
 
         Raises OSError, SSLError, BadCertificate.
         """
         for file in (self.certificate, self.key):
-            file.read_bytes()  # load_cert_chain says not which of the two cannot be read
+            file.read_bytes()  # load_cert_chain does not say which file cannot be read
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(self.certificate, self.key, password=self._refuse_passphrase)
         return context
 
     def credentials(self) -> grpc.ServerCredentials:
-        """For gRPC servers. Raises OSError."""
+        """Credentials of gRPC servers. Raises OSError."""
         return grpc.ssl_server_credentials([(self.key.read_bytes(), self.certificate.read_bytes())])
 
     def _refuse_passphrase(self) -> NoReturn:
-        """Without this, OpenSSL would ask for it on the terminal."""
+        """Without this, OpenSSL would ask for the passphrase on the terminal."""
         raise BadCertificate(f"{self.key} has a passphrase; store the key without one")

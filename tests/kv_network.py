@@ -115,7 +115,7 @@ class NetworkTransport:
         self.inbox: list[TransportEvent] = []
         self.connected: set[str] = set()
         self.watched: set[str] = set()
-        """Whoever was ever connected, and is not known to be gone."""
+        """Every peer that was ever connected and has not been reported lost."""
         network.members[name] = self
 
     @property

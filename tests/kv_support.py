@@ -14,7 +14,7 @@ from kv_transfer.handoff.receiver import KVReceiver
 from kv_transfer.handoff.sender import KVSender
 from kv_transfer.transports import Transport
 
-__all__ = ["LAYOUT", "REQUEST", "Half", "Pool", "expect_handed_over", "final_for", "receiver_on", "sender_on"]
+__all__ = ["LAYOUT", "REQUEST", "Half", "Pool", "expect_handed_off", "final_for", "receiver_on", "sender_on"]
 
 LAYOUT = KVLayout(weights="tiny", dtype="float32", num_layers=2, num_kv_heads=2, head_dim=4, page_size=4)
 REQUEST = 0xFEED
@@ -103,5 +103,5 @@ def final_for(num_tokens: int, first_token: int = 7) -> Final:
     return Final((first_token,), position=num_tokens, seed=42, request_digest=REQUEST)
 
 
-def expect_handed_over(source: Pool, local: Sequence[int], target: Pool, remote: Sequence[int]) -> None:
+def expect_handed_off(source: Pool, local: Sequence[int], target: Pool, remote: Sequence[int]) -> None:
     np.testing.assert_array_equal(target.bytes[list(remote)], source.bytes[list(local)])

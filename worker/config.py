@@ -1,4 +1,4 @@
-"""Configuration of a worker: complete, and validated by the router."""
+"""Configuration of a worker; the router fills in every field and validates it."""
 
 from __future__ import annotations
 

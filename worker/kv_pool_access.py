@@ -17,7 +17,7 @@ from kv_transfer.transports import LoopbackTransport, Transport
 from worker.config import WorkerConfig
 
 __all__ = [
-    "CLOSED_FOR_GOOD",
+    "REOPENABLE",
     "UnknownTransport",
     "digester_of",
     "layout_of",
@@ -102,6 +102,6 @@ _TRANSPORTS: Final[dict[str, Callable[[str, PoolMemory, WorkerConfig], Transport
     "loopback": _loopback,
 }
 
-CLOSED_FOR_GOOD: Final = frozenset({"nixl", "loopback"})
-"""Transports whose `close` ends every connection. UCXX keeps connections with pending receives, so a worker
-with UCXX exits instead."""
+REOPENABLE: Final = frozenset({"nixl", "loopback"})
+"""Transports whose `close` ends every connection, so that they can be reopened. UCXX keeps connections with
+pending receives, so a worker with UCXX exits instead."""

@@ -28,7 +28,7 @@ class Outcome(Enum):
     """How a request ended on a worker."""
 
     FINISHED = "finished"
-    HANDED_OVER = "handed_over"
+    HANDED_OFF = "handed_over"
     ABORTED = "aborted"
     FAILED = "failed"
     REFUSED = "refused"
@@ -51,7 +51,10 @@ class WorkerMetrics:
         self.registry = CollectorRegistry()
         self._labels = Labels(role, mode, worker)
         requests = Counter(
-            "baton_worker_requests", "Requests that ended here", (*_LABELS, "outcome"), registry=self.registry
+            "baton_worker_requests",
+            "Requests that ended on this worker",
+            (*_LABELS, "outcome"),
+            registry=self.registry,
         )
         self._requests = {o: requests.labels(*self._labels.values(), o.value) for o in Outcome}
         self.ready = self._gauge("baton_worker_ready", "1 while the engine runs")
@@ -75,7 +78,7 @@ class WorkerMetrics:
         )
         self.transfer_exposed_seconds = self._histogram(
             "baton_transfer_exposed_seconds",
-            "From the sender's last computed token to the last page: what overlap could not hide",
+            "From the sender's last computed token to the last page: transfer time not hidden by prefill",
             _WAIT_BUCKETS,
         )
         self.transfer_bytes = self._counter("baton_transfer_bytes", "KV bytes sent to other workers")
@@ -92,7 +95,7 @@ class WorkerMetrics:
         self._requests[outcome].inc()
 
     def watch(self, stats: Callable[[], worker_pb2.WorkerStats | None], *, max_running: int) -> None:
-        """Export the result of `stats` at every scrape; None (the engine does not answer) exports nothing.
+        """Export the result of `stats` at every scrape, or nothing if it is None (the engine did not answer).
 
         `max_running`: the limit of running requests.
         """
@@ -158,7 +161,11 @@ class _StatsCollector(Collector):
             yield gauge
         counters = (
             ("baton_steps", "Engine steps", stats.steps),
-            ("baton_preemptions", "Requests that gave their pages back to start over", stats.preemptions),
+            (
+                "baton_preemptions",
+                "Preemptions: requests whose pages were freed and that are recomputed",
+                stats.preemptions,
+            ),
             ("baton_computed_prompt_tokens", "Prompt tokens computed", stats.prompt_tokens),
             ("baton_generated_tokens", "Tokens sampled", stats.generated_tokens),
             (

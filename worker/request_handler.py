@@ -22,7 +22,7 @@ from engine.engine import Engine
 from engine.errors import DeadlineUnreachable, EngineError, InvalidRequest, QueueFull
 from engine.grammar.matcher import Matcher
 from engine.kv_cache.journal import CacheChange
-from kv_transfer import CaughtUp, EndpointEvent, HandedOver, Reopened, SendFailed
+from kv_transfer import CaughtUp, EndpointEvent, HandedOff, Reopened, SendFailed
 from kv_transfer.transfer_thread import TransferThread
 from rpc.baton.v1 import worker_pb2
 from worker.grammar_loading import GrammarLoading
@@ -105,13 +105,13 @@ class RequestHandler:
         """Execute one command. An error of one request fails that request, never the worker.
 
         `arrived`: when the command reached this process, on the handler's clock. A request's queue time
-        starts then, also if the engine thread is busy with a step.
+        starts then, even if the engine thread is busy with a step.
         """
         self._answers.outbox.handled(session)
         match command.WhichOneof("kind"):
             case "submit":
                 submit = command.submit
-                begin = partial(self._hand_over, submit.prefill_until) if submit.hand_over else self._submit
+                begin = partial(self._prefill, submit.prefill_until) if submit.hand_over else self._submit
                 self._begin(session, submit.work, arrived, begin)
             case "reserve":
                 reserve = command.reserve
@@ -142,9 +142,11 @@ class RequestHandler:
     # ------------------------------------------------------------------------------ from the loop
 
     def on_step(self, output: StepOutput) -> None:
-        told = [(job, t) for t in output.tokens if (job := self._answers.jobs.get(t.request.id)) is not None]
-        # First tokens go first: the router forwards tokens one by one, and TTFT matters most.
-        for job, token in sorted(told, key=lambda pair: pair[0].said_cached):
+        tokens = [
+            (job, t) for t in output.tokens if (job := self._answers.jobs.get(t.request.id)) is not None
+        ]
+        # First tokens first: the router forwards tokens one by one, and TTFT matters most.
+        for job, token in sorted(tokens, key=lambda pair: pair[0].reported_cached):
             self._report(job, token)
         for request, error in output.failed:
             if (job := self._answers.jobs.get(request.id)) is not None:
@@ -213,7 +215,7 @@ class RequestHandler:
     def on_transfer(self, event: EndpointEvent) -> None:
         assert self._handoffs is not None
         match event:
-            case CaughtUp() | HandedOver() | SendFailed():
+            case CaughtUp() | HandedOff() | SendFailed():
                 handoffs = self._handoffs
                 moves = event.handoff_id in handoffs.migrations
                 (handoffs.migrations if moves else handoffs.outgoing).on_transfer(event)
@@ -225,7 +227,7 @@ class RequestHandler:
     # ------------------------------------------------------------------------------ the engine's hooks
 
     def on_started(self, requests: Sequence[Request]) -> None:
-        """Reported before the step ends, so that the router can reserve the handoff's pages meanwhile."""
+        """Reported before the step ends, so that the router reserves the handoff's pages during the step."""
         if self._handoffs is not None:
             self._handoffs.outgoing.on_started(requests)
         now = self._clock()
@@ -242,7 +244,7 @@ class RequestHandler:
             self._handoffs.migrations.on_computed(request, upto)
         if upto > len(request.prompt) or (job := self._answers.jobs.get(request.id)) is None:
             return
-        if not (job.said_cached or request.pinned):
+        if not (job.reported_cached or request.pinned):
             self._add_chunk(job, upto)
         if upto < len(request.prompt):
             self._answers.outbox.progress(job, upto)
@@ -273,7 +275,7 @@ class RequestHandler:
         """Raises QueueFull or InvalidRequest."""
         self._engine.submit(job.request)
 
-    def _hand_over(self, prefill_until: int, job: Job) -> None:
+    def _prefill(self, prefill_until: int, job: Job) -> None:
         """Raises QueueFull, InvalidRequest or CommandRefused."""
         self._with_transport().outgoing.submit(job, prefill_until or None)
 
@@ -363,7 +365,7 @@ class RequestHandler:
             self._answers.fail(job, *trouble)
 
     def _tried(self, job: Job, begin: Callable[[Job], None]) -> _Trouble | None:
-        """Begin a job; None: it has begun."""
+        """Start a job; returns its error, or None if it has started."""
         try:
             begin(job)
         except CommandRefused as error:

@@ -18,13 +18,13 @@ WINDOW = "[$__rate_interval]"
 class Panel:
     title: str
     unit: str
-    """Grafana's name: s, reqps, short, Bps, percentunit."""
+    """Grafana's unit id: s, reqps, short, Bps, percentunit."""
     series: tuple[tuple[str, str], ...]
-    """(expression, legend) each."""
+    """(expression, legend) pairs."""
     help: str = ""
     stacked: bool = False
     limit: float | None = None
-    """Drawn as a line; docs/tuning.md and the alerts have the same."""
+    """Drawn as a line; the same as in docs/tuning.md and in the alerts."""
 
 
 def quantiles(metric: str, by: str = "") -> tuple[tuple[str, str], ...]:
@@ -50,20 +50,20 @@ DASHBOARDS: dict[str, dict[str, tuple[Panel, ...]]] = {
     "overview": {
         "What clients see": (
             Panel("Time to first token", "s", quantiles("baton_ttft_seconds"), limit=1.0),
-            Panel("Between two tokens", "s", quantiles("baton_itl_seconds"), limit=0.1),
+            Panel("Inter-token latency", "s", quantiles("baton_itl_seconds"), limit=0.1),
             Panel(
                 "Time per output token", "s", quantiles("baton_tpot_seconds"), help="Mean of each request."
             ),
-            Panel("Whole answer", "s", quantiles("baton_e2e_seconds")),
+            Panel("End to end", "s", quantiles("baton_e2e_seconds")),
             Panel(
                 "Requests, by how they ended", "reqps", rate("baton_requests_total", "outcome"), stacked=True
             ),
             Panel(
-                "Requests in work",
+                "Unfinished requests",
                 "short",
                 (
                     ("sum(baton_router_running_requests)", "running"),
-                    ("sum(baton_router_held_back_requests)", "of those, held back for want of room"),
+                    ("sum(baton_router_held_back_requests)", "of those, held back: no worker has room"),
                 ),
             ),
         ),
@@ -78,11 +78,11 @@ DASHBOARDS: dict[str, dict[str, tuple[Panel, ...]]] = {
             ),
             Panel("Prompt length", "short", quantiles("baton_request_prompt_tokens"), help="Tokens."),
             Panel("Output length", "short", quantiles("baton_request_output_tokens"), help="Tokens."),
-            Panel("Prompt tokens that wait", "short", (("sum(baton_router_queued_tokens)", "tokens"),)),
+            Panel("Queued prompt tokens", "short", (("sum(baton_router_queued_tokens)", "tokens"),)),
             Panel(
-                "Predicted wait",
+                "Predicted queue time",
                 "s",
-                (("max(baton_router_predicted_wait_seconds)", "of a prompt that came now"),),
+                (("max(baton_router_predicted_wait_seconds)", "for a prompt arriving now"),),
             ),
             Panel("Workers in service", "short", (("sum by (role) (baton_worker_up)", "{{role}}"),)),
         ),
@@ -91,7 +91,7 @@ DASHBOARDS: dict[str, dict[str, tuple[Panel, ...]]] = {
                 "Event loop lag",
                 "s",
                 quantiles("baton_router_loop_lag_seconds"),
-                help="How late a timer runs: every client waits for that.",
+                help="Delay of a timer. Every stream is delayed by as much.",
             ),
             Panel(
                 "CPU",
@@ -114,7 +114,7 @@ DASHBOARDS: dict[str, dict[str, tuple[Panel, ...]]] = {
         ),
     },
     "disaggregation": {
-        "Where the time to the first tokens goes": (
+        "Stages up to the second token": (
             Panel(
                 "Mean of each stage",
                 "s",
@@ -128,7 +128,7 @@ DASHBOARDS: dict[str, dict[str, tuple[Panel, ...]]] = {
                 help="The stages follow each other, from a request's arrival to its second token.",
                 stacked=True,
             ),
-            Panel("Wait at a worker", "s", quantiles("baton_worker_queue_seconds", "role")),
+            Panel("Queue time at a worker", "s", quantiles("baton_worker_queue_seconds", "role")),
             Panel("Wait for pages on the decode worker", "s", quantiles("baton_reserve_seconds")),
         ),
         "Handoff of KV": (
@@ -147,10 +147,10 @@ DASHBOARDS: dict[str, dict[str, tuple[Panel, ...]]] = {
                 "Bandwidth of a handoff",
                 "Bps",
                 quantiles("baton_handoff_bytes_per_second"),
-                help="Its bytes over the time in which its pages travelled.",
+                help="Bytes divided by the time with writes in flight.",
             ),
             Panel(
-                "Duration, and what the prefill did not hide of it",
+                "Duration, and the part not hidden by the prefill",
                 "s",
                 (
                     *((e, f"{legend} whole") for e, legend in quantiles("baton_transfer_seconds")[:1]),
@@ -234,9 +234,13 @@ DASHBOARDS: dict[str, dict[str, tuple[Panel, ...]]] = {
     },
     "workers": {
         "Service": (
-            Panel("Up, for the router", "short", (("baton_worker_up", "{{worker}}"),)),
+            Panel("Connected to the router", "short", (("baton_worker_up", "{{worker}}"),)),
             Panel("Engine runs", "short", (("baton_worker_ready", "{{worker}}"),)),
-            Panel("Times taken in", "short", (("baton_worker_connects_total", "{{worker}}"),)),
+            Panel(
+                "Connections since the router's start",
+                "short",
+                (("baton_worker_connects_total", "{{worker}}"),),
+            ),
             Panel("Running requests", "short", (("sum by (worker) (baton_running_requests)", "{{worker}}"),)),
             Panel(
                 "Prompt tokens computed per second",

@@ -43,6 +43,6 @@ _BY_MEMORY: Final = (
 
 
 def defaults_for(total_bytes: int, tp_size: int = 1) -> DeviceDefaults:
-    """For a GPU with so much memory, of `tp_size` that share a model. `graph_tokens` are measured here."""
+    """Defaults for one of `tp_size` GPUs with this much memory each. `graph_tokens` are measured values."""
     chunk, graph, graph_tp, tokens = next(sizes for below, *sizes in _BY_MEMORY if total_bytes < below * _GIB)
     return DeviceDefaults(chunk, graph_tp if tp_size >= 4 else graph, tokens)

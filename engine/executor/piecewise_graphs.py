@@ -54,7 +54,7 @@ class _Buffers:
     queries: torch.Tensor
     """[T, heads, head_dim]: from a graph to the attention behind it."""
     attended: torch.Tensor
-    """Likewise, from the attention to the graph behind it."""
+    """[T, heads, head_dim]: from the attention to the graph behind it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,7 +111,7 @@ class _Peak:
     def admitted(self, request: Request) -> None:
         self._running.append(request)
         if self._kv.is_second_reader(request):
-            self._alone = None  # another request now holds fewer pages that nobody shares
+            self._alone = None  # another request now holds fewer pages of its own
         elif self._alone is not None:
             self._alone = np.append(self._alone, self._kv.pages_alone(request))
         if len(self._growth):

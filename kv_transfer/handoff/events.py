@@ -11,7 +11,7 @@ __all__ = [
     "CaughtUp",
     "Drained",
     "EndpointEvent",
-    "HandedOver",
+    "HandedOff",
     "PushSpan",
     "Ready",
     "ReceiveFailed",
@@ -43,7 +43,7 @@ class CaughtUp:
 
 
 @dataclass(frozen=True, slots=True)
-class HandedOver:
+class HandedOff:
     """The handoff is complete: the receiver verified every page. The sender's pages are no longer read."""
 
     handoff_id: int
@@ -103,6 +103,6 @@ class Reopened:
     peer: Peer
 
 
-SenderEvent: TypeAlias = CaughtUp | HandedOver | SendFailed
+SenderEvent: TypeAlias = CaughtUp | HandedOff | SendFailed
 ReceiverEvent: TypeAlias = Reserved | Ready | ReceiveFailed | Drained
 EndpointEvent: TypeAlias = SenderEvent | ReceiverEvent | Reopened

@@ -50,7 +50,7 @@ class KVReceiver:
         self._port = port
         self._layout = port.layout
         self._unexpected = port.unexpected
-        self._patience = {Receiving.DRAINING: revoke_interval_s}
+        self._state_timeouts = {Receiving.DRAINING: revoke_interval_s}
         self._live: dict[int, _Handoff] = {}
         self._events: list[ReceiverEvent] = []
 
@@ -104,7 +104,7 @@ class KVReceiver:
         sender.require(self._layout)
         self._port.peers.require_unfenced(sender)
         self._port.connect(sender)
-        machine = Machine(RECEIVING, Receiving.RESERVED, now, timeout_s, self._patience)
+        machine = Machine(RECEIVING, Receiving.RESERVED, now, timeout_s, self._state_timeouts)
         self._live[handoff_id] = _Handoff(machine, ticket, sender, request_digest, reserved_at=now)
         return ticket
 

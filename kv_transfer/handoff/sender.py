@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final as Constant
 
 from kv_transfer.errors import BadTicket, PeerUnreachable, TransferError
-from kv_transfer.handoff.events import CaughtUp, HandedOver, PushSpan, SenderEvent, SendFailed
+from kv_transfer.handoff.events import CaughtUp, HandedOff, PushSpan, SenderEvent, SendFailed
 from kv_transfer.handoff.messages import Body, Confirm, Drain, Finish, Message, Push, Revoke, encode
 from kv_transfer.handoff.port import KVPort
 from kv_transfer.handoff.sender_states import SENDING, SendAction, SendEvent, Sending
@@ -49,7 +49,7 @@ class _Handoff:
 class KVSender:
     """Drives `sender_states.SENDING`. A KVEndpoint polls the transport and calls the `on_` methods.
 
-    From the first `computed` until HandedOver or SendFailed the pages of a handoff are read: they must not be
+    From the first `computed` until HandedOff or SendFailed the pages of a handoff are read: they must not be
     moved, changed or freed. Failures of peers or of the network are events, never exceptions.
     """
 
@@ -58,7 +58,7 @@ class KVSender:
         self._port = port
         self._layout = port.layout
         self._unexpected = port.unexpected
-        self._patience = {Sending.DRAINING: drain_timeout_s, Sending.ABANDONED: math.inf}
+        self._state_timeouts = {Sending.DRAINING: drain_timeout_s, Sending.ABANDONED: math.inf}
         self._live: dict[int, _Handoff] = {}
         self._writes: dict[int, _Handoff] = {}
         self._refused: dict[int, None] = {}
@@ -83,7 +83,7 @@ class KVSender:
         if handoff_id in self._refused or handoff_id in self._live:
             self._events.append(SendFailed(handoff_id, "the handoff was refused before it began"))
             return
-        machine = Machine(SENDING, Sending.OPEN, now, timeout_s, self._patience)
+        machine = Machine(SENDING, Sending.OPEN, now, timeout_s, self._state_timeouts)
         self._live[handoff_id] = _Handoff(handoff_id, machine, keeps_decoding)
 
     def attach(self, ticket: Ticket, now: float) -> None:
@@ -172,9 +172,9 @@ class KVSender:
                     self._send_finish(handoff, now)
                 case SendAction.SEND_DRAIN:
                     self._send(handoff, Drain(handoff.reason))
-                case SendAction.HAND_OVER:
+                case SendAction.HAND_OFF:
                     num_bytes = sum(push.bytes for push in handoff.pushes)
-                    self._events.append(HandedOver(handoff.id, num_bytes, tuple(handoff.pushes)))
+                    self._events.append(HandedOff(handoff.id, num_bytes, tuple(handoff.pushes)))
                 case SendAction.FAIL:
                     self._events.append(SendFailed(handoff.id, handoff.reason))
         self._settle(handoff, now)

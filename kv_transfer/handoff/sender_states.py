@@ -37,7 +37,7 @@ class SendAction(Enum):
     PUSH = auto()  # write computed pages that have not been sent
     SEND_FINISH = auto()
     SEND_DRAIN = auto()
-    HAND_OVER = auto()
+    HAND_OFF = auto()
     FAIL = auto()
 
 
@@ -69,7 +69,7 @@ SENDING: Final[Table[Sending, SendEvent, SendAction]] = {
     (_S.FLUSHING, _E.DEADLINE): (_S.DRAINING, ()),
     (_S.FLUSHING, _E.PEER_LOST): (_S.CLOSED, (_A.FAIL,)),
     #
-    (_S.CONFIRMING, _E.CONFIRM): (_S.CLOSED, (_A.HAND_OVER,)),
+    (_S.CONFIRMING, _E.CONFIRM): (_S.CLOSED, (_A.HAND_OFF,)),
     (_S.CONFIRMING, _E.REVOKE): (_S.CLOSED, (_A.SEND_DRAIN, _A.FAIL)),
     (_S.CONFIRMING, _E.ABORT): (_S.CLOSED, (_A.SEND_DRAIN, _A.FAIL)),
     (_S.CONFIRMING, _E.DEADLINE): (_S.CLOSED, (_A.SEND_DRAIN, _A.FAIL)),

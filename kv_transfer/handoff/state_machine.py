@@ -23,30 +23,33 @@ Table: TypeAlias = Mapping[tuple[S, E], tuple[S, tuple[A, ...]]]
 class Machine(Generic[S, E, A]):
     """State of one side of a handoff, with its deadline."""
 
-    __slots__ = ("_limit", "_patience", "_table", "_timeout_s", "deadline", "state")
+    __slots__ = ("_limit", "_state_timeouts", "_table", "_timeout_s", "deadline", "state")
 
     def __init__(
-        self, table: Table[S, E, A], state: S, now: float, timeout_s: float, patience: Mapping[S, float]
+        self, table: Table[S, E, A], state: S, now: float, timeout_s: float, state_timeouts: Mapping[S, float]
     ) -> None:
         """`timeout_s`: timeout without progress.
 
-        `patience`: states with a timeout of their own, which progress does not extend, in seconds.
+        `state_timeouts`: states with a timeout of their own, in seconds from the entry and from every
+        transition back into the state that has actions. Progress does not extend it.
         """
         self.state = state
         self.deadline = now + timeout_s
         self._timeout_s = timeout_s
         self._limit = now + timeout_s * _LONGEST
         self._table = table
-        self._patience = patience
+        self._state_timeouts = state_timeouts
 
     def on(self, event: E, now: float) -> tuple[A, ...] | None:
         """Make a transition; returns its actions, or None if the event is unexpected in this state."""
         step = self._table.get((self.state, event))
         if step is None:
             return None
+        entered = step[0] is not self.state
         self.state, actions = step
-        if self.state in self._patience:
-            self.deadline = now + self._patience[self.state]
+        # Not at an event that changes nothing: a peer that repeats a message must not extend the deadline.
+        if self.state in self._state_timeouts and (entered or actions):
+            self.deadline = now + self._state_timeouts[self.state]
         return actions
 
     def progress(self, now: float, timeout_s: float = math.inf) -> None:
@@ -56,5 +59,5 @@ class Machine(Generic[S, E, A]):
         and fail again when retried.
         """
         self._timeout_s = min(self._timeout_s, timeout_s)
-        if self.state not in self._patience:
+        if self.state not in self._state_timeouts:
             self.deadline = min(now + self._timeout_s, self._limit)

@@ -91,4 +91,4 @@ class Transport(Protocol):
     def close(self) -> None:
         """Close every connection and memory registration: afterwards neither this process nor a peer on
         another host reads or writes the pool, even if the peer has writes in flight. (Not with UCXX: see
-        `worker.kv_pool_access.CLOSED_FOR_GOOD`.)"""
+        `worker.kv_pool_access.REOPENABLE`.)"""

@@ -52,16 +52,16 @@ def _explain(arguments: argparse.Namespace, ask: Ask) -> None:
 def _drain(arguments: argparse.Namespace, ask: Ask) -> None:
     for worker in arguments.worker:
         moved = ask("POST", _path(worker, "drain", arguments))["moved"]
-        print(f"{worker} has left; {moved} of its requests moved to others")
+        print(f"{worker} is drained; {moved} of its requests moved to other workers")
 
 
 def _restart(arguments: argparse.Namespace, ask: Ask) -> None:
-    """One worker after another, so that the others can continue its requests."""
+    """Restart one worker at a time, so that the others can continue its requests."""
     is_all = arguments.worker == ["all"]
     workers = [w["worker"] for w in ask("GET", "/workers")] if is_all else arguments.worker
     for worker in workers:
         moved = ask("POST", _path(worker, "restart", arguments))["moved"]
-        print(f"{worker} is back; {moved} of its requests moved to others", flush=True)
+        print(f"{worker} is ready again; {moved} of its requests moved to other workers", flush=True)
 
 
 def _role(arguments: argparse.Namespace, ask: Ask) -> None:

@@ -24,10 +24,10 @@ __all__ = [
 
 Able: TypeAlias = Callable[[worker_pb2.Role], list[WorkerSession]]
 Evacuate: TypeAlias = Callable[[str, float], Awaitable[int]]
-"""(worker, seconds that it may take) -> running answers that moved to other workers with their KV."""
+"""(worker, time limit in seconds) -> number of running answers that moved to other workers with their KV."""
 
 _AGAIN_S: Final = 0.2
-"""Interval of further attempts: prompts that have become answers, answers for which there was no room."""
+"""Interval of further attempts: for requests whose prefill has ended since, or that found no room before."""
 
 
 async def _nothing_moves(worker_id: str, timeout_s: float) -> int:
@@ -42,11 +42,11 @@ class NoSuchWorker(Exception):
 
 
 class LastOfItsRole(Exception):
-    """The cluster cannot serve without this worker."""
+    """No other ready worker can take over this worker's role."""
 
 
 class CannotChangeRole(Exception):
-    """This cluster's workers have no roles."""
+    """The worker has no role: it has no KV transport."""
 
 
 class NotBackInTime(Exception):
@@ -54,23 +54,26 @@ class NotBackInTime(Exception):
 
 
 class WorkerDrainer:
-    """Each call returns when it is done; calls may overlap."""
+    """Drains, restarts and reassigns workers. Each call returns when it is done."""
 
     def __init__(
         self, registry: Registry, able: Able | None = None, evacuate: Evacuate | None = None
     ) -> None:
-        """`able(role)`: workers that can play a role in a sequence; None: those of the role."""
+        """`able(role)`: workers that can compute a role's part of a sequence; None: the workers of the role.
+
+        `evacuate` moves the running answers of a worker; None: none is moved.
+        """
         self._registry = registry
         self._evacuate = evacuate or _nothing_moves
         self._able = able or (lambda role: [s for s in registry.sessions() if s.role == role])
 
     async def drain(self, worker_id: str, timeout_s: float, *, force: bool = False) -> int:
-        """Drain and stop the worker; it gets no new requests. Its place stays reserved.
+        """Drain and stop the worker: it gets no new requests. Its resources stay reserved in Ray.
 
-        Running answers move to other workers with their KV, at once and while they continue. The others have
-        `timeout_s` to finish; then the prompt and the answer so far are computed again on another worker, and
-        the client's stream continues. Returns how many moved in either way. Raises NoSuchWorker, and
-        LastOfItsRole unless `force`.
+        Running answers move to other workers with their KV, without an interruption. The other requests have
+        `timeout_s` to finish. After that, another worker recomputes the prompt and the answer so far, and
+        continues the client's stream. Returns the number of requests that moved in either way. Raises
+        NoSuchWorker, and LastOfItsRole unless `force`.
         """
         member = self._member(worker_id)
         if not force:
@@ -80,12 +83,12 @@ class WorkerDrainer:
         moved = 0
         if (session := member.session) is not None:
             _log.info(
-                "%s leaves: %d requests have %g s to finish", worker_id, session.load.requests, timeout_s
+                "draining %s: %d requests have %g s to finish", worker_id, session.load.requests, timeout_s
             )
             moved = await self._empty(session, timeout_s)
-            session.dismiss(f"{worker_id} was asked to leave")
+            session.dismiss(f"{worker_id} was drained")
         await member.handle.stop()
-        _log.info("%s has left; %d of its requests moved", worker_id, moved)
+        _log.info("drained %s; %d of its requests moved", worker_id, moved)
         return moved
 
     async def restart(
@@ -102,7 +105,7 @@ class WorkerDrainer:
         member.wanted.set()
         if not await self._registry.wait_until(lambda: member.usable, startup_s):
             raise NotBackInTime(f"{worker_id} is not ready after {startup_s:g} s: {member.trouble}")
-        _log.info("%s is back after %.1f s", worker_id, time.monotonic() - began)
+        _log.info("%s is ready again after %.1f s", worker_id, time.monotonic() - began)
         return moved
 
     async def _empty(self, session: WorkerSession, timeout_s: float) -> int:
@@ -115,7 +118,9 @@ class WorkerDrainer:
             if await session.idle(min(_AGAIN_S, max(left, 0.0))):
                 return moved
             if left <= _AGAIN_S:
-                _log.info("%d requests are to be computed again elsewhere", session.load.requests)
+                _log.info(
+                    "%d requests did not finish in time and are recomputed elsewhere", session.load.requests
+                )
                 return moved + session.load.requests
 
     async def assign(self, worker_id: str, role: worker_pb2.Role, *, force: bool = False) -> None:
@@ -153,5 +158,6 @@ class WorkerDrainer:
         others = [m for m in self._registry.members() if m is not member and m.handle.worker_id in able]
         if not any(other.usable for other in others):
             raise LastOfItsRole(
-                f"no other worker can take over from {member.handle.worker_id}: requests would fail meanwhile"
+                f"no other worker can take over from {member.handle.worker_id}, so requests would fail;"
+                " --force overrides this"
             )

@@ -47,12 +47,15 @@ def admin_app(
     drain_timeout_s: float,
     startup_timeout_s: float,
 ) -> Starlette:
-    """GET /workers; GET /requests/{id}, of one that runs or has ended, as `explain` finds it; POST
-    /workers/{name}/drain, /workers/{name}/restart and /workers/{name}/role?role=prefill, which answer
-    when it is done.
+    """The admin API:
 
-    The first two take `timeout` in seconds (default: `drain_timeout_s`), all take `force=1` as query
-    parameters. `able` and `evacuate`: see `WorkerDrainer`.
+    * GET /workers
+    * GET /requests/{id}: a running or recent request, as `explain` returns it
+    * POST /workers/{name}/drain, /workers/{name}/restart: query parameters `timeout` in seconds (default:
+      `drain_timeout_s`) and `force=1`
+    * POST /workers/{name}/role: query parameters `role=prefill` or `role=decode`, and `force=1`
+
+    POST requests are answered when the operation is complete. `able`, `evacuate`: see `WorkerDrainer`.
     """
     drainer = WorkerDrainer(registry, able, evacuate)
 
@@ -84,7 +87,7 @@ def admin_app(
     async def explained(request: Request) -> Response:
         found = explain(request.path_params["id"])
         if found is None:
-            raise HTTPException(404, "no request of this id runs or has ended lately; see --explain-requests")
+            raise HTTPException(404, "no running or recent request has this id; see --explain-requests")
         return _json(found)
 
     return Starlette(
@@ -107,7 +110,7 @@ class AdminServer:
         self._wanted_port = port
         self._serving: asyncio.Task[None] | None = None
         self.port = 0
-        """The port that it listens on, after `start`."""
+        """The listening port, after `start`."""
 
     async def start(self) -> None:
         """Raises OSError when the port cannot be bound."""
@@ -116,7 +119,7 @@ class AdminServer:
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]), name="admin-server")
 
     async def stop(self) -> None:
-        """Open requests get no response."""
+        """Stop serving; open requests get no response."""
         if self._serving is not None:
             self._server.should_exit = self._server.force_exit = True
             self._server.drop_connections()

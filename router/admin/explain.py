@@ -18,15 +18,15 @@ _STAGES = {
     "router": "in the router, not sent to a worker",
     "queue": "in the queue of {worker}",
     "prefill": "{worker} computes the prompt, {computed} tokens so far",
-    "reserve": "the prompt is computed; {worker} has to set pages aside",
-    "transfer": "the prompt is computed; its KV is on its way to {worker}",
+    "reserve": "the prompt is computed; {worker} has to reserve pages",
+    "transfer": "the prompt is computed; its KV is being transferred to {worker}",
     "decode": "{worker} decodes, {output} tokens so far",
     "preempted": "preempted, in the queue of {worker} again, {output} tokens so far",
 }
 _NOW = {
     ("router", "pages"): "no decode worker has room for the prompt",
     ("router", "workers"): "no worker is ready",
-    ("router", "retry"): "an attempt failed, the next follows",
+    ("router", "retry"): "an attempt failed and is retried",
     ("queue", "budget"): "the token budget of each step is used up by requests before it",
     ("queue", "pages"): "there are no free KV pages",
     ("queue", "slots"): "--max-running-requests are running",
@@ -45,9 +45,9 @@ _PREEMPTIONS = {
     "policy": "a request of higher priority took its place",
 }
 _MOVES = {
-    "drain": "the worker before was to leave",
-    "itl": "the worker before exceeded --itl-target-ms",
-    "pages": "the worker before ran out of KV pages",
+    "drain": "the previous worker was being drained",
+    "itl": "the previous worker exceeded --itl-target-ms",
+    "pages": "the previous worker ran out of KV pages",
 }
 
 
@@ -85,7 +85,7 @@ def _of_running(completion: Mapping[str, Any]) -> Iterator[str]:
 
 def _of_completion(completion: Mapping[str, Any]) -> Iterator[str]:
     if "ttft_s" not in completion:
-        yield f"{completion['output_tokens']} tokens, and then no more: it did not end by itself"
+        yield f"{completion['output_tokens']} tokens; it did not finish"
         return
     prefill, decode = completion["prefill_worker"], completion["decode_worker"]
     where = prefill if prefill == decode else f"{prefill} -> {decode}"
@@ -115,7 +115,7 @@ def _of_completion(completion: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _preemptions(completion: Mapping[str, Any]) -> Iterator[str]:
-    """How often, when, for how long and why its pages were freed."""
+    """One line per preemption: when, for how long and why."""
     preemptions = completion.get("preemptions", ())
     for number, preemption in enumerate(preemptions, 1):
         waits = completion["e2e_s"] - preemption["at_s"]
@@ -135,7 +135,7 @@ def _chunks(chunks: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _took(chunks: Sequence[Mapping[str, Any]]) -> str:
-    """From arrival."""
+    """Begin and end of the chunks, in seconds since the request's arrival."""
     return f", {_s(chunks[0]['begin_s'])} to {_s(chunks[-1]['end_s'])}" if chunks else ""
 
 

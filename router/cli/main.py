@@ -12,7 +12,7 @@ from common.log_format import formatter
 from router.admin.client import COMMANDS, run
 from router.cli.open_files import allow_many_connections
 from router.cli.packages import shadowed_packages
-from router.config.flags import ConfigError, parse
+from router.config.flags.command_line import ConfigError, parse
 from router.config.settings import LogFormat, LogLevel
 
 __all__ = ["main"]

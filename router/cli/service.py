@@ -159,7 +159,7 @@ class _Start:
         )
         tokenizer = await tokenizing
         dispatcher = ClusterDispatcher(config, registry, metrics, on_end=self._tracing(model.name))
-        if config.hands_over:
+        if config.uses_handoffs:
             await self._check_links(registry, dispatcher)
         await self.stack.enter_async_context(
             WorkerProbe(
@@ -346,7 +346,7 @@ class _Start:
     ) -> None:
         config, engine = self.config, plans[0].config.engine
         workers = f"{config.decode_workers} decode"
-        if config.hands_over:
+        if config.uses_handoffs:
             workers = f"{config.num_prefill_workers} prefill + {workers}"
         scheme = "http" if config.access.tls_cert is None else "https"
         self.display.say(

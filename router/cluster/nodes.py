@@ -103,7 +103,7 @@ async def until_enough(
 async def until_lost(
     ask: AskNodes, own: str, *, ask_s: float = _ASK_S, answer_s: float = _ANSWER_S
 ) -> RayLost:
-    """Wait until Ray is gone for good; returns how. `own` is the id of this process's node."""
+    """Wait until Ray has ended; returns the reason. `own` is the id of this process's node."""
     silent = 0
     while True:
         try:

@@ -26,7 +26,7 @@ from router.cluster.nodes import Node, RayLost, nodes, until_enough, until_lost
 from router.cluster.ray_thread import RayThread
 from router.cluster.ray_worker import RayWorker, first_line
 from router.cluster.worker_plan import Machine, WorkerPlan, device_for
-from router.config.environment import environment_of
+from router.config.flags.environment import environment_of
 from router.config.settings import LogLevel, RouterConfig
 from rpc.tls import Identity
 from worker.config import WorkerRole
@@ -53,7 +53,7 @@ class Cluster:
         self._actor_class = actor_class or _actor_class
         self._settings = config.cluster
         self._is_local = self._settings.ray_address is None
-        self._identity = Identity.draw()
+        self._identity = Identity.generate()
         """Authenticates this router to the workers, which get its certificate when they are created."""
         self._num_ranks = config.num_ranks
         self._thread = RayThread()
@@ -97,7 +97,7 @@ class Cluster:
         return await self._asking.call(nodes)
 
     async def lost(self) -> RayLost:
-        """Wait until this Ray is gone for good."""
+        """Wait until Ray has ended."""
         loss = await until_lost(self.nodes, self._own_node)
         self._is_lost = True
         return loss

@@ -9,7 +9,7 @@ from typing import Final, Literal, TypeVar
 from engine.config import Batching, SchedulerConfig
 from engine.device.defaults import GPU_TOKEN_TILE
 from engine.presets import PRESETS, Preset
-from router.config.scheduling import SchedulingSettings
+from router.config.groups.scheduling import SchedulingSettings
 from router.config.settings import Mode, RouterConfig
 
 __all__ = ["scheduler_for"]

@@ -25,7 +25,7 @@ class Mode(Enum):
     MIXED = "mixed"
     """Every worker prefills in chunks and decodes."""
     DISAGG = "disagg"
-    """Prefill workers compute prompts and hand their KV over to decode workers."""
+    """Prefill workers compute prompts and send their KV to decode workers."""
     ADAPTIVE = "adaptive"
     """The router chooses the worker that computes the prompt and the one that decodes, for each request."""
 

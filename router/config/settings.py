@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
-from router.config.access_settings import AccessSettings
 from router.config.choices import (
     Device,
     Dtype,
@@ -24,13 +23,14 @@ from router.config.choices import (
     ToolCallParser,
     Transport,
 )
-from router.config.cluster_settings import ClusterSettings
-from router.config.failover_settings import FailoverSettings
-from router.config.frontend_settings import FrontendSettings
-from router.config.operation_settings import OperationSettings
+from router.config.groups.access import AccessSettings
+from router.config.groups.cluster import ClusterSettings
+from router.config.groups.failover import FailoverSettings
+from router.config.groups.frontend import FrontendSettings
+from router.config.groups.operation import OperationSettings
+from router.config.groups.role import RoleSettings
+from router.config.groups.scheduling import SchedulingSettings
 from router.config.option import Option, flag_name
-from router.config.role_settings import RoleSettings
-from router.config.scheduling import SchedulingSettings
 
 __all__ = [
     "Device",
@@ -256,7 +256,7 @@ class RouterConfig:
         return 1 if self.prefill_workers is None else self.prefill_workers
 
     @property
-    def hands_over(self) -> bool:
+    def uses_handoffs(self) -> bool:
         """Whether KV moves between workers."""
         return self.mode is not Mode.MIXED
 

@@ -198,8 +198,8 @@ class RouterMetrics:
         self._inter_token.observe(seconds)
         self.recent.gap(seconds)
 
-    def on_handed_over(self, prefill_worker: str, decode_worker: str, size: int, seconds: float) -> None:
-        self.recent.handed_over(prefill_worker, decode_worker, size)
+    def on_handed_off(self, prefill_worker: str, decode_worker: str, size: int, seconds: float) -> None:
+        self.recent.handed_off(prefill_worker, decode_worker, size)
         self._link_bytes.labels(*self._own, prefill_worker, decode_worker).inc(size)
         if seconds > 0:
             self._handoff_rate.observe(size / seconds)

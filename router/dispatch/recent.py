@@ -71,7 +71,7 @@ class Recent:
     def sent(self, tokens: int) -> None:
         self.output_tokens.add(tokens, self.clock())
 
-    def handed_over(self, prefill_worker: str, decode_worker: str, size: int) -> None:
+    def handed_off(self, prefill_worker: str, decode_worker: str, size: int) -> None:
         now = self.clock()
         link = self.links.setdefault((prefill_worker, decode_worker), Handoffs(now))
         link.count += 1

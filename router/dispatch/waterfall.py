@@ -29,7 +29,7 @@ class Observer(Protocol):
     def on_gap(self, seconds: float) -> None:
         """Inter-token latency; once for each token after the first."""
 
-    def on_handed_over(self, prefill_worker: str, decode_worker: str, size: int, seconds: float) -> None:
+    def on_handed_off(self, prefill_worker: str, decode_worker: str, size: int, seconds: float) -> None:
         """A handoff of `size` bytes is complete; `seconds`: time with a write in flight."""
 
     def on_moved(self, reason: str) -> None:
@@ -46,7 +46,7 @@ class _NullObserver:
     def on_gap(self, seconds: float) -> None:
         pass
 
-    def on_handed_over(self, prefill_worker: str, decode_worker: str, size: int, seconds: float) -> None:
+    def on_handed_off(self, prefill_worker: str, decode_worker: str, size: int, seconds: float) -> None:
         pass
 
     def on_moved(self, reason: str) -> None:
@@ -146,14 +146,14 @@ class Waterfall:
             self.observer.on_gap(0.0 if first else (at - self._last_token) / count)
         self._last_token = at
 
-    def hand_over(self, event: worker_pb2.HandedOver) -> None:
+    def on_handed_off(self, event: worker_pb2.HandedOver) -> None:
         """Spans in the event count from when the request was sent to the worker."""
         offset = (self.submitted or self.arrival) - self.arrival
         if self._records_spans:
             self._chunks_elsewhere = [_shifted(span, offset) for span in event.chunks]
             self._pushes = [_shifted(span, offset) for span in event.pushes]
         busy_s = busy_seconds((span.begin_s, span.end_s) for span in event.pushes)
-        self.observer.on_handed_over(self.prefill_worker, self.decode_worker, event.bytes, busy_s)
+        self.observer.on_handed_off(self.prefill_worker, self.decode_worker, event.bytes, busy_s)
 
     def computed(self, chunks: Iterable[worker_pb2.Span], sent_at: float) -> None:
         """Prompt chunks of the worker that decodes, which was sent the request at `sent_at`."""

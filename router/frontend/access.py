@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from router.config.origins import origins_of
+from router.config.flags.origins import origins_of
 from router.config.settings import RouterConfig
 from router.frontend.api_keys import ApiKeys
 from rpc.tls import BadCertificate, TlsFiles

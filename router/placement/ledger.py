@@ -196,7 +196,7 @@ class Ledger:
             self._drop_prompt(request_id, placed)
             self._begin_decoding(placed)
         else:
-            self._hand_over(request_id, placed)
+            self._end_prefill(request_id, placed)
 
     def arrived(self, request_id: RequestId) -> None:
         """Its KV has arrived on the decode worker; of a split prompt, the prefill worker's part of it."""
@@ -207,7 +207,7 @@ class Ledger:
             self._begin_decoding(placed)
         else:
             placed.computed = max(placed.computed, placed.first_part)
-            self._hand_over(request_id, placed)
+            self._end_prefill(request_id, placed)
 
     def decoded(self, worker_id: WorkerId, tokens: int) -> None:
         """A step produced `tokens`, one for each decode."""
@@ -239,7 +239,7 @@ class Ledger:
         self._mean_output += _WEIGHT * (output_tokens - self._mean_output)
         placement = placed.placement
         if not placement.is_local:
-            self._hand_over(request_id, placed)
+            self._end_prefill(request_id, placed)
         self._drop_prompt(request_id, placed)
         if (decoder := self._workers.get(placement.decode_worker)) is not None:
             if placed.decoding:
@@ -331,7 +331,7 @@ class Ledger:
         )
         return worker.view
 
-    def _hand_over(self, request_id: RequestId, placed: _Placed) -> None:
+    def _end_prefill(self, request_id: RequestId, placed: _Placed) -> None:
         """The prefill worker has done its part for a request that another decodes."""
         worker_id = placed.placement.prefill_worker
         worker = self._workers.get(worker_id)

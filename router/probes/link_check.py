@@ -1,4 +1,4 @@
-"""Link check: before the frontends open, each prefill worker hands the KV of a prompt to a decode worker.
+"""Link check: before the frontends open, each prefill worker hands off a prompt to a decode worker.
 
 It fails the start of a cluster whose workers cannot reach each other's memory, measures the KV bandwidth, and
 opens connections before the first request.
@@ -33,7 +33,7 @@ _SAMPLING: Final = sampling_pb2.SamplingParams(
 )
 """A few tokens, so that the prefill worker's report arrives before the last one."""
 _TELLING: Final = 64_000_000
-"""Below this many bytes, latency dominates the measured rate."""
+"""Bytes. In a smaller transfer latency dominates, so its rate says nothing about the link."""
 _PCIE_LEAST: Final = 20e9
 """Bytes per second: less than this between GPUs of one machine means that KV was staged in host memory."""
 
@@ -61,7 +61,7 @@ class Link:
     def __str__(self) -> str:
         way = f"{self.prefill} → {self.decode}"
         if not self.seconds:
-            return f"{way}: KV arrives over {self.transport}; how fast was not measured"
+            return f"{way}: KV arrives over {self.transport}; the rate was not measured"
         return (
             f"{way}: {self.num_bytes / 1e6:.1f} MB of KV over {self.transport} in "
             f"{self.seconds * 1e3:.1f} ms, {self.num_bytes / self.seconds / 1e9:.1f} GB/s"
@@ -89,7 +89,7 @@ async def _measure(
     def pick(role: worker_pb2.Role) -> WorkerSession:
         return prefill if role == ROLE_PREFILL else decode
 
-    async def hand_over(prompt: list[int]) -> list[router_pb2.TimingSpan]:
+    async def transfer(prompt: list[int]) -> list[router_pb2.TimingSpan]:
         sequence = Sequence(prompt, _SAMPLING, Waterfall(time.monotonic()))
         attempt = make_attempt(sequence, pick)
         async with asyncio.timeout(timeout_s), aclosing(attempt.deltas()) as deltas:
@@ -99,10 +99,10 @@ async def _measure(
 
     try:
         # Different from the first token on, so that nothing of the second prompt is cached.
-        await hand_over([1] * _SHORT)
-        pushes = await hand_over([2] * _longest_prompt(prefill.info, decode.info))
+        await transfer([1] * _SHORT)
+        pushes = await transfer([2] * _longest_prompt(prefill.info, decode.info))
     except TimeoutError:
-        reason = f"nothing came within {timeout_s:g} s"
+        reason = f"no answer within {timeout_s:g} s"
     except (AttemptFailed, RouterError) as error:
         reason = str(error)
     else:
@@ -118,8 +118,8 @@ async def _measure(
             between_gpus=_are_gpus_of_one_machine(prefill.info, decode.info),
         )
     raise LinkBroken(
-        f"KV does not get from {prefill.worker_id} to {decode.worker_id}: {reason}; "
-        "`router doctor` looks into it"
+        f"KV cannot be transferred from {prefill.worker_id} to {decode.worker_id}: {reason}; "
+        "run `router doctor` to find the cause"
     )
 
 

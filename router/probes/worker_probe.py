@@ -1,8 +1,8 @@
 """Probes workers with requests of two tokens, on the same path as clients' requests.
 
-A stream may be alive while requests fail: an engine that hangs, a prefill worker that cannot reach a decode
-worker's memory. A worker that has just served a client needs no probe, so a busy cluster sees few. A suspect
-worker is probed at once, and repeatedly until a probe succeeds.
+A worker's stream may be alive while its requests fail: its engine hangs, or a prefill worker cannot reach a
+decode worker's memory. A worker that has just served a client is not probed, so probes are rare in a busy
+cluster. A suspect worker is probed at once, and repeatedly until a probe succeeds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from router.workers.registry import Registry
 from router.workers.session import WorkerSession
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 
-__all__ = ["WorkerProbe"]
+__all__ = ["MakeAttempt", "WorkerProbe"]
 
 _log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ MakeAttempt: TypeAlias = Callable[[Sequence, Pick], Attempt]
 
 
 class WorkerProbe:
-    """Runs from `__aenter__` to `__aexit__`."""
+    """Probes idle and suspect workers. A context manager that runs the task."""
 
     def __init__(
         self,
@@ -55,9 +55,10 @@ class WorkerProbe:
         interval_s: float,
         timeout_s: float,
     ) -> None:
-        """`able(role)`: workers that can play a role in a sequence.
+        """`able(role)`: workers that can compute this role's part of a sequence.
 
-        A worker unused for `interval_s` is probed; the probe fails after `timeout_s`."""
+        A worker unused for `interval_s` is probed; the probe fails after `timeout_s`.
+        """
         self._registry = registry
         self._make_attempt = make_attempt
         self._able = able
@@ -108,7 +109,7 @@ class WorkerProbe:
 
     async def _send_probe(self, member: Member) -> None:
         session = member.session
-        assert session is not None, "only workers that are here are asked"
+        assert session is not None, "only connected workers are probed"
 
         def pick(role: worker_pb2.Role) -> WorkerSession:
             return session if role == session.role else self._companion(role, session)
@@ -132,7 +133,7 @@ class WorkerProbe:
             member.breaker.probe_succeeded()
 
     def _companion(self, role: worker_pb2.Role, asked: WorkerSession) -> WorkerSession:
-        """The most trusted worker for the other role, if need be one out of rotation, or `asked` itself."""
+        """The healthiest connected worker for the other role, even out of rotation; else `asked` itself."""
         here = [session for session in self._able(role) if session.alive]
         if not here:
             raise _NoCompanion

@@ -1,4 +1,4 @@
-"""What one worker has in its prefix cache, as its reports say, and what it is about to have."""
+"""The router's copy of one worker's prefix cache, from the worker's reports and the prompts sent to it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ __all__ = ["CachedPrefixes"]
 class CachedPrefixes:
     """The pages of a worker's radix cache, by hash: a page is there only if all pages before it are.
 
-    A session starts with all that the worker has, and reports follow in order, so what is here is never older
-    than the newest report. A wrong answer costs time and never a token: the worker itself compares tokens.
+    A session starts with the whole content of the cache, and changes follow in order, so the copy is that of
+    the latest report. A wrong answer only costs time, since the worker compares the tokens itself.
     """
 
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
         self._stored: set[BlockHash] = set()
         self._expected: Counter[BlockHash] = Counter()
-        """Of prompts that were sent and have not ended: requests with a common prefix that come together go
-        where the first of them computes it."""
+        """Pages of unfinished requests: concurrent requests with a common prefix go to the worker that
+        already computes it."""
 
     def __len__(self) -> int:
         """Pages stored."""
@@ -35,11 +35,11 @@ class CachedPrefixes:
         self._stored.difference_update(blocks)
 
     def expect(self, blocks: Iterable[BlockHash]) -> None:
-        """A prompt of these blocks was sent to the worker. Must be followed by one `forget`."""
+        """A prompt of these blocks is sent to the worker. Must be followed by one `forget`."""
         self._expected.update(blocks)
 
     def forget(self, blocks: Iterable[BlockHash]) -> None:
-        """That prompt's request has ended; what is left of it in the cache was reported."""
+        """The request of an expected prompt has ended; the pages that stay cached were reported."""
         expected = self._expected
         for block in blocks:
             if expected[block] == 1:

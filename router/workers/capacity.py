@@ -41,36 +41,37 @@ class Rank(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerView:
-    """One worker: its last report, and what this router sent it that the report does not cover."""
+    """Load of one worker: its last report, and the requests sent since that the report does not cover."""
 
     rank: Rank = Rank.GOOD
     requests: int = 0
-    """That this router sent, and that have not ended."""
+    """Unfinished requests of this router."""
     tokens: int = 0
-    """Of those requests when they were sent, without those that the worker had cached."""
+    """Tokens of those requests when they were sent, without cached ones."""
     cached_tokens: int = 0
-    """Of the request that is to be placed: the longest prefix of its prompt that the worker has cached."""
+    """Longest cached prefix of the request that is to be placed."""
     page_size: int = 1
     max_running: int = 0
-    """Requests that it computes at a time; 0: unknown."""
+    """Requests that the worker computes concurrently; 0: unknown."""
     total_pages: int = 0
-    """0: it has not reported yet."""
+    """0: no report yet."""
     free_pages: int = 0
     """Free or evictable."""
     running: int = 0
-    """Requests that it computes."""
+    """Requests that the worker computes."""
     starved: int = 0
-    """Requests that wait at it for pages or for a slot."""
+    """Requests that wait at the worker for pages or for a slot."""
     incoming: int = 0
-    """Handoffs that have their pages."""
+    """Handoffs with reserved pages."""
     queued_handoffs: int = 0
+    """Handoffs that wait for pages."""
     queued_pages: int = 0
-    """That those wait for."""
+    """Pages that those wait for."""
     promised: int = 0
-    """Requests that were sent, or are about to be, and that the report does not cover."""
+    """Requests that were sent, or are about to be, and are not in the report yet."""
     promised_pages: int = 0
     fresh_share: float = 1.0
-    """Of a prompt's pages, how many it has not cached: as its last reservations went, in (0, 1]."""
+    """Share of a prompt's pages that were not cached, averaged over recent reservations, in (0, 1]."""
 
     def pages_for(self, tokens: int) -> int:
         """Pages for a request of this many tokens: those that are not cached, and one to grow into.
@@ -85,18 +86,18 @@ class WorkerView:
         if not self.total_pages:
             return True
         if self.starved:
-            return False  # its engine admits those first
+            return False  # the engine admits the starved requests first
         active = self.running + self.incoming + self.queued_handoffs + self.promised
         if self.max_running and active >= self.max_running:
             return False
-        # As in Engine.reserve, every request keeps a page to grow into; what was promised has it counted in.
+        # As in Engine.reserve, every request keeps a page to grow into; promised_pages include it.
         growth = self.running + self.incoming + self.queued_handoffs
         taken = self.queued_pages + self.promised_pages + growth
         return self.pages_for(tokens) + taken <= self.free_pages
 
 
 class Loaded(Protocol):
-    """Requests that a worker has not finished, their tokens, and what it has cached of the next one."""
+    """Unfinished requests of a worker, their tokens, and the cached prefix of the request to be placed."""
 
     @property
     def requests(self) -> int: ...
@@ -125,12 +126,13 @@ def least_loaded(workers: Sequence[Loaded], turn: int) -> int:
 
 
 def prefix_aware(workers: Sequence[Loaded], turn: int) -> int:
-    """The one with the least sum of queued tokens and twice the tokens of this request that it must compute.
+    """The worker with the least cost: queued tokens, plus twice the tokens of this request to compute there.
 
-    Twice, because they delay this request and whatever comes after it. Cached tokens do not count, neither of
-    this request nor of those before it. So a prefix is used where it is cached until a worker has twice its
-    length more work queued than another; then the other one computes it too, and both have it: a hot prefix
-    spreads instead of overloading a worker. Equals take turns. After the cost of Dynamo's KV-aware router.
+    Twice, because they delay this request and all later ones. Cached tokens do not count, neither of this
+    request nor of queued ones. A request thus goes to the worker that has its prefix cached, unless that has
+    more than twice the prefix's length more tokens queued than another; the other worker then computes and
+    caches the prefix too, so requests with a popular prefix do not overload one worker. Ties are broken
+    round-robin. The cost is that of Dynamo's KV-aware router.
     """
     first = turn % len(workers)
     in_turn: list[int] = [*range(first, len(workers)), *range(first)]
@@ -146,24 +148,24 @@ def power_of_two(workers: Sequence[Loaded], turn: int) -> int:
 
 
 def preferred(workers: Sequence[WorkerView]) -> list[int]:
-    """Indices of the workers of the best rank that there is.
+    """Indices of the workers of the best rank present.
 
-    A worker on which this request failed gets it again only if there is no other, and a late one only if all
-    are late: the request then waits for its next heartbeat, or is retried elsewhere when the worker is lost.
+    A worker on which this request failed gets it again only if there is no other. A late worker gets it only
+    if all are late: the request then waits for a heartbeat, or is retried when the worker is lost.
     """
     best = min((worker.rank for worker in workers), default=Rank.GOOD)
     return [i for i, worker in enumerate(workers) if worker.rank is best]
 
 
 def any_has_room(workers: Sequence[WorkerView], tokens: int) -> bool:
-    """Whether `place` would find a worker with room. True without workers: there is none to wait for."""
+    """Whether `place` would find a worker with room. True without workers, since waiting would not help."""
     return not workers or any(workers[i].has_room(tokens) for i in preferred(workers))
 
 
 def place(workers: Sequence[WorkerView], tokens: int, choose: Choose, turn: int) -> int:
-    """Index of the worker that gets a request: of the preferred, one with room if there is one.
+    """Index of the worker that gets a request: a preferred one, with room if possible.
 
-    O(workers). `workers` are at least one.
+    O(workers). `workers` must not be empty.
     """
     best = preferred(workers)
     among = [i for i in best if workers[i].has_room(tokens)] or best

@@ -1,7 +1,7 @@
 """Circuit breaker of a worker. Failed requests make it suspect; only a failed probe opens the circuit.
 
-Requests may fail because of themselves or of another worker. A suspect worker is therefore avoided and probed
-at once (see worker_probe.py).
+A failed request may be its own fault or that of another worker. A suspect worker is therefore only avoided,
+and probed at once (see worker_probe.py).
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class CircuitBreaker:
         """Consecutive failed requests."""
 
     def request_done(self) -> None:
-        """The worker has completed its part of a request."""
+        """Record that the worker completed its part of a request."""
         self.failures = 0
         self.proved_at = time.monotonic()
         if self.state is CircuitState.SUSPECT:
             self.state = CircuitState.CLOSED
 
     def request_failed(self) -> None:
-        """A request failed in a way that may be the worker's fault."""
+        """Record a failure that may be the worker's fault."""
         self.failures += 1
         if self.failures >= _MAX_FAILURES and self.state is CircuitState.CLOSED:
             self.state = CircuitState.SUSPECT

@@ -44,7 +44,7 @@ Message: TypeAlias = (
 class Event(NamedTuple):
     message: Message
     at: float
-    """time.monotonic() when the router had it."""
+    """time.monotonic() when the router received it."""
 
 
 Listener: TypeAlias = Callable[[Event], None]

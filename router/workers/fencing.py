@@ -1,8 +1,8 @@
-"""Fencing: tells every worker which incarnations of others cannot be running any more.
+"""Fencing: tells every worker which incarnations of other workers are dead.
 
 When a process ends on a live node, the kernel closes its connections. When a node loses power or is cut off,
-peers see nothing, and pages reserved for its workers would stay in quarantine. Ray declares such a node dead;
-here that becomes a `Fence` command to every other worker.
+peers see nothing, and pages reserved for its workers would stay in quarantine. When Ray declares such a node
+dead, the router sends a `Fence` command to every other worker.
 
 A silent worker on a live node is never fenced: its process may be stopped and continue later.
 """
@@ -22,7 +22,7 @@ __all__ = ["DeadNodes", "Fencing", "Incarnation", "newly_dead"]
 _log = logging.getLogger(__name__)
 
 _ASK_S: Final = 2.0
-"""Interval of asking Ray for dead nodes while a worker is lost. Ray takes about 15 s to declare one dead."""
+"""Interval of polling Ray for dead nodes while a worker is lost. Ray takes about 15 s to declare one dead."""
 
 DeadNodes: TypeAlias = Callable[[], Awaitable[Collection[str]]]
 """Ids of the nodes that Ray has declared dead. They never come back under the same id."""
@@ -52,12 +52,12 @@ class Incarnation:
 
 
 def newly_dead(lost: Collection[Incarnation], dead_nodes: Collection[str]) -> list[Incarnation]:
-    """Those of `lost` whose node Ray has declared dead. Being silent or unreachable is not enough."""
+    """Those of `lost` whose node Ray has declared dead; a silent or unreachable worker may still run."""
     return [incarnation for incarnation in lost if incarnation.node and incarnation.node in dead_nodes]
 
 
 class Fencing:
-    """The registry reports sessions that begin and end. Use as a context manager, for its task."""
+    """Sends fences for lost workers on dead nodes. A context manager that runs a task."""
 
     def __init__(self, dead_nodes: DeadNodes, *, ask_s: float = _ASK_S) -> None:
         self._dead_nodes = dead_nodes
@@ -82,14 +82,15 @@ class Fencing:
             await asyncio.wait([self._task])
 
     def begun(self, session: Session) -> None:
-        """Called before any command is sent over the session."""
+        """Register a session and send it all fences. Call before sending any other command over it."""
         self._sessions[session.info.epoch] = session
         self._newest[session.info.worker_id] = session.info.epoch
-        self._lost.pop(session.info.epoch, None)  # it was only out of reach
+        self._lost.pop(session.info.epoch, None)  # the same process, which was only unreachable
         for fence in self._fences:
             session.send(fence)
 
     def ended(self, session: Session) -> None:
+        """Register the end of a session, whose process may be dead."""
         self._sessions.pop(session.info.epoch, None)
         if session.info.node:
             self._lost[session.info.epoch] = Incarnation.of(session.info)
@@ -101,8 +102,8 @@ class Fencing:
             replaced = [i for i in self._lost.values() if self._newest.get(i.worker_id) != i.epoch]
             try:
                 dead = await self._dead_nodes()
-            except Exception as error:  # Ray's errors share no base class; it is asked again
-                _log.warning("Ray does not say which nodes are dead: %s", error)
+            except Exception as error:  # Ray's errors share no base class; it is polled again
+                _log.warning("cannot get the dead nodes from Ray: %s", error)
             else:
                 for incarnation in newly_dead(list(self._lost.values()), dead):
                     self._fence(incarnation)

@@ -1,8 +1,8 @@
 """Decides when a worker without heartbeats is late, and when it is lost. Takes durations; has no clock.
 
 A busy machine, or a thread that holds the GIL, can delay a healthy worker's heartbeats for a second or more.
-Dropping the worker costs all its streams a second prefill, while new requests can go elsewhere. So there are
-two timeouts: late (no new requests, and a probe) and lost.
+Dropping the worker means a second prefill for each of its streams, while new requests can go to others. So
+there are two timeouts: late (no new requests, and a probe) and lost.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class HeartbeatMonitor:
         self._grace_s = grace_s
         self._silent_s = 0.0
         self.has_answered = False
-        """A probe, since the last message."""
+        """Whether a probe was answered since the last message."""
 
     @property
     def liveness(self) -> Liveness:
@@ -38,12 +38,14 @@ class HeartbeatMonitor:
         return Liveness.LATE if self._silent_s < self._timeout_s + self._grace_s else Liveness.LOST
 
     def heard(self) -> None:
-        """A message arrived over the stream."""
+        """Record a message over the stream."""
         self._silent_s, self.has_answered = 0.0, False
 
     def answered(self) -> None:
-        """A probe was answered. It restarts the timeouts once until the next message over the stream, so a
-        process that answers probes while its stream stays silent is lost after twice the time.
+        """Record an answered probe.
+
+        It restarts the timeouts, but only once until the next message over the stream: a process that answers
+        probes while its stream stays silent is lost after twice the time.
         """
         if not self.has_answered:
             self._silent_s, self.has_answered = 0.0, True

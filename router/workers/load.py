@@ -13,30 +13,30 @@ from rpc.baton.v1 import worker_pb2
 __all__ = ["WorkerLoad"]
 
 _WEIGHT: Final = 0.1
-"""Of the newest reservation in the share of pages that are not cached."""
+"""Weight of the latest reservation in the moving average of the share of uncached pages."""
 
 
 @dataclass(slots=True)
 class WorkerLoad:
     """Unfinished requests sent to a worker by this router, and the worker's last load report.
 
-    The router's own count is exact and immediate: a burst of requests spreads before the first report
-    about it is back. The report is the worker's view, up to a tenth of a second old; it says how many
-    commands it covers, and what was sent after those is counted here until a report covers it.
+    The router's own count is exact and immediate, so a burst of requests is spread before the first report
+    about it arrives. The report is up to 0.1 s old. It states how many commands it covers; requests sent
+    after those are counted here until a report covers them.
     """
 
     page_size: int = 1
     max_running: int = 0
     requests: int = 0
     tokens: int = 0
-    """Tokens of those requests when they were sent, without those that the worker had cached."""
+    """Tokens of those requests when they were sent, without cached ones."""
     idle: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set while there is no request."""
+    """Set while `requests` is 0."""
     _reported: worker_pb2.Load = field(default_factory=worker_pb2.Load)
     _promised: int = 0
     _promised_pages: int = 0
     _unseen: deque[tuple[int, int]] = field(default_factory=deque)
-    """Number of the command and pages, of requests that no report covers."""
+    """(command number, pages) of requests that no report covers yet."""
     _fresh_share: float = 1.0
 
     def __post_init__(self) -> None:
@@ -76,22 +76,22 @@ class WorkerLoad:
         self._promised_pages -= pages
 
     def sent(self, command: int, tokens: int) -> None:
-        """Command number `command` of the session submits a request of this many tokens."""
+        """Count a request of this many tokens, submitted by command number `command` of the session."""
         self._unseen.append((command, self.promise(tokens)))
 
     def report(self, load: worker_pb2.Load, commands: int) -> None:
-        """The worker's report, which covers this many commands of the session."""
+        """Take a report of the worker that covers the first `commands` commands of the session."""
         self._reported = load
         while self._unseen and self._unseen[0][0] <= commands:
             self.withdraw(self._unseen.popleft()[1])
 
     def reserved(self, pages: int, tokens: int) -> None:
-        """The worker reserved pages for a request of this many tokens; the others were cached."""
+        """Record that a request of `tokens` tokens reserved this many pages; the others were cached."""
         share = pages / max(-(-tokens // self.page_size), 1)
         self._fresh_share += _WEIGHT * (min(share, 1.0) - self._fresh_share)
 
     def view(self, rank: Rank = Rank.GOOD, cached_tokens: int = 0) -> WorkerView:
-        """`cached_tokens`: of the request that is to be placed."""
+        """The load, for worker selection. `cached_tokens`: cached prefix of the request to be placed."""
         reported = self._reported
         return WorkerView(
             rank=rank,

@@ -74,11 +74,11 @@ class Member:
     broken: WorkerBroken | None = None
     keeper: asyncio.Task[None] | None = field(default=None, repr=False)
     assigned: worker_pb2.Role | None = None
-    """By an operator; None: the role that the worker starts with."""
+    """Role assigned by an operator; None: the role that the worker was started with."""
 
     @property
     def role(self) -> worker_pb2.Role:
-        """What the worker is used for."""
+        """The role that the router uses the worker for."""
         return self.handle.role if self.assigned is None else self.assigned
 
     @property

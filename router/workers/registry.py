@@ -1,7 +1,7 @@
 """The workers of the cluster, their sessions and their states.
 
 Each worker has a task, its keeper, which resolves the worker's current address, opens a session, waits until
-it is lost, and starts over. A worker that Ray restarted thereby rejoins, as a new peer.
+it is lost, and starts over. In this way a worker that Ray restarted rejoins, as a new peer.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ OnChange: TypeAlias = Callable[[WorkerHandle, bool], None]
 
 
 class Registry:
+    """Keeps a session with every worker. A context manager that runs the keepers."""
+
     def __init__(
         self,
         handles: Sequence[WorkerHandle],
@@ -42,8 +44,8 @@ class Registry:
     ) -> None:
         """`on_change(handle, up)` is called whenever a worker connects or is lost.
 
-        A worker without a message for `silence_s`, heartbeats included, is late, and lost after `grace_s`
-        more. `fencing` is told of all sessions; None if all workers run on one node.
+        A worker is late after `silence_s` without a message or heartbeat, and lost after `grace_s` more.
+        `fencing` is notified of all sessions; None if all workers run on one node.
         """
         self._members = [Member(handle, asyncio.Event()) for handle in handles]
         for member in self._members:
@@ -72,7 +74,7 @@ class Registry:
         return [m.session for m in self._members if m.role == role and m.session and m.usable]
 
     def members(self) -> Sequence[Member]:
-        """All, in the order of their handles."""
+        """All workers, in the order of their handles."""
         return self._members
 
     def sessions(self) -> list[WorkerSession]:
@@ -90,11 +92,11 @@ class Registry:
         ]
 
     async def wait_for(self, role: worker_pb2.Role, timeout_s: float) -> bool:
-        """Whether a worker of the role is ready within the time."""
+        """Wait until a worker of the role is ready; False after `timeout_s`."""
         return await self.wait_until(lambda: bool(self.ready(role)), timeout_s)
 
     async def wait_for_all(self, timeout_s: float) -> bool:
-        """Whether all are ready within the time. Raises WorkerBroken as soon as that is out of reach."""
+        """Wait until all are ready; False after `timeout_s`. Raises WorkerBroken if one cannot start."""
         await self.wait_until(lambda: self.all_ready() or self._first_broken() is not None, timeout_s)
         broken = self._first_broken()
         if broken is not None:
@@ -105,21 +107,21 @@ class Registry:
         return next((member.broken for member in self._members if member.broken is not None), None)
 
     def metrics_targets(self) -> list[str]:
-        """host:port of the metrics of every worker that is up."""
+        """host:port of the metrics endpoint of every connected worker."""
         return [s.info.metrics_address for s in self.sessions() if s.info.metrics_address]
 
     def watch(self, on_news: Callable[[], None]) -> None:
-        """`on_news` is called when a worker's load or state has changed; it must not wait."""
+        """Call `on_news` whenever the load or state of a worker has changed. It must not block."""
         self._on_news = on_news
 
     async def reconsider(self) -> None:
-        """Call when a worker's state has changed: wakes everything that waits for a state."""
+        """Wake everything that waits for a state. Call when the state of a worker has changed."""
         self._on_news()
         async with self._changed:
             self._changed.notify_all()
 
     async def wait_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
-        """Whether `condition`, about states, becomes true within the time."""
+        """Wait until `condition`, a function of the workers' states, is true; False after `timeout_s`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s), self._changed:
                 await self._changed.wait_for(condition)
@@ -131,7 +133,7 @@ class Registry:
             await member.wanted.wait()
             try:
                 session = await self._open(member)
-            except Exception as error:  # whatever it is, it must not lose a worker for good
+            except Exception as error:  # no error may remove a worker permanently
                 await self._note_trouble(member, error)
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, _LONGEST_RETRY_S)

@@ -1,9 +1,9 @@
 """The router's end of the stream to one incarnation of one worker.
 
-All requests share one bidirectional stream. Commands go out in the order in which they were given; every
-EventBatch that comes back is taken apart and each event is given to the attempt that it is about.
-A session never reconnects: once the stream breaks, the worker aborts everything that came over it, so what
-follows is a new session to, perhaps, a new process (see registry.py).
+All requests share one bidirectional stream. Commands are sent in the order of the `send` calls; each event
+of an EventBatch is dispatched to the listener of its request. A session never reconnects: when the stream
+breaks, the worker aborts all requests that it received over it, and the registry opens a new session, perhaps
+to a new process (see registry.py).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _AT_ONCE: Final = 32
 
 
 class WorkerSession:
-    """Use `open`; then `listen`, `send`, and `forget` when the request is over."""
+    """Create with `open`. For each request: `listen`, `send`, and `forget` when the request is over."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class WorkerSession:
         self.info = info
         self.breaker = breaker
         self.role: worker_pb2.Role = info.role
-        """What the worker is used for; it started as `info.role`."""
+        """The role that the router uses the worker for; initially `info.role`."""
         self.load = WorkerLoad(max(info.page_size, 1), info.max_running_requests)
         self.cached = CachedPrefixes(max(info.page_size, 1))
         self.num_sent = 0
@@ -65,7 +65,7 @@ class WorkerSession:
         self.step = 0
         """Step counter of the worker's engine in its last message; it grows while the engine works."""
         self.on_step: Callable[[worker_pb2.StepWork], None] = lambda _step: None
-        """Told of steps whose time the worker measured."""
+        """Called with every step whose duration the worker reports."""
         self._monitor = monitor
         self._on_news = on_news
         self._channel = channel
@@ -76,7 +76,7 @@ class WorkerSession:
         self._heard = True
         loop = asyncio.get_running_loop()
         self._speaks: asyncio.Future[None] = loop.create_future()
-        """Done with the first batch; an RpcError if none comes."""
+        """Done with the first batch, or an RpcError if the stream ends before."""
         self._lost: asyncio.Future[WorkerLost] = loop.create_future()
         self._pump = asyncio.create_task(self._run(), name=f"session {worker_id}")
 
@@ -93,8 +93,8 @@ class WorkerSession:
     ) -> WorkerSession:
         """Connect, get the worker's description, and wait for its first message. Raises RpcError.
 
-        `silence` says when a worker that then says nothing, not even that it lives, is late and when it is
-        lost. `on_news` is called when the worker reports its load, falls silent or sends again.
+        `monitor` decides when a worker without messages is late and when it is lost. `on_news` is called when
+        the worker reports its load, becomes late or is no longer late.
         """
         channel = connect(endpoint.address, endpoint.credentials)
         stub = worker_pb2_grpc.WorkerStub(channel)  # type: ignore[no-untyped-call]
@@ -120,11 +120,11 @@ class WorkerSession:
 
     @property
     def liveness(self) -> Liveness:
-        """Whether heartbeats arrive in time."""
+        """Whether heartbeats arrive in time: good, late or lost."""
         return self._monitor.liveness
 
     def listen(self, request_id: int, listener: Listener) -> None:
-        """Send events of this request to `listener`, also the loss of the session."""
+        """Call `listener` with the events of this request, and with the loss of the session."""
         if self._lost.done():
             loss = Event(self._lost.result(), time.monotonic())
             asyncio.get_running_loop().call_soon(listener, loss)
@@ -160,7 +160,7 @@ class WorkerSession:
         return stats
 
     async def idle(self, timeout_s: float) -> bool:
-        """Whether all its requests come to an end within the time."""
+        """Wait until all requests of the worker have ended; False after `timeout_s`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self.load.idle.wait()
@@ -171,7 +171,7 @@ class WorkerSession:
         self._end(WorkerLost(reason, Loss.PLANNED))
 
     async def close(self) -> None:
-        """Ends the stream; the worker aborts what is left of its requests."""
+        """End the stream; the worker aborts the remaining requests."""
         self._pump.cancel()
         await asyncio.wait([self._pump])
         await self._channel.close()
@@ -201,13 +201,13 @@ class WorkerSession:
             self._end(loss)
 
     async def _watch_silence(self, call: _Call) -> WorkerLost:
-        """Ends the call when nothing came for too long: a process that is stopped keeps its sockets open.
+        """End the call after too long without a message: a stopped process keeps its sockets open.
 
-        A late worker is probed over another call. If its process is gone, or another process answers, the
-        session is lost at once; if it answers, its timeouts restart.
+        A late worker is probed with a separate call. If its process has ended, or another process answers,
+        the session is lost at once; if it answers, its timeouts restart.
 
-        Each iteration of this loop counts for little time, however long it took: if the router itself was
-        stopped, workers must not seem silent.
+        An iteration counts at most `_LONGEST_TURN_S`, however long it took: while the router itself is
+        stopped, its workers must not appear silent.
         """
         monitor, silent_s = self._monitor, 0.0
         probe: asyncio.Task[WorkerLost | None] | None = None
@@ -241,14 +241,16 @@ class WorkerSession:
 
     @property
     def _is_late_to_begin(self) -> bool:
-        """Whether the session is late without ever having had a message: a new session may work."""
+        """Whether the session is late before its first message: a new session may work."""
         return self._monitor.liveness is Liveness.LATE and not self._speaks.done()
 
     def _on_hearing(self, silent_s: float) -> None:
         if self.liveness is Liveness.LATE:
-            _log.warning("%s is late: silent for %.1f s; it gets no new request", self.worker_id, silent_s)
+            _log.warning(
+                "%s is late: no message for %.1f s; it gets no new requests", self.worker_id, silent_s
+            )
         else:
-            _log.info("%s is not late any more", self.worker_id)
+            _log.info("%s is no longer late", self.worker_id)
         self._on_news()
 
     async def _probe(self) -> WorkerLost | None:
@@ -258,7 +260,7 @@ class WorkerSession:
                 info = await self._stub.Describe(worker_pb2.DescribeRequest(), timeout=_PROBE_S)
             except grpc.aio.AioRpcError as error:
                 if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                    continue  # until the grace period is over
+                    continue  # until the grace period ends
                 return WorkerLost(f"silent, and then {translate(error, self.worker_id)}")
             if info.epoch != self.info.epoch:
                 return WorkerLost(f"{self.worker_id} was replaced by another process")
@@ -275,7 +277,7 @@ class WorkerSession:
             return  # the reader fails too, with the reason
 
     async def _deliver(self, batch: worker_pb2.EventBatch) -> None:
-        """One dictionary look-up an event. What comes for a request that was forgotten is dropped."""
+        """Dispatch events to listeners, with one look-up each; events of forgotten requests are dropped."""
         now = time.monotonic()
         self.step = max(self.step, batch.step)
         if batch.HasField("step_work"):

@@ -35,7 +35,7 @@ SHAPE = {
     "num_hidden_layers": 4,
     "num_attention_heads": 8,
     "num_key_value_heads": 8,
-    # That of the small model for so many more features: larger weights make attention a matter of rounding.
+    # The small model's, scaled by the number of features: with larger weights, rounding decides attention.
     "initializer_range": 0.175,
 }
 TOKEN_BYTES = 2 * 4 * 256 * 4
@@ -221,11 +221,11 @@ def cut_under_load(cluster: ThreeNodes, small: SmallModel, *, seed: int) -> str:
     return name
 
 
-def test_streams_of_a_killed_worker_go_on_elsewhere(cluster: ThreeNodes, small: SmallModel) -> None:
+def test_streams_of_a_killed_worker_continue_elsewhere(cluster: ThreeNodes, small: SmallModel) -> None:
     kill_under_load(cluster, small, seed=10)
 
 
-def test_streams_of_a_node_that_is_cut_off_go_on_before_ray_notices(
+def test_streams_of_a_node_that_is_cut_off_continue_before_ray_notices(
     cluster: ThreeNodes, small: SmallModel
 ) -> None:
     assert cut_under_load(cluster, small, seed=20).startswith("decode")
@@ -271,7 +271,7 @@ def test_ray_up_without_restart_changes_nothing(cluster: ThreeNodes, small: Smal
         return [set(node.processes("raylet/raylet", "ray::", "gcs_server")) for node in cluster.nodes]
 
     before: list[set[int]] = []
-    while (now := pids()) != before:  # the node whose link came back may have to start its Ray anew
+    while (now := pids()) != before:  # the node whose link came back may have to restart Ray
         before = now
         time.sleep(15)
     cluster.type("mkdir -p __pycache__ .pytest_cache && date > __pycache__/x && date > .pytest_cache/x")

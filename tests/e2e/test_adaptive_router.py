@@ -15,7 +15,7 @@ NAME = "300 tokens"
 
 
 @pytest.mark.thorough
-def test_a_stream_goes_on_and_new_requests_are_served_whichever_worker_is_killed(
+def test_a_stream_continues_and_new_requests_are_served_whichever_worker_is_killed(
     tmp_path: Path, oracle: Oracle
 ) -> None:
     with router(tmp_path / "log", *ADAPTIVE) as service:

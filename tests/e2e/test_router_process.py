@@ -59,7 +59,7 @@ def test_in_mixed_mode_answers_are_transformers_own_and_sigterm_lets_a_running_o
 
 
 @pytest.mark.parametrize("role", ["PrefillWorker", pytest.param("DecodeWorker", marks=pytest.mark.thorough)])
-def test_a_stream_goes_on_when_a_worker_is_killed_under_it(
+def test_a_stream_continues_when_its_worker_is_killed(
     disagg: RouterProcess, oracle: Oracle, role: str
 ) -> None:
     stream = streaming(disagg)

@@ -1,4 +1,4 @@
-"""The whole service with keys and TLS: its flags reach both frontends, and its workers answer nobody else."""
+"""The whole service with keys and TLS: both frontends have the flags, and workers refuse other clients."""
 
 from __future__ import annotations
 

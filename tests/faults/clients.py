@@ -61,7 +61,7 @@ class GrpcClient:
 class HttpClient:
     url: str
     router_may_die: bool = False
-    """Then a broken connection is a clean end too: there is nobody left to say more."""
+    """Then a broken connection counts as a clean end too: no server is left to report more."""
 
     async def ask(self, question: Question) -> AsyncIterator[str]:
         body = {

@@ -25,5 +25,5 @@ def service(small: SmallModel, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture(scope="session")
 def answers(service: Service, small: SmallModel) -> Answers:
-    """To questions that every test may ask: the model is the same wherever it is served."""
+    """Reference answers for prompts that every test may use: all servers have the same model."""
     return asyncio.run(learn(small, GrpcClient(service.target), questions(small, count=8)))

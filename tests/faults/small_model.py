@@ -12,7 +12,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from router.processing.text.tokenizer import Tokenizer
-from tests.unit.router_tokenizers import byte_level
+from tests.unit.router.processing.text.tokenizers import byte_level
 
 __all__ = ["Question", "SmallModel", "save_small_model"]
 

@@ -1,4 +1,4 @@
-"""The frontends against input that nobody would send in earnest."""
+"""The frontends against random and malformed input."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import pytest
 
-from kv_transfer import Drained, HandedOver, Ready, ReceiveFailed, Reserved, SendFailed
+from kv_transfer import Drained, HandedOff, Ready, ReceiveFailed, Reserved, SendFailed
 from tests.faults.kv_process import LAYOUT, NUM_PAGES, Remote
 from tests.kv_support import REQUEST, final_for
 
@@ -74,14 +74,14 @@ def complete(sender: Remote, receiver: Remote, handoff_id: int, num_pages: int =
     begin(sender, receiver, handoff_id, pages=pages)
     sender.call("finish", handoff_id, pages, num_tokens, final_for(num_tokens))
     assert isinstance(receiver.event(), Ready)
-    assert isinstance(sender.event(), HandedOver)
+    assert isinstance(sender.event(), HandedOff)
     assert sender.digests(pages) == receiver.digests(pages)
 
 
 def failure(remote: Remote) -> ReceiveFailed | SendFailed:
     """The end of a handoff that a fault was to interrupt. Raises TooLate."""
     event = remote.event()
-    if isinstance(event, Ready | HandedOver):
+    if isinstance(event, Ready | HandedOff):
         raise TooLate(event)
     assert isinstance(event, ReceiveFailed | SendFailed), event
     return event
@@ -102,10 +102,10 @@ def test_a_large_handoff_between_two_processes_arrives_intact(stack: ExitStack, 
     for done in (100, 200, 300):
         sender.call("computed", 1, PAGES[:done], done * LAYOUT.page_size)
     sender.call("finish", 1, PAGES, NUM_TOKENS, final_for(NUM_TOKENS))
-    ready, handed_over = receiver.event(), sender.event()
+    ready, handed_off = receiver.event(), sender.event()
     assert isinstance(ready, Ready), ready
-    assert isinstance(handed_over, HandedOver), handed_over
-    assert handed_over.bytes == NUM_PAGES * LAYOUT.page_bytes
+    assert isinstance(handed_off, HandedOff), handed_off
+    assert handed_off.bytes == NUM_PAGES * LAYOUT.page_bytes
     assert sender.digests(PAGES) == receiver.digests(PAGES)
 
 
@@ -176,7 +176,7 @@ def test_a_stopped_receiver_holds_no_sender_pages_and_reuses_its_own_only_after_
     receiver.stop()
     sender.call("finish", 1, PAGES, NUM_TOKENS, final_for(NUM_TOKENS))
     failure(sender)
-    sender.call("fill", PAGES, 5)  # the sender's pages are somebody else's now
+    sender.call("fill", PAGES, 5)  # the sender's pages belong to another request now
     receiver.resume()
     failure(receiver)
     assert receiver.event() == Drained(1)

@@ -53,7 +53,7 @@ def interrupted(stack: ExitStack, kind: str) -> tuple[TwoHosts, Remote, Remote, 
 
 
 def fenced(receiver: Remote) -> None:
-    """Its pages are in quarantine until the lost sender is fenced, and then somebody else's."""
+    """Its pages are in quarantine until the lost sender is fenced, and are reusable then."""
     with pytest.raises(TimeoutError):
         receiver.event(timeout_s=0.5)
     receiver.call("fence", 1, "its node is dead")

@@ -1,4 +1,4 @@
-"""Mixed load for a long time: no process grows, no page is lost, and no error comes that nobody injected."""
+"""Mixed load for a long time: memory does not grow, no page is lost, and no error occurs."""
 
 from __future__ import annotations
 

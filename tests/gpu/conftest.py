@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,3 +24,14 @@ def _exact_float32() -> None:
     """float32 is an oracle only without TF32."""
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
+
+
+@pytest.fixture
+def compiled() -> Iterator[list[str]]:
+    """Names of the kernels that Triton compiles from now on."""
+    triton = pytest.importorskip("triton")
+    names: list[str] = []
+    before = triton.knobs.runtime.jit_cache_hook
+    triton.knobs.runtime.jit_cache_hook = lambda **details: names.append(details["repr"])
+    yield names
+    triton.knobs.runtime.jit_cache_hook = before

@@ -67,7 +67,7 @@ class Forced:
 
 
 def step(runner: ModelRunner, *work: tuple[Forced, int]) -> None:
-    """Compute the next so many tokens of each, in one batch."""
+    """Compute the given number of next tokens of each, in one batch."""
     ordered = sorted(work, key=lambda item: item[1] == 1)
     chunks = [forced.chunk(length) for forced, length in ordered]
     with seen_logits(runner) as seen:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
 from engine.engine import Engine
 from engine.executor.runner import ModelRunner
+from engine.warmup import warm_up, warmup_plan_for
 from tests.gpu.driving import generate, gpu_config, random_tokens
 from tests.gpu.models import save
 
@@ -105,6 +107,32 @@ def test_launching_a_step_never_waits_for_the_device(graphs: int, tmp_path: Path
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert len(flight.result().tokens) == 4
+
+
+def test_after_a_warm_up_an_engine_compiles_no_kernel(tmp_path: Path, compiled: list[str]) -> None:
+    save("llama-128", tmp_path)
+    config = gpu_config(
+        tmp_path,
+        num_pages=2048,
+        max_model_len=4096,
+        chunk_budget=2048,
+        cuda_graph_max_batch=8,
+        cuda_graph_max_tokens=64,
+        overlap=True,
+    )
+    runner = ModelRunner(config)
+    warm_up(runner, config, warmup_plan_for(config))
+    compiled.clear()
+    engine = Engine(config, runner=runner)
+    sampled = replace(GREEDY, temperature=0.8, top_p=0.9, logprobs=2)
+    lengths = [1, 2, 37, 700, 1401, 1402, 1403, 1999, 2048, 2500, 3901]
+    for id, length in enumerate(lengths * 2):
+        engine.submit(Request(id, random_tokens(length, seed=id), sampled if id % 3 == 1 else GREEDY))
+        for _ in range(1 + id % 4):
+            engine.step()
+    while engine.has_work:
+        engine.step()
+    assert compiled == []
 
 
 def test_the_pool_takes_what_the_largest_step_leaves(tmp_path: Path) -> None:

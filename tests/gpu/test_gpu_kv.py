@@ -43,7 +43,7 @@ def test_any_flipped_bit_of_a_large_page_is_noticed() -> None:
     for round in range(200):
         place = torch.randint(words[3].numel(), (1,), generator=generator)
         words[3].view(-1)[place] ^= 1 << round % 31
-        torch.cuda.synchronize()  # the digester asks for pages that nobody writes
+        torch.cuda.synchronize()  # the digester requires pages that no kernel is writing
         after = digester.digest(range(6), 5)
         assert [a == b for a, b in zip(after, before, strict=True)] == [True] * 3 + [False] + [True] * 2
         words[3].view(-1)[place] ^= 1 << round % 31

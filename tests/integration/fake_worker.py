@@ -33,7 +33,7 @@ class Behaviour:
     """What goes wrong. Counts are of tokens in one attempt."""
 
     break_after: int | None = None
-    """Cancel the session after so many tokens."""
+    """Cancel the session after this number of tokens."""
     fail_after: int | None = None
     fail_code: worker_pb2.FailureCode = worker_pb2.FAILURE_CODE_HANDOFF
     times: int = 1
@@ -81,7 +81,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
 
     def __post_init__(self) -> None:
         self.epoch = next(_epochs)
-        self.identity = Identity.draw()
+        self.identity = Identity.generate()
         self._sessions: set[asyncio.Task[None]] = set()
         self._server: grpc.aio.Server | None = None
         self._address = ""

@@ -160,7 +160,7 @@ async def test_clients_that_disconnect_during_handoffs_in_both_directions_leak_n
 
 @pytest.mark.parametrize("pair", EVERY_PAIR)
 @pytest.mark.parametrize("ended", [P, D])
-async def test_a_stream_goes_on_when_either_worker_ends(
+async def test_a_stream_continues_when_either_worker_ends(
     folder: Path, oracle: Oracle, pair: tuple[str, str], ended: str
 ) -> None:
     async with cluster(folder, Forced(pair)) as served:

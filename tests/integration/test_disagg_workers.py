@@ -29,8 +29,8 @@ async def test_a_transferred_request_gets_the_tokens_of_transformers(
     async with pair(folder, transport) as workers:
         job = work(prompt(length), max_tokens=12)
         assert await workers.generate(job) == oracle(prompt(length), 12)
-        handed_over = await workers.prefill.next(job.request_id, "handed_over")
-        assert handed_over.bytes > 0
+        handed_off = await workers.prefill.next(job.request_id, "handed_over")
+        assert handed_off.bytes > 0
         await workers.all_pages_back()
 
 

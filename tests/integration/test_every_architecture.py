@@ -1,4 +1,4 @@
-"""Greedy answers of tiny models of every architecture are transformers', whatever the sizes and wherever the
+"""Greedy answers of tiny models of every architecture equal transformers', for all sizes and wherever the
 prompt was computed. Every architecture meets every size of chunk and of page; the full product, which would
 take hours on a real model, is for `make test-all`."""
 
@@ -17,7 +17,7 @@ from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
 from engine.engine import NO_HOOKS, Engine
 from tests.engine_config import engine_config
-from tests.unit.engine.test_models import NAMES, reference
+from tests.unit.engine.models.test_models import NAMES, reference
 
 MAX_TOKENS = 24
 PROMPTS = [[(7 * i * i + 3 * length) % 97 for i in range(length)] for length in (1, 5, 33, 90)]
@@ -95,7 +95,7 @@ def test_computed_in_one_place_at_once_and_again_from_the_cache(
 
 
 class KeepPages:
-    """The hooks of a worker that hands its KV over."""
+    """The hooks of a worker that hands off its KV."""
 
     def on_started(self, requests: list[Request]) -> None:
         pass

@@ -115,7 +115,7 @@ async def test_a_request_is_explained_in_every_stage_of_its_way_from_worker_to_w
         decode.behaviour.token_s = 0.05
         found = await opened.until("mine", "transfer")
         assert list(explained(found))[1] == (
-            "  now: the prompt is computed; its KV is on its way to decode-0"
+            "  now: the prompt is computed; its KV is being transferred to decode-0"
         )
         assert "since the first token" in list(explained(found))[3]
 

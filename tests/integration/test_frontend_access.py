@@ -1,4 +1,4 @@
-"""Who is let in through the frontends, what each may ask for at a time, and that nobody listens in."""
+"""Access to the frontends: API keys, limits per client, and TLS."""
 
 from __future__ import annotations
 

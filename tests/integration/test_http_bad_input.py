@@ -236,7 +236,7 @@ async def test_a_route_that_is_not_there_is_an_openai_error_too(
     assert_refused(await http.request(method, path), status)
 
 
-async def test_bytes_that_are_not_http_are_refused_and_others_go_on(
+async def test_bytes_that_are_not_http_are_refused_and_others_continue(
     frontends: Frontends, http: httpx.AsyncClient
 ) -> None:
     for noise in (b"\x00" * 100, b"GET / HTTP/9.9\r\n\r\n", b"POST / HTTP/1.1\r\ncontent-length: -1\r\n\r\n"):

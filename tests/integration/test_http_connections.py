@@ -180,7 +180,7 @@ class TestSlowRequests:
         ):
             assert_last(await connection.ask(SLOW["headers"]), 408, "request_timeout")
 
-    async def test_a_body_that_goes_on_after_its_refusal_is_not_answered_twice(
+    async def test_a_body_that_continues_after_its_refusal_is_not_answered_twice(
         self, frontends: Frontends, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(BoundedProtocol, "arrival_s", 0.2)

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kv_transfer import Drained, HandedOver, Peer, PoolMemory, Ready, ReceiveFailed, SendFailed
+from kv_transfer import Drained, HandedOff, Peer, PoolMemory, Ready, ReceiveFailed, SendFailed
 from kv_transfer.errors import PeerUnreachable, TransportMissing
 from kv_transfer.planner import Copy
 from kv_transfer.transports import LoopbackNetwork, LoopbackTransport, Transport
 from kv_transfer.transports.base import Arrival, PeerLost, TransportEvent, WriteDone, WriteFailed
-from tests.kv_support import LAYOUT, REQUEST, Pool, expect_handed_over, final_for, receiver_on, sender_on
+from tests.kv_support import LAYOUT, REQUEST, Pool, expect_handed_off, final_for, receiver_on, sender_on
 
 Open = Callable[[PoolMemory], Transport]
 
@@ -102,7 +102,7 @@ def test_a_write_lands_byte_for_byte_before_its_message(pair: tuple[Side, Side])
     while not there.of(Arrival):
         here.events += here.transport.poll()
         there.events += there.transport.poll()
-    expect_handed_over(here.pool, range(3, 8), there.pool, range(40, 45))
+    expect_handed_off(here.pool, range(3, 8), there.pool, range(40, 45))
     pump(here, there, until=lambda: here.of(WriteDone) == [WriteDone(write)])
     assert there.of(Arrival) == [Arrival(b"five pages")]
 
@@ -132,7 +132,7 @@ def test_many_writes_at_once_all_end_and_are_told_apart(pair: tuple[Side, Side])
     pump(here, there, until=lambda: len(here.of(WriteDone)) == len(there.of(Arrival)) == 200)
     assert {event.write for event in here.of(WriteDone)} == writes
     assert {event.data for event in there.of(Arrival)} == messages
-    expect_handed_over(here.pool, range(64), there.pool, range(64))
+    expect_handed_off(here.pool, range(64), there.pool, range(64))
 
 
 @pytest.mark.parametrize("size", [1, 100, 10_000, 300_000])
@@ -189,7 +189,7 @@ def test_one_peer_leaving_does_not_disturb_another(opened: Open) -> None:
     there.transport.close()
     here.transport.write(third.peer, [page_copy(0, 8, 8)], b"to the other")
     pump(here, third, until=lambda: bool(here.of(PeerLost) and here.of(WriteDone) and third.of(Arrival)))
-    expect_handed_over(here.pool, range(8), third.pool, range(8, 16))
+    expect_handed_off(here.pool, range(8), third.pool, range(8, 16))
 
 
 def test_every_started_write_ends_even_if_the_peer_leaves_under_it(opened: Open) -> None:
@@ -213,10 +213,10 @@ def test_a_pool_registered_again_under_another_name_is_written_through_that(open
     here.transport.connect(again)
     here.transport.write(again, [page_copy(0, 8, 8)], b"again")
     pump(here, there, until=lambda: Arrival(b"again") in there.events and bool(here.of(PeerLost)))
-    expect_handed_over(here.pool, range(8), there.pool, range(8, 16))
+    expect_handed_off(here.pool, range(8), there.pool, range(8, 16))
 
 
-def test_writes_to_a_forgotten_peer_end_and_others_go_on(opened: Open) -> None:
+def test_writes_to_a_forgotten_peer_end_and_others_continue(opened: Open) -> None:
     here, there, third = Side(opened), Side(opened), Side(opened)
     for side in (there, third):
         here.transport.connect(side.peer)
@@ -254,10 +254,10 @@ def test_a_handoff_in_chunks_arrives_intact(opened: Open) -> None:
         assert time.monotonic() < now + 10
         sent += sender.poll(now)
         received += receiver.poll(now)
-    assert [type(event) for event in sent] == [HandedOver]
+    assert [type(event) for event in sent] == [HandedOff]
     assert [type(event) for event in received] == [Ready]
     assert received[0].final == final_for(118)
-    expect_handed_over(source, local, target, remote)
+    expect_handed_off(source, local, target, remote)
     assert not sender.unexpected
     assert not receiver.unexpected
 

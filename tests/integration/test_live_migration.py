@@ -56,7 +56,7 @@ class Move:
         await self.source.send(migrate=worker_pb2.Migrate(request_id=self.here.request_id, ticket=ticket))
 
     async def rest(self, link: Link, request_id: int) -> None:
-        """Tokens of one worker up to the end of the answer; HandedOver may come among them."""
+        """Tokens of one worker up to the end of the answer; `handed_over` may be among them."""
         while True:
             async with asyncio.timeout(PATIENCE_S):
                 kind, event = await link.events[request_id].get()
@@ -142,7 +142,7 @@ async def test_a_migration_is_cancelled_by_aborting_it_at_the_source(folder: Pat
         await move.source.abort(ticket.handoff_id)
         await move.target.abort(ticket.handoff_id)
         await move.rest(move.source, move.here.request_id)
-        if len(move.answer) == LENGTH:  # else it was handed over in time, and the target has dropped it
+        if len(move.answer) == LENGTH:  # else it was handed off in time, and the target has dropped it
             assert move.complete() == oracle(prompt(30), LENGTH)
         await move.all_pages_back()
 

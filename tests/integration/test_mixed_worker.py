@@ -107,7 +107,7 @@ async def test_logprobs_come_one_a_token_when_asked_for(folder: Path) -> None:
             assert logprobs.top_ids[0] == event.ids[0]
 
 
-async def test_what_can_never_run_fails_as_invalid_and_the_worker_goes_on(folder: Path) -> None:
+async def test_a_request_that_can_never_run_fails_as_invalid_and_the_worker_continues(folder: Path) -> None:
     async with mixed(folder) as link:
         for bad in (prompt(500), [], [10_000]):
             job = work(bad)

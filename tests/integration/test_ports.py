@@ -1,4 +1,4 @@
-"""Ports that somebody else has: when the start begins, and when it is their turn."""
+"""Ports in use by another process: at the start, and when they are bound."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ async def test_a_router_that_connects_anew_hears_all_that_is_cached(folder: Path
         await cluster.reported(home, len(blocks))
         pages = len(blocks)
         assert pages
-        session.dismiss("to connect anew")
+        session.dismiss("to reconnect")
         async with asyncio.timeout(20.0):
             while session in cluster.registry.sessions():  # noqa: ASYNC110
                 await asyncio.sleep(0.01)

@@ -152,7 +152,7 @@ async def test_those_who_lost_their_worker_are_computed_a_few_at_a_time_and_befo
         assert held_back(served) == 0
 
 
-async def test_a_lost_workers_streams_all_go_on() -> None:
+async def test_a_lost_workers_streams_all_continue() -> None:
     first, second = decode_worker("decode-0", token_s=0.01), decode_worker("decode-1", token_s=0.001)
     first.chunk = second.chunk = 8
     async with service(first, second, routing=Routing.ROUND_ROBIN) as served:

@@ -16,7 +16,7 @@ import pytest
 from engine.loader.checkpoint import Checkpoint
 from router.cluster.ray_cluster import Cluster
 from router.cluster.worker_plan import Machine, plan_workers
-from router.config.cluster_settings import ClusterSettings
+from router.config.groups.cluster import ClusterSettings
 from router.config.settings import Device, RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics import RouterMetrics
@@ -24,7 +24,7 @@ from router.workers.registry import Registry, WorkerBroken
 from rpc.baton.v1 import sampling_pb2
 from tests.integration.fake_actor import broken_actor, fake_actor, stillborn_actor
 from tests.integration.fake_worker import answer
-from tests.unit.router.test_worker_plan import write_model
+from tests.unit.router.cluster.test_worker_plan import write_model
 
 PROMPT = [1, 2, 3]
 TESTS = 4

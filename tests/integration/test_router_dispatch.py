@@ -112,7 +112,7 @@ async def test_a_restarted_worker_is_taken_in_again_as_a_new_peer() -> None:
         assert await served.tokens() == answer(PROMPT, 8)
 
 
-async def test_a_worker_that_falls_silent_is_lost_and_its_request_goes_on_elsewhere() -> None:
+async def test_a_silent_worker_is_lost_and_its_request_continues_on_another() -> None:
     silent, other = decode_worker("decode-0", token_s=0.01), decode_worker("decode-1")
     async with service(silent, other, routing=Routing.ROUND_ROBIN) as served:
         async with aclosing(served.dispatcher.generate(PROMPT, sampling(500))) as deltas:

@@ -13,7 +13,7 @@ STREAMS = 100
 
 
 async def test_the_first_answer_of_a_step_does_not_wait_for_the_last() -> None:
-    """In a step's events, prompts come first: whoever waits for a first token is at the head."""
+    """In a step's events, prompts come first: requests that wait for their first token are at the head."""
     told: list[int] = []
     news = asyncio.Event()
 

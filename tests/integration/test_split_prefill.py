@@ -32,9 +32,9 @@ async def generate(workers: Pair, job: worker_pb2.Work, split: int) -> tuple[lis
     assert arrived.position == len(job.output), "the first new token comes from the second worker"
     first = await workers.decode.next(job.request_id, "tokens")
     rest, _ = ([], None) if first.finish else await workers.decode.tokens(job.request_id)
-    handed_over = await workers.prefill.next(job.request_id, "handed_over")
+    handed_off = await workers.prefill.next(job.request_id, "handed_over")
     assert workers.prefill.events[job.request_id].empty(), "the first worker samples nothing"
-    return [*first.ids, *rest], first.chunks, handed_over
+    return [*first.ids, *rest], first.chunks, handed_off
 
 
 @pytest.mark.parametrize("chunk_budget", [7, 16, 64])
@@ -44,10 +44,10 @@ async def test_a_split_prompt_gets_the_tokens_of_transformers(
 ) -> None:
     budget = {"chunk_budget": chunk_budget}
     async with pair(folder, prefill=budget, decode=budget) as w:
-        answer, chunks, handed_over = await generate(w, work(prompt(LENGTH), max_tokens=12), split)
+        answer, chunks, handed_off = await generate(w, work(prompt(LENGTH), max_tokens=12), split)
         assert answer == oracle(prompt(LENGTH), 12)
-        assert sum(chunk.num_tokens for chunk in handed_over.chunks) == split
-        assert sum(push.num_tokens for push in handed_over.pushes) == split
+        assert sum(chunk.num_tokens for chunk in handed_off.chunks) == split
+        assert sum(push.num_tokens for push in handed_off.pushes) == split
         if split < LENGTH - 1:  # a last token alone is no chunk, but a decode
             assert chunks[0].first_token == split
             assert sum(chunk.num_tokens for chunk in chunks) == LENGTH - split
@@ -81,10 +81,10 @@ async def test_a_prefix_cached_beyond_the_split_at_the_first_worker_is_not_recom
         await workers.prefill.submit(known)
         await workers.prefill.next(known.request_id, "started")
         await workers.prefill.tokens(known.request_id)
-        answer, _, handed_over = await generate(workers, work(prompt(LENGTH), max_tokens=8), 40)
+        answer, _, handed_off = await generate(workers, work(prompt(LENGTH), max_tokens=8), 40)
         assert answer == oracle(prompt(LENGTH), 8)
-        assert sum(chunk.num_tokens for chunk in handed_over.chunks) == PAGE, "its last page"
-        assert sum(push.num_tokens for push in handed_over.pushes) == 40
+        assert sum(chunk.num_tokens for chunk in handed_off.chunks) == PAGE, "its last page"
+        assert sum(push.num_tokens for push in handed_off.pushes) == 40
         await workers.all_pages_back()
 
 
@@ -96,9 +96,9 @@ async def test_a_prefix_cached_beyond_the_split_at_the_second_worker_is_not_sent
         await workers.decode.submit(known)
         await workers.decode.next(known.request_id, "started")
         await workers.decode.tokens(known.request_id)
-        answer, chunks, handed_over = await generate(workers, work(prompt(LENGTH), max_tokens=8), 40)
+        answer, chunks, handed_off = await generate(workers, work(prompt(LENGTH), max_tokens=8), 40)
         assert answer == oracle(prompt(LENGTH), 8)
-        assert handed_over.bytes == 0
+        assert handed_off.bytes == 0
         assert chunks[0].first_token == 80
         await workers.all_pages_back()
 

@@ -1,4 +1,4 @@
-"""A worker whose model is shared by several processes, against transformers: nobody must notice."""
+"""A worker with several tensor-parallel ranks gives the tokens of transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompts computed on so many ranks, answered on so many others: the tokens are transformers' own."""
+"""Handoffs between workers with different numbers of ranks: the tokens are those of transformers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def sharded(folder: Path, prefill: int, decode: int) -> AsyncIterator[Pair
 
 
 @pytest.mark.parametrize(("prefill", "decode"), [(1, 2), (2, 1), (2, 2), (1, 4)])
-async def test_any_number_of_ranks_hands_over_to_any_other(
+async def test_any_number_of_ranks_hands_off_to_any_other(
     folder: Path, oracle: Oracle, prefill: int, decode: int
 ) -> None:
     async with sharded(folder, prefill, decode) as workers:

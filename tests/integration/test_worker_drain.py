@@ -67,10 +67,12 @@ async def test_a_worker_with_time_finishes_what_it_has_and_gets_nothing_new() ->
         assert len(workers[0].commands("submit")) == before == 2
         assert states(served)["decode-0"] is WorkerState.STOPPED
         await asyncio.sleep(0.5)
-        assert states(served)["decode-0"] is WorkerState.STOPPED  # nobody calls it back
+        assert states(served)["decode-0"] is WorkerState.STOPPED  # no client returns it to service
 
 
-async def test_what_does_not_finish_in_time_goes_on_elsewhere_even_without_attempts_to_spare() -> None:
+async def test_requests_unfinished_at_the_drain_timeout_continue_elsewhere_even_without_attempts_left() -> (
+    None
+):
     workers = [decode_worker(f"decode-{i}", token_s=0.02) for i in range(2)]
     async with service(*workers, max_attempts=1, routing=Routing.LEAST_LOADED) as served:
         running = [asyncio.create_task(served.tokens(60)) for _ in range(4)]
@@ -136,7 +138,7 @@ async def test_an_operator_lists_drains_and_restarts_workers_from_the_command_li
     async with service(*workers) as served, load(served), admin(served) as server:
         assert await command(server, "drain", "decode-1", "--timeout", "5") == (
             0,
-            "decode-1 has left; 0 of its requests moved to others\n",
+            "decode-1 is drained; 0 of its requests moved to other workers\n",
         )
         _, listed = await command(server, "workers")
         assert [(line.split()[0], line.split()[5]) for line in listed.splitlines()] == [

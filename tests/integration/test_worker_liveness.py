@@ -1,4 +1,4 @@
-"""A real worker whose engine is slow, hangs, or shares its thread with nobody: what its router hears."""
+"""Heartbeats and health of a real worker whose engine is slow or hangs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mutual TLS on real sockets: a worker's port is of use to its own router, and to nobody else."""
+"""Mutual TLS on real sockets: a worker accepts its own router and no other client."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.unit.tiny import make_config
 from worker.config import WorkerConfig, WorkerRole
 from worker.process.host import WorkerHost
 
-ROUTER, WORKER, STRANGER = (Identity.draw() for _ in range(3))
+ROUTER, WORKER, STRANGER = (Identity.generate() for _ in range(3))
 
 
 class Worker(worker_pb2_grpc.WorkerServicer):
@@ -73,7 +73,7 @@ async def test_health_is_no_way_around_it(address: str) -> None:
 
 
 async def test_the_router_talks_to_no_impostor_on_a_worker_s_port(address: str) -> None:
-    """A worker that restarted elsewhere, and somebody who took its old port."""
+    """A worker that restarted on another port, and another process on its old port."""
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await describe(address, ROUTER.call(STRANGER.certificate))
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE

@@ -32,7 +32,7 @@ class _Waiting:
     sender: Peer
     since: float
     timeout_s: float
-    """Timeout of the wait for free pages; afterwards of a handoff without progress."""
+    """Timeout of the wait for free pages, and then of the handoff without progress."""
     room: int
     """Tokens that the sender may decode before the handoff is complete."""
     no_wait: bool
@@ -179,7 +179,7 @@ class IncomingHandoffs:
             self._waiting.popleft()
 
     def _refuse_no_wait(self) -> None:
-        """Fail handoffs that must not wait: the queue is FIFO, and its first waits for pages."""
+        """Fail handoffs with `no_wait`: the queue is FIFO, and its head waits for pages."""
         for waiting in [w for w in self._waiting if w.no_wait and self._is_wanted(w)]:
             self._answers.fail(waiting.job, worker_pb2.FAILURE_CODE_OVERLOADED, _NO_PAGES_NOW)
 

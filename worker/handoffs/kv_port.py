@@ -7,7 +7,7 @@ from itertools import count
 from kv_transfer import KVPort
 from kv_transfer.transports import Transport
 from worker.kv_pool_access import (
-    CLOSED_FOR_GOOD,
+    REOPENABLE,
     digester_of,
     layout_of,
     memory_of,
@@ -41,5 +41,5 @@ def open_port(parts: Parts) -> KVPort:
         layout,
         parts.epoch,
         digester=digester_of(runner.kv, memory, layout),
-        reopen=reopen if config.transport in CLOSED_FOR_GOOD else None,
+        reopen=reopen if config.transport in REOPENABLE else None,
     )

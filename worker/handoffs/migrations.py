@@ -2,8 +2,8 @@
 
 Computed pages are sent while the request keeps decoding. When the receiver has every full page, the request
 is paused after its current token, the last page is sent, and the receiver continues. If the migration fails,
-the request continues here. If the receiver has the request nevertheless, both workers decode it for a while:
-their tokens are equal, and the router uses one stream.
+the request continues here. The receiver may have accepted it all the same; both workers then decode it for a
+while, with equal tokens, and the router uses one of the streams.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 
 from engine.core.request import Request, RequestId
 from engine.engine import Engine
-from kv_transfer import CaughtUp, HandedOver, SenderEvent, SendFailed, Ticket
+from kv_transfer import CaughtUp, HandedOff, SenderEvent, SendFailed, Ticket
 from worker.handoffs.page_sender import PageSender, final_state
 from worker.session.answers import Answers
 from worker.session.jobs import Job
@@ -23,7 +23,7 @@ from worker.session.jobs import Job
 __all__ = ["Migrations"]
 
 _LONGEST_PAUSE_S: Final = 1.0
-"""Timeout of the pause, after which the request continues here. Normally it lasts for one message, one page
+"""Timeout of the pause, after which the request continues here. A pause normally takes one message, one page
 write and one step; a longer one means that the receiver or the network has a problem."""
 
 
@@ -124,7 +124,7 @@ class Migrations:
         if job.request.finish is not None:
             self._engine.release(job.request)
         match event:
-            case HandedOver():
+            case HandedOff():
                 if job.request.finish is None:
                     self._engine.abort(job.id)
                 self._sender.report(event, job, chunks=())

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from engine.core.request import Request, RequestId
 from engine.core.sampling_params import FinishReason
 from engine.engine import Engine
-from kv_transfer import Final, HandedOver, SenderEvent, SendFailed, Ticket
+from kv_transfer import Final, HandedOff, SenderEvent, SendFailed, Ticket
 from rpc.baton.v1 import worker_pb2
 from worker.handoffs.page_sender import PageSender, final_state
 from worker.handoffs.request_digest import digest_of
@@ -143,7 +143,7 @@ class OutgoingHandoffs:
         else:
             self._engine.release(job.request)
         match event:
-            case HandedOver():
+            case HandedOff():
                 self._sender.report(event, job, sending.chunks)
             case SendFailed(_, reason):
                 if job.id in answers.jobs:

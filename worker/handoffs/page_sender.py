@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.core.request import Request
-from kv_transfer import Final, HandedOver, PushSpan, SenderCommands, Ticket
+from kv_transfer import Final, HandedOff, PushSpan, SenderCommands, Ticket
 from rpc.baton.v1 import worker_pb2
 from worker.handoffs.request_digest import digest_of
 from worker.metrics import Outcome
@@ -45,16 +45,16 @@ class PageSender:
     def abort(self, handoff_id: int) -> None:
         self._sender.abort(handoff_id)
 
-    def report(self, sent: HandedOver, job: Job, chunks: Sequence[worker_pb2.Span]) -> None:
+    def report(self, sent: HandedOff, job: Job, chunks: Sequence[worker_pb2.Span]) -> None:
         """Count a sent handoff, and end its job unless that has ended. `chunks`: prefill chunks."""
         self._answers.metrics.transfer_bytes.inc(sent.bytes)
         if job.id in self._answers.jobs:
-            self._answers.end(job, Outcome.HANDED_OVER)
+            self._answers.end(job, Outcome.HANDED_OFF)
             spans = [_span(push, job.arrival) for push in sent.pushes]
-            self._answers.outbox.handed_over(job, sent.bytes, chunks, spans)
+            self._answers.outbox.handed_off(job, sent.bytes, chunks, spans)
 
     def _pages(self, request: Request, num_tokens: int) -> list[int]:
-        """Pages with computed tokens. Later pages may still be exchanged for cached ones."""
+        """Pages with computed tokens. Later pages may still be replaced by cached ones."""
         return request.pages[: -(-num_tokens // self._page_size)]
 
 

@@ -12,7 +12,6 @@ __all__ = ["digest_of"]
 def digest_of(request: Request, num_tokens: int, sampling: sampling_pb2.SamplingParams) -> int:
     """Digest of a request's first `num_tokens` tokens and its sampling parameters.
 
-    Both workers compute it from their commands; a mismatch fails the handoff.
-    O(num_tokens).
+    Both workers compute it from their commands; a mismatch fails the handoff. O(num_tokens).
     """
     return request_digest(request.tokens(0, num_tokens), (sampling.SerializeToString(deterministic=True),))

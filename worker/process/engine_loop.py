@@ -66,12 +66,12 @@ class EngineLoop:
         self._turn_began = math.inf
         """Start of the current iteration; math.inf while asleep."""
         self._settled = False
-        """The last iteration had no work, so the next has none before a message or a deadline."""
+        """Whether the last iteration had no work; the next has none before a message or a deadline."""
         self._waker = StepWaker(inbox)
         self._blocked_since = math.inf
-        """Since when the engine waits for the step in flight; math.inf: it has something to compute."""
-        self._proved = True
-        """Whether the pages were checked since the last work."""
+        """Since when the engine has only been waiting for the step in flight; math.inf: it is not."""
+        self._pages_checked = True
+        """Whether the page invariant was checked since the last work."""
 
     def start(self) -> None:
         self._thread.start()
@@ -91,10 +91,10 @@ class EngineLoop:
         try:
             enter_device(self._engine.config.device)
             while not self._stopping:
-                patience = self._patience()
-                self._turn_began = self._clock() if patience == 0.0 else self._blocked_since
-                if self._inbox.run(patience):
-                    self._settled = self._proved = False
+                wait_s = self._wait_s()
+                self._turn_began = self._clock() if wait_s == 0.0 else self._blocked_since
+                if self._inbox.run(wait_s):
+                    self._settled = self._pages_checked = False
                 self._turn()
         except BaseException as error:  # including panics of native libraries and SystemExit
             log.exception("the engine failed")
@@ -104,7 +104,7 @@ class EngineLoop:
             self._on_death(death)
             self._inbox.refuse(death, until=lambda: self._stopping)
 
-    def _patience(self) -> float | None:
+    def _wait_s(self) -> float | None:
         """Seconds to wait for a message; None: no limit."""
         if not self._settled:
             return max(0.0, self._engine.plan_at() - self._clock())
@@ -120,17 +120,17 @@ class EngineLoop:
             if began >= self._engine.plan_at():
                 self._step(began)
             else:
-                self._settled = False  # a message arrived; more may, before planning
+                self._settled = False  # a message arrived; others may, before the step is planned
         else:
             self._batch_log.rest()
-            if self._handler.idle and not self._proved:
+            if self._handler.idle and not self._pages_checked:
                 # When idle, every page must be free or cached; abort rather than risk corrupt KV.
                 self._engine.check_pages()
-                self._proved = True
+                self._pages_checked = True
         if self._settled or began >= self._load_due:
             self._load_due = began + _LOAD_INTERVAL_S
             self._outbox.report_load(self._handler.load())
-        # Before the end of an answer is reported, since the next message of its chat may follow at once.
+        # Before the end of an answer is reported: the next turn of its chat is routed by cached prefix.
         self._outbox.report_cache(self._handler.cache_changes())
         self._outbox.flush(self._steps)
         self._engine.proceed()
@@ -146,7 +146,7 @@ class EngineLoop:
         self._blocked_since = math.inf
         self._steps += 1
         self._settled = not (output.num_tokens or output.completed)
-        self._proved = False
+        self._pages_checked = False
         self._handler.on_step(output)
         ended = self._clock()
         self._metrics.on_step(output, ended - began)

@@ -80,7 +80,7 @@ class WorkerHost:
                 f"{config.worker_id}: rank_processes must be given exactly if there are several ranks"
             )
         self._rank_processes = rank_processes
-        self._identity = Identity.draw() if config.router_certificate is not None else None
+        self._identity = Identity.generate() if config.router_certificate is not None else None
         self._assemble = assemble
         self._on_death = on_death
         self._progress = progress

@@ -17,14 +17,14 @@ class PaceLog:
     def __init__(self, chunk: int, itl_target_s: float) -> None:
         self._chunk = chunk
         self._target_ms = itl_target_s * 1000
-        self._said = chunk
+        self._logged = chunk
 
     def on_step(self, paced: int) -> None:
         """`paced`: prefill tokens allowed in a step beside decodes."""
-        grown_back = paced == self._chunk != self._said
-        if self._said / 2 < paced < self._said * 2 and not grown_back:
+        grown_back = paced == self._chunk != self._logged
+        if self._logged / 2 < paced < self._logged * 2 and not grown_back:
             return
-        self._said = paced
+        self._logged = paced
         log.info(
             "ITL target %g ms: prefill chunks beside decodes have up to %d of %d tokens",
             self._target_ms,

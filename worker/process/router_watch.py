@@ -1,7 +1,7 @@
 """Ends a worker that has lost its router.
 
-Ray ends the workers of a router that exits, but not on a node that is cut off from the cluster. A worker
-there would keep its GPU, and keep connecting to its peers, until the network is back.
+Ray ends the workers of a router that exits, but not on a node that is partitioned from the cluster. Such a
+worker would keep its GPU, and keep connecting to its peers, until the network recovers.
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ __all__ = ["RouterWatch"]
 
 
 class RouterWatch:
-    """Counts the sessions of a worker. All methods belong to one asyncio loop."""
+    """Timeout without router sessions. All methods belong to one asyncio loop."""
 
     def __init__(self, timeout_s: float, on_gone: Callable[[str], None]) -> None:
-        """`on_gone(reason)` is called once, after `timeout_s` without a session, `start` included."""
+        """`on_gone(reason)` is called once, `timeout_s` after `start` or after the last session ended."""
         self._timeout_s = timeout_s
         self._on_gone = on_gone
         self._sessions = 0
-        self._alarm: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._is_stopped = False
 
     def start(self) -> None:
-        """Start the timeout: the worker can be reached now."""
-        if not self._is_stopped:
-            self._arm()
+        """Start the timeout: routers can connect from now on."""
+        if not (self._is_stopped or self._sessions):
+            self._start_timer()
 
     def stop(self) -> None:
         """Cancel the timeout."""
         self._is_stopped = True
-        self._disarm()
+        self._cancel()
 
     @contextmanager
     def session(self) -> Iterator[None]:
         """Context for the time that a router's stream is open; no timeout runs meanwhile."""
         self._sessions += 1
-        self._disarm()
+        self._cancel()
         try:
             yield
         finally:
@@ -46,12 +46,12 @@ class RouterWatch:
             if not self._sessions:
                 self.start()
 
-    def _arm(self) -> None:
-        self._alarm = asyncio.get_running_loop().call_later(self._timeout_s, self._ring)
+    def _start_timer(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(self._timeout_s, self._on_timeout)
 
-    def _disarm(self) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()
+    def _cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
 
-    def _ring(self) -> None:
+    def _on_timeout(self) -> None:
         self._on_gone(f"no router was connected for {self._timeout_s:g} s")

@@ -1,4 +1,4 @@
-"""Wakes the engine thread, which waits for messages, when the device has completed a step."""
+"""Wakes the engine thread when the device has completed a step."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ __all__ = ["StepWaker"]
 
 
 class StepWaker:
-    """A thread, started by the first `watch`: an inbox cannot wait for a device event as well.
+    """A thread that waits for device events, since the engine thread can wait only for its inbox.
 
-    `watch` and `stop` belong to one thread.
+    The first `watch` starts it. `watch` and `stop` belong to one thread.
     """
 
     def __init__(self, inbox: Inbox) -> None:

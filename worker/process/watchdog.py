@@ -20,7 +20,7 @@ class Watchdog:
     def __init__(
         self, loop: EngineLoop, step_timeout_s: float, on_death: Callable[[EngineDied], None]
     ) -> None:
-        """`on_death` is called once, from the watchdog's thread, when a step takes longer than that."""
+        """`on_death` is called once, on the watchdog's thread, when a step exceeds `step_timeout_s`."""
         self._loop = loop
         self._step_timeout_s = step_timeout_s
         self._on_death = on_death
@@ -38,5 +38,5 @@ class Watchdog:
         while not self._stopped.wait(self._step_timeout_s / 10):
             busy_s = self._loop.busy_s()
             if busy_s > self._step_timeout_s:
-                self._on_death(EngineDied(f"the engine hangs: it has been at one step for {busy_s:.0f} s"))
+                self._on_death(EngineDied(f"the engine hangs: its current step has taken {busy_s:.0f} s"))
                 return

@@ -27,8 +27,8 @@ class Answers:
 
     def report(self, job: Job, token: TokenOut, finish: FinishReason | None) -> None:
         """Report a new token; `finish` is the finish reason to report."""
-        cached = 0 if job.said_cached else job.request.num_cached or 0
-        job.said_cached = True
+        cached = 0 if job.reported_cached else job.request.num_cached or 0
+        job.reported_cached = True
         chunks, job.chunks = job.chunks, []
         self.outbox.token(
             job,
@@ -48,7 +48,7 @@ class Answers:
 
     def fail(self, job: Job, code: worker_pb2.FailureCode, message: str) -> None:
         """Fail a job whose resources are released or being released."""
-        log.info("request %s failed here: %s", job.label, message)
+        log.info("request %s failed: %s", job.label, message)
         self.end(job, Outcome.FAILED)
         self.outbox.failed(job.session, job.id, code, message)
 

@@ -40,22 +40,22 @@ class Inbox:
         """Make `run` raise `error`: a component that the reader depends on has failed."""
         self.post(_throw, error)
 
-    def run(self, patience: float | None) -> bool:
+    def run(self, timeout_s: float | None) -> bool:
         """Run all queued functions; False if there was none.
 
-        Waits up to `patience` seconds for the first one (None: without a limit).
+        Waits up to `timeout_s` for the first one; None: without a limit.
         """
         some = False
         try:
             while True:
-                posted = self._queue.get_nowait() if some else self._queue.get(timeout=patience)
+                posted = self._queue.get_nowait() if some else self._queue.get(timeout=timeout_s)
                 some = True
                 _run(posted)
         except queue.Empty:
             return some
 
     def refuse(self, error: Exception, until: Callable[[], bool]) -> None:
-        """Set `error` on every future, drop other functions, until `until` returns True after one."""
+        """Discard functions, and set `error` on their futures, until `until()` is true after one of them."""
         while not until():
             posted = self._queue.get()
             if posted.answer is not None and posted.answer.set_running_or_notify_cancel():
@@ -71,7 +71,7 @@ def _run(posted: _Posted) -> None:
         except BaseException as error:
             posted.answer.set_exception(error)
             if not isinstance(error, Exception):
-                raise  # not from an `ask`: it is for the reader thread
+                raise  # such as SystemExit, which must reach the reader thread too
 
 
 def _throw(error: BaseException) -> None:

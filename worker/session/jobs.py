@@ -36,8 +36,8 @@ class Job:
     digest: int | None = None
     """Digest of the whole request, if `request` is only the first part of a split prompt."""
     preempted_at: float = math.inf
-    """When it was preempted last; math.inf: never."""
-    said_cached: bool = False
+    """Time of the last preemption; math.inf: never."""
+    reported_cached: bool = False
     """Whether the number of cached prompt tokens was reported."""
 
     @property
@@ -51,12 +51,12 @@ class Job:
 
 
 class Jobs:
-    """Jobs by id. No events follow for a job that was taken out."""
+    """Jobs by id. No events follow for a removed job."""
 
     def __init__(self) -> None:
         self._jobs: dict[RequestId, Job] = {}
         self._deadlines: list[tuple[float, RequestId]] = []
-        """Heap of deadlines. Entries of jobs that were taken out are skipped; many are dropped at once."""
+        """Heap of deadlines. Entries of removed jobs are skipped; `add` removes them when there are many."""
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -86,7 +86,7 @@ class Jobs:
         return [job for job in self._jobs.values() if job.session is session]
 
     def next_deadline(self) -> float:
-        """math.inf when no job has one."""
+        """The earliest deadline; math.inf: none."""
         while self._deadlines and self._deadlines[0][1] not in self._jobs:
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else math.inf

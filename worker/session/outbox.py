@@ -15,7 +15,7 @@ from worker.session.router_session import RouterSession
 __all__ = ["Outbox"]
 
 _BLOCKS_A_BATCH: Final = 100_000
-"""Entries of at most 9 bytes, so that a message stays below gRPC's limit of 4 MiB."""
+"""An entry has at most 9 bytes, so a message stays below gRPC's default limit of 4 MiB."""
 
 
 class Outbox:
@@ -71,7 +71,7 @@ class Outbox:
                 self._batch(session)
 
     def report_cache(self, changes: Sequence[CacheChange]) -> None:
-        """Send a change to every session, in order."""
+        """Send the changes to every session, in order."""
         if not changes:
             return
         for session in self._handled:
@@ -141,7 +141,7 @@ class Outbox:
     def reserved(self, job: Job, ticket: worker_pb2.Ticket, waited_s: float) -> None:
         self._batch(job.session).reserved.add(request_id=job.id, ticket=ticket, waited_s=waited_s)
 
-    def handed_over(
+    def handed_off(
         self, job: Job, num_bytes: int, chunks: Sequence[worker_pb2.Span], pushes: Sequence[worker_pb2.Span]
     ) -> None:
         self._batch(job.session).handed_over.add(

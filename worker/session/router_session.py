@@ -11,9 +11,9 @@ from rpc.baton.v1 import worker_pb2
 __all__ = ["RouterSession", "SessionBroken"]
 
 _MAX_UNSENT: Final = 4096
-"""Queued batches, one per step, after which the router counts as hung and the session is closed."""
+"""Limit of queued batches, one per step. At the limit the router counts as hung and the session ends."""
 _HEARTBEAT_S: Final = 0.2
-"""Heartbeat interval: an empty batch is sent when no other was, also during a long engine step."""
+"""Heartbeat interval: without events for this long, an empty batch is sent, even during an engine step."""
 
 
 class SessionBroken(Exception):

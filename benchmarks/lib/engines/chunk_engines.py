@@ -148,7 +148,7 @@ class MeasuredEngine(Protocol):
 
 
 class RealEngine:
-    """One model for all settings; each run has an engine, and thus a cache, of its own."""
+    """One model for all settings; each run has its own engine and cache."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._clock: Final[Clock] = CpuClock() if config.device == "cpu" else WallClock()

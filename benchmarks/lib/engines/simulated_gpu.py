@@ -63,7 +63,7 @@ class Costs:
     launch: float = 0.6e-3
     """Of the host, once the device can begin: a graph."""
     launch_prompts: float = 3.2e-3
-    """Likewise: a chain of graphs."""
+    """The same for a chain of graphs."""
     lead: float = 0.25
     """Part of a launch after which the host may turn to something else."""
     front: float = 7e-3

@@ -94,7 +94,7 @@ class BatonServer:
         if error is None:
             self.stop()
         else:
-            self._terminate()  # the error at hand is the one to report
+            self._terminate()  # the current error is the one to report
 
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + _START_TIMEOUT_S

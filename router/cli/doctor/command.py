@@ -11,10 +11,10 @@ from typing import Any, Final
 
 from router.cli.doctor import gpus, links, machine, model, nodes, software
 from router.cli.doctor.report import Finding, Verdict, exit_status, lines_of
-from router.config.flags import ConfigError, add_flag, settings_in
+from router.config.flags.command_line import ConfigError, add_flag, settings_in
+from router.config.flags.validation import problems_of
 from router.config.settings import Device, RouterConfig
 from router.config.table import SETTINGS, configured
-from router.config.validation import problems_of
 
 __all__ = ["run"]
 

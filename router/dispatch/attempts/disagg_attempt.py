@@ -78,10 +78,10 @@ class DisaggAttempt(Attempt):
                 self._check_independent()
             case worker_pb2.Progress() as progress:
                 self._progress(progress)
-            case worker_pb2.HandedOver() as handed_over:
-                self._waterfall.hand_over(handed_over)
-                seconds = busy_seconds((push.begin_s, push.end_s) for push in handed_over.pushes)
-                self._route.tracker.handed_over(handed_over.bytes, seconds)
+            case worker_pb2.HandedOver() as handed_off:
+                self._waterfall.on_handed_off(handed_off)
+                seconds = busy_seconds((push.begin_s, push.end_s) for push in handed_off.pushes)
+                self._route.tracker.handed_off(handed_off.bytes, seconds)
                 self._prefill.done()
             case worker_pb2.Failed() as failed:
                 error = self._prefill.failed(failed)

@@ -257,7 +257,7 @@ class _Probed(Untracked):
         self._ledger = ledger
         self._pair = source, destination
 
-    def handed_over(self, num_bytes: int, seconds: float) -> None:
+    def handed_off(self, num_bytes: int, seconds: float) -> None:
         self._ledger.transferred(*self._pair, num_bytes, seconds)
 
 
@@ -290,7 +290,7 @@ class _Tracked:
         self._placement = replace(self._placement, decode_worker=_key(session))
         self._ledger.moved(self._number, _key(session), self._tokens)
 
-    def handed_over(self, num_bytes: int, seconds: float) -> None:
+    def handed_off(self, num_bytes: int, seconds: float) -> None:
         placement = self._placement
         self._ledger.transferred(placement.prefill_worker, placement.decode_worker, num_bytes, seconds)
 

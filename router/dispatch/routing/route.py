@@ -32,7 +32,7 @@ class Tracker(Protocol):
     def moved(self, session: WorkerSession) -> None:
         """The answer has moved to this worker."""
 
-    def handed_over(self, num_bytes: int, seconds: float) -> None:
+    def handed_off(self, num_bytes: int, seconds: float) -> None:
         """KV was transferred. `seconds`: time with a write in flight."""
 
     def ended(self) -> None:
@@ -54,7 +54,7 @@ class Untracked:
     def moved(self, session: WorkerSession) -> None:
         pass
 
-    def handed_over(self, num_bytes: int, seconds: float) -> None:
+    def handed_off(self, num_bytes: int, seconds: float) -> None:
         pass
 
     def ended(self) -> None:

@@ -1,4 +1,4 @@
-"""What a handoff's timings say: how fast KV travelled, and what nobody could hide."""
+"""Metrics from a handoff's timings: transfer rate, and the part of it that the client sees."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def test_the_plot_is_written(tmp_path: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Results are plotted anew after every run, which takes longer than the rest of these tests."""
+    """Results are plotted again after every run, which takes longer than the rest of these tests."""
     monkeypatch.setattr("benchmarks.modes.plot_modes", lambda *_: None)
 
 

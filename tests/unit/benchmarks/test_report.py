@@ -1,4 +1,4 @@
-"""Numbers of a run, checked against small cases done by hand."""
+"""Metrics of a run, checked against small cases with known results."""
 
 from __future__ import annotations
 

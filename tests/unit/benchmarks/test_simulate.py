@@ -43,7 +43,7 @@ def test_a_long_prompt_gets_on_though_short_ones_end_with_every_step() -> None:
     long = Work(1.001, [7] * 16_000, 4)
     load = sorted([*short, long], key=lambda work: work.arrival_s)
     record = simulate(load, 0.02, Costs())[load.index(long)]
-    assert record.arrivals[0] < 4.5  # starved, it would wait until nobody comes any more, at 6 s
+    assert record.arrivals[0] < 4.5  # starved, it would wait until the last arrival, at 6 s
 
 
 @pytest.mark.parametrize("preset", Preset)

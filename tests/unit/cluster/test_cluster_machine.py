@@ -1,5 +1,5 @@
 """Hypothesis plays a whole cluster: attempts of the router, three workers with engines and KV endpoints, and
-a network that does its worst. Prompts are handed over whole or split, answers move, requests are preempted,
+a network that does its worst. Prompts are handed off whole or split, answers move, requests are preempted,
 clients leave, workers end and are replaced, and time passes, all at any moment.
 
 Every client has a prefix of the only right answer at any time; every page has one owner; no write is under
@@ -28,8 +28,8 @@ from rpc.baton.v1 import sampling_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_PREFILL
 from tests.kv_network import InFlightMessage, Network
 from tests.unit.cluster.whole_worker import HANDOFF_TIMEOUT_S, WholeWorker
-from tests.unit.fake_runner import reference
-from tests.unit.router.test_attempt_machine import Loop
+from tests.unit.engine.fake_runner import reference
+from tests.unit.router.dispatch.attempts.fake_session import ManualClockLoop
 
 WORKERS = 3
 MOST_CLIENTS = 5
@@ -63,7 +63,7 @@ class ClusterMachine(RuleBasedStateMachine):
         radix=st.booleans(),
     )
     def start(self, pages: int, chunk: int, overlap: bool, radix: bool) -> None:
-        self.loop = Loop()
+        self.loop = ManualClockLoop()
         self.unnoticed: list[str] = []
         self.network = Network(unnoticed=self.unnoticed)
         self.engine = {"num_pages": pages, "chunk_budget": chunk, "overlap": overlap, "radix_cache": radix}
@@ -171,7 +171,7 @@ class ClusterMachine(RuleBasedStateMachine):
 
     @rule(place=st.integers(0, WORKERS - 1))
     def commands_arrive(self, place: int) -> None:
-        while self.workers[place].wire:
+        while self.workers[place].commands:
             self.workers[place].take_command()
 
     @rule(place=st.integers(0, WORKERS - 1), block=st.booleans())

@@ -6,8 +6,6 @@ the router, commands to the KV endpoint and its events, and what the router is t
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections import deque
 from collections.abc import Callable
 from itertools import count
@@ -18,14 +16,11 @@ import numpy as np
 
 from engine.kv_cache.pages import PageState
 from kv_transfer import KVEndpoint, KVLayout, KVPort, ReceiverCommands, SenderCommands
-from router.workers.cached_prefixes import CachedPrefixes
-from router.workers.circuit_breaker import CircuitBreaker
-from router.workers.events import Event, Listener, Loss, WorkerLost
-from router.workers.load import WorkerLoad
 from rpc.baton.v1 import worker_pb2
 from tests.kv_network import Network, NetworkTransport
 from tests.kv_support import Pool
 from tests.unit.engine.engines import make_engine
+from tests.unit.router.dispatch.attempts.fake_session import FakeSession
 from tests.unit.worker.handlers import handled
 from worker.session.convert import peer_to_proto
 
@@ -59,13 +54,14 @@ class _Stream:
         self.batches.append(batch)
 
 
-class WholeWorker:
-    """Also the part of `WorkerSession` that attempts use."""
+class WholeWorker(FakeSession):
+    """A worker, and the router's session with it."""
 
     def __init__(
         self, worker_id: str, epoch: int, network: Network, clock: Callable[[], float], **engine: Any
     ) -> None:
-        self.worker_id = worker_id
+        info = worker_pb2.WorkerInfo(worker_id=worker_id, page_size=PAGE, transport="network", epoch=epoch)
+        super().__init__(info, max_running_requests=4)
         self.engine = make_engine(page_size=PAGE, max_running_requests=4, **engine)
         if (cache := self.engine.kv.cache) is not None:
             cache.keep_journal()
@@ -97,41 +93,9 @@ class WholeWorker:
         )
         self.worker = handled(self.engine, transfer=transfer, clock=clock, timeout_s=HANDOFF_TIMEOUT_S)
         self.worker.handler.open(self._stream)
-
-        self.alive = True
-        self.wire: deque[worker_pb2.Command] = deque()
-        """From the router."""
-        self.info = worker_pb2.WorkerInfo(
-            worker_id=worker_id, page_size=PAGE, transport="network", epoch=epoch
-        )
         self.info.peer.CopyFrom(peer_to_proto(self.port.peer))
-        self.load = WorkerLoad(PAGE, 4)
-        self.cached = CachedPrefixes(PAGE)
-        self.breaker = CircuitBreaker()
-        self.num_sent = 0
-        self.listeners: dict[int, Listener] = {}
-
-    def __repr__(self) -> str:
-        return self.worker_id
 
     # ------------------------------------------------------------------------------ as a session
-
-    def listen(self, request_id: int, listener: Listener) -> None:
-        if self.alive:
-            self.listeners[request_id] = listener
-        else:
-            asyncio.get_running_loop().call_soon(listener, Event(self._loss, time.monotonic()))
-
-    def forget(self, request_id: int) -> None:
-        self.listeners.pop(request_id, None)
-
-    def send(self, command: worker_pb2.Command) -> None:
-        if self.alive:
-            self.num_sent += 1
-            self.wire.append(command)
-
-    def abort(self, request_id: int) -> None:
-        self.send(worker_pb2.Command(abort=worker_pb2.Abort(request_id=request_id)))
 
     @property
     def says(self) -> int:
@@ -154,27 +118,18 @@ class WholeWorker:
             batch.failed,
         ):
             for message in events:
-                if (listener := self.listeners.get(message.request_id)) is not None:
-                    listener(Event(message, time.monotonic()))
-
-    @property
-    def _loss(self) -> WorkerLost:
-        return WorkerLost(f"{self.worker_id} ended", Loss.BROKEN)
+                self.notify(message.request_id, message)
 
     def lose(self) -> None:
         """The process ends, which the router notices at once."""
-        self.alive = False
         self.port.transport.close()
-        self.wire.clear()
         self._stream.batches.clear()
-        listeners, self.listeners = list(self.listeners.values()), {}
-        for listener in listeners:
-            listener(Event(self._loss, time.monotonic()))
+        super().lose()
 
     # ------------------------------------------------------------------------------ its threads
 
     def take_command(self) -> None:
-        command = self.wire.popleft()
+        command = self.commands.popleft()
         self.inbox.append(lambda: self.worker.handler.handle(self._stream, command, self._clock()))
 
     def turn(self, *, block: bool = False) -> None:
@@ -220,7 +175,7 @@ class WholeWorker:
         return not (
             self.inbox
             or self.to_endpoint
-            or self.wire
+            or self.commands
             or self.says
             or self.engine.has_work
             or self.endpoint.sender.num_live

@@ -9,7 +9,7 @@ from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
 from engine.engine import NO_HOOKS, Engine
 from tests.engine_config import engine_config
-from tests.unit.fake_runner import FakeRunner, extend, reference
+from tests.unit.engine.fake_runner import FakeRunner, extend, reference
 
 __all__ = ["deliver", "make_engine", "make_request", "run"]
 
@@ -53,3 +53,16 @@ def deliver(engine: Engine, request: Request, reservation: Reservation, upto: in
     if upto is None:
         request.output.append(reference(request.prompt, 1)[0])
     engine.admit_remote(request, reservation, request.num_tokens - 1 if upto is None else upto)
+
+
+class KeepPages:
+    """What a prefill worker does while its sender still reads a request that has ended."""
+
+    def on_started(self, requests: list[Request]) -> None:
+        pass
+
+    def on_computed(self, request: Request, upto: int) -> None:
+        pass
+
+    def on_finished(self, request: Request) -> bool:
+        return True

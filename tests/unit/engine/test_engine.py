@@ -13,7 +13,7 @@ from engine.core.sampling_params import FinishReason
 from engine.engine import Engine
 from engine.errors import InvalidRequest, QueueFull
 from tests.unit.engine.engines import deliver, make_engine, make_request, run
-from tests.unit.fake_runner import EOS, VOCAB, reference
+from tests.unit.engine.fake_runner import EOS, VOCAB, reference
 
 
 def steps_of(engine: Engine) -> list[list[tuple[int, int, int]]]:

@@ -12,7 +12,7 @@ from engine.config import Batching, Policy
 from engine.core.kv_manager import Reservation
 from engine.core.request import Request
 from tests.unit.engine.engines import deliver, make_engine, make_request
-from tests.unit.fake_runner import EOS, reference
+from tests.unit.engine.fake_runner import EOS, reference
 
 
 class EngineMachine(RuleBasedStateMachine):

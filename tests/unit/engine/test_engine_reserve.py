@@ -7,11 +7,11 @@ from typing import Any
 from engine.core.request import Request
 from engine.engine import Engine
 from tests.unit.engine.engines import make_engine, make_request
-from tests.unit.fake_runner import EOS, VOCAB, reference
+from tests.unit.engine.fake_runner import EOS, VOCAB, reference
 
 
 def waits(engine: Engine) -> list[bool]:
-    """Gets an entry whenever somebody waits for the step in flight."""
+    """Gets an entry for every wait for the step in flight."""
     assert engine._launched is not None
     step: Any = engine._launched.step
     seen: list[bool] = []

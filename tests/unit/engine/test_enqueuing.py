@@ -8,7 +8,7 @@ import pytest
 
 from engine.engine import Engine
 from tests.unit.engine.engines import make_engine, make_request
-from tests.unit.fake_runner import FakeRunner
+from tests.unit.engine.fake_runner import FakeRunner
 
 
 def decoding_engine(looks: int = 0) -> tuple[Engine, FakeRunner]:

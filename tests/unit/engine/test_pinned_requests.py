@@ -10,7 +10,7 @@ from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
 from engine.engine import Engine
 from tests.unit.engine.engines import make_engine, make_request
-from tests.unit.fake_runner import reference
+from tests.unit.engine.fake_runner import reference
 
 
 class Peer:
@@ -56,13 +56,13 @@ def test_decodes_that_fill_the_pool_preempt_each_other_and_no_pinned_request(ove
     for request in decodes:
         engine.submit(request)
     step(engine, 3)
-    handed_over = pinned(9, list(range(40, 64)))
-    engine.submit(handed_over)
+    handed_off = pinned(9, list(range(40, 64)))
+    engine.submit(handed_off)
     step(engine, 40)
     assert engine.stats().preemptions > 0
-    assert peer.ended == [handed_over]
-    assert handed_over.pages[:6] == peer.read[9], "they stay until they are released"
-    engine.release(handed_over)
+    assert peer.ended == [handed_off]
+    assert handed_off.pages[:6] == peer.read[9], "they stay until they are released"
+    engine.release(handed_off)
     step(engine, 80)
     assert not engine.has_work
     assert [r.output for r in decodes] == [reference(p, 32) for p in prompts]

@@ -14,7 +14,7 @@ from engine.core.request import Request
 from engine.engine import Engine
 from engine.presets import PRESETS, Preset
 from tests.unit.engine.engines import make_engine, make_request
-from tests.unit.fake_runner import reference
+from tests.unit.engine.fake_runner import reference
 
 PAGES = {1: 160, 4: 40}
 """Pages of the pool by page size: as many tokens."""

@@ -8,9 +8,8 @@ import pytest
 
 from engine.core.request import Request
 from engine.engine import NO_HOOKS, Engine
-from tests.unit.engine.engines import make_engine, make_request, run
-from tests.unit.engine.test_engine_loop import KeepPages
-from tests.unit.fake_runner import reference
+from tests.unit.engine.engines import KeepPages, make_engine, make_request, run
+from tests.unit.engine.fake_runner import reference
 
 PROMPT = list(range(12))
 

@@ -1,4 +1,4 @@
-"""Prompts that nobody sent: they meet every size, and leave nothing behind."""
+"""Warm-up prompts cover every size of step and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from engine.engine import Engine
 from engine.executor.runner import ModelRunner
 from engine.warmup import WarmupPlan, warm_up, warmup_plan_for
 from tests.engine_config import engine_config
-from tests.unit.fake_runner import FakeRunner, reference
+from tests.unit.engine.fake_runner import FakeRunner, reference
 from tests.unit.tiny import make_config, save_tiny_llama
 
 PROMPT = list(range(2, 40))
@@ -85,7 +85,24 @@ def test_a_gpu_warms_up_what_it_has_captured_and_a_cpu_little() -> None:
     assert 800 < ladder[-1] < 1024
     assert all(b <= 1.25 * a for a, b in pairwise(ladder))
     assert longest > 2048
+    assert plan.alone
     assert warmup_plan_for(EngineConfig(model_path=Path("none"))) == WarmupPlan(crowd=1)
+
+
+def test_single_rows_are_warmed_up_too() -> None:
+    runner, config = fake()
+    steps: list[list[tuple[int, bool]]] = []
+    prepare = runner.prepare
+
+    def watched(plan: StepPlan) -> Any:
+        steps.append([(c.length, c.request.sampling.is_greedy) for c in plan.chunks])
+        return prepare(plan)
+
+    runner.prepare = watched
+    warm_up(runner, config, WarmupPlan(crowd=20, prompts=(9,), alone=True))
+    for greedy in (True, False):
+        assert [(8, greedy)] in steps
+        assert [(1, greedy)] in steps
 
 
 def test_sampled_rows_are_warmed_up_beside_greedy_ones() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from kv_transfer import (
     Drained,
-    HandedOver,
+    HandedOff,
     Ready,
     ReceiveFailed,
     Reserved,
@@ -19,7 +19,7 @@ from kv_transfer import (
     TransferThread,
 )
 from kv_transfer.transports import LoopbackNetwork, LoopbackTransport
-from tests.kv_support import LAYOUT, REQUEST, Pool, expect_handed_over, final_for, receiver_on, sender_on
+from tests.kv_support import LAYOUT, REQUEST, Pool, expect_handed_off, final_for, receiver_on, sender_on
 
 PAGES = list(range(8))
 
@@ -65,14 +65,14 @@ def test_a_prompt_computed_in_chunks_arrives_intact(pair: Pair) -> None:
     pair.sender.attach(pair.reserve().ticket)
     pair.sender.computed(1, PAGES[:5], 20)
     pair.sender.finish(1, PAGES, 30, final_for(30))
-    ready, handed_over = pair.received.get(timeout=5), pair.sent.get(timeout=5)
+    ready, handed_off = pair.received.get(timeout=5), pair.sent.get(timeout=5)
     assert isinstance(ready, Ready)
     assert ready.final == final_for(30)
     assert 0 <= ready.exposed_s <= ready.transfer_s < 5
-    assert isinstance(handed_over, HandedOver)
-    assert [(push.first_token, push.num_tokens) for push in handed_over.pushes] == [(0, 8), (8, 12), (20, 10)]
-    assert handed_over.bytes == 8 * LAYOUT.page_bytes
-    expect_handed_over(pair.source, PAGES, pair.target, PAGES)
+    assert isinstance(handed_off, HandedOff)
+    assert [(push.first_token, push.num_tokens) for push in handed_off.pushes] == [(0, 8), (8, 12), (20, 10)]
+    assert handed_off.bytes == 8 * LAYOUT.page_bytes
+    expect_handed_off(pair.source, PAGES, pair.target, PAGES)
 
 
 def test_an_abort_reaches_the_other_side_and_returns_its_pages(pair: Pair) -> None:

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from common.metric_export import VLLM
-from router.config.flags import parse
+from router.config.flags.command_line import parse
 from router.dispatch.metrics import RouterMetrics
 from rpc.baton.v1 import worker_pb2
 from worker.metrics import WorkerMetrics

@@ -13,7 +13,7 @@ from benchmarks.cluster import main as cluster
 from benchmarks.frontier import __main__ as frontier
 from router.cli import plan
 from router.client import batch, chat, top
-from router.config.foreign_flags import TRANSLATIONS
+from router.config.flags.foreign_flags import TRANSLATIONS
 from router.config.table import SETTINGS
 
 ROOT = Path(__file__).resolve().parents[3]

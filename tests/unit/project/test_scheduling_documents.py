@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from router.config.foreign_flags import TRANSLATIONS
+from router.config.flags.foreign_flags import TRANSLATIONS
 from router.config.table import SETTINGS
 from tests.unit.project.test_deploy import exported_metrics
 

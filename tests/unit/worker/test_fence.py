@@ -1,4 +1,4 @@
-"""What a worker does with a fence, and with pages that nobody will ever fill."""
+"""A worker executes a fence, and frees pages that will never be filled."""
 
 from __future__ import annotations
 

@@ -1,0 +1,133 @@
+"""Translates flags of other servers where they mean the same, and explains the others.
+
+A pure function over the command line, called before argparse. The tables are `foreign_flags.TRANSLATIONS`.
+Underscores are accepted for dashes (`--max_num_seqs`), as in vLLM and TensorRT-LLM.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from router.config.flags.foreign_flags import TRANSLATIONS, Renamed, Switch, Unavailable
+
+__all__ = ["Translated", "as_given", "translated", "translates"]
+
+
+@dataclass(slots=True)
+class Translated:
+    words: list[str] = field(default_factory=list)
+    """The command line in flags of `router`."""
+    problems: list[str] = field(default_factory=list)
+    """One for each flag without an equivalent, and for each that contradicts another."""
+    names: dict[str, str] = field(default_factory=dict)
+    """Flags of `router` by which others were given, with the names that the user knows."""
+    _given: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """Flags of `router`, each with the name and the value that were given last."""
+
+    def add(self, name: str, flag: str, value: str) -> None:
+        """`name` sets `flag`. A flag that is repeated under its own name overrides itself, as in argparse."""
+        before, earlier = self._given.get(flag, (name, value))
+        if before != name and earlier != value:
+            self.problems.append(
+                f"{before} {earlier} and {name} {value} are one setting here, {flag}; give one of them"
+            )
+        self._given[flag] = (name, value)
+        if name != flag:
+            self.names[flag] = name
+
+
+def translated(argv: Sequence[str], own: frozenset[str]) -> Translated:
+    """`own`: the flags of `router`, which are passed on as they are."""
+    result = Translated()
+    words = list(argv)
+    while words:
+        word = words.pop(0)
+        name, equals, value = word.partition("=")
+        flag = _normal(name)
+        translation = TRANSLATIONS.get(flag)
+        if flag in own and not (isinstance(translation, Renamed) and translation.flag == flag):
+            translation = None  # a flag of ours, with only its values renamed
+        match translation:
+            case None:
+                result.words.append(flag + equals + value if flag in own else word)
+                if flag in own:
+                    result.add(flag, flag, value if equals else _value(words))
+            case Unavailable(reason):
+                result.problems.append(f"{name}: {reason}")
+                _skip_values(words)
+            case Switch():
+                if not equals and words and words[0].lower() in _TRUTH:
+                    value = words.pop(0)
+                _switch(translation, name, value, result)
+            case Renamed():
+                if not equals and words and not words[0].startswith("--"):
+                    value = words.pop(0)
+                _rename(translation, name, value, result)
+    return result
+
+
+def translates(flag: str) -> bool:
+    """Whether `flag`, with or without a value, is a flag of another server."""
+    return _normal(flag.partition("=")[0]) in TRANSLATIONS
+
+
+def as_given(problem: str, names: Mapping[str, str]) -> str:
+    """A message about flags of `router`, with the names by which they were given."""
+    notes = [f"{name} is {flag} here" for flag, name in names.items() if _mentions(problem, flag)]
+    return f"{problem} ({', '.join(notes)})" if notes else problem
+
+
+_TRUTH: Final = {"true": True, "false": False, "1": True, "0": False}
+
+
+def _normal(name: str) -> str:
+    return name.replace("_", "-") if name.startswith("--") else name
+
+
+def _value(words: Sequence[str]) -> str:
+    """The value of a flag that these words follow; empty for a flag without one."""
+    return words[0] if words and not words[0].startswith("--") else ""
+
+
+def _switch(to: Switch, name: str, value: str, result: Translated) -> None:
+    if value.lower() not in {"", *_TRUTH}:
+        result.problems.append(f"{name} {value}: it takes no value, or true or false")
+        return
+    words = to.on if _TRUTH.get(value.lower(), True) else to.off
+    result.words += words
+    for word in words:
+        flag, _, setting = word.partition("=")
+        result.add(name, flag, setting)
+
+
+def _rename(to: Renamed, name: str, value: str, result: Translated) -> None:
+    if not value:
+        result.problems.append(f"{name} needs a value")
+        return
+    match to.values.get(value, value):
+        case Unavailable(reason):
+            result.problems.append(f"{name} {value}: {reason}")
+        case str(word):
+            if word and to.flag:
+                result.words.append(f"{to.flag}={word}")
+                result.add(name if _normal(name) != to.flag else to.flag, to.flag, word)
+
+
+def _mentions(problem: str, flag: str) -> bool:
+    return re.search(rf"(?<![\w-]){flag}(?![\w-])", problem) is not None
+
+
+def _skip_values(words: list[str]) -> None:
+    while words and not (words[0].startswith("-") and not _is_number(words[0])):
+        words.pop(0)
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,226 @@
+"""Checks a configuration before anything is started: pure functions, one message per problem.
+
+A message names the flag, the value, and what to do about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from ipaddress import ip_network
+from itertools import combinations
+from typing import Final
+
+from common.ports import PortRange
+from router.config.flags.environment import WrongEnvironment, environment_of
+from router.config.flags.origins import is_origin, origins_of
+from router.config.flags.scheduling_checks import batching_problems, scheduling_problems
+from router.config.option import flag_name
+from router.config.settings import Device, Dtype, Mode, RouterConfig, Transport
+from router.config.table import SETTINGS
+from router.request_limits import LOGPROBS_LIMIT
+
+__all__ = ["problems_of"]
+
+_MAX_PAGE_SIZE: Final = 1024
+_PORTS: Final = range(65536)
+_DURATIONS: Final = (
+    "startup_timeout",
+    "handoff_timeout",
+    "failover_timeout",
+    "worker_timeout",
+    "step_timeout",
+    "router_timeout",
+    "probe_interval",
+    "probe_timeout",
+    "max_queue_wait",
+    "http_keep_alive",
+)
+_HEARTBEAT_S: Final = 0.2
+
+
+def problems_of(config: RouterConfig) -> list[str]:
+    return [problem for check in _CHECKS for problem in check(config)]
+
+
+def _model(config: RouterConfig) -> Iterator[str]:
+    if not config.model:
+        yield "--model is missing; try `--model smollm2`, a Hugging Face folder, a .gguf file or a hub id"
+    if config.load_format not in ("auto", "dummy"):
+        yield f"--load-format {config.load_format} is unknown; use auto or dummy"
+    if config.device is Device.CPU and config.dtype is Dtype.FLOAT16:
+        yield "--dtype float16 is slow and inexact with --device cpu; use float32 or bfloat16"
+    if config.max_model_len is not None and config.max_model_len < 2:
+        yield f"--max-model-len {config.max_model_len} leaves no room for an answer; use 2 or more"
+
+
+def _workers(config: RouterConfig) -> Iterator[str]:
+    cluster = config.cluster
+    if config.decode_workers < 1:
+        yield f"--decode-workers {config.decode_workers}: at least one worker must decode; use 1 or more"
+    if config.mode is Mode.MIXED and config.prefill_workers:
+        yield (
+            f"--prefill-workers {config.prefill_workers} means nothing in --mode mixed, where decode workers"
+            " prefill; leave it out, or use --mode disagg"
+        )
+    if config.uses_handoffs and config.num_prefill_workers < 1:
+        yield (
+            f"--prefill-workers {config.prefill_workers} leaves no worker to prefill in --mode"
+            f" {config.mode.value};"
+            " use 1 or more, or --mode mixed"
+        )
+    if cluster.worker_cpus is not None and cluster.worker_cpus < 1:
+        yield f"--worker-cpus {cluster.worker_cpus}: use 1 or more, or leave it out"
+    if cluster.worker_network is not None:
+        yield from _network(cluster.worker_network)
+    yield from _nodes(config)
+    if cluster.worker_ports is not None:
+        try:
+            PortRange.parse(cluster.worker_ports)
+        except ValueError as error:
+            yield f"--worker-ports {error}"
+    try:
+        environment_of(cluster.worker_env)
+    except WrongEnvironment as error:
+        yield f"--worker-env {error}"
+
+
+def _nodes(config: RouterConfig) -> Iterator[str]:
+    nodes = config.cluster.wait_for_nodes
+    if nodes is None:
+        return
+    if nodes < 1:
+        yield f"--wait-for-nodes {nodes}: use 1 or more, or leave it out"
+    if config.cluster.ray_address is None:
+        yield f"--wait-for-nodes {nodes} means nothing without --ray-address: a local Ray is one node"
+
+
+def _ranks(config: RouterConfig) -> Iterator[str]:
+    for flag, value in config.everywhere("tensor_parallel_size"):
+        if value < 1:
+            yield f"{flag} {value}: use 1 (a worker is one process), or 2 or 4 to share a model"
+    for flag, value in config.everywhere("accelerator"):
+        if config.device is Device.CPU:
+            yield f"{flag} {value} names a GPU, but --device is cpu; leave one of them out"
+
+
+def _roles(config: RouterConfig) -> Iterator[str]:
+    if config.mode is Mode.MIXED:
+        for name, value in config.roles.of("prefill").items():
+            yield (
+                f"{flag_name(f'prefill_{name}')} {value} means nothing in --mode mixed, where decode workers"
+                f" prefill; use {flag_name(name)}"
+            )
+
+
+def _network(network: str) -> Iterator[str]:
+    try:
+        ip_network(network)
+    except ValueError as error:
+        yield f"--worker-network {network}: {error}; use a network such as 10.1.0.0/16"
+
+
+def _frontends(config: RouterConfig) -> Iterator[str]:
+    ports = {
+        "http_port": config.frontend.http_port,
+        "grpc_port": config.frontend.grpc_port,
+        "admin_port": config.effective_admin_port,
+    }
+    for name, port in ports.items():
+        if port not in _PORTS:
+            yield f"{flag_name(name)} {port} is not a port; use 1 to 65535, or 0 for any free one"
+    for one, other in combinations(ports, 2):
+        if ports[one] == ports[other] != 0:
+            yield f"{flag_name(one)} and {flag_name(other)} are both {ports[one]}; they need a port each"
+
+
+def _security(config: RouterConfig) -> Iterator[str]:
+    access = config.access
+    if (access.tls_cert is None) != (access.tls_key is None):
+        yield "--tls-cert and --tls-key go together; give both, or neither"
+    if access.max_requests_per_key is not None and access.api_key_file is None:
+        yield f"--max-requests-per-key {access.max_requests_per_key} means nothing without --api-key-file"
+    for origin in origins_of(access.cors_origins):
+        if not is_origin(origin):
+            yield (
+                f"--cors-origins {origin} is not an origin; use scheme, host and port as the browser's"
+                " Origin header has them, such as https://chat.example.com, or *"
+            )
+    for name in ("max_requests_per_key", "max_body_bytes", "max_prompt_tokens", "max_completions"):
+        value = SETTINGS[name].of(config)
+        if value is not None and value < 1:
+            yield f"{flag_name(name)} {value} leaves nothing to ask for; use 1 or more"
+    if not 0 <= access.max_logprobs <= LOGPROBS_LIMIT:
+        yield f"--max-logprobs {access.max_logprobs} is out of range; use 0 to {LOGPROBS_LIMIT}"
+
+
+def _memory(config: RouterConfig) -> Iterator[str]:
+    if not 1 <= config.page_size <= _MAX_PAGE_SIZE:
+        yield f"--page-size {config.page_size} is out of range; use 1 to {_MAX_PAGE_SIZE}, such as 16"
+        return
+    if config.kv_pool_tokens is not None and config.kv_memory_fraction is not None:
+        yield (
+            f"--kv-pool-tokens {config.kv_pool_tokens} and --kv-memory-fraction {config.kv_memory_fraction}"
+            " both size the KV pool; give one of them"
+        )
+    for role in ("prefill", "decode"):
+        if {"kv_pool_tokens", "kv_memory_fraction"} <= config.roles.of(role).keys():
+            yield (
+                f"--{role}-kv-pool-tokens and --{role}-kv-memory-fraction both size the KV pool; give one of"
+                " them"
+            )
+    for flag, fraction in config.everywhere("kv_memory_fraction"):
+        if not 0 < fraction < 1:
+            yield f"{flag} {fraction} is not between 0 and 1; try 0.9"
+    need = max(config.page_size, config.max_model_len or 0)
+    for flag, tokens in config.everywhere("kv_pool_tokens"):
+        if tokens < need:
+            least = f"--max-model-len {need}" if config.max_model_len == need else f"--page-size {need}"
+            yield f"{flag} {tokens} cannot hold {least} tokens; raise the one or lower the other"
+
+
+def _handoff(config: RouterConfig) -> Iterator[str]:
+    if config.uses_handoffs and config.kv_transport is Transport.LOOPBACK:
+        yield (
+            "--kv-transport loopback stays within one process, and workers are processes of their own;"
+            " use nixl or ucxx"
+        )
+
+
+def _positive(config: RouterConfig) -> Iterator[str]:
+    failover, operation = config.failover, config.operation
+    for name in _DURATIONS:
+        value = SETTINGS[name].of(config)
+        if not 0 < value < float("inf"):
+            yield f"{flag_name(name)} {value:g}: use a number of seconds above 0"
+    if not 0 <= operation.drain_timeout < float("inf"):
+        yield f"--drain-timeout {operation.drain_timeout:g}: use a number of seconds, 0 to stop at once"
+    if not 0 <= failover.worker_grace < float("inf"):
+        yield f"--worker-grace {failover.worker_grace:g}: use a number of seconds, 0 for none"
+    if 0 < failover.worker_timeout < 2 * _HEARTBEAT_S:
+        yield (
+            f"--worker-timeout {failover.worker_timeout:g} is less than two heartbeats of a healthy worker;"
+            f" use {2 * _HEARTBEAT_S:g} or more"
+        )
+    if config.max_queued_tokens < 1:
+        yield f"--max-queued-tokens {config.max_queued_tokens}: use 1 or more"
+    if operation.explain_requests < 0:
+        yield f"--explain-requests {operation.explain_requests}: use 1 or more, or 0 to remember none"
+    if operation.decode_log_interval < 0:
+        yield f"--decode-log-interval {operation.decode_log_interval}: use 1 or more, or 0 for no batch lines"
+    if failover.max_attempts < 1:
+        yield f"--max-attempts {failover.max_attempts}: use 1 (no retries) or more"
+
+
+_CHECKS: Final[tuple[Callable[[RouterConfig], Iterator[str]], ...]] = (
+    _model,
+    _workers,
+    _ranks,
+    _roles,
+    _frontends,
+    _security,
+    _memory,
+    batching_problems,
+    scheduling_problems,
+    _handoff,
+    _positive,
+)

@@ -1,0 +1,156 @@
+"""A model runner whose KV cache can be read.
+
+Where a real pool holds keys and values, this one holds a digest of all tokens up to that position, and the
+next token is a function of that digest. A token computed from a wrong, stale or half-written page differs
+from the reference, so scheduling, paging, caching and preemption are checked by their only purpose: the
+same tokens.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from engine.core.plan import StepPlan
+from engine.core.request import PENDING
+from engine.errors import NotFinite
+from engine.executor.runner import StepResult
+
+VOCAB = 97
+EOS = 96
+
+
+@dataclass(frozen=True)
+class FakeSpec:
+    vocab_size: int = VOCAB
+    eos_token_ids: frozenset[int] = frozenset({EOS})
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a device knows of a chunk: what was true when it was planned."""
+
+    request_id: int
+    slot: int
+    pages: list[int]
+    start: int
+    tokens: list[int]
+    samples: bool
+
+
+class FakeStep:
+    def __init__(self, enqueuing: Iterator[None], answer: StepResult, looks: int) -> None:
+        self._enqueuing: Iterator[None] | None = enqueuing
+        self._answer = answer
+        self._looks = looks
+        self.proceed()
+
+    def proceed(self) -> bool:
+        if self._enqueuing is None:
+            return False
+        if next(self._enqueuing, self) is self:
+            self._enqueuing = None
+        return True
+
+    def proceed_early(self) -> bool:
+        return self.proceed()
+
+    @property
+    def enqueued(self) -> bool:
+        return self._enqueuing is None
+
+    def done(self) -> bool:
+        self._looks -= self.enqueued
+        return self.enqueued and self._looks < 0
+
+    def wait(self) -> None:
+        assert self.enqueued
+
+    def result(self) -> StepResult:
+        while self.proceed():
+            pass
+        return self._answer
+
+
+def extend(digest: int, token: int) -> int:
+    return zlib.crc32(token.to_bytes(4, "little"), digest)
+
+
+def next_token(digest: int) -> int:
+    return digest % VOCAB
+
+
+def reference(prompt: Sequence[int], max_tokens: int, *, ignore_eos: bool = False) -> list[int]:
+    digest, output = 0, []
+    for token in prompt:
+        digest = extend(digest, token)
+    while len(output) < max_tokens:
+        output.append(next_token(digest))
+        if output[-1] == EOS and not ignore_eos:
+            break
+        digest = extend(digest, output[-1])
+    return output
+
+
+@dataclass
+class FakeRunner:
+    page_size: int
+    num_pages: int
+    spec: FakeSpec = field(default_factory=FakeSpec)
+    steps: list[list[tuple[int, int, int]]] = field(default_factory=list)
+    """(request id, start, length) of every chunk of every step."""
+    fails: set[int] = field(default_factory=set)
+    """Ids of requests whose logits are not finite."""
+    looks: int = 0
+    """Number of times that a polled step is reported as still running."""
+
+    def __post_init__(self) -> None:
+        self.memory = [[-1] * self.page_size for _ in range(self.num_pages)]
+        self.last_tokens: dict[int, int] = {}
+        self.enqueuing: FakeStep | None = None
+
+    def prepare(self, plan: StepPlan) -> list[Work]:
+        lengths = [chunk.length for chunk in plan.chunks]
+        assert sorted(lengths, key=lambda n: n == 1) == lengths, "single tokens come last"
+        slots = [chunk.slot for chunk in plan.chunks]
+        assert len(set(slots)) == len(slots)
+        assert all(slot >= 0 for slot in slots)
+        self.steps.append([(c.request.id, c.start, c.length) for c in plan.chunks])
+        return [
+            Work(
+                request_id=chunk.request.id,
+                slot=chunk.slot,
+                pages=chunk.request.pages.copy(),
+                start=chunk.start,
+                tokens=list(chunk.request.tokens(chunk.start, chunk.end)),
+                samples=chunk.samples,
+            )
+            for chunk in plan.chunks
+        ]
+
+    def launch(self, step: list[Work]) -> FakeStep:
+        assert self.enqueuing is None or self.enqueuing.enqueued, "the step before is not complete yet"
+        answer = StepResult([], [], {})
+        self.enqueuing = FakeStep(self._compute(step, answer), answer, self.looks)
+        return self.enqueuing
+
+    def _compute(self, step: list[Work], answer: StepResult) -> Iterator[None]:
+        for work in step:
+            yield
+            digest = self._read(work.pages, work.start - 1) if work.start else 0
+            for position, token in enumerate(work.tokens, work.start):
+                digest = extend(digest, self.last_tokens[work.slot] if token == PENDING else token)
+                self.memory[work.pages[position // self.page_size]][position % self.page_size] = digest
+            if work.samples:
+                if work.request_id in self.fails:
+                    answer.errors[len(answer.tokens)] = NotFinite("not finite")
+                answer.tokens.append(next_token(digest))
+                answer.logprobs.append(None)
+                self.last_tokens[work.slot] = answer.tokens[-1]
+
+    def close(self) -> None:
+        pass
+
+    def _read(self, pages: list[int], position: int) -> int:
+        return self.memory[pages[position // self.page_size]][position % self.page_size]

@@ -1,0 +1,111 @@
+"""A model that ranks share computes what it computes on one, whatever its architecture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.loader.model_loader import load_model
+from engine.parallel import TorchCommunicator
+from engine.spec.errors import UnsupportedModel
+from engine.spec.model_spec import ModelSpec
+from engine.spec.shard import Shard, sizes_for
+from kv_transfer import KVLayout
+from tests.ranks import together
+from tests.unit.engine.dense_attention import DenseAttention
+from tests.unit.engine.models.test_models import NAMES, reference
+
+
+def spec(**shape: int) -> ModelSpec:
+    sizes = {
+        "vocab_size": 97,
+        "hidden_size": 48,
+        "intermediate_size": 96,
+        "num_layers": 2,
+        "num_heads": 8,
+        "num_kv_heads": 2,
+        "head_dim": 6,
+        "max_position": 512,
+    }
+    return ModelSpec(
+        architecture="LlamaForCausalLM", norm_eps=1e-5, rope=None, tied_embeddings=False, **{**sizes, **shape}
+    )
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_are_those_of_the_whole_model(name: str, size: int, tmp_path: Path) -> None:
+    """With two key heads: on two ranks each has its own, on four a pair of ranks shares one."""
+    oracle = reference(name, num_heads=8)
+    oracle.save_pretrained(tmp_path)
+    ids = torch.randint(97, (60,), generator=torch.Generator().manual_seed(1))
+
+    @torch.inference_mode()
+    def logits(ranks: TorchCommunicator) -> Tensor:
+        model = load_model(tmp_path, communicator=ranks)
+        ranks.all_reduce_min(
+            0
+        )  # loading sets torch's default dtype for the process, so nothing else may compute
+        return model.logits(model(ids, torch.arange(len(ids)), DenseAttention(model.part.num_heads)))
+
+    leader, *others = together(size, logits)
+    with torch.no_grad():
+        torch.testing.assert_close(leader, oracle(ids[None]).logits[0], atol=2e-5, rtol=2e-5)
+    share = -(-97 // size)
+    for rank, piece in enumerate(others, start=1):
+        torch.testing.assert_close(piece, leader[:, rank * share : (rank + 1) * share])
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_a_rank_holds_its_share_of_the_weights_and_no_more(name: str, tmp_path: Path) -> None:
+    reference(name, num_heads=8).save_pretrained(tmp_path)
+    whole = load_model(tmp_path)
+    parts = together(2, lambda ranks: load_model(tmp_path, communicator=ranks))
+    for layer in ("qkv", "out", "up", "down") if name == "gpt2" else ("attention.qkv", "mlp.down"):
+        full = whole.get_submodule(f"layers.0.{layer}").weight.numel()
+        assert [part.get_submodule(f"layers.0.{layer}").weight.numel() for part in parts] == [full // 2] * 2
+
+
+@pytest.mark.parametrize("num_kv_heads", [1, 2, 4, 8])
+@pytest.mark.parametrize("size", [1, 2, 4, 8])
+def test_ranks_hold_the_key_heads_that_a_handoff_takes_them_to_hold(size: int, num_kv_heads: int) -> None:
+    whole = spec(num_kv_heads=num_kv_heads)
+    for rank in range(size):
+        shard = Shard(rank, size)
+        part = shard.of(whole)
+        (rows,) = shard.rows(whole.kv_size, part.kv_size).stretches
+        layout = KVLayout("m", "float32", 2, num_kv_heads, whole.head_dim, 16, tp_size=size, tp_rank=rank)
+        assert rows.start == layout.first_head * whole.head_dim
+        assert part.num_kv_heads == layout.heads_per_shard
+        (queries,) = shard.rows(whole.q_size, part.q_size).stretches
+        group = whole.num_heads // num_kv_heads
+        assert queries.start // whole.head_dim // group == layout.first_head
+
+
+@pytest.mark.parametrize(
+    ("shape", "reason"),
+    [
+        ({"num_heads": 6}, "6 attention heads cannot be shared equally by 4 ranks"),
+        ({"intermediate_size": 90}, "90 features of the MLP"),
+        ({"num_heads": 12, "num_kv_heads": 6}, "6 key heads and 4 ranks: neither number divides the other"),
+    ],
+)
+def test_a_model_that_cannot_be_shared_out_says_why_and_by_how_many_it_could(
+    shape: dict[str, int], reason: str
+) -> None:
+    with pytest.raises(UnsupportedModel, match=rf"{reason}.*; the number of ranks can be 1, 2"):
+        Shard(0, 4).of(spec(**shape))
+
+
+def test_usual_sizes_are_offered_where_they_fit() -> None:
+    assert sizes_for(spec()) == [1, 2, 4, 8]
+    assert sizes_for(spec(num_heads=9, num_kv_heads=3)) == [1, 3]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
+def test_every_token_is_scored_by_one_rank(size: int) -> None:
+    ids = [token for rank in range(size) for token in Shard(rank, size).vocabulary(9)]
+    assert ids == list(range(9))

@@ -1,0 +1,256 @@
+"""A simulation of two workers that hand requests over to each other, of the router, and of a bad network.
+
+`HandoffWorld` plays the engines and the router, and checks the events of each handoff. The caller decides
+what happens when.
+"""
+
+from __future__ import annotations
+
+from kv_transfer import (
+    CaughtUp,
+    Drained,
+    Final,
+    HandedOff,
+    Peer,
+    Ready,
+    ReceiveFailed,
+    ReceiverEvent,
+    Reopened,
+    SenderEvent,
+    SendFailed,
+    Ticket,
+)
+from kv_transfer.errors import PeerUnreachable
+from kv_transfer.handoff.messages import Body, Confirm, Drain, Finish, Message, Push, Revoke, encode
+from kv_transfer.integrity.digest import HostDigester
+from tests.kv_network import InFlightMessage, Network
+from tests.kv_workers import LAYOUT, Job, Use, Worker, run_model
+
+TIMEOUT_S = 10.0
+FENCED = "the test says so"
+
+
+class HandoffWorld:
+    def __init__(self) -> None:
+        self.unnoticed: list[str] = []
+        self.network = Network(unnoticed=self.unnoticed)
+        self.now = 0.0
+        self.epochs = 0
+        self.jobs: list[Job] = []
+        self.tickets: list[Ticket] = []
+        self.fenced: list[int] = []
+        """Epochs; a worker that comes is told of them first of all."""
+        self.workers = [Worker(self.network, self.next_epoch()) for _ in range(2)]
+
+    def next_epoch(self) -> int:
+        self.epochs += 1
+        return self.epochs
+
+    # ----------------------------------------------------------------------------------- requests by state
+
+    def current(self) -> list[Job]:
+        """Jobs of workers that live."""
+        return [job for job in self.jobs if job.source is self.workers[job.place]]
+
+    def unopened(self) -> list[Job]:
+        return [job for job in self.current() if not job.opened and not job.ended]
+
+    def unreserved(self) -> list[Job]:
+        return [job for job in self.jobs if job.target is None]
+
+    def computing(self) -> list[Job]:
+        return [
+            job for job in self.current() if job.opened and not job.runs and not job.finished and not job.sent
+        ]
+
+    def running(self) -> list[Job]:
+        return [job for job in self.current() if job.runs and not job.ended]
+
+    def decoding(self) -> list[Job]:
+        return [job for job in self.current() if job.decodes]
+
+    def movable(self) -> list[Job]:
+        return [job for job in self.current() if job.decodes and job.opened and not job.finished]
+
+    def stopped(self) -> list[Job]:
+        return [job for job in self.current() if job.stopped and not job.ended]
+
+    def held(self) -> list[Job]:
+        return [job for worker in self.workers for job, use in worker.used.values() if use is Use.HELD]
+
+    # ---------------------------------------------------------------------------------------------- events
+
+    def poll(self) -> None:
+        for worker in self.workers:
+            for event in worker.endpoint.poll(self.now):
+                if not isinstance(event, Reopened):
+                    self.on_event(worker, event)
+
+    def on_event(self, worker: Worker, event: SenderEvent | ReceiverEvent) -> None:
+        job = self.jobs[event.handoff_id - 1]
+        uses = {worker.used[page][1] for page in job.remote} if job.target is worker else set()
+        match event:
+            case HandedOff() | SendFailed():
+                assert not job.sent, "a handoff ended twice at its sender"
+                job.sent = True
+                if isinstance(event, SendFailed) and job.runs and not job.ended:
+                    job.stopped = False  # it goes on where it is
+                else:
+                    job.ended = True
+                    self.give_back_at_source(job)
+            case CaughtUp():
+                assert job.runs
+            case Ready(_, final):
+                assert uses == {Use.IN_FLIGHT}
+                right = [job.token(i) for i in range(job.num_tokens, final.position + 1)]
+                assert list(final.tokens) == right, "a wrong token would be streamed"
+                job.handed = final.position
+                worker.use(job.remote, job, Use.HELD)
+            case ReceiveFailed():
+                assert uses == {Use.IN_FLIGHT}
+                worker.use(job.remote, job, Use.QUARANTINED)
+            case Drained():
+                assert uses == {Use.QUARANTINED}
+                worker.give_back(job.remote)
+
+    # -------------------------------------------------------------------------- the engines and the router
+
+    def start(self, job: Job) -> None:
+        job.opened = True
+        job.source.endpoint.sender.open(job.id, self.now, TIMEOUT_S, keeps_decoding=job.runs)
+        if job.runs:
+            job.source.endpoint.sender.computed(job.id, job.local, job.computed, self.now)
+        self.poll()
+
+    def decode(self, job: Job) -> None:
+        if job.computed == len(job.local) * LAYOUT.page_size:
+            job.local += job.source.take(1, job, Use.RUNNING)
+        if job.computed == len(job.local) * LAYOUT.page_size:
+            return  # it waits for a page
+        run_model(job, job.computed + 1)
+        if job.opened and not job.finished:
+            job.source.endpoint.sender.computed(job.id, job.local, job.computed, self.now)
+        self.poll()
+
+    def stop(self, job: Job) -> None:
+        """It stands still until the handoff is over, or is given up."""
+        job.stopped = job.finished = True
+        tokens = tuple(job.token(i) for i in range(job.num_tokens, job.computed + 1))
+        final = Final(tokens, job.computed, 0, job.id)
+        job.source.endpoint.sender.finish(job.id, job.local, job.computed, final, self.now)
+        self.poll()
+
+    def end(self, job: Job) -> None:
+        job.ended = True
+        if job.opened and not job.sent:
+            job.source.endpoint.sender.abort(job.id, self.now)
+        else:
+            self.give_back_at_source(job)
+        self.poll()
+
+    def resume(self, job: Job) -> None:
+        job.stopped = False
+        job.source.endpoint.sender.abort(job.id, self.now)
+        self.poll()
+
+    def give_back_at_source(self, job: Job) -> None:
+        """The next owner overwrites the pages at once."""
+        job.source.pool.bytes[job.local] = 0xEE
+        job.source.give_back(job.local)
+
+    def reserve(self, job: Job) -> None:
+        worker = self.workers[1 - job.place]
+        needed = LAYOUT.num_pages(job.num_tokens + job.room) - job.first_token // LAYOUT.page_size
+        pages = worker.take(needed, job, Use.IN_FLIGHT)
+        if not pages:
+            return
+        try:
+            ticket = worker.endpoint.receiver.reserve(
+                job.id,
+                job.source.known,
+                pages,
+                job.first_token,
+                job.num_tokens,
+                self.now,
+                TIMEOUT_S,
+                request_digest=job.id,
+            )
+        except PeerUnreachable:
+            worker.give_back(pages)
+            return
+        job.target, job.remote = worker, pages
+        self.tickets.append(ticket)
+
+    def attach(self, ticket: Ticket) -> None:
+        place = self.jobs[ticket.handoff_id - 1].place
+        self.workers[place].endpoint.sender.attach(ticket, self.now)
+        self.poll()
+
+    def compute(self, job: Job, upto: int) -> None:
+        run_model(job, upto)
+        job.source.endpoint.sender.computed(job.id, job.local, upto, self.now)
+        self.poll()
+
+    def finish(self, job: Job, final: Final) -> None:
+        run_model(job, job.part)
+        job.finished = True
+        job.source.endpoint.sender.finish(job.id, job.local, job.part, final, self.now)
+        self.poll()
+
+    # -------------------------------------------------------------------------- the network and its faults
+
+    def deliver_all(self) -> None:
+        while self.network.writes or self.network.messages:
+            for write in list(self.network.writes):
+                self.network.complete(write)
+            for message in list(self.network.messages):
+                self.network.deliver(message)
+            self.poll()
+
+    def forge(self, ticket: Ticket, kind: str, secret: int) -> None:
+        """A message with right ids, epochs, pages and digests, but with a wrong token and this secret."""
+        job = self.jobs[ticket.handoff_id - 1]
+        assert job.target is not None
+        p, d = job.source.endpoint.peer, ticket.receiver
+        tail_tokens = (job.num_tokens - 1) % LAYOUT.page_size + 1
+        digests = HostDigester(job.target.pool.memory, LAYOUT).digest(ticket.pages, tail_tokens)
+        final = Final((job.answer + 1,), job.num_tokens, 0, job.id)
+        forged: dict[str, tuple[Peer, Peer, Body]] = {
+            "push": (p, d, Push(0, len(ticket.pages), 2)),
+            "finish": (p, d, Finish(final, 0.0, tuple(digests))),
+            "drain": (p, d, Drain("")),
+            "confirm": (d, p, Confirm()),
+            "revoke": (d, p, Revoke(d, "")),
+        }
+        source, target, body = forged[kind]
+        message = Message(ticket.handoff_id, source.epoch, target.epoch, secret, body)
+        self.network.messages.append(InFlightMessage(target.name, encode(message)))
+
+    def restart(self, place: int) -> None:
+        self.workers[place] = worker = Worker(self.network, self.next_epoch())
+        for epoch in self.fenced:
+            worker.endpoint.fence(epoch, FENCED, self.now)
+
+    def declare_dead(self, place: int, *, lives: bool) -> None:
+        epoch = self.workers[place].epoch
+        self.fenced.append(epoch)
+        self.workers[1 - place].endpoint.fence(epoch, FENCED, self.now)
+        if not lives:
+            self.restart(place)
+        self.poll()
+
+    def heal(self) -> None:
+        """Fenced workers restart, crashes are noticed, and everything in flight arrives, for 100 s."""
+        for place, worker in enumerate(self.workers):
+            if worker.epoch in self.fenced:
+                self.unnoticed.append(worker.transport.name)
+                self.restart(place)
+        for _ in range(200):
+            while self.unnoticed:
+                self.network.notice(self.unnoticed.pop(0))
+            while self.network.writes:
+                self.network.complete(self.network.writes[0])
+            while self.network.messages:
+                self.network.deliver(self.network.messages[0])
+            self.now += 0.5
+            self.poll()

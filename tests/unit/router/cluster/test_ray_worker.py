@@ -1,0 +1,112 @@
+"""One worker over its actors: who may start a new one, and when."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import ray
+from ray.exceptions import ActorDiedError
+
+from router.cluster.ray_thread import RayThread
+from router.cluster.ray_worker import RayWorker
+from router.cluster.worker_plan import WorkerPlan
+from router.workers.registry import WorkerBroken, WorkerUnavailable
+from rpc.tls import Identity
+from worker.config import WorkerRole
+
+
+class Actor:
+    """Answers `start` with what its test says, when it says so."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.listening: asyncio.Future[Any] = loop.create_future()
+        self.start = SimpleNamespace(remote=lambda: asyncio.shield(self.listening))
+        self.stop = SimpleNamespace(remote=self._stop)
+
+    async def _stop(self) -> None:
+        pass
+
+    def die(self) -> None:
+        self.listening.set_exception(ActorDiedError())
+
+
+class Place:
+    """Where a worker lives: every actor that was made there."""
+
+    def __init__(self) -> None:
+        self.actors: list[Actor] = []
+        self._loop = asyncio.get_running_loop()
+        plan = SimpleNamespace(config=SimpleNamespace(worker_id="decode-0", role=WorkerRole.DECODE))
+        self.worker = RayWorker(cast(WorkerPlan, plan), self._create, Identity.generate(), RayThread())
+
+    def _create(self) -> Actor:
+        self.actors.append(Actor(self._loop))
+        return self.actors[-1]
+
+
+@pytest.fixture(autouse=True)
+def killed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    actors: list[Any] = []
+    monkeypatch.setattr(ray, "kill", lambda actor, no_restart: actors.append(actor))
+    return actors
+
+
+async def starting(place: Place) -> asyncio.Task[Any]:
+    task = asyncio.create_task(place.worker.endpoint())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    return task
+
+
+async def test_a_restart_while_a_start_waits_makes_one_new_actor() -> None:
+    place = Place()
+    start = await starting(place)
+    await place.worker.stop()
+    await place.worker.revive()
+    place.actors[0].die()  # now its caller hears of it
+    with pytest.raises(WorkerUnavailable, match="restarted"):
+        await start
+    assert len(place.actors) == 2
+
+
+async def test_the_late_answer_of_a_replaced_actor_is_not_its_successors() -> None:
+    place = Place()
+    start = await starting(place)
+    await place.worker.revive()
+    place.actors[0].listening.set_result(SimpleNamespace(address="old:1", certificate=None))
+    with pytest.raises(WorkerUnavailable, match="restarted"):
+        await start
+
+
+async def test_two_who_wait_for_an_actor_that_dies_make_one_new_one() -> None:
+    place = Place()
+    starts = [await starting(place), await starting(place)]
+    place.actors[0].die()
+    outcomes = await asyncio.gather(*starts, return_exceptions=True)
+    assert {type(outcome) for outcome in outcomes} == {WorkerBroken, WorkerUnavailable}
+    assert len(place.actors) == 2
+
+
+async def test_a_ray_that_does_not_answer_stops_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Place()
+    release = threading.Event()
+    monkeypatch.setattr(ray, "kill", lambda *_, **__: release.wait())
+    stop = asyncio.create_task(place.worker.stop())
+    await asyncio.sleep(0.01)  # would not return
+    assert not stop.done()
+    release.set()
+    await stop
+
+
+async def test_a_stopped_worker_is_not_revived_by_its_own_death() -> None:
+    place = Place()
+    start = await starting(place)
+    await place.worker.stop()
+    place.actors[0].die()
+    with pytest.raises(WorkerBroken):
+        await start
+    assert len(place.actors) == 1

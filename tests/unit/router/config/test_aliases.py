@@ -1,0 +1,198 @@
+"""Command lines of SGLang, vLLM and Dynamo: accepted where they mean the same, else answered."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from router.config.flags.command_line import ConfigError, parse
+from router.config.flags.foreign_flags import TRANSLATIONS, Renamed, Switch, Unavailable
+from router.config.settings import Dtype, Mode, RouterConfig, Routing, Transport
+from router.config.table import SETTINGS
+
+LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
+
+
+def settings_of(config: RouterConfig) -> dict[str, Any]:
+    """What differs from the defaults."""
+    plain = RouterConfig()
+    return {n: s.of(config) for n, s in SETTINGS.items() if s.of(config) != s.of(plain)}
+
+
+ACCEPTED: dict[str, dict[str, Any]] = {
+    # SGLang: chunked prefill, hyperparameter tuning, PD disaggregation
+    f"--model-path {LLAMA} --chunked-prefill-size 4096": {"model": LLAMA, "chunked_prefill_size": 4096},
+    f"--model-path {LLAMA} --chunked-prefill-size -1": {"model": LLAMA, "chunked_prefill_size": -1},
+    f"--model-path {LLAMA} --tp-size 4 --port 30000 --host 0.0.0.0 --mem-fraction-static 0.85": {
+        "model": LLAMA,
+        "tensor_parallel_size": 4,
+        "host": "0.0.0.0",
+        "kv_memory_fraction": 0.85,
+    },
+    f"--model-path {LLAMA} --tp 2 --dp 4 --context-length 131072 --page-size 64": {
+        "model": LLAMA,
+        "tensor_parallel_size": 2,
+        "decode_workers": 4,
+        "max_model_len": 131072,
+        "page_size": 64,
+    },
+    f"--model-path {LLAMA} --max-running-requests 64 --max-total-tokens 65536 --disable-radix-cache": {
+        "model": LLAMA,
+        "max_running_requests": 64,
+        "kv_pool_tokens": 65536,
+        "disable_radix_cache": True,
+    },
+    f"--model-path {LLAMA} --cuda-graph-max-bs 160 --enable-metrics --watchdog-timeout 600": {
+        "model": LLAMA,
+        "cuda_graph_max_bs": 160,
+        "step_timeout": 600.0,
+    },
+    f"--model-path {LLAMA} --disaggregation-mode null --disaggregation-transfer-backend nixl": {
+        "model": LLAMA
+    },
+    # vLLM: scheduling and optimization docs
+    f"--model {LLAMA} --max-num-batched-tokens 8192 --max-num-seqs 128 --gpu-memory-utilization 0.95": {
+        "model": LLAMA,
+        "chunked_prefill_size": 8192,
+        "max_running_requests": 128,
+        "kv_memory_fraction": 0.95,
+    },
+    f"--model={LLAMA} --tensor-parallel-size=2 --max_model_len=8192 --block-size=32 --port=8000": {
+        "model": LLAMA,
+        "tensor_parallel_size": 2,
+        "max_model_len": 8192,
+        "page_size": 32,
+        "http_port": 8000,
+    },
+    f"--model {LLAMA} -tp 2 --enable-prefix-caching --enforce-eager --served-model-name llama": {
+        "model": LLAMA,
+        "tensor_parallel_size": 2,
+        "cuda_graph_max_bs": 0,
+        "cuda_graph_max_tokens": 0,
+        "served_model_name": "llama",
+    },
+    f"--model {LLAMA} --no-enable-prefix-caching --distributed-executor-backend ray": {
+        "model": LLAMA,
+        "disable_radix_cache": True,
+    },
+    # Dynamo's front end
+    f"--model {LLAMA} --router-mode round-robin --http-port 8000": {
+        "model": LLAMA,
+        "routing": Routing.ROUND_ROBIN,
+        "http_port": 8000,
+    },
+}
+
+ANSWERED: dict[str, list[str]] = {
+    f"--model-path {LLAMA} --disaggregation-mode prefill --port 30001": [
+        "--disaggregation-mode prefill: ",
+        "--mode disagg --prefill-workers N --decode-workers N",
+    ],
+    f"--model {LLAMA} --api-key secret": ["--api-key: ", "--api-key-file"],
+    f"serve {LLAMA} --max-num-seqs 8": [f"--model {LLAMA}"],
+    f"--model {LLAMA} --pipeline-parallel-size 2 --quantization fp8": [
+        "--pipeline-parallel-size: ",
+        "--tensor-parallel-size",
+        "--quantization: ",
+    ],
+    f"--model {LLAMA} --is-prefill-worker --migration-limit 3": [
+        "--is-prefill-worker: ",
+        "--mode disagg",
+        "--migration-limit: ",
+        "--max-attempts",
+    ],
+    f"--model {LLAMA} --router-mode kv --kv-overlap-score-weight 1.0": [
+        "--kv-overlap-score-weight: ",
+        "--mode adaptive",
+    ],
+}
+
+
+def test_there_are_eighteen_command_lines() -> None:
+    assert len(ACCEPTED) + len(ANSWERED) == 18
+
+
+@pytest.mark.parametrize(("line", "expected"), ACCEPTED.items(), ids=list(ACCEPTED))
+def test_a_command_line_of_another_server_is_accepted(line: str, expected: dict[str, Any]) -> None:
+    assert settings_of(parse(line.split())) == expected
+
+
+@pytest.mark.parametrize(("line", "words"), ANSWERED.items(), ids=list(ANSWERED))
+def test_a_flag_without_an_equivalent_is_answered_with_ours_or_the_reason(
+    line: str, words: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(line.split())
+    message = "\n".join(caught.value.problems)
+    for word in words:
+        assert word in message
+
+
+def test_every_flag_that_a_translation_names_exists() -> None:
+    flags = {setting.flag for setting in SETTINGS.values()}
+    named: set[str] = set()
+    for translation in TRANSLATIONS.values():
+        match translation:
+            case Unavailable(reason):
+                named |= set(re.findall(r"--[a-z][a-z-]+", reason))
+            case Renamed(flag, values):
+                named |= {flag} - {""}
+                reasons = [value.reason for value in values.values() if isinstance(value, Unavailable)]
+                named |= {word for reason in reasons for word in re.findall(r"--[a-z][a-z-]+", reason)}
+            case Switch(on, off):
+                named |= {word.partition("=")[0] for word in (*on, *off)}
+    assert named <= flags
+
+
+def test_no_flag_of_ours_is_taken_for_another_servers() -> None:
+    values_only = {flag for flag, t in TRANSLATIONS.items() if isinstance(t, Renamed) and t.flag == flag}
+    assert {setting.flag for setting in SETTINGS.values()} & TRANSLATIONS.keys() == values_only
+    assert parse(["--model", "m", "--dtype", "half", "--load-format=safetensors"]).dtype is Dtype.FLOAT16
+
+
+@pytest.mark.parametrize("flag", [f for f, t in TRANSLATIONS.items() if isinstance(t, Unavailable)])
+def test_the_values_of_an_answered_flag_are_not_taken_for_others(flag: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(["--model", "m", flag, "3", "auto", "--decode-workers", "2"])
+    assert [problem.startswith(f"{flag}: ") for problem in caught.value.problems] == [True]
+
+
+def test_a_file_may_use_the_names_of_other_servers(tmp_path: Path) -> None:
+    file = tmp_path / "router.yaml"
+    file.write_text("model-path: m\ntp_size: 2\ndisaggregation-transfer-backend: ucxx\nenforce-eager: true\n")
+    config = parse(["--config", str(file)])
+    assert (config.model, config.tensor_parallel_size, config.cuda_graph_max_bs) == ("m", 2, 0)
+    assert (config.kv_transport, config.mode) == (Transport.UCXX, Mode.MIXED)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--max-num-batched-tokens", ["--max-num-batched-tokens needs a value"]),
+        ("--max-num-batched-tokens --max-num-seqs 8", ["--max-num-batched-tokens needs a value"]),
+        ("--max-num-batched-tokens many", ["'many'", "--max-num-batched-tokens is --chunked-prefill-size"]),
+        ("--max-num-seqs 0", ["--max-running-requests 0", "--max-num-seqs is --max-running-requests here"]),
+        ("--enable-mixed-chunk=maybe", ["--enable-mixed-chunk maybe", "true or false"]),
+        ("--enable-mixed-chunk --batching alternating", ["--enable-mixed-chunk", "give one of them"]),
+        (
+            "--max-num-batched-tokens 4096 --chunked-prefill-size 2048",
+            ["--max-num-batched-tokens 4096 and --chunked-prefill-size 2048 are one setting"],
+        ),
+        ("--tp 2 --tensor-parallel-size=4", ["--tp 2 and --tensor-parallel-size 4", "give one of them"]),
+    ],
+)
+def test_a_mistake_is_named_with_the_flag_that_was_given(line: str, words: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(["--model", "m", *line.split()])
+    message = "\n".join(caught.value.problems)
+    for word in words:
+        assert word in message
+
+
+def test_the_same_value_by_two_names_is_no_contradiction_and_a_repeated_flag_overrides_itself() -> None:
+    line = "--model m --tp 2 --tensor-parallel-size 2 --max-num-seqs 8 --max-num-seqs 16"
+    config = parse(line.split())
+    assert (config.tensor_parallel_size, config.max_running_requests) == (2, 16)

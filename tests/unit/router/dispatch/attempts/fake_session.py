@@ -1,0 +1,75 @@
+"""A session with a worker as attempts use it, without a network, and an event loop with a manual clock."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+
+from router.workers.cached_prefixes import CachedPrefixes
+from router.workers.circuit_breaker import CircuitBreaker
+from router.workers.events import Event, Listener, Loss, Message, WorkerLost
+from router.workers.load import WorkerLoad
+from rpc.baton.v1 import worker_pb2
+
+__all__ = ["FakeSession", "ManualClockLoop"]
+
+
+class ManualClockLoop(asyncio.SelectorEventLoop):
+    """Its time is `now`, which only the test changes."""
+
+    now = 0.0
+
+    def time(self) -> float:
+        return self.now
+
+
+class FakeSession:
+    """The part of `WorkerSession` that attempts use. Sent commands wait in `commands`."""
+
+    def __init__(self, info: worker_pb2.WorkerInfo, max_running_requests: int) -> None:
+        self.info = info
+        self.worker_id = info.worker_id
+        self.load = WorkerLoad(info.page_size, max_running_requests)
+        self.cached = CachedPrefixes(info.page_size)
+        self.breaker = CircuitBreaker()
+        self.alive = True
+        self.commands: deque[worker_pb2.Command] = deque()
+        self.listeners: dict[int, Listener] = {}
+        self.num_sent = 0
+
+    def __repr__(self) -> str:
+        return self.worker_id
+
+    def listen(self, request_id: int, listener: Listener) -> None:
+        if self.alive:
+            self.listeners[request_id] = listener
+        else:
+            asyncio.get_running_loop().call_soon(listener, self._loss())
+
+    def forget(self, request_id: int) -> None:
+        self.listeners.pop(request_id, None)
+
+    def send(self, command: worker_pb2.Command) -> None:
+        if self.alive:
+            self.num_sent += 1
+            self.commands.append(command)
+
+    def abort(self, request_id: int) -> None:
+        self.send(worker_pb2.Command(abort=worker_pb2.Abort(request_id=request_id)))
+
+    def notify(self, request_id: int, message: Message) -> None:
+        """Call the listener of the request, if there still is one."""
+        if (listener := self.listeners.get(request_id)) is not None:
+            listener(Event(message, time.monotonic()))
+
+    def lose(self) -> None:
+        """End the session: drop pending commands, and tell all listeners that the worker is lost."""
+        self.alive = False
+        self.commands.clear()
+        listeners, self.listeners = list(self.listeners.values()), {}
+        for listener in listeners:
+            listener(self._loss())
+
+    def _loss(self) -> Event:
+        return Event(WorkerLost(f"{self.worker_id} ended", Loss.BROKEN), time.monotonic())

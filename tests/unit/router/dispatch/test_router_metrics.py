@@ -1,0 +1,55 @@
+"""Metrics of a finished sequence, for Prometheus and for the live page."""
+
+from __future__ import annotations
+
+import pytest
+
+from router.dispatch.metrics import RouterMetrics
+from router.dispatch.sequence import Sequence
+from router.dispatch.waterfall import Waterfall
+from rpc.baton.v1 import sampling_pb2, worker_pb2
+
+OWN = {"role": "router", "mode": "disagg", "worker": "router"}
+
+
+def ended(metrics: RouterMetrics) -> Sequence:
+    """5 tokens from a prompt of 3: the first after 1 s, the others in 2 s; KV in two pushes that overlap."""
+    marks = Waterfall(arrival=10.0, observer=metrics)
+    marks.attempt(10.0)
+    marks.placed("prefill-0", "decode-0", "disagg")
+    marks.tokens(1, 11.0)
+    pushes = [worker_pb2.Span(begin_s=0.0, end_s=0.2), worker_pb2.Span(begin_s=0.1, end_s=0.4)]
+    marks.on_handed_off(worker_pb2.HandedOver(bytes=8_000_000, pushes=pushes))
+    for at in (11.5, 12.0, 12.5, 13.0):
+        marks.tokens(1, at)
+    return Sequence([1, 2, 3], sampling_pb2.SamplingParams(), marks, id="r", output=[4, 5, 6, 7, 8])
+
+
+def test_lengths_and_times_are_observed_when_a_sequence_ends() -> None:
+    metrics = RouterMetrics("disagg")
+    metrics.finished(ended(metrics), "length", 13.0)
+    value = metrics.registry.get_sample_value
+    assert value("baton_tpot_seconds_sum", OWN) == pytest.approx(0.5)
+    assert value("baton_request_prompt_tokens_sum", OWN) == 3
+    assert value("baton_request_output_tokens_sum", OWN) == 5
+    assert value("baton_request_decode_seconds_sum", OWN) == pytest.approx(2.0)
+    [request] = metrics.recent.requests
+    assert (request.id, request.outcome, request.output_tokens) == ("r", "length", 5)
+
+
+def test_a_handoffs_bandwidth_is_over_the_time_with_writes_in_flight() -> None:
+    metrics = RouterMetrics("disagg")
+    ended(metrics)
+    value = metrics.registry.get_sample_value
+    assert value("baton_handoff_bytes_per_second_sum", OWN) == pytest.approx(8_000_000 / 0.4)
+    link = {**OWN, "prefill": "prefill-0", "decode": "decode-0"}
+    assert value("baton_link_bytes_total", link) == 8_000_000
+    assert metrics.recent.links["prefill-0", "decode-0"].count == 1
+
+
+def test_a_sequence_without_a_token_has_no_lengths() -> None:
+    metrics = RouterMetrics("disagg")
+    sequence = Sequence([1], sampling_pb2.SamplingParams(), Waterfall(arrival=0.0, observer=metrics))
+    metrics.finished(sequence, "unavailable", 1.0)
+    assert metrics.registry.get_sample_value("baton_request_output_tokens_count", OWN) == 0
+    assert metrics.recent.requests[0].outcome == "unavailable"

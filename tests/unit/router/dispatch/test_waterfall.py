@@ -1,0 +1,170 @@
+"""The TTFT waterfall: stages that follow each other without gaps."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.dispatch.waterfall import Waterfall
+from rpc.baton.v1 import router_pb2, worker_pb2
+
+
+class Observer:
+    def __init__(self) -> None:
+        self.first: list[router_pb2.Timings] = []
+        self.second: list[router_pb2.Timings] = []
+        self.gaps: list[float] = []
+        self.on_first_token = self.first.append
+        self.on_second_token = self.second.append
+        self.on_gap = self.gaps.append
+
+
+def started(queued_s: float) -> worker_pb2.Started:
+    return worker_pb2.Started(queued_s=queued_s)
+
+
+def test_a_handoff_hidden_behind_the_prefill_costs_nothing() -> None:
+    marks = Waterfall(arrival=100.0)
+    marks.attempt(100.5)
+    marks.start(started(0.5), at=101.2)
+    marks.reserve(101.3)
+    marks.tokens(1, 103.0)
+    marks.arrive(103.25)
+    marks.tokens(1, 103.5)
+    timings = marks.timings(110.0)
+    assert (timings.queue_s, timings.prefill_s, timings.reserve_s) == (1.0, 2.0, 0.0)
+    assert (timings.transfer_s, timings.first_decode_s) == (0.25, 0.25)
+    assert (timings.ttft_s, timings.e2e_s) == (3.0, 10.0)
+
+
+def test_a_late_reservation_is_the_reserve_stage() -> None:
+    marks = Waterfall(arrival=0.0)
+    marks.attempt(0.0)
+    marks.start(started(1.0), at=1.0)
+    marks.tokens(1, 2.0)
+    marks.reserve(5.0)
+    marks.arrive(6.0)
+    timings = marks.timings(7.0)
+    assert (timings.reserve_s, timings.transfer_s) == (3.0, 1.0)
+
+
+def test_an_attempt_that_gave_no_token_counts_as_queueing() -> None:
+    marks = Waterfall(arrival=0.0)
+    marks.attempt(0.0)
+    marks.start(started(0.0), at=0.1)
+    marks.attempt(4.0)
+    marks.start(started(1.0), at=5.5)
+    marks.tokens(1, 6.0)
+    assert marks.timings(6.0).queue_s == 5.0
+
+
+def test_spans_count_from_the_arrival_at_the_router() -> None:
+    marks = Waterfall(arrival=10.0)
+    marks.attempt(12.0)
+    span = worker_pb2.Span(begin_s=1.0, end_s=2.0, first_token=16, num_tokens=32, bytes=64)
+    marks.on_handed_off(worker_pb2.HandedOver(chunks=[span], pushes=[span, span]))
+    timings = marks.timings(20.0)
+    (chunk,) = timings.chunks
+    assert (chunk.begin_s, chunk.end_s, chunk.first_token, chunk.num_tokens, chunk.bytes) == (
+        3,
+        4,
+        16,
+        32,
+        64,
+    )
+    assert len(timings.pushes) == 2
+
+
+def test_a_split_prompt_has_chunks_of_both_workers_in_the_router_s_time() -> None:
+    marks = Waterfall(arrival=10.0)
+    marks.attempt(11.0)
+    marks.placed("prefill-0", "decode-0", "adaptive", split=32)
+    there = worker_pb2.Span(begin_s=1.0, end_s=2.0, first_token=32, num_tokens=8)
+    here = worker_pb2.Span(begin_s=0.5, end_s=1.5, first_token=0, num_tokens=32)
+    marks.computed([there], sent_at=12.0)
+    marks.on_handed_off(worker_pb2.HandedOver(chunks=[here], pushes=[here]))
+    timings = marks.timings(20.0)
+    assert timings.split == 32
+    assert [(c.first_token, c.begin_s, c.end_s) for c in timings.chunks] == [(0, 1.5, 2.5), (32, 3.0, 4.0)]
+
+
+def test_chunks_are_those_of_the_attempt_that_gave_the_first_token() -> None:
+    marks = Waterfall(arrival=0.0)
+    for first in (0, 16):
+        marks.attempt(0.0)
+        span = worker_pb2.Span(begin_s=1.0, end_s=2.0, first_token=first, num_tokens=16)
+        marks.on_handed_off(worker_pb2.HandedOver(chunks=[span], pushes=[span]))
+    marks.tokens(1, 3.0)
+    marks.attempt(4.0)
+    marks.computed([worker_pb2.Span(begin_s=1.0, end_s=2.0, num_tokens=64)], sent_at=4.0)
+    assert [chunk.first_token for chunk in marks.timings(9.0).chunks] == [16]
+
+
+def test_tokens_that_arrive_together_share_their_inter_token_latency() -> None:
+    observer = Observer()
+    marks = Waterfall(arrival=0.0, observer=observer)
+    for at, count in ((1.0, 1), (1.5, 1), (2.5, 2)):
+        marks.tokens(count, at)
+    assert observer.gaps == [0.5, 0.5, 0.5]
+
+
+def test_each_stage_is_reported_once_when_it_is_final() -> None:
+    observer = Observer()
+    marks = Waterfall(arrival=100.0, observer=observer)
+    marks.attempt(100.0)
+    marks.start(started(1.0), at=101.0)
+    assert not observer.first
+    marks.tokens(1, 103.0)
+    (first,) = observer.first
+    assert (first.ttft_s, first.queue_s, first.prefill_s) == (3.0, 1.0, 2.0)
+    assert not observer.second
+    marks.reserve(104.0)
+    marks.arrive(106.0)
+    marks.tokens(1, 109.0)
+    marks.tokens(3, 110.0)
+    (second,) = observer.second
+    assert (second.reserve_s, second.transfer_s, second.first_decode_s) == (1.0, 2.0, 3.0)
+    assert len(observer.first) == 1
+
+
+def test_two_tokens_that_arrive_together_are_first_and_second() -> None:
+    observer = Observer()
+    marks = Waterfall(arrival=0.0, observer=observer)
+    marks.attempt(0.0)
+    marks.tokens(3, 2.0)
+    assert (len(observer.first), len(observer.second)) == (1, 1)
+    assert observer.gaps == [0.0, 0.0]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["start", "reserve", "tokens", "arrive", "attempt"]), st.floats(0, 5)))
+)
+def test_stages_never_go_backwards_and_add_up(moves: list[tuple[str, float]]) -> None:
+    now = 10.0
+    marks = Waterfall(arrival=now)
+    marks.attempt(now)
+    for move, seconds in moves:
+        now += seconds
+        match move:
+            case "start":
+                marks.start(started(seconds), now)
+            case "reserve":
+                marks.reserve(now)
+            case "tokens":
+                marks.tokens(1, now)
+            case "arrive":
+                marks.arrive(now)
+            case "attempt":
+                marks.attempt(now)
+    timings = marks.timings(now)
+    stages = [
+        timings.queue_s,
+        timings.prefill_s,
+        timings.reserve_s,
+        timings.transfer_s,
+        timings.first_decode_s,
+    ]
+    assert all(stage >= 0 for stage in stages)
+    assert timings.ttft_s == pytest.approx(timings.queue_s + timings.prefill_s)
+    assert timings.ttft_s <= timings.e2e_s + 1e-9
