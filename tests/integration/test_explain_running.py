@@ -1,4 +1,4 @@
-"""`router explain` of requests that run: where they are and what they wait for, by every API."""
+"""`router explain` of requests that run, or ended early: where they are or were, and what they wait for."""
 
 from __future__ import annotations
 
@@ -47,6 +47,14 @@ class Router:
             request.sampling.max_tokens = 3
             async for _ in RouterStub(channel).Generate(request):  # type: ignore[no-untyped-call]
                 pass
+
+    @property
+    def http(self) -> httpx.ASGITransport:
+        return httpx.ASGITransport(
+            build_app(
+                self.generation, metrics=CollectorRegistry(), worker_targets=list, max_body_bytes=1 << 20
+            )
+        )
 
     async def until(self, request_id: str, *stages: str) -> dict[str, Any]:
         """What is known of it once its completions are in these stages."""
@@ -191,16 +199,59 @@ async def test_a_request_without_a_ready_worker_says_so() -> None:
         await running
 
 
+@pytest.mark.parametrize(
+    ("held", "stage", "where"),
+    [
+        ("start", "queue", "in the queue of decode-0"),
+        ("token", "prefill", "decode-0 computes the prompt, 0 tokens so far"),
+    ],
+)
+async def test_a_request_that_missed_its_deadline_says_where_its_time_went(
+    held: str, stage: str, where: str
+) -> None:
+    worker = decode_worker("decode-0", waits_before={held})
+    async with router(worker) as opened:
+        asked = {"prompt": PROMPT, "max_tokens": 3, "timeout": 0.2}
+        async with httpx.AsyncClient(transport=opened.http, base_url="http://router") as client:
+            refused = await client.post("/v1/completions", json=asked)
+        assert refused.status_code == 504
+        ended = opened.explanation.find(refused.headers["x-request-id"])
+        assert ended is not None
+        [completion] = ended["completions"]
+        lines = list(explained(ended))
+        assert "the request's timeout passed" in lines[0]
+        assert lines[1] == f"  at the end: {where}"
+        assert lines[-1].startswith("  until then: queue ")
+        assert completion[f"{stage}_s"] == pytest.approx(completion["e2e_s"], rel=0.5)
+
+
+@pytest.mark.parametrize("by", ["disconnect", "abort"])
+async def test_a_request_that_its_client_ended_says_where_its_time_went(by: str) -> None:
+    worker = decode_worker("decode-0", waits_before={"token"})
+    async with router(worker) as opened:
+        running = asyncio.create_task(opened.generate("left", n=2))
+        await opened.until("left", "prefill", "prefill")
+        if by == "abort":
+            opened.generation.abort("left")
+        else:
+            running.cancel()
+        async with asyncio.timeout(5):
+            while opened.generation._running:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        found = opened.explanation.find("left")
+        assert found is not None
+        assert found["outcome"] == "abort"
+        told = [line for line in explained(found) if line.startswith("  at the end")]
+        assert told == ["  at the end: decode-0 computes the prompt, 0 tokens so far"] * 2
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_request_of_the_http_api_is_found_by_its_id_while_it_runs(stream: bool) -> None:
     worker = decode_worker("decode-0", waits_before={"start"})
     async with router(worker) as opened:
-        app = build_app(
-            opened.generation, metrics=CollectorRegistry(), worker_targets=list, max_body_bytes=1 << 20
-        )
         admin = admin_app(Mock(), explain=opened.explanation.find, drain_timeout_s=1.0, startup_timeout_s=1.0)
         async with (
-            httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://router") as client,
+            httpx.AsyncClient(transport=opened.http, base_url="http://router") as client,
             httpx.AsyncClient(transport=httpx.ASGITransport(admin), base_url="http://admin") as operator,
         ):
             asked = {"prompt": PROMPT, "max_tokens": 3, "stream": stream}
