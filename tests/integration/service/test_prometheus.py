@@ -21,7 +21,7 @@ from router.config.settings import Mode
 from tests.faults.local_cluster import LocalCluster, local_cluster
 from tests.faults.small_model import save_small_model
 
-DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
+DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
 REQUEST = {"model": "small", "prompt": "one two three " * 40, "max_tokens": 24, "ignore_eos": True}
 PATIENCE_S = 90.0
 

@@ -13,8 +13,8 @@ import pytest
 
 from rpc.baton.v1 import worker_pb2
 from tests.integration.conftest import Oracle
-from tests.integration.test_disagg_workers import prompt
 from tests.integration.tiny_cluster import PATIENCE_S, Link, before_each_step, slow_down, work, worker
+from tests.integration.workers.test_disagg_workers import prompt
 from worker.config import WorkerRole
 from worker.handoffs.migrations import _LONGEST_PAUSE_S
 

@@ -10,8 +10,8 @@ import pytest
 
 from rpc.baton.v1 import worker_pb2
 from tests.integration.conftest import Oracle
-from tests.integration.test_disagg_workers import prompt
 from tests.integration.tiny_cluster import Pair, pair, slow_down, work
+from tests.integration.workers.test_disagg_workers import prompt
 
 PAGE = 4
 LENGTH = 90

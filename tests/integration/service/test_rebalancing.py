@@ -14,9 +14,9 @@ from router.dispatch.routing.adaptive import AdaptivePlacing
 from router.placement import Moves, Targets
 from router.placement.moves import _REVIEWS, predicted_itl
 from tests.integration.conftest import Oracle
-from tests.integration.test_adaptive_placement import Cluster, D, Forced, P, cluster, prompt
-from tests.integration.test_moving_answers import until, writers
-from tests.integration.test_split_placement import view_of
+from tests.integration.service.test_adaptive_placement import Cluster, D, Forced, P, cluster, prompt
+from tests.integration.service.test_moving_answers import until, writers
+from tests.integration.service.test_split_placement import view_of
 from tests.integration.tiny_cluster import slow_down
 
 LENGTH = 100

@@ -12,7 +12,15 @@ from router.admin.drain import WorkerDrainer
 from rpc.baton.v1 import router_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 from tests.integration.conftest import Oracle
-from tests.integration.test_adaptive_placement import EVERY_PAIR, Cluster, D, Forced, P, cluster, prompt
+from tests.integration.service.test_adaptive_placement import (
+    EVERY_PAIR,
+    Cluster,
+    D,
+    Forced,
+    P,
+    cluster,
+    prompt,
+)
 from tests.integration.tiny_cluster import slow_down
 
 LENGTH = 60

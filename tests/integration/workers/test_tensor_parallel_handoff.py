@@ -14,8 +14,8 @@ import pytest
 
 from tests.integration import tiny_cluster
 from tests.integration.conftest import Oracle
-from tests.integration.test_mixed_worker import prompt
 from tests.integration.tiny_cluster import Pair, pair, work
+from tests.integration.workers.test_mixed_worker import prompt
 from tests.local_rank_processes import LocalRankProcesses
 
 pytestmark = pytest.mark.timeout(600)

@@ -28,7 +28,7 @@ from rpc.baton.v1.router_pb2 import GenerateRequest, TokenIds
 from rpc.baton.v1.router_pb2_grpc import RouterStub
 from tests.integration.fake_cluster import PROMPT, Service, pair, service
 from tests.integration.fake_worker import FakeWorker, decode_worker
-from tests.integration.test_router_admission import NEED, reports
+from tests.integration.router.test_router_admission import NEED, reports
 
 MODEL = ServedModel(name="small", path=Path("none"), mode="disagg", max_model_len=64, vocab_size=1000)
 

@@ -377,7 +377,7 @@ class TestTls:
         with pytest.raises(BadCertificate, match="none: No such file"):
             TlsFiles(one.certificate, tmp_path / "none").check()
         (tmp_path / "noise").write_text("not a certificate")
-        with pytest.raises(BadCertificate, match="are no certificate and its key"):
+        with pytest.raises(BadCertificate, match="are not a certificate and its key"):
             TlsFiles(tmp_path / "noise", one.key).check()
 
 

@@ -22,8 +22,8 @@ from engine.spec.errors import UnsupportedModel
 from rpc.baton.v1 import worker_pb2
 from tests.integration import tiny_cluster
 from tests.integration.conftest import Oracle
-from tests.integration.test_mixed_worker import prompt, run
 from tests.integration.tiny_cluster import Link, status_of, work, worker
+from tests.integration.workers.test_mixed_worker import prompt, run
 from tests.local_rank_processes import LocalRankProcesses
 from tests.processes import starting
 from tests.unit.tiny import make_config

@@ -10,7 +10,7 @@ from router.config.settings import Routing
 from router.workers.member import WorkerState
 from tests.integration.fake_cluster import PROMPT, Service, sampling, service
 from tests.integration.fake_worker import answer, decode_worker
-from tests.integration.test_worker_probe import becomes, state
+from tests.integration.router.test_worker_probe import becomes, state
 
 HURRIED = {"worker_timeout": 0.5, "routing": Routing.ROUND_ROBIN}
 

@@ -11,8 +11,8 @@ import pytest
 from router.dispatch.routing.adaptive import AdaptivePlacing
 from router.placement import ClusterView
 from tests.integration.conftest import Oracle
-from tests.integration.test_adaptive_placement import Cluster, D, Forced, P, cluster, prompt
-from tests.integration.test_moving_answers import LENGTH, slowly, until, writers
+from tests.integration.service.test_adaptive_placement import Cluster, D, Forced, P, cluster, prompt
+from tests.integration.service.test_moving_answers import LENGTH, slowly, until, writers
 
 ACROSS = [(P, D), (D, P)]
 
