@@ -138,7 +138,9 @@ def test_memory_that_holds_something_else_is_not_taken_for_panels(monkeypatch: p
     assert panels_of(packed(weight), other, (True,)) is None
 
 
-def test_without_a_compiler_the_reason_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_the_error_names_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
 
     with pytest.raises(BuildError, match="there is no compiler"):

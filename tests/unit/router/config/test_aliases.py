@@ -193,7 +193,7 @@ def test_a_mistake_is_named_with_the_flag_that_was_given(line: str, words: list[
         assert word in message
 
 
-def test_the_same_value_by_two_names_is_no_contradiction_and_a_repeated_flag_overrides_itself() -> None:
+def test_two_names_with_the_same_value_are_accepted_and_a_repeated_flag_overrides_itself() -> None:
     line = "--model m --tp 2 --tensor-parallel-size 2 --max-num-seqs 8 --max-num-seqs 16"
     config = parse(line.split())
     assert (config.tensor_parallel_size, config.max_running_requests) == (2, 16)
