@@ -51,10 +51,10 @@ from benchmarks.lib.report import Objective, summarize
 from benchmarks.lib.servers.mode_servers import MODEL_NAME, ModeServers, mode_arguments, require_answers
 from benchmarks.lib.servers.server import ServerFailed
 
-__all__ = ["Results", "make_parser", "measure_modes", "rates_table"]
+__all__ = ["WARM_UP_SEED", "Results", "make_parser", "measure_modes", "rates_table"]
 
 _RESULTS = Path(__file__).parent / "results"
-_WARM_UP_SEED = 1_000_003
+WARM_UP_SEED = 1_000_003
 _FILE_WIDTH = 160
 """Of the output where it is no terminal's."""
 
@@ -206,7 +206,7 @@ def _sweep(
     """Rate, seed and what came of it, after a warm-up. Raises ServerFailed."""
     lengths = parse_lengths(options.input_length), parse_lengths(options.output_length)
     if options.warm_up:
-        require_answers(send(target, _workload(options.warm_up, max(options.rates), lengths, _WARM_UP_SEED)))
+        require_answers(send(target, _workload(options.warm_up, max(options.rates), lengths, WARM_UP_SEED)))
     for rate in options.rates:
         count = options.requests or max(1, round(rate * options.seconds))
         for seed in options.seeds:

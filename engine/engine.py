@@ -202,7 +202,7 @@ class Engine:
         self._check_new(request)
         if request.num_tokens >= self.max_tokens:
             raise InvalidRequest(f"{request.num_tokens} tokens do not fit: {self.max_tokens} at most")
-        active = len(self.scheduler.running) + self.kv.active_reservations
+        active = self.scheduler.num_active + self.kv.active_reservations
         if active >= self.config.scheduler.max_running_requests or self.scheduler.wants_pages:
             return None  # a preempted request, or one that waits for pages, must not starve behind newcomers
         room = min(room, self.max_tokens - request.num_tokens)
@@ -255,10 +255,10 @@ class Engine:
 
     def stats(self) -> EngineStats:
         return EngineStats(
-            waiting=self.scheduler.num_waiting,
+            waiting=len(self.scheduler.waiting),
             starved=self.scheduler.num_waiting if self.scheduler.wants_pages else 0,
             waits_for=self.scheduler.waits_for,
-            running=len(self.scheduler.running),
+            running=self.scheduler.num_active,
             waiting_tokens=sum(r.num_pending for r in self._requests.values() if r.num_pending > 1),
             available_pages=self.kv.num_available,
             pages=self.kv.pool.counts(),

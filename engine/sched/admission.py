@@ -55,6 +55,11 @@ class Admission:
             self.stopped_by = self._in_order(step, now, num_decodes, admitted)
         return admitted
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the next step may have prompts: some are in progress, or waiting ones can get a slot."""
+        return bool(self._queues.reading) or self._queues.has_slot or self._preempts
+
     def in_turn(self) -> list[Request]:
         """Prompts in progress, in the order in which they are served."""
         reading = self._queues.reading

@@ -8,7 +8,7 @@ decides.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import attrgetter
+from operator import attrgetter, not_
 from typing import Final
 
 import numpy as np
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from engine.core.request import Request
 
-__all__ = ["OutputLengths", "allowed_tokens", "peak_growth"]
+__all__ = ["OutputLengths", "allowed_tokens", "peak_growth", "produced_tokens"]
 
 _FIRST_GUESS: Final = 256.0
 _WEIGHT: Final = 0.02
@@ -34,21 +34,24 @@ class OutputLengths:
 
     def remaining(self, requests: Sequence[Request]) -> NDArray[np.int64]:
         """Expected remaining tokens; all allowed ones if only the limit can end the answer. O(requests)."""
-        produced, most = _produced(requests), _most(requests)
-        left = np.maximum(most - produced, 0)
+        return self.remaining_after(produced_tokens(requests), requests)
+
+    def remaining_after(self, produced: NDArray[np.int64], requests: Sequence[Request]) -> NDArray[np.int64]:
+        """The same, given `produced_tokens(requests)`."""
+        left = np.maximum(_most(requests) - produced, 0)
         # An answer that is already longer than most is expected to go on for as long again.
         guess: NDArray[np.int64] = np.minimum(left, np.maximum(int(self._mean) - produced, produced // 2))
         goes_on = np.fromiter(map(_IGNORE_EOS, requests), np.bool_, len(requests))
         if not goes_on.any():
             return guess
-        certain = goes_on & [not request.sampling.stop_token_ids for request in requests]
+        certain = goes_on & np.fromiter(map(not_, map(_STOP_TOKENS, requests)), np.bool_, len(requests))
         tokens: NDArray[np.int64] = np.where(certain, left, guess)
         return tokens
 
 
 def allowed_tokens(requests: Sequence[Request]) -> NDArray[np.int64]:
     """Output tokens that each request may still produce."""
-    allowed: NDArray[np.int64] = np.maximum(_most(requests) - _produced(requests), 0)
+    allowed: NDArray[np.int64] = np.maximum(_most(requests) - produced_tokens(requests), 0)
     return allowed
 
 
@@ -56,9 +59,11 @@ def allowed_tokens(requests: Sequence[Request]) -> NDArray[np.int64]:
 _OUTPUT: Final = attrgetter("output")
 _MAX_TOKENS: Final = attrgetter("sampling.max_tokens")
 _IGNORE_EOS: Final = attrgetter("sampling.ignore_eos")
+_STOP_TOKENS: Final = attrgetter("sampling.stop_token_ids")
 
 
-def _produced(requests: Sequence[Request]) -> NDArray[np.int64]:
+def produced_tokens(requests: Sequence[Request]) -> NDArray[np.int64]:
+    """Output tokens of each request so far."""
     return np.fromiter(map(len, map(_OUTPUT, requests)), np.int64, len(requests))
 
 

@@ -71,6 +71,11 @@ class Scheduler:
         return self._queues.adopted
 
     @property
+    def num_active(self) -> int:
+        """Requests with a slot, and those that arrived with their KV and get the next ones."""
+        return len(self._queues.running) + len(self._queues.adopted)
+
+    @property
     def itl_controller(self) -> ITLController | None:
         return self._share.itl_controller
 
@@ -186,7 +191,8 @@ class Scheduler:
         if self.config.batching is Batching.MIXED:
             ready = self._make_room(step)
             if self._share.tpot_controller is not None:
-                self._share.tpot_controller.plan(ready, now, prompts=self.has_prompts)
+                prompts_possible = self._admission.is_open and self.has_prompts
+                self._share.tpot_controller.plan(ready, now, prompts=prompts_possible)
             ready += self._admit(step, now, len(ready))
             decodes = self._decode(ready)
             prompts = self._prefill(len(decodes))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Final
 
 import numpy as np
 
 from engine.config import STEP_SHARE
 from engine.core.request import Request
-from engine.sched.page_forecast import OutputLengths
+from engine.sched.page_forecast import OutputLengths, produced_tokens
 
 __all__ = ["TPOTController"]
 
@@ -31,6 +32,7 @@ _PLAIN_WEIGHT: Final = 0.3
 """Weight of the newest step in the time of a step without prompts, which changes with the decodes."""
 _DAMPING: Final = 0.5
 """Weight of the newest step with prompts in the time of a prompt token."""
+_DECODES_SINCE: Final = attrgetter("decodes_since")
 
 
 class TPOTController:
@@ -76,7 +78,7 @@ class TPOTController:
         return _PROMPT_STEP * self.held_s
 
     def plan(self, decodes: Sequence[Request], now: float, *, prompts: bool) -> None:
-        """Set `budget` for a step with these decodes. `prompts`: there are some to compute.
+        """Set `budget` for a step with these decodes. `prompts`: it may compute some, so `budget` is used.
 
         Must be called for every step, since it notes when a request begins to decode. O(decodes).
         """
@@ -110,9 +112,9 @@ class TPOTController:
 
     def _slack(self, decodes: Sequence[Request], now: float) -> float:
         """Seconds that the answer with the least can lose and still have the held mean at its end."""
-        elapsed = now - np.array([request.decodes_since for request in decodes])
-        produced = np.array([len(request.output) for request in decodes])
-        remaining = self._lengths.remaining(decodes)
+        elapsed = now - np.fromiter(map(_DECODES_SINCE, decodes), np.float64, len(decodes))
+        produced = produced_tokens(decodes)
+        remaining = self._lengths.remaining_after(produced, decodes)
         allowed = self.held_s * (produced - 1 + remaining)
         slack = allowed - elapsed - min(self._mean_s, self.held_s) * remaining
         return float(slack.min())

@@ -85,6 +85,8 @@ class ReceiveFailed:
 
     handoff_id: int
     reason: str
+    by_sender: bool = False
+    """The sender refused or aborted it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,8 @@ class _Handoff:
     final: Final | None = None
     exposed_s: float = 0.0
     reason: str = ""
+    by_sender: bool = False
+    """The sender refused or aborted the handoff."""
     given_up_at: float | None = None
 
 
@@ -149,7 +151,8 @@ class KVReceiver:
                 case ReceiveAction.ACCEPT:
                     self._accept(handoff, now)
                 case ReceiveAction.FAIL:
-                    self._events.append(ReceiveFailed(handoff.ticket.handoff_id, handoff.reason))
+                    failed = ReceiveFailed(handoff.ticket.handoff_id, handoff.reason, handoff.by_sender)
+                    self._events.append(failed)
                 case ReceiveAction.FREE_PAGES:
                     self._events.append(Drained(handoff.ticket.handoff_id))
 
@@ -205,6 +208,7 @@ class KVReceiver:
             case Finish() as finish:
                 self._on_finish(handoff, finish, now)
             case Drain(reason):
+                handoff.by_sender = not handoff.reason
                 self._fire(handoff, ReceiveEvent.DRAIN, now, f"aborted by the sender: {reason}")
             case _:
                 self._unexpected[type(message.body).__name__.lower()] += 1

@@ -22,7 +22,11 @@ __all__ = [
 _RETRY_AFTER_S: Final = 5.0
 """Retry-After when no worker is ready: about the time of a worker restart."""
 
-_FAULTS: Final = (worker_pb2.FAILURE_CODE_HANDOFF, worker_pb2.FAILURE_CODE_INTERNAL)
+_FAULTS: Final = (
+    worker_pb2.FAILURE_CODE_HANDOFF,
+    worker_pb2.FAILURE_CODE_SENDER,
+    worker_pb2.FAILURE_CODE_INTERNAL,
+)
 
 
 class AttemptFailed(Exception):
@@ -47,8 +51,11 @@ class AttemptFailed(Exception):
         """The worker's process ended while it computed the request, so the request may have caused it."""
 
 
-def failure_of(failed: worker_pb2.Failed, worker_id: str) -> AttemptFailed | RouterError:
-    """AttemptFailed if a retry makes sense, else the error for the client."""
+def failure_of(failed: worker_pb2.Failed, worker_id: str, blamed: str | None) -> AttemptFailed | RouterError:
+    """AttemptFailed if a retry makes sense, else the error for the client.
+
+    `worker_id` reported the failure, the next attempt avoids `blamed`.
+    """
     reason = f"{worker_id}: {failed.message}"
     match failed.code:
         case worker_pb2.FAILURE_CODE_INVALID:
@@ -56,11 +63,9 @@ def failure_of(failed: worker_pb2.Failed, worker_id: str) -> AttemptFailed | Rou
         case worker_pb2.FAILURE_CODE_DEADLINE:
             return DeadlineExceeded(failed.message)
         case worker_pb2.FAILURE_CODE_OVERLOADED:
-            return AttemptFailed(
-                reason, worker_id, Overloaded("every worker's queue is full; try again later")
-            )
-        case worker_pb2.FAILURE_CODE_HANDOFF:
-            return AttemptFailed(reason, worker_id, Unavailable(f"the KV handoff failed: {failed.message}"))
+            return AttemptFailed(reason, blamed, Overloaded("every worker's queue is full; try again later"))
+        case worker_pb2.FAILURE_CODE_HANDOFF | worker_pb2.FAILURE_CODE_SENDER:
+            return AttemptFailed(reason, blamed, Unavailable(f"the KV handoff failed: {failed.message}"))
         case _:
             return Internal(f"the model could not process this request: {failed.message}")
 
@@ -77,7 +82,7 @@ def loss_of(loss: WorkerLost, worker_id: str, *, is_running: bool) -> AttemptFai
 
 
 def is_worker_fault(failed: worker_pb2.Failed) -> bool:
-    """Whether the worker itself may be at fault, rather than the request or the load."""
+    """Whether a worker may be at fault, rather than the request or the load."""
     return failed.code in _FAULTS
 
 

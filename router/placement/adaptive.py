@@ -51,7 +51,7 @@ class AdaptivePlacement:
             (prefill_worker, decode_worker)
             for prefill_worker in prefill_workers
             for decode_worker in _decode_workers_for(prefill_worker, decode_workers, prefill_only)
-        ]
+        ] or [(worker, worker) for worker in decode_workers]
         candidates = self._whole(request, view, pairs)
         best = min(candidate.cost for candidate in candidates)
         equal = [i for i, c in enumerate(candidates) if c.cost <= best + _INDIFFERENT]
@@ -99,8 +99,8 @@ class AdaptivePlacement:
 def _decode_workers_for(
     prefill_worker: WorkerView, decode_workers: Sequence[WorkerView], prefill_only: frozenset[WorkerId]
 ) -> list[WorkerView]:
-    """The decode workers of the shortlist, and the prefill worker itself."""
-    found = {decode_worker.id: decode_worker for decode_worker in decode_workers}
+    """The decode workers of the shortlist with a free slot, and the prefill worker itself."""
+    found = {worker.id: worker for worker in decode_workers if worker.has_slot}
     if prefill_worker.id not in prefill_only:
         found[prefill_worker.id] = prefill_worker
     return list(found.values())

@@ -8,6 +8,7 @@ from typing import Final
 
 from router.placement.policies import Candidate
 from router.placement.predict import Pace, miss, pace_of, prefill_times, time_behind
+from router.placement.slots import running_answers, slot_wait
 from router.placement.view import ClusterView, RequestView, Targets, WorkerId, WorkerView
 
 __all__ = ["Estimates", "Reading"]
@@ -15,7 +16,9 @@ __all__ = ["Estimates", "Reading"]
 _TTFT_UNCERTAINTY: Final = 0.15
 """Relative deviation of predicted TTFT: how gradually a miss becomes certain around a target."""
 _TPOT_UNCERTAINTY: Final = 0.015
-"""The same of TPOT near its target, where the scheduler's ITL controller bounds it."""
+"""The same of TPOT near its target, where the scheduler's TPOT controller bounds it."""
+_UNBOUNDED_UNCERTAINTY: Final = 0.15
+"""The same where decodes alone are slower than the target: TPOT then depends on how soon others end."""
 _DELAY_WEIGHT: Final = 0.02
 """What a delay of a whole target costs, in misses: prefers the faster of two choices that miss alike."""
 _LATE_WEIGHT: Final = 0.2
@@ -69,7 +72,8 @@ class Estimates:
             tokens = request.prompt_tokens - request.cached_on(worker)
         pace = self.pace(worker)
         before = [prompt.tokens for prompt in worker.prompts]
-        times = prefill_times([*before, tokens], pace)
+        wait = self._slot_wait(worker, view)
+        times = [max(time, wait) for time in prefill_times([*before, tokens], pace)]
         in_flight = _in_flight(worker, pace)
         misses = delay = 0.0
         if before:
@@ -139,7 +143,7 @@ class Estimates:
     ) -> Candidate:
         """`misses`, `delay`: of other requests."""
         late, slow = ttft / self.targets.ttft_s, tpot / self.targets.itl_s
-        own = 1 - (1 - miss(late, _TTFT_UNCERTAINTY)) * (1 - miss(slow, _TPOT_UNCERTAINTY))
+        own = 1 - (1 - miss(late, _TTFT_UNCERTAINTY)) * (1 - self._slow(self.pace(second), tpot))
         misses += own + _LATE_WEIGHT * max(0.0, late - 1.0)
         if not _fits(request, second):
             misses += 1.0
@@ -151,14 +155,14 @@ class Estimates:
     ) -> tuple[float, float, float]:
         """TPOT of this request there, and the misses and delays that it causes: its decode, and its prompt
         if that is computed there too."""
-        decodes, context = _decodes(worker)
+        decodes, context = running_answers(worker)
         pairs = _pairs(worker)
-        more = pace_of(worker, decodes + 1, context + request.prompt_tokens, pairs)
+        more = pace_of(worker, *running_answers(worker, 1, request.prompt_tokens), pairs)
         before = pace_of(worker, decodes, context, pairs) if decodes else more
         slower = more.tpot(self._prefill_share(worker, more, request, prompt_tokens))
         faster = before.tpot(self._prefill_share(worker, before, request, 0))
         target = self.targets.itl_s
-        change = miss(slower / target, _TPOT_UNCERTAINTY) - miss(faster / target, _TPOT_UNCERTAINTY)
+        change = self._slow(more, slower) - self._slow(before, faster)
         # Prompts that are there already are read more slowly beside one more decode.
         queued = worker.prompt_tokens / more.prefill_rate - worker.prompt_tokens / before.prefill_rate
         delay = decodes * (slower - faster) / target + max(0.0, queued) / self.targets.ttft_s
@@ -168,15 +172,25 @@ class Estimates:
         self, worker: WorkerView, request: RequestView, prompt_tokens: int
     ) -> tuple[float, float, float]:
         """The same for a prompt whose answer is decoded elsewhere."""
-        decodes, context = _decodes(worker)
+        decodes, context = running_answers(worker)
         if not decodes:
             return 0.0, 0.0, 0.0
         pace = pace_of(worker, decodes, context, _pairs(worker))
         slower = pace.tpot(self._prefill_share(worker, pace, request, prompt_tokens))
         faster = pace.tpot(self._prefill_share(worker, pace, request, 0))
         target = self.targets.itl_s
-        change = miss(slower / target, _TPOT_UNCERTAINTY) - miss(faster / target, _TPOT_UNCERTAINTY)
+        change = self._slow(pace, slower) - self._slow(pace, faster)
         return slower, decodes * change, decodes * (slower - faster) / target
+
+    def _slow(self, pace: Pace, tpot: float) -> float:
+        """Probability that an answer misses its TPOT target on a worker of that pace."""
+        bounded = pace.plain_s <= self.targets.itl_s
+        return miss(tpot / self.targets.itl_s, _TPOT_UNCERTAINTY if bounded else _UNBOUNDED_UNCERTAINTY)
+
+    def _slot_wait(self, worker: WorkerView, view: ClusterView) -> float:
+        pace = self.pace(worker)
+        usual = min(1.0, worker.prompt_rate / pace.prefill_rate)
+        return slot_wait(worker, pace.tpot(usual), view.demand.output_tokens)
 
     def _prefill_share(self, worker: WorkerView, pace: Pace, request: RequestView, more: int) -> float:
         """Share of the time, while an answer is written, in which steps have prompts in them."""
@@ -187,13 +201,8 @@ class Estimates:
 
 
 def _pace(worker: WorkerView) -> Pace:
-    decodes, context = _decodes(worker)
+    decodes, context = running_answers(worker)
     return pace_of(worker, decodes, context, _pairs(worker))
-
-
-def _decodes(worker: WorkerView) -> tuple[int, float]:
-    """Those that run, and those whose prompts are on their way to be."""
-    return worker.decodes + worker.incoming, worker.context_tokens + worker.incoming_tokens
 
 
 def _pairs(worker: WorkerView) -> float:

@@ -43,6 +43,8 @@ class WorkerFacts:
     step_target_s: float | None = None
     total_pages: int
     page_size: int
+    max_running: int | None = None
+    """Requests that it computes at a time; None: any number."""
     prior: StepTime = PRIOR
 
 
@@ -320,6 +322,7 @@ class Ledger:
             context_tokens=worker.context_tokens,
             incoming=worker.incoming,
             incoming_tokens=worker.incoming_tokens,
+            max_running=facts.max_running,
             prompt_rate=worker.given.rate(now),
             available_pages=worker.available_pages,
             total_pages=facts.total_pages,

@@ -119,12 +119,10 @@ def expected_misses(
     clean = [pace_of(worker, 0, 0.0, pairs) for worker in prefill_workers]
     tpot = targets.itl_s
     mixed: list[Pace] = []
-    load = 0.0
+    load = answers = 0.0
     for _ in range(_ROUNDS):
-        decodes = demand.requests_per_s * demand.output_tokens * tpot / len(decode_workers)
-        count = max(1, math.ceil(decodes))
-        context = decodes * demand.context_tokens
-        mixed = [pace_of(worker, count, context, pairs) for worker in decode_workers]
+        answers = demand.requests_per_s * demand.output_tokens * tpot
+        mixed = [_decoding(worker, answers / len(decode_workers), demand, pairs) for worker in decode_workers]
         rates = [pace.prefill_rate for pace in (*clean, *mixed)]
         load = demand.requests_per_s * demand.prompt_tokens / sum(rates)
         tpot = sum(pace.tpot(min(load, 1.0)) for pace in mixed) / len(mixed)
@@ -134,6 +132,13 @@ def expected_misses(
         service = demand.prompt_tokens / pace.prefill_rate + pace.mixed_s / 2
         tail = math.exp(-targets.ttft_s * max(0.0, 1.0 - load) / service)
         late += tail * pace.prefill_rate
-    late = late / sum(rates) + _LATE_WEIGHT * max(0.0, load - 1.0)
+    slots = sum(worker.max_running or math.inf for worker in decode_workers)
+    late = late / sum(rates) + _LATE_WEIGHT * max(0.0, load - 1.0, answers / slots - 1.0)
     slow = miss(tpot / targets.itl_s, 0.05) + _LATE_WEIGHT * max(0.0, tpot / targets.itl_s - 1.0)
     return late + slow
+
+
+def _decoding(worker: WorkerView, answers: float, demand: Demand, pairs: float) -> Pace:
+    """Of a worker with this many answers, of which it decodes as many at a time as it has slots."""
+    decodes = min(answers, worker.max_running or math.inf)
+    return pace_of(worker, max(1, math.ceil(decodes)), decodes * demand.context_tokens, pairs)

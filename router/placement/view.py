@@ -88,6 +88,8 @@ class WorkerView:
     """Requests that will decode here, whose prompts are queued or in progress, on any worker."""
     incoming_tokens: int = 0
     """Prompt tokens of those."""
+    max_running: int | None = None
+    """Requests that it computes at a time, each in a slot; None: any number."""
     prompt_rate: float = 0.0
     """Recent rate of prompt tokens assigned to this worker, per second."""
     available_pages: int
@@ -100,6 +102,16 @@ class WorkerView:
     def prompt_tokens(self) -> int:
         """Not computed yet, of all prompts."""
         return sum(prompt.tokens for prompt in self.prompts)
+
+    @property
+    def answers(self) -> int:
+        """That decode here, wait for a slot to do so, or will when their prompts are computed."""
+        return self.decodes + self.incoming
+
+    @property
+    def has_slot(self) -> bool:
+        """Whether a further answer could begin to decode at once."""
+        return self.max_running is None or self.answers < self.max_running
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,17 +13,19 @@ __all__ = ["H200_8B", "DeviceCosts", "work_of"]
 
 
 _MATRICES: Final = (
-    (64, 4.2e-3),
-    (96, 4.6e-3),
-    (192, 6.3e-3),
-    (256, 7.3e-3),
-    (416, 10.3e-3),
-    (512, 11.1e-3),
+    (1, 3.45e-3),
+    (64, 3.9e-3),
+    (96, 4.75e-3),
+    (160, 5.3e-3),
+    (256, 6.8e-3),
+    (396, 9.9e-3),
+    (512, 12.45e-3),
     (1024, 22.4e-3),
     (2048, 46.0e-3),
     (16_384, 371.0e-3),
 )
-"""Seconds of all matrix products of a step, by number of rows."""
+"""Seconds of all matrix products of a step, by number of rows. Up to 512: steps measured in the engine
+(`benchmarks.gpu_decode`, step 40 of benchmarks/NOTES.md), less the other terms of `DeviceCosts`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +34,13 @@ class DeviceCosts:
 
     matrices: tuple[tuple[int, float], ...] = _MATRICES
     """Rows and seconds, interpolated between; fewer rows take as long as the first."""
-    context: float = 33e-9
+    context: float = 31e-9
     """To read the KV of one token of a decode's context."""
     pair: float = 1.1e-9
     """Attention, per pair of a prompt token and a token that it attends to."""
-    step: float = 0.9e-3
+    step: float = 0.5e-3
     """Everything else on the device."""
-    prompts: float = 1.5e-3
+    prompts: float = 1.0e-3
     """Added by any prompt tokens."""
     host: float = 1.3e-3
     """Host time to plan and prepare a step."""

@@ -52,7 +52,7 @@ def begin_move(source: SimWorker, target: SimWorker, here: Request) -> Moving | 
     known = [token for token in here.output if token >= 0]
     sampling = SamplingParams(max_tokens=here.sampling.max_tokens, ignore_eos=True)
     there = Request(id=here.id, prompt=here.prompt, sampling=sampling, output=known)
-    active = len(target.scheduler.running) + len(target.kv.reservations)
+    active = target.scheduler.num_active + len(target.kv.reservations)
     reservation = target.kv.reserve(there, headroom=active, room=_ROOM_TOKENS)
     if reservation is None:
         return None

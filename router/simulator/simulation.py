@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -37,6 +38,7 @@ from router.placement import (
 from router.simulator.device import H200_8B, DeviceCosts
 from router.simulator.moving import Moving, begin_move
 from router.simulator.outcome import Outcome
+from router.simulator.routing import Routing
 from router.simulator.traffic import Arrival
 from router.simulator.worker import SimWorker, StepReport, WorkerSettings
 
@@ -123,6 +125,7 @@ class Simulation:
                     step_target_s=worker.scheduler.config.step_target_s,
                     total_pages=settings.num_pages,
                     page_size=settings.page_size,
+                    max_running=settings.max_running,
                     prior=cluster.prior,
                 )
             )
@@ -131,6 +134,9 @@ class Simulation:
         self._serial = count()
         self._handoffs: dict[int, _Handoff] = {}
         self._moves = moves
+        self._routing = Routing(policy, self.ledger, self.workers, cluster.preferences)
+        self._held: deque[tuple[int, Arrival]] = deque()
+        """Requests that the router holds back, in order of arrival."""
         self._left = 0
         """Requests that have not ended."""
         self._decoding: dict[int, tuple[SimWorker, Request]] = {}
@@ -158,16 +164,29 @@ class Simulation:
     # ------------------------------------------------------------------------------ the router
 
     def _arrive(self, numbered: tuple[int, Arrival]) -> None:
-        number, arrival = numbered
+        self._held.append(numbered)
+        self._send_held()
+
+    def _send_held(self) -> None:
+        """Send the requests that are held back, while workers have room for them."""
+        while self._held:
+            number, arrival = self._held[0]
+            if not self._send(number, arrival):
+                return
+            self._held.popleft()
+
+    def _send(self, number: int, arrival: Arrival) -> bool:
+        """False: the router holds the request back."""
         prompt = arrival.prompt()
-        view = self.ledger.view(self.now)
         request = RequestView(
             prompt_tokens=arrival.prompt_tokens,
             expected_output=self.ledger.expected_output(arrival.max_tokens),
-            arrived=self.now,
+            arrived=arrival.at + self.cluster.front_in_s,
             cached=self._cached(prompt),
         )
-        placement = self.policy.place(request, view)
+        placement = self._routing.place(request, self.now)
+        if placement is None:
+            return False
         self.ledger.placed(number, request, placement, self.now)
         outcome = self.outcomes[number]
         outcome.prefill_worker = int(placement.prefill_worker)
@@ -183,8 +202,10 @@ class Simulation:
             engine_request = _request(number, prompt[: placement.split], 0)
         if placement.split is not None or (not placement.is_local and arrival.max_tokens > 1):
             destination = self.workers[outcome.decode_worker]
+            self._routing.promise(destination, arrival.prompt_tokens)
             self._handoffs[number] = _Handoff(source, destination, engine_request, prompt)
         source.submit(engine_request, self.now)
+        return True
 
     def _cached(self, prompt: Sequence[int]) -> dict[str, int]:
         """The cached prefixes known to a prefix-aware router; here, exactly those in the cache."""
@@ -196,7 +217,10 @@ class Simulation:
         return cached
 
     def _heard(self, heard: tuple[SimWorker, StepReport]) -> None:
-        worker, report = heard
+        self._take_in(*heard)
+        self._send_held()
+
+    def _take_in(self, worker: SimWorker, report: StepReport) -> None:
         ledger, name = self.ledger, str(worker.number)
         for request, computed in report.progress:
             ledger.progressed(request.id, max(self.outcomes[request.id].prompt_tokens - computed, 1))
@@ -269,6 +293,7 @@ class Simulation:
     def _reserve(self, handoff: _Handoff) -> None:
         source = handoff.request
         limit = self.outcomes[source.id].max_tokens
+        self._routing.asked(handoff.destination, len(handoff.prompt))
         handoff.destination.reserve(_request(source.id, handoff.prompt, limit), self.now)
 
     def _attached(self, handoff: _Handoff) -> None:

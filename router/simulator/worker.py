@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -134,6 +135,11 @@ class SimWorker:
         self._borrowers: deque[Request] = deque()
         """Requests whose KV will arrive, waiting for pages."""
 
+    @property
+    def queued_handoffs(self) -> Collection[Request]:
+        """Requests whose KV will arrive, and that wait for pages or a slot."""
+        return self._borrowers
+
     def submit(self, request: Request, now: float) -> None:
         self.scheduler.submit(request)
         self._poke(now)
@@ -239,7 +245,7 @@ class SimWorker:
 
     def _lend(self, now: float) -> None:
         while self._borrowers:
-            active = len(self.scheduler.running) + len(self.kv.reservations)
+            active = self.scheduler.num_active + len(self.kv.reservations)
             if active >= self.settings.max_running or self.scheduler.wants_pages:
                 return
             reservation = self.kv.reserve(self._borrowers[0], headroom=active)

@@ -64,6 +64,8 @@ class Fencing:
         self._ask_s = ask_s
         self._sessions: dict[int, Session] = {}
         """By epoch."""
+        self._newest: dict[str, int] = {}
+        """Epoch of each worker's latest session."""
         self._lost: dict[int, Incarnation] = {}
         self._fences: list[worker_pb2.Command] = []
         """All fences so far: a worker that connects later may hold pages for a peer fenced before."""
@@ -82,6 +84,7 @@ class Fencing:
     def begun(self, session: Session) -> None:
         """Register a session and send it all fences. Call before sending any other command over it."""
         self._sessions[session.info.epoch] = session
+        self._newest[session.info.worker_id] = session.info.epoch
         self._lost.pop(session.info.epoch, None)  # the same process, which was only unreachable
         for fence in self._fences:
             session.send(fence)
@@ -89,12 +92,14 @@ class Fencing:
     def ended(self, session: Session) -> None:
         """Register the end of a session, whose process may be dead."""
         self._sessions.pop(session.info.epoch, None)
-        self._lost[session.info.epoch] = Incarnation.of(session.info)
-        self._some_lost.set()
+        if session.info.node:
+            self._lost[session.info.epoch] = Incarnation.of(session.info)
+            self._some_lost.set()
 
     async def _run(self) -> None:
         while True:
             await self._some_lost.wait()
+            replaced = [i for i in self._lost.values() if self._newest.get(i.worker_id) != i.epoch]
             try:
                 dead = await self._dead_nodes()
             except Exception as error:  # Ray's errors share no base class; it is polled again
@@ -102,13 +107,24 @@ class Fencing:
             else:
                 for incarnation in newly_dead(list(self._lost.values()), dead):
                     self._fence(incarnation)
+                self._forget(replaced)
             await asyncio.sleep(self._ask_s)
+
+    def _forget(self, incarnations: Collection[Incarnation]) -> None:
+        """Ask Ray about these no more.
+
+        Ray restarts a worker when its process has ended or its node is dead. A worker that had been restarted
+        before Ray was asked, and whose node was not dead then, has therefore ended on a living node, whose
+        kernel closed its connections: its peers know.
+        """
+        for incarnation in incarnations:
+            self._lost.pop(incarnation.epoch, None)
+        if not self._lost:
+            self._some_lost.clear()
 
     def _fence(self, incarnation: Incarnation) -> None:
         _log.warning("%s is fenced: its node %s is dead", incarnation.worker_id, incarnation.node)
-        del self._lost[incarnation.epoch]
-        if not self._lost:
-            self._some_lost.clear()
+        self._forget([incarnation])
         fence = worker_pb2.Fence(
             worker_id=incarnation.worker_id,
             epoch=incarnation.epoch,

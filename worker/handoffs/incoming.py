@@ -130,11 +130,12 @@ class IncomingHandoffs:
                     self._answers.outbox.reserved(incoming.job, ticket_to_proto(ticket), incoming.waited_s)
             case Ready():
                 self._on_ready(event)
-            case ReceiveFailed(handoff_id, reason):
+            case ReceiveFailed(handoff_id, reason, by_sender):
                 if (incoming := self._incoming.get(handoff_id)) is not None:
                     self._quarantine(incoming)
                     self._answers.metrics.transfer_failures.inc()
-                    self._answers.fail(incoming.job, worker_pb2.FAILURE_CODE_HANDOFF, reason)
+                    code = worker_pb2.FAILURE_CODE_SENDER if by_sender else worker_pb2.FAILURE_CODE_HANDOFF
+                    self._answers.fail(incoming.job, code, reason)
             case Drained(handoff_id):
                 self._engine.free_reservation(self._quarantined.pop(handoff_id))
 

@@ -120,7 +120,7 @@ class DisaggAttempt(Attempt):
             case worker_pb2.HandedOver():
                 self._on_source_sent(decode)
             case worker_pb2.Failed() as failed:
-                self._part_failed(decode, decode.failed(failed))
+                self._part_failed(decode, decode.failed(failed, sender=self._prefill))
             case WorkerLost() as loss:
                 self._part_failed(decode, decode.lost(loss))
             case _:

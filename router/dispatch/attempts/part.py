@@ -45,12 +45,20 @@ class Part:
             self._end()
             self.session.breaker.request_done()
 
-    def failed(self, failed: worker_pb2.Failed) -> AttemptFailed | RouterError:
-        """The worker reported a failure; returns the resulting error of the request."""
+    def failed(self, failed: worker_pb2.Failed, sender: Part | None = None) -> AttemptFailed | RouterError:
+        """The worker reported a failure; returns the resulting error of the request.
+
+        `sender`: the worker to blame if the sender of the KV gave up; None: nobody. The source of a move may
+        refuse it for good reasons, such as the end of the answer.
+        """
         self._end()
-        if is_worker_fault(failed):
-            self.session.breaker.request_failed()
-        return failure_of(failed, self.session.worker_id)
+        by_sender = failed.code == worker_pb2.FAILURE_CODE_SENDER
+        blamed = sender if by_sender else self
+        if blamed is not None and is_worker_fault(failed):
+            blamed.session.breaker.request_failed()
+        return failure_of(
+            failed, self.session.worker_id, None if blamed is None else blamed.session.worker_id
+        )
 
     def lost(self, loss: WorkerLost) -> AttemptFailed:
         """The connection to the worker is lost; returns the resulting error of the request."""

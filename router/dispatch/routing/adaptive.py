@@ -324,6 +324,7 @@ def _facts(key: WorkerId, session: WorkerSession) -> WorkerFacts:
         step_target_s=info.step_target_s or None,
         total_pages=info.num_pages,
         page_size=info.page_size,
+        max_running=info.max_running_requests or None,
     )
 
 

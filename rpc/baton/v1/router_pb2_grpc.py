@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class RouterStub:
-    """The gRPC frontend. The same requests as OpenAI's HTTP API, without JSON.
+    """The gRPC API: the requests of the OpenAI-compatible HTTP API, without JSON.
     """
 
     def __init__(self, channel):
@@ -63,7 +63,7 @@ class RouterStub:
 
 
 class RouterServicer:
-    """The gRPC frontend. The same requests as OpenAI's HTTP API, without JSON.
+    """The gRPC API: the requests of the OpenAI-compatible HTTP API, without JSON.
     """
 
     def Generate(self, request, context):
@@ -133,7 +133,7 @@ def add_RouterServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Router:
-    """The gRPC frontend. The same requests as OpenAI's HTTP API, without JSON.
+    """The gRPC API: the requests of the OpenAI-compatible HTTP API, without JSON.
     """
 
     @staticmethod

@@ -22,6 +22,7 @@ class FailureCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FAILURE_CODE_DEADLINE: _ClassVar[FailureCode]
     FAILURE_CODE_HANDOFF: _ClassVar[FailureCode]
     FAILURE_CODE_INTERNAL: _ClassVar[FailureCode]
+    FAILURE_CODE_SENDER: _ClassVar[FailureCode]
 ROLE_UNSPECIFIED: Role
 ROLE_PREFILL: Role
 ROLE_DECODE: Role
@@ -31,6 +32,7 @@ FAILURE_CODE_OVERLOADED: FailureCode
 FAILURE_CODE_DEADLINE: FailureCode
 FAILURE_CODE_HANDOFF: FailureCode
 FAILURE_CODE_INTERNAL: FailureCode
+FAILURE_CODE_SENDER: FailureCode
 
 class DescribeRequest(_message.Message):
     __slots__ = ()

@@ -26,11 +26,11 @@ if _version_not_supported:
 
 
 class WorkerStub:
-    """What the router says to a worker, and what a worker reports back.
+    """Commands of the router to a worker, and events of the worker.
 
-    All traffic of requests goes over ONE bidirectional stream a worker: commands in, and one EventBatch
-    an engine step out, carrying the new tokens of every request. When the stream breaks, the worker
-    aborts every request that came over it: a router that died leaves nothing behind.
+    Each worker has one bidirectional stream for all requests: commands in, and out one EventBatch per
+    engine step with the new tokens of every request. When the stream breaks, the worker aborts every
+    request that it received over it, so nothing is left over from a router that died.
     """
 
     def __init__(self, channel):
@@ -57,11 +57,11 @@ class WorkerStub:
 
 
 class WorkerServicer:
-    """What the router says to a worker, and what a worker reports back.
+    """Commands of the router to a worker, and events of the worker.
 
-    All traffic of requests goes over ONE bidirectional stream a worker: commands in, and one EventBatch
-    an engine step out, carrying the new tokens of every request. When the stream breaks, the worker
-    aborts every request that came over it: a router that died leaves nothing behind.
+    Each worker has one bidirectional stream for all requests: commands in, and out one EventBatch per
+    engine step with the new tokens of every request. When the stream breaks, the worker aborts every
+    request that it received over it, so nothing is left over from a router that died.
     """
 
     def Session(self, request_iterator, context):
@@ -109,11 +109,11 @@ def add_WorkerServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Worker:
-    """What the router says to a worker, and what a worker reports back.
+    """Commands of the router to a worker, and events of the worker.
 
-    All traffic of requests goes over ONE bidirectional stream a worker: commands in, and one EventBatch
-    an engine step out, carrying the new tokens of every request. When the stream breaks, the worker
-    aborts every request that came over it: a router that died leaves nothing behind.
+    Each worker has one bidirectional stream for all requests: commands in, and out one EventBatch per
+    engine step with the new tokens of every request. When the stream breaks, the worker aborts every
+    request that it received over it, so nothing is left over from a router that died.
     """
 
     @staticmethod

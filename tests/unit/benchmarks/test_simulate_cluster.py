@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import benchmarks
 from benchmarks.cluster.scenario import LOADS
 from benchmarks.lib.load.workload import Fixed, LogNormal, Uniform, make_workload
+from benchmarks.lib.outcomes import Run
+from benchmarks.modes import WARM_UP_SEED
+from benchmarks.replay import deployment_of, replay
 from router.config.choices import Mode
 from router.placement import (
     ClusterView,
@@ -22,6 +24,7 @@ from router.placement import (
     Why,
 )
 from router.simulator.deployment import Deployment
+from router.simulator.objective import Objective
 from router.simulator.outcome import STRICT
 from router.simulator.simulation import ClusterSpec, Simulation
 from router.simulator.traffic import Arrival, bursts, chats, day, mooncake, poisson
@@ -31,7 +34,7 @@ MODES = [Deployment(mode=mode) for mode in Mode]
 EVERY = [*MODES, Deployment(mode=Mode.ADAPTIVE, splits=True, moves=True)]
 
 MEASURED_CHUNK = 16_384
-"""Step budget of all workers when results/modes-cuda.json was made."""
+"""Step budget of all workers when handoffs were measured."""
 
 
 @pytest.mark.parametrize("deployment", EVERY, ids=lambda d: d.name)
@@ -88,7 +91,7 @@ def test_split_prompts_are_computed_once_and_answered() -> None:
 
 def test_answers_move_off_a_worker_that_is_too_slow_and_none_is_lost() -> None:
     simulation = forced(Forced(), Moves(Targets(ttft_s=0.5, itl_s=0.006)))
-    load = LOADS["long-out"](10.0, 3.0, 4)
+    load = LOADS["long-out"](24.0, 3.0, 4)
     outcomes = simulation.run(load)
     assert [o.tokens for o in outcomes] == [a.max_tokens for a in load]
     assert 0 < sum(o.moves for o in outcomes) <= len(load)
@@ -107,24 +110,30 @@ def test_a_lone_prompts_handoff_costs_what_was_measured() -> None:
         assert (there.second - there.first) - (here.second - here.first) == pytest.approx(measured, abs=0.003)
 
 
-@pytest.mark.parametrize(("mode", "rate"), [("mixed", 8.0), ("disagg", 16.0)])
+@pytest.mark.parametrize(("mode", "rate"), [("mixed", 14.0), ("disagg", 18.0)])
 def test_it_agrees_with_what_was_measured_on_two_gpus(mode: str, rate: float) -> None:
-    """The very arrivals of `benchmarks.modes`, with which results/modes-cuda.json was made."""
-    points = json.loads((Path(benchmarks.__file__).parent / "results" / "modes-cuda.json").read_text())[
-        "points"
-    ]
-    measured = next(p["summary"] for p in points if (p["mode"], p["rate"]) == (mode, rate))
-    work = make_workload(
-        count=round(12 * rate),
-        rate=rate,
-        input_lengths=LogNormal(2048, 0.8, 16_384),
-        output_lengths=Uniform(128, 512),
-        seed=1,
+    """The very requests with which results/modes-h200-x2.json was made."""
+    content = json.loads((Path(benchmarks.__file__).parent / "results" / "modes-h200-x2.json").read_text())
+    runs = map(Run.from_json, content["points"])
+    run = next(r for r in runs if (r.mode, r.rate, r.seed) == (mode, rate, 2))
+    warm_up, load = (
+        make_workload(
+            count=count,
+            rate=of,
+            input_lengths=LogNormal(2048, 0.8, 16_384),
+            output_lengths=Uniform(128, 512),
+            seed=seed,
+        )
+        for count, of, seed in ((64, 18.0, WARM_UP_SEED), (round(20 * rate), rate, 2))
     )
-    load = [Arrival(w.arrival_s, len(w.prompt), w.max_tokens) for w in work]
-    outcomes = Deployment(mode=Mode(mode), chunk_tokens=MEASURED_CHUNK).simulation().run(load)
-    assert np.median([o.ttft for o in outcomes]) == pytest.approx(measured["ttft"]["p50"], rel=0.15)
-    assert np.median([o.tpot for o in outcomes]) == pytest.approx(measured["tpot"]["p50"], rel=0.1)
+    objective = Objective(ttft_s=0.5, tpot_s=0.015)
+    deployment = deployment_of(mode, content["flags"][mode], objective)
+    replayed = replay(run, deployment, warm_up, load, objective)
+    measured, simulated = replayed.measured, replayed.simulated
+    assert simulated.good == pytest.approx(measured.good, abs=0.04)
+    assert simulated.ttft_p50 == pytest.approx(measured.ttft_p50, rel=0.15)
+    assert simulated.ttft_p99 == pytest.approx(measured.ttft_p99, rel=0.15)
+    assert simulated.tpot_p50 == pytest.approx(measured.tpot_p50, rel=0.2)
 
 
 def test_adaptive_keeps_what_the_better_fixed_mode_keeps() -> None:

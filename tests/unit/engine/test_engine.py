@@ -213,6 +213,16 @@ def test_only_prompts_still_to_be_read_make_a_step_with_prompts(batching: Batchi
     assert not engine.scheduler.has_prompts
 
 
+def test_a_request_whose_kv_has_arrived_counts_as_running_before_its_first_step() -> None:
+    engine = make_engine(max_running_requests=1)
+    arrived = make_request(1, list(range(9)))
+    reservation = engine.reserve(arrived)
+    assert reservation is not None
+    deliver(engine, arrived, reservation)
+    assert (engine.stats().running, engine.stats().waiting) == (1, 0)
+    assert engine.reserve(make_request(2, list(range(9)))) is None
+
+
 @pytest.mark.parametrize("overlap", [False, True])
 def test_kv_of_another_worker_is_decoded_like_local_kv(overlap: bool) -> None:
     engine = make_engine(overlap=overlap)

@@ -46,6 +46,7 @@ def test_an_aborted_receiver_waits_for_the_writes_to_end(pair: Pair) -> None:
     assert len(pair.network.writes) == 1  # nothing new is started
     pair.settle()
     assert pair.kinds() == ([SendFailed], [ReceiveFailed, Drained])
+    assert not pair.received[0].by_sender
 
 
 def test_a_lost_revoke_is_repeated_until_it_is_answered(pair: Pair) -> None:

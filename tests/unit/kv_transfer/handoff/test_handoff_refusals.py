@@ -38,6 +38,7 @@ def test_a_ticket_that_contradicts_itself_or_the_pool_is_refused(pair: Pair, cha
     pair.sender.attach(replace(pair.reserve(), **change), 0.0)
     pair.settle()
     assert pair.kinds() == ([SendFailed], [ReceiveFailed, Drained])
+    assert pair.received[0].by_sender
     assert not pair.network.writes
 
 

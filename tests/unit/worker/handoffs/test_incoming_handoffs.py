@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from unittest.mock import Mock
 
+import pytest
+
 from engine.engine import Engine
+from kv_transfer import ReceiveFailed
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from tests.unit.engine.engines import make_engine, make_request
 from tests.unit.worker.handlers import Handled, handled
@@ -84,3 +87,17 @@ def test_handoffs_aborted_while_they_waited_take_no_room_in_the_queue() -> None:
     worker.handler.abort(2)
     hand_off(worker, 4, [6] * 4)
     assert failures(worker) == []
+
+
+@pytest.mark.parametrize(
+    ("by_sender", "code"),
+    [(True, worker_pb2.FAILURE_CODE_SENDER), (False, worker_pb2.FAILURE_CODE_HANDOFF)],
+)
+def test_a_handoff_that_its_sender_gave_up_is_no_failure_of_this_worker(
+    by_sender: bool, code: worker_pb2.FailureCode
+) -> None:
+    worker = make_worker(make_engine(num_pages=8))
+    hand_off(worker, 1, [5] * 9)
+    worker.handler.tick(0.0)
+    worker.handler.on_transfer(ReceiveFailed(1, "test", by_sender))
+    assert failures(worker) == [(1, code)]

@@ -180,7 +180,7 @@ class PlayedWorker(FakeSession):
         if self.jobs.pop(source_id, None) is not None:
             self.events.append(worker_pb2.HandedOver(request_id=source_id))
 
-    def fail(self, handoff: Handoff) -> None:
+    def fail(self, handoff: Handoff, code: worker_pb2.FailureCode = worker_pb2.FAILURE_CODE_HANDOFF) -> None:
         """The two do not reach each other, or one gives up. A target that has everything goes on."""
         arrived = handoff.stage is Stage.ACCEPTED
         self._over(handoff)
@@ -188,7 +188,7 @@ class PlayedWorker(FakeSession):
         if source is not None and source.alive and job is not None and job.hand_off:
             source._lose_handoff(job)
         if handoff.target.alive and not arrived:
-            handoff.target._failed(handoff.work.request_id, worker_pb2.FAILURE_CODE_HANDOFF)
+            handoff.target._failed(handoff.work.request_id, code)
 
     # ------------------------------------------------------------------------------ inside
 
@@ -200,7 +200,7 @@ class PlayedWorker(FakeSession):
             return
         handoff.source, handoff.job = self, job
         if job is None:
-            self.fail(handoff)
+            self.fail(handoff, worker_pb2.FAILURE_CODE_SENDER)
 
     def _migrate(self, migrate: worker_pb2.Migrate) -> None:
         job = self.jobs.get(migrate.request_id)
