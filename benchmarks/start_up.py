@@ -98,8 +98,8 @@ def _sample(router: psutil.Process, began: float, start: StartUp, ready: threadi
                 seconds[process.pid] = times.user + times.system
                 titles[process.pid] = _title(process)
                 seen.setdefault(process.pid, time.monotonic() - began)
-            except psutil.NoSuchProcess:
-                continue
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                continue  # it ended between the calls
         if over or time.monotonic() - began > _TIMEOUT_S:
             break
     sums: dict[str, float] = defaultdict(float)
@@ -134,7 +134,10 @@ def main() -> None:
     options = _parser().parse_args()
     flags = options.flags[1:] if options.flags[:1] == ["--"] else options.flags
     origin = provenance()
-    starts = [measure(flags) for _ in range(options.runs)]
+    try:
+        starts = [measure(flags) for _ in range(options.runs)]
+    except StartFailed as error:
+        sys.exit(f"the router did not start:\n{error}")
     console = Console()
     console.print(f"router {shlex.join(flags)}", highlight=False)
     for at, line in starts[-1].lines:

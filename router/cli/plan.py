@@ -170,7 +170,10 @@ def _predict(found: Sequence[Candidate], load: Load, targets: Targets) -> list[P
 
 
 def _title(options: argparse.Namespace, load: Load, targets: Targets, predicted: Sequence[Prediction]) -> str:
-    source = options.trace.name if options.trace is not None else "Poisson arrivals"
+    if options.trace is not None:
+        arrivals = f"{options.trace.name}, {load.rate:.2f} requests/s"
+    else:
+        arrivals = f"Poisson arrivals at {options.rate:g} requests/s ({load.rate:.2f} drawn)"
     bases = {prediction.candidate.basis for prediction in predicted}
     if bases == {Basis.MEASURED}:
         times = "step times measured on this model's shape and GPU"
@@ -180,7 +183,7 @@ def _title(options: argparse.Namespace, load: Load, targets: Targets, predicted:
         times = "step times measured with TP 1, estimated by a roofline with more"
     return (
         f"Predicted by simulation; {options.model} on {options.gpus} x {options.gpu}, {times}\n"
-        f"{source}, {load.rate:.2f} requests/s; good: TTFT ≤ {1e3 * targets.ttft_s:g} ms,"
+        f"{arrivals}; good: TTFT ≤ {1e3 * targets.ttft_s:g} ms,"
         f" TPOT ≤ {1e3 * targets.itl_s:g} ms"
     )
 
@@ -231,8 +234,11 @@ def _say(console: Console, options: argparse.Namespace, advice: Advice, targets:
     console.print(advice.text, highlight=False, soft_wrap=True)
     if advice.meets:
         flags = advice.best.candidate.flags(targets)
-        command = shlex.join(["router", "--model", options.model, *flags])
+        is_shape = options.model in SHAPES  # a name of this command alone
+        command = shlex.join(["router", "--model", "MODEL" if is_shape else options.model, *flags])
         console.print(f"  {command}", highlight=False, soft_wrap=True)
+        if is_shape:
+            console.print(f"  MODEL: a folder or hub id with the weights of {options.model}", highlight=False)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -229,7 +229,9 @@ def test_the_command_prints_a_table_a_recommendation_and_the_flags(
     assert "Predicted by simulation" in out
     assert "measured with TP 1, estimated by a roofline with more" in out
     assert "Do not disaggregate: mixed x2 keeps 100.0% good" in out
-    assert "router --model llama-3.1-8b --mode mixed --decode-workers 2" in out
+    assert "router --model MODEL --mode mixed --decode-workers 2" in out
+    assert "MODEL: a folder or hub id with the weights of llama-3.1-8b" in out
+    assert "Poisson arrivals at 10 requests/s (" in out
 
 
 def test_the_command_reads_a_trace_and_reports_what_is_estimated(
