@@ -53,7 +53,7 @@ def _rows(body: type[BaseModel]) -> Iterator[tuple[int, str, str, str]]:
                 yield 1, shown, "no effect", reason
             case Refused(reason, neutral):
                 allowed = " or ".join(f"`{_json(value)}`" for value in neutral)
-                yield 2, shown, "refused", reason + (f"; {allowed} is let through" if allowed else "")
+                yield 2, shown, "refused", reason + (f"; {allowed} is accepted" if allowed else "")
 
 
 def _description(field: FieldInfo) -> str:

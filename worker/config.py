@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 
 from common.metric_export import MetricNames
@@ -42,6 +43,8 @@ class WorkerConfig:
     """Ray's id of its node, set by the worker itself; empty without Ray."""
     router_certificate: bytes | None = None
     """PEM. Only the holder of its key may connect. None: no authentication, allowed on loopback only."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables that each rank's process sets before it imports torch, whose libraries read them then."""
     mode: str = "mixed"
     """Mode of the cluster; a label of this worker's metrics."""
     metric_names: MetricNames = MetricNames.BATON

@@ -1,4 +1,4 @@
-"""The 2 x 2 figure of a run of `benchmarks.chunked`: TTFT, TPOT, ITL and E2E over the load."""
+"""The 2 x 2 figure of `benchmarks.chunked`: TTFT, TPOT, ITL and E2E over the load or the chunk size."""
 
 from __future__ import annotations
 
@@ -19,36 +19,42 @@ _METRICS: Final = ("ttft", "tpot", "itl", "e2e")
 
 
 class Mark(NamedTuple):
-    """One setting at one load."""
+    """One point of a line."""
 
-    setting: str
-    load: float
-    """Of the highest rate that was sent; or any other scale of load."""
+    line: str
+    x: float
     spreads: dict[str, Percentiles]
     """By "ttft", "tpot", "itl" and "e2e", in seconds."""
 
 
-def plot_chunks(marks: Sequence[Mark], title: str, path: Path) -> None:
-    """p90 as a line, p50 to p90 as a band, p99 as hollow circles; one colour a setting, time in ms."""
+def plot_chunks(
+    marks: Sequence[Mark], title: str, path: Path, *, x_label: str, x_names: Sequence[str] = ()
+) -> None:
+    """p90 as a line, p50 to p90 as a band, p99 as hollow circles; one colour a line, time in ms.
+
+    `x_names`: of x = 0, 1, …; none: x is a number.
+    """
     figure, axes = plt.subplots(2, 2, figsize=(12, 8), layout="constrained", sharex=True)
-    settings = list(dict.fromkeys(mark.setting for mark in marks))
+    lines = list(dict.fromkeys(mark.line for mark in marks))
     colors = plt.get_cmap("viridis")
     for ax, metric in zip(axes.flat, _METRICS, strict=True):
-        for index, setting in enumerate(settings):
-            own = sorted((mark for mark in marks if mark.setting == setting), key=lambda mark: mark.load)
-            loads = [mark.load for mark in own]
+        for index, line in enumerate(lines):
+            own = sorted((mark for mark in marks if mark.line == line), key=lambda mark: mark.x)
+            places = [mark.x for mark in own]
             p50, p90, p99 = (
                 [getattr(mark.spreads[metric], p) * 1e3 for mark in own] for p in ("p50", "p90", "p99")
             )
-            color = colors(index / max(len(settings) - 1, 1))
-            ax.fill_between(loads, p50, p90, color=color, alpha=0.12, lw=0)
-            ax.plot(loads, p90, color=color, label=setting)
-            ax.scatter(loads, p99, s=22, facecolors="none", edgecolors=color)
+            color = colors(index / max(len(lines) - 1, 1))
+            ax.fill_between(places, p50, p90, color=color, alpha=0.12, lw=0)
+            ax.plot(places, p90, color=color, label=line)
+            ax.scatter(places, p99, s=22, facecolors="none", edgecolors=color)
         ax.set_title(f"{metric.upper()}, ms", fontsize=10)
         ax.set_yscale("log")
         ax.spines[["top", "right"]].set_visible(False)
     for ax in axes[1]:
-        ax.set_xlabel("load")
+        ax.set_xlabel(x_label)
+        if x_names:
+            ax.set_xticks(range(len(x_names)), x_names)
     axes[0][0].legend(frameon=False, fontsize=8)
     figure.suptitle(f"{title}\nline p90, band p50 to p90, circles p99", fontsize=10)
     figure.savefig(path, dpi=150)

@@ -24,6 +24,9 @@ __all__ = ["blocks_of", "row_blocks"]
 
 _WIDTHS: Final = (64, 48, 32, 24, 16, 8)
 
+_widths: Final[dict[tuple[int, int, int], int | None]] = {}
+"""By (out, in, threads), the width of the blocks of weights that were compared; None: they have no blocks."""
+
 
 def row_blocks(packed_weight: Tensor, weight: Tensor) -> Tensor | None:
     """The blocks of `packed_weight`; None if this machine multiplies a single row faster without them."""
@@ -33,8 +36,8 @@ def row_blocks(packed_weight: Tensor, weight: Tensor) -> Tensor | None:
 def blocks_of(packed_weight: Tensor, weight: Tensor) -> Tensor | None:
     """The memory of `packed_weight` as [out / b, in, b]; None if it has another layout.
 
-    Valid as long as `packed_weight` is. `weight` [out, in] is the weight before packing; every element is
-    compared with it.
+    Valid as long as `packed_weight` is. `weight` [out, in] is the weight before packing. The layout depends
+    on the shape and the number of threads: for the first weight of a shape every element is compared.
     """
     if not packed_weight.is_mkldnn or weight.dtype != torch.float32:
         return None
@@ -44,12 +47,22 @@ def blocks_of(packed_weight: Tensor, weight: Tensor) -> Tensor | None:
     memory = (ctypes.c_char * num_bytes).from_address(torch.ops.mkldnn.data_ptr(packed_weight))
     flat = torch.from_numpy(np.frombuffer(memory, dtype=np.float32))
     rows, columns = weight.shape
+    packing = rows, columns, torch.get_num_threads()
+    if packing not in _widths:
+        _widths[packing] = _width(flat, weight)
+    width = _widths[packing]
+    return None if width is None else flat.view(rows // width, columns, width)
+
+
+def _width(flat: Tensor, weight: Tensor) -> int | None:
+    """The b with which `flat` is [out / b, in, b] of `weight`; None if there is none."""
+    rows, columns = weight.shape
     for width in _WIDTHS:
         if rows % width == 0:
             blocks = flat.view(rows // width, columns, width)
             if torch.equal(blocks[0], weight[:width].t()):
                 same = torch.equal(blocks.transpose(1, 2), weight.view(-1, width, columns))
-                return blocks if same else None
+                return width if same else None
     return None
 
 

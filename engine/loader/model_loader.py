@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from common.progress import Progress, silent
+from engine.device.cpu_threads import in_parallel
 from engine.layers.select import ops_for
 from engine.loader.dummy_weights import fill_randomly
 from engine.loader.safetensors_reader import read_tensors, weight_files
@@ -41,8 +42,8 @@ def load_model(
 ) -> CausalLM:
     """Build the model of `folder` and fill its weights, from safetensors or, for "dummy", from `seed`.
 
-    With tensor parallelism, only this rank's part. One tensor at a time passes through host memory, so peak
-    memory is the model and its largest tensor.
+    With tensor parallelism, only this rank's part. A few tensors at a time pass through host memory, so peak
+    memory is little more than the model.
 
     Raises:
         UnsupportedModel: the model of config.json is not supported, or cannot be split over the ranks.
@@ -100,13 +101,7 @@ def _fill(model: CausalLM, files: list[Path], progress: Progress) -> None:
     unexpected: list[str] = []
     done, total = 0, sum(file.stat().st_size for file in files)
     progress(_STAGE, 0, total)
-    for name, tensor in read_tensors(files):
-        source = model.source_name(name)
-        place = places.pop(source, None)
-        if place is not None:
-            _copy(tensor, place, name)
-        elif not model.ignores(source):
-            unexpected.append(name)
+    for tensor in _copied(model, read_tensors(files), places, unexpected):
         done += tensor.nbytes
         progress(_STAGE, done, total)
     progress(_STAGE, total, total)
@@ -115,6 +110,33 @@ def _fill(model: CausalLM, files: list[Path], progress: Progress) -> None:
         raise WeightsError(
             f"the weights in {files[0].parent} are not those of its config.json: {'; '.join(problems)}"
         )
+
+
+def _copied(
+    model: CausalLM,
+    tensors: Iterable[tuple[str, Tensor]],
+    places: dict[str, _Place],
+    unexpected: list[str],
+) -> Iterator[Tensor]:
+    """Each tensor, once it is copied to its place, which is removed from `places`."""
+
+    def fill(named: tuple[str, Tensor, _Place | None]) -> Tensor:
+        name, tensor, place = named
+        if place is not None:
+            with torch.no_grad():  # this is another thread
+                _copy(tensor, place, name)
+        return tensor
+
+    def placed() -> Iterator[tuple[str, Tensor, _Place | None]]:
+        for name, tensor in tensors:
+            source = model.source_name(name)
+            place = places.pop(source, None)
+            if place is None and not model.ignores(source):
+                unexpected.append(name)
+            yield name, tensor, place
+
+    on_host = next(model.parameters()).device.type == "cpu"
+    return in_parallel(fill, placed()) if on_host else map(fill, placed())
 
 
 def _places(model: CausalLM) -> dict[str, _Place]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -54,7 +55,7 @@ class NotBackInTime(Exception):
 
 
 class WorkerDrainer:
-    """Drains, restarts and reassigns workers. Each call returns when it is done."""
+    """Drains, restarts and reassigns workers. Calls return when done; those for one worker run in order."""
 
     def __init__(
         self, registry: Registry, able: Able | None = None, evacuate: Evacuate | None = None
@@ -66,6 +67,8 @@ class WorkerDrainer:
         self._registry = registry
         self._evacuate = evacuate or _nothing_moves
         self._able = able or (lambda role: [s for s in registry.sessions() if s.role == role])
+        self._locks: dict[str, asyncio.Lock] = {}
+        """By worker id: a drain that overlaps a restart would stop the restarted process."""
 
     async def drain(self, worker_id: str, timeout_s: float, *, force: bool = False) -> int:
         """Drain and stop the worker: it gets no new requests. Its resources stay reserved in Ray.
@@ -76,6 +79,11 @@ class WorkerDrainer:
         NoSuchWorker, and LastOfItsRole unless `force`.
         """
         member = self._member(worker_id)
+        async with self._lock(member):
+            return await self._drain(member, timeout_s, force=force)
+
+    async def _drain(self, member: Member, timeout_s: float, *, force: bool) -> int:
+        worker_id = member.handle.worker_id
         if not force:
             self._require_others(member)
         member.wanted.clear()
@@ -98,13 +106,14 @@ class WorkerDrainer:
 
         Returns how many requests moved. Raises what `drain` raises, and NotBackInTime after `startup_s`.
         """
-        moved = await self.drain(worker_id, timeout_s, force=force)
         member = self._member(worker_id)
-        await member.handle.revive()
-        began = time.monotonic()
-        member.wanted.set()
-        if not await self._registry.wait_until(lambda: member.usable, startup_s):
-            raise NotBackInTime(f"{worker_id} is not ready after {startup_s:g} s: {member.trouble}")
+        async with self._lock(member):
+            moved = await self._drain(member, timeout_s, force=force)
+            await member.handle.revive()
+            began = time.monotonic()
+            member.wanted.set()
+            if not await self._registry.wait_until(lambda: member.usable, startup_s):
+                raise NotBackInTime(f"{worker_id} is not ready after {startup_s:g} s: {member.trouble}")
         _log.info("%s is ready again after %.1f s", worker_id, time.monotonic() - began)
         return moved
 
@@ -145,6 +154,9 @@ class WorkerDrainer:
         _log.info(
             "%s is a %s worker now", worker_id, worker_pb2.Role.Name(role).removeprefix("ROLE_").lower()
         )
+
+    def _lock(self, member: Member) -> asyncio.Lock:
+        return self._locks.setdefault(member.handle.worker_id, asyncio.Lock())
 
     def _member(self, worker_id: str) -> Member:
         for member in self._registry.members():

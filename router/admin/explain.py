@@ -64,14 +64,21 @@ def explained(request: Mapping[str, Any]) -> Iterator[str]:
     for index, completion in enumerate(completions):
         if len(completions) > 1:
             yield f"completion {index}:"
-        lines = _of_running(completion) if "now" in completion else _of_completion(completion)
+        if "now" in completion:
+            lines = _of_unfinished(completion, completion["now"], "now", "so far")
+        elif "ended_in" in completion:
+            lines = _of_unfinished(completion, completion["ended_in"], "at the end", "until then")
+        else:
+            lines = _of_completion(completion)
         yield from (f"  {line}" for line in lines)
 
 
-def _of_running(completion: Mapping[str, Any]) -> Iterator[str]:
-    now = completion["now"]
+def _of_unfinished(
+    completion: Mapping[str, Any], now: Mapping[str, Any], when: str, passed_when: str
+) -> Iterator[str]:
+    """`now`: its standing, as of `when`."""
     worker, reason = now["worker"], now["waits_for"]
-    yield "now: " + _STAGES[now["stage"]].format(
+    yield f"{when}: " + _STAGES[now["stage"]].format(
         worker=worker, computed=now["computed_tokens"], output=completion["output_tokens"]
     )
     if reason:
@@ -80,7 +87,7 @@ def _of_running(completion: Mapping[str, Any]) -> Iterator[str]:
     passed = f"queue {_s(completion['queue_s'])}, prefill {_s(completion['prefill_s'])}"
     if now["stage"] in ("reserve", "transfer", "decode", "preempted"):
         passed += f", {_s(completion['e2e_s'] - completion['ttft_s'])} since the first token"
-    yield f"so far: {passed}"
+    yield f"{passed_when}: {passed}"
 
 
 def _of_completion(completion: Mapping[str, Any]) -> Iterator[str]:

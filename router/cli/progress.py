@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 __all__ = ["StartupDisplay"]
+
+_log = logging.getLogger(__name__)
+
+_SHORTEST_S: Final = 0.1
 
 
 class StartupDisplay:
@@ -31,6 +36,8 @@ class StartupDisplay:
             disable=not self._console.is_terminal,
         )
         self._tasks: dict[str, TaskID] = {}
+        self._began = time.monotonic()
+        self._took: list[tuple[str, float]] = []
 
     def __enter__(self) -> StartupDisplay:
         self._bars.start()
@@ -47,7 +54,19 @@ class StartupDisplay:
         began = time.monotonic()
         self.show(name)
         yield
-        self.done(name, f"{time.monotonic() - began:.1f} s")
+        took = time.monotonic() - began
+        self._took.append((name, took))
+        self.done(name, f"{took:.1f} s")
+
+    def after(self) -> str:
+        """The time since the display was made, and that of each stage of a tenth of a second or more."""
+        stages = ", ".join(f"{name} {took:.1f} s" for name, took in self._took if took >= _SHORTEST_S)
+        return f"after {time.monotonic() - self._began:.1f} s ({stages})"
+
+    def waiting(self, what: str) -> None:
+        """Show and log what the workers wait for."""
+        self.show("workers", what)
+        _log.info("%s", what)
 
     def show(self, name: str, note: str = "") -> None:
         """Show that `name` is in progress."""

@@ -9,19 +9,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
 import ray
-from ray._private import services
 from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from router.cluster.accelerators import resource_of
+from router.cluster.local_ray import num_local_gpus, start_local_ray
 from router.cluster.nodes import Node, RayLost, nodes, until_enough, until_lost
 from router.cluster.ray_thread import RayThread
 from router.cluster.ray_worker import RayWorker, first_line
@@ -34,9 +33,9 @@ from worker.config import WorkerRole
 __all__ = ["Cluster", "ClusterError"]
 
 _LOOPBACK: Final = "127.0.0.1"
-_OBJECT_STORE_BYTES: Final = 100 << 20
-"""Ray's least would do: nothing but addresses goes through it."""
 _CONNECT_S: Final = 60.0
+_ROOM_S: Final = 1.0
+"""For how long a call waits for room, so that the thread can be used for something else."""
 _FOREVER: Final = -1
 
 
@@ -65,6 +64,18 @@ class Cluster:
         self._workers: list[RayWorker] = []
         self._group: PlacementGroup | None = None
         self._rank_cpus = self._settings.worker_cpus or max(1, (os.cpu_count() or 1) // self._num_ranks)
+
+    def known_machine(self) -> Machine | None:
+        """The machine of a local Ray without GPUs; None if only Ray can tell.
+
+        Raises ClusterError, PlanError.
+        """
+        if not self._is_local:
+            return None
+        gpus = num_local_gpus()
+        device = device_for(self._config.device, gpus)
+        self._check_room(device, gpus)
+        return self._machine_on(device) if device == "cpu" else None
 
     async def connect(self, on_wait: Callable[[str], None] = lambda _: None) -> Machine:
         """Start or join Ray; takes about 4 s for a local Ray. `on_wait` is called with the missing nodes.
@@ -109,27 +120,19 @@ class Cluster:
             "log_to_driver": operation.log_workers or operation.log_level is LogLevel.DEBUG,
         }
         if self._is_local:
-            self._init_local(common)
+            start_local_ray(num_cpus=self._rank_cpus * self._num_ranks, **common)
         else:
             ray.init(address=self._settings.ray_address, **common)
         self._own_node: str = ray.get_runtime_context().get_node_id()
-
-    def _init_local(self, common: dict[str, Any]) -> None:
-        with _own_process_groups():
-            ray.init(
-                address="local",
-                num_cpus=self._rank_cpus * self._num_ranks,
-                include_dashboard=False,
-                object_store_memory=_OBJECT_STORE_BYTES,
-                _node_ip_address=_LOOPBACK,
-                **common,
-            )
 
     def _machine(self) -> Machine:
         """The machine on which workers will run."""
         resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
         device = device_for(self._config.device, resources.get("GPU", 0.0))
-        self._check_room(device, resources)
+        self._check_room(device, int(resources.get("GPU", 0.0)))
+        return self._machine_on(device)
+
+    def _machine_on(self, device: str) -> Machine:
         return Machine(
             device=device,
             memory_bytes=self._memory_bytes(device),
@@ -149,7 +152,9 @@ class Cluster:
         on_wait(f"waiting for room for {len(plans)} workers ({_summed(bundles)})")
         try:
             async with asyncio.timeout(self._settings.startup_timeout):
-                await self._group.ready()
+                # `ready()` would start a worker process for this alone.
+                while not await self._asking.call(partial(self._group.wait, _ROOM_S)):
+                    pass
         except TimeoutError:
             raise ClusterError(
                 f"within --startup-timeout {self._settings.startup_timeout:g} s the cluster had no room for"
@@ -174,7 +179,15 @@ class Cluster:
         await self._thread.call(ray.shutdown)
 
     def _actor(self, plan: WorkerPlan, group: PlacementGroup, index: int) -> Any:
-        config = replace(plan.config, router_certificate=self._identity.certificate)
+        users = environment_of(self._settings.worker_env)
+        config = replace(
+            plan.config,
+            router_certificate=self._identity.certificate,
+            environment={k: v for k, v in self._worker_environment(plan).items() if k not in users},
+        )
+        # Ray sets these when the process starts, as the dynamic loader may need them. Such a process takes
+        # half a second longer to start.
+        runtime_env = {"runtime_env": {"env_vars": users}} if users else {}
         return (
             ray.remote(self._actor_class(plan.config.role))
             .options(
@@ -182,29 +195,30 @@ class Cluster:
                 num_gpus=plan.gpus,  # the leader's; its other ranks take the rest of the bundle
                 max_restarts=_FOREVER,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(group, index),
-                runtime_env={"env_vars": self._worker_environment(plan)},
+                **runtime_env,
             )
             .remote(config, index, logging.getLevelName(self._config.operation.log_level.value.upper()))
         )
 
     def _worker_environment(self, plan: WorkerPlan) -> dict[str, str]:
-        environment = {"OMP_NUM_THREADS": str(plan.cpus)}
-        if self._num_ranks > 1:
-            # OpenMP's idle threads spin. Where processes share cores, they keep busy threads of other
-            # processes from running: two workers with two threads each, on two cores, decoded fifteen to
-            # thirty times slower. A worker with cores of its own keeps OpenMP's default.
-            environment["GOMP_SPINCOUNT"] = os.environ.get("GOMP_SPINCOUNT", "1000")
+        environment = {
+            "OMP_NUM_THREADS": str(plan.cpus),
+            # OpenMP's threads spin at the end of each operation, for milliseconds by default, and keep busy
+            # threads from running: beside other programs, one worker on two cores decoded five to ten times
+            # slower, and two workers fifteen to thirty times. 1000 turns, some 50 us, outlast the time
+            # between two operations.
+            "GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "1000"),
+        }
         if self._is_local:
             # UCX would stripe over all interfaces; all peers are on this one.
             environment["UCX_NET_DEVICES"] = os.environ.get("UCX_NET_DEVICES", "lo")
         if plan.ranks > 1:
             # Ranks share a machine; NCCL would open its ports on every network of it.
             environment["NCCL_SOCKET_IFNAME"] = os.environ.get("NCCL_SOCKET_IFNAME", "lo")
-        return environment | environment_of(self._settings.worker_env)
+        return environment
 
-    def _check_room(self, device: str, resources: dict[str, float]) -> None:
+    def _check_room(self, device: str, gpus: int) -> None:
         """Raises ClusterError for a local Ray, which cannot grow; a cluster may."""
-        gpus = int(resources.get("GPU", 0.0))
         if self._is_local and device == "cuda" and gpus < self._num_ranks:
             raise ClusterError(
                 f"{self._num_ranks} ranks of workers need a GPU each and this machine has {gpus}; lower"
@@ -265,23 +279,3 @@ def _gpu_memory() -> int:
 
 def _free_main_memory() -> int:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-@contextmanager
-def _own_process_groups() -> Iterator[None]:
-    """Start Ray's processes in their own process groups, so that they do not get our signals.
-
-    A SIGTERM to the whole group (timeout, supervisord, many CI runners) would end the workers while the
-    router drains their requests.
-    """
-    popen = services.ConsolePopen
-
-    class Detached(popen):  # type: ignore[misc, valid-type]
-        def __init__(self, *args: Any, **options: Any) -> None:
-            super().__init__(*args, process_group=0, **options)
-
-    services.ConsolePopen = Detached  # type: ignore[misc]
-    try:
-        yield
-    finally:
-        services.ConsolePopen = popen  # type: ignore[misc]

@@ -51,6 +51,8 @@ class RayWorker:
         self._has_served = False
         """Whether any incarnation has answered."""
         self._was_stopped = False
+        self.stages: tuple[tuple[str, float], ...] = ()
+        """The stages of the last start that ended, each with its seconds."""
 
     async def endpoint(self) -> Endpoint:
         """The worker's address, once its model is loaded. Raises WorkerUnavailable, WorkerBroken."""
@@ -67,6 +69,7 @@ class RayWorker:
         if actor is not self._actor:
             raise WorkerUnavailable("it was restarted")
         self._was_up = self._has_served = True
+        self.stages = listening.stages
         return Endpoint(listening.address, self._identity.call(listening.certificate))
 
     async def _trouble_of(self, actor: Any, error: TimeoutError | RayError) -> WorkerUnavailable:

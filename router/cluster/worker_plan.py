@@ -241,7 +241,7 @@ def _pool_tokens(
     tokens = left // _token_bytes(part, dtype) // page * page
     if tokens < page:
         raise PlanError(
-            f"{checkpoint.name} leaves no room for KV within {fraction:.0%} of"
+            f"{checkpoint.name} leaves no room for KV within {100 * fraction:g}% of"
             f" {machine.memory_bytes / 2**30:.1f} GiB of memory; raise --kv-memory-fraction, or use"
             " --dtype bfloat16, a smaller model, or more ranks (--tensor-parallel-size)"
         )
@@ -318,7 +318,7 @@ def _chunk_budget(config: RouterConfig, machine: Machine, role: WorkerRole, rank
 def device_for(asked: Device, num_gpus: float) -> str:
     """The device of --device. Raises PlanError if it is cuda and there is no GPU."""
     if asked is Device.CUDA and num_gpus < 1:
-        raise PlanError("--device cuda, but Ray sees no GPU; check nvidia-smi, or use --device cpu")
+        raise PlanError("--device cuda, but Ray finds no GPU; check nvidia-smi, or use --device cpu")
     if asked is Device.AUTO:
         return "cuda" if num_gpus >= 1 else "cpu"
     return str(asked.value)

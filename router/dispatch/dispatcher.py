@@ -23,7 +23,7 @@ from router.dispatch.attempts.disagg_attempt import DisaggAttempt
 from router.dispatch.evacuation import RunningAttempts
 from router.dispatch.failures import AttemptFailed, deadline_exceeded, no_worker_ready
 from router.dispatch.identity import CURRENT_REQUEST, RequestIdentity
-from router.dispatch.interface import Delta
+from router.dispatch.interface import Delta, OnCut, ignore_cut
 from router.dispatch.metrics import RouterMetrics
 from router.dispatch.rebalancing import rebalance
 from router.dispatch.retry_state import RetryState, crashed_workers
@@ -120,6 +120,7 @@ class ClusterDispatcher:
         tenant: str = "",
         ttft_deadline_s: float = 0.0,
         timeout_s: float = 0.0,
+        on_cut: OnCut = ignore_cut,
     ) -> AsyncGenerator[Delta, bool | None]:
         """See `Dispatcher.generate`."""
         if self._draining:
@@ -146,7 +147,7 @@ class ClusterDispatcher:
         place = self._admit(sequence)
         self._enter()
         self._sequences[identity][index] = sequence
-        outcome, is_stopped = "abort", False
+        outcome, is_stopped, is_cut = "abort", False, True
         try:
             with place:
                 async with aclosing(self._with_retries(sequence, place)) as deltas:
@@ -155,12 +156,13 @@ class ClusterDispatcher:
                             self._metrics.served(len(prompt))
                         self._metrics.sent(len(delta.token_ids))
                         if delta.finish:
+                            is_cut = False
                             outcome = _OUTCOMES.get(delta.finish, "unknown")
                             delta.timings = waterfall.timings(time.monotonic())
                         if is_stopped := bool((yield delta)):
                             break
             if is_stopped:  # after the generator is closed, so that workers get their aborts first
-                outcome = "stop"
+                outcome, is_cut = "stop", False
                 yield Delta(
                     finish=sampling_pb2.FINISH_REASON_STOP, timings=waterfall.timings(time.monotonic())
                 )
@@ -171,6 +173,8 @@ class ClusterDispatcher:
             self._leave()
             self._forget(identity, index)
             ended = time.monotonic()
+            if is_cut:
+                on_cut(sequence.standing(), waterfall.timings(ended))
             self._metrics.finished(sequence, outcome, ended)
             self._on_end(sequence, outcome, ended)
 

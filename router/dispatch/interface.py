@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
+from router.dispatch.standing import Standing
 from rpc.baton.v1 import router_pb2, sampling_pb2
 
-__all__ = ["Delta", "Dispatcher"]
+__all__ = ["Delta", "Dispatcher", "OnCut", "ignore_cut"]
 
 
 @dataclass(slots=True)
@@ -29,6 +30,14 @@ class Delta:
     """With the last delta."""
 
 
+OnCut: TypeAlias = Callable[[Standing, router_pb2.Timings], None]
+"""Called with the stage and the timings of a sequence that ended before its last delta."""
+
+
+def ignore_cut(standing: Standing, timings: router_pb2.Timings) -> None:
+    """Does nothing."""
+
+
 class Dispatcher(Protocol):
     """Runs one sequence on the cluster, in any mode."""
 
@@ -41,6 +50,7 @@ class Dispatcher(Protocol):
         tenant: str = "",
         ttft_deadline_s: float = 0.0,
         timeout_s: float = 0.0,
+        on_cut: OnCut = ignore_cut,
     ) -> AsyncGenerator[Delta, bool | None]:
         """Yield new tokens until a delta with a finish reason.
 
@@ -48,7 +58,8 @@ class Dispatcher(Protocol):
         then counts as stopped, not as aborted, and the result is a delta without tokens: finish reason STOP,
         and the timings. Closing or cancelling the generator aborts the request on all its workers.
         `timeout_s` and `ttft_deadline_s`, for the first token, count from the call; 0 means no deadline. With
-        fair queues, requests of one `tenant` share its turn. Raises RouterError.
+        fair queues, requests of one `tenant` share its turn. `on_cut` is called if an admitted sequence ends
+        by an error, a deadline, or its caller. Raises RouterError.
         """
         ...
 

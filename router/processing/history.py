@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from common.log_format import data
+from router.dispatch.standing import Standing
 from rpc.baton.v1 import router_pb2
 
 __all__ = ["CompletionRecord", "History", "RequestRecord"]
@@ -22,6 +23,8 @@ class CompletionRecord:
     finish: str
     output_tokens: int
     timings: router_pb2.Timings | None
+    ended_in: Standing | None = None
+    """Of a completion that ended before its last token: its stage then."""
 
 
 @dataclass(slots=True)
@@ -86,6 +89,8 @@ class History:
 
 def _completion(record: CompletionRecord) -> dict[str, Any]:
     known: dict[str, Any] = {"finish": record.finish, "output_tokens": record.output_tokens}
+    if record.ended_in is not None:
+        known["ended_in"] = record.ended_in.as_json()
     timings = record.timings
     if timings is None:
         return known

@@ -10,6 +10,7 @@ from typing import Final, TypeAlias
 
 from router.dispatch.identity import CURRENT_REQUEST
 from router.dispatch.interface import Dispatcher
+from router.dispatch.standing import Standing
 from router.errors import Internal, InvalidRequest, RouterError
 from router.processing.clients import CURRENT_CLIENT, Client
 from router.processing.completion import Chunk, Completion
@@ -65,10 +66,13 @@ class Run:
         self._history: Final = history
         self._ended: dict[int, tuple[int, router_pb2.Timings | None]] = {}
         """Finish reason and timings of completions, by index."""
+        self._cut: dict[int, tuple[Standing, router_pb2.Timings]] = {}
+        """Stage and timings of completions that ended before their last token, by index."""
         self._client: Final = CURRENT_CLIENT.get()
         self.identity: Final = CURRENT_REQUEST.get()
         """The request's identity at the dispatcher."""
         self._began = time.monotonic()
+        self._was_aborted = False
         self._interrupt: Final = Interrupt()
 
     @property
@@ -117,6 +121,7 @@ class Run:
             except StopAsyncIteration:
                 pass
             except _Aborted:
+                self._was_aborted = True
                 for sequence in self._sequences:
                     if not sequence.completion.finished:
                         yield sequence.completion.abort()
@@ -150,6 +155,8 @@ class Run:
         outcome, message = "ok", ""
         try:
             yield
+            if self._was_aborted:
+                outcome = "abort"
         except RouterError as error:
             outcome, message = error.code or "error", str(error)
             raise
@@ -179,10 +186,17 @@ class Run:
         finish, timings = self._ended.get(index, (sampling_pb2.FINISH_REASON_UNSPECIFIED, None))
         name = sampling_pb2.FinishReason.Name(finish)
         tokens = self._sequences[index].completion.num_tokens
-        return CompletionRecord(name.removeprefix("FINISH_REASON_").lower(), tokens, timings)
+        standing = None
+        if index in self._cut:
+            standing, timings = self._cut[index]
+        return CompletionRecord(name.removeprefix("FINISH_REASON_").lower(), tokens, timings, standing)
 
     async def _stream(self, sequence: SequencePlan) -> AsyncGenerator[Chunk, None]:
         request, completion = self.request, sequence.completion
+
+        def on_cut(standing: Standing, timings: router_pb2.Timings) -> None:
+            self._cut[completion.index] = standing, timings
+
         deltas = self._dispatcher.generate(
             sequence.prompt,
             sequence.sampling,
@@ -190,6 +204,7 @@ class Run:
             tenant=self._client.name,
             ttft_deadline_s=request.ttft_deadline_s,
             timeout_s=request.timeout_s,
+            on_cut=on_cut,
         )
         async with aclosing(deltas):
             async for delta in deltas:

@@ -225,7 +225,7 @@ def test_streams_of_a_killed_worker_continue_elsewhere(cluster: ThreeNodes, smal
     kill_under_load(cluster, small, seed=10)
 
 
-def test_streams_of_a_node_that_is_cut_off_continue_before_ray_notices(
+def test_streams_of_a_partitioned_node_continue_before_ray_detects_it(
     cluster: ThreeNodes, small: SmallModel
 ) -> None:
     assert cut_under_load(cluster, small, seed=20).startswith("decode")

@@ -89,7 +89,7 @@ def test_a_model_that_does_not_exist_is_one_line_and_exit_status_1(tmp_path: Pat
         assert line.startswith("router: there is no file or folder")
 
 
-def test_a_taken_port_is_noticed_before_anything_is_started(tmp_path: Path) -> None:
+def test_a_port_in_use_is_an_error_before_anything_is_started(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         with router(tmp_path / "log", "--http-port", port) as service:

@@ -19,7 +19,7 @@ PAGE = "https://chat.example.com"
 ASK = {"model": "smollm2", "prompt": "The capital of France is", "max_tokens": 4, "temperature": 0}
 
 
-def test_a_router_with_keys_and_tls_serves_who_has_one_and_its_workers_serve_nobody_else(
+def test_a_router_with_keys_and_tls_serves_clients_with_a_key_and_its_workers_refuse_all_others(
     tmp_path: Path,
 ) -> None:
     authority = Authority.make("ours")

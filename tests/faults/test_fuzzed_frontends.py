@@ -93,7 +93,7 @@ def generated_text(frontends: Frontends) -> str:
         return "".join(response.text for response in stub.Generate(a_request(), timeout=10))
 
 
-def test_random_bytes_on_the_grpc_port_disturb_nobody(frontends: Frontends) -> None:
+def test_random_bytes_on_the_grpc_port_affect_no_other_client(frontends: Frontends) -> None:
     draw = random.Random(4)
     for number in range(200):
         noise = draw.randbytes(draw.randrange(1, 4096))
@@ -124,7 +124,7 @@ def test_random_messages_in_well_formed_calls_are_refused_or_answered(frontends:
     assert generated_text(frontends)
 
 
-def test_clients_that_trickle_their_requests_are_hung_up_on_and_others_do_not_notice(
+def test_connections_of_slow_senders_are_closed_and_other_clients_are_not_affected(
     frontends: Frontends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(BoundedProtocol, "arrival_s", 1.5)

@@ -66,7 +66,7 @@ async def test_a_killed_worker_costs_time_and_nothing_else(
 
 @pytest.mark.thorough
 @bounded("rounds", here=1, soak=100)
-async def test_a_killed_router_leaves_clients_with_right_beginnings_and_no_worker_behind(
+async def test_after_a_router_is_killed_clients_have_correct_prefixes_and_no_worker_is_left(
     small: SmallModel, answers: Answers, tmp_path: Path, rounds: int
 ) -> None:
     draw = random.Random(rounds)

@@ -16,7 +16,7 @@ CLIENTS = 8
 
 
 @bounded("rounds", here=1, soak=30)
-async def test_decode_workers_are_restarted_in_turn_and_no_request_fails(
+async def test_decode_workers_are_restarted_one_by_one_and_no_request_fails(
     service: Service, answers: Answers, rounds: int
 ) -> None:
     for round_ in range(rounds):

@@ -34,7 +34,7 @@ def test_the_kernel_agrees_with_torch_and_with_the_host_bit_for_bit(layout: KVLa
     assert unsigned(sum64_triton.page_sums(*there)) == expected
 
 
-def test_any_flipped_bit_of_a_large_page_is_noticed() -> None:
+def test_any_flipped_bit_of_a_large_page_changes_its_digest() -> None:
     pool = on_gpu(pool_of(LLAMA_8B))
     digester = DeviceDigester(pool, LLAMA_8B)
     words = pool.view(torch.int32)

@@ -114,7 +114,7 @@ def test_a_row_gets_the_same_token_in_any_company() -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_rows_that_are_not_finite_are_noticed_and_disturb_no_other(bad: float) -> None:
+def test_rows_that_are_not_finite_are_reported_and_affect_no_other_row(bad: float) -> None:
     vocab = 50_003
     rng = random.Random(6)
     chunks = chunks_of([any_sampling(rng, vocab) for _ in range(24)], vocab)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import ray
 
+from common.progress import StageTimes
 from worker.config import WorkerConfig
 from worker.log import log_to_stderr
 from worker.network import own_address
@@ -46,6 +47,8 @@ class Listening:
     """host:port of the gRPC server."""
     certificate: bytes | None
     """PEM, generated at start; None: plaintext."""
+    stages: tuple[tuple[str, float], ...] = ()
+    """What the start consisted of, each with its seconds."""
 
 
 class WorkerActor:
@@ -53,6 +56,8 @@ class WorkerActor:
 
     def __init__(self, config: WorkerConfig, bundle: int = 0, log_level: int = logging.INFO) -> None:
         """`bundle`: of the actor's placement group, where there is room for its other ranks too."""
+        self._stages = StageTimes("Importing torch")
+        os.environ.update(config.environment)  # read by libraries that the following imports load
         from worker.process.host import WorkerHost
         from worker.tensor_parallel.ray_rank_processes import rank_processes_of
 
@@ -86,9 +91,10 @@ class WorkerActor:
 
     async def _start(self) -> Listening:
         await self._host.start()
-        return Listening(self._host.address, self._host.certificate)
+        return Listening(self._host.address, self._host.certificate, self._stages.until_now())
 
     def _on_progress(self, stage: str, done: int, total: int) -> None:
+        self._stages.enter(stage)
         self._progress = LoadProgress(stage, done, total)
 
 

@@ -138,6 +138,7 @@ class WorkerHost:
         # Not before: until the handler is assembled, other ranks wait for their KV ports and not for steps.
         self._progress("Warming up", 0, 0)
         warm_up(runner, config.engine, warmup_plan_for(config.engine))
+        self._progress("Reading the vocabulary", 0, 0)
         engine.grammars.load()  # holds the interpreter lock: not while requests are computed
         return parts, handler
 

@@ -16,40 +16,22 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from engine.parallel import Rendezvous
 from worker.config import WorkerConfig
+from worker.tensor_parallel.rank_actor import RankActor
 from worker.tensor_parallel.rank_processes import RankProcesses
 
-__all__ = ["RankActor", "rank_processes_of"]
-
-
-class RankActor:
-    """One rank other than 0."""
-
-    def __init__(self, log_level: int, log_format: str) -> None:
-        from worker.log import log_to_stderr
-
-        log_to_stderr(log_level, log_format)
-
-    def run(self, config: WorkerConfig, rendezvous: Rendezvous, rank: int) -> None:
-        from worker.tensor_parallel.rank_process import run_rank
-
-        run_rank(config, rendezvous, rank)
+__all__ = ["rank_processes_of"]
 
 
 def rank_processes_of(config: WorkerConfig, bundle: int, log_level: int) -> RankProcesses | None:
     """None for a worker of one rank."""
-    return (
-        _RayRankProcesses(bundle, log_level, config.log_format)
-        if config.engine.tensor_parallel_size > 1
-        else None
-    )
+    return _RayRankProcesses(config, bundle, log_level) if config.engine.tensor_parallel_size > 1 else None
 
 
 class _RayRankProcesses(RankProcesses):
-    def __init__(self, bundle: int, log_level: int, log_format: str) -> None:
+    def __init__(self, config: WorkerConfig, bundle: int, log_level: int) -> None:
         super().__init__()
         self._bundle = bundle
-        self._log_level = log_level
-        self._log_format = log_format
+        self._arguments = config.environment, log_level, config.log_format
         self._actors: list[Any] = []
 
     def start(self, config: WorkerConfig, rendezvous: Rendezvous) -> None:
@@ -72,7 +54,7 @@ class _RayRankProcesses(RankProcesses):
         place = PlacementGroupSchedulingStrategy(group, self._bundle)
         options = {"num_cpus": mine.get("CPU", 0), "num_gpus": mine.get("GPU", 0), "max_restarts": 0}
         actor = ray.remote(RankActor).options(**options, scheduling_strategy=place)
-        return actor.remote(self._log_level, self._log_format)
+        return actor.remote(*self._arguments)
 
     def _watch(self, ends: dict[Any, int]) -> None:
         """Wait for the first rank to end; none should end before rank 0."""

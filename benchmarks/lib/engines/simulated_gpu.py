@@ -24,6 +24,7 @@ from engine.device.defaults import GPU_TOKEN_TILE
 from engine.engine import Engine
 from engine.executor.runner import StepResult
 from engine.presets import PRESETS, Preset
+from router.placement import StepWork
 
 __all__ = ["CHUNK_BUDGET", "Costs", "simulate", "simulated_config"]
 
@@ -84,7 +85,8 @@ class Costs:
         if self.fitted is not None:
             return self.fitted.seconds(plan)
         contexts = sum(chunk.end for chunk in plan.chunks if chunk.length == 1)
-        pairs = sum(chunk.length * chunk.end for chunk in plan.chunks if chunk.length > 1)
+        prompts = [chunk for chunk in plan.chunks if chunk.length > 1]
+        pairs = sum(StepWork.attention_of(chunk.start, chunk.length) for chunk in prompts)
         rows = -(-plan.num_tokens // _PADDING) * _PADDING
         seconds = max(self.weights, self.row * rows) + self.step
         seconds += self.context * contexts + self.pair * pairs

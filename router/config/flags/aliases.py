@@ -26,10 +26,14 @@ class Translated:
     """Flags of `router` by which others were given, with the names that the user knows."""
     _given: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Flags of `router`, each with the name and the value that were given last."""
+    _included: dict[tuple[str, str], str] = field(default_factory=dict)
+    """Flags of `router` with a value that another setting of the flag, the value here, includes."""
 
     def add(self, name: str, flag: str, value: str) -> None:
         """`name` sets `flag`. A flag that is repeated under its own name overrides itself, as in argparse."""
+        value = self._included.get((flag, value), value)
         before, earlier = self._given.get(flag, (name, value))
+        earlier = self._included.get((flag, earlier), earlier)
         if before != name and earlier != value:
             self.problems.append(
                 f"{before} {earlier} and {name} {value} are one setting here, {flag}; give one of them"
@@ -37,6 +41,14 @@ class Translated:
         self._given[flag] = (name, value)
         if name != flag:
             self.names[flag] = name
+
+    def include(self, flag: str, part: str, whole: str) -> None:
+        """`flag part` is no contradiction of `flag whole`, which is meant where both are given."""
+        self._included[flag, part] = whole
+
+    def overrides(self) -> list[str]:
+        """The settings that include others, to follow them on the command line."""
+        return [f"{flag}={whole}" for (flag, _), whole in self._included.items()]
 
 
 def translated(argv: Sequence[str], own: frozenset[str]) -> Translated:
@@ -66,6 +78,7 @@ def translated(argv: Sequence[str], own: frozenset[str]) -> Translated:
                 if not equals and words and not words[0].startswith("--"):
                     value = words.pop(0)
                 _rename(translation, name, value, result)
+    result.words += result.overrides()
     return result
 
 
@@ -96,8 +109,13 @@ def _switch(to: Switch, name: str, value: str, result: Translated) -> None:
     if value.lower() not in {"", *_TRUTH}:
         result.problems.append(f"{name} {value}: it takes no value, or true or false")
         return
-    words = to.on if _TRUTH.get(value.lower(), True) else to.off
+    is_on = _TRUTH.get(value.lower(), True)
+    words = to.on if is_on else to.off
     result.words += words
+    for included in to.includes if is_on else ():
+        flag, _, part = included.partition("=")
+        (whole,) = (word.partition("=")[2] for word in words if word.startswith(f"{flag}="))
+        result.include(flag, part, whole)
     for word in words:
         flag, _, setting = word.partition("=")
         result.add(name, flag, setting)

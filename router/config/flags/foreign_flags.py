@@ -36,6 +36,8 @@ class Switch:
 
     on: tuple[str, ...] = ()
     off: tuple[str, ...] = ()
+    includes: tuple[str, ...] = ()
+    """Settings that may be given as well as `on`, which means them too."""
 
 
 Translation: TypeAlias = Renamed | Switch | Unavailable
@@ -84,7 +86,9 @@ _RENAMED: Final[dict[str, Translation]] = {
     "--scheduling-policy": Renamed("--schedule-policy"),
     "--priority-scheduling-preemption-threshold": Renamed("--priority-preemption-threshold"),
     "--schedule-low-priority-values-first": Switch(on=("--low-priority-values-first",)),
-    "--enable-priority-scheduling": Switch(on=("--schedule-policy=priority",)),
+    "--enable-priority-scheduling": Switch(
+        on=("--schedule-policy=priority",), includes=("--schedule-policy=fcfs",)
+    ),
     "--enable-mixed-chunk": Switch(on=("--batching=mixed",), off=("--batching=prefill-first",)),
     "--no-enable-mixed-chunk": Switch(on=("--batching=prefill-first",)),
     "--enable-chunked-prefill": Switch(off=("--disable-chunked-prefill",)),

@@ -39,7 +39,7 @@ async def test_logit_biases_reach_the_worker(frontends: Frontends, client: opena
     assert frontends.dispatcher.calls[0].sampling.logit_bias == {5: -100.0, 7: 2.0}
 
 
-async def test_every_api_says_how_many_tokens_were_reasoning(
+async def test_every_api_reports_the_number_of_reasoning_tokens(
     frontends: Frontends, client: openai.AsyncOpenAI, http: httpx.AsyncClient
 ) -> None:
     reason(frontends)

@@ -58,7 +58,7 @@ def test_the_table_puts_the_modes_side_by_side_at_each_rate() -> None:
     assert [row[4] for row in rows] == ["50% (0%–100%)", "100%", "0%", "100%"]
 
 
-def test_the_table_says_the_rate_that_came() -> None:
+def test_the_table_has_the_rate_that_arrived() -> None:
     assert [row[1].strip() for row in shown(RUNS)] == ["0.90", "0.90", "1.80", "1.80"]
 
 
@@ -184,7 +184,7 @@ def test_appending_to_other_settings_is_refused(tmp_path: Path) -> None:
         Results(tmp_path / "modes", "another title", OBJECTIVE, {}).take_in_earlier()
 
 
-def test_a_server_that_answers_nothing_is_given_up(tmp_path: Path) -> None:
+def test_a_server_that_answers_no_warm_up_request_is_a_failure_of_its_mode(tmp_path: Path) -> None:
     def refuse(_: Target, workload: Sequence[Work]) -> list[Record]:
         return [Record(error="connection refused") for _ in workload]
 

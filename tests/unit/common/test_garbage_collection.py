@@ -28,7 +28,7 @@ class Ring:
         self.itself = self
 
 
-def test_what_is_there_is_never_looked_at_again_and_what_comes_later_is_still_freed() -> None:
+def test_frozen_objects_are_not_scanned_again_and_later_garbage_is_still_freed() -> None:
     there = len(gc.get_objects())
     freeze_gc()
     assert gc.get_freeze_count() > there / 2

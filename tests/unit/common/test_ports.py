@@ -42,7 +42,7 @@ def test_sockets_take_one_free_port_after_the_other() -> None:
     assert set(taken) <= set(ports)
 
 
-def test_a_full_range_says_which_flag_to_change() -> None:
+def test_the_error_of_a_full_range_names_the_flag_to_change() -> None:
     with listen(0) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(NoPortLeft, match="--worker-ports"):

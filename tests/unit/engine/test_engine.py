@@ -224,7 +224,7 @@ def test_a_request_whose_kv_has_arrived_counts_as_running_before_its_first_step(
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_kv_from_elsewhere_is_decoded_like_our_own(overlap: bool) -> None:
+def test_kv_of_another_worker_is_decoded_like_local_kv(overlap: bool) -> None:
     engine = make_engine(overlap=overlap)
     prompt = list(range(30))
     run(engine, make_request(1, prompt[:20], ignore_eos=True))
@@ -244,7 +244,7 @@ def test_kv_from_elsewhere_is_decoded_like_our_own(overlap: bool) -> None:
 @pytest.mark.parametrize("chunk", [5, 16, None])
 @pytest.mark.parametrize("page", [1, 4])
 @pytest.mark.parametrize("batching", list(Batching))
-def test_a_request_of_which_no_token_is_wanted_ends_when_its_prompt_is_computed(
+def test_a_request_with_max_tokens_0_ends_when_its_prompt_is_computed(
     overlap: bool, chunk: int | None, page: int, batching: Batching
 ) -> None:
     engine = make_engine(
@@ -265,7 +265,7 @@ def test_a_request_of_which_no_token_is_wanted_ends_when_its_prompt_is_computed(
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("arrived", [4, 20, 29])
-def test_the_rest_of_a_prompt_is_computed_in_turn_behind_kv_from_elsewhere(
+def test_the_rest_of_a_prompt_is_scheduled_like_any_other_behind_kv_of_another_worker(
     overlap: bool, arrived: int
 ) -> None:
     engine = make_engine(overlap=overlap)
@@ -301,7 +301,7 @@ def test_what_arrives_in_part_is_not_before_prompts_that_came_earlier() -> None:
     assert all(request.output for request in engine.scheduler.running)
 
 
-def test_a_quarantined_page_is_not_given_out() -> None:
+def test_a_quarantined_page_is_not_allocated() -> None:
     engine = make_engine(num_pages=8)
     reservation = engine.reserve(make_request(1, list(range(20))))
     assert reservation is not None

@@ -37,7 +37,7 @@ def running(engine: Engine, prompt: list[int], max_tokens: int = 30) -> Request:
     return request
 
 
-def test_a_full_pool_is_noticed_without_waiting_for_the_device() -> None:
+def test_a_full_pool_is_detected_without_waiting_for_the_device() -> None:
     engine = make_engine(overlap=True, num_pages=8)
     running(engine, list(range(24)))
     seen = waits(engine)

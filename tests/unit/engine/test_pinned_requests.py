@@ -99,7 +99,7 @@ def test_whatever_is_mixed_pages_that_a_peer_reads_stay_and_tokens_are_right(
         assert request.output == wanted if not request.pinned else len(request.output) == 1
 
 
-def test_a_request_that_ends_with_its_first_token_elsewhere_teaches_nothing_about_answers() -> None:
+def test_a_request_that_is_handed_off_does_not_count_in_the_forecast_of_answers() -> None:
     peer = Peer()
     engine = make_engine(peer, num_pages=64)
     before = engine.scheduler._lengths._mean

@@ -108,7 +108,7 @@ def base_of(config: SchedulerConfig) -> dict[str, Any]:
 
 @settings(max_examples=60, deadline=None)
 @given(work=works, preset=st.sampled_from(Preset), overlap=st.booleans(), radix=st.booleans())
-def test_every_preset_serves_whatever_comes(
+def test_every_preset_serves_random_requests(
     work: list[Work], preset: Preset, overlap: bool, radix: bool
 ) -> None:
     config, page = scaled(preset)
@@ -126,7 +126,7 @@ def test_every_preset_serves_whatever_comes(
     fair=st.booleans(),
     tenants=st.booleans(),
 )
-def test_every_combination_of_settings_serves_whatever_comes(
+def test_every_combination_of_settings_serves_random_requests(
     work: list[Work],
     preset: Preset,
     policy: Policy,

@@ -35,7 +35,7 @@ def test_settings_of_tools_do_not_ask_for_a_new_environment(setup: ModuleType) -
     assert setup.digest("dev") == before
 
 
-def test_another_dependency_or_extra_asks_for_a_new_environment(setup: ModuleType) -> None:
+def test_a_changed_dependency_or_extra_rebuilds_the_environment(setup: ModuleType) -> None:
     before = setup.digest("dev")
     assert setup.digest("dev,ucxx") != before
     (setup.ROOT / "pyproject.toml").write_text(PYPROJECT.replace("a==1", "a==2"))
@@ -60,7 +60,7 @@ def test_an_environment_whose_python_is_gone_is_made_again(setup: ModuleType) ->
     assert not setup.is_made("wanted")
 
 
-def test_a_machine_without_a_supported_python_is_told_what_to_do(
+def test_the_error_without_a_supported_python_names_a_remedy(
     setup: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(setup.sys, "version_info", (3, 14, 0))

@@ -8,7 +8,7 @@ from worker.network import NoAddress, is_loopback, own_address
 
 
 @pytest.mark.parametrize("network", ["127.0.0.0/8", "127.0.0.1/32", "127.0.0.0/31"])
-def test_a_machine_knows_its_address_in_a_network(network: str) -> None:
+def test_the_address_of_this_machine_in_a_network_is_found(network: str) -> None:
     assert is_loopback(own_address(network))
 
 

@@ -58,7 +58,7 @@ def test_every_page_is_read_once_and_the_longest_parts_first(pages: list[int], p
 
 
 @given(st.lists(some_pages, min_size=1, max_size=80))
-def test_nobody_waits_long_for_the_longest_part(pages: list[int]) -> None:
+def test_the_longest_part_is_not_much_longer_than_the_others(pages: list[int]) -> None:
     """Read alone, it takes no longer than its share of all, unless it is small anyway."""
     longest = max(part_lengths(planner().plan(decodes(pages)), pages))
     room = AT_ONCE if len(pages) <= AT_ONCE else 2 * AT_ONCE

@@ -121,7 +121,7 @@ def test_a_page_left_full_of_nan_does_not_harm_its_next_owners(
         assert request.output == expected(oracle, list(request.prompt), 8)
 
 
-def test_pages_that_changed_owner_are_noticed_without_being_told(
+def test_a_replaced_page_is_detected_without_a_notification(
     runner: ModelRunner, oracle: LlamaForCausalLM
 ) -> None:
     """The radix cache may swap a page for an equal one while the request runs."""

@@ -37,13 +37,34 @@ def test_blocks_multiply_a_row_like_the_weight_or_there_are_none(
         torch.testing.assert_close(blocks.transpose(1, 2).reshape(outer, inner), weight, atol=0, rtol=0)
 
 
+@pytest.fixture
+def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No shape was compared before."""
+    monkeypatch.setattr("engine.layers.row_blocks._widths", {})
+
+
 @onednn
-def test_memory_that_holds_something_else_is_not_taken_for_blocks() -> None:
+def test_memory_that_holds_something_else_is_not_taken_for_blocks(nothing_known: None) -> None:
     weight = torch.randn(128, 96)
     other = weight.clone()
     other[-1, -1] += 1
 
     assert blocks_of(packed(weight), other) is None
+
+
+@onednn
+def test_of_weights_of_one_shape_the_first_alone_is_compared(
+    nothing_known: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = torch.randn(128, 96), torch.randn(128, 96)
+    assert blocks_of(packed(first), first) is not None
+    monkeypatch.setattr("engine.layers.row_blocks._width", None)
+
+    whole = packed(second)
+    blocks = blocks_of(whole, second)
+
+    assert blocks is not None
+    assert torch.equal(blocks.transpose(1, 2).reshape(128, 96), second)
 
 
 def test_a_weight_that_is_not_packed_has_no_blocks() -> None:

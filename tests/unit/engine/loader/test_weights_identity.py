@@ -37,7 +37,7 @@ def copy(folder: Path, target: Path, change: Callable[[Tensors], object] = lambd
     return target
 
 
-def test_the_same_weights_elsewhere_have_the_same_identity(folder: Path, tmp_path: Path) -> None:
+def test_the_same_weights_under_another_path_have_the_same_identity(folder: Path, tmp_path: Path) -> None:
     assert weights_identity(copy(folder, tmp_path / "there")) == weights_identity(folder)
 
 

@@ -93,7 +93,7 @@ def test_ranks_hold_the_key_heads_that_a_handoff_takes_them_to_hold(size: int, n
         ({"num_heads": 12, "num_kv_heads": 6}, "6 key heads and 4 ranks: neither number divides the other"),
     ],
 )
-def test_a_model_that_cannot_be_shared_out_says_why_and_by_how_many_it_could(
+def test_the_error_for_a_model_that_cannot_be_sharded_names_the_possible_sizes(
     shape: dict[str, int], reason: str
 ) -> None:
     with pytest.raises(UnsupportedModel, match=rf"{reason}.*; the number of ranks can be 1, 2"):

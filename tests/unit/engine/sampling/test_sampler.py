@@ -252,7 +252,7 @@ def test_logprobs_are_of_the_untouched_distribution(temperature: float) -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_logits_that_are_not_finite_are_noticed_in_their_row_alone(bad: float) -> None:
+def test_logits_that_are_not_finite_are_reported_for_their_row_only(bad: float) -> None:
     logits = random_logits(3)
     logits[1, 17] = bad
     chunks = [

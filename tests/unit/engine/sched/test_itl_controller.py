@@ -190,7 +190,7 @@ def test_the_time_that_an_engine_was_idle_is_not_taken_for_a_step_s(overlap: boo
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_the_time_for_which_nobody_could_be_admitted_is_not_taken_for_a_step_s(overlap: bool) -> None:
+def test_time_in_which_nothing_could_be_admitted_does_not_count_as_step_time(overlap: bool) -> None:
     paced = Paced(KeepPages(), overlap=overlap, num_pages=48)
     arrive = paced.expect(1)
     kept = paced.submit(2, 100)

@@ -192,7 +192,7 @@ def test_a_tenant_that_was_idle_has_saved_no_turns() -> None:
     assert sum(id < 100 for id in late) >= 5
 
 
-def test_a_request_that_cannot_meet_its_deadline_is_told_so_at_once() -> None:
+def test_a_request_that_cannot_meet_its_deadline_is_refused_at_once() -> None:
     planned = planner(Policy.DEADLINE)
     planned.submit(request(1, 1000, ttft_target_s=20.0, arrival=0.0))
     late = request(2, 1000, ttft_target_s=15.0)
@@ -203,7 +203,7 @@ def test_a_request_that_cannot_meet_its_deadline_is_told_so_at_once() -> None:
     planned.scheduler.submit(request(5, 9000), now=0.0, prefill_rate=100.0)
 
 
-def test_of_requests_with_equal_deadlines_the_later_one_is_told_that_it_waits_for_the_earlier() -> None:
+def test_of_requests_with_equal_deadlines_the_later_one_waits_for_the_earlier() -> None:
     planned = planner(Policy.DEADLINE)
     planned.submit(request(1, 1000, ttft_target_s=15.0))
     with pytest.raises(DeadlineUnreachable, match=r"expected in 20.00 s"):
@@ -225,7 +225,7 @@ def waited(planned: Planner, each: Request, seconds: int) -> dict[WaitReason, fl
     return dict(each.waited)
 
 
-def test_a_request_knows_that_it_waited_for_room_in_a_step() -> None:
+def test_a_wait_for_room_in_a_step_is_recorded_as_budget() -> None:
     planned = planner(Policy.FCFS, max_running_requests=4)
     planned.submit(request(1, 1024))
     second = request(2, 100)
@@ -233,7 +233,7 @@ def test_a_request_knows_that_it_waited_for_room_in_a_step() -> None:
     assert waited(planned, second, 20) == {WaitReason.BUDGET: 4.0}
 
 
-def test_a_request_knows_that_it_waited_for_a_slot_or_for_pages() -> None:
+def test_a_wait_for_a_slot_or_for_pages_is_recorded() -> None:
     for changes, reason in (
         ({"max_running_requests": 1}, WaitReason.SLOTS),
         ({"max_running_requests": 4, "num_pages": 8, "context": 8 * PAGE}, WaitReason.PAGES),
@@ -251,7 +251,7 @@ def test_a_request_knows_that_it_waited_for_a_slot_or_for_pages() -> None:
         assert second.waited == {reason: 6.0}
 
 
-def test_a_request_knows_that_others_were_admitted_before_it() -> None:
+def test_a_wait_for_requests_admitted_before_is_recorded_as_policy() -> None:
     planned = planner(Policy.PRIORITY)
     first = request(1, 300, priority=0)
     planned.submit(first)
@@ -280,7 +280,7 @@ def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], message
         SchedulerConfig(**settings)
 
 
-def test_only_steps_that_leave_prompts_tell_how_many_tokens_a_second_there_could_be() -> None:
+def test_only_steps_that_leave_prompts_waiting_are_used_to_measure_the_rate() -> None:
     now = 0.0
     engine = make_engine(chunk_budget=64, num_pages=400)
     engine._clock = lambda: now

@@ -168,7 +168,7 @@ def test_a_host_slower_than_the_device_plans_at_once() -> None:
     assert device.timing.plan_at(prompts=False) < device.now
 
 
-def test_an_idle_device_waits_for_nobody() -> None:
+def test_a_step_for_an_idle_device_is_planned_at_once() -> None:
     device = Device(StepTiming())
     device.run(decodes(0.02))
     device.timing.completed(device.now + 0.02, waited=True, more=False)

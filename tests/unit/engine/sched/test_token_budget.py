@@ -90,7 +90,7 @@ def test_chunks_fill_the_budget_and_never_pass_it(prompts: list[Progress], budge
 
 
 @given(st.lists(progress, min_size=1, max_size=12), st.integers(PAGE, 1024))
-def test_nobody_gets_more_for_a_step_that_is_not_filled_and_the_first_gets_on(
+def test_without_long_chunks_shares_only_shrink_and_the_first_prompt_keeps_its_chunk(
     prompts: list[Progress], budget: int
 ) -> None:
     chunks = share(prompts, budget)

@@ -171,7 +171,7 @@ def test_the_end_of_a_process_on_this_host_is_detected_by_the_kernel() -> None:
     assert cluster.poll(51.0) == [Drained(1)]
 
 
-def test_a_fence_of_another_host_frees_no_page_of_a_sender_on_this_one_before_it_has_drained() -> None:
+def test_a_fence_of_another_host_frees_no_page_of_a_local_sender_before_it_has_drained() -> None:
     cluster = Cluster(neighbours=frozenset({"p-2"}))
     cluster.begin(1, sender=0)
     cluster.begin(2, sender=1)

@@ -63,7 +63,7 @@ def test_locked_memory_matters_to_infiniband_alone() -> None:
     assert machine.judge_memlock(resource.RLIM_INFINITY, has_infiniband=True).verdict is Verdict.OK
 
 
-def test_a_port_that_somebody_has_is_named_with_its_flag() -> None:
+def test_a_port_in_use_is_reported_with_its_flag() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         ports = {"--http-port": taken.getsockname()[1], "--grpc-port": 0}
         findings = [f for f in machine.look("127.0.0.1", ports) if f.name == "ports"]
@@ -76,7 +76,7 @@ def test_an_old_gpu_is_a_warning() -> None:
     assert gpus.judge_gpu(replace(H200, capability=(7, 5))).verdict is Verdict.WARN
 
 
-def test_nvlink_is_told_from_pcie_and_from_no_peer_access_by_its_speed() -> None:
+def test_nvlink_is_distinguished_from_pcie_and_from_no_peer_access_by_its_speed() -> None:
     assert "NVLink" in gpus.judge_pair(Pair(0, 1, True, 395e9)).text
     assert "PCIe" in gpus.judge_pair(Pair(0, 1, True, 50e9)).text
     assert gpus.judge_pair(Pair(0, 1, False, 20e9)).verdict is Verdict.WARN
@@ -111,7 +111,7 @@ def test_slow_shared_memory_is_a_warning() -> None:
     assert links.judge_host_link(Link("tcp/lo (zero-copy)", 2e8)).verdict is Verdict.WARN
 
 
-def test_every_row_that_is_not_ok_says_what_to_do() -> None:
+def test_every_row_that_is_not_ok_has_advice() -> None:
     findings = [
         software.judge_python((3, 9)),
         machine.judge_shm(0),

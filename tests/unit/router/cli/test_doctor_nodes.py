@@ -19,7 +19,7 @@ HEAD, W1 = Node("a", "head", "10.0.0.10", True), Node("b", "w1", "10.0.0.11", Tr
 TCP = Link("tcp/eth0 (zero-copy)", 3e9)
 
 
-def test_missing_nodes_are_a_failure_only_where_a_number_is_wanted() -> None:
+def test_missing_nodes_are_a_failure_only_if_a_number_is_required() -> None:
     assert nodes.judge_count([HEAD, W1], None).verdict is Verdict.OK
     assert nodes.judge_count([HEAD, W1], 2).verdict is Verdict.OK
     missing = nodes.judge_count([HEAD, W1], 3)
@@ -65,7 +65,7 @@ def test_tcp_between_nodes_with_infiniband_is_a_failure() -> None:
     assert nodes.judge_link("a → b", slow, has_infiniband=False).verdict is Verdict.WARN
 
 
-def test_a_probe_listens_on_the_ports_of_workers_and_says_who_cannot_be_reached() -> None:
+def test_a_probe_listens_on_the_ports_of_workers_and_reports_unreachable_nodes() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         low = min(free.getsockname()[1], 60_000)
     probe = NodeProbe("127.0.0.1", None, PortRange(low, low + 63))

@@ -13,7 +13,7 @@ def test_baton_finds_its_own_packages() -> None:
     assert list(shadowed_packages()) == []
 
 
-def test_a_package_of_the_same_name_elsewhere_is_reported(tmp_path: Path) -> None:
+def test_a_package_imported_from_another_folder_is_reported(tmp_path: Path) -> None:
     other = ModuleSpec("engine", None, origin=str(tmp_path / "engine" / "__init__.py"))
     (message,) = shadowed_packages(lambda name: other if name == "engine" else find_spec(name))
     assert str(tmp_path) in message

@@ -62,7 +62,7 @@ async def test_ray_is_gone_when_it_leaves_four_questions_in_a_row_unanswered() -
     assert ray.asked == 9
 
 
-async def test_another_ray_at_the_same_address_is_noticed_at_once() -> None:
+async def test_another_ray_at_the_same_address_is_detected_at_once() -> None:
     ray = Ray(
         [A],
         RuntimeError(

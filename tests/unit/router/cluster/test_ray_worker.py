@@ -82,7 +82,7 @@ async def test_the_late_answer_of_a_replaced_actor_is_not_its_successors() -> No
         await start
 
 
-async def test_two_who_wait_for_an_actor_that_dies_make_one_new_one() -> None:
+async def test_two_tasks_that_wait_for_a_dead_actor_create_one_new_actor() -> None:
     place = Place()
     starts = [await starting(place), await starting(place)]
     place.actors[0].die()
@@ -91,7 +91,7 @@ async def test_two_who_wait_for_an_actor_that_dies_make_one_new_one() -> None:
     assert len(place.actors) == 2
 
 
-async def test_a_ray_that_does_not_answer_stops_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_call_that_ray_does_not_answer_blocks_no_other_task(monkeypatch: pytest.MonkeyPatch) -> None:
     place = Place()
     release = threading.Event()
     monkeypatch.setattr(ray, "kill", lambda *_, **__: release.wait())

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from engine.config import Policy
 from router.config.flags.command_line import ConfigError, parse
 from router.config.flags.foreign_flags import TRANSLATIONS, Renamed, Switch, Unavailable
 from router.config.settings import Dtype, Mode, RouterConfig, Routing, Transport
@@ -192,7 +193,34 @@ def test_a_mistake_is_named_with_the_flag_that_was_given(line: str, words: list[
         assert word in message
 
 
-def test_the_same_value_by_two_names_is_no_contradiction_and_a_repeated_flag_overrides_itself() -> None:
+def test_two_names_with_the_same_value_are_accepted_and_a_repeated_flag_overrides_itself() -> None:
     line = "--model m --tp 2 --tensor-parallel-size 2 --max-num-seqs 8 --max-num-seqs 16"
     config = parse(line.split())
     assert (config.tensor_parallel_size, config.max_running_requests) == (2, 16)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--enable-priority-scheduling --schedule-policy fcfs",
+        "--schedule-policy=fcfs --enable-priority-scheduling",
+        "--enable-priority-scheduling --scheduling-policy fcfs",
+    ],
+)
+def test_priority_first_and_arrival_within_one_priority_is_our_priority_policy(line: str) -> None:
+    assert parse(["--model", "m", *line.split()]).scheduling.effective_policy is Policy.PRIORITY
+
+
+@pytest.mark.parametrize("policy", ["lof", "lpm", "shortest"])
+def test_priority_scheduling_with_another_order_within_one_priority_is_refused(policy: str) -> None:
+    for line in (
+        f"--enable-priority-scheduling --schedule-policy {policy}",
+        f"--schedule-policy {policy} --enable-priority-scheduling",
+    ):
+        with pytest.raises(ConfigError, match="give one of them"):
+            parse(["--model", "m", *line.split()])
+
+
+def test_priority_scheduling_that_is_off_leaves_the_policy_as_given() -> None:
+    line = "--model m --enable-priority-scheduling false --schedule-policy fcfs"
+    assert parse(line.split()).scheduling.effective_policy is Policy.FCFS

@@ -187,7 +187,7 @@ def test_a_mistake_is_named_with_its_flag_its_value_and_the_way_out(argv: str, w
         assert word in message
 
 
-def test_all_mistakes_are_told_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     assert len(problems("--decode-workers", "0", "--page-size", "0").splitlines()) == 3
 
 
@@ -225,7 +225,7 @@ def test_a_missing_file_is_a_message_too(tmp_path: Path) -> None:
     assert "No such file" in problems("--config", str(tmp_path / "none.yaml"))
 
 
-def test_help_teaches_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         parse(["--help"])
     text = capsys.readouterr().out

@@ -24,7 +24,7 @@ def test_least_loaded_counts_tokens_before_requests() -> None:
     assert least_loaded([long, short], 0) == 1
 
 
-def test_equally_loaded_workers_are_picked_in_turn() -> None:
+def test_equally_loaded_workers_are_chosen_round_robin() -> None:
     workers = [WorkerView(), WorkerView(), WorkerView()]
     assert [least_loaded(workers, turn) for turn in range(3)] == [0, 1, 2]
 

@@ -93,13 +93,13 @@ def test_without_a_valid_caller_a_trace_begins(header: str | None) -> None:
     assert (trace.parent_id, trace.sampled) == ("", True)
 
 
-def test_sequences_of_one_request_are_told_apart() -> None:
+def test_sequences_of_one_request_have_spans_of_their_own() -> None:
     identity = RequestIdentity("cmpl-7")
     assert [identity.next_sequence() for _ in range(3)] == [(0, "cmpl-7"), (1, "cmpl-7-1"), (2, "cmpl-7-2")]
     assert RequestIdentity().next_sequence() != RequestIdentity().next_sequence()
 
 
-def test_workers_are_told_the_requests_name_and_trace() -> None:
+def test_workers_get_the_request_id_and_the_trace() -> None:
     sequence = ended_sequence(TraceContext(TRACE, PARENT))
     work = sequence.work(7)
     assert work.name == "chatcmpl-1"
@@ -128,7 +128,7 @@ def test_spans_are_the_stages_each_of_the_process_that_did_the_work() -> None:
     assert {s.trace_id for s in stages} == {TRACE}
 
 
-def test_a_failed_request_says_so_in_its_span() -> None:
+def test_a_failed_request_has_the_error_in_its_span() -> None:
     root, *_ = spans_of(ended_sequence(TraceContext(TRACE)), "unavailable", 0.0, 3.0, "m")
     assert root.error == "unavailable"
     assert root.attributes["error.type"] == "unavailable"

@@ -15,7 +15,7 @@ from rpc.tls import BadCertificate
 from tests.certificates import Authority
 
 
-def test_without_flags_everybody_is_served_in_plaintext_and_on_loopback_that_is_no_news(
+def test_without_flags_every_client_is_served_in_plaintext_and_loopback_gives_no_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING):
@@ -58,7 +58,7 @@ def test_files_are_loaded_and_no_warning_is_left(tmp_path: Path, caplog: pytest.
     assert not caplog.messages
 
 
-def test_files_that_cannot_be_used_are_told_with_their_flags(tmp_path: Path) -> None:
+def test_unusable_files_are_reported_with_their_flags(tmp_path: Path) -> None:
     with pytest.raises(BadKeyFile, match="--api-key-file /none: No such file"):
         Access.load(configured({"api_key_file": "/none"}))
     with pytest.raises(BadKeyFile, match="--metrics-key-file /none: No such file"):

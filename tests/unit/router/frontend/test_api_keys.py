@@ -34,13 +34,13 @@ def test_a_client_is_known_by_its_key_and_named_by_its_line(file: Path) -> None:
 @pytest.mark.parametrize(
     "authorization", [None, "", "Bearer", "Bearer ", ALICE, f"Basic {ALICE}", f"Bearer {ALICE}x", "Bearer #"]
 )
-def test_nobody_else_is_let_in(file: Path, authorization: str | None) -> None:
+def test_all_other_keys_are_refused(file: Path, authorization: str | None) -> None:
     with pytest.raises(Unauthenticated):
         ApiKeys.load(file).identify(authorization)
 
 
 @given(st.text())
-def test_whatever_is_sent_is_a_wrong_key_and_nothing_worse(text: str) -> None:
+def test_random_bytes_are_refused_as_a_wrong_key_without_an_error(text: str) -> None:
     with pytest.raises(Unauthenticated):
         ApiKeys({ALICE: "alice"}).identify(text)
 
@@ -61,7 +61,7 @@ def test_keys_are_kept_in_no_readable_form() -> None:
         ("schlüssel-0123456789\n", "ASCII"),
     ],
 )
-def test_a_file_that_would_not_do_is_told_without_its_keys(tmp_path: Path, content: str, words: str) -> None:
+def test_the_error_for_an_invalid_file_contains_no_keys(tmp_path: Path, content: str, words: str) -> None:
     path = tmp_path / "keys"
     path.write_text(content)
     with pytest.raises(BadKeyFile, match=words) as error:
@@ -74,7 +74,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         ApiKeys.load(tmp_path / "none")
 
 
-def test_a_file_that_everybody_can_read_is_pointed_out(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_world_readable_file_gives_a_warning(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         ApiKeys.load(file)
         assert not caplog.messages

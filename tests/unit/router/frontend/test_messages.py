@@ -154,5 +154,5 @@ def test_a_wrong_call_is_refused_by_its_place(call: Any, place: str) -> None:
         ([ASK, CALLING, SUNNY | {"name": "weather"}], "messages.2.name"),
     ],
 )
-def test_every_call_has_one_answer_before_anybody_else_speaks(messages: Any, param: str) -> None:
+def test_every_call_has_one_answer_before_the_next_message_of_another_role(messages: Any, param: str) -> None:
     assert refusal_of(*messages).param == param

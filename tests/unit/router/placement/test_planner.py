@@ -232,7 +232,7 @@ def test_the_command_prints_a_table_a_recommendation_and_the_flags(
     assert "router --model llama-3.1-8b --mode mixed --decode-workers 2" in out
 
 
-def test_the_command_reads_a_trace_and_says_what_is_estimated(
+def test_the_command_reads_a_trace_and_reports_what_is_estimated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace = tmp_path / "trace.jsonl"

@@ -53,7 +53,7 @@ def test_the_token_that_ends_a_sequence_counts_but_is_not_shown() -> None:
 
 
 @pytest.mark.parametrize("stops", [(), ("zzz",)])
-def test_half_a_character_at_the_end_is_told(stops: tuple[str, ...]) -> None:
+def test_an_incomplete_character_at_the_end_is_sent(stops: tuple[str, ...]) -> None:
     [chunk] = feed(completion(*stops), [Delta(ids("é")[:1], finish=FINISH_REASON_LENGTH)])
     assert chunk.text == "�"
 
@@ -86,7 +86,7 @@ def test_a_stop_string_does_not_count_before_min_tokens() -> None:
     assert (chunks[0].text, made.num_tokens) == ("aaxb", 5)
 
 
-def test_an_aborted_completion_says_so() -> None:
+def test_an_aborted_completion_has_that_finish_reason() -> None:
     made = completion("END")
     made.feed(Delta(ids("xEN")))
     assert made.abort().finish == FINISH_REASON_ABORT

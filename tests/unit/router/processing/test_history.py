@@ -62,7 +62,7 @@ async def run(generation: Generation, request_id: str, prompt: Sequence[int] = (
         pass
 
 
-async def test_a_finished_request_is_remembered_with_its_timings_though_nobody_asked_for_them() -> None:
+async def test_a_finished_request_is_recorded_with_its_timings_even_without_the_timings_field() -> None:
     history = History(10)
     await run(make_generation(history), "a")
     found = history.find("a")
@@ -106,7 +106,7 @@ async def test_text_logs_have_no_line_for_every_request(caplog: pytest.LogCaptur
     assert not caplog.records
 
 
-async def test_explain_says_where_it_went_and_what_it_waited_for() -> None:
+async def test_explain_shows_the_workers_of_a_request_and_what_it_waited_for() -> None:
     history = History(10)
     await run(make_generation(history), "a")
     found = history.find("a")
@@ -146,7 +146,7 @@ async def test_explain_shows_both_parts_of_a_split_prompt() -> None:
     ]
 
 
-def test_explain_says_so_when_a_request_did_not_end_by_itself() -> None:
+def test_explain_shows_that_a_request_did_not_finish() -> None:
     record = RequestRecord("a", "anybody", "abort", "", 2.0, 0, 3, 0)
     assert list(explained(record.as_json())) == [
         "a: abort after 2.00 s; 3 prompt tokens (0 cached), priority 0, client anybody"

@@ -41,7 +41,7 @@ async def test_triggered_between_two_waits_it_ends_the_next_and_the_first_error_
         await interrupt.wait(future)
 
 
-async def test_a_cancellation_from_elsewhere_stays_one() -> None:
+async def test_a_cancellation_by_another_task_is_not_swallowed() -> None:
     interrupt = Interrupt()
     task = asyncio.create_task(interrupt.wait(asyncio.Event().wait()))
     await asyncio.sleep(0)

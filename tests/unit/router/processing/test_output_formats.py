@@ -45,11 +45,11 @@ def test_the_format_is_that_of_the_chat_template(
     assert OutputFormats.of_template(source, takes_tools=True) == OutputFormats(tools, reasoning)
 
 
-def test_a_template_without_tools_is_told_of_them_in_hermes_format() -> None:
+def test_tools_are_described_in_hermes_format_for_a_template_without_tools() -> None:
     assert OutputFormats.of_template("{{ messages }}", takes_tools=False).tools is ToolFormat.HERMES
 
 
-def test_flags_override_what_the_template_says() -> None:
+def test_flags_override_the_template() -> None:
     found = OutputFormats(ToolFormat.HERMES, ReasoningFormat.THINK)
     assert found.chosen("auto", "auto") == found
     assert found.chosen("mistral", "none") == OutputFormats(ToolFormat.MISTRAL, None)

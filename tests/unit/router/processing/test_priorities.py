@@ -39,7 +39,7 @@ async def test_a_priority_is_refused_by_name(priority: int) -> None:
     assert refusal.value.grpc_status is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_priority_0_asks_for_nothing() -> None:
+async def test_priority_0_is_always_accepted() -> None:
     await make_generation().start(make_request(0))
 
 

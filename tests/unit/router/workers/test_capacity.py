@@ -59,7 +59,7 @@ def test_pages_that_are_cached_need_no_room() -> None:
     assert replace(crowded, fresh_share=0.25).has_room(320)
 
 
-def test_a_worker_that_has_not_reported_is_trusted_to_have_room() -> None:
+def test_a_worker_without_a_report_counts_as_having_room() -> None:
     assert WorkerView(page_size=16, promised=100, promised_pages=100).has_room(10_000)
 
 

@@ -12,7 +12,7 @@ def failing(times: int) -> CircuitBreaker:
     return breaker
 
 
-def test_a_few_failures_in_a_row_make_a_worker_doubtful_and_no_number_makes_it_bad() -> None:
+def test_three_consecutive_failures_make_a_worker_suspect_and_no_number_opens_the_circuit() -> None:
     assert failing(2).state is CircuitState.CLOSED
     assert failing(3).state is CircuitState.SUSPECT
     assert failing(100).state is CircuitState.SUSPECT
@@ -27,7 +27,7 @@ def test_failures_between_successes_are_the_requests_own() -> None:
     assert breaker.state is CircuitState.CLOSED
 
 
-def test_a_doubtful_worker_that_serves_a_request_is_good_again() -> None:
+def test_a_suspect_worker_that_serves_a_request_is_in_service_again() -> None:
     breaker = failing(3)
     breaker.request_done()
     assert breaker.state is CircuitState.CLOSED

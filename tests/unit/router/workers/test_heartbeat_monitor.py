@@ -16,7 +16,7 @@ def test_silence_makes_a_worker_late_and_then_lost() -> None:
     assert monitor.passed(0.2) is Liveness.LOST
 
 
-def test_a_late_worker_that_speaks_is_as_good_as_before() -> None:
+def test_a_message_of_a_late_worker_restarts_its_timeouts() -> None:
     monitor = HeartbeatMonitor(1.0, 3.0)
     monitor.passed(3.9)
     monitor.heard()
@@ -24,7 +24,7 @@ def test_a_late_worker_that_speaks_is_as_good_as_before() -> None:
     assert monitor.passed(0.9) is Liveness.GOOD
 
 
-def test_an_answered_probe_gives_the_time_anew_but_once() -> None:
+def test_an_answered_probe_restarts_the_timeouts_only_once() -> None:
     monitor = HeartbeatMonitor(1.0, 3.0)
     monitor.passed(3.0)
     monitor.answered()
@@ -39,7 +39,7 @@ def test_without_grace_a_late_worker_is_lost() -> None:
 
 
 @given(st.lists(st.sampled_from(["answered", "passed"]), max_size=60))
-def test_whatever_probes_answer_a_silent_stream_is_given_up_in_twice_the_time(moves: list[str]) -> None:
+def test_a_silent_stream_is_lost_after_twice_the_time_even_if_probes_are_answered(moves: list[str]) -> None:
     monitor = HeartbeatMonitor(1.0, 3.0)
     passed = 0.0
     for move in moves:

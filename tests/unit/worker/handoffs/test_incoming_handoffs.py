@@ -75,7 +75,7 @@ def test_a_handoff_that_was_aborted_while_it_waited_is_skipped() -> None:
     assert lent(worker) == [2]
 
 
-def test_handoffs_that_were_aborted_while_they_waited_keep_nobody_out_of_the_queue() -> None:
+def test_handoffs_aborted_while_they_waited_take_no_room_in_the_queue() -> None:
     engine = make_engine(num_pages=8, max_waiting_requests=2)
     assert engine.reserve(make_request(9, list(range(20)))) is not None
     worker = make_worker(engine)

@@ -156,7 +156,7 @@ def test_an_exception_stays_on_one_json_line() -> None:
     assert "two\nlines" in json.loads(line)["exception"]
 
 
-def test_the_log_says_when_the_itl_target_shrinks_chunks_and_when_they_are_whole_again(
+def test_the_log_reports_when_the_itl_target_shrinks_chunks_and_when_they_are_whole_again(
     lines: pytest.LogCaptureFixture,
 ) -> None:
     lines.set_level(logging.INFO, logger="worker.process.pace_log")

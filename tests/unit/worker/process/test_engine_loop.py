@@ -83,7 +83,7 @@ def test_a_request_does_not_wait_for_the_same_page_behind_another_prefix() -> No
     assert not engine.has_work
 
 
-def test_tokens_are_sent_before_the_device_is_told_the_rest_of_its_step() -> None:
+def test_tokens_are_sent_before_the_rest_of_the_next_step_is_enqueued() -> None:
     parts = Mock()
     parts.engine.plan_at.return_value = -math.inf
     parts.engine.step.return_value = StepOutput(started=[], num_tokens=1)
@@ -133,7 +133,7 @@ class Panic(BaseException):
 
 
 @pytest.mark.parametrize("error", [Panic("at the disco"), SystemExit(1), RuntimeError("a bug")])
-def test_whatever_ends_the_engine_is_told_at_once(error: BaseException) -> None:
+def test_every_kind_of_engine_failure_is_reported_at_once(error: BaseException) -> None:
     parts, inbox = Mock(), Inbox()
     parts.engine.config.device = "cpu"
     parts.engine.plan_at.return_value = -math.inf

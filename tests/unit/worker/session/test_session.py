@@ -41,7 +41,7 @@ async def test_batches_come_out_in_the_order_in_which_threads_sent_them() -> Non
     assert [batch.step async for batch in session.batches()] == list(range(100))
 
 
-async def test_a_failed_session_delivers_what_came_before_and_then_says_why() -> None:
+async def test_a_failed_session_delivers_earlier_batches_and_then_the_reason() -> None:
     session = RouterSession()
     session.send(worker_pb2.EventBatch(step=1))
     session.fail("the engine failed")
@@ -104,7 +104,7 @@ def test_events_for_an_ended_session_are_dropped() -> None:
     assert len(session.batches) == 1
 
 
-def test_a_report_says_how_many_of_the_sessions_commands_it_covers() -> None:
+def test_a_report_has_the_number_of_the_sessions_commands_that_it_covers() -> None:
     outbox, mine, other = Outbox(), Recorder(), Recorder()
     for session in (mine, other):
         outbox.open(cast(Any, session))

@@ -67,7 +67,7 @@ def test_a_field_that_the_template_does_not_use_is_refused_by_name(field: str, v
         assert (refusal.value.param, refusal.value.code) == (f"messages.1.{field}", "unsupported_parameter")
 
 
-def test_calls_results_and_tools_become_text_where_the_template_does_not_know_them() -> None:
+def test_calls_results_and_tools_become_text_if_the_template_does_not_support_them() -> None:
     template = ChatTemplate("{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}", {})
     call = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Bern"}}}
     answer = {"role": "assistant", "content": "Wait.", "tool_calls": [call]}

@@ -1,0 +1,304 @@
+"""The router over a started Ray: places the workers, and serves once they are ready.
+
+Imported while Ray starts: the front ends and their libraries take most of a second of CPU time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Final
+
+from common.garbage_collection import freeze_gc
+from common.metric_export import exported
+from engine.config import EngineConfig, Policy
+from engine.loader.checkpoint import Checkpoint
+from router.admin.endpoint import AdminServer, admin_app
+from router.cli.loop_lag import watch_loop
+from router.cli.ports import taking
+from router.cli.progress import StartupDisplay
+from router.cli.sizes import sizes
+from router.cluster.nodes import residents
+from router.cluster.ray_cluster import Cluster
+from router.cluster.ray_worker import RayWorker
+from router.cluster.worker_plan import WorkerPlan
+from router.config.settings import LogFormat, RouterConfig
+from router.dispatch.dispatcher import ClusterDispatcher, OnEnd
+from router.dispatch.metrics import RouterMetrics
+from router.frontend.access import Access
+from router.frontend.grpc.server import GrpcConfig, GrpcServer
+from router.frontend.http.server import HttpConfig, HttpServer
+from router.frontend.page.routes import page_routes
+from router.frontend.page.status import StatusReader
+from router.probes.link_check import LinkBroken, check_links
+from router.probes.worker_probe import WorkerProbe
+from router.processing.explanation import Explanation
+from router.processing.generation import Generation
+from router.processing.history import History
+from router.processing.served_model import ServedModel
+from router.processing.text.tokenizer import Tokenizer, TokenizerError
+from router.request_limits import RequestLimits
+from router.tracing.otlp import TraceExporter
+from router.workers.fencing import Fencing
+from router.workers.registry import Registry, WorkerBroken, WorkerHandle
+from rpc.baton.v1 import worker_pb2
+
+__all__ = ["CANNOT_SERVE", "Service", "Serving"]
+
+_log = logging.getLogger(__name__)
+
+_WATCH_S: Final = 0.3
+
+
+class NotReady(Exception):
+    """Workers were not ready in time; the message says which, and why."""
+
+
+CANNOT_SERVE: Final = (LinkBroken, NotReady, TokenizerError, WorkerBroken)
+"""Errors that the user can act on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    cluster: Cluster
+    dispatcher: ClusterDispatcher
+    http: HttpServer
+    grpc: GrpcServer
+    admin: AdminServer
+
+    async def drain(self, timeout_s: float) -> None:
+        """Refuse new requests; give running ones `timeout_s` to finish."""
+        began = time.monotonic()
+        _log.info("draining: new requests are refused, running ones have %g s to finish", timeout_s)
+        self.http.wind_down()
+        left = await self.dispatcher.drain(timeout_s)
+        if left:
+            _log.warning("%d requests did not finish within --drain-timeout %g s", left, timeout_s)
+        # Streams of finished requests may still have to be written.
+        rest = max(timeout_s - (time.monotonic() - began), 0.0)
+        await asyncio.gather(self.http.stop(rest), self.grpc.stop(rest))
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """The second half of a start; each step pushes its cleanup on `stack`."""
+
+    config: RouterConfig
+    display: StartupDisplay
+    stack: AsyncExitStack
+    access: Access
+    checkpoint: Checkpoint
+
+    async def run(self, cluster: Cluster, plans: list[WorkerPlan]) -> Service:
+        """Raises what placing and loading the workers raises, and the errors of the front ends."""
+        config, checkpoint, spec = self.config, self.checkpoint, self.checkpoint.spec()
+        # Concurrently with the workers, which take most of a start.
+        tokenizing = asyncio.create_task(
+            asyncio.to_thread(Tokenizer.load, checkpoint.path, vocab_size=spec.vocab_size)
+        )
+        self.stack.callback(tokenizing.cancel)
+        metrics = RouterMetrics(config.mode.value)
+        registry = await self._workers(cluster, plans, metrics)
+
+        model = ServedModel(
+            name=config.served_model_name or checkpoint.name,
+            path=checkpoint.path,
+            mode=config.mode.value,
+            max_model_len=min(session.info.max_model_len for session in registry.sessions()),
+            vocab_size=spec.vocab_size,
+            eos_token_ids=spec.eos_token_ids,
+            prefill_workers=config.num_prefill_workers,
+            decode_workers=config.decode_workers,
+        )
+        tokenizer = await tokenizing
+        dispatcher = ClusterDispatcher(config, registry, metrics, on_end=self._tracing(model.name))
+        if config.uses_handoffs:
+            await self._check_links(registry, dispatcher)
+        await self.stack.enter_async_context(
+            WorkerProbe(
+                registry,
+                dispatcher.attempt,
+                dispatcher.able,
+                interval_s=config.failover.probe_interval,
+                timeout_s=config.failover.probe_timeout,
+            )
+        )
+        limits = RequestLimits(
+            max_prompt_tokens=config.access.max_prompt_tokens,
+            max_completions=config.access.max_completions,
+            max_logprobs=config.access.max_logprobs,
+            priorities=config.scheduling.effective_policy is Policy.PRIORITY,
+            ttft_deadlines=config.scheduling.effective_policy is Policy.DEADLINE,
+        )
+        is_json = config.operation.log_format is LogFormat.JSON
+        history = History(config.operation.explain_requests, logging.INFO if is_json else logging.DEBUG)
+        formats = tokenizer.output_formats.chosen(
+            config.frontend.tool_call_parser.value, config.frontend.reasoning_parser.value
+        )
+        generation = Generation(model, tokenizer, dispatcher, limits, formats, history)
+        service = await self._frontends(generation, history, cluster, dispatcher, registry, metrics)
+        freeze_gc()
+        workers = [(session.worker_id, session.info.node) for session in registry.sessions()]
+        self.display.say(f"workers: {residents(workers, await cluster.nodes())}")
+        for line in sizes(session.info for session in registry.sessions()):
+            self.display.say(line)
+        self._summarize(model, service, plans[0].config.engine)
+        return service
+
+    def _tracing(self, model: str) -> OnEnd:
+        endpoint = self.config.operation.otlp_traces_endpoint
+        if endpoint is None:
+            return lambda _sequence, _outcome, _at: None
+        return self.stack.enter_context(TraceExporter(endpoint, model)).ended
+
+    async def _workers(self, cluster: Cluster, plans: list[WorkerPlan], metrics: RouterMetrics) -> Registry:
+        """Start all workers and wait until they are ready. Raises NotReady, WorkerBroken."""
+
+        def on_change(handle: WorkerHandle, up: bool) -> None:
+            role = worker_pb2.Role.Name(handle.role).removeprefix("ROLE_").lower()
+            metrics.worker_changed(handle.worker_id, role, up=up)
+            if up:
+                self.display.done(handle.worker_id, _loaded(by_id[handle.worker_id].stages))
+
+        with self.display.stage("workers"):
+            handles = await cluster.place(plans, on_wait=self.display.waiting)
+            by_id = {handle.worker_id: handle for handle in handles}
+            for handle in handles:
+                self.display.show(handle.worker_id, "starting a process, importing torch")
+            # A local Ray has one node, and the router cannot outlive it.
+            fencing = Fencing(cluster.dead_nodes) if self.config.cluster.ray_address is not None else None
+            if fencing is not None:
+                await self.stack.enter_async_context(fencing)
+            registry = await self.stack.enter_async_context(
+                Registry(
+                    handles,
+                    on_change,
+                    silence_s=self.config.failover.worker_timeout,
+                    grace_s=self.config.failover.worker_grace,
+                    fencing=fencing,
+                )
+            )
+            patience = self.config.cluster.startup_timeout
+            watch = asyncio.create_task(self._watch_loading(registry, handles))
+            try:
+                all_ready = await registry.wait_for_all(patience)
+            finally:
+                watch.cancel()
+            if not all_ready:
+                raise NotReady(
+                    f"not all workers were ready within --startup-timeout {patience:g} s: "
+                    + "; ".join(registry.complaints())
+                )
+        return registry
+
+    async def _check_links(self, registry: Registry, dispatcher: ClusterDispatcher) -> None:
+        """Raises LinkBroken."""
+        patience = self.config.cluster.startup_timeout
+        with self.display.stage("links"):
+            links = await check_links(registry, dispatcher.attempt, timeout_s=patience)
+        for link in links:
+            self.display.say(str(link))
+
+    async def _watch_loading(self, registry: Registry, workers: Sequence[RayWorker]) -> None:
+        """Show the loading progress of each worker until it is ready."""
+        while True:
+            ready = {session.worker_id for session in registry.sessions()}
+            for worker in workers:
+                state = None if worker.worker_id in ready else await worker.progress()
+                if state is not None:
+                    self.display.loading(worker.worker_id, *state)
+            await asyncio.sleep(_WATCH_S)
+
+    async def _frontends(
+        self,
+        generation: Generation,
+        history: History,
+        cluster: Cluster,
+        dispatcher: ClusterDispatcher,
+        registry: Registry,
+        metrics: RouterMetrics,
+    ) -> Service:
+        config, access = self.config, self.access
+        lag = asyncio.create_task(watch_loop(metrics.loop_lag.observe), name="loop lag")
+        self.stack.callback(lag.cancel)
+        if config.move_answers:
+            rebalancing = asyncio.create_task(dispatcher.rebalance(), name="rebalancing workers")
+            self.stack.callback(rebalancing.cancel)
+        status = StatusReader(
+            generation.model, registry, metrics.recent, dispatcher.prefill_queue, lambda: dispatcher.running
+        )
+        http = HttpServer(
+            generation,
+            HttpConfig(
+                host=config.frontend.host,
+                port=config.frontend.http_port,
+                max_body_bytes=config.access.max_body_bytes,
+                tls=access.tls,
+                keys=access.keys,
+                metrics_keys=access.metrics_keys,
+                cors_origins=access.cors_origins,
+                keep_alive_s=config.frontend.http_keep_alive,
+            ),
+            metrics=exported(
+                metrics.registry,
+                {
+                    "role": "router",
+                    "mode": config.mode.value,
+                    "worker": "router",
+                    "model_name": generation.model.name,
+                },
+                config.operation.metrics_names,
+            ),
+            worker_targets=registry.metrics_targets,
+            routes=page_routes(status.read),
+        )
+        grpc = GrpcServer(
+            generation,
+            GrpcConfig(
+                host=config.frontend.host,
+                port=config.frontend.grpc_port,
+                max_message_bytes=config.access.max_body_bytes,
+                tls=access.tls,
+                keys=access.keys,
+            ),
+        )
+        for flag, server in (("--http-port", http), ("--grpc-port", grpc)):
+            with taking(flag):
+                await server.start()
+            self.stack.push_async_callback(server.stop, 0.0)
+        admin = AdminServer(
+            admin_app(
+                registry,
+                dispatcher.able,
+                dispatcher.evacuate,
+                explain=Explanation(generation, history, dispatcher.standings).find,
+                drain_timeout_s=self.config.operation.drain_timeout,
+                startup_timeout_s=self.config.cluster.startup_timeout,
+            ),
+            self.config.effective_admin_port,
+        )
+        with taking("--admin-port"):
+            await admin.start()
+        self.stack.push_async_callback(admin.stop)
+        return Service(cluster, dispatcher, http, grpc, admin)
+
+    def _summarize(self, model: ServedModel, service: Service, engine: EngineConfig) -> None:
+        config = self.config
+        workers = f"{config.decode_workers} decode"
+        if config.uses_handoffs:
+            workers = f"{config.num_prefill_workers} prefill + {workers}"
+        scheme = "http" if config.access.tls_cert is None else "https"
+        self.display.say(
+            f"{model.name} is ready {self.display.after()}: {config.mode.value}, {workers} on {engine.device}"
+            f" in {engine.dtype}; {scheme}://{config.frontend.host}:{service.http.port}/v1"
+            f" and gRPC {config.frontend.host}:{service.grpc.port}; --admin-port {service.admin.port}"
+        )
+
+
+def _loaded(stages: Sequence[tuple[str, float]]) -> str:
+    took = ", ".join(f"{name[:1].lower()}{name[1:]} {seconds:.1f} s" for name, seconds in stages)
+    return f"ready ({took})" if took else "ready"

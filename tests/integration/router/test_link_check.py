@@ -1,0 +1,63 @@
+"""Links are tried and measured before anybody is served."""
+
+from __future__ import annotations
+
+import pytest
+
+from router.dispatch.waterfall import busy_seconds
+from router.probes.link_check import Link, LinkBroken, check_links
+from tests.integration.fake_cluster import pair, service
+from tests.integration.fake_worker import decode_worker, prefill_worker
+
+
+async def test_every_prefill_worker_hands_kv_to_a_decode_worker() -> None:
+    fabric = {}
+    workers = [prefill_worker(f"prefill-{i}", fabric) for i in range(3)]
+    workers += [decode_worker(f"decode-{i}", fabric) for i in range(2)]
+    async with service(*workers) as served:
+        links = await check_links(served.registry, served.dispatcher.attempt, timeout_s=5.0)
+        await served.settled()
+    assert [(link.prefill, link.decode) for link in links] == [
+        ("prefill-0", "decode-0"),
+        ("prefill-1", "decode-1"),
+        ("prefill-2", "decode-0"),
+    ]
+    assert [(link.num_bytes, link.seconds) for link in links] == [(64, pytest.approx(0.1))] * 3
+
+
+async def test_a_link_that_does_not_work_is_named_with_the_reason() -> None:
+    async with service(*pair(decode={"refuse_reservation": True})) as served:
+        with pytest.raises(LinkBroken, match="from prefill-0 to decode-0: decode-0: as the test wants it"):
+            await check_links(served.registry, served.dispatcher.attempt, timeout_s=5.0)
+        await served.settled()
+
+
+async def test_a_link_that_hangs_fails_the_link_check() -> None:
+    async with service(*pair(prefill={"silent": True})) as served:
+        with pytest.raises(LinkBroken, match="no answer within"):
+            await check_links(served.registry, served.dispatcher.attempt, timeout_s=0.2)
+        await served.settled()
+
+
+def test_spans_that_overlap_count_once() -> None:
+    assert busy_seconds([(4.0, 5.0), (0.0, 2.0), (1.0, 3.0), (1.5, 2.5)]) == pytest.approx(4.0)
+    assert busy_seconds([]) == 0.0
+
+
+def test_a_link_tells_bytes_time_and_rate() -> None:
+    link = Link("prefill-0", "decode-1", "nixl", 134_000_000, 0.001)
+    assert str(link) == "prefill-0 → decode-1: 134.0 MB of KV over nixl in 1.0 ms, 134.0 GB/s"
+
+
+def test_a_link_without_a_report_claims_no_rate() -> None:
+    assert "not measured" in str(Link("prefill-0", "decode-1", "nixl", 0, 0.0))
+
+
+def test_a_detour_between_gpus_of_one_machine_is_called_one() -> None:
+    def link(num_bytes: int, seconds: float, *, between_gpus: bool = True) -> Link:
+        return Link("prefill-0", "decode-1", "nixl", num_bytes, seconds, between_gpus)
+
+    assert str(link(268_000_000, 0.02)).endswith("KV is staged in host memory: see `router doctor`")
+    assert not link(268_000_000, 0.002).is_detour
+    assert not link(2_000_000, 0.002).is_detour, "messages take that long"
+    assert not link(268_000_000, 0.02, between_gpus=False).is_detour

@@ -1,0 +1,325 @@
+"""The dispatcher, registry and sessions against workers that speak real gRPC and invent their tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+
+import pytest
+
+from router.config.settings import Routing
+from router.errors import DeadlineExceeded, Internal, InvalidRequest, Overloaded, Unavailable
+from router.workers.registry import WorkerBroken
+from rpc.baton.v1 import sampling_pb2, worker_pb2
+from rpc.baton.v1.worker_pb2 import ROLE_DECODE
+from tests.integration.fake_cluster import PROMPT, pair, sampling, service
+from tests.integration.fake_worker import answer, decode_worker
+
+
+async def test_a_mixed_worker_answers_in_full() -> None:
+    async with service(decode_worker("decode-0")) as served:
+        deltas = await served.deltas(8)
+        assert [t for d in deltas for t in d.token_ids] == answer(PROMPT, 8)
+        assert deltas[-1].finish == sampling_pb2.FINISH_REASON_LENGTH
+        assert [d.cached_tokens for d in deltas if d.cached_tokens is not None] == [3]
+        await served.settled()
+
+
+async def test_prefill_and_decode_workers_answer_together_as_one() -> None:
+    prefill, decode = pair(decode={"waits_before": {"decode"}})
+    async with service(prefill, decode) as served:
+        answering = asyncio.create_task(served.deltas(8))
+        async with asyncio.timeout(5):
+            # The end of the handoff arrives on another stream than the tokens.
+            while not served.metrics.recent.links:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        decode.behaviour.waits_before.clear()
+        deltas = await answering
+        assert [t for d in deltas for t in d.token_ids] == answer(PROMPT, 8)
+        timings = deltas[-1].timings
+        assert timings is not None
+        stages = ("queue_s", "prefill_s", "reserve_s", "transfer_s", "first_decode_s")
+        assert all(getattr(timings, stage) >= 0 for stage in stages)
+        assert 0 < timings.ttft_s <= timings.e2e_s
+        assert len(timings.chunks) == len(timings.pushes) == 1
+        await served.settled()
+
+
+async def test_the_decode_worker_gets_reserve_only_after_the_prefill_has_started() -> None:
+    prefill, decode = pair()
+    async with service(prefill, decode) as served:
+        await served.tokens()
+        (reserve,) = decode.commands("reserve")
+        (attach,) = prefill.commands("attach")
+        assert reserve.reserve.sender.name == f"prefill-0@{prefill.epoch}"
+        assert attach.attach.ticket.handoff_id == reserve.reserve.work.request_id
+        assert not prefill.commands("abort")
+        assert not decode.commands("abort")
+
+
+async def test_a_first_token_that_is_overtaken_still_comes_first() -> None:
+    async with service(*pair(prefill={"late_first_token": True})) as served:
+        assert await served.tokens(4) == answer(PROMPT, 4)
+
+
+@pytest.mark.parametrize("max_tokens", [1, 8])
+async def test_a_first_token_that_ends_the_sequence_cancels_the_reservation(max_tokens: int) -> None:
+    async with service(*pair(prefill={"stop_at_first": max_tokens > 1})) as served:
+        assert await served.tokens(max_tokens) == answer(PROMPT, 1)
+        await served.settled()
+
+
+@pytest.mark.parametrize("at", [0, 1, 3])
+@pytest.mark.parametrize("how", ["break_after", "fail_after"])
+async def test_a_mixed_request_survives_its_worker_at_any_token(how: str, at: int) -> None:
+    async with service(decode_worker("decode-0", **{how: at})) as served:
+        assert await served.tokens(6) == answer(PROMPT, 6)
+        await served.settled()
+        assert 'baton_request_retries_total{failed_worker="decode-0"' in served.exported()
+
+
+@pytest.mark.parametrize("who", ["prefill", "decode"])
+@pytest.mark.parametrize("how", [{"break_after": 0}, {"fail_after": 1}, {"break_after": 2}])
+async def test_a_disaggregated_request_survives_either_worker(who: str, how: dict[str, int]) -> None:
+    if who == "prefill" and how == {"break_after": 2}:
+        pytest.skip("a prefill worker makes one token")
+    async with service(*pair(**{who: how})) as served:
+        assert await served.tokens(6) == answer(PROMPT, 6)
+        await served.settled()
+
+
+async def test_a_prefill_worker_that_dies_after_the_handoff_is_not_missed() -> None:
+    prefill, decode = pair(decode={"token_s": 0.02})
+    async with service(prefill, decode) as served:
+        async with aclosing(served.dispatcher.generate(PROMPT, sampling(20))) as deltas:
+            seen = []
+            async for delta in deltas:
+                seen += delta.token_ids
+                if len(seen) == 3:
+                    await prefill.restart()
+        assert seen == answer(PROMPT, 20)
+        assert len(decode.commands("reserve")) == 1
+
+
+async def test_a_restarted_worker_is_taken_in_again_as_a_new_peer() -> None:
+    worker = decode_worker("decode-0")
+    async with service(worker) as served:
+        before = served.registry.sessions()[0].info.epoch
+        await worker.restart()
+        async with asyncio.timeout(5):
+            while not served.dispatcher.ready() or served.registry.sessions()[0].info.epoch == before:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert await served.tokens() == answer(PROMPT, 8)
+
+
+async def test_a_silent_worker_is_lost_and_its_request_continues_on_another() -> None:
+    silent, other = decode_worker("decode-0", token_s=0.01), decode_worker("decode-1")
+    async with service(silent, other, routing=Routing.ROUND_ROBIN) as served:
+        async with aclosing(served.dispatcher.generate(PROMPT, sampling(500))) as deltas:
+            seen = list((await anext(deltas)).token_ids)
+            silent.behaviour.dumb = True
+            async for delta in deltas:
+                seen += delta.token_ids
+        assert seen == answer(PROMPT, 500)
+        assert 'failed_worker="decode-0"' in served.exported()
+
+
+async def test_a_worker_with_nothing_to_do_is_not_taken_for_lost() -> None:
+    async with service(decode_worker("decode-0")) as served:
+        (session,) = served.registry.sessions()
+        await asyncio.sleep(2.0)
+        assert session.alive
+
+
+async def test_a_retry_avoids_the_worker_that_failed() -> None:
+    bad = decode_worker("decode-0", fail_after=0, times=100)
+    good = decode_worker("decode-1")
+    async with service(bad, good, routing=Routing.ROUND_ROBIN) as served:
+        for _ in range(4):
+            assert await served.tokens() == answer(PROMPT, 8)
+        assert len(good.commands("submit")) == 4
+
+
+async def test_attempts_are_bounded_and_the_error_is_that_of_the_last_one() -> None:
+    worker = decode_worker("decode-0", fail_after=0, times=100)
+    async with service(worker, max_attempts=3) as served:
+        with pytest.raises(Unavailable, match="handoff failed"):
+            await served.tokens()
+        assert len(worker.commands("submit")) == 3
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "attempts"),
+    [
+        (worker_pb2.FAILURE_CODE_INVALID, InvalidRequest, 1),
+        (worker_pb2.FAILURE_CODE_DEADLINE, DeadlineExceeded, 1),
+        (worker_pb2.FAILURE_CODE_INTERNAL, Internal, 1),
+        (worker_pb2.FAILURE_CODE_OVERLOADED, Overloaded, 2),
+    ],
+)
+async def test_what_a_worker_complains_of_reaches_the_client_as_its_own_error(
+    code: worker_pb2.FailureCode, error: type[Exception], attempts: int
+) -> None:
+    worker = decode_worker("decode-0", fail_after=0, fail_code=code, times=100)
+    async with service(worker, max_attempts=2) as served:
+        with pytest.raises(error):
+            await served.tokens()
+        assert len(worker.commands("submit")) == attempts
+        await served.settled()
+
+
+async def test_a_request_whose_only_worker_stays_away_ends_in_a_clear_error() -> None:
+    worker = decode_worker("decode-0", token_s=0.05)
+    async with service(worker, failover_timeout=0.3) as served:
+        deltas = served.dispatcher.generate(PROMPT, sampling(100))
+        await anext(deltas)
+        await worker.stop()
+        with pytest.raises(Unavailable, match="decode-0"):
+            async for _ in deltas:
+                pass
+        with pytest.raises(Unavailable):
+            await served.tokens()
+        assert not served.dispatcher.ready()
+
+
+@pytest.mark.parametrize("who", ["prefill", "decode"])
+async def test_a_deadline_passes_and_both_workers_forget(who: str) -> None:
+    async with service(*pair(**{who: {"silent": True}})) as served:
+        with pytest.raises(DeadlineExceeded):
+            await served.tokens(timeout_s=0.3)
+        await served.settled()
+
+
+@pytest.mark.parametrize("after", [0, 1, 2, 5])
+@pytest.mark.parametrize("how", ["close", "cancel"])
+async def test_a_client_that_leaves_leaves_nothing_behind(how: str, after: int) -> None:
+    async with service(*pair(decode={"token_s": 0.01})) as served:
+        enough = asyncio.Event()
+
+        async def client() -> None:
+            seen = 0
+            async with aclosing(served.dispatcher.generate(PROMPT, sampling(1000))) as deltas:
+                if after == 0:
+                    enough.set()
+                async for delta in deltas:
+                    seen += len(delta.token_ids)
+                    if seen >= after:
+                        enough.set()
+                        if how == "close":
+                            return
+
+        task = asyncio.create_task(client())
+        await enough.wait()
+        if how == "cancel":
+            task.cancel()
+        await asyncio.wait([task])
+        await served.settled()
+        assert await served.dispatcher.drain(1.0) == 0
+
+
+async def test_prompts_beyond_the_limit_are_refused_with_a_time_to_come_back() -> None:
+    worker = decode_worker("decode-0", silent=True)
+    async with service(worker, max_queued_tokens=2 * len(PROMPT)) as served:
+        waiting = [asyncio.create_task(served.tokens()) for _ in range(2)]
+        await asyncio.sleep(0.1)
+        with pytest.raises(Overloaded) as refused:
+            await served.tokens()
+        assert refused.value.retry_after_s >= 1.0
+        assert "baton_router_queued_tokens" in served.exported()
+        for task in waiting:
+            task.cancel()
+        await asyncio.wait(waiting)
+        await served.settled()
+        worker.behaviour.silent = False
+        assert await served.tokens() == answer(PROMPT, 8)
+
+
+async def test_a_slow_client_finds_the_tokens_merged() -> None:
+    async with service(decode_worker("decode-0")) as served:
+        deltas = []
+        async for delta in served.dispatcher.generate(PROMPT, sampling(200)):
+            deltas.append(delta)
+            await asyncio.sleep(0.05)
+        assert [t for d in deltas for t in d.token_ids] == answer(PROMPT, 200)
+        assert len(deltas) < 100
+
+
+async def test_workers_of_another_layout_are_not_let_in() -> None:
+    odd = decode_worker("decode-1")
+    odd.layout_hash = "other"
+    async with service(decode_worker("decode-0"), odd, wait=False) as served:
+        with pytest.raises(WorkerBroken, match="--page-size"):
+            await served.registry.wait_for_all(5.0)
+        assert await served.registry.wait_for(ROLE_DECODE, 5.0)
+
+
+async def test_draining_refuses_the_new_and_finishes_the_old() -> None:
+    async with service(decode_worker("decode-0", token_s=0.02)) as served:
+        running = asyncio.create_task(served.tokens(10))
+        await asyncio.sleep(0.05)
+        draining = asyncio.create_task(served.dispatcher.drain(5.0))
+        await asyncio.sleep(0)
+        with pytest.raises(Unavailable):
+            await served.tokens()
+        assert await draining == 0
+        assert await running == answer(PROMPT, 10)
+
+
+async def test_a_burst_spreads_over_workers_before_any_of_them_reports() -> None:
+    workers = [decode_worker(f"decode-{i}", token_s=0.01) for i in range(4)]
+    async with service(*workers) as served:
+        answers = await asyncio.gather(*(served.tokens(3) for _ in range(40)))
+        assert answers == [answer(PROMPT, 3)] * 40
+        assert [len(worker.commands("submit")) for worker in workers] == [10, 10, 10, 10]
+
+
+async def test_a_sequence_that_its_caller_ends_at_a_stop_string_has_timings_and_outcome_stop() -> None:
+    async with service(decode_worker("decode-0", token_s=0.005)) as served:
+        async with aclosing(served.dispatcher.generate(PROMPT, sampling(1000))) as deltas:
+            await anext(deltas)
+            last = await deltas.asend(True)
+            assert (last.finish, last.token_ids) == (sampling_pb2.FINISH_REASON_STOP, [])
+            assert last.timings is not None
+            assert 0 < last.timings.ttft_s <= last.timings.e2e_s
+            with pytest.raises(StopAsyncIteration):
+                await anext(deltas)
+        await served.settled()
+        assert served.metric("baton_requests_total", outcome="stop") == 1
+        assert served.metric("baton_requests_total", outcome="abort") == 0
+
+
+async def test_first_tokens_and_token_counts_are_observed_when_they_happen() -> None:
+    async with service(decode_worker("decode-0", token_s=0.005)) as served:
+        async with aclosing(served.dispatcher.generate(PROMPT, sampling(1000))) as deltas:
+            seen = 0
+            while seen < 3:
+                seen += len((await anext(deltas)).token_ids)
+            assert served.metric("baton_ttft_seconds_count") == 1
+            assert served.metric("baton_prompt_tokens_total") == len(PROMPT)
+            assert served.metric("baton_output_tokens_total") == seen
+            assert served.metric("baton_stage_seconds_count", stage="prefill") == 1
+            assert served.metric("baton_stage_seconds_count", stage="first_decode") == 1
+            assert served.metric("baton_e2e_seconds_count") == 0
+        assert served.metric("baton_e2e_seconds_count") == 1
+
+
+async def test_a_request_that_dies_before_its_first_token_is_counted() -> None:
+    async with service(decode_worker("decode-0", silent=True)) as served:
+        with pytest.raises(DeadlineExceeded):
+            await served.tokens(timeout_s=0.2)
+        name = "baton_no_first_token_seconds"
+        assert served.metric(f"{name}_count", outcome="deadline_exceeded") == 1
+        assert 0.2 <= served.metric(f"{name}_sum", outcome="deadline_exceeded") < 5.0
+        assert served.metric("baton_prompt_tokens_total") == len(PROMPT)
+        assert served.metric("baton_ttft_seconds_count") == served.metric("baton_e2e_seconds_count") == 0
+
+
+async def test_metrics_count_requests_tokens_and_times() -> None:
+    async with service(*pair()) as served:
+        await served.tokens(8)
+        text = served.exported()
+        labels = 'mode="disagg"'
+        assert f'baton_requests_total{{{labels},outcome="length",role="router",worker="router"}} 1.0' in text
+        assert f'baton_output_tokens_total{{{labels},role="router",worker="router"}} 8.0' in text
+        assert f'baton_itl_seconds_count{{{labels},role="router",worker="router"}} 7.0' in text
+        assert 'stage="transfer"' in text

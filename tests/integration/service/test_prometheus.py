@@ -1,0 +1,110 @@
+"""A real Prometheus scrapes a loaded cluster: every panel has something to draw, and no alert fires."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shutil
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from benchmarks.lib.servers.server import free_port
+from router.config.settings import Mode
+from tests.faults.local_cluster import LocalCluster, local_cluster
+from tests.faults.small_model import save_small_model
+
+DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
+REQUEST = {"model": "small", "prompt": "one two three " * 40, "max_tokens": 24, "ignore_eos": True}
+PATIENCE_S = 90.0
+
+pytestmark = pytest.mark.skipif(shutil.which("prometheus") is None, reason="apt-get install prometheus")
+
+
+def expressions() -> dict[str, str]:
+    """Of all panels, by dashboard, title and legend; over a window that a test can wait for."""
+    found = {}
+    for file in (DEPLOY / "grafana").glob("*.json"):
+        for panel in json.loads(file.read_text())["panels"]:
+            for target in panel.get("targets", ()):
+                name = f"{file.stem}: {panel['title']}: {target['legendFormat']}"
+                found[name] = target["expr"].replace("$__rate_interval", "1m")
+    return found
+
+
+@asynccontextmanager
+async def prometheus(cluster: LocalCluster, folder: Path) -> AsyncIterator[httpx.AsyncClient]:
+    """With the configuration of deploy/, but for addresses and intervals."""
+    config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
+    shutil.copy(DEPLOY / "prometheus" / "rules.yml", folder)
+    config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+    router, workers = config["scrape_configs"]
+    router["static_configs"] = [{"targets": [cluster.url.removeprefix("http://")]}]
+    [discovery] = workers["http_sd_configs"]
+    discovery |= {"url": f"{cluster.url}/sd/workers", "refresh_interval": "1s"}
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+    port = free_port()
+    process = await asyncio.create_subprocess_exec(
+        "prometheus",
+        f"--config.file={folder / 'prometheus.yml'}",
+        f"--storage.tsdb.path={folder / 'data'}",
+        f"--web.listen-address=127.0.0.1:{port}",
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+            yield client
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+async def query(client: httpx.AsyncClient, expression: str) -> list[Any]:
+    try:
+        response = await client.get("/api/v1/query", params={"query": expression})
+    except httpx.TransportError:
+        return []  # it starts
+    if response.status_code == httpx.codes.SERVICE_UNAVAILABLE:
+        return []  # it reads its files
+    answer = response.json()
+    assert answer["status"] == "success", f"{expression}: {answer}"
+    results: list[Any] = answer["data"]["result"]
+    return [result for result in results if result["value"][1] != "NaN"]
+
+
+async def test_every_panel_draws_something_and_no_alert_fires(tmp_path: Path) -> None:
+    small = save_small_model(tmp_path / "small")
+    missing = expressions()
+    async with (
+        local_cluster(small, Mode.DISAGG) as cluster,
+        httpx.AsyncClient(base_url=cluster.url, timeout=60) as client,
+        prometheus(cluster, tmp_path) as server,
+    ):
+        deadline = time.monotonic() + PATIENCE_S
+        while missing and time.monotonic() < deadline:
+            (await client.post("/v1/completions", json=REQUEST)).raise_for_status()
+            missing = {name: e for name, e in missing.items() if not await query(server, e)}
+        assert not missing
+        alerts = (await server.get("/api/v1/alerts")).json()["data"]["alerts"]
+        rules = (await server.get("/api/v1/rules")).json()["data"]["groups"]
+    assert not [alert["labels"] for alert in alerts if alert["state"] == "firing"]
+    assert not [rule["name"] for group in rules for rule in group["rules"] if rule["health"] != "ok"]
+
+
+def test_pages_are_for_outages_and_not_for_restarts_or_shed_load() -> None:
+    groups = yaml.safe_load((DEPLOY / "prometheus" / "rules.yml").read_text())["groups"]
+    rules = [rule for group in groups for rule in group["rules"]]
+    pages = {rule["alert"] for rule in rules if rule.get("labels", {}).get("severity") == "page"}
+    assert pages == {"BatonErrorsBurnFast", "BatonRouterDown", "BatonRoleHasNoWorker"}
+    errors = [rule["expr"] for rule in rules if rule.get("record", "").startswith("baton:errors")]
+    for expression in errors:
+        [spared] = re.findall(r'outcome!~"([^"]+)"', expression)
+        assert {"overloaded", "too_many_requests"} <= set(spared.split("|"))

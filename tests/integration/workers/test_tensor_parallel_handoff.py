@@ -1,0 +1,68 @@
+"""Handoffs between workers with different numbers of ranks: the tokens are those of transformers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration import tiny_cluster
+from tests.integration.conftest import Oracle
+from tests.integration.tiny_cluster import Pair, pair, work
+from tests.integration.workers.test_mixed_worker import prompt
+from tests.local_rank_processes import LocalRankProcesses
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks wait for each other thousands of times, which takes its time where they share a core."""
+    monkeypatch.setattr(tiny_cluster, "PATIENCE_S", 120.0)
+
+
+@asynccontextmanager
+async def sharded(folder: Path, prefill: int, decode: int) -> AsyncIterator[Pair]:
+    def ranks(count: int) -> dict[str, Any]:
+        return {"tensor_parallel_size": count, "kv_by_ranks": True}
+
+    async with pair(folder, "nixl", ranks(prefill), ranks(decode)) as workers:
+        yield workers
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [(1, 2), (2, 1), (2, 2), (1, 4)])
+async def test_any_number_of_ranks_hands_off_to_any_other(
+    folder: Path, oracle: Oracle, prefill: int, decode: int
+) -> None:
+    async with sharded(folder, prefill, decode) as workers:
+        jobs = [work(prompt(length, seed=length), max_tokens=6) for length in (3, 33, 70)]
+        outputs = await asyncio.gather(*(workers.generate(job) for job in jobs))
+        assert outputs == [oracle(list(job.prompt), 6) for job in jobs]
+        await workers.all_pages_back()
+
+
+async def test_a_sender_that_loses_a_rank_fails_its_handoffs_and_frees_the_receivers_pages(
+    folder: Path,
+) -> None:
+    async with sharded(folder, 2, 1) as workers:
+        job = work(prompt(40), max_tokens=6)
+        await workers.prefill.submit(job, hand_over=True)
+        await workers.prefill.next(job.request_id, "started")
+        await workers.reserve(job)
+        await workers.decode.next(job.request_id, "reserved")
+        rank_processes = workers.prefill.host._rank_processes
+        assert isinstance(rank_processes, LocalRankProcesses)
+        (rank,) = rank_processes.processes
+        assert rank.pid
+        os.kill(rank.pid, signal.SIGKILL)
+        while not workers.prefill.deaths:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        await workers.prefill.host.stop()  # as its process would end
+        await workers.decode.next(job.request_id, "failed")
+        await workers.decode.all_pages_back()

@@ -1,0 +1,48 @@
+"""What a start shows, and the time that each of its stages takes."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from common.progress import StageTimes
+from router.cli.progress import StartupDisplay
+
+
+def test_a_stage_lasts_until_the_next_begins() -> None:
+    now = 10.0
+    stages = StageTimes("importing", lambda: now)
+    now = 11.5
+    stages.enter("loading")
+    now = 12.0
+    stages.enter("loading")
+    now = 14.0
+
+    assert stages.until_now() == (("importing", 1.5), ("loading", 2.5))
+
+
+def test_without_a_terminal_each_stage_that_ended_is_a_line() -> None:
+    written = io.StringIO()
+    with StartupDisplay(Console(file=written)) as display:
+        with display.stage("Ray"):
+            pass
+        display.show("decode-0", "starting")
+        display.done("decode-0", "ready")
+
+    assert written.getvalue().splitlines() == ["Ray: 0.0 s", "decode-0: ready"]
+
+
+def test_the_summary_has_the_stages_that_took_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("router.cli.progress.time.monotonic", lambda: now)
+    display = StartupDisplay(Console(file=io.StringIO()))
+    with display.stage("model m"):
+        now += 0.01
+    with display.stage("Ray"):
+        now += 2.0
+    with display.stage("workers"):
+        now += 3.5
+
+    assert display.after() == "after 5.5 s (Ray 2.0 s, workers 3.5 s)"

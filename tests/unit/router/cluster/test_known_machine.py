@@ -1,0 +1,73 @@
+"""What is known of this machine before Ray starts, and what is refused by it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from router.cli.service import serve
+from router.cluster.ray_cluster import Cluster, ClusterError
+from router.cluster.worker_plan import PlanError
+from router.config.flags.command_line import parse
+from tests.unit.router.cluster.test_worker_plan import write_model
+
+
+@pytest.fixture(autouse=True)
+def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**_: object) -> None:
+        pytest.fail("Ray was started")
+
+    monkeypatch.setattr("router.cluster.ray_cluster.start_local_ray", refuse)
+
+
+def gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    monkeypatch.setattr("router.cluster.ray_cluster.num_local_gpus", lambda: count)
+
+
+def cluster(line: str) -> Cluster:
+    return Cluster(parse(["--model", "m", *line.split()]))
+
+
+def test_a_machine_without_gpus_is_known_before_ray_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus(monkeypatch, 0)
+
+    machine = cluster("--worker-cpus 3").known_machine()
+
+    assert machine is not None
+    assert (machine.device, machine.cpus, machine.host) == ("cpu", 3, "127.0.0.1")
+
+
+@pytest.mark.parametrize("line", ["", "--ray-address auto"])
+def test_the_memory_of_gpus_and_the_nodes_of_a_cluster_are_not(
+    line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus(monkeypatch, 1)
+
+    assert cluster(line).known_machine() is None
+
+
+def test_a_device_that_this_machine_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus(monkeypatch, 0)
+
+    with pytest.raises(PlanError, match="--device cuda"):
+        cluster("--device cuda").known_machine()
+
+
+def test_more_ranks_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus(monkeypatch, 2)
+
+    with pytest.raises(ClusterError, match="3 ranks of workers need a GPU each and this machine has 2"):
+        cluster("--decode-workers 3").known_machine()
+
+
+async def test_a_plan_that_does_not_fit_the_model_is_refused_before_ray_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus(monkeypatch, 0)
+    write_model(tmp_path)
+    ports = "--http-port 0 --grpc-port 0 --admin-port 0"
+    line = f"--model {tmp_path} --dtype float32 --max-model-len 99999999 {ports}"
+
+    with pytest.raises(PlanError, match="--max-model-len 99999999"):
+        await serve(parse(line.split()))

@@ -1,0 +1,28 @@
+"""One rank other than 0 as a Ray actor. This module imports no torch: the actor's environment comes first."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from worker.log import log_to_stderr
+
+if TYPE_CHECKING:
+    from engine.parallel import Rendezvous
+    from worker.config import WorkerConfig
+
+__all__ = ["RankActor"]
+
+
+class RankActor:
+    """`run` serves for the life of the process."""
+
+    def __init__(self, environment: Mapping[str, str], log_level: int, log_format: str) -> None:
+        os.environ.update(environment)
+        log_to_stderr(log_level, log_format)
+
+    def run(self, config: WorkerConfig, rendezvous: Rendezvous, rank: int) -> None:
+        from worker.tensor_parallel.rank_process import run_rank
+
+        run_rank(config, rendezvous, rank)
