@@ -301,22 +301,9 @@ def _save(
     if points and points[0].predicted is not None:
         content["fitted_step_costs_s"] = asdict(LinearSteps.fit(log.steps))
     options.output.write_text(json.dumps(content, indent=2) + "\n")
-    _plot([point for point in points if point.scale], title, options.output.with_suffix(".png"))
-
-
-def _plot(points: Sequence[Point], title: str, path: Path) -> None:
-    """Over the load, or at a single load over the chunk size. Nothing if there are no points."""
-    if len({point.scale for point in points}) > 1:
-        marks = [Mark(str(p.setting), p.scale, _spreads(p.measured)) for p in points]
-        plot_chunks(marks, title, path, x_label="load")
-    elif points:
-        chunks = list(dict.fromkeys(point.setting.chunk for point in points))
-        names = ["whole" if chunk == -1 else str(chunk) for chunk in chunks]
-        marks = [
-            Mark(p.setting.batching.value, chunks.index(p.setting.chunk), _spreads(p.measured))
-            for p in points
-        ]
-        plot_chunks(marks, title, path, x_label="tokens in a chunk", x_names=names)
+    marks = [Mark(p.setting, p.scale, _spreads(p.measured)) for p in points if p.scale]
+    if marks:
+        plot_chunks(marks, title, options.output.with_suffix(".png"))
 
 
 def _as_json(point: Point) -> dict[str, Any]:

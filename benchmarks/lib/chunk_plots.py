@@ -11,6 +11,7 @@ import matplotlib as mpl
 mpl.use("Agg")
 from matplotlib import pyplot as plt
 
+from benchmarks.lib.engines.chunk_engines import Setting
 from benchmarks.lib.report import Percentiles
 
 __all__ = ["Mark", "plot_chunks"]
@@ -19,30 +20,45 @@ _METRICS: Final = ("ttft", "tpot", "itl", "e2e")
 
 
 class Mark(NamedTuple):
-    """One point of a line."""
+    """One setting at one load."""
 
-    line: str
-    x: float
+    setting: Setting
+    load: float
+    """Of the highest rate that was sent; or any other scale of load."""
     spreads: dict[str, Percentiles]
     """By "ttft", "tpot", "itl" and "e2e", in seconds."""
 
 
-def plot_chunks(
-    marks: Sequence[Mark], title: str, path: Path, *, x_label: str, x_names: Sequence[str] = ()
-) -> None:
-    """p90 as a line, p50 to p90 as a band, p99 as hollow circles; one colour a line, time in ms.
+def plot_chunks(marks: Sequence[Mark], title: str, path: Path) -> None:
+    """p90 as a line, p50 to p90 as a band, p99 as hollow circles, time in ms.
 
-    `x_names`: of x = 0, 1, …; none: x is a number.
+    Over the load, one colour for each setting; with a single load over the chunk size, one for each batching.
     """
+    if len({mark.load for mark in marks}) > 1:
+        _plot([(str(mark.setting), mark.load, mark) for mark in marks], title, path, "load")
+        return
+    sizes = list(dict.fromkeys(mark.setting.size for mark in marks))
+    points = [(m.setting.batching.value, float(sizes.index(m.setting.size)), m) for m in marks]
+    _plot(points, title, path, "tokens in a chunk", sizes)
+
+
+def _plot(
+    points: Sequence[tuple[str, float, Mark]],
+    title: str,
+    path: Path,
+    x_label: str,
+    x_names: Sequence[str] = (),
+) -> None:
+    """`points`: line, x and what to draw there. `x_names`: of x = 0, 1, …; none: x is a number."""
     figure, axes = plt.subplots(2, 2, figsize=(12, 8), layout="constrained", sharex=True)
-    lines = list(dict.fromkeys(mark.line for mark in marks))
+    lines = list(dict.fromkeys(line for line, _, _ in points))
     colors = plt.get_cmap("viridis")
     for ax, metric in zip(axes.flat, _METRICS, strict=True):
         for index, line in enumerate(lines):
-            own = sorted((mark for mark in marks if mark.line == line), key=lambda mark: mark.x)
-            places = [mark.x for mark in own]
+            own = sorted(((x, mark) for name, x, mark in points if name == line), key=lambda point: point[0])
+            places = [x for x, _ in own]
             p50, p90, p99 = (
-                [getattr(mark.spreads[metric], p) * 1e3 for mark in own] for p in ("p50", "p90", "p99")
+                [getattr(mark.spreads[metric], p) * 1e3 for _, mark in own] for p in ("p50", "p90", "p99")
             )
             color = colors(index / max(len(lines) - 1, 1))
             ax.fill_between(places, p50, p90, color=color, alpha=0.12, lw=0)

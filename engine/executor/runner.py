@@ -174,6 +174,7 @@ class ModelRunner:
             max_requests=config.scheduler.max_running_requests,
             device=self._device,
         )
+        progress("Sizing the KV pool", 0, 0)
         # Page ids are the same on all ranks, so the rank with the least memory decides.
         num_pages = config.num_pages or self._pages_that_fit(config)
         self.kv = self._pool(config, communicator.all_reduce_min(num_pages))

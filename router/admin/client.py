@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
+from http.client import HTTPException
 from typing import Any, Final
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlencode
@@ -136,8 +137,23 @@ def _asker(port: int) -> Ask:
             with direct.open(Request(f"http://127.0.0.1:{port}{path}", method=method)) as answer:
                 return json.load(answer)
         except HTTPError as error:
-            raise _Refused(json.load(error)["error"]) from None
-        except (URLError, OSError) as error:
-            raise _Refused(f"no router answers on 127.0.0.1:{port} ({error}); see --admin-port") from None
+            raise _Refused(_reason(error, port)) from None
+        except URLError as error:
+            reason = getattr(error.reason, "strerror", None) or error.reason
+            raise _Refused(f"no router answers on 127.0.0.1:{port}: {reason}; see --admin-port") from None
+        except (OSError, HTTPException, ValueError):
+            raise _Refused(_not_ours(port)) from None
 
     return ask
+
+
+def _reason(error: HTTPError, port: int) -> str:
+    try:
+        reason = json.load(error)["error"]
+    except (OSError, HTTPException, ValueError, TypeError, KeyError):
+        return _not_ours(port)
+    return reason if isinstance(reason, str) else _not_ours(port)
+
+
+def _not_ours(port: int) -> str:
+    return f"what answers on 127.0.0.1:{port} is not the admin port of a router; see --admin-port"

@@ -162,11 +162,10 @@ class Serving:
             role = worker_pb2.Role.Name(handle.role).removeprefix("ROLE_").lower()
             metrics.worker_changed(handle.worker_id, role, up=up)
             if up:
-                self.display.done(handle.worker_id, _loaded(by_id[handle.worker_id].stages))
+                self.display.done(handle.worker_id, "ready")
 
         with self.display.stage("workers"):
             handles = await cluster.place(plans, on_wait=self.display.waiting)
-            by_id = {handle.worker_id: handle for handle in handles}
             for handle in handles:
                 self.display.show(handle.worker_id, "starting a process, importing torch")
             # A local Ray has one node, and the router cannot outlive it.
@@ -193,6 +192,8 @@ class Serving:
                     f"not all workers were ready within --startup-timeout {patience:g} s: "
                     + "; ".join(registry.complaints())
                 )
+        for handle in handles:
+            self.display.say(_started(handle))
         return registry
 
     async def _check_links(self, registry: Registry, dispatcher: ClusterDispatcher) -> None:
@@ -299,6 +300,7 @@ class Serving:
         )
 
 
-def _loaded(stages: Sequence[tuple[str, float]]) -> str:
-    took = ", ".join(f"{name[:1].lower()}{name[1:]} {seconds:.1f} s" for name, seconds in stages)
-    return f"ready ({took})" if took else "ready"
+def _started(worker: RayWorker) -> str:
+    """What its start consisted of; a restarted worker's last start."""
+    parts = ", ".join(f"{stage[:1].lower()}{stage[1:]} {took:.1f} s" for stage, took in worker.stages)
+    return f"{worker.worker_id} started in {sum(took for _, took in worker.stages):.1f} s: {parts}"

@@ -95,8 +95,12 @@ def run(argv: Sequence[str]) -> int:
         left = list(pending(requests, done))
         with ResultFile(arguments.output) as results, ResultFile(errors) as failures:
             failed = _send_all(api, left, len(requests), arguments, results, failures)
-    except (BadInput, OSError, ValueError) as error:
+    except (BadInput, ValueError) as error:
         print(f"router batch: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        where = f"{error.filename}: {error.strerror}" if error.filename else error
+        print(f"router batch: {where}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("router batch: interrupted; the same command goes on from here", file=sys.stderr)

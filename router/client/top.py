@@ -19,16 +19,16 @@ _PATH = "/status"
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run until ctrl-C. Exit status: 1 if no router answers or it refuses."""
+    """Run until ctrl-C; without a terminal, print once. Exit status: 1 if no router answers or it refuses."""
     arguments = make_parser().parse_args(argv)
     console = Console()
     try:
         api = api_of(arguments)
         screen = top_screen(api.get(_PATH))
-        if arguments.once:
+        if arguments.once or not console.is_terminal:
             console.print(screen)
             return 0
-        with Live(screen, console=console, screen=console.is_terminal, auto_refresh=False) as live:
+        with Live(screen, console=console, screen=True, auto_refresh=False) as live:
             while True:
                 time.sleep(arguments.interval)
                 live.update(top_screen(api.get(_PATH)), refresh=True)
@@ -45,7 +45,7 @@ def make_parser() -> argparse.ArgumentParser:
         description="Monitor a running router: workers, KV pages, queue, latencies, last requests.",
     )
     add_api_arguments(parser, key="metrics key")
-    parser.add_argument("--once", action="store_true", help="print once and exit")
+    parser.add_argument("--once", action="store_true", help="print once and exit, as without a terminal")
     parser.add_argument(
         "--interval",
         type=float,

@@ -143,18 +143,19 @@ class Cluster:
     async def place(self, plans: Sequence[WorkerPlan], on_wait: Callable[[str], None]) -> list[RayWorker]:
         """Reserve room for all workers, or for none, and start their processes.
 
-        `on_wait` is called when the cluster has to grow first. Raises ClusterError.
+        `on_wait` is called once if there is no room at first. Raises ClusterError.
         """
         bundles = [_bundle(plan) for plan in plans]
         placement = self._settings.placement
         strategy = placement.name
         self._group = placement_group(bundles, strategy=strategy)
-        on_wait(f"waiting for room for {len(plans)} workers ({_summed(bundles)})")
         try:
             async with asyncio.timeout(self._settings.startup_timeout):
                 # `ready()` would start a worker process for this alone.
-                while not await self._asking.call(partial(self._group.wait, _ROOM_S)):
-                    pass
+                if not await self._has_room(self._group):
+                    on_wait(f"waiting for room for {len(plans)} workers ({_summed(bundles)})")
+                    while not await self._has_room(self._group):
+                        pass
         except TimeoutError:
             raise ClusterError(
                 f"within --startup-timeout {self._settings.startup_timeout:g} s the cluster had no room for"
@@ -166,6 +167,9 @@ class Cluster:
             for index, plan in enumerate(plans)
         ]
         return self._workers
+
+    async def _has_room(self, group: PlacementGroup) -> bool:
+        return await self._asking.call(partial(group.wait, _ROOM_S))
 
     async def dead_nodes(self) -> set[str]:
         """Ids of the nodes that Ray has declared dead. Raises what Ray raises if it cannot say."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter
 
-from router.dispatch.interface import Delta
+from router.dispatch.interface import Delta, OnCut, ignore_cut
 from router.errors import RouterError
 from router.frontend.api_keys import ApiKeys
 from router.frontend.grpc.server import GrpcConfig, GrpcServer
@@ -72,6 +72,7 @@ class ScriptedDispatcher:
         tenant: str = "",
         ttft_deadline_s: float = 0.0,
         timeout_s: float = 0.0,
+        on_cut: OnCut = ignore_cut,
     ) -> AsyncGenerator[Delta, bool | None]:
         call = Call(list(prompt), sampling, priority, timeout_s, ttft_deadline_s)
         self.calls.append(call)

@@ -133,6 +133,8 @@ class WorkerHost:
             metrics=WorkerMetrics(config.role.value, config.mode, config.worker_id),
         )
         self._running.callback(engine.close)
+        if config.transport is not None:
+            self._progress("Opening the KV transport", 0, 0)
         handler = engine.hooks = self._assemble(parts)
         self._running.callback(handler.grammars.stop)
         # Not before: until the handler is assembled, other ranks wait for their KV ports and not for steps.

@@ -47,9 +47,12 @@ class Setting:
     """-1: whole prompts."""
     batching: Batching
 
+    @property
+    def size(self) -> str:
+        return "whole" if self.chunk == -1 else str(self.chunk)
+
     def __str__(self) -> str:
-        size = "whole" if self.chunk == -1 else str(self.chunk)
-        return size if self.batching is Batching.MIXED else f"{size}, {self.batching.value}"
+        return self.size if self.batching is Batching.MIXED else f"{self.size}, {self.batching.value}"
 
 
 def scheduler_of(setting: Setting, base: SchedulerConfig) -> SchedulerConfig:

@@ -10,6 +10,9 @@ from contextlib import asynccontextmanager
 
 import httpx
 import pytest
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
 
 from router.admin.drain import CannotChangeRole, LastOfItsRole, NoSuchWorker, WorkerDrainer
 from router.admin.endpoint import AdminServer, admin_app
@@ -212,5 +215,21 @@ async def test_an_unreachable_admin_port_is_an_error_of_one_line() -> None:
     server.port = 1
     status, output = await command(server, "workers")
     assert status == 1
-    assert "no router answers on 127.0.0.1:1" in output
+    assert "no router answers on 127.0.0.1:1: Connection refused" in output
+    assert output.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [PlainTextResponse("<html>"), JSONResponse({"error": {"message": "no"}}, 404), Response("x", 500)],
+)
+async def test_another_server_on_the_admin_port_is_told_in_one_line(answer: Response) -> None:
+    server = AdminServer(Starlette(routes=[Route("/workers", lambda _: answer)]), 0)
+    await server.start()
+    try:
+        status, output = await command(server, "workers")
+    finally:
+        await server.stop()
+    assert status == 1
+    assert f"127.0.0.1:{server.port} is not the admin port of a router" in output
     assert output.count("\n") == 1

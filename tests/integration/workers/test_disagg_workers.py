@@ -169,7 +169,7 @@ async def test_a_ticket_for_an_ended_request_frees_the_reserved_pages(folder: Pa
         await workers.reserve(job)
         await workers.attach(job)
         failed = await workers.decode.next(job.request_id, "failed")
-        assert failed.code == worker_pb2.FAILURE_CODE_HANDOFF
+        assert failed.code == worker_pb2.FAILURE_CODE_SENDER
         await workers.all_pages_back()
 
 
@@ -184,5 +184,7 @@ async def test_a_prefill_worker_that_dies_fails_the_handoff_and_frees_its_pages(
         await workers.reserve(job)
         await workers.attach(job)
         await workers.prefill.host.stop()
-        assert (await workers.decode.next(job.request_id, "failed")).code == worker_pb2.FAILURE_CODE_HANDOFF
+        failed = await workers.decode.next(job.request_id, "failed")
+        # By the sender's Drain, or by the end of its transport, whichever arrives first.
+        assert failed.code in (worker_pb2.FAILURE_CODE_SENDER, worker_pb2.FAILURE_CODE_HANDOFF)
         await workers.decode.all_pages_back()

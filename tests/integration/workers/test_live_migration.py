@@ -128,7 +128,7 @@ async def test_an_answer_that_outgrows_its_reservation_stays_at_its_source(
         await move.run(20)
         await move.migrate(ticket)
         failed = await move.target.next(move.there.request_id, "failed")
-        assert failed.code == worker_pb2.FAILURE_CODE_HANDOFF
+        assert failed.code == worker_pb2.FAILURE_CODE_SENDER
         await move.rest(move.source, move.here.request_id)
         assert move.complete() == oracle(prompt(30), LENGTH)
         await move.all_pages_back()

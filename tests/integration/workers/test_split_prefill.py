@@ -170,7 +170,9 @@ async def test_a_first_worker_that_dies_fails_the_handoff_and_frees_its_pages(fo
         job = work(prompt(96))
         await begin(workers, job, 64)
         await workers.prefill.host.stop()
-        assert (await workers.decode.next(job.request_id, "failed")).code == worker_pb2.FAILURE_CODE_HANDOFF
+        failed = await workers.decode.next(job.request_id, "failed")
+        # By the sender's Drain, or by the end of its transport, whichever arrives first.
+        assert failed.code in (worker_pb2.FAILURE_CODE_SENDER, worker_pb2.FAILURE_CODE_HANDOFF)
         await workers.decode.all_pages_back()
 
 

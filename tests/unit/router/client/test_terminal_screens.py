@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from rich.console import Console
 
+from router.client import top
 from router.client.chat import Conversation
 from router.client.top_screen import top_screen
 
@@ -96,6 +99,16 @@ def test_top_shows_a_router_that_has_served_nothing() -> None:
     text = drawn(status(links=[], ended=[], ttft_s=None))
     assert "KV from" not in text
     assert "prefill-0" in text
+
+
+def test_top_without_a_terminal_prints_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("router.client.top.api_of", lambda _: SimpleNamespace(get=lambda _: status()))
+
+    assert top.run([]) == 0
+
+    assert "1 of 2 workers ready" in capsys.readouterr().out
 
 
 def test_a_chat_sends_system_prompt_history_and_parameters() -> None:
