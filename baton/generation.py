@@ -46,9 +46,9 @@ class Runner:
         self._ids = count(1)
 
     def run(self, sequences: Sequence[OfflineSequence], on_end: Callable[[OfflineSequence], object]) -> None:
-        """Fills their outputs; `on_end` is told of each that is complete.
+        """Compute the outputs of the sequences; `on_end` is called with each that is complete.
 
-        Raises Failed, and engine.errors.EngineError. However it ends, nothing of them is left in the engine.
+        Raises Failed, and engine.errors.EngineError. On any end, no request is left in the engine.
         """
         active: dict[int, OfflineSequence] = {}
         try:

@@ -289,7 +289,7 @@ class Engine:
             request.matcher = self.grammars.matcher(request.sampling.grammar)
 
     def _observe_itl(self, plan: StepPlan) -> None:
-        """Report the time since the step before to whatever sizes the prompts of a step."""
+        """Report the time since the previous step to the controllers that size prompts."""
         now = self._clock()
         since, self._completed_at = self._completed_at, now
         if since > -math.inf and plan.leaves_prompts:

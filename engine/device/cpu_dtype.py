@@ -30,10 +30,10 @@ def preferred_cpu_dtype(cache: Path | None = None, cpuinfo: Path = _CPUINFO) -> 
     If it fails, the failure is logged and the result is float32.
     """
     processor = cpuinfo.read_text().partition("\n\n")[0].splitlines() if cpuinfo.exists() else []
-    told = [line for line in processor if line.startswith(("model", "flags"))]
-    if not _FEATURES & {word for line in told for word in line.split()}:
+    description = [line for line in processor if line.startswith(("model", "flags"))]
+    if not _FEATURES & {word for line in description for word in line.split()}:
         return "float32"
-    key = hashlib.sha256("\n".join([*told, version("torch")]).encode()).hexdigest()[:16]
+    key = hashlib.sha256("\n".join([*description, version("torch")]).encode()).hexdigest()[:16]
     kept = (cache or _default_cache()) / f"cpu-dtype-{key}"
     if kept.is_file() and (known := kept.read_text()) in _DTYPES:
         return known

@@ -239,7 +239,7 @@ class Scheduler:
         return decodes
 
     def _decodable(self, requests: Iterable[Request]) -> list[Request]:
-        """With one token to be computed, and an answer that goes on whatever the token in flight is."""
+        """Requests with one token to compute that do not end with the token in flight, whichever it is."""
         least, context = self._least_output, self.context
         found = []
         for request in requests:

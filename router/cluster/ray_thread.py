@@ -19,7 +19,7 @@ class RayThread:
 
     The kernel ends Ray's processes when the thread that started them ends, so that a killed router leaves
     none behind; a thread of a pool could end too early. The thread is a daemon because Ray may wait for
-    minutes for a cluster that does not answer, and a router that is told to stop must not wait with it.
+    minutes for a cluster that does not answer, and that must not delay the router's exit.
     """
 
     def __init__(self) -> None:

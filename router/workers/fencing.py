@@ -111,11 +111,11 @@ class Fencing:
             await asyncio.sleep(self._ask_s)
 
     def _forget(self, incarnations: Collection[Incarnation]) -> None:
-        """Ask Ray about these no more.
+        """Stop polling Ray for these.
 
         Ray restarts a worker when its process has ended or its node is dead. A worker that had been restarted
         before Ray was asked, and whose node was not dead then, has therefore ended on a living node, whose
-        kernel closed its connections: its peers know.
+        kernel closed its connections, so its peers have detected the end.
         """
         for incarnation in incarnations:
             self._lost.pop(incarnation.epoch, None)

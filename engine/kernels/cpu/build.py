@@ -75,12 +75,12 @@ def _digest(compiler: Path) -> str:
 
 def _processor() -> str:
     """The processor's name and features, as far as known."""
-    told = [platform.machine(), platform.system()]
+    description = [platform.machine(), platform.system()]
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         first = cpuinfo.read_text().partition("\n\n")[0].splitlines()
-        told += [line for line in first if line.startswith(("model", "flags", "Features", "CPU "))]
-    return "\n".join(told)
+        description += [line for line in first if line.startswith(("model", "flags", "Features", "CPU "))]
+    return "\n".join(description)
 
 
 def _compile(compiler: Path, library: Path) -> None:
