@@ -126,7 +126,10 @@ class Moves:
         targets = [
             worker
             for worker in view.workers
-            if worker.id != source.id and worker.id not in prefill_only and self._is_rested(worker, view.now)
+            if worker.id != source.id
+            and worker.id not in prefill_only
+            and worker.has_slot
+            and self._is_rested(worker, view.now)
         ]
         found = self._candidates(source, view, answers, targets)
         best = max(found, key=lambda candidate: candidate[0], default=None)

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from router.placement.predict import Pace, miss, pace_of
 from router.placement.view import Demand, Preference, Targets, WorkerId, WorkerView
 
-__all__ = ["PrefillSplit", "expected_misses", "preferred_prefill_workers"]
+__all__ = ["PrefillSplit", "expected_misses", "preferred_prefill_workers", "with_running_answers"]
 
 _ROUNDS: Final = 4
 """Iterations of the fixed point of TPOT and the number of decodes."""
@@ -79,6 +80,7 @@ class PrefillSplit:
 
     def _review(self, workers: Sequence[WorkerView], demand: Demand) -> None:
         order = preferred_prefill_workers(workers, self._prefill_workers)
+        demand = with_running_answers(demand, workers)
         count = len(self._prefill_workers)
         now, more, fewer = (
             expected_misses(order[:k], order[k:], demand, self._targets) if 0 <= k < len(order) else math.inf
@@ -136,6 +138,21 @@ def expected_misses(
     late = late / sum(rates) + _LATE_WEIGHT * max(0.0, load - 1.0, answers / slots - 1.0)
     slow = miss(tpot / targets.itl_s, 0.05) + _LATE_WEIGHT * max(0.0, tpot / targets.itl_s - 1.0)
     return late + slow
+
+
+def with_running_answers(demand: Demand, workers: Sequence[WorkerView]) -> Demand:
+    """`demand` with at least the mean answer that the tokens per second imply which are decoded now.
+
+    When answers get longer, those that have ended are the short ones for as long as the long ones take.
+    """
+    pairs = demand.attention / max(demand.prompt_tokens, 1.0)
+    tokens_per_s = 0.0
+    for worker in workers:
+        if worker.decodes:
+            pace = pace_of(worker, worker.decodes, worker.context_tokens, pairs)
+            tokens_per_s += worker.decodes / pace.tpot(min(1.0, worker.prompt_rate / pace.prefill_rate))
+    implied = tokens_per_s / demand.requests_per_s
+    return replace(demand, output_tokens=max(demand.output_tokens, implied))
 
 
 def _decoding(worker: WorkerView, answers: float, demand: Demand, pairs: float) -> Pace:

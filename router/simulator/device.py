@@ -25,7 +25,7 @@ _MATRICES: Final = (
     (16_384, 371.0e-3),
 )
 """Seconds of all matrix products of a step, by number of rows. Up to 512: steps measured in the engine
-(`benchmarks.gpu_decode`, step 40 of benchmarks/NOTES.md), less the other terms of `DeviceCosts`."""
+(`benchmarks.gpu_decode`, step 43 of benchmarks/NOTES.md), less the other terms of `DeviceCosts`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,6 +80,16 @@ def test_workers_that_only_prefill_get_no_answers() -> None:
     assert found == [None] * 5
 
 
+def test_workers_without_a_free_slot_get_no_answers() -> None:
+    for slots, expected in ((5, None), (6, "b")):
+        moves, running = Moves(TARGETS), answers(a=MANY, b=5)
+        for turn in range(_REVIEWS):
+            seen = cluster(running, "ab", 0.5 * turn)
+            full = replace(seen, workers=tuple(replace(w, max_running=slots) for w in seen.workers))
+            move = moves.review(full, running)
+        assert (None if move is None else move.target) == expected
+
+
 def test_an_answer_that_ends_soon_stays() -> None:
     running = [replace(answer, remaining=10) for answer in answers(a=MANY, b=5)]
     assert reviewed(Moves(TARGETS), running) == [None] * _REVIEWS

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from engine.config import PATIENCE
 from router.placement import Demand, Preference, StepTime, Targets, WorkerView
-from router.placement.plan import PrefillSplit, expected_misses
+from router.placement.plan import PrefillSplit, expected_misses, with_running_answers
 from router.placement.predict import Pace, miss, pace_of, prefill_times
 
 PACE = Pace(plain_s=0.005, mixed_s=0.05, mixed_tokens=2048)
@@ -121,6 +121,16 @@ def test_a_division_that_suits_the_load_is_kept() -> None:
     split = divided()
     seen = {split.prefill_workers(workers, DEMAND, 100.0 + 0.1 * turn) for turn in range(300)}
     assert seen == {frozenset({"a"})}
+
+
+def test_answers_that_run_count_before_the_first_of_them_has_ended() -> None:
+    """A step takes 7 ms: 100 decodes are 14,000 tokens a second."""
+    demand = Demand(20.0, 300, 5e4, 700, output_tokens=100)
+    idle, busy = worker("a"), replace(worker("b"), decodes=100, context_tokens=20_000)
+    assert with_running_answers(demand, [idle]).output_tokens == 100
+    assert 500 < with_running_answers(demand, [idle, busy]).output_tokens < 1000
+    long = replace(demand, output_tokens=2000.0)
+    assert with_running_answers(long, [idle, busy]) == long
 
 
 def test_it_takes_as_long_as_an_answer_to_change_a_division() -> None:
