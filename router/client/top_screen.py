@@ -127,7 +127,8 @@ def _requests(requests: Sequence[Mapping[str, Any]]) -> Table:
         good = request["outcome"] in ("stop", "length")
         table.add_row(
             request["id"][-_ID:],
-            Text(request["outcome"], style="" if good else "red"),
+            # The first word of an error's code: the whole of deadline_exceeded cuts off the other columns.
+            Text(request["outcome"].partition("_")[0], style="" if good else "red"),
             f"{request['prompt_tokens']} → {request['output_tokens']}",
             _span(timings["ttft_s"]),
             _span(timings["e2e_s"]),

@@ -95,6 +95,14 @@ def test_top_fits_80_columns_without_cutting_anything_off() -> None:
         assert shown in text
 
 
+def test_top_fits_80_columns_with_requests_that_failed() -> None:
+    failed = {**status()["ended"][0], "outcome": "deadline_exceeded", "prompt_tokens": 3031}
+    text = drawn(status(ended=[failed]))
+    assert "…" not in text
+    assert "deadline" in text
+    assert "3031 → 16" in text
+
+
 def test_top_shows_a_router_that_has_served_nothing() -> None:
     text = drawn(status(links=[], ended=[], ttft_s=None))
     assert "KV from" not in text
