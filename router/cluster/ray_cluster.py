@@ -205,14 +205,13 @@ class Cluster:
         )
 
     def _worker_environment(self, plan: WorkerPlan) -> dict[str, str]:
-        environment = {
-            "OMP_NUM_THREADS": str(plan.cpus),
-            # OpenMP's threads spin at the end of each operation, for milliseconds by default, and keep busy
-            # threads from running: beside other programs, one worker on two cores decoded five to ten times
-            # slower, and two workers fifteen to thirty times. 1000 turns, some 50 us, outlast the time
-            # between two operations.
-            "GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "1000"),
-        }
+        environment = {"OMP_NUM_THREADS": str(plan.cpus)}
+        if self._num_ranks > 1:
+            # OpenMP's idle threads spin. Where processes share cores, they keep busy threads of other
+            # processes from running: two workers with two threads each, on two cores, decoded fifteen to
+            # thirty times slower. A worker with cores of its own keeps OpenMP's default: with 1000 turns it
+            # decoded at 60% of the speed.
+            environment["GOMP_SPINCOUNT"] = os.environ.get("GOMP_SPINCOUNT", "1000")
         if self._is_local:
             # UCX would stripe over all interfaces; all peers are on this one.
             environment["UCX_NET_DEVICES"] = os.environ.get("UCX_NET_DEVICES", "lo")
