@@ -177,7 +177,11 @@ class LLM:
         except InvalidRequest as error:
             raise ValueError(str(error)) from None
         completion = Completion(
-            index, self._tokenizer.detokenizer(prompt), stops=options.stop, min_tokens=options.min_tokens
+            index,
+            self._tokenizer.detokenizer(prompt),
+            stops=options.stop,
+            stop_token_ids=options.stop_token_ids,
+            min_tokens=options.min_tokens,
         )
         output = CompletionOutput(index, logprobs=None if options.logprobs is None else [])
         return OfflineSequence(prompt, sampling, completion, output)

@@ -32,7 +32,7 @@ class Chunk:
     finish: int
     """A sampling_pb2.FinishReason; 0 except in the last chunk."""
     stop: str | int | None = None
-    """With the last chunk: the stop string, or the EOS or stop token, that ended the completion."""
+    """With the last chunk: the stop string or stop token that ended the completion; None after EOS."""
     timings: router_pb2.Timings | None = None
     """With the last chunk."""
     parts: list[Part] | None = None
@@ -48,6 +48,7 @@ class Completion:
         "_finder",
         "_min_tokens",
         "_parser",
+        "_stop_token_ids",
         "cached_tokens",
         "finished",
         "index",
@@ -60,6 +61,7 @@ class Completion:
         detokenizer: Detokenizer,
         *,
         stops: tuple[str, ...] = (),
+        stop_token_ids: tuple[int, ...] = (),
         min_tokens: int = 0,
         parser: OutputParser | None = None,
         counter: ReasoningCounter | None = None,
@@ -71,6 +73,7 @@ class Completion:
         self.finished = False
         self._detokenizer: Final = detokenizer
         self._finder: Final = StopFinder(stops) if stops else None
+        self._stop_token_ids: Final = stop_token_ids
         self._min_tokens: Final = min_tokens
         self._parser: Final = parser
         self._counter: Final = counter
@@ -139,6 +142,5 @@ class Completion:
         return "".join(pieces)
 
     def _chunk(self, delta: Delta, text: str) -> Chunk:
-        return Chunk(
-            self.index, text, delta.token_ids, delta.logprobs, delta.finish, delta.stop_token, delta.timings
-        )
+        stop = delta.stop_token if delta.stop_token in self._stop_token_ids else None
+        return Chunk(self.index, text, delta.token_ids, delta.logprobs, delta.finish, stop, delta.timings)

@@ -117,6 +117,7 @@ class Generation:
                     len(sequences),
                     self.tokenizer.detokenizer(token_ids, prepared.visible),
                     stops=options.stop,
+                    stop_token_ids=options.stop_token_ids,
                     min_tokens=options.min_tokens,
                     parser=prepared.parser(),
                     counter=prepared.counter(),

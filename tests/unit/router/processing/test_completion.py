@@ -21,8 +21,8 @@ TABLE = [bytes([i]) for i in range(256)]
 EOS = 0
 
 
-def completion(*stops: str, min_tokens: int = 0) -> Completion:
-    return Completion(0, ByteDetokenizer(TABLE), stops=stops, min_tokens=min_tokens)
+def completion(*stops: str, ids: tuple[int, ...] = (), min_tokens: int = 0) -> Completion:
+    return Completion(0, ByteDetokenizer(TABLE), stops=stops, stop_token_ids=ids, min_tokens=min_tokens)
 
 
 def ids(text: str) -> list[int]:
@@ -47,9 +47,14 @@ def test_tokens_become_text_and_are_counted() -> None:
 
 
 def test_the_token_that_ends_a_sequence_counts_but_is_not_shown() -> None:
-    made = completion()
+    made = completion(ids=(ord("b"),))
     [chunk] = feed(made, [Delta([*ids("a"), ord("b")], finish=FINISH_REASON_STOP, stop_token=ord("b"))])
     assert (chunk.text, chunk.stop, chunk.finish, made.num_tokens) == ("a", ord("b"), FINISH_REASON_STOP, 2)
+
+
+def test_eos_is_no_stop_reason() -> None:
+    [chunk] = feed(completion(), [Delta([*ids("a"), EOS], finish=FINISH_REASON_STOP, stop_token=EOS)])
+    assert (chunk.text, chunk.stop, chunk.finish) == ("a", None, FINISH_REASON_STOP)
 
 
 @pytest.mark.parametrize("stops", [(), ("zzz",)])
