@@ -65,7 +65,15 @@ class RouterProcess:
         return response.json()
 
     def survivors(self, within_s: float) -> list[psutil.Process]:
-        return psutil.wait_procs(self.family, timeout=within_s)[1]
+        """Processes that still run; not those that have ended and that init has not reaped yet."""
+        return [p for p in psutil.wait_procs(self.family, timeout=within_s)[1] if not _has_ended(p)]
+
+
+def _has_ended(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 @contextmanager

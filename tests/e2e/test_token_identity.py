@@ -136,8 +136,8 @@ async def test_a_pool_too_small_for_all_preempts_and_loses_no_token(
         lambda _, requests: np.zeros(len(requests), dtype=int),
     )
     # The longest first: the others are to come while it decodes.
-    names = ["300 tokens", "a question", "French", "Chinese and Russian", "code"]
-    async with cluster(smollm2, mode, num_pages=33, max_model_len=512) as cluster_:
+    names = ["300 tokens", *["a question", "French", "Chinese and Russian", "code"] * 3]
+    async with cluster(smollm2, mode, num_pages=44, max_model_len=512) as cluster_:
         assert await cluster_.answers([oracle.prompts[name] for name in names]) == oracle.answers(names)
         assert await cluster_.preemptions() > 0
         await cluster_.all_pages_back()
