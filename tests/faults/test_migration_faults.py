@@ -34,7 +34,7 @@ async def test_a_worker_that_is_killed_or_stopped_during_moves_costs_time_and_no
             victims = [*service.workers("decode"), *service.workers("prefill")]
             logged, busiest = len(service.running.text()), await service.busiest_decode_worker()
             leaving = asyncio.create_task(service.operate("restart", busiest, "--timeout", "2", "--force"))
-            await service.says(f"{busiest} leaves", after=logged, within_s=COMMAND_S)
+            await service.says(f"draining {busiest}", after=logged, within_s=COMMAND_S)
             await asyncio.sleep(draw.expovariate(1 / MOVES_S))
             hurt_at = time.monotonic()
             await _hurt(draw.choice(victims), fault, draw.uniform(0.2, 6.0))
