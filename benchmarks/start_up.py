@@ -94,12 +94,11 @@ def _sample(router: psutil.Process, began: float, start: StartUp, ready: threadi
     while not (over := ready.wait(_INTERVAL_S)) or seconds:
         for process in [router, *_children(router)]:
             try:
-                times = process.cpu_times()
-                seconds[process.pid] = times.user + times.system
-                titles[process.pid] = _title(process)
-                seen.setdefault(process.pid, time.monotonic() - began)
+                times, title = process.cpu_times(), _title(process)
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue  # it ended between the calls
+            seconds[process.pid], titles[process.pid] = times.user + times.system, title
+            seen.setdefault(process.pid, time.monotonic() - began)
         if over or time.monotonic() - began > _TIMEOUT_S:
             break
     sums: dict[str, float] = defaultdict(float)
