@@ -48,8 +48,8 @@ class Part:
     def failed(self, failed: worker_pb2.Failed, sender: Part | None = None) -> AttemptFailed | RouterError:
         """The worker reported a failure; returns the resulting error of the request.
 
-        `sender`: the worker to blame if the sender of the KV gave up; None: nobody. The source of a move may
-        refuse it for good reasons, such as the end of the answer.
+        `sender`: the part whose worker counts the failure if the sender of the KV gave up. None: no worker
+        does, since the source of a move may refuse it for good reasons, such as the end of the answer.
         """
         self._end()
         by_sender = failed.code == worker_pb2.FAILURE_CODE_SENDER
