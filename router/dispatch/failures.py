@@ -24,7 +24,6 @@ _RETRY_AFTER_S: Final = 5.0
 
 _FAULTS: Final = (
     worker_pb2.FAILURE_CODE_HANDOFF,
-    worker_pb2.FAILURE_CODE_SENDER,
     worker_pb2.FAILURE_CODE_INTERNAL,
 )
 
@@ -51,10 +50,10 @@ class AttemptFailed(Exception):
         """The worker's process ended while it computed the request, so the request may have caused it."""
 
 
-def failure_of(failed: worker_pb2.Failed, worker_id: str, blamed: str | None) -> AttemptFailed | RouterError:
+def failure_of(failed: worker_pb2.Failed, worker_id: str) -> AttemptFailed | RouterError:
     """AttemptFailed if a retry makes sense, else the error for the client.
 
-    `worker_id` reported the failure, the next attempt avoids `blamed`.
+    The next attempt avoids `worker_id`, which reported the failure, unless the sender of the KV gave up.
     """
     reason = f"{worker_id}: {failed.message}"
     match failed.code:
@@ -63,8 +62,11 @@ def failure_of(failed: worker_pb2.Failed, worker_id: str, blamed: str | None) ->
         case worker_pb2.FAILURE_CODE_DEADLINE:
             return DeadlineExceeded(failed.message)
         case worker_pb2.FAILURE_CODE_OVERLOADED:
-            return AttemptFailed(reason, blamed, Overloaded("every worker's queue is full; try again later"))
+            return AttemptFailed(
+                reason, worker_id, Overloaded("every worker's queue is full; try again later")
+            )
         case worker_pb2.FAILURE_CODE_HANDOFF | worker_pb2.FAILURE_CODE_SENDER:
+            blamed = None if failed.code == worker_pb2.FAILURE_CODE_SENDER else worker_id
             return AttemptFailed(reason, blamed, Unavailable(f"the KV handoff failed: {failed.message}"))
         case _:
             return Internal(f"the model could not process this request: {failed.message}")

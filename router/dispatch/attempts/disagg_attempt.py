@@ -120,11 +120,22 @@ class DisaggAttempt(Attempt):
             case worker_pb2.HandedOver():
                 self._on_source_sent(decode)
             case worker_pb2.Failed() as failed:
-                self._part_failed(decode, decode.failed(failed, sender=self._prefill))
+                self._on_decode_failed(decode, failed)
             case WorkerLost() as loss:
                 self._part_failed(decode, decode.lost(loss))
             case _:
                 pass
+
+    def _on_decode_failed(self, decode: Part, failed: worker_pb2.Failed) -> None:
+        """The decode worker has failed, or its sender has given up the handoff.
+
+        A sender that gives up reports why, and its report decides: the answer may be complete with its first
+        token, so that nothing is handed over. The two reports arrive in any order.
+        """
+        if failed.code == worker_pb2.FAILURE_CODE_SENDER and self._prefill.active:
+            decode.dropped()
+        else:
+            self._part_failed(decode, decode.failed(failed))
 
     @property
     def _is_independent(self) -> bool:

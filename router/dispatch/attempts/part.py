@@ -45,20 +45,20 @@ class Part:
             self._end()
             self.session.breaker.request_done()
 
-    def failed(self, failed: worker_pb2.Failed, sender: Part | None = None) -> AttemptFailed | RouterError:
+    def failed(self, failed: worker_pb2.Failed) -> AttemptFailed | RouterError:
         """The worker reported a failure; returns the resulting error of the request.
 
-        `sender`: the part whose worker counts the failure if the sender of the KV gave up. None: no worker
-        does, since the source of a move may refuse it for good reasons, such as the end of the answer.
+        If the sender of the KV gave up, no worker is to blame: the sender reports its own failures, and the
+        source of a move may refuse it for good reasons, such as the end of the answer.
         """
         self._end()
-        by_sender = failed.code == worker_pb2.FAILURE_CODE_SENDER
-        blamed = sender if by_sender else self
-        if blamed is not None and is_worker_fault(failed):
-            blamed.session.breaker.request_failed()
-        return failure_of(
-            failed, self.session.worker_id, None if blamed is None else blamed.session.worker_id
-        )
+        if is_worker_fault(failed):
+            self.session.breaker.request_failed()
+        return failure_of(failed, self.session.worker_id)
+
+    def dropped(self) -> None:
+        """The worker's part is not needed any more, and is no success or failure of the worker."""
+        self._end()
 
     def lost(self, loss: WorkerLost) -> AttemptFailed:
         """The connection to the worker is lost; returns the resulting error of the request."""

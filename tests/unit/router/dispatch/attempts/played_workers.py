@@ -142,7 +142,7 @@ class PlayedWorker(FakeSession):
         if finish:
             for handoff in list(self.network.values()):
                 if handoff.job is job:
-                    self.fail(handoff)
+                    self.fail(handoff, worker_pb2.FAILURE_CODE_SENDER)
 
     def can_compute(self) -> list[Job]:
         """Requests of which something is to be computed. One that is paused for its move is none of them."""

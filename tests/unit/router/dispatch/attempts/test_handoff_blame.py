@@ -22,8 +22,16 @@ class Cluster:
         self.source, self.target = (PlayedWorker(name, self.network) for name in ("source", "target"))
         self.error: Exception | None = None
 
-    def sequence(self) -> Sequence:
-        return Sequence([1] * 10, sampling_pb2.SamplingParams(max_tokens=8), Waterfall(0.0))
+    def sequence(self, max_tokens: int = 8) -> Sequence:
+        return Sequence([1] * 10, sampling_pb2.SamplingParams(max_tokens=max_tokens), Waterfall(0.0))
+
+    def disagg(self, max_tokens: int = 8) -> DisaggAttempt:
+        route = Route(
+            lambda role: self.source if role == ROLE_PREFILL else self.target,  # type: ignore[arg-type, return-value]
+            is_local=False,
+            why="",
+        )
+        return DisaggAttempt(self.sequence(max_tokens), route, 10.0)
 
     def start(self, attempt: Attempt) -> asyncio.Task[None]:
         async def read() -> None:
@@ -49,10 +57,12 @@ class Cluster:
         worker.compute(worker.can_compute()[0])
         await self.settle()
 
-    def fail(self, request_id: int, code: worker_pb2.FailureCode) -> None:
-        """The target reports that the handoff has failed."""
+    def fail(
+        self, request_id: int, code: worker_pb2.FailureCode, reporter: PlayedWorker | None = None
+    ) -> None:
+        """A worker, by default the target, reports that the handoff has failed."""
         failed: Any = worker_pb2.Failed(request_id=request_id, code=code, message="test")
-        self.target.events.append(failed)
+        (reporter or self.target).events.append(failed)
 
 
 def test_a_target_is_not_suspected_when_the_source_refuses_to_move_answers() -> None:
@@ -84,21 +94,40 @@ def test_a_target_is_not_suspected_when_the_source_refuses_to_move_answers() -> 
 def test_a_prefill_worker_that_aborts_its_handoff_is_blamed_and_not_the_decode_worker() -> None:
     async def hand_over() -> None:
         cluster = Cluster()
-        route = Route(
-            lambda role: cluster.source if role == ROLE_PREFILL else cluster.target,  # type: ignore[arg-type, return-value]
-            is_local=False,
-            why="",
-        )
-        attempt = DisaggAttempt(cluster.sequence(), route, 10.0)
-        client = cluster.start(attempt)
+        client = cluster.start(cluster.disagg())
         await cluster.settle()
         await cluster.compute(cluster.source)
         (handoff_id,) = cluster.network
         cluster.fail(handoff_id, worker_pb2.FAILURE_CODE_SENDER)
         await cluster.settle()
+        assert not client.done()  # the sender reports, too
+        cluster.fail(handoff_id, worker_pb2.FAILURE_CODE_HANDOFF, cluster.source)
+        await cluster.settle()
         await client
         assert isinstance(cluster.error, AttemptFailed)
         assert cluster.error.worker_id == "source"
         assert (cluster.source.breaker.failures, cluster.target.breaker.failures) == (1, 0)
+
+    asyncio.run(hand_over())
+
+
+def test_an_answer_that_ends_with_its_first_token_needs_no_handoff_whatever_arrives_first() -> None:
+    async def hand_over() -> None:
+        cluster = Cluster()
+        client = cluster.start(cluster.disagg(max_tokens=1))
+        await cluster.settle()
+        cluster.source.compute(cluster.source.can_compute()[0])
+        cluster.source.deliver()  # started
+        await asyncio.sleep(0)
+        cluster.target.obey()
+        cluster.target.deliver()  # reserved: the ticket is sent
+        cluster.source.compute(cluster.source.can_compute()[0])  # the only token
+        cluster.source.obey()  # attach: there is no handoff any more; the target's report overtakes the token
+        cluster.target.deliver()
+        await asyncio.sleep(0)
+        cluster.source.deliver()
+        await client
+        assert cluster.error is None
+        assert cluster.target.breaker.failures == cluster.source.breaker.failures == 0
 
     asyncio.run(hand_over())
