@@ -6,8 +6,8 @@
 >>> print(answer.outputs[0].text)
 """
 
-from baton.llm import LLM, Failed
+from baton.llm import LLM
 from baton.outputs import CompletionOutput, Logprob, RequestOutput
 from baton.sampling_params import SamplingParams
 
-__all__ = ["LLM", "CompletionOutput", "Failed", "Logprob", "RequestOutput", "SamplingParams"]
+__all__ = ["LLM", "CompletionOutput", "Logprob", "RequestOutput", "SamplingParams"]

@@ -17,16 +17,12 @@ from router.processing.text.tokenizer import Tokenizer
 from rpc.baton.v1 import sampling_pb2
 from worker.session.convert import FINISH_REASONS, logprobs_to_proto, sampling_from_proto
 
-__all__ = ["Failed", "OfflineSequence", "Runner"]
+__all__ = ["OfflineSequence", "Runner"]
 
 _NAMES: Final[dict[int, str]] = {
     sampling_pb2.FINISH_REASON_STOP: "stop",
     sampling_pb2.FINISH_REASON_LENGTH: "length",
 }
-
-
-class Failed(Exception):
-    """The engine could not compute a request."""
 
 
 @dataclass(slots=True, eq=False)
@@ -46,9 +42,10 @@ class Runner:
         self._ids = count(1)
 
     def run(self, sequences: Sequence[OfflineSequence], on_end: Callable[[OfflineSequence], object]) -> None:
-        """Compute the outputs of the sequences; `on_end` is called with each that is complete.
+        """Compute the outputs of the sequences; `on_end` is called with each that has ended.
 
-        Raises Failed, and engine.errors.EngineError. On any end, no request is left in the engine.
+        A sequence that fails ends with finish_reason "error"; the others go on. Raises EngineError if the
+        engine itself fails. On any end, no request is left in the engine.
         """
         active: dict[int, OfflineSequence] = {}
         try:
@@ -79,8 +76,10 @@ class Runner:
                 if token.finish is None:
                     self._engine.abort(request_id)
                 on_end(sequence)
-        for _, message in output.failed:
-            raise Failed(message)
+        for request, error in output.failed:
+            if (failed := active.pop(request.id, None)) is not None:
+                failed.output.finish_reason, failed.output.error = "error", str(error)
+                on_end(failed)
 
     def _add(self, output: CompletionOutput, chunk: Chunk) -> None:
         output.text += chunk.text

@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from baton.generation import Failed, OfflineSequence, Runner
+from baton.generation import OfflineSequence, Runner
 from baton.outputs import CompletionOutput, RequestOutput
 from baton.sampling_params import SamplingParams
 from engine.device.cpu_dtype import preferred_cpu_dtype
@@ -32,7 +32,7 @@ from router.processing.params.sampling_options import SamplingOptions, derive_se
 from router.processing.text.tokenizer import Tokenizer
 from router.request_limits import LOGPROBS_LIMIT
 
-__all__ = ["LLM", "Failed"]
+__all__ = ["LLM"]
 
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, or vLLM's {"prompt": text} and {"prompt_token_ids": ids}."""
@@ -96,7 +96,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answers in the order of the prompts. `sampling_params`: for all, or one for each prompt.
 
-        Raises ValueError for a prompt or parameters that cannot be, before anything is computed, and Failed.
+        An answer that could not be computed has finish_reason "error"; the others are complete. Raises
+        ValueError for a prompt or parameters that cannot be, before anything is computed.
         """
         each = _as_list(prompts)
         texts, ids = [_text_of(prompt) for prompt in each], [_ids_of(prompt) for prompt in each]
@@ -114,7 +115,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answers to one conversation, or to several: lists of {"role": …, "content": …}.
 
-        Raises ValueError, also where the model has no chat template, and Failed.
+        Raises ValueError, also where the model has no chat template.
         """
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
         try:

@@ -25,9 +25,11 @@ class CompletionOutput:
     logprobs: list[dict[int, Logprob]] | None = None
     """For each token, by token id: the token itself and the most likely ones. None if not asked for."""
     finish_reason: str | None = None
-    """"stop" or "length"."""
+    """"stop", "length", or "error": see `error`; text and token_ids hold what came before."""
     stop_reason: str | int | None = None
     """The stop string, or the EOS or stop token, that ended it."""
+    error: str | None = None
+    """Why this answer could not be computed; the other answers are not affected."""
 
     @property
     def cumulative_logprob(self) -> float | None:

@@ -33,7 +33,9 @@ from router.client.batch_files import (
     BadInput,
     BatchRequest,
     ResultFile,
+    check_paths,
     finished_ids,
+    forget_failures,
     pending,
     read_requests,
     result_line,
@@ -86,12 +88,13 @@ class Sender:
 def run(argv: Sequence[str]) -> int:
     """Exit status: 0 if every request has an answer, 1 if some failed, 2 for invalid files."""
     arguments = make_parser().parse_args(argv)
-    errors = arguments.errors or arguments.output.with_name(arguments.output.stem + ".errors.jsonl")
+    errors = arguments.errors or _errors_beside(arguments.output)
     try:
+        check_paths(input=arguments.input, output=arguments.output, errors=errors)
         api = api_of(arguments)
         requests = read_requests(arguments.input)
         done = finished_ids(arguments.output)
-        errors.unlink(missing_ok=True)  # failed requests are sent again
+        forget_failures(errors)
         left = list(pending(requests, done))
         with ResultFile(arguments.output) as results, ResultFile(errors) as failures:
             failed = _send_all(api, left, len(requests), arguments, results, failures)
@@ -108,6 +111,11 @@ def run(argv: Sequence[str]) -> int:
     if failed:
         print(f"router batch: {failed} of {len(requests)} requests failed: see {errors}", file=sys.stderr)
     return 1 if failed else 0
+
+
+def _errors_beside(output: Path) -> Path:
+    """A name of its own for each output: out.errors.jsonl for out.jsonl."""
+    return output.with_name(f"{output.stem}.errors{output.suffix}")
 
 
 def _send_all(
@@ -182,7 +190,10 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("input", type=Path, help="JSON lines with custom_id, method, url and body")
     parser.add_argument("output", type=Path, help="file to which results are appended")
     parser.add_argument(
-        "--errors", type=Path, metavar="FILE", help="file of failed requests (default: OUTPUT.errors.jsonl)"
+        "--errors",
+        type=Path,
+        metavar="FILE",
+        help="file of failed requests (default: out.errors.jsonl for an output out.jsonl)",
     )
     parser.add_argument(
         "--concurrency",

@@ -11,6 +11,8 @@ import os
 import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
+from itertools import combinations
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Final
@@ -20,7 +22,9 @@ __all__ = [
     "BadInput",
     "BatchRequest",
     "ResultFile",
+    "check_paths",
     "finished_ids",
+    "forget_failures",
     "pending",
     "read_requests",
     "result_line",
@@ -44,7 +48,7 @@ def read_requests(path: Path) -> list[BatchRequest]:
     """All requests, checked before the first is sent. Raises BadInput, OSError."""
     requests: list[BatchRequest] = []
     seen: dict[str, int] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
         if not line.strip():
             continue
         where = f"{path}, line {number}"
@@ -59,7 +63,7 @@ def read_requests(path: Path) -> list[BatchRequest]:
     return requests
 
 
-def _request(line: str, where: str) -> BatchRequest:
+def _request(line: bytes, where: str) -> BatchRequest:
     try:
         value = json.loads(line)
     except ValueError as error:
@@ -92,27 +96,71 @@ def result_line(
     }
 
 
-def finished_ids(path: Path) -> set[str]:
-    """Ids of requests with results in the file. Removes a last line that a crash cut off.
+def check_paths(**paths: Path) -> None:
+    """Raises BadInput if two of them are one file, by whatever names; each would overwrite the other."""
+    for (one, path), (other, second) in combinations(paths.items(), 2):
+        if path.resolve() == second.resolve() or (
+            path.exists() and second.exists() and path.samefile(second)
+        ):
+            raise BadInput(
+                f"{path} is the {one} file and the {other} file; name another file for one of them"
+            )
 
-    Raises BadInput if the file contains anything other than results.
+
+def finished_ids(path: Path) -> set[str]:
+    """Ids of requests with answers in the output file. Removes a last line that a crash cut off.
+
+    Raises BadInput if the file contains anything other than answers; it is not changed then.
     """
+    return _ids(path, answered=True)
+
+
+def forget_failures(path: Path) -> None:
+    """Deletes an error file, whose requests are sent again.
+
+    Raises BadInput if the file contains anything other than failed requests; it is not changed then.
+    """
+    _ids(path, answered=False)
+    path.unlink(missing_ok=True)
+
+
+_FIRST_KEY: Final = b'{"id": "batch_req_'
+"""How a line of `result_line` begins."""
+
+
+def _ids(path: Path, *, answered: bool) -> set[str]:
     if not path.exists():
         return set()
-    with path.open("rb+") as file:
-        content = file.read()
-        whole = content[: content.rfind(b"\n") + 1]
-        if len(whole) < len(content):
-            file.truncate(len(whole))
-    return {_finished(line, path) for line in whole.splitlines() if line.strip()}
+    content = path.read_bytes()
+    *whole, rest = content.split(b"\n")
+    ids = {_result_id(line, path, answered) for line in whole if line.strip()}
+    if rest:
+        if not (rest.startswith(_FIRST_KEY) or _FIRST_KEY.startswith(rest)):
+            raise _foreign(path, answered)
+        os.truncate(path, len(content) - len(rest))
+    return ids
 
 
-def _finished(line: bytes, path: Path) -> str:
+def _result_id(line: bytes, path: Path, answered: bool) -> str:
     try:
-        custom_id = json.loads(line)["custom_id"]
-    except (ValueError, KeyError, TypeError):
-        raise BadInput(f"{path} exists and is not the output of a batch; name another file") from None
-    return str(custom_id)
+        value = json.loads(line)
+    except ValueError:
+        raise _foreign(path, answered) from None
+    match value:
+        case {"custom_id": str(custom_id), "response": {"status_code": int(status)}, "error": None}:
+            is_answer = status == HTTPStatus.OK
+        case {"custom_id": str(custom_id), "response": None, "error": dict()}:
+            is_answer = False
+        case _:
+            raise _foreign(path, answered)
+    if is_answer is not answered:
+        raise _foreign(path, answered)
+    return custom_id
+
+
+def _foreign(path: Path, answered: bool) -> BadInput:
+    content = "the output" if answered else "the failed requests"
+    return BadInput(f"{path} exists and is not {content} of a batch; name another file")
 
 
 class ResultFile:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from baton import LLM, SamplingParams
 from tests.faults.small_model import SmallModel, save_small_model
@@ -112,6 +113,22 @@ def test_an_interrupted_call_leaves_nothing_in_the_engine(llm: LLM) -> None:
         llm._runner.run(sequences, interrupt)
     assert not llm._engine.has_work
     llm._engine.check_pages()
+
+
+def test_a_request_that_fails_keeps_the_answers_of_the_others(small: SmallModel) -> None:
+    questions = [small.question(i, length=6, max_tokens=12) for i in range(3)]
+    unused = max(set(range(256)) - {t for q in questions for t in (*q.prompt, *small.answer(q))})
+    with LLM(str(small.folder), device="cpu", dtype="float32", kv_pool_tokens=2048) as llm:
+        weights = llm._engine.runner._model.embed.weight.data  # type: ignore[attr-defined]
+        weights[unused] = torch.nan
+        prompts = [questions[0].prompt, [unused, 3, 4], questions[1].prompt, questions[2].prompt]
+        answers = llm.generate(prompts, GREEDY, progress=False)
+    failed = answers.pop(1).outputs[0]
+    assert (failed.finish_reason, failed.token_ids) == ("error", [])
+    assert failed.error is not None
+    assert "finite" in failed.error
+    assert [a.outputs[0].token_ids for a in answers] == [small.answer(q) for q in questions]
+    assert [a.outputs[0].error for a in answers] == [None] * 3
 
 
 def test_settings_that_are_wrong_name_the_flag() -> None:

@@ -154,3 +154,91 @@ def test_an_output_file_that_is_something_else_is_left_alone(tmp_path: Path) -> 
     with pytest.raises(BadInput, match="not the output of a batch"):
         finished_ids(letter)
     assert letter.read_text() == "Dear Sir,\n"
+
+
+@pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\u0085"])
+def test_a_line_ends_at_a_line_feed_only(url: str, tmp_path: Path, separator: str) -> None:
+    prompt = f"one{separator}two"
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    request = {"custom_id": "r0", "method": "POST", "url": "/v1/completions", "body": {"prompt": prompt}}
+    source.write_text(json.dumps(request, ensure_ascii=False) + "\n", encoding="utf-8")
+    assert run([str(source), str(output), "--url", url]) == 0
+    assert Router.prompts == [prompt]
+    assert run([str(source), str(output), "--url", url]) == 0
+    assert Router.prompts == [prompt]
+
+
+@pytest.mark.parametrize(
+    ("input_name", "output_name", "errors_name"),
+    [
+        ("in.jsonl", "out.jsonl", "out.jsonl"),
+        ("in.jsonl", "out.jsonl", "in.jsonl"),
+        ("in.jsonl", "out.jsonl", "link.jsonl"),
+        ("in.jsonl", "in.jsonl", "errors.jsonl"),
+        ("in.jsonl", "out.jsonl", "sub/../in.jsonl"),
+    ],
+)
+def test_one_file_for_two_purposes_is_refused_and_kept(
+    url: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    input_name: str,
+    output_name: str,
+    errors_name: str,
+) -> None:
+    source = write_input(tmp_path / "in.jsonl", "a")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "link.jsonl").hardlink_to(source)
+    assert run([str(source), str(tmp_path / "out.jsonl"), "--url", url]) == 0
+    before = {name: (tmp_path / name).read_text() for name in ("in.jsonl", "out.jsonl")}
+    files = [str(tmp_path / name) for name in (input_name, output_name)]
+    assert run([*files, "--errors", str(tmp_path / errors_name), "--url", url]) == 2
+    assert "name another file" in capsys.readouterr().err
+    assert {name: (tmp_path / name).read_text() for name in before} == before
+
+
+@pytest.mark.parametrize("content", ["Dear Sir,\n", "Dear Sir,", "[]\n", "{}\n", '{"custom_id": "x"}\n'])
+def test_an_error_file_that_is_something_else_is_left_alone(url: str, tmp_path: Path, content: str) -> None:
+    source, letter = write_input(tmp_path / "in.jsonl", "a"), tmp_path / "letter.txt"
+    letter.write_text(content)
+    for files in ([str(tmp_path / "out.jsonl"), "--errors", str(letter)], [str(letter)]):
+        assert run([str(source), *files, "--url", url]) == 2
+        assert letter.read_text() == content
+    assert Router.prompts == []
+
+
+def test_answers_of_another_run_are_no_error_file(url: str, tmp_path: Path) -> None:
+    source, other = write_input(tmp_path / "in.jsonl", "a"), tmp_path / "other.jsonl"
+    assert run([str(source), str(other), "--url", url]) == 0
+    answers = other.read_text()
+    assert run([str(source), str(tmp_path / "out.jsonl"), "--errors", str(other), "--url", url]) == 2
+    assert other.read_text() == answers
+
+
+def test_failures_are_no_output_file(url: str, tmp_path: Path) -> None:
+    source = write_input(tmp_path / "in.jsonl", "bad")
+    assert run([str(source), str(tmp_path / "out.jsonl"), "--url", url]) == 1
+    assert run([str(source), str(tmp_path / "out.errors.jsonl"), "--url", url]) == 2
+
+
+def test_outputs_of_one_stem_have_an_error_file_each(url: str, tmp_path: Path) -> None:
+    source = write_input(tmp_path / "in.jsonl", "bad")
+    for name in ("a.jsonl", "a.out", "a"):
+        assert run([str(source), str(tmp_path / name), "--url", url]) == 1
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "in.jsonl",
+        "a.errors.jsonl",
+        "a.errors.out",
+        "a.errors",
+    }
+
+
+def test_a_line_that_a_crash_cut_off_is_sent_again(url: str, tmp_path: Path) -> None:
+    source, output = write_input(tmp_path / "in.jsonl", "a", "b"), tmp_path / "out.jsonl"
+    assert run([str(source), str(output), "--url", url]) == 0
+    whole = output.read_text()
+    for length in (1, 12, 40):
+        first, second = whole.splitlines(keepends=True)
+        output.write_text(first + second[:length])
+        assert finished_ids(output) == {json.loads(first)["custom_id"]}
+        assert output.read_text() == first
