@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.layers.modules import Linear
+from engine.layers.linear_layer import Linear, PlainWeight
 from engine.models.base import CausalLM
 
 __all__ = ["faster_library", "sample_weights"]
@@ -30,14 +30,17 @@ _LIBRARIES: Final[tuple[Library, ...]] = ("cublas", "cublaslt")
 
 
 def sample_weights(model: CausalLM) -> list[Tensor]:
-    """The matrices of the first layers."""
+    """The matrices of the first layers; those that these libraries do not multiply are left out."""
     linears = (m for m in model.modules() if isinstance(m, Linear) and m is not model.head)
-    return [linear.weight for linear in islice(linears, _WEIGHTS)]
+    return [linear.weight for linear in islice(linears, _WEIGHTS) if isinstance(linear.method, PlainWeight)]
 
 
 @contextmanager
 def faster_library(weights: Sequence[Tensor], rows: int) -> Iterator[None]:
     """Context in which torch uses the faster library for this number of rows. Measures on this stream."""
+    if not weights:
+        yield
+        return
     before = torch.backends.cuda.preferred_blas_library()
     inputs = {
         size: torch.randn(rows, size, dtype=weights[0].dtype, device=weights[0].device)

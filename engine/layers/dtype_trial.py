@@ -12,7 +12,7 @@ from typing import Final
 
 import torch
 
-from engine.layers.modules import Linear
+from engine.layers.linear_layer import Linear
 from engine.layers.panels import fastest
 
 __all__ = ["faster_dtype"]

@@ -2,61 +2,31 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from engine.layers.linear import linear
-from engine.layers.onednn import packed
+from engine.layers.linear_layer import PLAIN, Linear, LinearMethod, PlainWeight, weight
 from engine.layers.ops import Ops
-from engine.layers.panels import Panels, fastest_panels
-from engine.layers.row_blocks import row_blocks
 
-__all__ = ["Embedding", "GateUp", "LayerNorm", "Linear", "RMSNorm", "weight"]
-
-
-def weight(*shape: int) -> nn.Parameter:
-    """An uninitialised parameter, in torch's current default dtype and device; the loader fills it."""
-    return nn.Parameter(torch.empty(shape), requires_grad=False)
-
-
-class Linear(nn.Module):
-    """x [T, in] -> [T, out]. `weight` is [out, in], as checkpoints store it."""
-
-    def __init__(self, in_features: int, out_features: int, *, bias: bool) -> None:
-        super().__init__()
-        self.weight = weight(out_features, in_features)
-        self.bias = weight(out_features) if bias else None
-        self._blocks: Tensor | None = None
-        """A view of the packed weight, for single rows."""
-        self._panels: Panels | None = None
-        """A view of the packed weight, for the row counts at which it is faster."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.product(x, self.bias)
-
-    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        return linear(x, self.weight, bias, self._blocks, self._panels)
-
-    def pack(self) -> None:
-        """Repack the weight, once it is final, in the layout that the device multiplies fastest."""
-        plain = self.weight.detach()
-        self.weight = nn.Parameter(packed(plain), requires_grad=False)
-        self._blocks = row_blocks(self.weight, plain)
-        self._panels = fastest_panels(self.weight, plain)
+__all__ = ["Embedding", "GateUp", "LayerNorm", "RMSNorm"]
 
 
 class GateUp(Linear):
-    """The first half of a gated MLP: x [T, d] -> silu(gate) * up, [T, I]. The gate is first in `weight`."""
+    """The first half of a gated MLP: x [T, d] -> silu(gate) * up, [T, I]. The gate's rows come first."""
 
-    def __init__(self, in_features: int, out_features: int, *, bias: bool, ops: Ops) -> None:
+    def __init__(
+        self, in_features: int, out_features: int, *, bias: bool, ops: Ops, method: LinearMethod = PLAIN
+    ) -> None:
         """`out_features`: I, of gate and up each."""
-        super().__init__(in_features, 2 * out_features, bias=bias)
+        super().__init__(in_features, 2 * out_features, bias=bias, method=method)
         self.ops = ops
 
     def forward(self, x: Tensor) -> Tensor:
-        fused = self.ops.gated_product(x, self.weight) if self.bias is None else None
-        return self.ops.silu_mul(super().forward(x)) if fused is None else fused
+        if self.bias is None and isinstance(self.method, PlainWeight):
+            fused = self.ops.gated_product(x, self.weight)
+            if fused is not None:
+                return fused
+        return self.ops.silu_mul(super().forward(x))
 
 
 class Embedding(nn.Module):

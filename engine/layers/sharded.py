@@ -1,42 +1,30 @@
-"""Layers that communicate between tensor-parallel ranks; with one rank, plain layers.
-
-Queries, keys, values and the MLP's first product are column-parallel: plain `Linear`s with fewer output
-features. The products after them are row-parallel: split by input features, and summed over ranks.
-"""
+"""Linear layers that communicate between tensor-parallel ranks."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from engine.layers.modules import Embedding, Linear
+from engine.layers.linear_layer import Linear, LinearMethod
+from engine.layers.modules import Embedding
 from engine.parallel.communicator import Communicator
 
-__all__ = ["head_of", "sum_linear"]
+__all__ = ["SumLinear", "VocabularyHead"]
 
 
-def sum_linear(in_features: int, out_features: int, *, bias: bool, communicator: Communicator) -> Linear:
-    """A row-parallel linear layer: x [T, in] -> [T, out], where `in_features` is this rank's share."""
-    if communicator.shard.size == 1:
-        return Linear(in_features, out_features, bias=bias)
-    return _SumLinear(in_features, out_features, bias=bias, communicator=communicator)
+class SumLinear(Linear):
+    """Row-parallel: every rank has a share of the input features, and the products are summed over ranks."""
 
-
-def head_of(embed: Embedding, communicator: Communicator, *, tied: bool) -> Linear:
-    """The language-model head: hidden [S, d] -> logits [S, vocab] on the leader; shares `embed` if tied."""
-    vocab, features = embed.weight.shape
-    if communicator.shard.size > 1:
-        return _VocabularyHead(embed, communicator, tied=tied)
-    head = Linear(features, vocab, bias=False)
-    if tied:
-        head.weight = embed.weight
-    return head
-
-
-class _SumLinear(Linear):
     def __init__(
-        self, in_features: int, out_features: int, *, bias: bool, communicator: Communicator
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool,
+        communicator: Communicator,
+        method: LinearMethod,
     ) -> None:
-        super().__init__(in_features, out_features, bias=bias)
+        """`in_features`: this rank's share."""
+        super().__init__(in_features, out_features, bias=bias, method=method)
         self._communicator = communicator
 
     def forward(self, x: Tensor) -> Tensor:
@@ -44,7 +32,7 @@ class _SumLinear(Linear):
         return self._communicator.all_reduce(self.product(x, bias))
 
 
-class _VocabularyHead(Linear):
+class VocabularyHead(Linear):
     """A vocabulary-parallel head: each rank computes the logits of its part, and the leader gathers them.
 
     Reading the head's weights takes a large part of a small decode step, while the logits of the few sampled

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from common.progress import Progress, silent
 from engine.device.cpu_threads import in_parallel
+from engine.layers.factory import Layers
+from engine.layers.linear_layer import slots_of
 from engine.layers.select import ops_for
 from engine.loader.dummy_weights import fill_randomly
 from engine.loader.safetensors_reader import read_tensors, weight_files
@@ -53,7 +55,8 @@ def load_model(
     target = torch.device(device)
     progress("Preparing kernels", 0, 0)  # compiled at the first start on a machine
     with _defaults(target, _DTYPES[dtype]):
-        model = registry.build(spec, ops_for(target, _DTYPES[dtype]), communicator)
+        layers = Layers(ops_for(target, _DTYPES[dtype]), communicator)
+        model = registry.build(spec, layers)
     match load_format:
         case "auto":
             _fill(model, weight_files(folder), progress)
@@ -142,15 +145,16 @@ def _copied(
 def _places(model: CausalLM) -> dict[str, _Place]:
     """Every tensor that the checkpoint must contain, with the place that it fills."""
     places = {}
-    for source, slot in model.weight_table().items():
-        module: nn.Module = model.get_submodule(slot.module)
-        for kind, parameter in module.named_parameters(recurse=False):
-            count = parameter.shape[0] if slot.rows is None else slot.rows
-            rows = parameter.narrow(0, slot.start, count)
+    for source, part in model.weight_table().items():
+        module: nn.Module = model.get_submodule(part.module)
+        for slot in slots_of(module):
+            target = slot.target
+            count = target.shape[0] if part.rows is None else part.rows
+            rows = target.narrow(0, part.start, count)
             # A bias has one entry per output feature: it is cut with the rows, and stays whole where columns
             # are cut.
-            cut = slot.cut if slot.cut is not None and slot.cut.axis < parameter.dim() else None
-            places[f"{source}.{kind}"] = _Place(rows, slot.transposed and parameter.dim() == 2, cut)
+            cut = part.cut if part.cut is not None and part.cut.axis < target.dim() else None
+            places[f"{source}.{slot.source}"] = _Place(rows, part.transposed and target.dim() == 2, cut)
     return places
 
 

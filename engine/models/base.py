@@ -7,11 +7,11 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
-from engine.layers.modules import Embedding, Linear
+from engine.layers.factory import Layers
+from engine.layers.linear_layer import Linear
+from engine.layers.modules import Embedding
 from engine.layers.ops import Rotation
-from engine.layers.sharded import head_of
 from engine.models.weight_table import ParamSlice, WeightTable
-from engine.parallel.communicator import Communicator
 from engine.spec.model_spec import ModelSpec
 from engine.spec.shard import Cut
 
@@ -33,15 +33,15 @@ class Attention(Protocol):
 class CausalLM(nn.Module, ABC):
     """A decoder-only transformer over a flat batch of tokens from any number of sequences."""
 
-    def __init__(self, spec: ModelSpec, communicator: Communicator) -> None:
+    def __init__(self, spec: ModelSpec, layers: Layers) -> None:
         super().__init__()
         self.spec = spec
         """The shape of the whole model, over all ranks."""
-        self.shard = communicator.shard
-        self.part = communicator.shard.of(spec)
+        self.shard = layers.communicator.shard
+        self.part = layers.communicator.shard.of(spec)
         """The shape of this rank's part."""
         self.embed = Embedding(spec.vocab_size, spec.hidden_size)
-        self.head = head_of(self.embed, communicator, tied=spec.tied_embeddings)
+        self.head = layers.head(self.embed, tied=spec.tied_embeddings)
 
     @abstractmethod
     def forward(self, input_ids: Tensor, positions: Tensor, attn: Attention) -> Tensor:

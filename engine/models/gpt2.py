@@ -7,12 +7,10 @@ from typing import Final
 
 from torch import Tensor, nn
 
-from engine.layers.modules import Embedding, LayerNorm, Linear
-from engine.layers.ops import Ops
-from engine.layers.sharded import sum_linear
+from engine.layers.factory import Layers
+from engine.layers.modules import Embedding, LayerNorm
 from engine.models.base import Attention, CausalLM
 from engine.models.weight_table import ParamSlice, WeightTable, per_layer
-from engine.parallel.communicator import Communicator
 from engine.spec.model_spec import ModelSpec
 
 __all__ = ["GPT2Model"]
@@ -22,12 +20,10 @@ _CAUSAL_MASK: Final = re.compile(r"h\.\d+\.attn\.(masked_)?bias")
 
 
 class GPT2Model(CausalLM):
-    def __init__(self, spec: ModelSpec, ops: Ops, communicator: Communicator) -> None:
-        super().__init__(spec, communicator)
+    def __init__(self, spec: ModelSpec, layers: Layers) -> None:
+        super().__init__(spec, layers)
         self.embed_position = Embedding(spec.max_position, spec.hidden_size)
-        self.layers = nn.ModuleList(
-            GPT2Layer(self.part, index, ops, communicator) for index in range(spec.num_layers)
-        )
+        self.layers = nn.ModuleList(GPT2Layer(self.part, index, layers) for index in range(spec.num_layers))
         self.norm = LayerNorm(spec.hidden_size, spec.norm_eps)
 
     def forward(self, input_ids: Tensor, positions: Tensor, attn: Attention) -> Tensor:
@@ -63,18 +59,18 @@ class GPT2Model(CausalLM):
 
 
 class GPT2Layer(nn.Module):
-    def __init__(self, spec: ModelSpec, index: int, ops: Ops, communicator: Communicator) -> None:
+    def __init__(self, spec: ModelSpec, index: int, layers: Layers) -> None:
         super().__init__()
         hidden, inner = spec.hidden_size, spec.intermediate_size
         self.index = index
-        self.ops = ops
+        self.ops = layers.ops
         self.head_dim = spec.head_dim
         self.attention_norm = LayerNorm(hidden, spec.norm_eps)
-        self.qkv = Linear(hidden, 3 * spec.q_size, bias=True)
-        self.out = sum_linear(spec.q_size, hidden, bias=True, communicator=communicator)
+        self.qkv = layers.linear(hidden, 3 * spec.q_size, bias=True)
+        self.out = layers.sum_linear(spec.q_size, hidden, bias=True)
         self.mlp_norm = LayerNorm(hidden, spec.norm_eps)
-        self.up = Linear(hidden, inner, bias=True)
-        self.down = sum_linear(inner, hidden, bias=True, communicator=communicator)
+        self.up = layers.linear(hidden, inner, bias=True)
+        self.down = layers.sum_linear(inner, hidden, bias=True)
 
     def forward(self, x: Tensor, attn: Attention) -> Tensor:
         qkv = self.qkv(self.attention_norm(x)).view(len(x), -1, self.head_dim)

@@ -9,28 +9,24 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from engine.layers.modules import GateUp, Linear, RMSNorm
-from engine.layers.ops import Ops, Rotation
+from engine.layers.factory import Layers
+from engine.layers.ops import Rotation
 from engine.layers.rope import rope_table
-from engine.layers.sharded import sum_linear
 from engine.models.base import Attention, CausalLM
 from engine.models.weight_table import ParamSlice, WeightTable, per_layer
-from engine.parallel.communicator import Communicator
 from engine.spec.model_spec import ModelSpec
 
 __all__ = ["LlamaModel"]
 
 
 class LlamaModel(CausalLM):
-    def __init__(self, spec: ModelSpec, ops: Ops, communicator: Communicator) -> None:
-        super().__init__(spec, communicator)
+    def __init__(self, spec: ModelSpec, layers: Layers) -> None:
+        super().__init__(spec, layers)
         if spec.rope is None:
             raise ValueError("the Llama family needs rotary positions")
-        self.ops = ops
-        self.layers = nn.ModuleList(
-            LlamaLayer(self.part, index, ops, communicator) for index in range(spec.num_layers)
-        )
-        self.norm = RMSNorm(spec.hidden_size, spec.norm_eps, ops)
+        self.ops = layers.ops
+        self.layers = nn.ModuleList(LlamaLayer(self.part, index, layers) for index in range(spec.num_layers))
+        self.norm = layers.norm(spec.hidden_size, spec.norm_eps)
         self.rope = rope_table(spec.rope, spec.head_dim, spec.max_position, device=self.embed.weight.device)
 
     def forward(self, input_ids: Tensor, positions: Tensor, attn: Attention) -> Tensor:
@@ -72,12 +68,12 @@ class LlamaModel(CausalLM):
 
 
 class LlamaLayer(nn.Module):
-    def __init__(self, spec: ModelSpec, index: int, ops: Ops, communicator: Communicator) -> None:
+    def __init__(self, spec: ModelSpec, index: int, layers: Layers) -> None:
         super().__init__()
-        self.input_norm = RMSNorm(spec.hidden_size, spec.norm_eps, ops)
-        self.attention = LlamaAttention(spec, index, ops, communicator)
-        self.mlp_norm = RMSNorm(spec.hidden_size, spec.norm_eps, ops)
-        self.mlp = LlamaMLP(spec, ops, communicator)
+        self.input_norm = layers.norm(spec.hidden_size, spec.norm_eps)
+        self.attention = LlamaAttention(spec, index, layers)
+        self.mlp_norm = layers.norm(spec.hidden_size, spec.norm_eps)
+        self.mlp = layers.mlp(spec)
 
     def forward(
         self, x: Tensor, residual: Tensor, rotation: Rotation, attn: Attention
@@ -90,17 +86,17 @@ class LlamaLayer(nn.Module):
 
 
 class LlamaAttention(nn.Module):
-    def __init__(self, spec: ModelSpec, index: int, ops: Ops, communicator: Communicator) -> None:
+    def __init__(self, spec: ModelSpec, index: int, layers: Layers) -> None:
         super().__init__()
         self.index = index
-        self.ops = ops
+        self.ops = layers.ops
         self.num_heads = spec.num_heads
         self.head_dim = spec.head_dim
         self.num_kv_heads = spec.num_kv_heads
-        self.qkv = Linear(spec.hidden_size, spec.q_size + 2 * spec.kv_size, bias=spec.qkv_bias)
-        self.out = sum_linear(spec.q_size, spec.hidden_size, bias=spec.output_bias, communicator=communicator)
-        self.q_norm = RMSNorm(spec.head_dim, spec.norm_eps, ops) if spec.qk_norm else None
-        self.k_norm = RMSNorm(spec.head_dim, spec.norm_eps, ops) if spec.qk_norm else None
+        self.qkv = layers.linear(spec.hidden_size, spec.q_size + 2 * spec.kv_size, bias=spec.qkv_bias)
+        self.out = layers.sum_linear(spec.q_size, spec.hidden_size, bias=spec.output_bias)
+        self.q_norm = layers.norm(spec.head_dim, spec.norm_eps) if spec.qk_norm else None
+        self.k_norm = layers.norm(spec.head_dim, spec.norm_eps) if spec.qk_norm else None
 
     def forward(self, x: Tensor, rotation: Rotation, attn: Attention) -> Tensor:
         qkv = self.qkv(x).view(len(x), -1, self.head_dim)
@@ -109,17 +105,4 @@ class LlamaAttention(nn.Module):
             self.ops.norm_heads(q, self.q_norm.weight, self.q_norm.eps)
             self.ops.norm_heads(k, self.k_norm.weight, self.k_norm.eps)
         output: Tensor = self.out(attn.forward(self.index, qkv, rotation).flatten(1))
-        return output
-
-
-class LlamaMLP(nn.Module):
-    def __init__(self, spec: ModelSpec, ops: Ops, communicator: Communicator) -> None:
-        super().__init__()
-        self.gate_up = GateUp(spec.hidden_size, spec.intermediate_size, bias=spec.mlp_bias, ops=ops)
-        self.down = sum_linear(
-            spec.intermediate_size, spec.hidden_size, bias=spec.mlp_bias, communicator=communicator
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = self.down(self.gate_up(x))
         return output

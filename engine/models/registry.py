@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from engine.layers.ops import Ops
+from engine.layers.factory import Layers
 from engine.models.base import CausalLM
 from engine.models.gpt2 import GPT2Model
 from engine.models.llama import LlamaModel
-from engine.parallel.communicator import Communicator
 from engine.spec.model_spec import ModelSpec
 
 __all__ = ["build"]
 
-_MODELS: Final[dict[str, Callable[[ModelSpec, Ops, Communicator], CausalLM]]] = {
+_MODELS: Final[dict[str, Callable[[ModelSpec, Layers], CausalLM]]] = {
     "LlamaForCausalLM": LlamaModel,
     "MistralForCausalLM": LlamaModel,
     "Qwen2ForCausalLM": LlamaModel,
@@ -23,6 +22,6 @@ _MODELS: Final[dict[str, Callable[[ModelSpec, Ops, Communicator], CausalLM]]] = 
 }
 
 
-def build(spec: ModelSpec, ops: Ops, communicator: Communicator) -> CausalLM:
+def build(spec: ModelSpec, layers: Layers) -> CausalLM:
     """Build this rank's part with uninitialised weights, on torch's current default device and dtype."""
-    return _MODELS[spec.architecture](spec, ops, communicator)
+    return _MODELS[spec.architecture](spec, layers)

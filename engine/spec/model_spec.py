@@ -1,35 +1,17 @@
-"""The shape and options of a model, read from a Hugging Face folder. Does not import torch.
-
-Every field of config.json that affects the computation is either honoured or refused by name, so a model that
-loads is computed correctly.
-"""
+"""The shape and options of a model, read from a Hugging Face folder. Does not import torch."""
 
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
+from engine.spec.architectures import ARCHITECTURES, Config, architecture_of
 from engine.spec.errors import UnsupportedModel
 from engine.spec.rope_spec import RopeSpec
 
 __all__ = ["ModelSpec"]
-
-logger = logging.getLogger(__name__)
-
-Config = Mapping[str, Any]
-
-ARCHITECTURES: Final = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "gpt2": "GPT2LMHeadModel",
-}
-"""`model_type` of config.json, for folders that name no architecture, to the architecture."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +37,8 @@ class ModelSpec:
     output_bias: bool = False
     """Whether attention's output projection has a bias."""
     mlp_bias: bool = False
+    gated_mlp: bool = True
+    """Whether the MLP has a gate, and so three matrices, or only two."""
     qk_norm: bool = False
     """Whether every query and key head is normalised before rotation (Qwen3)."""
     eos_token_ids: tuple[int, ...] = ()
@@ -77,12 +61,30 @@ class ModelSpec:
         return self.num_kv_heads * self.head_dim
 
     @property
+    def layer_parameters(self) -> int:
+        """Weights of all layers' matrices. Norms and biases, which are few, count nowhere."""
+        return self.num_layers * self.hidden_size * self._layer_features
+
+    @property
+    def parameters(self) -> int:
+        """Weights of all matrices: layers, embedding and, if it is not tied to the embedding, head."""
+        return self.layer_parameters + (1 if self.tied_embeddings else 2) * self.vocab_size * self.hidden_size
+
+    @property
+    def active_parameters(self) -> int:
+        """Weights that one token is multiplied with: layers and head."""
+        return self.layer_parameters + self.vocab_size * self.hidden_size
+
+    @property
     def balanced_context(self) -> float:
         """Tokens of context at which attention takes as much arithmetic as all matrices of a layer."""
-        mlp_matrices = 2 if self.architecture == "GPT2LMHeadModel" else 3
-        attention_matrices = 2 * self.q_size + 2 * self.kv_size
-        features = attention_matrices + mlp_matrices * self.intermediate_size
-        return self.hidden_size * features / (2 * self.q_size)
+        return self.hidden_size * self._layer_features / (2 * self.q_size)
+
+    @property
+    def _layer_features(self) -> int:
+        """Weights of a layer's matrices per feature of the hidden state."""
+        mlp_matrices = 3 if self.gated_mlp else 2
+        return 2 * self.q_size + 2 * self.kv_size + mlp_matrices * self.intermediate_size
 
     @classmethod
     def from_folder(cls, folder: Path) -> ModelSpec:
@@ -100,97 +102,20 @@ class ModelSpec:
     @classmethod
     def from_config(cls, config: Config, generation: Config | None = None) -> ModelSpec:
         """Interpret a parsed config.json. Raises UnsupportedModel."""
-        architecture = _architecture(config)
+        architecture = architecture_of(config)
         if config.get("quantization_config"):
             method = config["quantization_config"].get("quant_method", "an unnamed method")
             raise UnsupportedModel(f"{method} weights are not supported; use the unquantized model")
-        read = _gpt2 if architecture == "GPT2LMHeadModel" else _llama_family
         try:
             return cls(
                 architecture=architecture,
                 vocab_size=config["vocab_size"],
                 eos_token_ids=_eos_token_ids(config, generation or {}),
                 dtype=config.get("dtype") or config.get("torch_dtype") or "float32",
-                **read(architecture, config),
+                **ARCHITECTURES[architecture].read(config),
             )
         except KeyError as field:
             raise UnsupportedModel(f"config.json of this {architecture} lacks {field}") from field
-
-
-def _architecture(config: Config) -> str:
-    named = config.get("architectures") or [ARCHITECTURES.get(config.get("model_type", ""))]
-    for architecture in named:
-        if architecture in ARCHITECTURES.values():
-            return str(architecture)
-    what = ", ".join(filter(None, named)) or f"model_type {config.get('model_type')!r}"
-    raise UnsupportedModel(f"{what} is not supported; Baton runs {', '.join(sorted(ARCHITECTURES.values()))}")
-
-
-def _llama_family(architecture: str, config: Config) -> dict[str, Any]:
-    """Llama, Mistral and Qwen, which differ in biases and in the q/k norm."""
-    _require(config, "hidden_act", "silu")
-    heads = config["num_attention_heads"]
-    head_dim = config.get("head_dim") or config["hidden_size"] // heads
-    attention_bias = bool(config.get("attention_bias", False))
-    return {
-        "hidden_size": config["hidden_size"],
-        "intermediate_size": config["intermediate_size"],
-        "num_layers": config["num_hidden_layers"],
-        "num_heads": heads,
-        "num_kv_heads": config.get("num_key_value_heads") or heads,
-        "head_dim": head_dim,
-        "max_position": _max_position(config),
-        "norm_eps": config["rms_norm_eps"],
-        "rope": RopeSpec.from_config(config),
-        "tied_embeddings": bool(config.get("tie_word_embeddings", False)),
-        "qkv_bias": attention_bias or architecture == "Qwen2ForCausalLM",
-        "output_bias": attention_bias,
-        "mlp_bias": bool(config.get("mlp_bias", False)),
-        "qk_norm": architecture == "Qwen3ForCausalLM",
-    }
-
-
-def _gpt2(_architecture: str, config: Config) -> dict[str, Any]:
-    _require(config, "activation_function", "gelu_new")
-    _require(config, "scale_attn_weights", True)
-    _require(config, "scale_attn_by_inverse_layer_idx", False)
-    _require(config, "add_cross_attention", False)
-    hidden, heads = config["n_embd"], config["n_head"]
-    return {
-        "hidden_size": hidden,
-        "intermediate_size": config.get("n_inner") or 4 * hidden,
-        "num_layers": config["n_layer"],
-        "num_heads": heads,
-        "num_kv_heads": heads,
-        "head_dim": hidden // heads,
-        "max_position": config["n_positions"],
-        "norm_eps": config["layer_norm_epsilon"],
-        "rope": None,
-        "tied_embeddings": bool(config.get("tie_word_embeddings", True)),
-        "qkv_bias": True,
-        "output_bias": True,
-        "mlp_bias": True,
-    }
-
-
-def _max_position(config: Config) -> int:
-    """The context length; that of the sliding window if there is one.
-
-    Within its window, a sliding-window layer is plain causal attention, so results are exact; longer requests
-    are refused, because they would be computed incorrectly.
-    """
-    longest = int(config["max_position_embeddings"])
-    window = config.get("sliding_window")
-    if "use_sliding_window" in config and not config["use_sliding_window"]:
-        window = None
-    if window is None or window >= longest:
-        return longest
-    logger.warning(
-        "this model attends through a sliding window of %d tokens: its context is limited to that, not %d",
-        window,
-        longest,
-    )
-    return int(window)
 
 
 def _eos_token_ids(config: Config, generation: Config) -> tuple[int, ...]:
@@ -199,12 +124,6 @@ def _eos_token_ids(config: Config, generation: Config) -> tuple[int, ...]:
     if ids is None:
         return ()
     return tuple(ids) if isinstance(ids, list) else (int(ids),)
-
-
-def _require(config: Config, field: str, value: object) -> None:
-    """Raise UnsupportedModel if `field` is given with a value that Baton does not support."""
-    if config.get(field, value) != value:
-        raise UnsupportedModel(f"{field}={config[field]!r} is not supported; it must be {value!r}")
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

@@ -83,8 +83,7 @@ def kv_bytes_per_token(model: ModelSpec) -> int:
 
 def weight_bytes(model: ModelSpec) -> float:
     """Bytes of all parameters except norms and biases."""
-    embeddings = (1 if model.tied_embeddings else 2) * model.vocab_size * model.hidden_size
-    return float(_BYTES * (_layer_parameters(model) + embeddings))
+    return float(_BYTES * model.parameters)
 
 
 def _scaled(model: ModelSpec, gpu: Gpu, ranks: int, kv_bytes: float) -> DeviceCosts:
@@ -117,14 +116,7 @@ def _all_reduces(model: ModelSpec, gpu: Gpu, ranks: int, rows: int) -> float:
 
 def _matrix_bytes(model: ModelSpec) -> float:
     """Bytes of matrices that a step reads: layers and the LM head."""
-    return float(_BYTES * (_layer_parameters(model) + model.vocab_size * model.hidden_size))
-
-
-def _layer_parameters(model: ModelSpec) -> int:
-    """Parameters of all layers' matrices."""
-    mlp_matrices = 2 if model.architecture == "GPT2LMHeadModel" else 3
-    attention = model.hidden_size * (2 * model.q_size + 2 * model.kv_size)
-    return model.num_layers * (attention + mlp_matrices * model.hidden_size * model.intermediate_size)
+    return float(_BYTES * model.active_parameters)
 
 
 def _shape(model: ModelSpec) -> tuple[int, ...]:

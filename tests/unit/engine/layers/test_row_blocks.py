@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from engine.layers.linear import linear
-from engine.layers.modules import Linear
+from engine.layers.linear_layer import Linear
 from engine.layers.onednn import packed
 from engine.layers.row_blocks import blocks_of
 

@@ -141,3 +141,11 @@ def test_a_broken_config_is_refused_with_its_path(tmp_path: Path) -> None:
 def test_the_router_can_read_a_spec_without_loading_torch() -> None:
     program = "import sys, engine.loader.checkpoint; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_parameters_are_those_of_the_matrices() -> None:
+    llama, gpt2 = ModelSpec.from_config(LLAMA), ModelSpec.from_config(GPT2)
+
+    assert llama.parameters == 8_029_995_008, "Llama-3.1-8B, without 266,240 weights of norms"
+    assert llama.active_parameters == llama.parameters - 128256 * 4096, "an embedding is looked up"
+    assert gpt2.parameters == gpt2.active_parameters == 12 * 12 * 768**2 + 50257 * 768

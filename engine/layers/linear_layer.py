@@ -1,0 +1,123 @@
+"""Linear layers, and how they store and multiply their weights: one `LinearMethod` per format."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Final, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from engine.layers.linear import linear
+from engine.layers.onednn import packed
+from engine.layers.panels import Panels, fastest_panels
+from engine.layers.row_blocks import row_blocks
+
+__all__ = ["PLAIN", "Linear", "LinearMethod", "PlainWeight", "Slot", "slots_of", "weight"]
+
+
+def weight(*shape: int) -> nn.Parameter:
+    """An uninitialised parameter, in torch's current default dtype and device; the loader fills it."""
+    return nn.Parameter(torch.empty(shape), requires_grad=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A tensor of a checkpoint's module, and the parameter that it fills."""
+
+    source: str
+    """Name of the tensor within the module, such as "weight"."""
+    target: Tensor
+    """[out, in], or [out]."""
+
+
+@runtime_checkable
+class _Stored(Protocol):
+    """A module whose tensors in a checkpoint differ from its parameters."""
+
+    def slots(self) -> list[Slot]: ...
+
+
+def slots_of(module: nn.Module) -> list[Slot]:
+    """Every tensor that a checkpoint holds for `module`, without its submodules."""
+    if isinstance(module, _Stored):
+        return module.slots()
+    return [Slot(name, parameter) for name, parameter in module.named_parameters(recurse=False)]
+
+
+class LinearMethod(ABC):
+    """A format of the weights of linear layers. Stateless until a layer is packed."""
+
+    @abstractmethod
+    def create(self, layer: Linear, in_features: int, out_features: int) -> None:
+        """Register the parameters of a layer, uninitialised."""
+
+    @abstractmethod
+    def slots(self, layer: Linear) -> list[Slot]:
+        """The tensors that a checkpoint holds for a layer, its bias aside, and what they fill."""
+
+    @abstractmethod
+    def pack(self, layer: Linear) -> LinearMethod:
+        """Rearrange the parameters of a loaded layer for speed; the method that applies them from now on."""
+
+    @abstractmethod
+    def apply(self, layer: Linear, x: Tensor, bias: Tensor | None) -> Tensor:
+        """x [T, in] times the weight transposed, plus `bias` [out]: [T, out]."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlainWeight(LinearMethod):
+    """`weight` [out, in] in the dtype of the activations, as checkpoints store it until it is packed."""
+
+    blocks: Tensor | None = None
+    """A view of the packed weight, for single rows."""
+    panels: Panels | None = None
+    """A view of the packed weight, for the row counts at which it is faster."""
+
+    def create(self, layer: Linear, in_features: int, out_features: int) -> None:
+        layer.weight = weight(out_features, in_features)
+
+    def slots(self, layer: Linear) -> list[Slot]:
+        return [Slot("weight", layer.weight)]
+
+    def pack(self, layer: Linear) -> LinearMethod:
+        plain = layer.weight.detach()
+        layer.weight = nn.Parameter(packed(plain), requires_grad=False)
+        return PlainWeight(row_blocks(layer.weight, plain), fastest_panels(layer.weight, plain))
+
+    def apply(self, layer: Linear, x: Tensor, bias: Tensor | None) -> Tensor:
+        return linear(x, layer.weight, bias, self.blocks, self.panels)
+
+
+PLAIN: Final = PlainWeight()
+
+
+class Linear(nn.Module):
+    """x [T, in] -> [T, out]. Its method says how the weight is stored and multiplied."""
+
+    weight: Tensor
+    """[out, in], where the method has a plain one."""
+
+    def __init__(
+        self, in_features: int, out_features: int, *, bias: bool, method: LinearMethod = PLAIN
+    ) -> None:
+        super().__init__()
+        self.method = method
+        method.create(self, in_features, out_features)
+        self.bias = weight(out_features) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.product(x, self.bias)
+
+    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        return self.method.apply(self, x, bias)
+
+    def slots(self) -> list[Slot]:
+        """The tensors that a checkpoint holds for this layer."""
+        biases = [] if self.bias is None else [Slot("bias", self.bias)]
+        return self.method.slots(self) + biases
+
+    def pack(self) -> None:
+        """Repack the weight, once it is final, in the layout that the device multiplies fastest."""
+        self.method = self.method.pack(self)
