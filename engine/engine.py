@@ -315,8 +315,6 @@ class Engine:
                 self.hooks.on_computed(request, chunk.end)
                 if chunk.samples:
                     self._deliver(chunk, result.tokens[sampled], result.logprobs[sampled], output)
-                elif request.prefill_only and chunk.end == request.num_tokens:
-                    self._end(request, FinishReason.LENGTH)
 
     def _deliver(self, chunk: Chunk, token: int, logprobs: TokenLogprobs | None, output: StepOutput) -> None:
         request = chunk.request

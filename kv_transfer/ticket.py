@@ -106,8 +106,8 @@ class Final:
     """
 
     tokens: tuple[int, ...]
-    """Tokens sampled by the sender, which follow the ticket's `num_tokens`. One after a prefill, any number
-    after a move of a running answer, none if the receiver computes the rest of a split prompt."""
+    """Tokens sampled by the sender, which follow the ticket's `num_tokens`: one after a prefill, any number
+    after a move of a running answer."""
     position: int
     """Number of tokens with transferred KV: the first position that the receiver computes."""
     seed: int

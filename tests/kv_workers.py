@@ -42,8 +42,6 @@ class Job:
     source: Worker
     """The incarnation that does."""
     local: list[int]
-    split: int = 0
-    """The source computes the prompt up to here, the target the rest; 0: all of it, and the first token."""
     target: Worker | None = None
     remote: list[int] = field(default_factory=list)
     computed: int = 0
@@ -66,15 +64,9 @@ class Job:
         """The only right first token."""
         return self.token(self.num_tokens)
 
-    @property
-    def part(self) -> int:
-        """Tokens of the prompt that the source computes."""
-        return self.split or self.num_tokens
-
     def final(self, wrong: int = 0) -> Final:
         """Of a prompt; `wrong`: added to what the receiver can check."""
-        tokens = () if self.split else (self.answer + wrong,)
-        return Final(tokens, self.part, 0, self.id + wrong)
+        return Final((self.answer + wrong,), self.num_tokens, 0, self.id + wrong)
 
     def token(self, index: int) -> int:
         """The only right token at this position, of those that are sampled."""

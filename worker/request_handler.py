@@ -111,7 +111,7 @@ class RequestHandler:
         match command.WhichOneof("kind"):
             case "submit":
                 submit = command.submit
-                begin = partial(self._prefill, submit.prefill_until) if submit.hand_over else self._submit
+                begin = self._prefill if submit.hand_over else self._submit
                 self._begin(session, submit.work, arrived, begin)
             case "reserve":
                 reserve = command.reserve
@@ -275,9 +275,9 @@ class RequestHandler:
         """Raises QueueFull or InvalidRequest."""
         self._engine.submit(job.request)
 
-    def _prefill(self, prefill_until: int, job: Job) -> None:
+    def _prefill(self, job: Job) -> None:
         """Raises QueueFull, InvalidRequest or CommandRefused."""
-        self._with_transport().outgoing.submit(job, prefill_until or None)
+        self._with_transport().outgoing.submit(job)
 
     def _reserve(self, job: Job, message: worker_pb2.Reserve) -> None:
         """Raises CommandRefused."""

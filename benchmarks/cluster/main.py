@@ -66,10 +66,9 @@ def _deployments(options: argparse.Namespace, targets: Targets) -> list[Deployme
         _deployment(Mode.DISAGG, split, targets, cached, chunk=options.prefill_chunk) for split in splits
     ]
     adaptive = _deployment(Mode.ADAPTIVE, (options.prefill, options.decode), targets, cached)
-    extended = [replace(adaptive, splits=s, moves=m) for s, m in ((True, False), (False, True), (True, True))]
     return [
         replace(found, patience=options.patience)
-        for found in (*mixed, *disagg, adaptive, *(extended if options.extended else ()))
+        for found in (*mixed, *disagg, adaptive)
         if found.mode.value in options.modes
     ]
 
@@ -99,7 +98,7 @@ def _table(title: str) -> Table:
     table.add_column("")
     for name in (
         "strict %", "low–high", "good %", "low–high", "TTFT p50, ms", "p99", "TPOT p50, ms", "p99",
-        "pause p99", "local %", "split %", "moved %", "sim s / s",
+        "pause p99", "local %", "sim s / s",
     ):  # fmt: skip
         table.add_column(name, justify="right")
     return table
@@ -120,8 +119,6 @@ def _add(table: Table, name: str, runs: list[list[Outcome]], targets: Targets, s
         *(f"{1e3 * t:.1f}" for t in (together.tpot_p50, together.tpot_p99)),
         f"{1e3 * together.pause_p99:.0f}",
         f"{100 * together.local:.0f}",
-        f"{100 * together.split:.1f}",
-        f"{100 * together.moved:.1f}",
         f"{simulated / seconds:,.0f}",
     )
 
@@ -139,9 +136,6 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--prefill", type=int, default=1, metavar="N", help="workers that prefer to prefill")
     parser.add_argument("--decode", type=int, default=1, metavar="N", help="workers that prefer to decode")
     parser.add_argument("--splits", action="store_true", help="disaggregate in every ratio")
-    parser.add_argument(
-        "--extended", action="store_true", help="adaptive also with split prompts, moved answers, and both"
-    )
     parser.add_argument("--modes", type=lambda text: text.split(","), default="mixed,disagg,adaptive")
     parser.add_argument("--rates", type=_rates, default="8,10,12,14,16", metavar="R,…")
     parser.add_argument("--seconds", type=float, default=40.0, metavar="S", help="seconds of arrivals")

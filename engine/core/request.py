@@ -94,11 +94,6 @@ class Request:
         return self.num_tokens - self.num_computed
 
     @property
-    def prefill_only(self) -> bool:
-        """No token is wanted: the request ends when the KV of its prompt is computed."""
-        return self.sampling.max_tokens == 0
-
-    @property
     def turn(self) -> float:
         """Prefill order, lowest first: tokens still to compute plus the aging term `handicap`."""
         return self.num_pending - self.num_expected + self.handicap

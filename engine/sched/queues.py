@@ -44,15 +44,11 @@ class Queues:
         return len(self.waiting) + len(self.adopted)
 
     def is_prompt(self, request: Request) -> bool:
-        """Whether the request has more than one token to compute, or a last one that is no decode.
-
-        With separate batches, the last token of a prompt is none; the last token of a request from which no
-        token is wanted never is.
-        """
+        """Whether prefill is left. With separate batches, the last token of a prompt counts as prefill."""
         pending = request.num_pending
         if pending != 1:
             return pending > 1
-        return request.prefill_only or (self._separate and not request.output)
+        return self._separate and not request.output
 
     def register(self, request: Request, now: float) -> None:
         """Register a new request, before it joins a queue."""

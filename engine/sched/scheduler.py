@@ -307,7 +307,7 @@ class Scheduler:
             self._in_flight.add(request, start)
         request.num_computed += length
         output_index = None
-        if request.num_pending == 0 and not request.prefill_only:
+        if request.num_pending == 0:
             output_index = len(request.output)
             request.output.append(PENDING)
         return Chunk(request, request.slot, start, length, output_index)

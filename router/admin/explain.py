@@ -44,11 +44,7 @@ _PREEMPTIONS = {
     "pages": "running requests needed its KV pages",
     "policy": "a request of higher priority took its place",
 }
-_MOVES = {
-    "drain": "the previous worker was being drained",
-    "itl": "the previous worker exceeded --itl-target-ms",
-    "pages": "the previous worker ran out of KV pages",
-}
+_MOVES = {"drain": "the previous worker was being drained"}
 
 
 def explained(request: Mapping[str, Any]) -> Iterator[str]:
@@ -104,13 +100,7 @@ def _of_completion(completion: Mapping[str, Any]) -> Iterator[str]:
     yield f"queue {_s(completion['queue_s'])}"
     for reason, seconds in sorted(completion["waited"].items(), key=lambda item: -item[1]):
         yield f"  {reason} {_s(seconds)}: {_REASONS.get(reason, reason)}"
-    split = completion.get("split", 0)
-    yield f"prefill {_s(completion['prefill_s'])}" + ("" if split else _chunks(completion["chunks"]))
-    if split:
-        here = [chunk for chunk in completion["chunks"] if chunk["first_token"] < split]
-        there = [chunk for chunk in completion["chunks"] if chunk["first_token"] >= split]
-        yield f"  tokens before {split} by {prefill}{_took(here)}{_chunks(here)}"
-        yield f"  tokens from {split} by {decode}{_took(there)}{_chunks(there)}"
+    yield f"prefill {_s(completion['prefill_s'])}{_chunks(completion['chunks'])}"
     if prefill != decode:
         yield f"reserve {_s(completion['reserve_s'])} more for pages of {decode}"
         yield f"transfer {_s(completion['transfer_s'])} more, in {len(completion['pushes'])} pushes"
@@ -139,11 +129,6 @@ def _preemptions(completion: Mapping[str, Any]) -> Iterator[str]:
 def _chunks(chunks: Sequence[Mapping[str, Any]]) -> str:
     lengths = ", ".join(f"{chunk['tokens']:g}" for chunk in chunks)
     return f", chunks of {lengths} tokens" if chunks else ""
-
-
-def _took(chunks: Sequence[Mapping[str, Any]]) -> str:
-    """Begin and end of the chunks, in seconds since the request's arrival."""
-    return f", {_s(chunks[0]['begin_s'])} to {_s(chunks[-1]['end_s'])}" if chunks else ""
 
 
 def _s(seconds: float) -> str:

@@ -226,9 +226,6 @@ class Serving:
         config, access = self.config, self.access
         lag = asyncio.create_task(watch_loop(metrics.loop_lag.observe), name="loop lag")
         self.stack.callback(lag.cancel)
-        if config.move_answers:
-            rebalancing = asyncio.create_task(dispatcher.rebalance(), name="rebalancing workers")
-            self.stack.callback(rebalancing.cancel)
         status = StatusReader(
             generation.model, registry, metrics.recent, dispatcher.prefill_queue, lambda: dispatcher.running
         )

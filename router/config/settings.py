@@ -208,18 +208,6 @@ class RouterConfig:
             "MS",
         ),
     ] = 500.0
-    split_prompts: Annotated[
-        bool,
-        Option(
-            _ROUTING,
-            "--mode adaptive may have one worker compute the beginning of a prompt, and another one the rest"
-            " and the answer",
-        ),
-    ] = False
-    move_answers: Annotated[
-        bool,
-        Option(_ROUTING, "--mode adaptive moves running answers from overloaded workers to others with room"),
-    ] = False
     failover: FailoverSettings = field(default_factory=FailoverSettings)
 
     max_queued_tokens: Annotated[

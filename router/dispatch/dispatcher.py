@@ -25,9 +25,7 @@ from router.dispatch.failures import AttemptFailed, deadline_exceeded, no_worker
 from router.dispatch.identity import CURRENT_REQUEST, RequestIdentity
 from router.dispatch.interface import Delta, OnCut, ignore_cut
 from router.dispatch.metrics import RouterMetrics
-from router.dispatch.rebalancing import rebalance
 from router.dispatch.retry_state import RetryState, crashed_workers
-from router.dispatch.routing.adaptive import AdaptivePlacing
 from router.dispatch.routing.placing import placing_for
 from router.dispatch.routing.route import Pick, Placing, Route
 from router.dispatch.sequence import Sequence
@@ -205,16 +203,9 @@ class ClusterDispatcher:
         """See `RunningAttempts.evacuate`."""
         return await self._answers.evacuate(worker_id, timeout_s)
 
-    async def rebalance(self) -> None:
-        """See `rebalance`; returns at once unless placement is adaptive."""
-        if isinstance(self._placing, AdaptivePlacing):
-            await rebalance(self._placing, self._answers)
-
     def _attempt(self, sequence: Sequence, route: Route) -> Attempt:
         if route.is_local:
             return MixedAttempt(sequence, route)
-        if route.split is not None:
-            self._metrics.split()
         return DisaggAttempt(sequence, route, self._config.handoff_timeout)
 
     def _route(self, sequence: Sequence, avoid: set[str], grant: AdmissionGrant) -> Route:

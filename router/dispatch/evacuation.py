@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias
 
 from router.workers.session import WorkerSession
 
-__all__ = ["DRAIN", "AnswerProgress", "FindTarget", "Movable", "RunningAttempts"]
+__all__ = ["DRAIN", "FindTarget", "Movable", "RunningAttempts"]
 
 DRAIN: Final = "drain"
 """Reason of a move: the worker is being drained."""
@@ -25,14 +24,6 @@ FindTarget: TypeAlias = Callable[[int, str], WorkerSession | None]
 """See `Placing.move_target`."""
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerProgress:
-    context_tokens: int
-    """Prompt and answer so far."""
-    output_tokens: int
-    max_tokens: int
-
-
 class Movable(Protocol):
     """A running attempt; see `Attempt`."""
 
@@ -42,10 +33,7 @@ class Movable(Protocol):
     @property
     def tokens_to_reserve(self) -> int: ...
 
-    @property
-    def progress(self) -> AnswerProgress: ...
-
-    async def move(self, session: WorkerSession, timeout_s: float, reason: str = DRAIN) -> bool: ...
+    async def move(self, session: WorkerSession, timeout_s: float) -> bool: ...
 
 
 class RunningAttempts:
@@ -62,10 +50,6 @@ class RunningAttempts:
             yield
         finally:
             del self._running[attempt]
-
-    def now(self) -> list[Movable]:
-        """The currently running attempts."""
-        return list(self._running)
 
     async def evacuate(self, worker_id: str, timeout_s: float) -> int:
         """Move a worker's running answers to other workers with room; returns how many have moved.

@@ -90,7 +90,6 @@ class RouterMetrics:
             "KV bytes of a handoff over the time with writes in flight",
             _RATES,
         )
-        self._splits = self._counter("baton_split_prompts", "Prompts computed by two workers, one part each")
         self._moves = self._labelled_counter(
             "baton_moved_answers", "Running answers moved to another worker", "reason"
         )
@@ -209,10 +208,6 @@ class RouterMetrics:
 
     def retried(self, failed: AttemptFailed) -> None:
         self._retries.labels(*self._own, failed.worker_id or "none").inc()
-
-    def split(self) -> None:
-        """Count a prompt that is split between two workers."""
-        self._splits.inc()
 
     def worker_changed(self, worker_id: str, role: str, *, up: bool) -> None:
         labels = (role, self._mode, worker_id)

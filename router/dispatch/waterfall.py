@@ -71,8 +71,6 @@ class Waterfall:
     second_token: float | None = None
     prefill_worker: str = ""
     decode_worker: str = ""
-    split: int = 0
-    """First prompt token that the decode worker computes; 0 without a split (see router.proto)."""
     why: str = ""
     waited: dict[str, float] = field(default_factory=dict)
     """Seconds in the worker's queue by reason."""
@@ -94,14 +92,9 @@ class Waterfall:
             self.submitted, self.started, self.reserved = at, None, None
             self._chunks, self._chunks_elsewhere, self._pushes = [], [], []
 
-    def placed(
-        self, prefill_worker: str, decode_worker: str | None, why: str, split: int | None = None
-    ) -> None:
-        """The workers of the latest attempt; `split` as in `Route`.
-
-        `decode_worker`: None if the same, or not chosen yet.
-        """
-        self.prefill_worker, self.why, self.split = prefill_worker, why, split or 0
+    def placed(self, prefill_worker: str, decode_worker: str | None, why: str) -> None:
+        """The workers of the latest attempt. `decode_worker`: None if the same, or not chosen yet."""
+        self.prefill_worker, self.why = prefill_worker, why
         self.decode_worker = decode_worker or prefill_worker
 
     def moved(self, worker: str, reason: str, at: float) -> None:
@@ -179,7 +172,6 @@ class Waterfall:
             prefill_worker=self.prefill_worker,
             decode_worker=self.decode_worker,
             placement=self.why,
-            split=self.split,
             moves=self._moves,
             preemptions=self._preemptions,
             waited=self.waited,

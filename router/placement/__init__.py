@@ -2,7 +2,6 @@
 
 from router.placement.adaptive import AdaptivePlacement
 from router.placement.ledger import Ledger, WorkerFacts
-from router.placement.moves import Move, MoveReason, Moves, RunningAnswer, remaining_tokens
 from router.placement.policies import (
     Candidate,
     DisaggPlacement,
@@ -34,16 +33,12 @@ __all__ = [
     "Ledger",
     "Link",
     "MixedPlacement",
-    "Move",
-    "MoveReason",
-    "Moves",
     "NoWorker",
     "Placement",
     "PlacementPolicy",
     "Preference",
     "PromptWork",
     "RequestView",
-    "RunningAnswer",
     "StepTime",
     "StepTimeFit",
     "StepWork",
@@ -51,5 +46,4 @@ __all__ = [
     "Why",
     "WorkerFacts",
     "WorkerView",
-    "remaining_tokens",
 ]

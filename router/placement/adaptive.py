@@ -15,7 +15,6 @@ from typing import Final
 from router.placement.estimates import Estimates
 from router.placement.plan import PrefillSplit
 from router.placement.policies import Candidate, NoWorker, Placement, Why
-from router.placement.splitting import best_split, is_worth_it
 from router.placement.view import ClusterView, Preference, RequestView, Targets, WorkerId, WorkerView
 
 __all__ = ["AdaptivePlacement"]
@@ -29,10 +28,8 @@ _SHORTLIST: Final = 6
 class AdaptivePlacement:
     """Implements PlacementPolicy. O(workers) to make a shortlist, then O(1) pairs."""
 
-    def __init__(self, targets: Targets, *, splits: bool = False) -> None:
-        """`splits`: prompts may be split between two workers."""
+    def __init__(self, targets: Targets) -> None:
         self.targets = targets
-        self._splits = splits
         self._estimates = Estimates(targets)
         self._split = PrefillSplit(targets)
 
@@ -52,30 +49,23 @@ class AdaptivePlacement:
             for prefill_worker in prefill_workers
             for decode_worker in _decode_workers_for(prefill_worker, decode_workers, prefill_only)
         ] or [(worker, worker) for worker in decode_workers]
-        candidates = self._whole(request, view, pairs)
+        candidates = self._candidates(request, view, pairs)
         best = min(candidate.cost for candidate in candidates)
         equal = [i for i, c in enumerate(candidates) if c.cost <= best + _INDIFFERENT]
         chosen = candidates[min(equal, key=lambda i: (_mismatch(*pairs[i]), candidates[i].cost))]
-        if self._splits:
-            split = best_split(self._estimates, request, view, pairs)
-            if split is not None:
-                candidates.append(split)
-                if is_worth_it(split, chosen):
-                    chosen = split
         considered = sorted((c for c in candidates if c is not chosen), key=lambda c: c.cost)
         why = Why("adaptive", (chosen, *considered))
-        return Placement(chosen.prefill_worker, chosen.decode_worker, why, chosen.split)
+        return Placement(chosen.prefill_worker, chosen.decode_worker, why)
 
-    def _whole(
+    def _candidates(
         self, request: RequestView, view: ClusterView, pairs: Sequence[tuple[WorkerView, WorkerView]]
     ) -> list[Candidate]:
-        """One candidate a pair, the prefill worker computing all of the prompt."""
         estimates = self._estimates
         readings = {
             worker.id: estimates.reading(request, view, worker)
             for worker in {prefill_worker.id: prefill_worker for prefill_worker, _ in pairs}.values()
         }
-        return [estimates.whole(request, view, readings[first.id], second) for first, second in pairs]
+        return [estimates.pair(request, view, readings[first.id], second) for first, second in pairs]
 
     def _shortlist(
         self,

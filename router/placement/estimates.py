@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from router.placement.policies import Candidate
-from router.placement.predict import Pace, miss, pace_of, prefill_times, time_behind
+from router.placement.predict import Pace, miss, pace_of, prefill_times
 from router.placement.slots import running_answers, slot_wait
 from router.placement.view import ClusterView, RequestView, Targets, WorkerId, WorkerView
 
@@ -27,13 +27,13 @@ _LATE_WEIGHT: Final = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A worker, if it computed some tokens of the prompt."""
+    """A worker, if it computed the prompt."""
 
     worker: WorkerView
     seconds: float
-    """From now until they are computed."""
+    """From now until the prompt is computed."""
     misses: float
-    """Expected, of the prompts there already, that it would not have without these tokens."""
+    """Expected, of the prompts there already, that it would not have without this one."""
     delay: float
     """Of those prompts, in targets."""
 
@@ -64,12 +64,8 @@ class Estimates:
         _, pace, queued = self._seen[worker.id]
         return (tokens + queued) / pace.prefill_rate
 
-    def reading(
-        self, request: RequestView, view: ClusterView, worker: WorkerView, tokens: int | None = None
-    ) -> Reading:
-        """`tokens`: to be computed there; None: all that it has not cached."""
-        if tokens is None:
-            tokens = request.prompt_tokens - request.cached_on(worker)
+    def reading(self, request: RequestView, view: ClusterView, worker: WorkerView) -> Reading:
+        tokens = request.prompt_tokens - request.cached_on(worker)
         pace = self.pace(worker)
         before = [prompt.tokens for prompt in worker.prompts]
         wait = self._slot_wait(worker, view)
@@ -88,7 +84,7 @@ class Estimates:
                 delay += (then - now) / target
         return Reading(worker, in_flight + times[-1], misses, delay)
 
-    def whole(
+    def pair(
         self, request: RequestView, view: ClusterView, reading: Reading, decode_worker: WorkerView
     ) -> Candidate:
         """One worker computes the prompt and the first token, this or another one the rest."""
@@ -97,58 +93,19 @@ class Estimates:
         tokens = request.prompt_tokens - request.cached_on(prefill_worker)
         tpot, misses, delay = self._writing(request, decode_worker, tokens if local else 0)
         if not local:
-            _, more, longer = self._slowdown(prefill_worker, request, tokens)
+            more, longer = self._slowdown(prefill_worker, request, tokens)
             misses, delay = misses + more, delay + longer
             moved = (request.prompt_tokens - request.cached_on(decode_worker)) * view.kv_bytes_per_token
             handoff = view.link_between(prefill_worker.id, decode_worker.id).seconds(moved)
             tpot += handoff / max(request.expected_output - 1, 1)
-        misses, delay = misses + reading.misses, delay + reading.delay
         ttft = view.now - request.arrived + reading.seconds
-        return self._candidate(request, prefill_worker, decode_worker, ttft, tpot, misses, delay)
-
-    def split(
-        self, request: RequestView, view: ClusterView, first: WorkerView, second: WorkerView, at: int
-    ) -> Candidate:
-        """`first` computes the prompt up to token `at`, `second` the rest, the first token and all others."""
-        cached, there = request.cached_on(first), request.cached_on(second)
-        own, rest = max(at - cached, first.page_size), request.prompt_tokens - max(at, there)
-        reading = self.reading(request, view, first, own)
-        behind = self.reading(request, view, second, rest)
-        pace = self.pace(first)
-        link = view.link_between(first.id, second.id)
-        # Pages travel beside the computation, but those of the last chunk, or what a slow link lags behind.
-        sent = max(0, at - there) * view.kv_bytes_per_token
-        last = min(own, pace.mixed_tokens) * view.kv_bytes_per_token
-        exposed = max(sent - own / pace.prefill_rate * link.bytes_per_s, min(sent, last))
-        arrived = reading.seconds + link.seconds(exposed)
-        queue = [prompt.tokens for prompt in second.prompts]
-        ttft = time_behind(queue, rest, arrived, self.pace(second)) + _in_flight(second, self.pace(second))
-        tpot, misses, delay = self._writing(request, second, rest)
-        _, more, longer = self._slowdown(first, request, own)
-        misses += more + reading.misses + behind.misses
-        delay += longer + reading.delay + behind.delay
-        ttft += view.now - request.arrived
-        return self._candidate(request, first, second, ttft, tpot, misses, delay, at)
-
-    def _candidate(
-        self,
-        request: RequestView,
-        first: WorkerView,
-        second: WorkerView,
-        ttft: float,
-        tpot: float,
-        misses: float,
-        delay: float,
-        split: int | None = None,
-    ) -> Candidate:
-        """`misses`, `delay`: of other requests."""
         late, slow = ttft / self.targets.ttft_s, tpot / self.targets.itl_s
-        own = 1 - (1 - miss(late, _TTFT_UNCERTAINTY)) * (1 - self._slow(self.pace(second), tpot))
-        misses += own + _LATE_WEIGHT * max(0.0, late - 1.0)
-        if not _fits(request, second):
+        own = 1 - (1 - miss(late, _TTFT_UNCERTAINTY)) * (1 - self._slow(self.pace(decode_worker), tpot))
+        misses += reading.misses + own + _LATE_WEIGHT * max(0.0, late - 1.0)
+        if not _fits(request, decode_worker):
             misses += 1.0
-        cost = misses + _DELAY_WEIGHT * (delay + late + slow)
-        return Candidate(first.id, second.id, ttft, tpot, misses, cost, split)
+        cost = misses + _DELAY_WEIGHT * (delay + reading.delay + late + slow)
+        return Candidate(prefill_worker.id, decode_worker.id, ttft, tpot, misses, cost)
 
     def _writing(
         self, request: RequestView, worker: WorkerView, prompt_tokens: int
@@ -168,19 +125,17 @@ class Estimates:
         delay = decodes * (slower - faster) / target + max(0.0, queued) / self.targets.ttft_s
         return slower, decodes * change, delay
 
-    def _slowdown(
-        self, worker: WorkerView, request: RequestView, prompt_tokens: int
-    ) -> tuple[float, float, float]:
-        """The same for a prompt whose answer is decoded elsewhere."""
+    def _slowdown(self, worker: WorkerView, request: RequestView, prompt_tokens: int) -> tuple[float, float]:
+        """The misses and delays that a prompt causes whose answer is decoded elsewhere."""
         decodes, context = running_answers(worker)
         if not decodes:
-            return 0.0, 0.0, 0.0
+            return 0.0, 0.0
         pace = pace_of(worker, decodes, context, _pairs(worker))
         slower = pace.tpot(self._prefill_share(worker, pace, request, prompt_tokens))
         faster = pace.tpot(self._prefill_share(worker, pace, request, 0))
         target = self.targets.itl_s
         change = self._slow(pace, slower) - self._slow(pace, faster)
-        return slower, decodes * change, decodes * (slower - faster) / target
+        return decodes * change, decodes * (slower - faster) / target
 
     def _slow(self, pace: Pace, tpot: float) -> float:
         """Probability that an answer misses its TPOT target on a worker of that pace."""

@@ -57,42 +57,21 @@ class _Placed:
     computed: int
     """Prompt tokens whose KV is there, those that the prefill worker has cached included."""
     reader_fresh: int
-    """Tokens of the prefill worker's part of the prompt that it had not cached."""
+    """Prompt tokens that the prefill worker had not cached."""
     arrived: float
     decoder_fresh: int
     """Prompt tokens that the decode worker has not cached."""
     decoding: bool = False
 
-    @property
-    def first_part(self) -> int:
-        """Prompt tokens that the prefill worker computes, or has."""
-        split = self.placement.split
-        return self.prompt_tokens if split is None else split
-
-    @property
-    def second_part(self) -> int:
-        """Prompt tokens that the decode worker computes behind received KV; 0 unless the prompt is split."""
-        if self.placement.split is None:
-            return 0
-        return min(self.prompt_tokens - self.placement.split, self.decoder_fresh)
-
-    def first_work(self) -> PromptWork:
-        """Of the prefill worker."""
-        return PromptWork(max(self.first_part - self.computed, 0), self.computed, self.arrived)
-
-    def second_work(self) -> PromptWork:
-        """Of the decode worker, where the prompt is split."""
-        computed = max(self.computed, self.prompt_tokens - self.second_part)
-        return PromptWork(self.prompt_tokens - computed, computed, self.arrived)
+    def work(self) -> PromptWork:
+        return PromptWork(self.prompt_tokens - self.computed, self.computed, self.arrived)
 
 
 @dataclass(slots=True)
 class _Worker:
     facts: WorkerFacts
     prompts: dict[RequestId, _Placed] = field(default_factory=dict)
-    """To be computed here, from their beginning."""
-    rests: dict[RequestId, _Placed] = field(default_factory=dict)
-    """To be computed here from the middle, the KV before coming from other workers."""
+    """To be computed here."""
     decodes: int = 0
     context_tokens: int = 0
     incoming: int = 0
@@ -143,31 +122,27 @@ class Ledger:
         prefill_worker = self._workers.get(placement.prefill_worker)
         page_size = prefill_worker.facts.page_size if prefill_worker is not None else 1
         cached = request.cached_by(placement.prefill_worker, page_size)
-        first_part = placement.split or request.prompt_tokens
         placed = _Placed(
             placement,
             request.prompt_tokens,
             cached,
-            max(first_part - cached, 0),
+            request.prompt_tokens - cached,
             request.arrived,
             request.prompt_tokens - request.cached_by(placement.decode_worker, page_size),
         )
         self._placed[request_id] = placed
-        pending = placed.reader_fresh + placed.second_part
+        pending = placed.reader_fresh
         self._requests.add(1, now)
         self._prompts.add(pending, now)
         self._pairs.add(StepWork.attention_of(request.prompt_tokens - pending, pending), now)
         self._contexts.add(request.prompt_tokens, now)
         if prefill_worker is not None:
             prefill_worker.prompts[request_id] = placed
-            prefill_worker.given.add(placed.reader_fresh, now)
+            prefill_worker.given.add(pending, now)
             prefill_worker.view = None
         if (decoder := self._workers.get(placement.decode_worker)) is not None:
             decoder.incoming += 1
             decoder.incoming_tokens += request.prompt_tokens
-            if placed.second_part:
-                decoder.rests[request_id] = placed
-                decoder.given.add(placed.second_part, now)
             decoder.view = None
         self._load(placement.decode_worker, 1, placed.decoder_fresh)
         if not placement.is_local:
@@ -179,10 +154,7 @@ class Ledger:
         if placed is None:
             return
         placed.computed = placed.prompt_tokens - pending
-        placement = placed.placement
-        is_first = pending > placed.prompt_tokens - placed.first_part
-        worker = self._workers.get(placement.prefill_worker if is_first else placement.decode_worker)
-        if worker is not None:
+        if (worker := self._workers.get(placed.placement.prefill_worker)) is not None:
             worker.view = None
 
     def read(self, request_id: RequestId) -> None:
@@ -191,23 +163,17 @@ class Ledger:
         if placed is None:
             return
         placed.computed = placed.prompt_tokens
-        placement = placed.placement
-        if placement.is_local or placement.split is not None:
+        if placed.placement.is_local:
             self._drop_prompt(request_id, placed)
             self._begin_decoding(placed)
         else:
             self._end_prefill(request_id, placed)
 
     def arrived(self, request_id: RequestId) -> None:
-        """Its KV has arrived on the decode worker; of a split prompt, the prefill worker's part of it."""
+        """Its KV has arrived on the decode worker."""
         placed = self._placed.get(request_id)
-        if placed is None:
-            return
-        if placed.placement.split is None:
+        if placed is not None:
             self._begin_decoding(placed)
-        else:
-            placed.computed = max(placed.computed, placed.first_part)
-            self._end_prefill(request_id, placed)
 
     def decoded(self, worker_id: WorkerId, tokens: int) -> None:
         """A step produced `tokens`, one for each decode."""
@@ -307,17 +273,13 @@ class Ledger:
 
     def _look(self, worker: _Worker, now: float) -> WorkerView:
         facts = worker.facts
-        prompts = tuple(
-            [placed.first_work() for placed in worker.prompts.values()]
-            + [placed.second_work() for placed in worker.rests.values()]
-        )
         worker.view = WorkerView(
             id=facts.id,
             prefers=facts.prefers,
             step_time=self._step_times.of(facts.id),
             chunk_tokens=facts.chunk_tokens,
             step_target_s=facts.step_target_s,
-            prompts=prompts,
+            prompts=tuple(placed.work() for placed in worker.prompts.values()),
             decodes=worker.decodes,
             context_tokens=worker.context_tokens,
             incoming=worker.incoming,
@@ -342,7 +304,6 @@ class Ledger:
         """Nothing of the prompt is left to the worker that decodes."""
         if (worker := self._workers.get(placed.placement.decode_worker)) is not None:
             worker.prompts.pop(request_id, None)
-            worker.rests.pop(request_id, None)
             worker.view = None
 
     def _begin_decoding(self, placed: _Placed) -> None:

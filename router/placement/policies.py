@@ -37,8 +37,6 @@ class Candidate:
     """Expected number of requests that miss a target because of this choice, this request included."""
     cost: float
     """The cost that the policy minimizes: `expected_misses`, plus a small cost of delays."""
-    split: int | None = None
-    """As in `Placement`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +50,11 @@ class Why:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """`prefill_worker` computes prompt tokens [0, split), `decode_worker` all that follows."""
+    """`prefill_worker` computes the prompt and the first token, `decode_worker` all other tokens."""
 
     prefill_worker: WorkerId
     decode_worker: WorkerId
     why: Why
-    split: int | None = None
-    """None: the whole prompt, and the first token."""
 
     @property
     def is_local(self) -> bool:

@@ -15,7 +15,7 @@ from engine.config import PATIENCE
 from router.placement.step_time import StepWork
 from router.placement.view import WorkerView
 
-__all__ = ["Pace", "miss", "pace_of", "prefill_times", "time_behind"]
+__all__ = ["Pace", "miss", "pace_of", "prefill_times"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +62,6 @@ def prefill_times(pending: Sequence[int], pace: Pace) -> list[float]:
     total = float(sum(pending))
     rate, step = pace.prefill_rate, pace.mixed_tokens
     return [min(total, math.ceil(done / step) * step) / rate for done in _work_until_done(pending)]
-
-
-def time_behind(pending: Sequence[int], tokens: int, start: float, pace: Pace) -> float:
-    """Seconds until a prompt of `tokens` that comes at `start` is computed, behind `pending` ones that are
-    there now."""
-    passed = start * pace.prefill_rate
-    left = []
-    for count, done in zip(pending, _work_until_done(pending), strict=True):
-        still = round(min(count, done - passed))
-        if still > 0:
-            left.append(still)
-    return start + prefill_times([*left, tokens], pace)[-1]
 
 
 def miss(ratio: float, uncertainty: float) -> float:

@@ -12,7 +12,6 @@ from router.placement import (
     AdaptivePlacement,
     DisaggPlacement,
     MixedPlacement,
-    Moves,
     PlacementPolicy,
     Preference,
     Targets,
@@ -52,10 +51,6 @@ class Deployment:
     link: LinkCosts = NVLINK
     kv_tokens: int = 832_000
     """That a worker's KV pool holds."""
-    splits: bool = False
-    """Adaptive placement may split prompts between two workers."""
-    moves: bool = False
-    """Running answers may move to other workers."""
 
     @property
     def name(self) -> str:
@@ -65,8 +60,7 @@ class Deployment:
             return f"mixed {workers}{step}"
         chunk = f" chunk {self.chunk_tokens}" if self.chunk_tokens else ""
         chunk = " whole prompts" if self.chunk_tokens == -1 else chunk
-        extras = " splits" * self.splits + " moves" * self.moves
-        return f"{self.mode.value} {self.prefill}:{self.decode}{chunk}{extras}"
+        return f"{self.mode.value} {self.prefill}:{self.decode}{chunk}"
 
     def simulation(self) -> Simulation:
         workers = self.prefill + self.decode
@@ -89,7 +83,7 @@ class Deployment:
         spec = ClusterSpec(
             preferences=roles, settings=(settings,) * workers, device=self.device, link=self.link
         )
-        return Simulation(spec, self._policy(), Moves(self.targets) if self.moves else None)
+        return Simulation(spec, self._policy())
 
     def _policy(self) -> PlacementPolicy:
         match self.mode:
@@ -98,4 +92,4 @@ class Deployment:
             case Mode.DISAGG:
                 return DisaggPlacement(prefix_aware)
             case Mode.ADAPTIVE:
-                return AdaptivePlacement(self.targets, splits=self.splits)
+                return AdaptivePlacement(self.targets)

@@ -25,10 +25,6 @@ class Outcome:
     max_tokens: int
     prefill_worker: int = -1
     decode_worker: int = -1
-    split: int = 0
-    """Prompt token from which on the decode worker computed; 0: not split."""
-    moves: int = 0
-    """Times that its answer moved to another worker."""
     predicted_ttft: float = 0.0
     predicted_tpot: float = 0.0
     cached_tokens: int = 0
@@ -84,10 +80,6 @@ class Result:
     """From the first token to the second."""
     local: float
     """Share whose prompt was computed where it decodes."""
-    split: float
-    """Share whose prompt two workers computed."""
-    moved: float
-    """Share whose answer moved."""
 
 
 def result_of(outcomes: Sequence[Outcome], good: Objective = GOOD, strict: Objective = STRICT) -> Result:
@@ -108,6 +100,4 @@ def result_of(outcomes: Sequence[Outcome], good: Objective = GOOD, strict: Objec
         pause_p99=float(np.percentile([o.longest_pause for o in outcomes], 99)),
         second_p50=float(np.median([o.second - o.first for o in outcomes if o.tokens > 1] or [0.0])),
         local=sum(o.prefill_worker == o.decode_worker for o in outcomes) / count,
-        split=sum(o.split > 0 for o in outcomes) / count,
-        moved=sum(o.moves > 0 for o in outcomes) / count,
     )

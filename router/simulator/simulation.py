@@ -22,21 +22,15 @@ from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
 from router.placement import (
     PRIOR,
-    AdaptivePlacement,
     Ledger,
     Link,
-    Move,
-    Moves,
     PlacementPolicy,
     Preference,
     RequestView,
-    RunningAnswer,
     StepTime,
     WorkerFacts,
-    remaining_tokens,
 )
 from router.simulator.device import H200_8B, DeviceCosts
-from router.simulator.moving import Moving, begin_move
 from router.simulator.outcome import Outcome
 from router.simulator.routing import Routing
 from router.simulator.traffic import Arrival
@@ -44,8 +38,6 @@ from router.simulator.worker import SimWorker, StepReport, WorkerSettings
 
 __all__ = ["NVLINK", "ClusterSpec", "LinkCosts", "Simulation"]
 
-_REVIEW_S: Final = 0.5
-"""Interval at which answers that should move are looked for."""
 _SAMPLED_EVERY_S: Final = 0.05
 """Interval at which a worker reports the time of a step."""
 
@@ -87,8 +79,6 @@ class _Handoff:
     destination: SimWorker
     request: Request
     """The source's."""
-    prompt: Sequence[int]
-    """All of it, of which the source may have only a part."""
     reservation: Reservation | None = None
     computed: int = 0
     sent: int = 0
@@ -102,10 +92,8 @@ class _Handoff:
 class Simulation:
     """Runs one list of arrivals on one cluster. Implements `worker.Listener`."""
 
-    def __init__(self, cluster: ClusterSpec, policy: PlacementPolicy, moves: Moves | None = None) -> None:
-        """`moves`: which running answers move; None: none."""
+    def __init__(self, cluster: ClusterSpec, policy: PlacementPolicy) -> None:
         self.cluster = cluster
-        self.policy = policy
         self.now = 0.0
         self.workers = [
             SimWorker(number, settings, cluster.device, self)
@@ -133,14 +121,9 @@ class Simulation:
         self._events: list[tuple[float, int, Callable[..., None], Any]] = []
         self._serial = count()
         self._handoffs: dict[int, _Handoff] = {}
-        self._moves = moves
         self._routing = Routing(policy, self.ledger, self.workers, cluster.preferences)
         self._held: deque[tuple[int, Arrival]] = deque()
         """Requests that the router holds back, in order of arrival."""
-        self._left = 0
-        """Requests that have not ended."""
-        self._decoding: dict[int, tuple[SimWorker, Request]] = {}
-        self._moving: dict[int, Moving] = {}
         self._link_free = [0.0] * len(self.workers)
         self._sampled = [0.0] * len(self.workers)
 
@@ -149,9 +132,6 @@ class Simulation:
         self.outcomes = [Outcome(a.at, a.prompt_tokens, a.max_tokens) for a in arrivals]
         for number, arrival in enumerate(arrivals):
             self._at(arrival.at + self.cluster.front_in_s, self._arrive, (number, arrival))
-        self._left = len(arrivals)
-        if self._moves is not None:
-            self._at(_REVIEW_S, self._review, self._moves)
         events, pop = self._events, heapq.heappop
         while events and events[0][0] <= until:
             self.now, _, do, argument = pop(events)
@@ -197,13 +177,10 @@ class Simulation:
         source = self.workers[outcome.prefill_worker]
         limit = arrival.max_tokens if placement.is_local else 1
         engine_request = _request(number, prompt, limit)
-        if placement.split is not None:
-            outcome.split = placement.split
-            engine_request = _request(number, prompt[: placement.split], 0)
-        if placement.split is not None or (not placement.is_local and arrival.max_tokens > 1):
+        if not placement.is_local and arrival.max_tokens > 1:
             destination = self.workers[outcome.decode_worker]
             self._routing.promise(destination, arrival.prompt_tokens)
-            self._handoffs[number] = _Handoff(source, destination, engine_request, prompt)
+            self._handoffs[number] = _Handoff(source, destination, engine_request)
         source.submit(engine_request, self.now)
         return True
 
@@ -260,13 +237,7 @@ class Simulation:
             self._push(handoff, at)
 
     def token(self, worker: SimWorker, request: Request, at: float) -> None:
-        outcome = self.outcomes[request.id]
-        outcome.token(at + self.cluster.front_out_s)
-        if worker.number == outcome.decode_worker:
-            self._decoding[request.id] = worker, request
-        moving = self._moving.get(request.id)
-        if moving is not None and moving.is_ready:
-            self._at(at + self.cluster.link.latency_s, self._switch, moving)
+        self.outcomes[request.id].token(at + self.cluster.front_out_s)
 
     def stepped(self, worker: SimWorker, report: StepReport) -> None:
         self._at(report.at + self.cluster.hop_s, self._heard, (worker, report))
@@ -274,8 +245,6 @@ class Simulation:
     def keeps(self, worker: SimWorker, request: Request, at: float) -> bool:
         handoff = self._handoffs.get(request.id)
         if handoff is None or handoff.source is not worker:
-            self._left -= 1
-            self._decoding.pop(request.id, None)
             return False
         handoff.computed = len(request.prompt)
         handoff.done = True
@@ -293,8 +262,8 @@ class Simulation:
     def _reserve(self, handoff: _Handoff) -> None:
         source = handoff.request
         limit = self.outcomes[source.id].max_tokens
-        self._routing.asked(handoff.destination, len(handoff.prompt))
-        handoff.destination.reserve(_request(source.id, handoff.prompt, limit), self.now)
+        self._routing.asked(handoff.destination, len(source.prompt))
+        handoff.destination.reserve(_request(source.id, source.prompt, limit), self.now)
 
     def _attached(self, handoff: _Handoff) -> None:
         handoff.attached = True
@@ -322,58 +291,6 @@ class Simulation:
         handoff.destination.admit_remote(reservation, self.now, handoff.computed)
         handoff.source.release(request, self.now)
         self.ledger.arrived(request.id)
-
-    # ------------------------------------------------------------------------------ moves
-
-    def _review(self, moves: Moves) -> None:
-        answers = [
-            RunningAnswer(number, str(worker.number), request.num_tokens, self._remaining(request))
-            for number, (worker, request) in self._decoding.items()
-        ]
-        policy = self.policy
-        prefill_only = policy.prefill_only if isinstance(policy, AdaptivePlacement) else frozenset()
-        move = moves.review(self.ledger.view(self.now), answers, prefill_only)
-        if move is not None:
-            self._move(move)
-        if self._left:
-            self._at(self.now + _REVIEW_S, self._review, moves)
-
-    def _remaining(self, request: Request) -> int:
-        most, produced = request.sampling.max_tokens, len(request.output)
-        return remaining_tokens(self.ledger.expected_output(most), produced, most)
-
-    def _move(self, move: Move) -> None:
-        source, request = self._decoding[move.answer]
-        target = self.workers[int(move.target)]
-        moving = begin_move(source, target, request)
-        if moving is None:
-            return
-        self._moving[request.id] = moving
-        link = self.cluster.link
-        begins = max(self.now + 4 * self.cluster.hop_s, self._link_free[source.number])
-        ends = begins + moving.tokens * link.kv_bytes_per_token / link.bytes_per_s
-        self._link_free[source.number] = ends
-        self._at(ends + link.latency_s, self._caught_up, moving)
-
-    def _caught_up(self, moving: Moving) -> None:
-        moving.here.paused = True
-        if moving.here.finish is not None or moving.is_ready:
-            self._at(self.now + self.cluster.link.latency_s, self._switch, moving)
-
-    def _switch(self, moving: Moving) -> None:
-        """What is left of its KV is there."""
-        number = moving.here.id
-        if self._moving.pop(number, None) is None:
-            return
-        if moving.here.finish is not None:
-            moving.call_off()
-            return
-        moving.switch(self.now)
-        outcome = self.outcomes[number]
-        outcome.decode_worker = moving.target.number
-        outcome.moves += 1
-        self._decoding[number] = moving.target, moving.there
-        self.ledger.moved(number, str(moving.target.number), outcome.tokens)
 
 
 def _request(number: int, prompt: Sequence[int], max_tokens: int) -> Request:

@@ -155,11 +155,6 @@ class SimWorker:
         self.scheduler.adopt(request)
         self._poke(now)
 
-    def give_away(self, request: Request, now: float) -> None:
-        """Another worker decodes the request from now on; no step here computes it."""
-        self.scheduler.remove(request, FinishReason.ABORT)
-        self.release(request, now)
-
     def release(self, request: Request, now: float) -> None:
         self.kv.release(request)
         if self.scheduler.num_waiting or self._borrowers:
@@ -225,8 +220,6 @@ class SimWorker:
             self._listener.computed(self, request, chunk.end, at)
         if chunk.output_index is None:
             report.progress.append((request, chunk.end))
-            if request.prefill_only and chunk.end == request.num_tokens:
-                self._end(request, at)
             return
         request.output[chunk.output_index] = _TOKEN
         if chunk.output_index == 0:

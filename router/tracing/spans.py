@@ -73,7 +73,7 @@ def spans_of(
             for span in spans:
                 yield Span(
                     kind,
-                    _computed_by(timings, span) if kind == "chunk" else timings.prefill_worker,
+                    timings.prefill_worker,
                     trace.trace_id,
                     secrets.token_hex(8),
                     span_id,
@@ -82,11 +82,6 @@ def spans_of(
                     {"baton.tokens": span.num_tokens, "baton.first_token": span.first_token}
                     | ({"baton.bytes": span.bytes} if span.bytes else {}),
                 )
-
-
-def _computed_by(timings: router_pb2.Timings, chunk: router_pb2.TimingSpan) -> str:
-    is_behind = 0 < timings.split <= chunk.first_token
-    return timings.decode_worker if is_behind else timings.prefill_worker
 
 
 def _stages(timings: router_pb2.Timings) -> Iterator[tuple[str, str, float, float]]:
@@ -128,7 +123,6 @@ def _attributes(
         "baton.prefill_worker": timings.prefill_worker,
         "baton.decode_worker": timings.decode_worker,
         "baton.placement": timings.placement,
-        "baton.split": timings.split,
     }
     if sequence.waterfall.first_token is not None:
         attributes["gen_ai.server.time_to_first_token"] = timings.ttft_s

@@ -58,8 +58,8 @@ class Link:
                 await asyncio.sleep(0.01)
         return self.deaths[0]
 
-    async def submit(self, work: worker_pb2.Work, hand_over: bool = False, prefill_until: int = 0) -> None:
-        submit = worker_pb2.Submit(work=work, hand_over=hand_over, prefill_until=prefill_until)
+    async def submit(self, work: worker_pb2.Work, hand_over: bool = False) -> None:
+        submit = worker_pb2.Submit(work=work, hand_over=hand_over)
         await self.send(submit=submit)
 
     async def abort(self, request_id: int) -> None:

@@ -1,4 +1,4 @@
-"""Outgoing handoffs: prompts prefilled here, in full or up to a split, for a worker that decodes them."""
+"""Outgoing handoffs: prompts prefilled here for a worker that decodes their answers."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from engine.engine import Engine
 from kv_transfer import Final, HandedOff, SenderEvent, SendFailed, Ticket
 from rpc.baton.v1 import worker_pb2
 from worker.handoffs.page_sender import PageSender, final_state
-from worker.handoffs.request_digest import digest_of
 from worker.session.answers import Answers
 from worker.session.jobs import Job
-from worker.session.refusal import CommandRefused
 
 __all__ = ["OutgoingHandoffs"]
 
@@ -32,8 +30,7 @@ class _Sending:
 
 
 class OutgoingHandoffs:
-    """Requests end here with their first token, or at a split of their prompt; their pages are kept until
-    they have been sent.
+    """Requests end here with their first token; their pages are kept until they have been sent.
 
     Such a request is pinned from `submit` on: the scheduler does not preempt it, since the sender may read
     its pages. Methods ignore requests without a handoff.
@@ -56,16 +53,10 @@ class OutgoingHandoffs:
 
     # ------------------------------------------------------------------------------ from the router
 
-    def submit(self, job: Job, prefill_until: int | None = None) -> None:
-        """Compute the request up to its first token, or only tokens [0, prefill_until) and no new one.
-
-        Raises CommandRefused, and what `Engine.submit` raises.
-        """
+    def submit(self, job: Job) -> None:
+        """Compute the request up to its first token. Raises what `Engine.submit` raises."""
         request = job.request
-        if prefill_until is None:
-            request.sampling = replace(request.sampling, max_tokens=len(request.output) + 1)
-        else:
-            _cut(job, prefill_until)
+        request.sampling = replace(request.sampling, max_tokens=len(request.output) + 1)
         request.pinned = True
         self._engine.submit(request)
 
@@ -161,26 +152,8 @@ class OutgoingHandoffs:
         )
 
 
-def _cut(job: Job, prefill_until: int) -> None:
-    """Cut the request to tokens [0, prefill_until), without new ones. Raises CommandRefused.
-
-    The request digest is that of the whole request, which the receiver has.
-    """
-    request = job.request
-    if prefill_until >= request.num_tokens:
-        raise CommandRefused(
-            worker_pb2.FAILURE_CODE_INVALID,
-            f"prefill_until {prefill_until} must be less than the request's {request.num_tokens} tokens",
-        )
-    job.digest = digest_of(request, request.num_tokens, job.sampling)
-    request.prompt, request.output = request.tokens(0, prefill_until), []
-    request.sampling, request.matcher = replace(request.sampling, max_tokens=0, grammar=None), None
-
-
 def _final(job: Job) -> Final:
     """State of a request that the receiver continues. O(tokens)."""
     request = job.request
-    if job.digest is not None:
-        return Final((), request.num_tokens, request.sampling.seed, job.digest)
     num_tokens = request.num_tokens - 1  # the receiver computes the KV of the first token
     return final_state(job, num_tokens, position=num_tokens)

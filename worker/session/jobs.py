@@ -33,8 +33,6 @@ class Job:
     """Time spans of the prefill chunks of a request without an outgoing handoff."""
     received: int = 0
     """Tokens whose KV another worker sent."""
-    digest: int | None = None
-    """Digest of the whole request, if `request` is only the first part of a split prompt."""
     preempted_at: float = math.inf
     """Time of the last preemption; math.inf: never."""
     reported_cached: bool = False

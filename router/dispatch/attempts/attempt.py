@@ -21,7 +21,7 @@ from typing import TypeAlias
 from router.dispatch.attempts.move import Move
 from router.dispatch.attempts.part import Part
 from router.dispatch.attempts.token_order import Diverged, TokenOrder
-from router.dispatch.evacuation import DRAIN, AnswerProgress
+from router.dispatch.evacuation import DRAIN
 from router.dispatch.failures import AttemptFailed, deadline_exceeded, lost_in_move
 from router.dispatch.interface import Delta
 from router.dispatch.routing.route import Route
@@ -130,16 +130,7 @@ class Attempt(ABC):
     def _growth(self) -> int:
         return min(GROWTH_TOKENS, self._sequence.sampling.max_tokens - self._order.position)
 
-    @property
-    def progress(self) -> AnswerProgress:
-        position = self._order.position
-        return AnswerProgress(
-            context_tokens=len(self._sequence.prompt) + position,
-            output_tokens=position,
-            max_tokens=self._sequence.sampling.max_tokens,
-        )
-
-    async def move(self, session: WorkerSession, timeout_s: float, reason: str = DRAIN) -> bool:
+    async def move(self, session: WorkerSession, timeout_s: float) -> bool:
         """Move the running answer and its KV to another worker; returns whether it has moved.
 
         The source decodes meanwhile. It keeps the answer if the move fails or takes longer than `timeout_s`.
@@ -150,7 +141,7 @@ class Attempt(ABC):
         if self._move is not None and self._move.has_arrived:
             self._move.source.abort()  # it may still decode the answer, too
         target = self._part(session, secrets.randbits(64), self.tokens_to_reserve)
-        move = self._move = Move(source, target, reason)
+        move = self._move = Move(source, target)
         session.listen(target.request_id, partial(self._on_event, target, partial(self._from_target, move)))
         reserve = worker_pb2.Reserve(
             work=self._work_so_far(target.request_id),
@@ -179,7 +170,7 @@ class Attempt(ABC):
                 target.is_running = True
                 self._decoder = target
                 self._route.tracker.moved(target.session)
-                self._waterfall.moved(target.session.worker_id, move.reason, event.at)
+                self._waterfall.moved(target.session.worker_id, DRAIN, event.at)
                 move.arrived(arrived.position)
             case worker_pb2.Tokens() as tokens:
                 self._take_tokens(target, tokens, event.at, delta)
@@ -233,9 +224,9 @@ class Attempt(ABC):
             self._error = deadline_exceeded()
         self._wakeup.set()
 
-    def _assign(self, role: worker_pb2.Role, handle: Handler, tokens: int | None = None) -> Part:
-        """Pick a worker for a role; `handle` gets its events. `tokens`: None: those of the whole sequence."""
-        part = self._part(self._route.pick(role), self._id, tokens or self._sequence.num_tokens)
+    def _assign(self, role: worker_pb2.Role, handle: Handler) -> Part:
+        """Pick a worker for a role; `handle` gets its events."""
+        part = self._part(self._route.pick(role), self._id, self._sequence.num_tokens)
         part.session.listen(self._id, partial(self._on_event, part, handle))
         return part
 
@@ -302,10 +293,6 @@ class Attempt(ABC):
         for event, arrived in ready:
             self._deliver(event, arrived, delta)
 
-    def _cached_tokens(self, first: worker_pb2.Tokens) -> int:
-        """Prompt tokens found in a prefix cache; `first`: the event of the first new token."""
-        return first.cached_tokens
-
     def _deliver(self, tokens: worker_pb2.Tokens, at: float, delta: Delta) -> None:
         delta.token_ids.extend(tokens.ids)
         delta.logprobs.extend(tokens.logprobs)
@@ -313,7 +300,7 @@ class Attempt(ABC):
             self._waterfall.tokens(len(tokens.ids), at)
             self._route.tracker.tokens(len(tokens.ids))
         if delta.cached_tokens is None:
-            delta.cached_tokens = self._cached_tokens(tokens)
+            delta.cached_tokens = tokens.cached_tokens
         if tokens.finish:
             delta.finish = tokens.finish
             delta.stop_token = tokens.stop_token if tokens.HasField("stop_token") else None

@@ -1,4 +1,4 @@
-"""One attempt at a sequence on two workers, with a KV handoff at the end of the prompt or within it."""
+"""One attempt at a sequence on two workers, with a KV handoff between prompt and answer."""
 
 from __future__ import annotations
 
@@ -20,9 +20,6 @@ __all__ = ["DisaggAttempt"]
 class DisaggAttempt(Attempt):
     """A prefill worker computes the prompt and the first token, a decode worker the others.
 
-    With `Route.split`, the prefill worker computes only the prompt tokens before that position. The decode
-    worker computes the rest of the prompt and all output tokens.
-
     The decode worker is chosen, and its pages are reserved, when the first chunk starts: a queued request
     holds no memory on a decode worker, and the choice uses the latest load. Each chunk's KV is transferred
     while the next chunk is computed. The client gets the first token from the prefill worker, before the
@@ -33,17 +30,14 @@ class DisaggAttempt(Attempt):
         super().__init__(sequence, route)
         self._handoff_timeout_s = handoff_timeout_s
         self._decode: Part | None = None
-        self._cached_at_start = 0
-        """Cached prompt tokens on the prefill worker."""
         self._has_first_token = False
         self._has_arrived = False
         self._is_reserved = False
 
     def _begin(self) -> None:
-        split = self._route.split
-        self._prefill = self._assign(ROLE_PREFILL, self._from_prefill, split)
-        self._waterfall.placed(self._prefill.session.worker_id, None, self._route.why, split)
-        submit = worker_pb2.Submit(work=self._work(), hand_over=True, prefill_until=split or 0)
+        self._prefill = self._assign(ROLE_PREFILL, self._from_prefill)
+        self._waterfall.placed(self._prefill.session.worker_id, None, self._route.why)
+        submit = worker_pb2.Submit(work=self._work(), hand_over=True)
         self._prefill.send(worker_pb2.Command(submit=submit))
 
     @property
@@ -51,7 +45,7 @@ class DisaggAttempt(Attempt):
         if self._decoder is not None:
             return self._decoder.session
         reserved = self._waterfall.reserved is not None
-        if self._decode is None or (reserved and not (self._has_first_token or self._is_independent)):
+        if self._decode is None or (reserved and not self._has_first_token):
             return self._prefill.session
         return self._decode.session
 
@@ -59,8 +53,6 @@ class DisaggAttempt(Attempt):
         prefill, decode = self._prefill, self._decode
         if self._decoder is not None:
             return self._decoding_at(self._decoder.session)
-        if decode is not None and self._is_independent:
-            return self._prefilling_at(decode)
         if not self._has_first_token or decode is None:
             return self._prefilling_at(prefill) if prefill.is_running else self._queued_on(prefill)
         stage, waits_for = (Stage.TRANSFER, "transfer") if self._is_reserved else (Stage.RESERVE, "pages")
@@ -70,7 +62,6 @@ class DisaggAttempt(Attempt):
         match event.message:
             case worker_pb2.Started() as started:
                 self._start(self._prefill, started, event.at)
-                self._cached_at_start = started.cached_tokens
                 self._reserve()
             case worker_pb2.Tokens() as tokens:
                 self._has_first_token = True
@@ -140,32 +131,21 @@ class DisaggAttempt(Attempt):
     @property
     def _is_independent(self) -> bool:
         """Whether the decode worker has all KV and the client all tokens: the prefill worker may fail."""
-        return self._has_arrived and (self._has_first_token or self._route.split is not None)
+        return self._has_arrived and self._has_first_token
 
     def _check_independent(self) -> None:
-        """Make the decode worker the `decoder` once it has the KV and the first token was received."""
-        if self._has_arrived and self._has_first_token:
+        if self._is_independent:
             self._decoder = self._decoder or self._decode
-
-    def _cached_tokens(self, first: worker_pb2.Tokens) -> int:
-        split = self._route.split
-        if split is None or first.cached_tokens > split:
-            return first.cached_tokens
-        return self._cached_at_start
 
     def _reserve(self) -> None:
         self._decode = self._assign(ROLE_DECODE, self._from_decode)
-        self._waterfall.placed(
-            self._prefill.session.worker_id,
-            self._decode.session.worker_id,
-            self._route.why,
-            self._route.split,
-        )
+        prefill, decode = self._prefill.session, self._decode.session
+        self._waterfall.placed(prefill.worker_id, decode.worker_id, self._route.why)
         self._decode.send(
             worker_pb2.Command(
                 reserve=worker_pb2.Reserve(
                     work=self._work(),
-                    sender=self._prefill.session.info.peer,
+                    sender=prefill.info.peer,
                     timeout_s=self._handoff_timeout_s,
                     no_wait=not self._route.may_wait,
                 )

@@ -18,7 +18,6 @@ __all__ = ["Move"]
 class Move:
     source: Part
     target: Part
-    reason: str
     position: int | None = None
     """Position of the first token that the target computes; None until the KV has arrived."""
     done: asyncio.Future[bool] = field(default_factory=lambda: asyncio.get_running_loop().create_future())

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Set
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Set
+from dataclasses import replace
 from typing import Final
 
 from router.config.settings import RouterConfig
 from router.dispatch.admission.admission_queue import AdmissionRequest, Claim
-from router.dispatch.evacuation import Movable
 from router.dispatch.failures import no_worker_ready
 from router.dispatch.routing.route import Pick, Route, Untracked
 from router.dispatch.routing.worker_choice import Promise, WorkerChoice, cached_tokens
@@ -23,16 +22,13 @@ from router.placement import (
     AdaptivePlacement,
     Ledger,
     Link,
-    Moves,
     Placement,
     PlacementPolicy,
     Preference,
     RequestView,
-    RunningAnswer,
     StepWork,
     Targets,
     WorkerFacts,
-    remaining_tokens,
 )
 from router.placement.view import WorkerId
 from router.workers.registry import Registry
@@ -40,7 +36,7 @@ from router.workers.session import WorkerSession
 from rpc.baton.v1 import worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 
-__all__ = ["AdaptivePlacing", "PlannedMove", "adaptive"]
+__all__ = ["AdaptivePlacing", "adaptive"]
 
 _ITL_TARGET_MS: Final = {"cuda": 20.0, "cpu": 100.0}
 """TPOT target of placement if --itl-target-ms is not given or 0, by device."""
@@ -53,12 +49,9 @@ def adaptive(config: RouterConfig, registry: Registry, choice: WorkerChoice) -> 
     """Adaptive placing with the TTFT and ITL targets of `config`."""
 
     def policy(device: str) -> PlacementPolicy:
-        return AdaptivePlacement(_targets(config, device), splits=config.split_prompts)
+        return AdaptivePlacement(_targets(config, device))
 
-    def moves(device: str) -> Moves:
-        return Moves(_targets(config, device))
-
-    return AdaptivePlacing(registry, choice, policy, moves if config.move_answers else None)
+    return AdaptivePlacing(registry, choice, policy)
 
 
 def _targets(config: RouterConfig, device: str) -> Targets:
@@ -79,20 +72,14 @@ class AdaptivePlacing:
         registry: Registry,
         choice: WorkerChoice,
         policy: Callable[[str], PlacementPolicy],
-        moves: Callable[[str], Moves] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`policy(device)` and `moves(device)` are called once, when the first worker is known.
-
-        `moves`: decides which running answers move; None: answers are not moved.
-        """
+        """`policy(device)` is called once, when the first worker is known."""
         self._registry = registry
         self._choice = choice
         self._make_policy = policy
-        self._make_moves = moves
         self._clock = clock
         self._policy: PlacementPolicy | None = None
-        self._moves: Moves | None = None
         self._ledger: Ledger | None = None
         self._known: dict[WorkerId, WorkerSession] = {}
         """By incarnation; also workers that are late or suspect, whose requests still run."""
@@ -113,22 +100,6 @@ class AdaptivePlacing:
 
     def move_target(self, tokens: int, leaving: str) -> WorkerSession | None:
         return self._choice.move_target(self._choice.preferred(), tokens, leaving)
-
-    def planned_move(self, answers: Iterable[Movable]) -> PlannedMove | None:
-        """The next answer to move, with its target; None if there is none. O(answers + workers)."""
-        sessions = self._choice.preferred()
-        if not sessions:
-            return None
-        ledger, policy = self._look(sessions)
-        if self._moves is None:
-            return None
-        running = {id(answer): answer for answer in answers}
-        seen = [seen for number, answer in running.items() if (seen := _running(number, answer, ledger))]
-        prefill_only = policy.prefill_only if isinstance(policy, AdaptivePlacement) else frozenset()
-        move = self._moves.review(ledger.view(self._clock(), self._usable), seen, prefill_only)
-        if move is None:
-            return None
-        return PlannedMove(running[move.answer], self._known[move.target], move.reason.value)
 
     def prefill_workers(self) -> list[WorkerSession]:
         return self._choice.ready_workers()
@@ -186,7 +157,6 @@ class AdaptivePlacing:
             is_local=False,
             why=why,
             claim=claim,
-            split=placement.split,
             tracker=tracker,
             may_wait=may_wait,
         )
@@ -197,7 +167,6 @@ class AdaptivePlacing:
             info = sessions[0].info
             self._ledger = Ledger(kv_bytes_per_token=info.peer.page_bytes // info.page_size, link=_LINK)
             self._policy = self._make_policy(info.device)
-            self._moves = None if self._make_moves is None else self._make_moves(info.device)
         ledger = self._ledger
         current = {_key(session): session for session in sessions}
         self._usable = current.keys()
@@ -217,25 +186,6 @@ class AdaptivePlacing:
                 self._pages[key] = pages
                 ledger.reported(key, pages)
         return ledger, self._policy
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedMove:
-    """A running answer, and the worker that should continue it."""
-
-    answer: Movable
-    target: WorkerSession
-    reason: str
-
-
-def _running(number: int, answer: Movable, ledger: Ledger) -> RunningAnswer | None:
-    """None if the answer has no `decoder` now."""
-    decoder, progress = answer.decoder, answer.progress
-    if decoder is None:
-        return None
-    expected = ledger.expected_output(progress.max_tokens)
-    remaining = remaining_tokens(expected, progress.output_tokens, progress.max_tokens)
-    return RunningAnswer(number, _key(decoder), progress.context_tokens, remaining)
 
 
 class _Measured:
@@ -334,9 +284,8 @@ def _explain(placement: Placement) -> str:
     if not why.candidates:
         return why.policy
     chosen, *others = why.candidates
-    split = "" if chosen.split is None else f" split at token {chosen.split},"
     text = (
-        f"{why.policy}:{split} TTFT {chosen.ttft_s * 1e3:.0f} ms, TPOT {chosen.tpot_s * 1e3:.1f} ms,"
+        f"{why.policy}: TTFT {chosen.ttft_s * 1e3:.0f} ms, TPOT {chosen.tpot_s * 1e3:.1f} ms,"
         f" {chosen.expected_misses:.3f} misses expected"
     )
     if others:

@@ -75,9 +75,6 @@ class Route:
     """The decision in one line, for logs and `router explain`."""
     claim: Claim | None = None
     """Room reserved on the decode worker until it is picked."""
-    split: int | None = None
-    """The prefill worker computes prompt tokens [0, split), the decode worker the others and the first output
-    token. None: the prefill worker computes the whole prompt and the first output token."""
     tracker: Tracker = NO_TRACKER
     may_wait: bool = True
     """Whether the handoff may wait for free pages on the decode worker. Where every worker can be source and

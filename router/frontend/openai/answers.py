@@ -82,7 +82,6 @@ class Timings(TypedDict):
     prefill_worker: str
     decode_worker: str
     placement: str
-    split: int
     """decode_worker computed the prompt from this token on; 0: it computed none of it, or all."""
     moves: list[AnswerMove]
     """Of the running answer to other workers."""

@@ -218,7 +218,6 @@ def timings_object(timings: router_pb2.Timings) -> dict[str, Any]:
         "prefill_worker": timings.prefill_worker,
         "decode_worker": timings.decode_worker,
         "placement": timings.placement,
-        "split": timings.split,
         "moves": [{"at_s": m.at_s, "worker": m.worker, "reason": m.reason} for m in timings.moves],
         "preemptions": [
             {"at_s": p.at_s, "waited_s": p.waited_s, "worker": p.worker, "reason": p.reason}

@@ -187,7 +187,7 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., reasoning_tokens: _Optional[int] = ...) -> None: ...
 
 class Timings(_message.Message):
-    __slots__ = ("queue_s", "prefill_s", "reserve_s", "transfer_s", "first_decode_s", "ttft_s", "e2e_s", "chunks", "pushes", "prefill_worker", "decode_worker", "placement", "split", "moves", "preemptions", "waited")
+    __slots__ = ("queue_s", "prefill_s", "reserve_s", "transfer_s", "first_decode_s", "ttft_s", "e2e_s", "chunks", "pushes", "prefill_worker", "decode_worker", "placement", "moves", "preemptions", "waited")
     class WaitedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -207,7 +207,6 @@ class Timings(_message.Message):
     PREFILL_WORKER_FIELD_NUMBER: _ClassVar[int]
     DECODE_WORKER_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
-    SPLIT_FIELD_NUMBER: _ClassVar[int]
     MOVES_FIELD_NUMBER: _ClassVar[int]
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     WAITED_FIELD_NUMBER: _ClassVar[int]
@@ -223,11 +222,10 @@ class Timings(_message.Message):
     prefill_worker: str
     decode_worker: str
     placement: str
-    split: int
     moves: _containers.RepeatedCompositeFieldContainer[TimingMove]
     preemptions: _containers.RepeatedCompositeFieldContainer[TimingPreemption]
     waited: _containers.ScalarMap[str, float]
-    def __init__(self, queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., reserve_s: _Optional[float] = ..., transfer_s: _Optional[float] = ..., first_decode_s: _Optional[float] = ..., ttft_s: _Optional[float] = ..., e2e_s: _Optional[float] = ..., chunks: _Optional[_Iterable[_Union[TimingSpan, _Mapping]]] = ..., pushes: _Optional[_Iterable[_Union[TimingSpan, _Mapping]]] = ..., prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ..., placement: _Optional[str] = ..., split: _Optional[int] = ..., moves: _Optional[_Iterable[_Union[TimingMove, _Mapping]]] = ..., preemptions: _Optional[_Iterable[_Union[TimingPreemption, _Mapping]]] = ..., waited: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    def __init__(self, queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., reserve_s: _Optional[float] = ..., transfer_s: _Optional[float] = ..., first_decode_s: _Optional[float] = ..., ttft_s: _Optional[float] = ..., e2e_s: _Optional[float] = ..., chunks: _Optional[_Iterable[_Union[TimingSpan, _Mapping]]] = ..., pushes: _Optional[_Iterable[_Union[TimingSpan, _Mapping]]] = ..., prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ..., placement: _Optional[str] = ..., moves: _Optional[_Iterable[_Union[TimingMove, _Mapping]]] = ..., preemptions: _Optional[_Iterable[_Union[TimingPreemption, _Mapping]]] = ..., waited: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class TimingMove(_message.Message):
     __slots__ = ("at_s", "worker", "reason")

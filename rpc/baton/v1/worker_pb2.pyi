@@ -143,14 +143,12 @@ class Work(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., output: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., timeout_s: _Optional[float] = ..., name: _Optional[str] = ..., traceparent: _Optional[str] = ..., tenant: _Optional[str] = ..., ttft_target_s: _Optional[float] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("work", "hand_over", "prefill_until")
+    __slots__ = ("work", "hand_over")
     WORK_FIELD_NUMBER: _ClassVar[int]
     HAND_OVER_FIELD_NUMBER: _ClassVar[int]
-    PREFILL_UNTIL_FIELD_NUMBER: _ClassVar[int]
     work: Work
     hand_over: bool
-    prefill_until: int
-    def __init__(self, work: _Optional[_Union[Work, _Mapping]] = ..., hand_over: _Optional[bool] = ..., prefill_until: _Optional[int] = ...) -> None: ...
+    def __init__(self, work: _Optional[_Union[Work, _Mapping]] = ..., hand_over: _Optional[bool] = ...) -> None: ...
 
 class Abort(_message.Message):
     __slots__ = ("request_id",)

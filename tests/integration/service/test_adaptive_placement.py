@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -38,10 +38,8 @@ def prompt(seed: int, length: int = 50) -> list[int]:
 class Forced:
     """Places requests on the given pairs in turn, or on the only worker that is left."""
 
-    def __init__(self, *pairs: tuple[str, str], split: float = 0.0) -> None:
-        """`split`: share of a prompt that the first worker of a pair computes; 0: all of it."""
+    def __init__(self, *pairs: tuple[str, str]) -> None:
         self.pairs = pairs
-        self.split = split
         self.placed = 0
 
     def place(self, request: RequestView, view: ClusterView) -> Placement:
@@ -49,9 +47,7 @@ class Forced:
         left = view.workers[0].id
         prefill, decode = self.pairs[self.placed % len(self.pairs)]
         self.placed += 1
-        split = int(request.prompt_tokens * self.split) // PAGE * PAGE
-        placement = Placement(ids.get(prefill, left), ids.get(decode, left), Why("forced"))
-        return replace(placement, split=split) if split and not placement.is_local else placement
+        return Placement(ids.get(prefill, left), ids.get(decode, left), Why("forced"))
 
 
 @dataclass

@@ -14,30 +14,18 @@ from benchmarks.lib.outcomes import Run
 from benchmarks.modes import WARM_UP_SEED
 from benchmarks.replay import deployment_of, replay
 from router.config.choices import Mode
-from router.placement import (
-    ClusterView,
-    Moves,
-    Placement,
-    Preference,
-    RequestView,
-    Targets,
-    Why,
-)
 from router.simulator.deployment import Deployment
 from router.simulator.objective import Objective
 from router.simulator.outcome import STRICT
-from router.simulator.simulation import ClusterSpec, Simulation
 from router.simulator.traffic import Arrival, bursts, chats, day, mooncake, poisson
-from router.simulator.worker import WorkerSettings
 
 MODES = [Deployment(mode=mode) for mode in Mode]
-EVERY = [*MODES, Deployment(mode=Mode.ADAPTIVE, splits=True, moves=True)]
 
 MEASURED_CHUNK = 16_384
 """Step budget of all workers when handoffs were measured."""
 
 
-@pytest.mark.parametrize("deployment", EVERY, ids=lambda d: d.name)
+@pytest.mark.parametrize("deployment", MODES, ids=lambda d: d.name)
 def test_everything_is_answered_and_the_same_each_time(deployment: Deployment) -> None:
     load = LOADS["table"](12.0, 2.0, 1)
     outcomes = deployment.simulation().run(load)
@@ -45,7 +33,7 @@ def test_everything_is_answered_and_the_same_each_time(deployment: Deployment) -
     assert deployment.simulation().run(load) == outcomes
 
 
-@pytest.mark.parametrize("deployment", EVERY, ids=lambda d: d.name)
+@pytest.mark.parametrize("deployment", MODES, ids=lambda d: d.name)
 def test_afterwards_every_page_is_free_and_the_ledger_is_empty(deployment: Deployment) -> None:
     simulation = deployment.simulation()
     simulation.run(LOADS["table"](12.0, 2.0, 2))
@@ -53,50 +41,6 @@ def test_afterwards_every_page_is_free_and_the_ledger_is_empty(deployment: Deplo
         assert worker.kv.check([]).free == worker.settings.num_pages
     for seen in simulation.ledger.view(simulation.now).workers:
         assert (seen.prompts, seen.decodes, seen.incoming, seen.context_tokens) == ((), 0, 0, 0)
-
-
-class Forced:
-    """Computes every prompt on the first worker up to `split`, and the rest on the second."""
-
-    def __init__(self, split: int | None = None) -> None:
-        self.split = split
-
-    def place(self, request: RequestView, view: ClusterView) -> Placement:
-        split = self.split if self.split is not None and self.split < request.prompt_tokens else None
-        return Placement("0" if split else "1", "1", Why("forced"), split)
-
-
-def leaves_nothing(simulation: Simulation) -> bool:
-    pages = [worker.kv.check([]).free == worker.settings.num_pages for worker in simulation.workers]
-    seen = simulation.ledger.view(simulation.now).workers
-    return all(pages) and all((w.prompts, w.decodes, w.incoming) == ((), 0, 0) for w in seen)
-
-
-def forced(policy: Forced, moves: Moves | None = None) -> Simulation:
-    settings = WorkerSettings(step_target_s=0.014)
-    roles = (Preference.PREFILL, Preference.DECODE)
-    return Simulation(ClusterSpec(preferences=roles, settings=(settings,) * 2), policy, moves)
-
-
-def test_split_prompts_are_computed_once_and_answered() -> None:
-    simulation = forced(Forced(split=1024))
-    load = LOADS["table"](8.0, 2.0, 3)
-    outcomes = simulation.run(load)
-    assert [o.tokens for o in outcomes] == [a.max_tokens for a in load]
-    assert {o.split for o in outcomes} == {0, 1024}
-    first, second = simulation.workers
-    assert 0 < first.busy_s < second.busy_s
-    assert leaves_nothing(simulation)
-
-
-def test_answers_move_off_a_worker_that_is_too_slow_and_none_is_lost() -> None:
-    simulation = forced(Forced(), Moves(Targets(ttft_s=0.5, itl_s=0.006)))
-    load = LOADS["long-out"](24.0, 3.0, 4)
-    outcomes = simulation.run(load)
-    assert [o.tokens for o in outcomes] == [a.max_tokens for a in load]
-    assert 0 < sum(o.moves for o in outcomes) <= len(load)
-    assert max(o.moves for o in outcomes) == 1
-    assert leaves_nothing(simulation)
 
 
 def test_a_lone_prompts_handoff_costs_what_was_measured() -> None:

@@ -1,5 +1,5 @@
 """Hypothesis plays a whole cluster: attempts of the router, three workers with engines and KV endpoints, and
-a network that does its worst. Prompts are handed off whole or split, answers move, requests are preempted,
+a network that does its worst. Prompts are handed off, answers move, requests are preempted,
 clients leave, workers end and are replaced, and time passes, all at any moment.
 
 Every client has a prefix of the only right answer at any time; every page has one owner; no write is under
@@ -47,8 +47,6 @@ class Client:
     sequence: Sequence
     places: list[int]
     """Of the workers of its attempts, in turn."""
-    split: int
-    """0: none."""
     right: list[int]
     answer: list[int] = field(default_factory=list)
     attempt: Any = None
@@ -109,14 +107,11 @@ class ClusterMachine(RuleBasedStateMachine):
         sequence: Any = client.sequence
         if first is second:
             return MixedAttempt(sequence, Route(lambda _: first, is_local=True, why=""))
-        split = client.split if 0 < client.split < sequence.num_tokens else None
 
         def choose(role: int) -> Any:
             return first if role == ROLE_PREFILL else second
 
-        route = Route(
-            choose, is_local=False, why="", split=split, may_wait=first.worker_id < second.worker_id
-        )
+        route = Route(choose, is_local=False, why="", may_wait=first.worker_id < second.worker_id)
         return DisaggAttempt(sequence, route, HANDOFF_TIMEOUT_S)
 
     @precondition(lambda self: len(self.clients) < MOST_CLIENTS)
@@ -124,18 +119,15 @@ class ClusterMachine(RuleBasedStateMachine):
         prompt=st.lists(st.integers(0, 2), min_size=1, max_size=20),
         length=st.sampled_from([1, 2, 12, 40, 40, 40]),
         places=st.lists(st.integers(0, WORKERS - 1), min_size=4, max_size=4),
-        split=st.integers(0, 12),
         rounds=st.integers(0, 12),
     )
-    def a_client_comes(
-        self, prompt: list[int], length: int, places: list[int], split: int, rounds: int
-    ) -> None:
+    def a_client_comes(self, prompt: list[int], length: int, places: list[int], rounds: int) -> None:
         """And gets so far, so that most runs come to the interesting places."""
         sampling = sampling_pb2.SamplingParams(
             max_tokens=length, top_p=1.0, repetition_penalty=1.0, ignore_eos=True
         )
         sequence = Sequence(prompt, sampling, Waterfall(0.0))
-        client = Client(sequence, places, split, reference(prompt, length, ignore_eos=True))
+        client = Client(sequence, places, reference(prompt, length, ignore_eos=True))
         self.clients.append(client)
         client.task = self.loop.create_task(self.read(client))
         self.settle()

@@ -241,29 +241,6 @@ def test_kv_of_another_worker_is_decoded_like_local_kv(overlap: bool) -> None:
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("chunk", [5, 16, None])
-@pytest.mark.parametrize("page", [1, 4])
-@pytest.mark.parametrize("batching", list(Batching))
-def test_a_request_with_max_tokens_0_ends_when_its_prompt_is_computed(
-    overlap: bool, chunk: int | None, page: int, batching: Batching
-) -> None:
-    engine = make_engine(
-        overlap=overlap, chunk_budget=chunk, page_size=page, num_pages=400 // page, batching=batching
-    )
-    beside = [make_request(i, prompt) for i, prompt in enumerate(PROMPTS)]
-    parts = [make_request(100 + n, list(range(2, 2 + n)), max_tokens=0) for n in (1, 4, 21, 40)]
-    again = [make_request(200 + n, list(range(2, 2 + n)), max_tokens=0) for n in (21, 40)]
-    run(engine, *beside, *parts)
-    run(engine, *again)
-    assert all((r.output, r.finish) == ([], FinishReason.LENGTH) for r in [*parts, *again])
-    assert [r.output for r in beside] == [reference(p, 8) for p in PROMPTS]
-    after = make_request(300, list(range(2, 50)))
-    run(engine, after)
-    assert after.num_cached == 40
-    assert after.output == reference(after.prompt, 8)
-
-
-@pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("arrived", [4, 20, 29])
 def test_the_rest_of_a_prompt_is_scheduled_like_any_other_behind_kv_of_another_worker(
     overlap: bool, arrived: int

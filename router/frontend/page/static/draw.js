@@ -81,7 +81,7 @@ export function waterfall(timings) {
   }
   const place = timings.prefill_worker === timings.decode_worker || !timings.decode_worker
     ? timings.prefill_worker
-    : `${timings.prefill_worker} → ${timings.decode_worker}${timings.split ? ` from token ${timings.split}` : ""}`;
+    : `${timings.prefill_worker} → ${timings.decode_worker}`;
   chart.append(element("p", "summary",
     [place, timings.placement, `first token ${seconds(timings.ttft_s)}`, `all ${seconds(timings.e2e_s)}`]
       .filter(Boolean).join(" · ")));

@@ -192,9 +192,9 @@ class HandoffWorld:
         self.poll()
 
     def finish(self, job: Job, final: Final) -> None:
-        run_model(job, job.part)
+        run_model(job, job.num_tokens)
         job.finished = True
-        job.source.endpoint.sender.finish(job.id, job.local, job.part, final, self.now)
+        job.source.endpoint.sender.finish(job.id, job.local, job.num_tokens, final, self.now)
         self.poll()
 
     # -------------------------------------------------------------------------- the network and its faults

@@ -77,10 +77,9 @@ class HandoffMachine(RuleBasedStateMachine):
         pages=st.integers(1, 3),
         tail=st.integers(0, 1),
         cached=st.integers(0, 2),
-        split=st.integers(0, 5),
         steps=_STEPS,
     )
-    def a_request_comes(self, place: int, pages: int, tail: int, cached: int, split: int, steps: str) -> None:
+    def a_request_comes(self, place: int, pages: int, tail: int, cached: int, steps: str) -> None:
         """And is brought part of the way, so that most runs get to the interesting places."""
         worker = self.world.workers[place]
         pages = min(pages, len(worker.free))
@@ -89,7 +88,6 @@ class HandoffMachine(RuleBasedStateMachine):
         first_token = min(cached, pages - 1) * LAYOUT.page_size
         num_tokens = pages * LAYOUT.page_size - tail
         job = Job(len(self.world.jobs) + 1, num_tokens, first_token, place, worker, [])
-        job.split = min(split, num_tokens - 1)
         job.local = worker.take(pages, job, Use.SENDING)
         self.world.jobs.append(job)
         for step in steps.split():
@@ -101,7 +99,7 @@ class HandoffMachine(RuleBasedStateMachine):
                 case "attach" if self.world.tickets:
                     self.world.attach(self.world.tickets[-1])
                 case "chunk" if not job.sent:
-                    self.world.compute(job, job.part // 2)
+                    self.world.compute(job, job.num_tokens // 2)
                 case "finish" if not job.sent:
                     self.world.finish(job, job.final())
 
@@ -180,7 +178,7 @@ class HandoffMachine(RuleBasedStateMachine):
     @rule(index=INDEX, tokens=st.integers(1, 4))
     def a_chunk_is_computed(self, index: int, tokens: int) -> None:
         job = choose(index, self.world.computing())
-        self.world.compute(job, min(job.part, job.computed + tokens))
+        self.world.compute(job, min(job.num_tokens, job.computed + tokens))
 
     @precondition(lambda self: self.world.computing())
     @rule(index=INDEX, of_another_request=SELDOM)

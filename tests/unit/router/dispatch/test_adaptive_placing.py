@@ -22,12 +22,10 @@ from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 class HandsOver:
     """Places every request on (prefill, decode) workers by their preference; records the views it gets."""
 
-    split: int | None = None
-
     def place(self, request: RequestView, view: ClusterView) -> Placement:
         self.view = view
         by_name = {worker.id.partition("@")[0]: worker.id for worker in view.workers}
-        return Placement(by_name["p"], by_name["d"], Why("test"), self.split)
+        return Placement(by_name["p"], by_name["d"], Why("test"))
 
 
 def session(name: str, role: worker_pb2.Role, epoch: int = 1) -> Any:
@@ -81,15 +79,6 @@ def test_a_decode_worker_without_room_for_the_kv_gets_the_whole_request() -> Non
     assert route.is_local
     assert route.pick(ROLE_DECODE) is served.d
     assert "no room" in route.why
-
-
-def test_a_split_goes_with_the_route_unless_one_worker_gets_the_whole_request() -> None:
-    served = Served()
-    served.policy.split = 16
-    assert served.route().split == 16
-    served.choice.has_room.return_value = False
-    route = served.route()
-    assert (route.is_local, route.split) == (True, None)
 
 
 def test_links_have_the_bandwidth_measured_by_handoffs_and_the_link_check() -> None:
@@ -161,7 +150,8 @@ def test_a_worker_that_was_late_for_a_moment_keeps_its_requests_in_the_view() ->
     running.tracker.arrived()
     running.tracker.tokens(1)
     served.choice.preferred.side_effect = lambda: [served.p]
-    served.placing.planned_move([])
+    with pytest.raises(KeyError):
+        served.route()  # by this policy, which looks for it
     served.choice.preferred.side_effect = lambda: [served.p, served.d]
 
     def decodes() -> int:

@@ -76,19 +76,6 @@ def test_spans_count_from_the_arrival_at_the_router() -> None:
     assert len(timings.pushes) == 2
 
 
-def test_a_split_prompt_has_chunks_of_both_workers_in_the_router_s_time() -> None:
-    marks = Waterfall(arrival=10.0)
-    marks.attempt(11.0)
-    marks.placed("prefill-0", "decode-0", "adaptive", split=32)
-    there = worker_pb2.Span(begin_s=1.0, end_s=2.0, first_token=32, num_tokens=8)
-    here = worker_pb2.Span(begin_s=0.5, end_s=1.5, first_token=0, num_tokens=32)
-    marks.computed([there], sent_at=12.0)
-    marks.on_handed_off(worker_pb2.HandedOver(chunks=[here], pushes=[here]))
-    timings = marks.timings(20.0)
-    assert timings.split == 32
-    assert [(c.first_token, c.begin_s, c.end_s) for c in timings.chunks] == [(0, 1.5, 2.5), (32, 3.0, 4.0)]
-
-
 def test_chunks_are_those_of_the_attempt_that_gave_the_first_token() -> None:
     marks = Waterfall(arrival=0.0)
     for first in (0, 16):

@@ -153,19 +153,18 @@ STEPS = st.lists(
 )
 
 
-@given(STEPS, st.sampled_from([("d", None), ("p", None), ("p", 64)]))
+@given(STEPS, st.sampled_from(["d", "p"]))
 def test_when_all_requests_have_ended_nothing_is_left_of_them(
-    steps: list[tuple[str, int]], placed: tuple[str, int | None]
+    steps: list[tuple[str, int]], reader: str
 ) -> None:
     """Events may come in any order, twice, or not at all; only tokens are told truthfully."""
-    reader, split = placed
     local = reader == "d"
     ledger = Ledger(kv_bytes_per_token=1, link=LINK)
     for name in ("p", "d"):
         ledger.add(WorkerFacts(id=name, chunk_tokens=2048, total_pages=1000, page_size=16))
     alive: dict[int, int] = {}
     decoding_now: set[int] = set()
-    placement = Placement(reader, "d", Why("test"), split)
+    placement = Placement(reader, "d", Why("test"))
     number = 0
     for event, choice in steps:
         if event == "place":
@@ -180,12 +179,11 @@ def test_when_all_requests_have_ended_nothing_is_left_of_them(
         elif event == "read" and not alive[chosen]:
             ledger.read(chosen)
             alive[chosen] = 1
-            if local or split:
+            if local:
                 decoding_now.add(chosen)
-        elif event == "arrive" and not local and (split or alive[chosen] == 1):
+        elif event == "arrive" and not local and alive[chosen] == 1:
             ledger.arrived(chosen)
-            if not split:
-                decoding_now.add(chosen)
+            decoding_now.add(chosen)
         elif event == "decode" and chosen in decoding_now:
             ledger.decoded("d", 1)
             alive[chosen] += 1
@@ -200,28 +198,6 @@ def test_when_all_requests_have_ended_nothing_is_left_of_them(
         assert (worker_view.decodes, worker_view.incoming) == (0, 0)
         assert (worker_view.context_tokens, worker_view.incoming_tokens) == (0, 0)
         assert (worker_view.load.requests, worker_view.load.tokens) == (0, 0)
-
-
-def test_each_worker_has_its_part_of_a_split_prompt_in_its_queue() -> None:
-    ledger = Ledger(kv_bytes_per_token=1, link=LINK)
-    for name in ("p", "d"):
-        ledger.add(WorkerFacts(id=name, chunk_tokens=2048, total_pages=1000, page_size=16))
-
-    def queues() -> list[list[tuple[int, int]]]:
-        workers = ledger.view(1.0).workers
-        return [[(prompt.tokens, prompt.computed) for prompt in worker.prompts] for worker in workers]
-
-    ledger.placed(1, request(1000, p=160, d=32), Placement("p", "d", Why("test"), 640), 0.0)
-    assert queues() == [[(480, 160)], [(360, 640)]]
-    ledger.progressed(1, 600)
-    assert queues() == [[(240, 400)], [(360, 640)]]
-    ledger.arrived(1)
-    assert queues() == [[], [(360, 640)]]
-    ledger.progressed(1, 100)
-    assert queues() == [[], [(100, 900)]]
-    ledger.read(1)
-    assert queues() == [[], []]
-    assert [worker.decodes for worker in ledger.view(1.0).workers] == [0, 1]
 
 
 def test_events_of_workers_that_are_gone_are_ignored() -> None:
@@ -256,7 +232,7 @@ def test_prompts_wait_elsewhere_rather_than_slow_decodes_that_are_too_slow_alrea
     estimates = Estimates(targets)
     estimates.look(seen.workers)
     elsewhere, here = (
-        estimates.whole(request, seen, estimates.reading(request, seen, first), crowded)
+        estimates.pair(request, seen, estimates.reading(request, seen, first), crowded)
         for first in (reader, crowded)
     )
     assert elsewhere.cost < here.cost - 1.0

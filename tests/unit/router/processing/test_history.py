@@ -126,26 +126,6 @@ async def test_explain_shows_the_workers_of_a_request_and_what_it_waited_for() -
     ]
 
 
-async def test_explain_shows_both_parts_of_a_split_prompt() -> None:
-    history = History(10)
-    await run(make_generation(history), "a")
-    found = history.find("a")
-    assert found is not None
-    (completion,) = found["completions"]
-    completion["split"] = 2048
-    completion["chunks"] = [
-        {"first_token": 0, "tokens": 2048, "begin_s": 0.5, "end_s": 0.6},
-        {"first_token": 2048, "tokens": 512, "begin_s": 0.61, "end_s": 0.7},
-        {"first_token": 2560, "tokens": 300, "begin_s": 0.7, "end_s": 0.8},
-    ]
-    lines = [line.strip() for line in explained(found)]
-    assert lines[6:9] == [
-        "prefill 300.0 ms",
-        "tokens before 2048 by prefill-0, 500.0 ms to 600.0 ms, chunks of 2048 tokens",
-        "tokens from 2048 by decode-1, 610.0 ms to 800.0 ms, chunks of 512, 300 tokens",
-    ]
-
-
 def test_explain_shows_that_a_request_did_not_finish() -> None:
     record = RequestRecord("a", "anybody", "abort", "", 2.0, 0, 3, 0)
     assert list(explained(record.as_json())) == [

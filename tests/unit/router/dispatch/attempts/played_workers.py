@@ -46,7 +46,6 @@ class Job:
 
     work: worker_pb2.Work
     hand_off: bool = False
-    split: bool = False
     started: bool = False
     computed: bool = False
     """The prompt, as far as it is to be computed here."""
@@ -97,9 +96,7 @@ class PlayedWorker(FakeSession):
         match command.WhichOneof("kind"):
             case "submit":
                 submit = command.submit
-                job = Job(
-                    submit.work, submit.hand_over, submit.prefill_until > 0, have=len(submit.work.output)
-                )
+                job = Job(submit.work, submit.hand_over, have=len(submit.work.output))
                 self.jobs[submit.work.request_id] = job
             case "reserve":
                 work = command.reserve.work
@@ -127,8 +124,6 @@ class PlayedWorker(FakeSession):
             self.events.append(worker_pb2.Started(request_id=request_id))
             return
         job.computed = True
-        if job.split:
-            return
         finish = sampling_pb2.FINISH_REASON_UNSPECIFIED
         position, job.have = job.have, job.have + 1
         if job.is_done:

@@ -1,5 +1,5 @@
 """Hypothesis interleaves everything that may happen to one sequence: its workers and their streams, handoffs,
-split prompts, moves, workers that end, timeouts, and a client that leaves."""
+moves, workers that end, timeouts, and a client that leaves."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ MOST_ENDS = 3
 
 
 class AttemptMachine(RuleBasedStateMachine):
-    @initialize(disagg=st.booleans(), split=st.booleans())
-    def start(self, disagg: bool, split: bool) -> None:
+    @initialize(disagg=st.booleans())
+    def start(self, disagg: bool) -> None:
         self.loop = ManualClockLoop()
         self.network: dict[int, Handoff] = {}
         self.workers = [PlayedWorker(name, self.network) for name in "abc"]
         self.gone: list[PlayedWorker] = []
-        self.disagg, self.split = disagg, split
+        self.disagg = disagg
         self.sequence = Sequence(PROMPT, sampling_pb2.SamplingParams(max_tokens=LENGTH), Waterfall(0.0))
         self.answer: list[int] = []
         self.moves: list[asyncio.Task[bool]] = []
@@ -78,10 +78,7 @@ class AttemptMachine(RuleBasedStateMachine):
         first, second, _ = self.workers
         if not self.disagg:
             return MixedAttempt(self.sequence, Route(lambda _: first, is_local=True, why=""))
-        split = 4 if self.split else None
-        route = Route(
-            lambda role: first if role == ROLE_PREFILL else second, is_local=False, why="", split=split
-        )
+        route = Route(lambda role: first if role == ROLE_PREFILL else second, is_local=False, why="")
         return DisaggAttempt(self.sequence, route, 10.0)
 
     # ------------------------------------------------------------------------------ workers and streams
@@ -260,7 +257,7 @@ TestAttemptMachine.settings = settings(max_examples=100, stateful_step_count=40,
 
 def test_an_answer_whose_move_was_refused_runs_on_and_moves_at_the_next_try() -> None:
     played = AttemptMachine()
-    played.start(disagg=False, split=False)
+    played.start(disagg=False)
     while not played.movable():
         played.play_round()
     target = played.workers[1]
@@ -279,7 +276,7 @@ def test_an_answer_whose_move_was_refused_runs_on_and_moves_at_the_next_try() ->
 
 def test_an_answer_that_came_while_its_client_was_busy_outlives_its_worker() -> None:
     played = AttemptMachine()
-    played.start(disagg=False, split=False)
+    played.start(disagg=False)
     while not played.answer:
         played.play_round()
     played.reads.clear()
