@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from baton.generation import OfflineSequence, Runner
 from baton.outputs import CompletionOutput, RequestOutput
 from baton.sampling_params import SamplingParams
+from baton.settings import config_of
 from engine.device.cpu_dtype import preferred_cpu_dtype
 from engine.device.current import enter_device
 from engine.engine import Engine
@@ -23,8 +24,7 @@ from engine.executor.runner import ModelRunner
 from engine.loader.checkpoint import resolve
 from engine.warmup import warm_up, warmup_plan_for
 from router.cluster.worker_plan import Machine, device_for, plan_workers
-from router.config.flags.validation import problems_of
-from router.config.settings import Device, Dtype, RouterConfig
+from router.config.settings import Dtype, RouterConfig
 from router.errors import InvalidRequest
 from router.processing.completion import Completion
 from router.processing.params.bounds import ServedBounds
@@ -45,24 +45,15 @@ _UNLIMITED: Final = 1 << 30
 class LLM:
     """Loads the model when made. One caller at a time, on the thread that made it; a context manager, too."""
 
-    def __init__(self, model: str, *, device: str = "auto", dtype: str = "auto", **settings: Any) -> None:
-        """`model`: as `router --model` takes it. `settings`: other flags of the router about memory and
-        batching, with underscores, such as `max_model_len`, `kv_memory_fraction`, `page_size`.
+    def __init__(self, model: str, **settings: Any) -> None:
+        """`model`: as `router --model` takes it. `settings`: the router's flags for device, memory, batching
+        and scheduling, with underscores, and the names that SGLang and vLLM have for them: `device`, `dtype`,
+        `max_model_len`, `gpu_memory_utilization`, `max_num_batched_tokens`, `preset`.
 
-        Raises ValueError for settings that are wrong, and what loading raises.
+        Raises TypeError for a name that is none of these, ValueError for settings that are wrong, and what
+        loading raises.
         """
-        config = RouterConfig(
-            model=model,
-            device=Device(device),
-            dtype=Dtype(dtype),
-            max_queued_requests=_UNLIMITED,
-            **settings,
-        )
-        problems = problems_of(config)
-        if config.num_ranks > 1:
-            problems.append("LLM runs in one process: tensor parallelism takes the router")
-        if problems:
-            raise ValueError("; ".join(problems))
+        config = config_of({"model": model, **settings})
         checkpoint = resolve(model)
         spec = checkpoint.spec()
         [plan] = plan_workers(config, checkpoint, _this_machine(config))

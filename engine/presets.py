@@ -30,6 +30,9 @@ class PresetSettings:
     scheduler: SchedulerConfig
     page_size: int
     """SGLang counts single tokens; elsewhere a page is a block of the prefix cache."""
+    limits_several_prefills: bool = False
+    """Where several prompts may be partly computed and no threshold is given, it is 4% of the context, and
+    one of the prompts may be longer (vLLM)."""
 
 
 PRESETS: Final[Mapping[Preset, PresetSettings]] = MappingProxyType(
@@ -60,6 +63,7 @@ PRESETS: Final[Mapping[Preset, PresetSettings]] = MappingProxyType(
                 low_priority_values_first=True,
             ),
             page_size=16,
+            limits_several_prefills=True,
         ),
         Preset.ROSEINFER: PresetSettings(
             SchedulerConfig(

@@ -7,6 +7,8 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
 
 from common.log_format import formatter
 from router.admin.client import COMMANDS, run
@@ -19,6 +21,7 @@ __all__ = ["main"]
 
 _USAGE_ERROR = 2
 _RAY_LOST = 3
+_CLIENTS = ("chat", "top", "batch")
 _QUIET = {"GRPC_VERBOSITY": "ERROR", "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
 """Read by the libraries when they are imported. Variables that the user has set take precedence."""
 
@@ -36,11 +39,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         from router.cli import plan  # it alone needs the simulator
 
         return plan.run(arguments[1:])
-    if arguments and arguments[0] in ("chat", "top", "batch"):
+    if arguments and arguments[0] in _CLIENTS:
         from router.client.commands import COMMANDS as CLIENTS  # not needed by the server
 
         return CLIENTS[arguments[0]](arguments[1:])
     try:
+        _check_command(arguments)
         config = parse(arguments)
     except ConfigError as error:
         for problem in error.problems:
@@ -68,6 +72,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"router: {error}", file=sys.stderr, flush=True)
         os._exit(_RAY_LOST)  # Ray's exit handlers would wait for the lost cluster
     return 0
+
+
+def _check_command(arguments: Sequence[str]) -> None:
+    """Raises ConfigError for a first word that is nearly a command; others are models."""
+    word = arguments[0] if arguments else ""
+    close = get_close_matches(word, [*COMMANDS, *_CLIENTS, "doctor", "plan"], n=1, cutoff=0.75)
+    if close and not Path(word).exists():
+        raise ConfigError(
+            [f"{word} is not a command; did you mean `router {close[0]}`? A model is given as --model {word}"]
+        )
 
 
 def _configure_logging(level: LogLevel, style: LogFormat) -> None:

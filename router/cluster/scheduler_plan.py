@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Final, Literal, TypeVar
+from typing import Final, TypeVar
 
 from engine.config import Batching, SchedulerConfig
 from engine.device.defaults import GPU_TOKEN_TILE
 from engine.presets import PRESETS, Preset
-from router.config.groups.scheduling import SchedulingSettings
 from router.config.settings import Mode, RouterConfig
 
 __all__ = ["scheduler_for"]
@@ -42,9 +41,9 @@ def scheduler_for(
         chunk_budget=chunk,
         chunked_prefill=base.chunked_prefill and not whole_prompts,
         max_prefill_tokens=_or(asked.max_prefill_tokens, base.max_prefill_tokens),
-        long_prefill_token_threshold=_or(_threshold(asked), base.long_prefill_token_threshold),
-        max_partial_prefills=_or(asked.max_num_partial_prefills, base.max_partial_prefills),
-        max_long_partial_prefills=_or(asked.max_long_partial_prefills, base.max_long_partial_prefills),
+        long_prefill_token_threshold=asked.effective_threshold,
+        max_partial_prefills=asked.effective_partial_prefills,
+        max_long_partial_prefills=asked.effective_long_prefills,
         fair_partial_prefills=asked.fair_partial_prefills or base.fair_partial_prefills,
         schedule_conservativeness=_or(asked.schedule_conservativeness, base.schedule_conservativeness),
         low_priority_values_first=asked.low_priority_values_first or base.low_priority_values_first,
@@ -58,12 +57,6 @@ def scheduler_for(
         token_tile=GPU_TOKEN_TILE if on_gpu and own else 1,
         costly_context=costly_context if own else math.inf,
     )
-
-
-def _threshold(asked: SchedulingSettings) -> int | Literal["auto"] | None:
-    """The parsed flag, which has been validated."""
-    text = asked.long_prefill_token_threshold
-    return "auto" if text == "auto" else None if text is None else int(text)
 
 
 def _itl_target_s(config: RouterConfig, *, has_default: bool) -> float | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from types import NoneType
 from typing import Any, Final, get_args, get_type_hints
 
+from engine.presets import PRESETS
 from router.config.option import Option, flag_name
 from router.config.settings import RouterConfig
 
@@ -34,13 +35,14 @@ class Setting:
 
 
 def configured(values: Mapping[str, Any]) -> RouterConfig:
-    """The configuration with these settings, by name; the others have their defaults.
+    """The configuration with these settings, by name; the others have their defaults or the preset's.
 
     Raises KeyError for an unknown name.
     """
     own: dict[str, Any] = {}
     of_groups: dict[str, dict[str, Any]] = {}
-    for name, value in values.items():
+    preset = values.get("preset", SETTINGS["preset"].default)
+    for name, value in {"page_size": PRESETS[preset].page_size, **values}.items():
         group = SETTINGS[name].group
         target = own if group is None else of_groups.setdefault(group, {})
         target[name] = value

@@ -11,9 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from router.config.flags.foreign_flags import TRANSLATIONS, Renamed, Switch, Unavailable
+from router.config.flags.foreign_flags import TRANSLATIONS, Renamed, Switch, Translation, Unavailable
+from router.config.table import SETTINGS
 
-__all__ = ["Translated", "as_given", "translated", "translates"]
+__all__ = ["OWN", "Translated", "as_given", "translated", "translates"]
+
+OWN: Final = {setting.flag: setting for setting in SETTINGS.values()}
+"""The flags of `router`."""
 
 
 @dataclass(slots=True)
@@ -31,9 +35,9 @@ class Translated:
 
     def add(self, name: str, flag: str, value: str) -> None:
         """`name` sets `flag`. A flag that is repeated under its own name overrides itself, as in argparse."""
-        value = self._included.get((flag, value), value)
+        value = self._whole(flag, value)
         before, earlier = self._given.get(flag, (name, value))
-        earlier = self._included.get((flag, earlier), earlier)
+        earlier = self._whole(flag, earlier)
         if before != name and earlier != value:
             self.problems.append(
                 f"{before} {earlier} and {name} {value} are one setting here, {flag}; give one of them"
@@ -46,40 +50,49 @@ class Translated:
         """`flag part` is no contradiction of `flag whole`, which is meant where both are given."""
         self._included[flag, part] = whole
 
+    def _whole(self, flag: str, value: str) -> str:
+        return self._included.get((flag, value.lower()), value)
+
     def overrides(self) -> list[str]:
         """The settings that include others, to follow them on the command line."""
         return [f"{flag}={whole}" for (flag, _), whole in self._included.items()]
 
 
-def translated(argv: Sequence[str], own: frozenset[str]) -> Translated:
-    """`own`: the flags of `router`, which are passed on as they are."""
+def translated(argv: Sequence[str]) -> Translated:
+    """Words that are neither flags of `router` nor of another server are passed on as they are."""
     result = Translated()
     words = list(argv)
     while words:
         word = words.pop(0)
         name, equals, value = word.partition("=")
         flag = _normal(name)
-        translation = TRANSLATIONS.get(flag)
-        if flag in own and not (isinstance(translation, Renamed) and translation.flag == flag):
-            translation = None  # a flag of ours, with only its values renamed
-        match translation:
+        match _meaning(flag):
             case None:
-                result.words.append(flag + equals + value if flag in own else word)
-                if flag in own:
+                result.words.append(flag + equals + value if flag in OWN else word)
+                if flag in OWN:
                     result.add(flag, flag, value if equals else _value(words))
             case Unavailable(reason):
                 result.problems.append(f"{name}: {reason}")
                 _skip_values(words)
-            case Switch():
+            case Switch() as switch:
                 if not equals and words and words[0].lower() in _TRUTH:
                     value = words.pop(0)
-                _switch(translation, name, value, result)
-            case Renamed():
+                _switch(switch, name, value, result)
+            case Renamed() as renamed:
                 if not equals and words and not words[0].startswith("--"):
                     value = words.pop(0)
-                _rename(translation, name, value, result)
+                _rename(renamed, name, value, result)
     result.words += result.overrides()
     return result
+
+
+def _meaning(flag: str) -> Translation | None:
+    """None: nothing to translate."""
+    translation = TRANSLATIONS.get(flag)
+    own = OWN.get(flag)
+    if own is None or (isinstance(translation, Renamed) and translation.flag == flag):
+        return translation  # of another server, or a flag of ours of which only the values are renamed
+    return Switch(on=(f"{flag}=true",), off=(f"{flag}=false",)) if own.type is bool else None
 
 
 def translates(flag: str) -> bool:
@@ -111,6 +124,9 @@ def _switch(to: Switch, name: str, value: str, result: Translated) -> None:
         return
     is_on = _TRUTH.get(value.lower(), True)
     words = to.on if is_on else to.off
+    if isinstance(words, Unavailable):
+        result.problems.append(f"{name} {value}: {words.reason}")
+        return
     result.words += words
     for included in to.includes if is_on else ():
         flag, _, part = included.partition("=")
@@ -118,7 +134,7 @@ def _switch(to: Switch, name: str, value: str, result: Translated) -> None:
         result.include(flag, part, whole)
     for word in words:
         flag, _, setting = word.partition("=")
-        result.add(name, flag, setting)
+        result.add(flag if _normal(name) == flag else name, flag, setting)
 
 
 def _rename(to: Renamed, name: str, value: str, result: Translated) -> None:

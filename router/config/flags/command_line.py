@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, NoReturn
 
 import yaml
 
-from engine.presets import PRESETS, Preset
-from router.config.flags.aliases import as_given, translated, translates
+from router.config.flags.aliases import OWN, as_given, translated
+from router.config.flags.named_settings import named_settings
 from router.config.flags.validation import problems_of
+from router.config.flags.values import choices, converter, did_you_mean
 from router.config.settings import RouterConfig
 from router.config.table import SETTINGS, Setting, configured
 
@@ -72,8 +72,7 @@ def parse(argv: Sequence[str]) -> RouterConfig:
     given, names = _given(argv)
     path: Path | None = given.pop("config", None)
     settings: dict[str, Any] = {**(settings_in(path) if path else {}), **given}
-    preset = settings.get("preset", Preset.BATON)
-    config = configured({"page_size": PRESETS[preset].page_size, **settings})
+    config = configured(settings)
     problems = problems_of(config)
     if problems:
         raise ConfigError([as_given(problem, names) for problem in problems])
@@ -82,27 +81,30 @@ def parse(argv: Sequence[str]) -> RouterConfig:
 
 def _given(argv: Sequence[str]) -> tuple[dict[str, Any], Mapping[str, str]]:
     """Settings of a command line with flags of Baton or of other servers; and the latter by ours."""
-    line = translated(argv, _OWN)
+    line = translated(argv[1:] if argv and argv[0] == "serve" else argv)
     if line.problems:
         raise ConfigError(line.problems)
     try:
-        return vars(_parser().parse_args(line.words)), line.names
+        parsed, rest = _parser().parse_known_args(line.words)
+        return _with_model(vars(parsed), rest), line.names
     except ConfigError as error:
         raise ConfigError([as_given(problem, line.names) for problem in error.problems]) from None
 
 
+def _with_model(given: dict[str, Any], rest: Sequence[str]) -> dict[str, Any]:
+    """`rest`: what belongs to no flag, which may be a model: `router serve MODEL`, as in vLLM."""
+    for flag in (word.partition("=")[0] for word in rest if word.startswith("-")):
+        raise ConfigError([f"{flag} is not a flag of router{did_you_mean(flag, OWN)}"])
+    models = {*rest, given["model"]} if "model" in given else set(rest)
+    if len(models) > 1:
+        raise ConfigError([f"{' and '.join(sorted(models))}: one router serves one model; give one of them"])
+    return {**given, "model": models.pop()} if models else given
+
+
 class _Parser(argparse.ArgumentParser):
-    """argparse, except that errors are raised, and for an unknown flag the closest one is suggested."""
+    """argparse, except that errors are raised."""
 
     def error(self, message: str) -> NoReturn:
-        unknown, sep, words = message.partition("unrecognized arguments: ")
-        if sep and not unknown:
-            flag = words.removeprefix("serve ").split()[0].partition("=")[0]
-            if flag.startswith("-"):
-                advice = _did_you_mean(flag, [s.flag for s in SETTINGS.values()])
-                message = f"{flag} is not a flag of router{advice}"
-            else:
-                message = f"{flag} belongs to no flag; a model is given as --model {flag}"
         raise ConfigError([message.removeprefix("argument ")])
 
 
@@ -116,7 +118,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="router",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
-        usage="router --model MODEL [--mode mixed|disagg|adaptive] [flags]",
+        usage="router [serve] MODEL [--mode mixed|disagg|adaptive] [flags]",
         formatter_class=_HelpFormatter,
         allow_abbrev=False,
         # Flags that are not given are absent from the result, so that the file's value applies.
@@ -136,10 +138,18 @@ def _parser() -> argparse.ArgumentParser:
 
 def add_flag(group: argparse._ActionsContainer, setting: Setting) -> None:
     if setting.type is bool:
-        group.add_argument(setting.flag, action="store_true", help=_help(setting))
+        # `translated` writes FLAG=true and FLAG=false, so that no following word is taken for the value.
+        group.add_argument(
+            setting.flag,
+            nargs="?",
+            const=True,
+            type=converter(bool),
+            metavar="true|false",
+            help=_help(setting),
+        )
     else:
-        metavar = setting.option.metavar or "|".join(_choices(setting.type))
-        group.add_argument(setting.flag, type=_converter(setting.type), metavar=metavar, help=_help(setting))
+        metavar = setting.option.metavar or "|".join(choices(setting.type))
+        group.add_argument(setting.flag, type=converter(setting.type), metavar=metavar, help=_help(setting))
 
 
 def _help(setting: Setting) -> str:
@@ -148,26 +158,6 @@ def _help(setting: Setting) -> str:
         return text
     default = setting.default.value if isinstance(setting.default, Enum) else setting.default
     return f"{text} (default: {default})"
-
-
-def _choices(type_: type) -> list[str]:
-    return [str(member.value) for member in type_] if issubclass(type_, Enum) else []
-
-
-def _converter(type_: type) -> Callable[[str], object]:
-    def convert(text: str) -> object:
-        try:
-            return type_(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not {_expectation(type_)}") from None
-
-    return convert
-
-
-def _expectation(type_: type) -> str:
-    if issubclass(type_, Enum):
-        return "one of " + ", ".join(_choices(type_))
-    return {int: "a whole number", float: "a number", bool: "true or false"}.get(type_, "text")
 
 
 def settings_in(path: Path) -> dict[str, object]:
@@ -182,52 +172,9 @@ def settings_in(path: Path) -> dict[str, object]:
         return {}
     if not isinstance(content, Mapping):
         raise ConfigError([f"--config {path} must hold settings such as `page-size: 16`"])
-    settings: dict[str, object] = {}
-    problems: list[str] = []
-    for key, value in content.items():
-        name = str(key).replace("-", "_")
-        if name not in SETTINGS:
-            foreign = f"--{key}={str(value).lower() if isinstance(value, bool) else value}"
-            if translates(foreign):
-                settings.update(_given([foreign])[0])
-                continue
-            known = [setting.replace("_", "-") for setting in SETTINGS]
-            problems.append(f"--config {path}: {key} is not a setting{_did_you_mean(str(key), known)}")
-            continue
-        try:
-            settings[name] = _coerced(name, value)
-        except ValueError as error:
-            problems.append(f"--config {path}: {key}: {error}")
-    if problems:
-        raise ConfigError(problems)
-    return settings
-
-
-def _coerced(name: str, value: object) -> object:
-    """A YAML value as the setting's type.
-
-    `1` is accepted for a float; `1.5` and `true` are not for an int.
-    """
-    type_ = SETTINGS[name].type
-    if value is None and SETTINGS[name].default is None:
-        return None
-    if issubclass(type_, Enum) and isinstance(value, str):
-        try:
-            return type_(value)
-        except ValueError:
-            pass
-    elif type_ is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    elif type_ is str and type(value) is int:
-        return str(value)
-    elif type(value) is type_:
-        return value
-    raise ValueError(f"{value!r} is not {_expectation(type_)}")
-
-
-def _did_you_mean(word: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=1)
-    return f"; did you mean {close[0]}?" if close else "; see router --help"
-
-
-_OWN: Final = frozenset({*(setting.flag for setting in SETTINGS.values()), "--config", "--help", "-h"})
+    found = named_settings({str(key): value for key, value in content.items()})
+    known = [setting.replace("_", "-") for setting in SETTINGS]
+    problems = [f"{key} is not a setting{did_you_mean(key, known)}" for key in found.unknown]
+    if problems := problems + found.problems:
+        raise ConfigError([f"--config {path}: {problem}" for problem in problems])
+    return found.settings

@@ -1,4 +1,4 @@
-"""Flags of SGLang, vLLM, TensorRT-LLM and Dynamo, with their equivalents in Baton.
+"""Flags of SGLang, vLLM, TensorRT-LLM, Dynamo and roseinfer, with their equivalents in Baton.
 
 A flag is renamed only if it means the same. For others, the reason names the flag of `router` to use, or says
 why there is none. Sources: SGLang's server_args.py, vLLM's arg_utils.py and cli_args.py, Dynamo's
@@ -32,10 +32,10 @@ class Renamed:
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """A flag without a value, or with true or false."""
+    """A flag without a value, or with true or false: settings of `router`, each as FLAG=VALUE."""
 
     on: tuple[str, ...] = ()
-    off: tuple[str, ...] = ()
+    off: tuple[str, ...] | Unavailable = ()
     includes: tuple[str, ...] = ()
     """Settings that may be given as well as `on`, which means them too."""
 
@@ -52,6 +52,13 @@ _TOKENS: Final = Renamed("--chunked-prefill-size")
 _RUNNING: Final = Renamed("--max-running-requests")
 _NO_GRAPHS: Final = Switch(on=("--cuda-graph-max-bs=0", "--cuda-graph-max-tokens=0"))
 _QUEUED: Final = Renamed("--max-queued-requests")
+_CHUNKED: Final = Switch(on=("--disable-chunked-prefill=false",), off=("--disable-chunked-prefill=true",))
+_NOT_CHUNKED: Final = Switch(on=("--disable-chunked-prefill=true",))
+_CACHING: Final = Switch(on=("--disable-radix-cache=false",), off=("--disable-radix-cache=true",))
+_NO_CACHING: Final = Switch(on=("--disable-radix-cache=true",))
+_OVERLAP: Final = Unavailable(
+    "on GPUs each step is planned while the one before it runs, on CPUs after it; this cannot be changed"
+)
 
 _RENAMED: Final[dict[str, Translation]] = {
     "--model-path": Renamed("--model"),
@@ -85,14 +92,16 @@ _RENAMED: Final[dict[str, Translation]] = {
     "--prefill-chunk-size": Renamed("--long-prefill-token-threshold"),
     "--scheduling-policy": Renamed("--schedule-policy"),
     "--priority-scheduling-preemption-threshold": Renamed("--priority-preemption-threshold"),
-    "--schedule-low-priority-values-first": Switch(on=("--low-priority-values-first",)),
+    "--schedule-low-priority-values-first": Switch(on=("--low-priority-values-first=true",)),
     "--enable-priority-scheduling": Switch(
         on=("--schedule-policy=priority",), includes=("--schedule-policy=fcfs",)
     ),
     "--enable-mixed-chunk": Switch(on=("--batching=mixed",), off=("--batching=prefill-first",)),
     "--no-enable-mixed-chunk": Switch(on=("--batching=prefill-first",)),
-    "--enable-chunked-prefill": Switch(off=("--disable-chunked-prefill",)),
-    "--no-enable-chunked-prefill": Switch(on=("--disable-chunked-prefill",)),
+    "--enable-chunked-prefill": _CHUNKED,
+    "--no-enable-chunked-prefill": _NOT_CHUNKED,
+    "--chunked-prefill": _CHUNKED,
+    "--no-chunked-prefill": _NOT_CHUNKED,
     "--max-cudagraph-capture-size": Renamed("--cuda-graph-max-bs"),
     "--piecewise-cuda-graph-max-tokens": Renamed("--cuda-graph-max-tokens"),
     "--watchdog-timeout": Renamed("--step-timeout"),
@@ -136,8 +145,15 @@ _RENAMED: Final[dict[str, Translation]] = {
     ),
     "--disable-cuda-graph": _NO_GRAPHS,
     "--enforce-eager": _NO_GRAPHS,
-    "--enable-prefix-caching": Switch(off=("--disable-radix-cache",)),
-    "--no-enable-prefix-caching": Switch(on=("--disable-radix-cache",)),
+    "--cuda-graph": Switch(off=_NO_GRAPHS.on),
+    "--paged-attn": Switch(off=Unavailable("KV is always in pages; use --page-size for their size")),
+    "--enable-prefix-caching": _CACHING,
+    "--no-enable-prefix-caching": _NO_CACHING,
+    "--prefix-cache": _CACHING,
+    "--no-prefix-cache": _NO_CACHING,
+    "--enable-overlap-schedule": Switch(off=_OVERLAP),
+    "--overlap-schedule": Switch(off=_OVERLAP),
+    "--async-scheduling": Switch(off=_OVERLAP),
     "--enable-metrics": _ALWAYS,
     "--enable-metrics-for-all-schedulers": _ALWAYS,
     "--collect-tokens-histogram": _ALWAYS,
@@ -153,7 +169,7 @@ _RENAMED: Final[dict[str, Translation]] = {
 
 _ROLES: Final = "one router starts both; use --mode disagg --prefill-workers N --decode-workers N"
 _NODES: Final = "Ray places workers on nodes; start Ray on each (deploy/start_ray) and use --ray-address auto"
-_ENGINE: Final = "prefill and decode always overlap with planning; there is nothing to choose"
+_ENGINE: Final = "the engine has one loop, whose steps hold prefill and decode; it cannot be changed"
 _NO_LORA: Final = "there are no LoRA adapters here; merge the adapter into the checkpoint"
 _NO_SPEC: Final = "there is no speculative decoding here"
 _NO_MOE: Final = "there are no mixture-of-experts models here"
@@ -163,7 +179,7 @@ _NO_OFFLOAD: Final = "KV and weights stay in device memory; use --kv-memory-frac
 _PER_REQUEST: Final = "every request has its own seed (the `seed` field)"
 _BACKEND: Final = "the kernels follow from the device and the model; see `router doctor`"
 _TEMPLATE: Final = "the checkpoint's own tokenizer and chat template are used"
-_ALWAYS_SO: Final = "there is nothing to choose here; leave it out"
+_ALWAYS_SO: Final = "not configurable; remove the flag"
 _LOGS: Final = "use --log-level and --log-format"
 _TRACES: Final = "ask for `timings` in a request, or use `router explain REQUEST`"
 _BUS: Final = "the router finds its workers through Ray; there is no etcd, NATS or namespace to name"
@@ -280,6 +296,10 @@ _UNAVAILABLE: Final[dict[str, Translation]] = {
     ),
     **_unavailable("chunks are sized by --itl-target-ms", "--enable-dynamic-chunking"),
     **_unavailable(
+        "chunks end where a page ends; use --page-size, a multiple of the alignment",
+        "--truncation-align-size",
+    ),
+    **_unavailable(
         "prompts are computed as soon as a step has room",
         *("--enable-prefill-delayer", "--prefill-delayer-max-delay-passes"),
     ),
@@ -310,10 +330,13 @@ _UNAVAILABLE: Final[dict[str, Translation]] = {
     **_unavailable("use --cors-origins", "--allow-credentials", "--allowed-methods", "--allowed-headers"),
     **_unavailable("the context is that of the checkpoint", "--rope-scaling", "--rope-theta"),
     **_unavailable(
+        _OVERLAP.reason,
+        *("--no-async-scheduling", "--disable-overlap-schedule", "--no-overlap-schedule"),
+    ),
+    **_unavailable(
         _ENGINE,
-        *("--async-scheduling", "--no-async-scheduling", "--disable-overlap-schedule", "--enable-dbo"),
         *("--num-scheduler-steps", "--num-continuous-decode-steps", "--enable-two-batch-overlap"),
-        *("--scheduler-delay-factor", "--enable-overlap-schedule"),
+        *("--scheduler-delay-factor", "--enable-dbo"),
     ),
     **_unavailable(
         "tokens are sent when their step ends", "--stream-interval", "--multi-step-stream-outputs"

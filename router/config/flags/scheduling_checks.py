@@ -104,10 +104,20 @@ def _policy(config: RouterConfig) -> Iterator[str]:
 
 def _partial_prefills(config: RouterConfig) -> Iterator[str]:
     asked, base = config.scheduling, PRESETS[config.scheduling.preset].scheduler
-    threshold = asked.long_prefill_token_threshold
-    if threshold not in (None, "auto") and not (threshold.isdecimal() and int(threshold) > 0):
-        yield f"--long-prefill-token-threshold {threshold}: use a number of tokens above 0, or auto"
-    elif threshold not in (None, "auto") and base.page_aligned_chunks and int(threshold) < config.page_size:
+    text = asked.long_prefill_token_threshold
+    if text not in (None, "auto") and not text.isdecimal():
+        yield (
+            f"--long-prefill-token-threshold {text}: use a number of tokens, 0 for no limit, or auto for 4%"
+            " of the context"
+        )
+        return
+    threshold = asked.effective_threshold
+    if (
+        text is not None
+        and isinstance(threshold, int)
+        and base.page_aligned_chunks
+        and threshold < config.page_size
+    ):
         yield (
             f"--long-prefill-token-threshold {threshold} is less than a page, and chunks are whole pages; use"
             f" --page-size {config.page_size} or more"
@@ -118,9 +128,8 @@ def _partial_prefills(config: RouterConfig) -> Iterator[str]:
             f"--max-prefill-tokens {largest} is less than a page, and chunks are whole pages; use --page-size"
             f" {config.page_size} or more"
         )
-    most, most_long = asked.max_num_partial_prefills, asked.max_long_partial_prefills
-    most = base.max_partial_prefills if most is None else most
-    if most_long is not None and not (threshold or base.long_prefill_token_threshold):
+    most, most_long = asked.effective_partial_prefills, asked.max_long_partial_prefills
+    if most_long is not None and threshold is None:
         yield f"--max-long-partial-prefills {most_long} means nothing without --long-prefill-token-threshold"
     if most is not None and most_long is not None and most_long > most:
         yield (
@@ -148,7 +157,7 @@ def _whole_prompts(config: RouterConfig) -> Iterator[str]:
     else:
         return
     for name in ("long_prefill_token_threshold", "max_num_partial_prefills", "max_long_partial_prefills"):
-        if (value := getattr(asked, name)) is not None:
+        if (value := getattr(asked, name)) not in (None, "0"):
             yield (
                 f"{flag_name(name)} {value} divides prompts, which {off} computes whole;"
                 " leave one of them out"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from engine.config import Batching, Policy
 from engine.presets import PRESETS, Preset
@@ -20,8 +20,8 @@ class SchedulingSettings:
         Preset,
         Option(
             _GROUP,
-            "plan steps as another system does: sets the page size, the step and this group, each of which"
-            " may be given as well",
+            "scheduler defaults of another system: page size, step, and this group; explicit flags override"
+            " them",
         ),
     ] = Preset.BATON
     schedule_policy: Annotated[
@@ -54,8 +54,8 @@ class SchedulingSettings:
         str | None,
         Option(
             _GROUP,
-            "largest number of tokens of one prompt in a step; auto: 4 percent of the context"
-            " (default: by preset; roseinfer: 256)",
+            "largest number of tokens of one prompt in a step; auto: 4 percent of the context; 0: no limit"
+            " (default: by preset; roseinfer: 256; vllm with several partial prefills: auto)",
             "TOKENS|auto",
         ),
     ] = None
@@ -65,7 +65,11 @@ class SchedulingSettings:
     ] = None
     max_long_partial_prefills: Annotated[
         int | None,
-        Option(_GROUP, "those of them that are longer than --long-prefill-token-threshold", "N"),
+        Option(
+            _GROUP,
+            "those of them that are longer than --long-prefill-token-threshold (default: no limit; vllm: 1)",
+            "N",
+        ),
     ] = None
     fair_partial_prefills: Annotated[
         bool, Option(_GROUP, "give prompts in progress equal shares of a step")
@@ -117,3 +121,32 @@ class SchedulingSettings:
     @property
     def effective_batching(self) -> Batching:
         return self.batching or PRESETS[self.preset].scheduler.batching
+
+    @property
+    def effective_partial_prefills(self) -> int | None:
+        asked, base = self.max_num_partial_prefills, PRESETS[self.preset].scheduler
+        return base.max_partial_prefills if asked is None else asked
+
+    @property
+    def effective_threshold(self) -> int | Literal["auto"] | None:
+        """None: no limit. Raises ValueError for a text that is no threshold."""
+        text = self.long_prefill_token_threshold
+        given: int | Literal["auto"] | None = (
+            None if text is None else "auto" if text == "auto" else int(text)
+        )
+        if not given and self._limits_several_prefills:  # 0 is vLLM's default, which it replaces
+            return "auto"
+        return PRESETS[self.preset].scheduler.long_prefill_token_threshold if given is None else given or None
+
+    @property
+    def effective_long_prefills(self) -> int | None:
+        given = self.max_long_partial_prefills
+        return 1 if given is None and self._limits_several_prefills else given
+
+    @property
+    def _limits_several_prefills(self) -> bool:
+        return (
+            PRESETS[self.preset].limits_several_prefills
+            and (self.effective_partial_prefills or 1) > 1
+            and not self.disable_chunked_prefill
+        )

@@ -110,6 +110,34 @@ def test_the_threshold_may_follow_the_context(checkpoint: Checkpoint) -> None:
     assert auto.long_prefill_token_threshold == "auto"
 
 
+def test_a_threshold_of_0_is_no_limit(checkpoint: Checkpoint) -> None:
+    for flags in ("", "--preset vllm", "--preset sglang", "--preset roseinfer", "--disable-chunked-prefill"):
+        room = "--chunked-prefill-size 8192" if "disable" in flags else ""
+        plan = scheduler(checkpoint, f"{flags} {room} --long-prefill-token-threshold 0")
+        assert plan.long_prefill_token_threshold is None
+
+
+@pytest.mark.parametrize("threshold", ["", "--long-prefill-token-threshold 0"])
+def test_several_partial_prefills_of_vllm_have_its_threshold_and_one_long_prompt(
+    checkpoint: Checkpoint, threshold: str
+) -> None:
+    plan = scheduler(checkpoint, f"--preset vllm --max-num-partial-prefills 4 {threshold}")
+    assert plan.longest_chunk(8192) == 327, "4% of the context"
+    assert plan.max_long_partial_prefills == 1
+
+
+def test_several_partial_prefills_keep_what_is_given(checkpoint: Checkpoint) -> None:
+    given = "--long-prefill-token-threshold 512 --max-long-partial-prefills 2"
+    plan = scheduler(checkpoint, f"--preset vllm --max-num-partial-prefills 4 {given}")
+    assert (plan.long_prefill_token_threshold, plan.max_long_partial_prefills) == (512, 2)
+    two = scheduler(checkpoint, "--preset vllm --max-num-partial-prefills 4 --max-long-partial-prefills 2")
+    assert (two.long_prefill_token_threshold, two.max_long_partial_prefills) == ("auto", 2)
+    one = scheduler(checkpoint, "--preset vllm --max-num-partial-prefills 1")
+    assert (one.long_prefill_token_threshold, one.max_long_partial_prefills) == (None, None)
+    ours = scheduler(checkpoint, "--max-num-partial-prefills 4")
+    assert (ours.long_prefill_token_threshold, ours.max_long_partial_prefills) == (None, None)
+
+
 def test_the_names_of_sglang_and_vllm_mean_the_same(checkpoint: Checkpoint) -> None:
     for flags, batching in (
         ("--enable-mixed-chunk", Batching.MIXED),

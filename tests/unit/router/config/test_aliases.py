@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from engine.config import Policy
+from engine.presets import Preset
 from router.config.flags.command_line import ConfigError, parse
 from router.config.flags.foreign_flags import TRANSLATIONS, Renamed, Switch, Unavailable
 from router.config.settings import Dtype, Mode, RouterConfig, Routing, Transport
@@ -79,6 +80,13 @@ ACCEPTED: dict[str, dict[str, Any]] = {
         "model": LLAMA,
         "disable_radix_cache": True,
     },
+    f"serve {LLAMA} --max-num-seqs 8": {"model": LLAMA, "max_running_requests": 8},
+    # roseinfer
+    f"{LLAMA} --preset roseinfer --paged-attn --cuda-graph --chunked-prefill --prefill-chunk-size 256": {
+        "model": LLAMA,
+        "preset": Preset.ROSEINFER,
+        "long_prefill_token_threshold": "256",
+    },
     # Dynamo's front end
     f"--model {LLAMA} --router-mode round-robin --http-port 8000": {
         "model": LLAMA,
@@ -93,7 +101,6 @@ ANSWERED: dict[str, list[str]] = {
         "--mode disagg --prefill-workers N --decode-workers N",
     ],
     f"--model {LLAMA} --api-key secret": ["--api-key: ", "--api-key-file"],
-    f"serve {LLAMA} --max-num-seqs 8": [f"--model {LLAMA}"],
     f"--model {LLAMA} --pipeline-parallel-size 2 --quantization fp8": [
         "--pipeline-parallel-size: ",
         "--tensor-parallel-size",
@@ -112,8 +119,8 @@ ANSWERED: dict[str, list[str]] = {
 }
 
 
-def test_there_are_eighteen_command_lines() -> None:
-    assert len(ACCEPTED) + len(ANSWERED) == 18
+def test_there_are_nineteen_command_lines() -> None:
+    assert len(ACCEPTED) + len(ANSWERED) == 19
 
 
 @pytest.mark.parametrize(("line", "expected"), ACCEPTED.items(), ids=list(ACCEPTED))
@@ -144,7 +151,9 @@ def test_every_flag_that_a_translation_names_exists() -> None:
                 reasons = [value.reason for value in values.values() if isinstance(value, Unavailable)]
                 named |= {word for reason in reasons for word in re.findall(r"--[a-z][a-z-]+", reason)}
             case Switch(on, off):
-                named |= {word.partition("=")[0] for word in (*on, *off)}
+                words = on if isinstance(off, Unavailable) else (*on, *off)
+                assert all("=" in word for word in words)
+                named |= {word.partition("=")[0] for word in words}
     assert named <= flags
 
 
@@ -224,3 +233,80 @@ def test_priority_scheduling_with_another_order_within_one_priority_is_refused(p
 def test_priority_scheduling_that_is_off_leaves_the_policy_as_given() -> None:
     line = "--model m --enable-priority-scheduling false --schedule-policy fcfs"
     assert parse(line.split()).scheduling.effective_policy is Policy.FCFS
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"serve {LLAMA} --max-num-seqs 8",
+        f"serve --max-num-seqs 8 {LLAMA}",
+        f"{LLAMA} --max-num-seqs 8",
+        f"--disable-radix-cache=false --max-num-seqs=8 {LLAMA}",
+        f"--enable-prefix-caching {LLAMA} --max-num-seqs 8",
+        f"serve {LLAMA} --model {LLAMA} --max-num-seqs 8",
+    ],
+)
+def test_a_model_may_be_given_without_a_flag(line: str) -> None:
+    assert settings_of(parse(line.split())) == {"model": LLAMA, "max_running_requests": 8}
+
+
+def test_two_models_are_refused() -> None:
+    for line in ("serve a b", "a --model b"):
+        with pytest.raises(ConfigError, match="a and b: one router serves one model"):
+            parse(line.split())
+
+
+@pytest.mark.parametrize("value", ["False", "false"])
+@pytest.mark.parametrize(
+    "form", ["--disable-radix-cache={}", "--disable-radix-cache {}", "--disable_radix_cache={}"]
+)
+def test_a_switch_of_ours_may_be_given_with_its_value(tmp_path: Path, form: str, value: str) -> None:
+    file = tmp_path / "router.yaml"
+    file.write_text("model: m\ndisable-radix-cache: true\n")
+    line = ["--config", str(file), *form.format(value).split()]
+    assert parse(line[:2]).disable_radix_cache
+    assert not parse(line).disable_radix_cache, "flags win over the file"
+    assert parse([*line, "--disable-radix-cache"]).disable_radix_cache, "the last one counts"
+
+
+@pytest.mark.parametrize("flag", ["--enable-prefix-caching", "--no-enable-prefix-caching=false"])
+def test_switches_that_contradict_each_other_are_refused(flag: str) -> None:
+    if "=" in flag:
+        assert not parse(["m", flag]).disable_radix_cache
+        return
+    with pytest.raises(ConfigError, match="give one of them"):
+        parse(["m", flag, "--disable-radix-cache"])
+
+
+def test_the_flags_of_roseinfer_that_are_always_on_cannot_be_turned_off() -> None:
+    with pytest.raises(ConfigError, match="KV is always in pages"):
+        parse(["m", "--paged-attn=false"])
+    assert parse(["m", "--cuda-graph=false"]).cuda_graph_max_bs == 0
+    assert parse(["m", "--no-chunked-prefill"]).scheduling.disable_chunked_prefill
+
+
+def test_overlapped_scheduling_is_on_and_cannot_be_turned_off() -> None:
+    for flag in ("--enable-overlap-schedule", "--async-scheduling"):
+        assert settings_of(parse(["m", flag])) == {"model": "m"}
+        with pytest.raises(ConfigError, match="on GPUs each step is planned while the one before it runs"):
+            parse(["m", f"{flag}=false"])
+    with pytest.raises(ConfigError, match="on CPUs after it"):
+        parse(["m", "--disable-overlap-schedule"])
+
+
+def test_choices_are_accepted_in_any_case(tmp_path: Path) -> None:
+    assert parse(["m", "--schedule-policy", "FCFS"]).scheduling.effective_policy is Policy.FCFS
+    both = parse(["m", "--enable-priority-scheduling", "--schedule-policy", "FCFS"])
+    assert both.scheduling.effective_policy is Policy.PRIORITY
+    file = tmp_path / "router.yaml"
+    file.write_text("model: m\nschedule-policy: FCFS\n")
+    assert parse(["--config", str(file)]).scheduling.effective_policy is Policy.FCFS
+
+
+def test_the_names_of_a_file_may_not_contradict_each_other(tmp_path: Path) -> None:
+    file = tmp_path / "router.yaml"
+    file.write_text("model: m\npage-size: 16\nblock-size: 32\n")
+    with pytest.raises(ConfigError, match="are one setting here, --page-size"):
+        parse(["--config", str(file)])
+    file.write_text("model: m\ndtype: half\n")
+    assert parse(["--config", str(file)]).dtype is Dtype.FLOAT16

@@ -133,6 +133,8 @@ def test_disagg_has_a_prefill_worker_by_default_and_mixed_has_none() -> None:
         ("--model m --preset orca", ["--preset", "'orca'", "baton, sglang, vllm, roseinfer"]),
         ("--model m --schedule-policy sjf", ["--schedule-policy", "'sjf'", "fcfs, lpm"]),
         ("--model m --long-prefill-token-threshold 4%", ["--long-prefill-token-threshold 4%", "auto"]),
+        ("--model m --long-prefill-token-threshold -1", ["--long-prefill-token-threshold -1", "0 for no"]),
+        ("--model m --long-prefill-token-threshold 0 --max-long-partial-prefills 1", ["means nothing"]),
         ("--model m --schedule-conservativeness 0", ["--schedule-conservativeness 0", "above 0"]),
         ("--model m --max-num-partial-prefills 0", ["--max-num-partial-prefills 0", "1 or more"]),
         ("--model m --max-long-partial-prefills 1", ["without --long-prefill-token-threshold"]),
