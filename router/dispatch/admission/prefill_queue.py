@@ -16,8 +16,8 @@ from router.errors import Overloaded
 __all__ = ["Place", "PrefillQueue", "overloaded"]
 
 _PRESSURE_TOKENS: Final = 8192
-"""The service rate is measured only while this many tokens are queued, or a request waits for decode room.
-Below that, throughput equals the arrival rate."""
+"""Pressure: this many tokens are queued, or a request waits for decode room. The service rate is measured, and
+queue time predicted, only under pressure: without it, throughput equals the arrival rate."""
 _MIN_MEASURED_S: Final = 2.0
 _TIME_CONSTANT_S: Final = 30.0
 """Time constant of the service rate, in seconds under pressure."""
@@ -54,10 +54,15 @@ class PrefillQueue:
         return Place(self, tokens)
 
     def wait_s(self) -> float:
-        """Estimated queue time of a new prompt, by the recent service rate; 0 without measurements."""
-        if self._seconds < _MIN_MEASURED_S or not self._served:
+        """Estimated queue time of a new prompt, by the recent service rate; 0 without pressure, or before the
+        rate is measured."""
+        if not self._is_under_pressure or self._seconds < _MIN_MEASURED_S or not self._served:
             return 0.0
         return self.tokens * self._seconds / self._served
+
+    @property
+    def _is_under_pressure(self) -> bool:
+        return self.tokens >= _PRESSURE_TOKENS or self.held_back > 0
 
     def rejoin(self, tokens: int) -> None:
         """For `Place`."""
@@ -71,10 +76,14 @@ class PrefillQueue:
         self.tokens -= tokens
 
     def _advance(self) -> bool:
-        """Advance the time; returns whether there is pressure."""
+        """Advance the time; returns whether there is pressure.
+
+        The measured rate ends with the pressure: one measured in a stall must not refuse later requests.
+        """
         now = self._clock()
         passed, self._at = now - self._at, now
-        if self.tokens < _PRESSURE_TOKENS and not self.held_back:
+        if not self._is_under_pressure:
+            self._served = self._seconds = 0.0
             return False
         decay = math.exp(-passed / _TIME_CONSTANT_S)
         self._served *= decay

@@ -127,3 +127,30 @@ def test_prompts_that_wait_for_decode_room_are_pressure_whatever_their_size() ->
         clock.now += 1.0
         place.served()
     assert line.wait_s() == pytest.approx(100.0)
+
+
+def serve_beside_each_other(line: PrefillQueue, clock: Clock, rounds: int) -> None:
+    """Prompts of 2,000 tokens, three at a time, each served within 0.2 s."""
+    for _ in range(rounds):
+        places = [line.enter(2000) for _ in range(3)]
+        clock.now += 0.2
+        for place in places:
+            place.served()
+
+
+def test_a_rate_measured_in_a_stall_refuses_nobody_afterwards() -> None:
+    line, clock = busy()
+    clock.now += 180.0  # a worker hangs, and the clients of its prompts give up
+    line.leave(20_000, served=False)
+    assert line.wait_s() == 0.0
+    serve_beside_each_other(line, clock, rounds=1000)
+
+
+def test_a_rate_measured_while_decode_workers_were_full_refuses_nobody_afterwards() -> None:
+    line, clock = queue(max_wait_s=10.0)
+    line.held_back = 1
+    line.enter(10).served()
+    clock.now += 400.0
+    line.enter(10).served()
+    line.held_back = 0
+    serve_beside_each_other(line, clock, rounds=1000)
