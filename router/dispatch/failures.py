@@ -17,6 +17,7 @@ __all__ = [
     "loss_of",
     "lost_in_move",
     "no_worker_ready",
+    "pages_quarantined",
 ]
 
 _RETRY_AFTER_S: Final = 5.0
@@ -94,6 +95,15 @@ def no_worker_ready(errors: Iterable[str]) -> AttemptFailed:
     message = f"no worker is ready ({causes})" if causes else "no worker is ready"
     verdict = Unavailable(message, retry_after_s=_RETRY_AFTER_S)
     return AttemptFailed("no worker is ready", None, verdict)
+
+
+def pages_quarantined(tokens: int) -> Unavailable:
+    """No worker has this many tokens of KV outside of quarantine."""
+    return Unavailable(
+        f"no worker has KV pages for {tokens} tokens: pages of failed handoffs are in quarantine",
+        retry_after_s=_RETRY_AFTER_S,
+        public=True,
+    )
 
 
 def lost_in_move() -> AttemptFailed:

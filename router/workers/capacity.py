@@ -57,6 +57,8 @@ class WorkerView:
     """0: no report yet."""
     free_pages: int = 0
     """Free or evictable."""
+    quarantined_pages: int = 0
+    """Of failed handoffs: free again when no write can land in them."""
     running: int = 0
     """Requests that the worker computes."""
     starved: int = 0
@@ -73,19 +75,30 @@ class WorkerView:
     fresh_share: float = 1.0
     """Share of a prompt's pages that were not cached, averaged over recent reservations, in (0, 1]."""
 
+    @property
+    def usable_pages(self) -> int:
+        return self.total_pages - self.quarantined_pages
+
+    def fits(self, tokens: int) -> bool:
+        """Whether the worker could compute a request of this size, if it computed no other.
+
+        False only while pages that it needs are quarantined: the worker itself refuses what exceeds its pool.
+        """
+        return min(-(-tokens // self.page_size), self.total_pages) <= self.usable_pages
+
     def pages_for(self, tokens: int) -> int:
         """Pages for a request of this many tokens: those that are not cached, and one to grow into.
 
-        At most the whole pool: a request that fills it alone must not wait for more.
+        At most all usable ones: a request that fills the pool alone must not wait for more.
         """
         pages = math.ceil(-(-tokens // self.page_size) * self.fresh_share) + 1
-        return min(pages, self.total_pages)
+        return min(pages, self.usable_pages)
 
     def has_room(self, tokens: int) -> bool:
         """Whether the worker could compute a request of this size now; True before its first report."""
         if not self.total_pages:
             return True
-        if self.starved:
+        if self.starved or not self.fits(tokens):
             return False  # the engine admits the starved requests first
         active = self.running + self.incoming + self.queued_handoffs + self.promised
         if self.max_running and active >= self.max_running:
@@ -147,19 +160,21 @@ def power_of_two(workers: Sequence[Loaded], turn: int) -> int:
     return min(drawn, key=lambda i: (workers[i].tokens, workers[i].requests))
 
 
-def preferred(workers: Sequence[WorkerView]) -> list[int]:
-    """Indices of the workers of the best rank present.
+def preferred(workers: Sequence[WorkerView], tokens: int) -> list[int]:
+    """Indices of the workers of the best rank present, among those that a request of this size fits.
 
     A worker on which this request failed gets it again only if there is no other. A late worker gets it only
-    if all are late: the request then waits for a heartbeat, or is retried when the worker is lost.
+    if all are late: the request then waits for a heartbeat, or is retried when the worker is lost. Empty if
+    the request fits none.
     """
-    best = min((worker.rank for worker in workers), default=Rank.GOOD)
-    return [i for i, worker in enumerate(workers) if worker.rank is best]
+    fitting = [i for i, worker in enumerate(workers) if worker.fits(tokens)]
+    best = min((workers[i].rank for i in fitting), default=Rank.GOOD)
+    return [i for i in fitting if workers[i].rank is best]
 
 
 def any_has_room(workers: Sequence[WorkerView], tokens: int) -> bool:
     """Whether `place` would find a worker with room. True without workers, since waiting would not help."""
-    return not workers or any(workers[i].has_room(tokens) for i in preferred(workers))
+    return not workers or any(workers[i].has_room(tokens) for i in preferred(workers, tokens))
 
 
 def place(workers: Sequence[WorkerView], tokens: int, choose: Choose, turn: int) -> int:
@@ -167,6 +182,6 @@ def place(workers: Sequence[WorkerView], tokens: int, choose: Choose, turn: int)
 
     O(workers). `workers` must not be empty.
     """
-    best = preferred(workers)
+    best = preferred(workers, tokens) or preferred(workers, 0)
     among = [i for i in best if workers[i].has_room(tokens)] or best
     return among[choose([workers[i] for i in among], turn)]

@@ -102,6 +102,7 @@ class WorkerLoad:
             max_running=self.max_running,
             total_pages=reported.total_pages,
             free_pages=reported.free_pages,
+            quarantined_pages=reported.quarantined_pages,
             running=reported.running,
             starved=reported.starved,
             incoming=reported.incoming,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
@@ -29,14 +29,19 @@ class Service:
     metrics: RouterMetrics
     workers: list[FakeWorker]
 
-    async def deltas(self, max_tokens: int = 8, timeout_s: float = 0.0) -> list[Delta]:
+    async def deltas(
+        self, max_tokens: int = 8, timeout_s: float = 0.0, prompt: Sequence[int] = PROMPT
+    ) -> list[Delta]:
         return [
             delta
-            async for delta in self.dispatcher.generate(PROMPT, sampling(max_tokens), timeout_s=timeout_s)
+            async for delta in self.dispatcher.generate(prompt, sampling(max_tokens), timeout_s=timeout_s)
         ]
 
-    async def tokens(self, max_tokens: int = 8, timeout_s: float = 0.0) -> list[int]:
-        return [token for delta in await self.deltas(max_tokens, timeout_s) for token in delta.token_ids]
+    async def tokens(
+        self, max_tokens: int = 8, timeout_s: float = 0.0, prompt: Sequence[int] = PROMPT
+    ) -> list[int]:
+        deltas = await self.deltas(max_tokens, timeout_s, prompt)
+        return [token for delta in deltas for token in delta.token_ids]
 
     async def settled(self) -> None:
         """Every worker has been told of everything that it should forget."""

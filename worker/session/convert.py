@@ -148,6 +148,7 @@ def load_to_proto(stats: EngineStats) -> worker_pb2.Load:
         waiting_tokens=stats.waiting_tokens,
         free_pages=stats.available_pages,
         total_pages=stats.pages.total,
+        quarantined_pages=stats.pages.quarantined,
     )
 
 

@@ -3,19 +3,26 @@
 If a prompt were prefilled without room for its KV on a decode worker, its handoff would time out after the
 first token and the prompt would be recomputed. So sequences wait here, where they hold no resources. Retries
 after the loss of a worker go first, limited to a window of tokens: all at once they would delay each other
-and all new prompts.
+and all new prompts. Shorter sequences pass one for which there is no room, up to a bound as in the engine's
+queue: neither starves the other.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections import deque
 from collections.abc import Callable, Set
 from dataclasses import dataclass
-from typing import Protocol
+from itertools import chain
+from typing import Final, Protocol
+
+from engine.config import PATIENCE
+from router.errors import RouterError
 
 __all__ = ["Admission", "AdmissionGrant", "AdmissionRequest", "Claim"]
+
+_LOOKAHEAD: Final = 64
+"""Sequences without room behind which others are still looked at: bounds the cost of a look."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +86,15 @@ class AdmissionGrant:
 class _Waiting:
     want: AdmissionRequest
     grant: asyncio.Future[AdmissionGrant]
+    passed_tokens: int = 0
+    """Tokens of the sequences that were admitted before it, although they came later."""
 
 
 class Admission:
-    """Two FIFO queues, for retries and new sequences. FIFO, so that a large request is not starved."""
+    """Two queues, for retries and new sequences, each in order of arrival.
+
+    A sequence of n tokens without room is passed by at most n * PATIENCE tokens of shorter ones.
+    """
 
     def __init__(
         self,
@@ -90,14 +102,15 @@ class Admission:
         claim: Callable[[AdmissionRequest], Claim | None],
         retry_window: Callable[[], int],
     ) -> None:
-        """`has_room(want)`: whether a decode worker has room; `claim(want)` then reserves it, or returns None
-        if nothing is reserved. `retry_window()`: tokens of retries that may be in prefill at a time.
+        """`has_room(want)`: whether a decode worker has room, or a RouterError if none ever will;
+        `claim(want)` then reserves it, or returns None if nothing is reserved. `retry_window()`: tokens of
+        retries that may be in prefill at a time.
         """
         self._has_room = has_room
         self._claim = claim
         self._retry_window = retry_window
-        self._retries: deque[_Waiting] = deque()
-        self._new: deque[_Waiting] = deque()
+        self._retries: dict[_Waiting, None] = {}
+        self._new: dict[_Waiting, None] = {}
         self._retrying = 0
         """Tokens of retries that are being computed."""
 
@@ -106,49 +119,80 @@ class Admission:
         return len(self._retries) + len(self._new)
 
     def try_admit(self, want: AdmissionRequest) -> AdmissionGrant | None:
-        """Admit a sequence without waiting; None if it must wait. O(workers)."""
+        """Admit a sequence without waiting; None if it must wait. O(workers). Raises as `has_room` does."""
         if self._retries or (self._new and not want.is_retry):
+            self._has_room(want)  # refused at once if waiting is useless
             return None
         return self._grant(want)
 
     async def wait(self, want: AdmissionRequest, patience_s: float) -> AdmissionGrant:
-        """Wait for admission. Raises TimeoutError after `patience_s`."""
+        """Wait for admission. Raises TimeoutError after `patience_s`, and as `has_room` does."""
         waiting = _Waiting(want, asyncio.get_running_loop().create_future())
-        queue = self._retries if want.is_retry else self._new
-        queue.append(waiting)
+        self._queue_of(waiting)[waiting] = None
         try:
+            self.admit_waiting()  # it may pass those before it
             async with asyncio.timeout(None if patience_s == math.inf else patience_s):
                 return await waiting.grant
         except BaseException:
-            if waiting.grant.done() and not waiting.grant.cancelled():
-                waiting.grant.result().close()  # granted at the time of the timeout
-            else:
-                if waiting in queue:
-                    queue.remove(waiting)
+            if waiting in (queue := self._queue_of(waiting)):
+                del queue[waiting]
                 self.admit_waiting()  # later ones may fit
+            elif waiting.grant.exception() is None:
+                waiting.grant.result().close()  # granted at the time of the timeout
             raise
 
     def admit_waiting(self) -> None:
         """Admit waiting sequences after load has decreased. O(1) if none waits."""
-        for queue in (self._retries, self._new):
-            while queue:
-                if not queue[0].grant.done():  # done: timed out or cancelled; its owner removes it
-                    grant = self._grant(queue[0].want)
-                    if grant is None:
-                        return
-                    queue[0].grant.set_result(grant)
-                queue.popleft()
+        settled: list[_Waiting] = []
+        blocked: list[_Waiting] = []
+        shortest = allowance = math.inf  # tokens without room; tokens that may pass `blocked`
+        for waiting in chain(self._retries, self._new):
+            want = waiting.want
+            if waiting.grant.cancelled():
+                continue  # its owner removes it
+            if len(blocked) == _LOOKAHEAD or self._must_pace(want):
+                break
+            if want.tokens < shortest and want.tokens <= allowance:
+                if self._settle(waiting):
+                    settled.append(waiting)
+                    allowance -= want.tokens
+                    for before in blocked:
+                        before.passed_tokens += want.tokens
+                    continue
+                shortest = want.tokens
+            blocked.append(waiting)
+            allowance = min(allowance, PATIENCE * want.tokens - waiting.passed_tokens)
+        for waiting in settled:
+            del self._queue_of(waiting)[waiting]
+
+    def _settle(self, waiting: _Waiting) -> bool:
+        """Admit or refuse a sequence; False if it has to wait."""
+        try:
+            grant = self._grant(waiting.want)
+        except RouterError as error:
+            waiting.grant.set_exception(error)
+            return True
+        if grant is not None:
+            waiting.grant.set_result(grant)
+        return grant is not None
+
+    def _queue_of(self, waiting: _Waiting) -> dict[_Waiting, None]:
+        return self._retries if waiting.want.is_retry else self._new
 
     def retry_computed(self, tokens: int) -> None:
         """For `AdmissionGrant`."""
         self._retrying -= tokens
         self.admit_waiting()
 
+    def _must_pace(self, want: AdmissionRequest) -> bool:
+        """Whether a retry has to wait for others that are being computed."""
+        if not want.is_retry or not self._retrying:
+            return False
+        return self._retrying + want.tokens > self._retry_window()
+
     def _grant(self, want: AdmissionRequest) -> AdmissionGrant | None:
+        if self._must_pace(want) or not self._has_room(want):
+            return None
         retry_tokens = want.tokens if want.is_retry else 0
-        if retry_tokens and self._retrying and self._retrying + retry_tokens > self._retry_window():
-            return None
-        if not self._has_room(want):
-            return None
         self._retrying += retry_tokens
         return AdmissionGrant(self, self._claim(want), retry_tokens)

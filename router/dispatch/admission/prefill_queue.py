@@ -16,8 +16,8 @@ from router.errors import Overloaded
 __all__ = ["Place", "PrefillQueue", "overloaded"]
 
 _PRESSURE_TOKENS: Final = 8192
-"""Pressure: this many tokens are queued, or a request waits for decode room. The service rate is measured, and
-queue time predicted, only under pressure: without it, throughput equals the arrival rate."""
+"""Pressure: this many tokens are queued, or a request waits for decode room. Only then the service rate is
+measured and queue time predicted: without pressure, throughput equals the arrival rate."""
 _MIN_MEASURED_S: Final = 2.0
 _TIME_CONSTANT_S: Final = 30.0
 """Time constant of the service rate, in seconds under pressure."""

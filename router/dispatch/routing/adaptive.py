@@ -92,7 +92,8 @@ class AdaptivePlacing:
         return bool(self._choice.ready_workers())
 
     def has_room(self, want: AdmissionRequest) -> bool:
-        """Always: requests queue at the workers."""
+        """Always: requests queue at the workers. Raises Unavailable if the sequence fits none of them."""
+        self._choice.preferred(want.tokens, want.avoid)
         return True
 
     def claim(self, want: AdmissionRequest) -> Claim | None:
@@ -117,7 +118,7 @@ class AdaptivePlacing:
         if avoid:
             session = self._choice.pick_any(sequence.num_tokens, avoid)
             return None if session is None else _local(session, "adaptive: retry on another worker")
-        sessions = self._choice.preferred()
+        sessions = self._choice.preferred(sequence.num_tokens)
         if not sessions:
             return None
         return self._place(sequence, sessions)

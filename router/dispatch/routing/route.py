@@ -88,7 +88,10 @@ class Placing(Protocol):
         """Whether there are ready workers for prefill and decode."""
 
     def has_room(self, want: AdmissionRequest) -> bool:
-        """Whether a sequence can be sent to workers now; see `Admission`."""
+        """Whether a sequence can be sent to workers now; see `Admission`.
+
+        Raises Unavailable if waiting is useless: the pages that it needs are quarantined on every worker.
+        """
 
     def claim(self, want: AdmissionRequest) -> Claim | None:
         """Reserve room for an admitted sequence; None if the route reserves it, or nothing is reserved."""

@@ -7,6 +7,7 @@ from collections.abc import Set
 from typing import Final
 
 from router.config.settings import Routing
+from router.dispatch.failures import pages_quarantined
 from router.dispatch.routing.policies import POLICIES
 from router.dispatch.sequence import Sequence
 from router.workers.capacity import Rank, WorkerView, any_has_room, place, preferred
@@ -73,10 +74,16 @@ class WorkerChoice:
         """All ready workers, of both roles."""
         return [*self._registry.ready(ROLE_PREFILL), *self._registry.ready(ROLE_DECODE)]
 
-    def preferred(self) -> list[WorkerSession]:
-        """The ready workers of the best rank."""
+    def preferred(self, tokens: int = 0, avoid: Set[str] = _NO_WORKERS) -> list[WorkerSession]:
+        """The ready workers of the best rank that a request of this size fits.
+
+        Raises Unavailable if it fits none of the ready workers.
+        """
         ready = self.ready_workers()
-        return [ready[i] for i in preferred(_views(ready, _NO_WORKERS))]
+        found = [ready[i] for i in preferred(_views(ready, avoid), tokens)]
+        if ready and not found:
+            raise pages_quarantined(tokens)
+        return found
 
     def has_room(self, session: WorkerSession, tokens: int) -> bool:
         """Whether this worker has pages and a slot for a request of `tokens` tokens."""
@@ -90,8 +97,14 @@ class WorkerChoice:
         return others[place(_views(others, _NO_WORKERS), tokens, POLICIES[Routing.LEAST_LOADED], 0)]
 
     def can_decode(self, tokens: int, avoid: Set[str] = _NO_WORKERS) -> bool:
-        """Whether a decode worker has room. True if none is ready, so that the attempt fails at once."""
-        return any_has_room(_views(self._registry.ready(ROLE_DECODE), avoid), tokens)
+        """Whether a decode worker has room. True if none is ready, so that the attempt fails at once.
+
+        Raises Unavailable if the request fits none of the ready workers.
+        """
+        views = _views(self._registry.ready(ROLE_DECODE), avoid)
+        if views and not any(view.fits(tokens) for view in views):
+            raise pages_quarantined(tokens)
+        return any_has_room(views, tokens)
 
     def promise(self, tokens: int, avoid: Set[str] = _NO_WORKERS) -> Promise | None:
         """Reserve room on a decode worker; None if there is none."""

@@ -396,7 +396,7 @@ class Failed(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., code: _Optional[_Union[FailureCode, str]] = ..., message: _Optional[str] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("waiting", "running", "waiting_tokens", "free_pages", "total_pages", "incoming", "queued_handoffs", "queued_pages", "starved", "waits_for")
+    __slots__ = ("waiting", "running", "waiting_tokens", "free_pages", "total_pages", "incoming", "queued_handoffs", "queued_pages", "starved", "quarantined_pages", "waits_for")
     WAITING_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -406,6 +406,7 @@ class Load(_message.Message):
     QUEUED_HANDOFFS_FIELD_NUMBER: _ClassVar[int]
     QUEUED_PAGES_FIELD_NUMBER: _ClassVar[int]
     STARVED_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINED_PAGES_FIELD_NUMBER: _ClassVar[int]
     WAITS_FOR_FIELD_NUMBER: _ClassVar[int]
     waiting: int
     running: int
@@ -416,8 +417,9 @@ class Load(_message.Message):
     queued_handoffs: int
     queued_pages: int
     starved: int
+    quarantined_pages: int
     waits_for: str
-    def __init__(self, waiting: _Optional[int] = ..., running: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., free_pages: _Optional[int] = ..., total_pages: _Optional[int] = ..., incoming: _Optional[int] = ..., queued_handoffs: _Optional[int] = ..., queued_pages: _Optional[int] = ..., starved: _Optional[int] = ..., waits_for: _Optional[str] = ...) -> None: ...
+    def __init__(self, waiting: _Optional[int] = ..., running: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., free_pages: _Optional[int] = ..., total_pages: _Optional[int] = ..., incoming: _Optional[int] = ..., queued_handoffs: _Optional[int] = ..., queued_pages: _Optional[int] = ..., starved: _Optional[int] = ..., quarantined_pages: _Optional[int] = ..., waits_for: _Optional[str] = ...) -> None: ...
 
 class GetStatsRequest(_message.Message):
     __slots__ = ()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from router.config.settings import Routing
-from router.errors import DeadlineExceeded, Internal, Overloaded
+from router.errors import DeadlineExceeded, Internal, Overloaded, Unavailable
 from tests.integration.fake_cluster import PROMPT, Service, pair, sampling, service
 from tests.integration.fake_worker import FakeWorker, answer, decode_worker, prefill_worker
 
@@ -80,6 +80,33 @@ async def test_a_burst_is_let_in_as_far_as_it_fits_before_any_report_about_it() 
 async def test_a_decode_worker_without_a_report_counts_as_having_room() -> None:
     async with service(*pair(decode={"token_s": 0.01})) as served:
         assert await asyncio.gather(*(served.tokens(3) for _ in range(50))) == [answer(PROMPT, 3)] * 50
+
+
+async def test_a_short_prompt_passes_a_long_one_that_waits_for_room() -> None:
+    prefill, decode = pair()
+    async with service(prefill, decode) as served:
+        await reports(served, decode, NEED)
+        long = asyncio.create_task(served.tokens(prompt=[5] * 50))
+        await until(lambda: held_back(served) == 1)
+        assert await served.tokens() == answer(PROMPT, 8)
+        assert held_back(served) == 1
+        await reports(served, decode, 100)
+        assert await long == answer([5] * 50, 8)
+
+
+async def test_a_prompt_that_needs_quarantined_pages_is_refused_at_once_and_blocks_nobody() -> None:
+    prefill, decode = pair()
+    async with service(prefill, decode) as served:
+        await reports(served, decode, NEED)
+        long = asyncio.create_task(served.tokens(prompt=[5] * 50))
+        await until(lambda: held_back(served) == 1)
+        await reports(served, decode, 40, quarantined_pages=60)
+        with pytest.raises(Unavailable, match="quarantine"):
+            await long
+        with pytest.raises(Unavailable, match="quarantine"):
+            await served.tokens(prompt=[5] * 41)
+        assert await served.tokens(prompt=[5] * 39) == answer([5] * 39, 8)
+        assert not prefill.commands("abort")
 
 
 async def test_the_decode_worker_with_room_is_chosen() -> None:

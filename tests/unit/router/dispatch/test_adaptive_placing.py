@@ -53,7 +53,7 @@ class Served:
         self.p, self.d = session("p", ROLE_PREFILL), session("d", ROLE_DECODE)
         self.policy = HandsOver()
         self.choice = Mock()
-        self.choice.preferred.side_effect = lambda: [self.p, self.d]
+        self.choice.preferred.side_effect = lambda *_: [self.p, self.d]
         registry = Mock()
         registry.complaints.return_value = []
         self.placing = AdaptivePlacing(registry, self.choice, lambda _: self.policy, clock=lambda: 1.0)
@@ -149,10 +149,10 @@ def test_a_worker_that_was_late_for_a_moment_keeps_its_requests_in_the_view() ->
     running = served.route()
     running.tracker.arrived()
     running.tracker.tokens(1)
-    served.choice.preferred.side_effect = lambda: [served.p]
+    served.choice.preferred.side_effect = lambda *_: [served.p]
     with pytest.raises(KeyError):
         served.route()  # by this policy, which looks for it
-    served.choice.preferred.side_effect = lambda: [served.p, served.d]
+    served.choice.preferred.side_effect = lambda *_: [served.p, served.d]
 
     def decodes() -> int:
         served.route().tracker.ended()
@@ -167,7 +167,7 @@ def test_a_worker_that_was_late_for_a_moment_keeps_its_requests_in_the_view() ->
 def test_a_worker_that_is_late_is_not_in_the_view() -> None:
     served = Served()
     served.route()
-    served.choice.preferred.side_effect = lambda: [served.p]
+    served.choice.preferred.side_effect = lambda *_: [served.p]
     with pytest.raises(KeyError, match="d"):
         served.route()  # by this policy, which looks for it
     assert [worker.id for worker in served.policy.view.workers] == ["p@1"]

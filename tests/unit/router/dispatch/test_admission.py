@@ -7,7 +7,10 @@ import math
 
 import pytest
 
+from engine.config import PATIENCE
 from router.dispatch.admission.admission_queue import Admission, AdmissionGrant, AdmissionRequest
+from router.dispatch.failures import pages_quarantined
+from router.errors import Unavailable
 
 
 class Pool:
@@ -15,9 +18,12 @@ class Pool:
 
     def __init__(self, room: int, window: int = 100) -> None:
         self.room = room
+        self.most = math.inf
         self.admission = Admission(self.has_room, self.claim, lambda: window)
 
     def has_room(self, want: AdmissionRequest) -> bool:
+        if want.tokens > self.most:
+            raise pages_quarantined(want.tokens)
         return want.tokens <= self.room
 
     def claim(self, want: AdmissionRequest) -> Claim:
@@ -86,13 +92,37 @@ async def test_an_unused_claim_admits_the_next_sequence() -> None:
     assert await who_is_in(task) == [True]
 
 
-async def test_small_sequences_do_not_overtake_a_large_one() -> None:
+async def test_shorter_sequences_pass_a_long_one_without_room_up_to_a_bound() -> None:
     pool = Pool(5)
     large = await waiting(pool, 8)
-    small = await waiting(pool, 1)
-    assert await who_is_in(large, small) == [False, False]
-    pool.free(4)
-    assert await who_is_in(large, small) == [True, True]
+    for _ in range(int(PATIENCE) * 2):
+        small = await waiting(pool, 4)
+        assert await who_is_in(large, small) == [False, True]
+        small.result().close()
+    last = await waiting(pool, 4)
+    assert await who_is_in(large, last) == [False, False]
+    pool.free(7)
+    assert await who_is_in(large, last) == [True, True]
+
+
+async def test_a_sequence_does_not_pass_one_of_its_length() -> None:
+    pool = Pool(5)
+    first, second, third = await waiting(pool, 8), await waiting(pool, 6), await waiting(pool, 6)
+    pool.free(1)
+    assert await who_is_in(first, second, third) == [False, True, False]
+
+
+async def test_a_sequence_that_no_worker_can_hold_is_refused_at_once_wherever_it_waits() -> None:
+    pool = Pool(5)
+    large = await waiting(pool, 8)
+    pool.most = 7  # the other pages are in quarantine
+    with pytest.raises(Unavailable):
+        try_admit(pool, 9)
+    small = await waiting(pool, 5)
+    with pytest.raises(Unavailable):
+        await large
+    assert await who_is_in(small) == [True]
+    assert len(pool.admission) == 0
 
 
 async def test_a_timed_out_sequence_is_refused_and_admits_later_ones() -> None:

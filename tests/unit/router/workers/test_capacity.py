@@ -53,6 +53,24 @@ def test_a_request_that_fills_a_pool_alone_waits_for_no_more_than_the_pool() -> 
     assert not replace(EMPTY, free_pages=99).has_room(1600)
 
 
+def test_quarantined_pages_are_waited_for_by_nobody() -> None:
+    """A request that they leave no room for fits nowhere; one that fits waits for the other pages only."""
+    worker = replace(EMPTY, free_pages=90, quarantined_pages=10)
+    assert worker.fits(1440)
+    assert worker.has_room(1440)
+    assert not worker.fits(1441)
+    assert not worker.has_room(1441)
+    assert EMPTY.fits(10_000), "the worker refuses what exceeds its pool"
+
+
+def test_a_request_goes_to_a_worker_that_it_fits_whatever_its_rank() -> None:
+    late = replace(EMPTY, rank=Rank.LATE)
+    ill = replace(EMPTY, free_pages=50, quarantined_pages=50)
+    assert preferred([ill, late], 1000) == [1]
+    assert preferred([ill], 1000) == []
+    assert place([ill], 1000, least_loaded, 0) == 0
+
+
 def test_pages_that_are_cached_need_no_room() -> None:
     crowded = replace(EMPTY, free_pages=10)
     assert not crowded.has_room(320)
@@ -110,7 +128,7 @@ def test_a_worker_that_failed_the_request_gets_it_only_if_there_is_no_other() ->
 def test_a_late_worker_gets_a_request_only_if_all_are_late() -> None:
     late, failed = replace(EMPTY, rank=Rank.LATE), replace(EMPTY, rank=Rank.AVOIDED)
     assert place([late, failed], 32, least_loaded, 0) == 1
-    assert preferred([late, late]) == [0, 1]
+    assert preferred([late, late], 32) == [0, 1]
 
 
 def test_room_on_a_worker_that_would_not_be_chosen_is_no_room() -> None:

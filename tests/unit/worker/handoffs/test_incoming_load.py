@@ -13,7 +13,7 @@ from rpc.baton.v1 import sampling_pb2, worker_pb2
 from tests.unit.worker.handlers import Handled, handled
 
 PAGE = 16
-COUNTS = PageCounts(free=40, held=60, cached=0, in_flight=0, quarantined=0, total=100)
+COUNTS = PageCounts(free=40, held=53, cached=0, in_flight=0, quarantined=7, total=100)
 STATS = EngineStats(
     waiting=1,
     starved=1,
@@ -69,6 +69,7 @@ def test_handoffs_that_have_pages_and_those_that_wait_for_some_are_reported() ->
     worker.handler.tick(0.0)
     load = worker.handler.load()
     assert (load.running, load.waiting, load.free_pages, load.total_pages) == (7, 1, 40, 100)
+    assert load.quarantined_pages == 7
     assert (load.incoming, load.queued_handoffs, load.queued_pages) == (1, 2, 2 + 1)
 
 
