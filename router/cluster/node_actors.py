@@ -12,8 +12,8 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from common.error_text import first_line
 from router.cluster.nodes import Node
-from router.cluster.ray_worker import first_line
 
 __all__ = ["CannotJoin", "NodeActor", "NodeSilent", "actor_on", "joined"]
 

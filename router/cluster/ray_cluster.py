@@ -19,11 +19,12 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from common.error_text import first_line
 from router.cluster.accelerators import resource_of
 from router.cluster.local_ray import num_local_gpus, start_local_ray
 from router.cluster.nodes import Node, RayLost, nodes, until_enough, until_lost
 from router.cluster.ray_thread import RayThread
-from router.cluster.ray_worker import RayWorker, first_line
+from router.cluster.ray_worker import RayWorker
 from router.cluster.worker_plan import Machine, WorkerPlan, device_for
 from router.config.flags.environment import environment_of
 from router.config.settings import LogLevel, RouterConfig
@@ -31,6 +32,8 @@ from rpc.tls import Identity
 from worker.config import WorkerRole
 
 __all__ = ["Cluster", "ClusterError"]
+
+_log = logging.getLogger(__name__)
 
 _LOOPBACK: Final = "127.0.0.1"
 _CONNECT_S: Final = 60.0
@@ -163,7 +166,13 @@ class Cluster:
                 " ask for fewer, or add nodes"
             ) from None
         self._workers = [
-            RayWorker(plan, partial(self._actor, plan, self._group, index), self._identity, self._acting)
+            RayWorker(
+                plan,
+                partial(self._actor, plan, self._group, index),
+                self._identity,
+                self._acting,
+                reaches=self._reaches,
+            )
             for index, plan in enumerate(plans)
         ]
         return self._workers
@@ -174,6 +183,14 @@ class Cluster:
     async def dead_nodes(self) -> set[str]:
         """Ids of the nodes that Ray has declared dead. Raises what Ray raises if it cannot say."""
         return {node.id for node in await self.nodes() if not node.alive}
+
+    async def _reaches(self, node_id: str) -> bool:
+        """Whether Ray answers, and its health checks reach that node."""
+        try:
+            return any(node.alive and node.id == node_id for node in await self.nodes())
+        except Exception as error:  # Ray's errors share no base class
+            _log.debug("Ray cannot say which nodes it reaches: %s", error)
+            return False
 
     async def close(self) -> None:
         """End the workers, and Ray if this process started it. Safe to call at any point."""

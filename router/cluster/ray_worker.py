@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final
 
 import ray
-from ray.exceptions import ActorDiedError, RayError, RayTaskError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError, RayTaskError
 
+from common.error_text import first_line
 from router.cluster.ray_thread import RayThread
 from router.cluster.worker_plan import WorkerPlan
 from router.workers.registry import WorkerBroken, WorkerUnavailable
@@ -19,25 +20,37 @@ from rpc.channel import Endpoint
 from rpc.tls import Identity
 from worker.config import WorkerRole
 
-__all__ = ["RayWorker", "first_line"]
+__all__ = ["RayWorker"]
 
 _log = logging.getLogger(__name__)
 
 _STOP_S: Final = 10.0
 _ASK_AGAIN_S: Final = 20.0
 _ANSWER_S: Final = 10.0
-"""A worker that was up and does not answer within this time is considered hung."""
+"""Interval of asking a worker that was up and does not answer."""
 
 
 class RayWorker:
-    """One worker over all of its incarnations. Implements `registry.WorkerHandle`."""
+    """One worker over all of its incarnations. Implements `registry.WorkerHandle`.
+
+    A process that does not answer is killed only when it must be hung: it has not answered for
+    --router-timeout, during which Ray answered and reached its node. By then a process that can run has ended
+    itself (`RouterWatch`), or its answer has arrived.
+    """
 
     def __init__(
-        self, plan: WorkerPlan, create: Callable[[], Any], identity: Identity, thread: RayThread
+        self,
+        plan: WorkerPlan,
+        create: Callable[[], Any],
+        identity: Identity,
+        thread: RayThread,
+        *,
+        reaches: Callable[[str], Awaitable[bool]],
     ) -> None:
         """`create` makes the actor in the worker's reserved place; `identity` is the router's.
 
         Calls that may wait for Ray run on `thread`: a Ray that does not answer must not block the streams.
+        `reaches(node)`: whether Ray answers and reaches the node with this id.
         """
         self.worker_id = plan.config.worker_id
         self.role = _ROLES[plan.config.role]
@@ -45,6 +58,13 @@ class RayWorker:
         self._actor = create()
         self._identity = identity
         self._thread = thread
+        self._reaches = reaches
+        self._hung_after_s = plan.config.router_timeout_s
+        self._node = ""
+        """Of the last incarnation that answered."""
+        self._silent_s = 0.0
+        """Waited in vain for an answer since Ray last failed to reach the node. A sum of waits: time in which
+        this router was stopped does not count."""
         self._replacing = asyncio.Lock()
         self._was_up = False
         """Whether this incarnation has answered."""
@@ -69,6 +89,7 @@ class RayWorker:
         if actor is not self._actor:
             raise WorkerUnavailable("it was restarted")
         self._was_up = self._has_served = True
+        self._node, self._silent_s = listening.node, 0.0
         self.stages = listening.stages
         return Endpoint(listening.address, self._identity.call(listening.certificate))
 
@@ -81,6 +102,9 @@ class RayWorker:
                 return WorkerBroken(_last_line(error))
             case ActorDiedError():
                 return await self._after_death(actor, error)
+            case ActorUnavailableError():
+                self._was_up = False
+                return WorkerUnavailable("its process has ended, and Ray restarts it")
             case _:
                 self._was_up = False
                 return WorkerUnavailable(first_line(error))
@@ -100,8 +124,17 @@ class RayWorker:
             return WorkerUnavailable(
                 "still loading, or on a node that is out of reach" if self._has_served else "still loading"
             )
-        # Stopped or hung. The process is alive for Ray, so it has to be killed here.
-        self._was_up = False
+        if not await self._reaches(self._node):
+            self._silent_s = 0.0
+            return WorkerUnavailable("Ray does not reach its node")
+        self._silent_s += _ANSWER_S
+        if self._silent_s < self._hung_after_s:
+            return WorkerUnavailable(
+                f"no answer for {self._silent_s:g} s; it is restarted after --router-timeout"
+                f" {self._hung_after_s:g} s"
+            )
+        _log.warning("%s has not answered for %g s and is killed", self.worker_id, self._silent_s)
+        self._was_up, self._silent_s = False, 0.0
         await self._thread.call(partial(ray.kill, self._actor, no_restart=False))
         return WorkerUnavailable("it did not answer, and is restarted")
 
@@ -116,11 +149,13 @@ class RayWorker:
     async def revive(self) -> None:
         """Replace the actor by a new one in the same place."""
         async with self._replacing:
+            self._was_stopped = False  # if this fails, `endpoint` tries again
             await self._replace()
 
     async def _replace(self) -> None:
         self._actor = await self._thread.call(self._create)
         self._was_up = self._was_stopped = False
+        self._silent_s = 0.0
 
     async def stop(self) -> None:
         """Stop the worker: orderly if it answers, by killing it otherwise."""
@@ -131,11 +166,6 @@ class RayWorker:
         except (RayError, TimeoutError) as error:
             _log.debug("%s did not stop by itself: %s", self.worker_id, error)
         await self._thread.call(partial(ray.kill, self._actor, no_restart=True))
-
-
-def first_line(error: Exception) -> str:
-    """The first line of the error's message; its type if there is none."""
-    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 def _last_line(error: RayError) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+import ray
+
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE
 from tests.integration.fake_worker import Behaviour, FakeWorker
 from worker.config import WorkerConfig, WorkerRole
@@ -22,7 +24,8 @@ class FakeActor:
             await self._worker.start()
             self._started = True
         endpoint = await self._worker.endpoint()
-        return Listening(endpoint.address, self._worker.identity.certificate)
+        node = ray.get_runtime_context().get_node_id()
+        return Listening(endpoint.address, self._worker.identity.certificate, node)
 
     async def stop(self) -> None:
         await self._worker.stop()

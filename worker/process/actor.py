@@ -47,6 +47,8 @@ class Listening:
     """host:port of the gRPC server."""
     certificate: bytes | None
     """PEM, generated at start; None: plaintext."""
+    node: str = ""
+    """Ray's id of the node that it runs on."""
     stages: tuple[tuple[str, float], ...] = ()
     """What the start consisted of, each with its seconds."""
 
@@ -91,7 +93,8 @@ class WorkerActor:
 
     async def _start(self) -> Listening:
         await self._host.start()
-        return Listening(self._host.address, self._host.certificate, self._stages.until_now())
+        host = self._host
+        return Listening(host.address, host.certificate, host.config.node, self._stages.until_now())
 
     def _on_progress(self, stage: str, done: int, total: int) -> None:
         self._stages.enter(stage)

@@ -17,6 +17,7 @@ from engine.loader.checkpoint import Checkpoint
 from router.cluster.ray_cluster import Cluster
 from router.cluster.worker_plan import Machine, plan_workers
 from router.config.groups.cluster import ClusterSettings
+from router.config.groups.failover import FailoverSettings
 from router.config.settings import Device, RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics import RouterMetrics
@@ -47,6 +48,7 @@ def local_ray() -> Iterator[LocalRay]:
         device=Device.CPU,
         decode_workers=TESTS,
         cluster=ClusterSettings(worker_cpus=1, startup_timeout=60.0),
+        failover=FailoverSettings(router_timeout=2.0),
     )
     cluster = Cluster(config)
     try:

@@ -1,4 +1,4 @@
-"""One worker over its actors: who may start a new one, and when."""
+"""One worker over its actors: when a new one is started, and when a process is killed."""
 
 from __future__ import annotations
 
@@ -30,6 +30,12 @@ class Actor:
     async def _stop(self) -> None:
         pass
 
+    def answer(self) -> None:
+        self.listening.set_result(SimpleNamespace(address="a:1", certificate=None, node="A", stages=()))
+
+    def hang(self) -> None:
+        self.listening = asyncio.get_running_loop().create_future()
+
     def die(self) -> None:
         self.listening.set_exception(ActorDiedError())
 
@@ -39,9 +45,20 @@ class Place:
 
     def __init__(self) -> None:
         self.actors: list[Actor] = []
+        self.reached = True
+        """Whether Ray reaches the node."""
         self._loop = asyncio.get_running_loop()
-        plan = SimpleNamespace(config=SimpleNamespace(worker_id="decode-0", role=WorkerRole.DECODE))
-        self.worker = RayWorker(cast(WorkerPlan, plan), self._create, Identity.generate(), RayThread())
+        config = SimpleNamespace(worker_id="decode-0", role=WorkerRole.DECODE, router_timeout_s=60.0)
+        self.worker = RayWorker(
+            cast(WorkerPlan, SimpleNamespace(config=config)),
+            self._create,
+            Identity.generate(),
+            RayThread(),
+            reaches=self._reaches,
+        )
+
+    async def _reaches(self, node: str) -> bool:
+        return self.reached and node == "A"
 
     def _create(self) -> Actor:
         self.actors.append(Actor(self._loop))
@@ -110,3 +127,65 @@ async def test_a_stopped_worker_is_not_revived_by_its_own_death() -> None:
     with pytest.raises(WorkerBroken):
         await start
     assert len(place.actors) == 1
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every wait counts as the 10 s that it stands for, and ends at once."""
+
+    async def wait_for(answer: Any, _timeout_s: float) -> Any:
+        if not answer.done():
+            raise TimeoutError
+        return await answer
+
+    monkeypatch.setattr(asyncio, "wait_for", wait_for)
+
+
+async def hung() -> Place:
+    """A place whose worker has answered once, and answers no more."""
+    place = Place()
+    place.actors[0].answer()
+    await asyncio.sleep(0)
+    await place.worker.endpoint()
+    place.actors[0].hang()
+    return place
+
+
+async def complaint(place: Place) -> str:
+    with pytest.raises(WorkerUnavailable) as caught:
+        await place.worker.endpoint()
+    return str(caught.value)
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_silent_worker_is_killed_only_after_the_router_timeout(killed: list[Any]) -> None:
+    place = await hung()
+    for _ in range(5):
+        assert "--router-timeout 60 s" in await complaint(place)
+    assert not killed
+    assert "is restarted" in await complaint(place)
+    assert killed == [place.actors[0]]
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_worker_that_ray_does_not_reach_either_is_never_killed(killed: list[Any]) -> None:
+    place = await hung()
+    place.reached = False
+    for _ in range(50):
+        assert "Ray does not reach" in await complaint(place)
+    place.reached = True
+    for _ in range(5):
+        await complaint(place)  # counted from now on
+    assert not killed
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_worker_that_answers_again_is_not_killed(killed: list[Any]) -> None:
+    place = await hung()
+    for _ in range(3):
+        for _ in range(5):
+            await complaint(place)
+        place.actors[0].answer()
+        await place.worker.endpoint()
+        place.actors[0].hang()
+    assert not killed
