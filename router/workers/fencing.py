@@ -1,10 +1,17 @@
 """Fencing: tells every worker which incarnations of other workers are dead.
 
-When a process ends on a live node, the kernel closes its connections. When a node loses power or is cut off,
-peers see nothing, and pages reserved for its workers would stay in quarantine. When Ray declares such a node
-dead, the router sends a `Fence` command to every other worker.
+When a process ends on a node that its peers reach, the kernel closes its connections. When its node loses
+power or is cut off, peers see nothing, and pages reserved for it would stay in quarantine. So an incarnation
+whose session has ended is fenced, with a `Fence` command to every other worker, when Ray knows its end:
 
-A silent worker on a live node is never fenced: its process may be stopped and continue later.
+| Ray | why |
+| --- | --- |
+| declared its node dead | the process has ended, or is cut off |
+| started another process of the same worker | it does so only after the end of the first, or of its node |
+| ended the process for a drain | |
+
+A silent worker on a live node is never fenced: its process may be stopped and continue later. Fencing a
+process that still runs would be safe: a peer takes pages back only after it has closed every path to them.
 """
 
 from __future__ import annotations
@@ -22,7 +29,9 @@ __all__ = ["DeadNodes", "Fencing", "Incarnation", "newly_dead"]
 _log = logging.getLogger(__name__)
 
 _ASK_S: Final = 2.0
-"""Interval of polling Ray for dead nodes while a worker is lost. Ray takes about 15 s to declare one dead."""
+"""Interval of polling Ray for dead nodes while a worker is lost. Ray takes about 15 s to declare one dead.
+
+Also the time for peers to detect the end of a replaced process by its connections, before it is fenced."""
 
 DeadNodes: TypeAlias = Callable[[], Awaitable[Collection[str]]]
 """Ids of the nodes that Ray has declared dead. They never come back under the same id."""
@@ -57,19 +66,21 @@ def newly_dead(lost: Collection[Incarnation], dead_nodes: Collection[str]) -> li
 
 
 class Fencing:
-    """Sends fences for lost workers on dead nodes. A context manager that runs a task."""
+    """Sends fences for lost workers. A context manager that runs a task."""
 
     def __init__(self, dead_nodes: DeadNodes, *, ask_s: float = _ASK_S) -> None:
         self._dead_nodes = dead_nodes
         self._ask_s = ask_s
         self._sessions: dict[int, Session] = {}
         """By epoch."""
-        self._newest: dict[str, int] = {}
-        """Epoch of each worker's latest session."""
         self._lost: dict[int, Incarnation] = {}
+        """Processes that may have ended, or may come back."""
+        self._ended: dict[int, Incarnation] = {}
+        """Processes that have ended, and are fenced soon."""
         self._fences: list[worker_pb2.Command] = []
-        """All fences so far: a worker that connects later may hold pages for a peer fenced before."""
-        self._some_lost = asyncio.Event()
+        """Since the oldest loss in `_lost`: a process that comes back may hold pages for a fenced peer."""
+        self._news = asyncio.Event()
+        """Set while there are lost or ended incarnations."""
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Fencing:
@@ -83,53 +94,56 @@ class Fencing:
 
     def begun(self, session: Session) -> None:
         """Register a session and send it all fences. Call before sending any other command over it."""
-        self._sessions[session.info.epoch] = session
-        self._newest[session.info.worker_id] = session.info.epoch
-        self._lost.pop(session.info.epoch, None)  # the same process, which was only unreachable
+        epoch, worker_id = session.info.epoch, session.info.worker_id
+        self._sessions[epoch] = session
+        self._lost.pop(epoch, None)  # the same process, which was only unreachable
+        self._ended.pop(epoch, None)
         for fence in self._fences:
             session.send(fence)
+        self.stopped(worker_id)
 
     def ended(self, session: Session) -> None:
         """Register the end of a session, whose process may be dead."""
         self._sessions.pop(session.info.epoch, None)
         if session.info.node:
             self._lost[session.info.epoch] = Incarnation.of(session.info)
-            self._some_lost.set()
+            self._news.set()
+
+    def stopped(self, worker_id: str) -> None:
+        """Register that all processes of the worker without a session have ended."""
+        for incarnation in [lost for lost in self._lost.values() if lost.worker_id == worker_id]:
+            self._ended[incarnation.epoch] = self._lost.pop(incarnation.epoch)
 
     async def _run(self) -> None:
         while True:
-            await self._some_lost.wait()
-            replaced = [i for i in self._lost.values() if self._newest.get(i.worker_id) != i.epoch]
-            try:
-                dead = await self._dead_nodes()
-            except Exception as error:  # Ray's errors share no base class; it is polled again
-                _log.warning("cannot get the dead nodes from Ray: %s", error)
-            else:
-                for incarnation in newly_dead(list(self._lost.values()), dead):
-                    self._fence(incarnation)
-                self._forget(replaced)
+            await self._news.wait()
+            replaced = list(self._ended.values())
+            if self._lost:
+                await self._fence_dead_nodes()
             await asyncio.sleep(self._ask_s)
+            for incarnation in replaced:
+                if self._ended.pop(incarnation.epoch, None) is not None:
+                    _log.debug("%s: its process before the current one is fenced", incarnation.worker_id)
+                    self._fence(incarnation, "Ray has ended its process")
+            if not self._lost:
+                self._fences.clear()
+                if not self._ended:
+                    self._news.clear()
 
-    def _forget(self, incarnations: Collection[Incarnation]) -> None:
-        """Stop polling Ray for these.
-
-        Ray restarts a worker when its process has ended or its node is dead. A worker that had been restarted
-        before Ray was asked, and whose node was not dead then, has therefore ended on a living node, whose
-        kernel closed its connections, so its peers have detected the end.
-        """
-        for incarnation in incarnations:
+    async def _fence_dead_nodes(self) -> None:
+        try:
+            dead = await self._dead_nodes()
+        except Exception as error:  # Ray's errors share no base class; it is polled again
+            _log.warning("cannot get the dead nodes from Ray: %s", error)
+            return
+        for incarnation in newly_dead([*self._lost.values(), *self._ended.values()], dead):
+            _log.warning("%s is fenced: its node %s is dead", incarnation.worker_id, incarnation.node)
             self._lost.pop(incarnation.epoch, None)
-        if not self._lost:
-            self._some_lost.clear()
+            self._ended.pop(incarnation.epoch, None)
+            self._fence(incarnation, f"Ray declared its node {incarnation.node} dead")
 
-    def _fence(self, incarnation: Incarnation) -> None:
-        _log.warning("%s is fenced: its node %s is dead", incarnation.worker_id, incarnation.node)
-        self._forget([incarnation])
-        fence = worker_pb2.Fence(
-            worker_id=incarnation.worker_id,
-            epoch=incarnation.epoch,
-            reason=f"Ray declared its node {incarnation.node} dead",
-        )
+    def _fence(self, incarnation: Incarnation, reason: str) -> None:
+        fence = worker_pb2.Fence(worker_id=incarnation.worker_id, epoch=incarnation.epoch, reason=reason)
         command = worker_pb2.Command(fence=fence)
         self._fences.append(command)
         for session in self._sessions.values():

@@ -25,6 +25,8 @@ _log = logging.getLogger(__name__)
 
 _FIRST_RETRY_S: Final = 0.1
 _LONGEST_RETRY_S: Final = 5.0
+_CLOSE_S: Final = 10.0
+"""For a dismissed session to end."""
 
 
 OnChange: TypeAlias = Callable[[WorkerHandle, bool], None]
@@ -126,6 +128,13 @@ class Registry:
             async with asyncio.timeout(timeout_s), self._changed:
                 await self._changed.wait_for(condition)
         return condition()
+
+    async def stop(self, member: Member) -> None:
+        """Stop a worker's process. Call after its session was dismissed; it must not be `wanted`."""
+        await member.handle.stop()
+        await self.wait_until(lambda: member.session is None, _CLOSE_S)
+        if self._fencing is not None:
+            self._fencing.stopped(member.handle.worker_id)
 
     async def _keep(self, member: Member) -> None:
         delay = _FIRST_RETRY_S

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
+from router.admin.drain import WorkerDrainer
 from router.workers.fencing import Fencing, Incarnation, newly_dead
 from router.workers.registry import Registry
 from rpc.baton.v1 import worker_pb2
@@ -91,20 +92,36 @@ async def test_a_worker_that_is_stopped_or_out_of_reach_is_not_fenced_while_its_
         assert decode.commands("fence") == prefill.commands("fence") == []
 
 
-async def test_a_worker_that_connects_later_gets_every_fence_first() -> None:
+async def test_a_worker_that_connects_after_a_fence_gets_it_first() -> None:
     ray = Ray()
     async with cluster(ray) as (registry, prefill, decode):
         epoch = prefill.epoch
+        decode.behaviour.dumb = True
+        assert await registry.wait_until(lambda: not registry.ready(ROLE_DECODE), PATIENCE_S)
         await prefill.stop()
         ray.dead.add("A")
-        await fences(decode)
-        prefill.node = "C"
-        await prefill.revive()
-        assert await registry.wait_for(ROLE_PREFILL, PATIENCE_S)
-        assert [fence.epoch for fence in await fences(prefill)] == [epoch]
-        await decode.restart()
-        assert await registry.wait_for_all(PATIENCE_S)
-        assert [fence.epoch for fence in await fences(decode, 2)] == [epoch, epoch]
+        await asked_again(ray)
+        decode.behaviour.dumb = False
+        assert [fence.epoch for fence in await fences(decode)] == [epoch]
+
+
+async def test_peers_of_a_worker_whose_process_was_replaced_get_a_fence_though_its_node_lives() -> None:
+    ray = Ray()
+    async with cluster(ray) as (_, prefill, decode):
+        epoch = prefill.epoch
+        await prefill.restart()
+        assert [fence.epoch for fence in await fences(decode)] == [epoch]
+
+
+async def test_peers_of_a_drained_worker_get_a_fence_and_ray_is_asked_no_more() -> None:
+    ray = Ray()
+    async with cluster(ray) as (registry, prefill, decode):
+        epoch = prefill.epoch
+        await WorkerDrainer(registry).drain("prefill-0", 0.0, force=True)
+        assert [fence.epoch for fence in await fences(decode)] == [epoch]
+        before = ray.asked
+        await asyncio.sleep(0.1)  # ten intervals
+        assert ray.asked == before
 
 
 async def test_ray_is_asked_again_when_it_does_not_answer() -> None:

@@ -1,8 +1,9 @@
-"""Which lost workers Ray is asked about, and until when."""
+"""Which processes are fenced, and about which Ray is asked."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from unittest.mock import Mock
 
 from router.workers.fencing import Fencing
@@ -34,36 +35,84 @@ class Ray:
             await asyncio.sleep(0)
 
 
-async def test_after_a_restart_on_a_living_node_ray_is_asked_no_more() -> None:
+def fences(session: Mock) -> list[int]:
+    """Epochs."""
+    return [call.args[0].fence.epoch for call in session.send.call_args_list]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+
+async def test_a_replaced_process_is_fenced_whatever_its_node_does_later() -> None:
     ray = Ray()
     async with Fencing(ray.dead_nodes, ask_s=0.0) as fencing:
-        first, second, third = (session(epoch) for epoch in (1, 2, 3))
-        fencing.begun(first)
+        peer, first, second, third = session(9, "B", "prefill-0"), *(session(epoch) for epoch in (1, 2, 3))
+        for begun in (peer, first):
+            fencing.begun(begun)
         for before, after in ((first, second), (second, third)):
             fencing.ended(before)
             fencing.begun(after)
-        await ray.says()
-        assert not ray.asked.is_set()
-        fencing.ended(third)
-        await ray.asked.wait()
-        third.send.assert_not_called()
+        await until(lambda: fences(peer) == [1, 2])
+        assert not ray.asked.is_set()  # each has a successor: nothing depends on a node
 
 
-async def test_a_lost_worker_is_asked_about_until_it_is_back() -> None:
+async def test_peers_have_time_to_detect_the_end_before_a_replaced_process_is_fenced() -> None:
+    ray = Ray()
+    async with Fencing(ray.dead_nodes, ask_s=3600.0) as fencing:
+        first, second = session(1), session(2)
+        fencing.begun(first)
+        fencing.ended(first)
+        fencing.begun(second)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert fences(second) == []
+
+
+async def test_a_drained_worker_is_fenced_and_ray_is_asked_no_more() -> None:
     ray = Ray()
     async with Fencing(ray.dead_nodes, ask_s=0.0) as fencing:
-        lost = session(1)
+        drained, peer = session(1), session(2, "B", "prefill-0")
+        fencing.begun(drained)
+        fencing.begun(peer)
+        fencing.ended(drained)
+        fencing.stopped("decode-0")
+        await until(lambda: fences(peer) == [1])
+        assert not ray.asked.is_set()
+
+
+async def test_a_lost_worker_is_asked_about_until_it_is_replaced() -> None:
+    ray = Ray()
+    async with Fencing(ray.dead_nodes, ask_s=0.0) as fencing:
+        lost, successor = session(1), session(2)
         fencing.begun(lost)
         fencing.ended(lost)
         await ray.says()
         assert ray.asked.is_set()
-        fencing.begun(session(2))
-        await ray.says()  # asked before the restart: the answer may be older
+        fencing.begun(successor)
         await ray.says()
+        await until(lambda: fences(successor) == [1])
         assert not ray.asked.is_set()
 
 
-async def test_a_worker_whose_node_died_is_fenced_though_it_runs_elsewhere_already() -> None:
+async def test_a_process_that_comes_back_is_not_fenced() -> None:
+    ray = Ray()
+    async with Fencing(ray.dead_nodes, ask_s=0.0) as fencing:
+        unreachable, peer = session(1), session(2, "B", "prefill-0")
+        fencing.begun(unreachable)
+        fencing.begun(peer)
+        fencing.ended(unreachable)
+        await ray.says()
+        fencing.begun(unreachable)
+        await ray.says("A")
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert fences(peer) == []
+
+
+async def test_a_worker_whose_node_died_is_fenced_once_though_it_runs_elsewhere_already() -> None:
     ray = Ray()
     async with Fencing(ray.dead_nodes, ask_s=0.0) as fencing:
         lost, successor = session(1), session(2, node="B")
@@ -71,11 +120,25 @@ async def test_a_worker_whose_node_died_is_fenced_though_it_runs_elsewhere_alrea
         fencing.ended(lost)
         await ray.asked.wait()
         fencing.begun(successor)
-        await ray.says()  # asked before Ray noticed
         await ray.says("A")
-        (command,) = [call.args[0] for call in successor.send.call_args_list]
-        assert command.fence.epoch == 1
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert fences(successor) == [1]
         assert not ray.asked.is_set()
+
+
+async def test_a_process_that_was_away_gets_the_fences_that_it_missed() -> None:
+    ray = Ray()
+    async with Fencing(ray.dead_nodes, ask_s=0.0) as fencing:
+        away, peer = session(1), session(2, "B", "prefill-0")
+        fencing.begun(away)
+        fencing.begun(peer)
+        fencing.ended(away)
+        fencing.ended(peer)
+        await ray.says("B")
+        back = session(1)
+        fencing.begun(back)
+        assert fences(back) == [2]
 
 
 async def test_ray_is_not_asked_about_a_worker_without_a_node() -> None:
