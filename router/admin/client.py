@@ -57,12 +57,25 @@ def _drain(arguments: argparse.Namespace, ask: Ask) -> None:
 
 
 def _restart(arguments: argparse.Namespace, ask: Ask) -> None:
-    """Restart one worker at a time, so that the others can continue its requests."""
+    """Restart one worker at a time, so that the others can continue its requests.
+
+    A worker that cannot be restarted is left as it is; the next ones are restarted all the same.
+    """
     is_all = arguments.worker == ["all"]
     workers = [w["worker"] for w in ask("GET", "/workers")] if is_all else arguments.worker
+    failed = []
     for worker in workers:
-        moved = ask("POST", _path(worker, "restart", arguments))["moved"]
-        print(f"{worker} is ready again; {moved} of its requests moved to other workers", flush=True)
+        try:
+            moved = ask("POST", _path(worker, "restart", arguments))["moved"]
+        except _Refused as refused:
+            print(f"router restart: {refused}", file=sys.stderr, flush=True)
+            failed.append(worker)
+        else:
+            print(f"{worker} is ready again; {moved} of its requests moved to other workers", flush=True)
+    if len(failed) < len(workers) and failed:
+        raise _Refused(f"not restarted: {', '.join(failed)}")
+    if failed:
+        raise _Refused("no worker was restarted")
 
 
 def _role(arguments: argparse.Namespace, ask: Ask) -> None:

@@ -8,22 +8,22 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeAlias
 
+from common.error_text import first_line
 from router.workers.member import Member
 from router.workers.registry import Registry
 from router.workers.session import WorkerSession
 from rpc.baton.v1 import worker_pb2
 
 __all__ = [
-    "Able",
     "CannotChangeRole",
     "Evacuate",
-    "LastOfItsRole",
+    "LastWorker",
     "NoSuchWorker",
     "NotBackInTime",
+    "OperationFailed",
     "WorkerDrainer",
 ]
 
-Able: TypeAlias = Callable[[worker_pb2.Role], list[WorkerSession]]
 Evacuate: TypeAlias = Callable[[str, float], Awaitable[int]]
 """(worker, time limit in seconds) -> number of running answers that moved to other workers with their KV."""
 
@@ -42,12 +42,16 @@ class NoSuchWorker(Exception):
     """No worker has this name."""
 
 
-class LastOfItsRole(Exception):
-    """No other ready worker can take over this worker's role."""
+class LastWorker(Exception):
+    """No other worker is ready, or none of the role that this one is to give up."""
 
 
 class CannotChangeRole(Exception):
     """The worker has no role: it has no KV transport."""
+
+
+class OperationFailed(Exception):
+    """Ray did not do what was asked; the message says in which state the worker is."""
 
 
 class NotBackInTime(Exception):
@@ -57,16 +61,10 @@ class NotBackInTime(Exception):
 class WorkerDrainer:
     """Drains, restarts and reassigns workers. Calls return when done; those for one worker run in order."""
 
-    def __init__(
-        self, registry: Registry, able: Able | None = None, evacuate: Evacuate | None = None
-    ) -> None:
-        """`able(role)`: workers that can compute a role's part of a sequence; None: the workers of the role.
-
-        `evacuate` moves the running answers of a worker; None: none is moved.
-        """
+    def __init__(self, registry: Registry, evacuate: Evacuate | None = None) -> None:
+        """`evacuate` moves the running answers of a worker; None: none is moved."""
         self._registry = registry
         self._evacuate = evacuate or _nothing_moves
-        self._able = able or (lambda role: [s for s in registry.sessions() if s.role == role])
         self._locks: dict[str, asyncio.Lock] = {}
         """By worker id: a drain that overlaps a restart would stop the restarted process."""
 
@@ -76,26 +74,19 @@ class WorkerDrainer:
         Running answers move to other workers with their KV, without an interruption. The other requests have
         `timeout_s` to finish. After that, another worker recomputes the prompt and the answer so far, and
         continues the client's stream. Returns the number of requests that moved in either way. Raises
-        NoSuchWorker, and LastOfItsRole unless `force`.
+        NoSuchWorker, OperationFailed, and LastWorker unless `force`.
         """
         member = self._member(worker_id)
         async with self._lock(member):
-            return await self._drain(member, timeout_s, force=force)
-
-    async def _drain(self, member: Member, timeout_s: float, *, force: bool) -> int:
-        worker_id = member.handle.worker_id
-        if not force:
-            self._require_others(member)
-        member.wanted.clear()
-        await self._registry.reconsider()
-        moved = 0
-        if (session := member.session) is not None:
-            _log.info(
-                "draining %s: %d requests have %g s to finish", worker_id, session.load.requests, timeout_s
-            )
-            moved = await self._empty(session, timeout_s)
-            session.dismiss(f"{worker_id} was drained")
-        await member.handle.stop()
+            self._require_others(member, force)
+            moved = await self._empty(member, timeout_s)
+            try:
+                await self._registry.stop(member)
+            except Exception as error:  # Ray's errors share no base class
+                raise OperationFailed(
+                    f"{worker_id} gets no requests, but its process may still run: {first_line(error)};"
+                    " drain it again"
+                ) from error
         _log.info("drained %s; %d of its requests moved", worker_id, moved)
         return moved
 
@@ -104,20 +95,43 @@ class WorkerDrainer:
     ) -> int:
         """Drain the worker, if it is up, and restart it; returns when it is ready again.
 
-        Returns how many requests moved. Raises what `drain` raises, and NotBackInTime after `startup_s`.
+        Returns how many requests moved. Raises what `drain` raises, and NotBackInTime after `startup_s`. If
+        it fails half-way, the worker stays wanted: the router goes on trying to connect to it.
         """
         member = self._member(worker_id)
         async with self._lock(member):
-            moved = await self._drain(member, timeout_s, force=force)
-            await member.handle.revive()
+            self._require_others(member, force)
             began = time.monotonic()
-            member.wanted.set()
+            try:
+                moved = await self._empty(member, timeout_s)
+                await self._registry.stop(member)
+                await member.handle.revive()
+            except Exception as error:
+                raise OperationFailed(
+                    f"{worker_id} was not restarted: {first_line(error)}; the router reconnects to it if it"
+                    " runs; see `router workers`"
+                ) from error
+            finally:
+                member.wanted.set()
             if not await self._registry.wait_until(lambda: member.usable, startup_s):
                 raise NotBackInTime(f"{worker_id} is not ready after {startup_s:g} s: {member.trouble}")
         _log.info("%s is ready again after %.1f s", worker_id, time.monotonic() - began)
         return moved
 
-    async def _empty(self, session: WorkerSession, timeout_s: float) -> int:
+    async def _empty(self, member: Member, timeout_s: float) -> int:
+        """Take the worker out of service and end its session; returns how many requests moved."""
+        member.wanted.clear()
+        await self._registry.reconsider()
+        if (session := member.session) is None:
+            return 0
+        worker_id = member.handle.worker_id
+        _log.info("draining %s: %d requests have %g s to finish", worker_id, session.load.requests, timeout_s)
+        try:
+            return await self._move_requests(session, timeout_s)
+        finally:
+            session.dismiss(f"{worker_id} was drained")
+
+    async def _move_requests(self, session: WorkerSession, timeout_s: float) -> int:
         """Move requests until the worker has none; returns how many moved or will be retried."""
         moved, ends = 0, time.monotonic() + timeout_s
         while True:
@@ -136,7 +150,7 @@ class WorkerDrainer:
         """Use the worker for the other role from now on. Running requests are not affected.
 
         Later incarnations keep the role until another one is assigned. Raises NoSuchWorker, CannotChangeRole
-        without a KV transport, and LastOfItsRole unless `force`.
+        without a KV transport, and LastWorker unless `force`.
         """
         member = self._member(worker_id)
         if member.session is not None and not member.session.info.transport:
@@ -145,8 +159,10 @@ class WorkerDrainer:
             )
         if role == member.role:
             return
-        if not force:
-            self._require_others(member)
+        if not force and not any(other.role == member.role for other in self._others(member)):
+            raise LastWorker(
+                f"{worker_id} is the last worker of its role that is ready; --force overrides this"
+            )
         member.assigned = role
         if member.session is not None:
             member.session.role = role
@@ -165,11 +181,14 @@ class WorkerDrainer:
         names = ", ".join(member.handle.worker_id for member in self._registry.members())
         raise NoSuchWorker(f"there is no worker {worker_id}; there are {names}")
 
-    def _require_others(self, member: Member) -> None:
-        able = {session.worker_id for session in self._able(member.role)}
-        others = [m for m in self._registry.members() if m is not member and m.handle.worker_id in able]
-        if not any(other.usable for other in others):
-            raise LastOfItsRole(
-                f"no other worker can take over from {member.handle.worker_id}, so requests would fail;"
-                " --force overrides this"
+    def _require_others(self, member: Member, force: bool) -> None:
+        """Raises LastWorker if the requests of a worker in service would have no other one of any role."""
+        if not (force or self._others(member)) and member.usable:
+            raise LastWorker(
+                f"no other worker can take over from {member.handle.worker_id}, so requests would wait or"
+                " fail; --force overrides this"
             )
+
+    def _others(self, member: Member) -> list[Member]:
+        """The ready workers that can take over from this one: those of any role."""
+        return [other for other in self._registry.members() if other is not member and other.usable]

@@ -17,12 +17,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from router.admin.drain import (
-    Able,
     CannotChangeRole,
     Evacuate,
-    LastOfItsRole,
+    LastWorker,
     NoSuchWorker,
     NotBackInTime,
+    OperationFailed,
     WorkerDrainer,
 )
 from router.frontend.http.server import QuietServer, listen
@@ -35,12 +35,17 @@ __all__ = ["LOOPBACK", "AdminServer", "admin_app"]
 
 LOOPBACK: Final = "127.0.0.1"
 _ROLES: Final = {"prefill": ROLE_PREFILL, "decode": ROLE_DECODE}
-_STATUS: Final = {NoSuchWorker: 404, LastOfItsRole: 409, CannotChangeRole: 409, NotBackInTime: 504}
+_STATUS: Final = {
+    NoSuchWorker: 404,
+    LastWorker: 409,
+    CannotChangeRole: 409,
+    OperationFailed: 502,
+    NotBackInTime: 504,
+}
 
 
 def admin_app(
     registry: Registry,
-    able: Able | None = None,
     evacuate: Evacuate | None = None,
     *,
     explain: Callable[[str], Mapping[str, Any] | None] = lambda _: None,
@@ -55,9 +60,9 @@ def admin_app(
       `drain_timeout_s`) and `force=1`
     * POST /workers/{name}/role: query parameters `role=prefill` or `role=decode`, and `force=1`
 
-    POST requests are answered when the operation is complete. `able`, `evacuate`: see `WorkerDrainer`.
+    POST requests are answered when the operation is complete. `evacuate`: see `WorkerDrainer`.
     """
-    drainer = WorkerDrainer(registry, able, evacuate)
+    drainer = WorkerDrainer(registry, evacuate)
 
     async def workers(request: Request) -> Response:
         return _json([_described(member) for member in registry.members()])

@@ -66,8 +66,8 @@ async def serve(config: RouterConfig) -> None:
             await service.drain(config.operation.drain_timeout)
             return
         _log.error("%s; the router ends", loss)
-        # Workers may outlive Ray for a while and finish their requests.
-        await service.drain(config.operation.drain_timeout if service.dispatcher.ready() else 0.0)
+        # Workers may outlive Ray for a while and finish their requests, but none is restarted.
+        await service.drain(config.operation.drain_timeout, workers_return=False)
         raise loss
 
 

@@ -70,12 +70,12 @@ class Service:
     grpc: GrpcServer
     admin: AdminServer
 
-    async def drain(self, timeout_s: float) -> None:
-        """Refuse new requests; give running ones `timeout_s` to finish."""
+    async def drain(self, timeout_s: float, *, workers_return: bool = True) -> None:
+        """Refuse new requests; give running ones `timeout_s` to finish. See `ClusterDispatcher.drain`."""
         began = time.monotonic()
         _log.info("draining: new requests are refused, running ones have %g s to finish", timeout_s)
         self.http.wind_down()
-        left = await self.dispatcher.drain(timeout_s)
+        left = await self.dispatcher.drain(timeout_s, workers_return=workers_return)
         if left:
             _log.warning("%d requests did not finish within --drain-timeout %g s", left, timeout_s)
         # Streams of finished requests may still have to be written.
@@ -271,7 +271,6 @@ class Serving:
         admin = AdminServer(
             admin_app(
                 registry,
-                dispatcher.able,
                 dispatcher.evacuate,
                 explain=Explanation(generation, history, dispatcher.standings).find,
                 drain_timeout_s=self.config.operation.drain_timeout,

@@ -84,6 +84,7 @@ class ClusterDispatcher:
         self._idle = asyncio.Event()
         self._idle.set()
         self._draining = False
+        self._workers_return = True
 
     @property
     def running(self) -> int:
@@ -99,9 +100,15 @@ class ClusterDispatcher:
     def ready(self) -> bool:
         return not self._draining and self._placing.is_ready()
 
-    async def drain(self, timeout_s: float) -> int:
-        """Refuse new sequences and wait for the running ones; returns how many are left."""
+    async def drain(self, timeout_s: float, *, workers_return: bool = True) -> int:
+        """Refuse new sequences and wait for the running ones; returns how many are left.
+
+        `workers_return`: whether a lost worker may come back. If not, a sequence fails as soon as no worker
+        is ready for its next attempt, and `drain` waits only for those that live workers compute.
+        """
         self._draining = True
+        self._workers_return = workers_return
+        await self._registry.reconsider()
         try:
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
@@ -226,8 +233,8 @@ class ClusterDispatcher:
 
     async def _with_retries(self, sequence: Sequence, place: Place) -> AsyncGenerator[Delta, None]:
         """Deltas over all attempts, as one sequence."""
-        if not self.ready():
-            raise no_worker_ready(self._registry.complaints()).verdict
+        if not self._placing.is_ready():
+            await self._wait_for_workers(sequence)
         retries = RetryState(sequence.id, self._config.failover.max_attempts)
         pause, want = _FIRST_PAUSE_S, AdmissionRequest(sequence.num_tokens)
         while True:
@@ -309,7 +316,10 @@ class ClusterDispatcher:
         """Wait for a ready worker, within the sequence's deadline and the failover timeout."""
         sequence.standing = lambda: NO_WORKER
         timeout_s = min(self._config.failover.failover_timeout, sequence.seconds_left())
-        if not await self._registry.wait_until(self._placing.is_ready, timeout_s):
+        await self._registry.wait_until(
+            lambda: self._placing.is_ready() or not self._workers_return, timeout_s
+        )
+        if not self._placing.is_ready():
             if not sequence.seconds_left():
                 raise deadline_exceeded()
             raise no_worker_ready(self._registry.complaints()).verdict

@@ -85,7 +85,7 @@ class Placing(Protocol):
     """Chooses workers for sequences; one implementation for each `--mode`."""
 
     def is_ready(self) -> bool:
-        """Whether there are ready workers for prefill and decode."""
+        """Whether there are ready workers that can compute a sequence."""
 
     def has_room(self, want: AdmissionRequest) -> bool:
         """Whether a sequence can be sent to workers now; see `Admission`.
@@ -109,4 +109,4 @@ class Placing(Protocol):
         """Ready workers that compute prompts."""
 
     def able(self, role: worker_pb2.Role) -> list[WorkerSession]:
-        """Workers that can take this role, also those that are not ready."""
+        """Connected workers that a health probe may use for this role, also those that are not ready."""

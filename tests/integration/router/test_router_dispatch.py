@@ -182,6 +182,59 @@ async def test_a_request_whose_only_worker_stays_away_ends_in_a_clear_error() ->
         assert not served.dispatcher.ready()
 
 
+async def test_a_new_request_waits_for_a_worker_as_a_running_one_does() -> None:
+    worker = decode_worker("decode-0")
+    async with service(worker) as served:
+        await worker.stop()
+        assert await served.registry.wait_until(lambda: not served.registry.sessions(), 5.0)
+        waiting = asyncio.create_task(served.tokens())
+        await asyncio.sleep(0)
+        assert not served.dispatcher.ready()
+        await worker.revive()
+        assert await waiting == answer(PROMPT, 8)
+
+
+@pytest.mark.parametrize("gone", [0, 1], ids=["prefill", "decode"])
+async def test_workers_of_one_role_compute_whole_sequences_while_the_other_role_has_no_worker(
+    gone: int,
+) -> None:
+    workers = pair(decode={"token_s": 0.01}, prefill={"token_s": 0.01})
+    async with service(*workers) as served:
+        running = asyncio.create_task(served.tokens(40))
+        await asyncio.sleep(0.1)
+        await workers[gone].stop()
+        assert await served.tokens() == answer(PROMPT, 8)
+        assert await running == answer(PROMPT, 40)
+        await workers[gone].revive()
+        assert await served.registry.wait_for_all(5.0)
+        handoffs = len(workers[0].commands("attach"))
+        assert await served.tokens() == answer(PROMPT, 8)
+        assert len(workers[0].commands("attach")) == handoffs + 1
+
+
+async def test_a_drain_without_ray_gives_the_streams_of_living_workers_their_time() -> None:
+    prefill, decode = pair(decode={"token_s": 0.02})
+    async with service(prefill, decode) as served:
+        running = asyncio.create_task(served.tokens(40))
+        await asyncio.sleep(0.2)
+        await prefill.stop()
+        assert await served.registry.wait_until(lambda: len(served.registry.sessions()) == 1, 5.0)
+        assert await served.dispatcher.drain(10.0, workers_return=False) == 0
+        assert await running == answer(PROMPT, 40)
+
+
+async def test_a_drain_without_ray_does_not_wait_for_streams_without_a_worker() -> None:
+    worker = decode_worker("decode-0", token_s=0.05)
+    async with service(worker, failover_timeout=3600.0) as served:
+        running = asyncio.create_task(served.tokens(100))
+        await asyncio.sleep(0.2)
+        await worker.stop()
+        async with asyncio.timeout(5):
+            assert await served.dispatcher.drain(3600.0, workers_return=False) == 0
+        with pytest.raises(Unavailable):
+            await running
+
+
 @pytest.mark.parametrize("who", ["prefill", "decode"])
 async def test_a_deadline_passes_and_both_workers_forget(who: str) -> None:
     async with service(*pair(**{who: {"silent": True}})) as served:

@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from router.admin.drain import CannotChangeRole, LastOfItsRole, NoSuchWorker, WorkerDrainer
+from router.admin.drain import CannotChangeRole, LastWorker, NoSuchWorker, WorkerDrainer
 from router.admin.endpoint import AdminServer, admin_app
 from router.config.settings import Routing
 from router.workers.member import WorkerState
@@ -99,13 +99,13 @@ async def test_a_restart_waits_for_a_drain_of_the_same_worker() -> None:
         assert states(served)["decode-0"] is WorkerState.READY
 
 
-async def test_the_last_of_a_role_stays_unless_it_is_forced_to_go() -> None:
+async def test_the_last_worker_stays_unless_it_is_forced_to_go() -> None:
     async with service(decode_worker("decode-0"), decode_worker("decode-1")) as served:
         drainer = WorkerDrainer(served.registry)
         with pytest.raises(NoSuchWorker, match="decode-0, decode-1"):
             await drainer.drain("decode-7", 1.0)
         await drainer.drain("decode-1", 1.0)
-        with pytest.raises(LastOfItsRole, match="decode-0"):
+        with pytest.raises(LastWorker, match="decode-0"):
             await drainer.drain("decode-0", 1.0)
         assert await served.tokens() == answer(PROMPT, 8)
         await drainer.drain("decode-0", 1.0, force=True)
@@ -164,13 +164,51 @@ async def test_an_operator_lists_drains_and_restarts_workers_from_the_command_li
             ("decode-0", "ready"),
             ("decode-1", "stopped"),
         ]
-        status, refusal = await command(server, "restart", "decode-0")
-        assert status == 1
-        assert "no other worker can take over from decode-0" in refusal
         assert (await command(server, "restart", "decode-1"))[0] == 0
         status, output = await command(server, "restart", "all")
         assert status == 0
         assert [line.split()[0] for line in output.splitlines()] == [w.worker_id for w in workers]
+
+
+async def test_one_prefill_worker_is_restarted_under_load_while_decode_workers_prefill() -> None:
+    workers = [worker for worker in four() if worker.worker_id != "prefill-1"]
+    async with service(*workers) as served, load(served), admin(served) as server:
+        status, output = await command(server, "restart", "all")
+        assert status == 0, output
+        assert [line.split()[0] for line in output.splitlines()] == [w.worker_id for w in workers]
+
+
+async def test_a_worker_that_cannot_be_restarted_does_not_stop_the_restart_of_the_others() -> None:
+    workers = [decode_worker(f"decode-{i}") for i in range(3)]
+    async with service(*workers) as served, admin(served) as server:
+        epochs = [worker.epoch for worker in workers]
+        status, output = await command(server, "restart", "decode-0", "decode-7", "decode-1")
+        assert status == 1
+        assert "there is no worker decode-7" in output
+        assert output.endswith("not restarted: decode-7\n")
+        changed = [worker.epoch != epoch for worker, epoch in zip(workers, epochs, strict=True)]
+        assert changed == [True, True, False]
+
+
+async def test_a_restart_that_fails_half_way_leaves_the_worker_in_service(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    workers = [decode_worker(f"decode-{i}") for i in range(2)]
+
+    async def no_answer() -> None:
+        raise RuntimeError("Ray does not answer\nTraceback")
+
+    async with service(*workers) as served, admin(served) as server:
+        monkeypatch.setattr(workers[0], "stop", no_answer)
+        status, output = await command(server, "restart", "decode-0")
+        assert status == 1
+        assert "decode-0 was not restarted: Ray does not answer; " in output
+        assert await served.registry.wait_for_all(5.0)
+        status, output = await command(server, "drain", "decode-0")
+        assert status == 1
+        assert "decode-0 gets no requests, but its process may still run: Ray does not answer" in output
+        monkeypatch.undo()
+        assert (await command(server, "drain", "decode-0"))[0] == 0
 
 
 async def test_an_operator_changes_a_worker_s_role_from_the_command_line() -> None:
@@ -184,7 +222,7 @@ async def test_an_operator_changes_a_worker_s_role_from_the_command_line() -> No
         assert ready == ["prefill-0", "prefill-1", "decode-1"]
         status, refusal = await command(server, "role", "decode-0", "prefill")
         assert status == 1
-        assert "no other worker can take over from decode-0" in refusal
+        assert "decode-0 is the last worker of its role" in refusal
         assert (await command(server, "role", "decode-1", "decode"))[0] == 0
         assert (await command(server, "role", "decode-7", "decode"))[0] == 1
         assert await served.tokens() == answer(PROMPT, 8)

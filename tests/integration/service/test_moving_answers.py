@@ -129,7 +129,7 @@ async def test_a_worker_changes_its_role_while_it_decodes(folder: Path, oracle: 
         slowly(served)
         asked = [asyncio.create_task(served.generate(prompt(seed), LENGTH)) for seed in range(4)]
         await until(lambda: writers(served))
-        drainer = WorkerDrainer(served.registry, served.dispatcher.able)
+        drainer = WorkerDrainer(served.registry)
         for role in (ROLE_PREFILL, ROLE_DECODE):
             await drainer.assign(D, role)
             assert [s.worker_id for s in served.registry.ready(role) if s.worker_id == D] == [D]
@@ -144,7 +144,7 @@ async def test_draining_a_worker_interrupts_no_answer(folder: Path, oracle: Orac
         slowly(served)
         asked = [asyncio.create_task(served.generate(prompt(seed), LENGTH)) for seed in range(4)]
         await until(lambda: len(writers(served)) == 4)
-        drainer = WorkerDrainer(served.registry, served.dispatcher.able, served.dispatcher.evacuate)
+        drainer = WorkerDrainer(served.registry, served.dispatcher.evacuate)
         assert await drainer.drain(P, 10.0) == 4
         done: list[tuple[list[int], router_pb2.Timings]] = [await task for task in asked]
         assert [answer for answer, _ in done] == [oracle(prompt(seed), LENGTH) for seed in range(4)]
