@@ -23,6 +23,9 @@ PATIENCE: Final = 64.0
 """Default of `SchedulerConfig.prompt_patience`."""
 STEP_SHARE: Final = 0.96
 """Share of `tpot_target_s` at which the mean of all steps is held: measured steps vary by a few percent."""
+_PAUSE_SHARE: Final = 1.6
+"""Default of `pause_target_s`, in units of `tpot_target_s`. Simulated goodput is the same from 1.3 to 2.5 and
+lower at 5 (docs/placement.md)."""
 _LONG_PREFILL_SHARE: Final = 0.04
 """Of the context: what `long_prefill_token_threshold="auto"` means (vLLM)."""
 
@@ -132,6 +135,9 @@ class SchedulerConfig:
     tpot_target_s: float | None = None
     """In place of `itl_target_s`: steps with prompts are spaced so that the mean time between the tokens of
     an answer meets this. Needs `chunk_budget`."""
+    pause_target_s: float | None = None
+    """With `tpot_target_s`: time of a step with prompts beside decodes, the pause that readers see; None: 1.6
+    times `tpot_target_s`."""
     token_tile: int = 1
     """Rows that the device's matrix kernels compute at a time: such steps are rounded to them."""
     costly_context: float = math.inf
@@ -161,6 +167,8 @@ class SchedulerConfig:
                 raise ValueError(f"{name} {value}: use 1 or more")
         if self.tpot_target_s is not None and self.itl_target_s is not None:
             raise ValueError("itl_target_s and tpot_target_s are two ways to size chunks: use one")
+        if self.pause_target_s is not None and not self.pause_target_s >= (self.tpot_target_s or math.inf):
+            raise ValueError(f"pause_target_s {self.pause_target_s:g} needs a tpot_target_s of at most that")
         threshold = self.long_prefill_token_threshold
         if isinstance(threshold, int) and threshold < 1:
             raise ValueError(f"long_prefill_token_threshold {threshold}: use 1 or more")
@@ -179,6 +187,13 @@ class SchedulerConfig:
         if self.tpot_target_s is not None:
             return STEP_SHARE * self.tpot_target_s
         return self.itl_target_s
+
+    @property
+    def pause_s(self) -> float | None:
+        """Time of a step with prompts beside decodes where steps are spaced; None: they are not."""
+        if self.tpot_target_s is None:
+            return None
+        return self.pause_target_s or _PAUSE_SHARE * self.tpot_target_s
 
     def longest_chunk(self, context: int) -> int | None:
         """Most tokens of one prompt in a step, for this context length; None: no limit."""

@@ -66,9 +66,10 @@ def _deployments(options: argparse.Namespace, targets: Targets) -> list[Deployme
         _deployment(Mode.DISAGG, split, targets, cached, chunk=options.prefill_chunk) for split in splits
     ]
     adaptive = _deployment(Mode.ADAPTIVE, (options.prefill, options.decode), targets, cached)
+    pauses = [replace(adaptive, pause_target_s=pause / 1e3) for pause in options.pause_ms]
     return [
         replace(found, patience=options.patience)
-        for found in (*mixed, *disagg, adaptive)
+        for found in (*mixed, *disagg, adaptive, *pauses)
         if found.mode.value in options.modes
     ]
 
@@ -98,7 +99,7 @@ def _table(title: str) -> Table:
     table.add_column("")
     for name in (
         "strict %", "low–high", "good %", "low–high", "TTFT p50, ms", "p99", "TPOT p50, ms", "p99",
-        "pause p99", "local %", "sim s / s",
+        "ITL p99", "pause p99", "max", "local %", "sim s / s",
     ):  # fmt: skip
         table.add_column(name, justify="right")
     return table
@@ -117,14 +118,14 @@ def _add(table: Table, name: str, runs: list[list[Outcome]], targets: Targets, s
         f"{100 * min(r.good for r in each):.0f}–{100 * max(r.good for r in each):.0f}",
         *(f"{1e3 * t:,.0f}" for t in (together.ttft_p50, together.ttft_p99)),
         *(f"{1e3 * t:.1f}" for t in (together.tpot_p50, together.tpot_p99)),
-        f"{1e3 * together.pause_p99:.0f}",
+        *(f"{1e3 * t:.0f}" for t in (together.itl_p99, together.pause_p99, together.pause_max)),
         f"{100 * together.local:.0f}",
         f"{simulated / seconds:,.0f}",
     )
 
 
 def _rates(text: str) -> list[float]:
-    return [float(rate) for rate in text.split(",")]
+    return [float(rate) for rate in text.split(",") if rate]
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -147,6 +148,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--most", type=int, metavar="N", help="requests of a trace")
     parser.add_argument("--ttft-ms", type=float, default=500.0, metavar="MS")
     parser.add_argument("--itl-ms", type=float, default=15.0, metavar="MS")
+    parser.add_argument(
+        "--pause-ms", type=_rates, default="", metavar="MS,…", help="adaptive also with these pause targets"
+    )
     parser.add_argument(
         "--prefill-chunk", type=int, metavar="TOKENS", help="step budget with disagg; -1: whole prompts"
     )

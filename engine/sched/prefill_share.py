@@ -25,8 +25,8 @@ class PrefillShare:
         )
         self.tpot_controller = (
             None
-            if config.tpot_target_s is None or config.chunk_budget is None
-            else TPOTController(config.tpot_target_s, config.chunk_budget, lengths)
+            if config.tpot_target_s is None or config.pause_s is None or config.chunk_budget is None
+            else TPOTController(config.tpot_target_s, config.pause_s, config.chunk_budget, lengths)
         )
         self._config = config
         self._page_size = page_size

@@ -14,14 +14,6 @@ from engine.sched.page_forecast import OutputLengths, produced_tokens
 
 __all__ = ["TPOTController"]
 
-_PROMPT_STEP: Final = 2.0
-"""Time of a step with prompts without slack, relative to the mean that is held. 1.5 does as
-well (step 39 of benchmarks/NOTES.md)."""
-_LONGEST_STEP: Final = 5.0
-"""Time of the longest step with prompts, relative to the same mean. Where it is 8 or unbounded, goodput is no
-higher; at 3, workloads with short prompts and long answers lose a third."""
-_PAUSE_S: Final = 0.1
-"""Slack is not used for longer steps: TPOT would not show the pause, but a reader sees it."""
 _SMALLEST: Final = 64
 """Smallest budget where even steps without prompts are too slow, so that prompts make progress."""
 _AT_ONCE: Final = 0.5
@@ -38,22 +30,25 @@ _DECODES_SINCE: Final = attrgetter("decodes_since")
 class TPOTController:
     """Decides when a step may carry prompts beside decodes, and how many tokens.
 
-    TPOT is a mean over the steps of an answer. A step with prompts has a fixed cost, so a few long ones read
-    more prompt tokens than many short ones with the same mean. Two rules allow such a step:
+    TPOT is a mean over the steps of an answer. A step with prompts has a fixed cost, so a few long ones
+    compute more prompt tokens than many short ones with the same mean. A step with prompts takes `pause_s`,
+    the pause that readers see. Either of two rules allows it:
 
     * **Debt.** What steps take beyond the held mean is debt, which later ones repay by being shorter. Without
-      debt, a step may take `prompt_step_s`. With prompts pending all the time the mean stays at `held_s`,
-      whatever prompts and decodes cost.
+      debt, a step may carry prompts. With prompts pending all the time the mean stays at `held_s`, whatever
+      prompts and decodes cost.
     * **Slack.** An answer may use the time that it has saved so far, and what it will save if steps stay as
-      long as they are in the mean now. The answer with the least slack decides. When few steps carry
-      prompts, much is saved, and prompts are computed in long steps at once; when all do, nothing is, and
-      debt alone decides. No step gets longer than `_LONGEST_STEP` times the mean, or 0.1 s. Lending time
-      between the requests of a worker follows TaiChi (arXiv 2508.01989).
+      long as the mean is now. The answer with the least slack decides. When few steps carry prompts, much is
+      saved, and prompts are computed in consecutive steps; when all do, nothing is, and debt alone decides.
+      Lending time between the requests of a worker follows TaiChi (arXiv 2508.01989).
     """
 
-    def __init__(self, target_s: float, largest: int, lengths: OutputLengths) -> None:
-        """`largest`: most prompt tokens of a step. `lengths`: of the answers that have ended."""
+    def __init__(self, target_s: float, pause_s: float, largest: int, lengths: OutputLengths) -> None:
+        """`pause_s`: time of a step with prompts. `largest`: most prompt tokens of a step. `lengths`: of the
+        answers that have ended.
+        """
         self.target_s = target_s
+        self.pause_s = pause_s
         self.held_s = STEP_SHARE * target_s
         self._largest = largest
         self._lengths = lengths
@@ -70,12 +65,8 @@ class TPOTController:
 
     @property
     def usual_budget(self) -> int:
-        """`budget` of a step that may carry prompts, without slack."""
-        return self._tokens_within(self.prompt_step_s)
-
-    @property
-    def prompt_step_s(self) -> float:
-        return _PROMPT_STEP * self.held_s
+        """`budget` of a step that may carry prompts."""
+        return int(min(max((self.pause_s - self._plain_s) / self._token_s, _SMALLEST), self._largest))
 
     def plan(self, decodes: Sequence[Request], now: float, *, prompts: bool) -> None:
         """Set `budget` for a step with these decodes. `prompts`: it may compute some, so `budget` is used.
@@ -90,11 +81,8 @@ class TPOTController:
         if self._plain_s >= self.held_s:
             self._budget = _SMALLEST
             return
-        allowed = self._mean_s + _AT_ONCE * self._slack(decodes, now)
-        if self._debt_s <= 0:
-            allowed = max(allowed, self.prompt_step_s)
-        longest = max(min(_LONGEST_STEP * self.held_s, _PAUSE_S), self.prompt_step_s)
-        self._budget = self._tokens_within(min(allowed, longest)) if allowed >= self.prompt_step_s else 0
+        allowed = self._debt_s <= 0 or self._mean_s + _AT_ONCE * self._slack(decodes, now) >= self.pause_s
+        self._budget = self.usual_budget if allowed else 0
 
     def observe(self, cost: float, seconds: float) -> None:
         """A step with decodes, and prompt tokens of this cost or 0, took `seconds` since the last one."""
@@ -118,6 +106,3 @@ class TPOTController:
         allowed = self.held_s * (produced - 1 + remaining)
         slack = allowed - elapsed - min(self._mean_s, self.held_s) * remaining
         return float(slack.min())
-
-    def _tokens_within(self, seconds: float) -> int:
-        return int(min(max((seconds - self._plain_s) / self._token_s, _SMALLEST), self._largest))

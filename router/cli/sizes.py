@@ -26,6 +26,8 @@ def _described(info: worker_pb2.WorkerInfo) -> str:
         else "no CUDA graphs"
     )
     target = f"ITL target {info.step_target_s * 1000:g} ms" if info.step_target_s else "no ITL target"
+    if info.pause_target_s:
+        target += f" (pauses of {info.pause_target_s * 1000:g} ms)"
     return (
         f"KV pool {info.num_pages * info.page_size:,} tokens in pages of {info.page_size},"
         f" context {info.max_model_len:,}, {chunk}, {info.max_running_requests} running requests, {target},"

@@ -54,6 +54,7 @@ def scheduler_for(
         tenant_quantum=_or(asked.fair_share_tokens, base.tenant_quantum),
         itl_target_s=None if averages else target,
         tpot_target_s=target if averages else None,
+        pause_target_s=config.pause_target_ms / 1000 if averages and config.pause_target_ms else None,
         token_tile=GPU_TOKEN_TILE if on_gpu and own else 1,
         costly_context=costly_context if own else math.inf,
     )

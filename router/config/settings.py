@@ -160,6 +160,15 @@ class RouterConfig:
             "MS",
         ),
     ] = None
+    pause_target_ms: Annotated[
+        float | None,
+        Option(
+            _BATCHING,
+            "--mode adaptive: target time of steps with prompts beside decodes, which readers see as a pause;"
+            " at least --itl-target-ms (default: 1.6 x --itl-target-ms)",
+            "MS",
+        ),
+    ] = None
     max_running_requests: Annotated[
         int, Option(_BATCHING, "largest number of running requests per worker", "N")
     ] = 256

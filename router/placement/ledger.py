@@ -41,6 +41,7 @@ class WorkerFacts:
     prefers: Preference = Preference.BOTH
     chunk_tokens: int
     step_target_s: float | None = None
+    pause_target_s: float | None = None
     total_pages: int
     page_size: int
     max_running: int | None = None
@@ -279,6 +280,7 @@ class Ledger:
             step_time=self._step_times.of(facts.id),
             chunk_tokens=facts.chunk_tokens,
             step_target_s=facts.step_target_s,
+            pause_target_s=facts.pause_target_s,
             prompts=tuple(placed.work() for placed in worker.prompts.values()),
             decodes=worker.decodes,
             context_tokens=worker.context_tokens,

@@ -44,6 +44,9 @@ def pace_of(worker: WorkerView, decodes: int, context_tokens: float, pairs_per_t
     model = worker.step_time
     plain = model.seconds(StepWork(0, 0.0, decodes, context_tokens))
     tokens = float(max(worker.chunk_tokens - decodes, worker.page_size))
+    if decodes and worker.pause_target_s is not None:
+        within = model.prompt_tokens_within(worker.pause_target_s, decodes, context_tokens, pairs_per_token)
+        tokens = min(tokens, max(within, float(_least(worker))))
     target = worker.step_target_s
     if decodes and target is not None and target <= plain:
         tokens = min(tokens, float(_least(worker)))

@@ -66,6 +66,23 @@ class StepTime:
         """Of a device on which everything takes `factor` times as long."""
         return StepTime(*(factor * getattr(self, field.name) for field in fields(self)))
 
+    def prompt_tokens_within(
+        self, seconds: float, decodes: int, context_tokens: float, pairs_per_token: float = 0.0
+    ) -> float:
+        """Prompt tokens with which a step takes `seconds` beside these decodes.
+
+        0 if it takes longer without any.
+        """
+        left = seconds - self.step - self.prompts - self.decode * decodes - self.context * context_tokens
+        per_pair = self.pair * pairs_per_token
+        if left < self.weights:
+            return 0.0
+        # If the step is compute-bound; if it is bound by reading weights, tokens cost only attention.
+        unbound = (left - self.row * decodes) / (self.row + per_pair)
+        if self.row * (unbound + decodes) >= self.weights or per_pair == 0.0:
+            return max(0.0, unbound)
+        return max(0.0, min((left - self.weights) / per_pair, self.weights / self.row - decodes))
+
 
 PRIOR: Final = StepTime()
 

@@ -79,6 +79,8 @@ class WorkerView:
     """Most tokens that a step computes."""
     step_target_s: float | None = None
     """Mean time of steps at which prompts beside decodes are held; None: only `chunk_tokens` bounds steps."""
+    pause_target_s: float | None = None
+    """Time of a step with prompts beside decodes; None: `chunk_tokens` bounds it."""
     prompts: tuple[PromptWork, ...] = ()
     """Queued and in progress, in order of arrival at the worker."""
     decodes: int = 0

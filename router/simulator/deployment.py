@@ -45,6 +45,8 @@ class Deployment:
     chunk_tokens: int | None = None
     """-1: whole prompts."""
     step_target_s: float | None = None
+    pause_target_s: float | None = None
+    """With adaptive placement; None: the engine's default."""
     radix_cache: bool = False
     patience: float = PATIENCE
     device: DeviceCosts = H200_8B
@@ -58,9 +60,10 @@ class Deployment:
             workers = f"x{self.prefill + self.decode}"
             step = f" step {1e3 * self.step_target_s:.0f} ms" if self.step_target_s else ""
             return f"mixed {workers}{step}"
+        pause = f" pause {1e3 * self.pause_target_s:.0f} ms" if self.pause_target_s else ""
         chunk = f" chunk {self.chunk_tokens}" if self.chunk_tokens else ""
         chunk = " whole prompts" if self.chunk_tokens == -1 else chunk
-        return f"{self.mode.value} {self.prefill}:{self.decode}{chunk}"
+        return f"{self.mode.value} {self.prefill}:{self.decode}{pause}{chunk}"
 
     def simulation(self) -> Simulation:
         workers = self.prefill + self.decode
@@ -72,6 +75,7 @@ class Deployment:
             chunk_tokens=None if chunk == -1 else chunk,
             step_target_s=step,
             tpot_target_s=self.targets.itl_s if adaptive else None,
+            pause_target_s=self.pause_target_s if adaptive else None,
             radix_cache=self.radix_cache,
             patience=self.patience,
             page_size=page_size,

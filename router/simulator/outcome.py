@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -32,7 +33,8 @@ class Outcome:
     first: float = 0.0
     second: float = 0.0
     last: float = 0.0
-    longest_pause: float = 0.0
+    gaps: array[float] = field(default_factory=lambda: array("f"))
+    """Between each two tokens."""
 
     def token(self, at: float) -> None:
         self.tokens += 1
@@ -41,13 +43,17 @@ class Outcome:
         else:
             if self.tokens == 2:
                 self.second = at
-            self.longest_pause = max(self.longest_pause, at - self.last)
+            self.gaps.append(at - self.last)
         self.last = at
 
     @property
     def is_complete(self) -> bool:
         """False if the simulation ended before the answer did."""
         return self.tokens == self.max_tokens
+
+    @property
+    def longest_pause(self) -> float:
+        return max(self.gaps, default=0.0)
 
     @property
     def ttft(self) -> float:
@@ -75,7 +81,9 @@ class Result:
     ttft_p99: float
     tpot_p50: float
     tpot_p99: float
+    itl_p99: float
     pause_p99: float
+    pause_max: float
     second_p50: float
     """From the first token to the second."""
     local: float
@@ -89,6 +97,8 @@ def result_of(outcomes: Sequence[Outcome], good: Objective = GOOD, strict: Objec
     count = len(outcomes)
     ttft = np.percentile([o.ttft for o in outcomes], [50, 99])
     tpot = np.percentile([o.tpot for o in outcomes], [50, 99])
+    gaps = np.concatenate([o.gaps for o in outcomes])
+    pauses = [o.longest_pause for o in outcomes]
     return Result(
         requests=count,
         good=sum(o.meets(good) for o in outcomes) / count,
@@ -97,7 +107,9 @@ def result_of(outcomes: Sequence[Outcome], good: Objective = GOOD, strict: Objec
         ttft_p99=float(ttft[1]),
         tpot_p50=float(tpot[0]),
         tpot_p99=float(tpot[1]),
-        pause_p99=float(np.percentile([o.longest_pause for o in outcomes], 99)),
+        itl_p99=float(np.percentile(gaps, 99)) if gaps.size else 0.0,
+        pause_p99=float(np.percentile(pauses, 99)),
+        pause_max=max(pauses),
         second_p50=float(np.median([o.second - o.first for o in outcomes if o.tokens > 1] or [0.0])),
         local=sum(o.prefill_worker == o.decode_worker for o in outcomes) / count,
     )

@@ -111,6 +111,7 @@ class Simulation:
                     prefers=prefers,
                     chunk_tokens=settings.chunk_tokens or settings.whole_tokens,
                     step_target_s=worker.scheduler.config.step_target_s,
+                    pause_target_s=worker.scheduler.config.pause_s,
                     total_pages=settings.num_pages,
                     page_size=settings.page_size,
                     max_running=settings.max_running,

@@ -39,6 +39,7 @@ class WorkerSettings:
     step_target_s: float | None = 0.020
     tpot_target_s: float | None = None
     """In place of `step_target_s`: see `SchedulerConfig`."""
+    pause_target_s: float | None = None
     num_pages: int = 52_000
     page_size: int = 16
     max_running: int = 512
@@ -115,6 +116,7 @@ class SimWorker:
                 long_prefill_token_threshold=settings.longest_chunk,
                 itl_target_s=settings.step_target_s,
                 tpot_target_s=settings.tpot_target_s,
+                pause_target_s=settings.pause_target_s,
                 token_tile=tile,
                 costly_context=costly_context,
                 policy=settings.policy,

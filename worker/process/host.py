@@ -260,6 +260,7 @@ class WorkerHost:
             chunked_prefill_size=config.engine.scheduler.chunk_budget or 0,
             max_running_requests=config.engine.scheduler.max_running_requests,
             step_target_s=config.engine.scheduler.step_target_s or 0.0,
+            pause_target_s=config.engine.scheduler.pause_s or 0.0,
             cuda_graph_max_bs=config.engine.cuda_graph_max_batch,
             cuda_graph_max_tokens=config.engine.cuda_graph_max_tokens,
             pid=os.getpid(),

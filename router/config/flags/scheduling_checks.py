@@ -27,6 +27,7 @@ def batching_problems(config: RouterConfig) -> Iterator[str]:
     target = config.itl_target_ms
     if target is not None and not 0 <= target < math.inf:
         yield f"--itl-target-ms {target}: use milliseconds, or 0 to let prompts take what a step holds"
+    yield from _pause(config)
     if not 0 < config.ttft_target_ms < math.inf:
         yield f"--ttft-target-ms {config.ttft_target_ms:g}: use milliseconds above 0"
     aligned = PRESETS[config.scheduling.preset].scheduler.page_aligned_chunks
@@ -71,6 +72,21 @@ def scheduling_problems(config: RouterConfig) -> Iterator[str]:
             f"--itl-target-ms {config.itl_target_ms:g} sizes chunks beside decodes, and with --batching"
             f" {asked.effective_batching.value} there are none; leave it out, or use --batching mixed"
         )
+
+
+def _pause(config: RouterConfig) -> Iterator[str]:
+    pause, target = config.pause_target_ms, config.itl_target_ms
+    if pause is None:
+        return
+    if config.mode is not Mode.ADAPTIVE:
+        yield (
+            f"--pause-target-ms {pause:g} is for --mode adaptive; leave it out with --mode"
+            f" {config.mode.value}, where --itl-target-ms bounds each step"
+        )
+    elif not target:
+        yield f"--pause-target-ms {pause:g} needs --itl-target-ms, the mean that the steps between keep"
+    elif not target <= pause < math.inf:
+        yield f"--pause-target-ms {pause:g}: use at least --itl-target-ms {target:g}"
 
 
 def _sizes_chunks(config: RouterConfig) -> bool:

@@ -273,6 +273,7 @@ def _facts(key: WorkerId, session: WorkerSession) -> WorkerFacts:
         prefers=_PREFERS.get(session.role, Preference.BOTH),
         chunk_tokens=info.chunked_prefill_size or info.max_model_len,
         step_target_s=info.step_target_s or None,
+        pause_target_s=info.pause_target_s or None,
         total_pages=info.num_pages,
         page_size=info.page_size,
         max_running=info.max_running_requests or None,

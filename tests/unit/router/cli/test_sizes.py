@@ -11,6 +11,11 @@ def info(worker_id: str, **more: float) -> worker_pb2.WorkerInfo:
     return worker_pb2.WorkerInfo(worker_id=worker_id, **{**settings, **more})
 
 
+def test_a_pause_target_stands_beside_the_mean_that_it_belongs_to() -> None:
+    (line,) = sizes([info("decode-0", step_target_s=0.02, pause_target_s=0.03)])
+    assert "ITL target 20 ms (pauses of 30 ms)" in line
+
+
 def test_equal_workers_share_a_line_with_pool_context_chunk_target_and_graphs() -> None:
     gpu = {"chunked_prefill_size": 8192, "step_target_s": 0.02, "cuda_graph_max_bs": 256}
     workers = [info("prefill-0"), *(info(f"decode-{k}", **gpu, cuda_graph_max_tokens=2048) for k in range(3))]

@@ -149,6 +149,13 @@ def test_workers_of_an_adaptive_cluster_hold_the_mean_of_their_steps_below_the_t
         settings = worker.config.engine.scheduler
         assert (settings.itl_target_s, settings.tpot_target_s) == (None, 0.02)
         assert settings.step_target_s == pytest.approx(STEP_SHARE * 0.02)
+        assert settings.pause_s == pytest.approx(1.6 * 0.02)
+
+
+def test_a_pause_target_reaches_every_worker_of_an_adaptive_cluster(checkpoint: Checkpoint) -> None:
+    config = RouterConfig(model="m", mode=Mode.ADAPTIVE, itl_target_ms=20.0, pause_target_ms=25.0)
+    for worker in plan_workers(config, checkpoint, gpu(141)):
+        assert worker.config.engine.scheduler.pause_s == 0.025
 
 
 def chunks(config: RouterConfig, checkpoint: Checkpoint, machine: Machine) -> list[int | None]:

@@ -87,6 +87,12 @@ def test_disagg_has_a_prefill_worker_by_default_and_mixed_has_none() -> None:
             ["--prefill-chunked-prefill-size 2048", "use --chunked-prefill-size"],
         ),
         ("--model m --itl-target-ms -5", ["--itl-target-ms -5", "or 0"]),
+        ("--model m --pause-target-ms 30", ["--pause-target-ms 30", "--mode adaptive"]),
+        ("--model m --mode adaptive --pause-target-ms 30", ["--pause-target-ms 30", "needs --itl-target-ms"]),
+        (
+            "--model m --mode adaptive --itl-target-ms 20 --pause-target-ms 15",
+            ["--pause-target-ms 15", "at least --itl-target-ms 20"],
+        ),
         (
             "--model m --kv-pool-tokens 100 --max-model-len 200",
             ["--kv-pool-tokens 100", "--max-model-len 200"],

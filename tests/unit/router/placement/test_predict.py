@@ -155,6 +155,17 @@ def test_a_worker_that_joins_changes_no_other_ones_part() -> None:
     assert split.prefill_workers(MIXED_ROLES[1:], Demand(), 102.0) == set()
 
 
+@given(st.integers(1, 200), st.floats(0.02, 0.05))
+def test_a_pause_target_bounds_the_prompt_tokens_that_a_worker_with_decodes_computes(
+    decodes: int, pause: float
+) -> None:
+    view = replace(worker("a"), step_target_s=None, pause_target_s=pause)
+    pace = pace_of(view, decodes, 1000.0 * decodes, 1000.0)
+    assert 64 <= pace.mixed_tokens <= 2048 - decodes
+    assert pace.mixed_s <= pause * 1.01
+    assert pace_of(view, 0, 0.0, 1000.0).mixed_tokens == 2048
+
+
 @given(st.integers(1, 400), st.floats(0.005, 0.05))
 def test_prompts_beside_decodes_hold_the_mean_of_steps_at_the_target(decodes: int, target: float) -> None:
     view = replace(worker("a"), step_target_s=target)

@@ -84,3 +84,22 @@ def test_a_stall_does_not_change_the_model_much() -> None:
     before = fit.model.seconds(work)
     fit.observe(work, 5.0)
     assert fit.model.seconds(work) == pytest.approx(before, rel=0.15)
+
+
+@given(
+    seconds=st.floats(0.001, 0.2),
+    decodes=st.integers(0, 200),
+    context=st.floats(0, 500_000),
+    pairs=st.floats(0, 10_000),
+)
+def test_tokens_within_a_time_take_that_time(
+    seconds: float, decodes: int, context: float, pairs: float
+) -> None:
+    model = StepTime()
+    tokens = model.prompt_tokens_within(seconds, decodes, context, pairs)
+    assert tokens >= 0.0
+    if tokens >= 1.0:
+        work = StepWork(int(tokens), int(tokens) * pairs, decodes, context)
+        assert model.seconds(work) <= seconds * (1 + 1e-9)
+        more = StepWork(int(tokens) + 2, (int(tokens) + 2) * pairs, decodes, context)
+        assert pairs == 0.0 or model.seconds(more) >= seconds * (1 - 1e-9)
