@@ -163,10 +163,7 @@ class WorkerDrainer:
             raise LastWorker(
                 f"{worker_id} is the last worker of its role that is ready; --force overrides this"
             )
-        member.assigned = role
-        if member.session is not None:
-            member.session.role = role
-        await self._registry.reconsider()
+        await self._registry.assign(member, role)
         _log.info(
             "%s is a %s worker now", worker_id, worker_pb2.Role.Name(role).removeprefix("ROLE_").lower()
         )

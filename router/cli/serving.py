@@ -44,8 +44,8 @@ from router.processing.text.tokenizer import Tokenizer, TokenizerError
 from router.request_limits import RequestLimits
 from router.tracing.otlp import TraceExporter
 from router.workers.fencing import Fencing
-from router.workers.registry import Registry, WorkerBroken, WorkerHandle
-from rpc.baton.v1 import worker_pb2
+from router.workers.member import Member
+from router.workers.registry import Registry, WorkerBroken
 
 __all__ = ["CANNOT_SERVE", "Service", "Serving"]
 
@@ -158,11 +158,10 @@ class Serving:
     async def _workers(self, cluster: Cluster, plans: list[WorkerPlan], metrics: RouterMetrics) -> Registry:
         """Start all workers and wait until they are ready. Raises NotReady, WorkerBroken."""
 
-        def on_change(handle: WorkerHandle, up: bool) -> None:
-            role = worker_pb2.Role.Name(handle.role).removeprefix("ROLE_").lower()
-            metrics.worker_changed(handle.worker_id, role, up=up)
+        def on_change(member: Member, up: bool) -> None:
+            metrics.worker_changed(member.handle.worker_id, member.role_name, up=up)
             if up:
-                self.display.done(handle.worker_id, "ready")
+                self.display.done(member.handle.worker_id, "ready")
 
         with self.display.stage("workers"):
             handles = await cluster.place(plans, on_wait=self.display.waiting)

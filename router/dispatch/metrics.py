@@ -118,6 +118,8 @@ class RouterMetrics:
         )
         self._stages = {stage: stages.labels(*self._own, stage) for stage in _STAGES}
 
+        self._workers: dict[str, tuple[str, bool]] = {}
+        """Role and state by worker."""
         self._worker_up = Gauge(
             "baton_worker_up", "1 while the router can use the worker", _LABELS, registry=self.registry
         )
@@ -210,9 +212,14 @@ class RouterMetrics:
         self._retries.labels(*self._own, failed.worker_id or "none").inc()
 
     def worker_changed(self, worker_id: str, role: str, *, up: bool) -> None:
+        """A worker connects, is lost, or gets another role."""
+        before, was_up = self._workers.get(worker_id, (role, False))
+        self._workers[worker_id] = role, up
+        if before != role:
+            self._worker_up.remove(before, self._mode, worker_id)
         labels = (role, self._mode, worker_id)
         self._worker_up.labels(*labels).set(up)
-        if up:
+        if up and not was_up:
             self._incarnations.labels(*labels).inc()
 
     def _observe(self, timings: router_pb2.Timings, stages: tuple[str, ...]) -> None:

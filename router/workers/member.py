@@ -82,6 +82,10 @@ class Member:
         return self.handle.role if self.assigned is None else self.assigned
 
     @property
+    def role_name(self) -> str:
+        return worker_pb2.Role.Name(self.role).removeprefix("ROLE_").lower()
+
+    @property
     def state(self) -> WorkerState:
         here = self.session is not None and self.session.alive
         if not self.wanted.is_set():

@@ -29,7 +29,7 @@ _CLOSE_S: Final = 10.0
 """For a dismissed session to end."""
 
 
-OnChange: TypeAlias = Callable[[WorkerHandle, bool], None]
+OnChange: TypeAlias = Callable[[Member, bool], None]
 
 
 class Registry:
@@ -38,13 +38,13 @@ class Registry:
     def __init__(
         self,
         handles: Sequence[WorkerHandle],
-        on_change: OnChange = lambda _handle, _up: None,
+        on_change: OnChange = lambda _member, _up: None,
         *,
         silence_s: float = 1.0,
         grace_s: float = 3.0,
         fencing: Fencing | None = None,
     ) -> None:
-        """`on_change(handle, up)` is called whenever a worker connects or is lost.
+        """`on_change(member, up)` is called whenever a worker connects, is lost, or gets another role.
 
         A worker is late after `silence_s` without a message or heartbeat, and lost after `grace_s` more.
         `fencing` is notified of all sessions; None if all workers run on one node.
@@ -121,6 +121,13 @@ class Registry:
         self._on_news()
         async with self._changed:
             self._changed.notify_all()
+
+    async def assign(self, member: Member, role: worker_pb2.Role) -> None:
+        """Use the worker, and its later incarnations, for `role` from now on."""
+        member.assigned = role
+        if member.session is not None:
+            member.session.role = role
+        await self._announce(member, up=member.session is not None)
 
     async def wait_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
         """Wait until `condition`, a function of the workers' states, is true; False after `timeout_s`."""
@@ -208,5 +215,5 @@ class Registry:
         await self._announce(member, up=True)
 
     async def _announce(self, member: Member, *, up: bool) -> None:
-        self._on_change(member.handle, up)
+        self._on_change(member, up)
         await self.reconsider()

@@ -18,7 +18,8 @@ from router.frontend.page.routes import page_routes
 from router.frontend.page.status import StatusReader
 from router.processing.generation import Generation
 from router.processing.served_model import ServedModel
-from router.workers.registry import Registry, WorkerHandle
+from router.workers.member import Member
+from router.workers.registry import Registry
 from rpc.baton.v1 import worker_pb2
 from rpc.channel import Endpoint
 from tests.engine_config import engine_config
@@ -111,8 +112,8 @@ async def local_cluster(
             handles.append(LocalWorker(config.worker_id, _ROLES[role], host))
         metrics = RouterMetrics(mode.value)
 
-        def on_change(handle: WorkerHandle, up: bool) -> None:
-            metrics.worker_changed(handle.worker_id, handle.worker_id.partition("-")[0], up=up)
+        def on_change(member: Member, up: bool) -> None:
+            metrics.worker_changed(member.handle.worker_id, member.role_name, up=up)
 
         registry = await stack.enter_async_context(Registry(handles, on_change))
         assert await registry.wait_for_all(_PATIENCE_S)

@@ -17,7 +17,6 @@ from router.frontend.page.worker_stats import WorkerFigures, WorkerStatsReader
 from router.processing.served_model import ServedModel
 from router.workers.member import Member
 from router.workers.registry import Registry
-from rpc.baton.v1 import worker_pb2
 
 __all__ = ["Status", "StatusReader"]
 
@@ -92,7 +91,7 @@ def _worker(member: Member, figures: WorkerFigures | None) -> dict[str, Any]:
     session = member.session
     described: dict[str, Any] = {
         "id": member.handle.worker_id,
-        "role": worker_pb2.Role.Name(member.handle.role).removeprefix("ROLE_").lower(),
+        "role": member.role_name,
         "state": member.state.value,
         "device": session.info.device if session else None,
         "dtype": session.info.dtype if session else None,

@@ -53,3 +53,21 @@ def test_a_sequence_without_a_token_has_no_lengths() -> None:
     metrics.finished(sequence, "unavailable", 1.0)
     assert metrics.registry.get_sample_value("baton_request_output_tokens_count", OWN) == 0
     assert metrics.recent.requests[0].outcome == "unavailable"
+
+
+def test_a_worker_counts_once_under_its_current_role_whoever_assigned_it() -> None:
+    metrics = RouterMetrics("disagg")
+    value = metrics.registry.get_sample_value
+    prefill, decode = (
+        {"role": role, "mode": "disagg", "worker": "decode-0"} for role in ("prefill", "decode")
+    )
+    metrics.worker_changed("decode-0", "decode", up=True)
+    metrics.worker_changed("decode-0", "prefill", up=True)  # router role
+    assert value("baton_worker_up", prefill) == 1
+    assert value("baton_worker_up", decode) is None
+    assert value("baton_worker_connects_total", decode) == 1
+    assert value("baton_worker_connects_total", prefill) is None
+    metrics.worker_changed("decode-0", "prefill", up=False)
+    metrics.worker_changed("decode-0", "prefill", up=True)
+    assert value("baton_worker_up", prefill) == 1
+    assert value("baton_worker_connects_total", prefill) == 1
