@@ -10,6 +10,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from rpc.channel import SERVER_OPTIONS
+from rpc.health import HealthService
 
 __all__ = ["GrpcServer", "PortTaken"]
 
@@ -30,7 +31,7 @@ class GrpcServer:
     def __init__(self, service: str, register: Callable[[grpc.aio.Server], None]) -> None:
         """`register` adds the servicer, e.g. `lambda s: add_WorkerServicer_to_server(servicer, s)`."""
         self._service = service
-        self._health = health.aio.HealthServicer()
+        self._health = HealthService()
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
         register(self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

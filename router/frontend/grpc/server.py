@@ -23,6 +23,7 @@ from router.frontend.grpc.auth import RequireApiKey
 from router.frontend.grpc.service import RouterService
 from router.processing.generation import Generation
 from rpc.baton.v1 import router_pb2, router_pb2_grpc
+from rpc.health import HealthService
 from rpc.tls import TlsFiles
 
 __all__ = ["GrpcConfig", "GrpcServer"]
@@ -52,7 +53,7 @@ class GrpcServer:
     def __init__(self, generation: Generation, config: GrpcConfig) -> None:
         self._generation = generation
         self._config = config
-        self._health = health.aio.HealthServicer()
+        self._health = HealthService()
         self._server: grpc.aio.Server | None = None
         self._watch: asyncio.Task[None] | None = None
         self.port = 0

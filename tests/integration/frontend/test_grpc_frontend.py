@@ -160,7 +160,9 @@ async def test_bad_input_gets_the_right_status(
         await collect(router.Generate(request_))
     assert error.value.code() == status
     assert error.value.details()
-    assert dict(error.value.trailing_metadata())["baton-param"] == param
+    trailer = dict(error.value.trailing_metadata())
+    assert trailer["baton-param"] == param
+    assert trailer["baton-code"]
     assert not frontends.dispatcher.calls
     assert await collect(router.Generate(GenerateRequest(text="hi")))
 
@@ -268,6 +270,8 @@ async def test_health_follows_readiness(frontends: Frontends, channel: grpc.aio.
     for service in ("", "baton.v1.Router"):
         answer = await health.Check(health_pb2.HealthCheckRequest(service=service))
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    listed = (await health.List(health_pb2.HealthListRequest())).statuses
+    assert listed["baton.v1.Router"].status == listed[""].status == health_pb2.HealthCheckResponse.SERVING
     frontends.dispatcher.is_ready = False
     watched = health.Watch(health_pb2.HealthCheckRequest())
     async with asyncio.timeout(5):
