@@ -66,6 +66,7 @@ class InvalidRequest(RouterError):
     http_status = 400
     grpc_status = StatusCode.INVALID_ARGUMENT
     openai_type = "invalid_request_error"
+    default_code = "invalid_value"
 
 
 class Unauthenticated(InvalidRequest):
@@ -89,6 +90,7 @@ class NotFound(InvalidRequest):
 
     http_status = 404
     grpc_status = StatusCode.NOT_FOUND
+    default_code = "not_found"
 
 
 class MethodNotAllowed(InvalidRequest):
@@ -96,6 +98,7 @@ class MethodNotAllowed(InvalidRequest):
 
     http_status = 405
     grpc_status = StatusCode.UNIMPLEMENTED
+    default_code = "method_not_allowed"
 
 
 class NotImplementedHere(InvalidRequest):
@@ -121,7 +124,7 @@ class TooLarge(InvalidRequest):
 
 
 class UnsupportedMediaType(InvalidRequest):
-    """The content type of the body is not supported."""
+    """The content type or the content encoding of the body is not supported."""
 
     http_status = 415
     default_code = "unsupported_media_type"

@@ -12,6 +12,7 @@ from typing import Any, Final
 import orjson
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -25,10 +26,10 @@ from router.admin.drain import (
     OperationFailed,
     WorkerDrainer,
 )
+from router.frontend.http.local_names import RequireLocalName
 from router.frontend.http.server import QuietServer, listen
 from router.workers.member import Member
 from router.workers.registry import Registry
-from rpc.baton.v1 import worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 
 __all__ = ["LOOPBACK", "AdminServer", "admin_app"]
@@ -98,12 +99,13 @@ def admin_app(
     return Starlette(
         routes=[
             Route("/requests/{id:path}", _finishing(explained), methods=["GET"]),
-            Route("/workers", workers, methods=["GET"]),
+            Route("/workers", _finishing(workers), methods=["GET"]),
             Route("/workers/{name}/drain", _finishing(drain), methods=["POST"]),
             Route("/workers/{name}/restart", _finishing(restart), methods=["POST"]),
             Route("/workers/{name}/role", _finishing(role), methods=["POST"]),
         ],
         exception_handlers={HTTPException: _refused},
+        middleware=[Middleware(RequireLocalName)],
     )
 
 
@@ -151,7 +153,7 @@ def _described(member: Member) -> dict[str, object]:
     session = member.session
     return {
         "worker": member.handle.worker_id,
-        "role": worker_pb2.Role.Name(member.role).removeprefix("ROLE_").lower(),
+        "role": member.role_name,
         "state": member.state.value,
         "requests": session.load.requests if session else 0,
         "pid": session.info.pid if session else None,

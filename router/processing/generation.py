@@ -215,7 +215,7 @@ class Generation:
             raise InvalidRequest(
                 f"The request asks for {len(request.prompts) * request.n} completions; "
                 f"at most {limits.max_completions} are possible.",
-                param="n",
+                param="prompt" if request.n == 1 else "n",
             )
         if not request.timeout_s >= 0.0:
             raise InvalidRequest(f"timeout must not be negative: {request.timeout_s}.", param="timeout")

@@ -7,6 +7,7 @@ from typing import Final, TypeAlias
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -29,6 +30,8 @@ from router.frontend.disclosure import as_router_error
 from router.frontend.http.auth import RequireApiKey
 from router.frontend.http.disconnect import ClientGone
 from router.frontend.http.generation_routes import GenerationRoutes, json_response
+from router.frontend.http.local_names import RequireLocalName
+from router.frontend.http.paths import IgnoreTrailingSlash
 from router.frontend.http.refusal import error_response, new_request_id
 from router.frontend.openai.answers import Model
 from router.frontend.openai.errors import REQUEST_ID_HEADER
@@ -56,13 +59,17 @@ def build_app(
     keys: ApiKeys | None = None,
     metrics_keys: ApiKeys | None = None,
     cors_origins: Sequence[str] = (),
+    local_names_only: bool = False,
     routes: Sequence[Route] = (),
 ) -> Starlette:
-    """An ASGI application over `generation`; see HttpServer for the parameters."""
+    """An ASGI application over `generation`; see HttpServer for the parameters.
+
+    `local_names_only`: see RequireLocalName.
+    """
     text = GenerationRoutes(generation, max_body_bytes)
     models = _Models(generation)
     operations = _Operations(generation, metrics, worker_targets)
-    return Starlette(
+    app = Starlette(
         routes=[
             Route("/v1/completions", _answering(text.completions, "cmpl"), methods=["POST"]),
             Route("/v1/chat/completions", _answering(text.chat_completions, "chatcmpl"), methods=["POST"]),
@@ -81,11 +88,28 @@ def build_app(
             Route("/version", _answering(operations.version), methods=["GET"]),
             Route("/openapi.json", _answering(operations.openapi), methods=["GET"]),
             Route("/sd/workers", _answering(operations.workers), methods=["GET"]),
-            *routes,
+            *(_identified(route) for route in routes),
         ],
         exception_handlers={HTTPException: _no_such_route},
-        middleware=[*_cors(cors_origins), Middleware(RequireApiKey, keys, metrics_keys)],
+        middleware=[
+            *([Middleware(RequireLocalName)] if local_names_only else ()),
+            Middleware(IgnoreTrailingSlash),
+            *_cors(cors_origins),
+            Middleware(RequireApiKey, keys, metrics_keys),
+        ],
     )
+    app.router.redirect_slashes = False
+    return app
+
+
+def _identified(route: Route) -> Route:
+    """`route`, whose endpoint does not take a request id, with an id in the response."""
+
+    async def endpoint(request: Request, request_id: str) -> Response:
+        response: Response = await route.endpoint(request)
+        return response
+
+    return Route(route.path, _answering(endpoint), methods=list(route.methods or ()))
 
 
 def _cors(origins: Sequence[str]) -> list[Middleware]:
@@ -94,13 +118,22 @@ def _cors(origins: Sequence[str]) -> list[Middleware]:
         return []
     return [
         Middleware(
-            CORSMiddleware,
+            _Cors,
             allow_origins=origins,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
             expose_headers=[REQUEST_ID_HEADER, "retry-after"],
         )
     ]
+
+
+class _Cors(CORSMiddleware):
+    """Responses to preflight requests have an id, too."""
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        response = super().preflight_response(request_headers)
+        response.headers[REQUEST_ID_HEADER] = new_request_id()
+        return response
 
 
 class _Models:

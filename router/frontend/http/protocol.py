@@ -14,11 +14,13 @@ import asyncio
 from enum import Enum, auto
 from typing import Any, Final
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from router.errors import HeadersTooLarge, InvalidRequest, RouterError, TooSlow
 from router.frontend.http.refusal import error_response
+from router.frontend.http.until_close import until_close
 
 __all__ = ["BoundedProtocol", "ConnectionsState"]
 
@@ -29,6 +31,9 @@ _ANNOUNCED_EARLIER_S: Final = 5.0
 _LINGER_S: Final = 2.0
 """Time for a refused client to read the response: closing while it still sends would reset the connection."""
 _LINGER_BYTES: Final = 1 << 20
+_PROBE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+"""Clients ignore it at any time before the response (RFC 9110, 15.2)."""
+_PROBE_S: Final = 0.25
 
 
 class ConnectionsState(ServerState):
@@ -80,8 +85,56 @@ class BoundedProtocol(HttpToolsProtocol):
             self._drop(data)
             return
         self._head_bytes += len(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        self._parse(data)
         self._after_parsing()
+
+    def _parse(self, data: bytes) -> None:
+        """Like uvicorn's `data_received`, which logs a warning for each client that does not speak HTTP."""
+        try:
+            self.parser.feed_data(data)
+        except HttpParserUpgrade as upgrade:
+            self._parse_without_upgrade(data[upgrade.args[0] :])
+        except HttpParserError:
+            self._refuse(self._refusal or InvalidRequest("This is not HTTP."))
+
+    def _parse_without_upgrade(self, rest: bytes) -> None:
+        """Parse the head again without its Upgrade, which a server may ignore (RFC 9110, 7.8).
+
+        httptools would take a body for the new protocol, and Java's HttpClient asks for h2c with a body.
+        """
+        method = self.parser.get_method()
+        if method == b"CONNECT":
+            self._refuse(InvalidRequest("This server is no proxy."))
+            return
+        version = self.parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (method, self.url, version)]
+        lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
+        self.parser = HttpRequestParser(self)
+        self._parse(b"\r\n".join(lines) + b"\r\n\r\n" + rest)
+
+    def eof_received(self) -> bool:  # type: ignore[override]  # asyncio takes a bool
+        """The client has closed its side; True: it still gets the response.
+
+        A client that only half-closes does so right after its request. One that closes later has gone, and so
+        has a client of HTTP/1.0 or TLS, where the two cannot be told apart.
+        """
+        waits = self._is_answering() and self._reading is _Reading.NOTHING and not self._hung_up
+        if not waits or self._has_begun() or self.scheme == "https" or self.scope["http_version"] == "1.0":
+            return False
+        self.cycle.keep_alive = False
+        self._probe()
+        return True
+
+    def _has_begun(self) -> bool:
+        return bool(self.cycle.response_started) and not self.pipeline
+
+    def _probe(self) -> None:
+        """Write to a client that has closed its side: if it has gone, the second write fails."""
+        if self._is_answering() and not self._has_begun():
+            if not self.pipeline:
+                self.transport.write(_PROBE)
+            self._deadline = self.loop.call_later(_PROBE_S, self._probe)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -89,9 +142,17 @@ class BoundedProtocol(HttpToolsProtocol):
         self._await_arrival()
 
     def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
         if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > _HEAD_BYTES:
             self._refusal = _head_too_large()
-            raise self._refusal  # stops the parser, which then calls send_400_response
+            raise self._refusal  # stops the parser
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        if hosts != 1 and (hosts > 1 or self.parser.get_http_version() == "1.1"):
+            self._refusal = InvalidRequest(
+                f"The request has {hosts} Host headers; it needs one.", param="host"
+            )
+            raise self._refusal
         self._head_bytes = 0
         super().on_headers_complete()
         self._reading = _Reading.BODY
@@ -105,14 +166,17 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
         self._head_bytes = 0
         self._reading = _Reading.NOTHING
         self._disarm()
         super().on_message_complete()
 
-    def send_400_response(self, msg: str) -> None:
-        """uvicorn's response to a parse error."""
-        self._refuse(self._refusal or InvalidRequest(msg))
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        if cycle.scope["http_version"] == "1.0":
+            app = until_close(app, cycle)
+        super()._start_asgi_task(cycle, app)
 
     def wind_down(self) -> None:
         """Make the response in progress, if any, the last of this connection."""

@@ -26,6 +26,7 @@ from starlette.routing import Route
 
 from router.frontend.api_keys import ApiKeys
 from router.frontend.http.app import build_app
+from router.frontend.http.local_names import is_loopback
 from router.frontend.http.protocol import BoundedProtocol, ConnectionsState
 from router.processing.generation import Generation
 from rpc.tls import TlsFiles
@@ -85,6 +86,7 @@ class HttpServer:
             keys=config.keys,
             metrics_keys=config.metrics_keys,
             cors_origins=config.cors_origins,
+            local_names_only=config.keys is None and is_loopback(config.host),
             routes=routes,
         )
         self._server = QuietServer(app, config.tls, keep_alive_s=config.keep_alive_s)

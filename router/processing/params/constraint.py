@@ -55,7 +55,7 @@ class ConstraintChecks:
                 await asyncio.to_thread(check_grammar, grammar)
         except GrammarError as error:
             message = f"{constraint.param}: {error}."
-            raise InvalidRequest(message, param=constraint.param, code="invalid_value") from None
+            raise InvalidRequest(message, param=constraint.param) from None
         self._accepted[grammar] = None
         while len(self._accepted) > _KEPT:
             self._accepted.popitem(last=False)

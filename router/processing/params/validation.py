@@ -61,7 +61,7 @@ def _refusal(error: ErrorDetails, body: Any) -> InvalidRequest:
             return InvalidRequest(f"{param}: {message}.", param=param, code="unsupported_parameter")
     if not param:
         return InvalidRequest(f"The body is wrong: {message}.")
-    return InvalidRequest(f"The parameter {param} is wrong: {message}.", param=param, code="invalid_value")
+    return InvalidRequest(f"The parameter {param} is wrong: {message}.", param=param)
 
 
 def _place(error: ErrorDetails, body: Any) -> str:

@@ -346,7 +346,7 @@ async def test_a_client_that_does_not_read_makes_only_its_own_tokens_wait(folder
         unread.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         unread.connect(("127.0.0.1", frontends.http.port))
         body = b'{"prompt":"hi","stream":true,"max_tokens":%d}' % count
-        head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         head += b"content-length: %d\r\n\r\n" % len(body)
         unread.sendall(head + body)
         await asyncio.sleep(0.1)

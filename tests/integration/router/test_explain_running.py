@@ -212,7 +212,7 @@ async def test_a_request_that_missed_its_deadline_says_where_its_time_went(
     worker = decode_worker("decode-0", waits_before={held})
     async with router(worker) as opened:
         asked = {"prompt": PROMPT, "max_tokens": 3, "timeout": 0.2}
-        async with httpx.AsyncClient(transport=opened.http, base_url="http://router") as client:
+        async with httpx.AsyncClient(transport=opened.http, base_url="http://localhost") as client:
             refused = await client.post("/v1/completions", json=asked)
         assert refused.status_code == 504
         ended = opened.explanation.find(refused.headers["x-request-id"])
@@ -251,8 +251,8 @@ async def test_a_request_of_the_http_api_is_found_by_its_id_while_it_runs(stream
     async with router(worker) as opened:
         admin = admin_app(Mock(), explain=opened.explanation.find, drain_timeout_s=1.0, startup_timeout_s=1.0)
         async with (
-            httpx.AsyncClient(transport=opened.http, base_url="http://router") as client,
-            httpx.AsyncClient(transport=httpx.ASGITransport(admin), base_url="http://admin") as operator,
+            httpx.AsyncClient(transport=opened.http, base_url="http://localhost") as client,
+            httpx.AsyncClient(transport=httpx.ASGITransport(admin), base_url="http://localhost") as operator,
         ):
             asked = {"prompt": PROMPT, "max_tokens": 3, "stream": stream}
             running = asyncio.create_task(client.post("/v1/completions", json=asked))

@@ -245,6 +245,8 @@ async def test_the_admin_port_refuses_nonsense_and_browsers() -> None:
         assert (await client.post("/workers/decode-0/drain?timeout=soon")).status_code == 400
         foreign = {"origin": "https://example.com"}
         assert (await client.post("/workers/decode-0/drain?force=1", headers=foreign)).status_code == 403
+        assert (await client.get("/workers", headers=foreign)).status_code == 403
+        assert (await client.get("/workers", headers={"host": "evil.example"})).status_code == 403
         assert (await client.get("/workers")).json()[0]["state"] == "ready"
 
 
