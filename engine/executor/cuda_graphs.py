@@ -64,6 +64,7 @@ class DecodeGraphs:
         # Rows past n keep valid ids and positions of an earlier step; their results are ignored.
         self._input_ids[:n].copy_(batch.input_ids)
         self._positions[:n].copy_(batch.positions)
+        self._model.expect(n)
 
     def run(self, batch: Batch) -> Enqueuing:
         """Hidden states [B, hidden] of a batch of decodes, padding rows last; valid until the next run."""
@@ -89,6 +90,7 @@ class DecodeGraphs:
 
     def _captured(self, size: int, pool: Any, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
         self._attention.prepare_capture(size)
+        self._model.expect(size)
         stream.wait_stream(torch.cuda.current_stream(stream.device))
         with torch.cuda.stream(stream):
             self._forward(size)  # load all kernels: loading is not allowed during capture

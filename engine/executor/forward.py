@@ -45,6 +45,7 @@ class Eager:
 
     def prepare(self, batch: Batch) -> None:
         self._attention.prepare(batch)
+        self._model.expect(len(batch.input_ids))
 
     def run(self, batch: Batch) -> Enqueuing:
         hidden: torch.Tensor = self._model(batch.input_ids, batch.positions, self._attention)

@@ -112,6 +112,7 @@ class PiecewiseGraphs:
         buffers.positions[:n].copy_(batch.positions)
         buffers.slots[:n].copy_(batch.slot_mapping)
         buffers.slots[n : self._size_for(n)].fill_(self._scratch_slot)
+        self._model.expect(n)
 
     def run(self, batch: Batch) -> Enqueuing:
         """Hidden states of the batch's tokens, padding rows last; valid until the next run."""
@@ -151,6 +152,7 @@ class PiecewiseGraphs:
         progress("Capturing CUDA graphs of mixed steps", len(sizes), len(sizes))
 
     def _captured(self, size: int, pool: Any) -> _Chain:
+        self._model.expect(size)
         self._forward(size, _Storing(self._attention, self._buffers))  # loads every kernel
         torch.cuda.synchronize(self._buffers.slots.device)
         cutter = _Cutter(self._attention, self._buffers, pool)

@@ -292,6 +292,7 @@ class ModelRunner:
     def _profile_run(self, batch: Batch, attention: AttentionBackend, *, rows: int) -> None:
         """Compute a step and sample `rows` of it with the options that take the most memory."""
         attention.prepare(batch)
+        self._model.expect(len(batch.input_ids))
         hidden = self._model(batch.input_ids, batch.positions, attention)
         self._sampler.profile_run(self._model.logits(hidden[:rows]))
 

@@ -11,8 +11,12 @@ from torch import Tensor
 
 from engine.kernels.add_norm import add_norm
 from engine.kernels.matvec import gated_matvec, suits
+from engine.kernels.routing import route_tokens
 from engine.kernels.silu_mul import silu_mul
+from engine.kernels.weighted_sum import weighted_sum
 from engine.layers.ops import Ops, Rotation
+from engine.layers.routing import Routes, scores_of
+from engine.spec.expert_spec import ExpertSpec, Scoring
 
 __all__ = ["FlashInferOps", "Positions"]
 
@@ -52,6 +56,23 @@ class FlashInferOps(Ops):
 
     def norm_heads(self, heads: Tensor, weight: Tensor, eps: float) -> None:
         rmsnorm(heads, weight, eps, out=heads)
+
+    def route(self, logits: Tensor, bias: Tensor | None, spec: ExpertSpec, live: Tensor) -> Routes:
+        eligible = scores_of(logits, bias, spec)[1].contiguous() if spec.groups > 1 else None
+        routing = route_tokens(
+            logits,
+            bias,
+            eligible,
+            live,
+            per_token=spec.per_token,
+            sigmoid=spec.scoring is Scoring.SIGMOID,
+            normalized=spec.normalized,
+            scale=spec.scale,
+        )
+        return Routes(routing.weights, routing.order, routing.starts, routing.places)
+
+    def weighted_sum(self, outputs: Tensor, routes: Routes) -> Tensor:
+        return weighted_sum(outputs, routes.places, routes.weights)
 
     def rotation(self, table: Tensor, positions: Tensor, dtype: torch.dtype) -> Rotation:
         return Positions(table, positions)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol, runtime_checkable
+from typing import Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +13,10 @@ from torch import Tensor, nn
 from engine.layers.linear import linear
 from engine.layers.onednn import packed
 from engine.layers.panels import Panels, fastest_panels
+from engine.layers.routing import Routes
 from engine.layers.row_blocks import row_blocks
 
-__all__ = ["PLAIN", "Linear", "LinearMethod", "PlainWeight", "Slot", "slots_of", "weight"]
+__all__ = ["PLAIN", "GroupedProduct", "Linear", "LinearMethod", "PlainWeight", "Slot", "slots_of", "weight"]
 
 
 def weight(*shape: int) -> nn.Parameter:
@@ -29,7 +31,7 @@ class Slot:
     source: str
     """Name of the tensor within the module, such as "weight"."""
     target: Tensor
-    """[out, in], or [out]."""
+    """[out, in] or [out]; for experts with their number in front."""
 
 
 @runtime_checkable
@@ -46,20 +48,30 @@ def slots_of(module: nn.Module) -> list[Slot]:
     return [Slot(name, parameter) for name, parameter in module.named_parameters(recurse=False)]
 
 
+GroupedProduct: TypeAlias = Callable[[Tensor, Routes, bool], Tensor]
+"""Multiplies pairs ordered by experts: [P, in], or if the last is true tokens [T, in], to [P, out]."""
+
+
 class LinearMethod(ABC):
-    """A format of the weights of linear layers. Stateless until a layer is packed."""
+    """A format of the weights of linear layers. `layer`: a `Linear`, or a stack of one matrix per expert."""
 
     @abstractmethod
-    def create(self, layer: Linear, in_features: int, out_features: int) -> None:
-        """Register the parameters of a layer, uninitialised."""
+    def create(
+        self, layer: nn.Module, in_features: int, out_features: int, *, stack: tuple[int, ...] = ()
+    ) -> None:
+        """Register the parameters of a layer, uninitialised; those of a stack have `stack` in front."""
 
     @abstractmethod
-    def slots(self, layer: Linear) -> list[Slot]:
+    def slots(self, layer: nn.Module) -> list[Slot]:
         """The tensors that a checkpoint holds for a layer, its bias aside, and what they fill."""
 
     @abstractmethod
     def pack(self, layer: Linear) -> LinearMethod:
         """Rearrange the parameters of a loaded layer for speed; the method that applies them from now on."""
+
+    @abstractmethod
+    def pack_stack(self, layer: nn.Module) -> GroupedProduct:
+        """The same for the matrices of experts."""
 
     @abstractmethod
     def apply(self, layer: Linear, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -75,19 +87,61 @@ class PlainWeight(LinearMethod):
     panels: Panels | None = None
     """A view of the packed weight, for the row counts at which it is faster."""
 
-    def create(self, layer: Linear, in_features: int, out_features: int) -> None:
-        layer.weight = weight(out_features, in_features)
+    def create(
+        self, layer: nn.Module, in_features: int, out_features: int, *, stack: tuple[int, ...] = ()
+    ) -> None:
+        layer.weight = weight(*stack, out_features, in_features)
 
-    def slots(self, layer: Linear) -> list[Slot]:
-        return [Slot("weight", layer.weight)]
+    def slots(self, layer: nn.Module) -> list[Slot]:
+        return [Slot("weight", layer.get_parameter("weight"))]
 
     def pack(self, layer: Linear) -> LinearMethod:
         plain = layer.weight.detach()
         layer.weight = nn.Parameter(packed(plain), requires_grad=False)
         return PlainWeight(row_blocks(layer.weight, plain), fastest_panels(layer.weight, plain))
 
+    def pack_stack(self, layer: nn.Module) -> GroupedProduct:
+        stack = layer.get_parameter("weight").detach()
+        if stack.is_cuda and stack.dtype != torch.float32:
+            from engine.layers.grouped_gpu import GroupedWeight  # Triton ships only with torch's CUDA builds
+
+            return GroupedWeight(stack)
+        del layer.weight
+        return MatrixPerExpert(stack)
+
     def apply(self, layer: Linear, x: Tensor, bias: Tensor | None) -> Tensor:
         return linear(x, layer.weight, bias, self.blocks, self.panels)
+
+
+class MatrixPerExpert:
+    """A `GroupedProduct` that multiplies one expert's rows after the other's. Waits for the device."""
+
+    def __init__(self, stack: Tensor) -> None:
+        """`stack` [E, out, in] is taken over."""
+        self._features = stack.shape[1]
+        self._matrices = [_Matrix.of(plain) for plain in stack]
+
+    def __call__(self, x: Tensor, routes: Routes, by_token: bool) -> Tensor:
+        if by_token:
+            x = x[routes.order // routes.per_token]
+        out = x.new_empty(len(x), self._features)
+        starts = routes.starts.tolist()
+        for matrix, start, end in zip(self._matrices, starts, starts[1:], strict=False):
+            if start < end:
+                rows = x[start:end]
+                out[start:end] = linear(rows, matrix.weight, None, matrix.blocks, matrix.panels)
+        return out
+
+
+class _Matrix(NamedTuple):
+    weight: Tensor
+    blocks: Tensor | None
+    panels: Panels | None
+
+    @classmethod
+    def of(cls, plain: Tensor) -> _Matrix:
+        weight = packed(plain)
+        return cls(weight, row_blocks(weight, plain), fastest_panels(weight, plain))
 
 
 PLAIN: Final = PlainWeight()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from engine.layers.linear_layer import PLAIN, Linear, LinearMethod, PlainWeight, weight
 from engine.layers.ops import Ops
+from engine.parallel.communicator import Communicator
 
-__all__ = ["Embedding", "GateUp", "LayerNorm", "RMSNorm"]
+__all__ = ["AllHeadsNorm", "Embedding", "GateUp", "HeadNorm", "LayerNorm", "RMSNorm"]
 
 
 class GateUp(Linear):
@@ -54,6 +56,38 @@ class RMSNorm(nn.Module):
     def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """(norm of x + residual, x + residual); both arguments are consumed."""
         return self.ops.add_rms_norm(x, residual, self.weight, self.eps)
+
+
+class HeadNorm(nn.Module):
+    """Normalises each head of queries or of keys, [T, H, D], in place."""
+
+    def __init__(self, head_dim: int, eps: float, ops: Ops) -> None:
+        super().__init__()
+        self.weight = weight(head_dim)
+        self.eps = eps
+        self.ops = ops
+
+    def forward(self, heads: Tensor) -> None:
+        self.ops.norm_heads(heads, self.weight, self.eps)
+
+
+class AllHeadsNorm(nn.Module):
+    """Normalises all heads of queries or of keys together, [T, H, D], in place; over all ranks' heads."""
+
+    def __init__(self, features: int, eps: float, communicator: Communicator) -> None:
+        """`features`: of this rank's heads."""
+        super().__init__()
+        self.weight = weight(features)
+        self.eps = eps
+        self._communicator = communicator
+        # Where neighbours hold the same heads, both sums have them as often.
+        self._total = features * communicator.shard.size
+
+    def forward(self, heads: Tensor) -> None:
+        flat = heads.flatten(1).float()
+        squares = self._communicator.all_reduce(flat.square().sum(dim=1, keepdim=True))
+        flat *= torch.rsqrt(squares / self._total + self.eps)
+        heads.copy_((flat * self.weight).view(heads.shape))
 
 
 class LayerNorm(nn.Module):

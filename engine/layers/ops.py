@@ -14,6 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from engine.layers.routing import Routes, route
+from engine.spec.expert_spec import ExpertSpec
+
 __all__ = ["Ops", "Rotation"]
 
 
@@ -37,7 +40,8 @@ class _Angles:
 
 
 class Ops:
-    """T is the number of tokens in the step, d the hidden size, I the MLP's, D the size of a head."""
+    """T is the number of tokens in the step, P that of pairs of a token and one of its experts, d the hidden
+    size, I the MLP's, D the size of a head."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """`x` [..., n] scaled to unit mean square over its last dimension, times `weight` [n]."""
@@ -64,6 +68,18 @@ class Ops:
     def norm_heads(self, heads: Tensor, weight: Tensor, eps: float) -> None:
         """Normalise each of `heads` [T, H, D], a slice of a larger tensor, in place."""
         heads.copy_(self.rms_norm(heads, weight, eps))
+
+    def route(self, logits: Tensor, bias: Tensor | None, spec: ExpertSpec, live: Tensor) -> Routes:
+        """`routing.route`. `live` [1]: the rows of `logits` behind so many are padding."""
+        return route(logits, bias, spec)
+
+    def weighted_sum(self, outputs: Tensor, routes: Routes) -> Tensor:
+        """The weighted sum of the outputs of each token's experts: [P, d], ordered as the routes, -> [T, d].
+
+        Summed in float32, in the order of the token's choice.
+        """
+        chosen = outputs[routes.places.flatten()].view(*routes.places.shape, -1)
+        return (chosen.float() * routes.weights.unsqueeze(2)).sum(dim=1).to(outputs.dtype)
 
     def rotation(self, table: Tensor, positions: Tensor, dtype: torch.dtype) -> Rotation:
         """Look up the angles of `positions` [T] in a `rope_table`."""

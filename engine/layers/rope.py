@@ -6,6 +6,7 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from engine.spec.rope_spec import RopeScaling, RopeSpec
 
@@ -24,16 +25,21 @@ def rope_table(spec: RopeSpec, head_dim: int, max_position: int, device: torch.d
 
 
 def inverse_frequencies(spec: RopeSpec, head_dim: int) -> Tensor:
-    """Radians per token for each pair of features: float32 [head_dim / 2], highest frequency first."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim
+    """Radians per token for each pair of features: float32 [head_dim / 2], highest frequency first.
+
+    Pairs that are not rotated come last, with 0.
+    """
+    rotated = spec.rotated_features(head_dim)
+    exponents = torch.arange(0, rotated, 2, dtype=torch.float32, device="cpu") / rotated
     frequencies = 1.0 / (spec.theta**exponents)
     match spec.scaling:
         case RopeScaling.NONE:
-            return frequencies
+            scaled = frequencies
         case RopeScaling.LINEAR:
-            return frequencies / spec.factor
+            scaled = frequencies / spec.factor
         case RopeScaling.LLAMA3:
-            return _llama3(frequencies, spec)
+            scaled = _llama3(frequencies, spec)
+    return functional.pad(scaled, (0, (head_dim - rotated) // 2))
 
 
 def _llama3(frequencies: Tensor, spec: RopeSpec) -> Tensor:

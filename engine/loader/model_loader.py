@@ -148,7 +148,7 @@ def _places(model: CausalLM) -> dict[str, _Place]:
     for source, part in model.weight_table().items():
         module: nn.Module = model.get_submodule(part.module)
         for slot in slots_of(module):
-            target = slot.target
+            target = slot.target if part.expert is None else slot.target[part.expert]
             count = target.shape[0] if part.rows is None else part.rows
             rows = target.narrow(0, part.start, count)
             # A bias has one entry per output feature: it is cut with the rows, and stays whole where columns

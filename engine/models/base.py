@@ -7,6 +7,7 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
+from engine.layers.experts import ExpertStack
 from engine.layers.factory import Layers
 from engine.layers.linear_layer import Linear
 from engine.layers.modules import Embedding
@@ -41,11 +42,20 @@ class CausalLM(nn.Module, ABC):
         self.part = layers.communicator.shard.of(spec)
         """The shape of this rank's part."""
         self.embed = Embedding(spec.vocab_size, spec.hidden_size)
+        self._live_rows = layers.live_rows
         self.head = layers.head(self.embed, tied=spec.tied_embeddings)
 
     @abstractmethod
     def forward(self, input_ids: Tensor, positions: Tensor, attn: Attention) -> Tensor:
         """Final hidden states [T, d] of tokens `input_ids` [T] at absolute `positions` [T]."""
+
+    def expect(self, rows: int) -> None:
+        """Before a forward pass, also one by a CUDA graph: so many of its rows are tokens, the rest padding.
+
+        Enqueued on the device, for models that have experts.
+        """
+        if self.spec.experts is not None:
+            self._live_rows.expect(rows)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of all vocabulary entries, [S, vocab] in the model's dtype, for rows `hidden` [S, d].
@@ -58,7 +68,7 @@ class CausalLM(nn.Module, ABC):
     def pack(self) -> None:
         """Pack all weights for speed, one at a time. A head tied to the embedding becomes a copy."""
         for module in self.modules():
-            if isinstance(module, Linear):
+            if isinstance(module, Linear | ExpertStack):
                 module.pack()
 
     @abstractmethod

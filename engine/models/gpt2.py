@@ -48,7 +48,7 @@ class GPT2Model(CausalLM):
         table = {"wte": ParamSlice("embed"), "wpe": ParamSlice("embed_position"), "ln_f": ParamSlice("norm")}
         if not self.spec.tied_embeddings:
             table["lm_head"] = self.head_param()
-        return table | dict(per_layer(self.spec.num_layers, "h.{}.", "layers.{}.", layer))
+        return table | dict(per_layer([layer] * whole.num_layers, "h.{}.", "layers.{}."))
 
     def source_name(self, name: str) -> str:
         # The original release has names without this prefix; later checkpoints have it.

@@ -1,7 +1,8 @@
-"""The Llama family: Llama, Mistral, SmolLM2, Qwen2 and Qwen3.
+"""The Llama family: Llama, Mistral, SmolLM2, Qwen2, Qwen3, and their relatives with experts.
 
-The members differ in which projections have biases, in whether queries and keys are normalised, and in how
-positions are scaled. All of that is in the spec. Layers get the spec of a rank's part.
+The members differ in which projections have biases, in whether queries and keys are normalised, in how
+positions are scaled, and in which layers have experts. All of that is in the spec. Layers get the spec of a
+rank's part.
 """
 
 from __future__ import annotations
@@ -13,8 +14,11 @@ from engine.layers.factory import Layers
 from engine.layers.ops import Rotation
 from engine.layers.rope import rope_table
 from engine.models.base import Attention, CausalLM
+from engine.models.mlp_table import mlp_table
 from engine.models.weight_table import ParamSlice, WeightTable, per_layer
+from engine.spec.architectures import QKNorm
 from engine.spec.model_spec import ModelSpec
+from engine.spec.shard import Cut
 
 __all__ = ["LlamaModel"]
 
@@ -39,32 +43,54 @@ class LlamaModel(CausalLM):
 
     def weight_table(self) -> WeightTable:
         whole, shard = self.spec, self.shard
-        q, kv, mlp = self.part.q_size, self.part.kv_size, self.part.intermediate_size
+        q, kv = self.part.q_size, self.part.kv_size
+        order = self._rotated_first
         heads, kv_heads = shard.rows(whole.q_size, q), shard.rows(whole.kv_size, kv)
-        features = shard.rows(whole.intermediate_size, mlp)
         layer = {
             "input_layernorm": ParamSlice("input_norm"),
-            "self_attn.q_proj": ParamSlice("attention.qkv", 0, q, cut=heads),
-            "self_attn.k_proj": ParamSlice("attention.qkv", q, kv, cut=kv_heads),
+            "self_attn.q_proj": ParamSlice("attention.qkv", 0, q, cut=order(heads)),
+            "self_attn.k_proj": ParamSlice("attention.qkv", q, kv, cut=order(kv_heads)),
             "self_attn.v_proj": ParamSlice("attention.qkv", q + kv, kv, cut=kv_heads),
             "self_attn.o_proj": ParamSlice("attention.out", cut=shard.columns(whole.q_size)),
             "post_attention_layernorm": ParamSlice("mlp_norm"),
-            "mlp.gate_proj": ParamSlice("mlp.gate_up", 0, mlp, cut=features),
-            "mlp.up_proj": ParamSlice("mlp.gate_up", mlp, mlp, cut=features),
-            "mlp.down_proj": ParamSlice("mlp.down", cut=shard.columns(whole.intermediate_size)),
         }
-        if self.spec.qk_norm:
+        if whole.qk_norm is not None:
+            each = whole.qk_norm is QKNorm.HEAD
+            one_head = Cut(0, whole.head_dim, (range(whole.head_dim),))
             layer |= {
-                "self_attn.q_norm": ParamSlice("attention.q_norm"),
-                "self_attn.k_norm": ParamSlice("attention.k_norm"),
+                "self_attn.q_norm": ParamSlice("attention.q_norm", cut=order(one_head if each else heads)),
+                "self_attn.k_norm": ParamSlice("attention.k_norm", cut=order(one_head if each else kv_heads)),
             }
         table = {"model.embed_tokens": ParamSlice("embed"), "model.norm": ParamSlice("norm")}
         if not self.spec.tied_embeddings:
             table["lm_head"] = self.head_param()
-        return table | dict(per_layer(self.spec.num_layers, "model.layers.{}.", "layers.{}.", layer))
+        tables = [layer | mlp_table(whole, self.part, shard, index) for index in range(whole.num_layers)]
+        return table | dict(per_layer(tables, "model.layers.{}.", "layers.{}."))
+
+    def _rotated_first(self, heads: Cut) -> Cut:
+        """`heads` with the features that are rotated in the first part of either half of each head.
+
+        Kernels rotate feature i with feature i + head_dim / 2. Where a model rotates only its first features,
+        those come first in both halves, and the table turns the others by an angle of 0.
+        """
+        size = self.spec.head_dim
+        rotated = self.spec.rope.rotated_features(size) if self.spec.rope else size
+        if rotated == size:
+            return heads
+        half, kept = rotated // 2, rotated + (size - rotated) // 2
+        pieces = (range(half), range(rotated, kept), range(half, rotated), range(kept, size))
+        stretches = (
+            range(head + piece.start, head + piece.stop)
+            for stretch in heads.stretches
+            for head in stretch[::size]
+            for piece in pieces
+        )
+        return Cut(heads.axis, heads.extent, tuple(stretches))
 
     def ignores(self, name: str) -> bool:
-        return super().ignores(name) or name.endswith("rotary_emb.inv_freq")
+        further = range(self.spec.num_layers, self.spec.num_layers + self.spec.num_draft_layers)
+        of_drafts = any(name.startswith(f"model.layers.{layer}.") for layer in further)
+        return super().ignores(name) or of_drafts or name.endswith("rotary_emb.inv_freq")
 
 
 class LlamaLayer(nn.Module):
@@ -73,7 +99,7 @@ class LlamaLayer(nn.Module):
         self.input_norm = layers.norm(spec.hidden_size, spec.norm_eps)
         self.attention = LlamaAttention(spec, index, layers)
         self.mlp_norm = layers.norm(spec.hidden_size, spec.norm_eps)
-        self.mlp = layers.mlp(spec)
+        self.mlp = layers.mlp(spec, index)
 
     def forward(
         self, x: Tensor, residual: Tensor, rotation: Rotation, attn: Attention
@@ -89,20 +115,19 @@ class LlamaAttention(nn.Module):
     def __init__(self, spec: ModelSpec, index: int, layers: Layers) -> None:
         super().__init__()
         self.index = index
-        self.ops = layers.ops
         self.num_heads = spec.num_heads
         self.head_dim = spec.head_dim
         self.num_kv_heads = spec.num_kv_heads
         self.qkv = layers.linear(spec.hidden_size, spec.q_size + 2 * spec.kv_size, bias=spec.qkv_bias)
         self.out = layers.sum_linear(spec.q_size, spec.hidden_size, bias=spec.output_bias)
-        self.q_norm = layers.norm(spec.head_dim, spec.norm_eps) if spec.qk_norm else None
-        self.k_norm = layers.norm(spec.head_dim, spec.norm_eps) if spec.qk_norm else None
+        self.q_norm = layers.head_norm(spec, spec.num_heads)
+        self.k_norm = layers.head_norm(spec, spec.num_kv_heads)
 
     def forward(self, x: Tensor, rotation: Rotation, attn: Attention) -> Tensor:
         qkv = self.qkv(x).view(len(x), -1, self.head_dim)
         if self.q_norm is not None and self.k_norm is not None:
             q, k, _ = qkv.split([self.num_heads, self.num_kv_heads, self.num_kv_heads], dim=1)
-            self.ops.norm_heads(q, self.q_norm.weight, self.q_norm.eps)
-            self.ops.norm_heads(k, self.k_norm.weight, self.k_norm.eps)
+            self.q_norm(q)
+            self.k_norm(k)
         output: Tensor = self.out(attn.forward(self.index, qkv, rotation).flatten(1))
         return output

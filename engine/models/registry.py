@@ -18,6 +18,11 @@ _MODELS: Final[dict[str, Callable[[ModelSpec, Layers], CausalLM]]] = {
     "MistralForCausalLM": LlamaModel,
     "Qwen2ForCausalLM": LlamaModel,
     "Qwen3ForCausalLM": LlamaModel,
+    "MixtralForCausalLM": LlamaModel,
+    "Qwen2MoeForCausalLM": LlamaModel,
+    "Qwen3MoeForCausalLM": LlamaModel,
+    "OlmoeForCausalLM": LlamaModel,
+    "Glm4MoeForCausalLM": LlamaModel,
     "GPT2LMHeadModel": GPT2Model,
 }
 

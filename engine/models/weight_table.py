@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -21,6 +21,8 @@ class ParamSlice:
     """First row."""
     rows: int | None = None
     """Number of rows; None: all."""
+    expert: int | None = None
+    """The expert, where the parameters have those of all experts."""
     transposed: bool = False
     """Whether the checkpoint stores the weight as [in, out]."""
     cut: Cut | None = None
@@ -31,10 +33,8 @@ WeightTable: TypeAlias = Mapping[str, ParamSlice]
 """Module path in the checkpoint -> place in the model."""
 
 
-def per_layer(
-    num_layers: int, source: str, target: str, table: WeightTable
-) -> Iterable[tuple[str, ParamSlice]]:
-    """Repeat the table of one layer for all: `{}` in the prefixes `source` and `target` is the layer."""
-    for layer in range(num_layers):
+def per_layer(tables: Sequence[WeightTable], source: str, target: str) -> Iterable[tuple[str, ParamSlice]]:
+    """Join the tables of all layers: `{}` in the prefixes `source` and `target` is the layer."""
+    for layer, table in enumerate(tables):
         for name, slot in table.items():
             yield source.format(layer) + name, replace(slot, module=target.format(layer) + slot.module)

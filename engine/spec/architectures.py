@@ -9,16 +9,27 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Final, TypeAlias
 
 from engine.spec.errors import UnsupportedModel
+from engine.spec.expert_spec import ExpertSpec, Scoring
 from engine.spec.rope_spec import RopeSpec
 
-__all__ = ["ARCHITECTURES", "Architecture", "Config", "architecture_of"]
+__all__ = ["ARCHITECTURES", "Architecture", "Config", "QKNorm", "architecture_of"]
 
 logger = logging.getLogger(__name__)
 
 Config: TypeAlias = Mapping[str, Any]
+
+
+class QKNorm(Enum):
+    """What queries and keys are normalised over, before rotation."""
+
+    HEAD = "head"
+    """Each head by itself (Qwen3)."""
+    ALL_HEADS = "all heads"
+    """All query heads together, and all key heads together (OLMoE)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +53,7 @@ def architecture_of(config: Config) -> str:
     raise UnsupportedModel(f"{what} is not supported; Baton runs {', '.join(sorted(ARCHITECTURES))}")
 
 
-def _llama(config: Config) -> dict[str, Any]:
+def _llama(config: Config, *, partial_rotation: bool = False) -> dict[str, Any]:
     """Llama, Mistral and Qwen, which differ in biases and in the q/k norm."""
     _require(config, "hidden_act", "silu")
     heads = config["num_attention_heads"]
@@ -56,7 +67,7 @@ def _llama(config: Config) -> dict[str, Any]:
         "head_dim": config.get("head_dim") or config["hidden_size"] // heads,
         "max_position": _max_position(config),
         "norm_eps": config["rms_norm_eps"],
-        "rope": RopeSpec.from_config(config),
+        "rope": RopeSpec.from_config(config, partial=partial_rotation),
         "tied_embeddings": bool(config.get("tie_word_embeddings", False)),
         "qkv_bias": attention_bias,
         "output_bias": attention_bias,
@@ -69,7 +80,82 @@ def _qwen2(config: Config) -> dict[str, Any]:
 
 
 def _qwen3(config: Config) -> dict[str, Any]:
-    return _llama(config) | {"qk_norm": True}
+    return _llama(config) | {"qk_norm": QKNorm.HEAD}
+
+
+def _mixtral(config: Config) -> dict[str, Any]:
+    experts = ExpertSpec(
+        count=config["num_local_experts"],
+        per_token=config["num_experts_per_tok"],
+        intermediate_size=config["intermediate_size"],
+    )
+    return _llama(config) | {"experts": experts}
+
+
+def _qwen2_moe(config: Config) -> dict[str, Any]:
+    experts = ExpertSpec(
+        count=config["num_experts"],
+        per_token=config["num_experts_per_tok"],
+        intermediate_size=config["moe_intermediate_size"],
+        normalized=bool(config.get("norm_topk_prob", False)),
+        shared_size=config["shared_expert_intermediate_size"],
+        shared_gate=True,
+        dense_layers=_dense_layers(config),
+    )
+    return _llama(config) | {"qkv_bias": bool(config.get("qkv_bias", True)), "experts": experts}
+
+
+def _qwen3_moe(config: Config) -> dict[str, Any]:
+    experts = ExpertSpec(
+        count=config.get("num_experts") or config["num_local_experts"],
+        per_token=config["num_experts_per_tok"],
+        intermediate_size=config["moe_intermediate_size"],
+        normalized=bool(config.get("norm_topk_prob", False)),
+        dense_layers=_dense_layers(config),
+    )
+    return _qwen3(config) | {"experts": experts}
+
+
+def _olmoe(config: Config) -> dict[str, Any]:
+    _require(config, "clip_qkv", None)
+    experts = ExpertSpec(
+        count=config["num_experts"],
+        per_token=config["num_experts_per_tok"],
+        intermediate_size=config["intermediate_size"],
+        normalized=bool(config.get("norm_topk_prob", False)),
+    )
+    return _llama(config) | {"qk_norm": QKNorm.ALL_HEADS, "experts": experts}
+
+
+def _glm4_moe(config: Config) -> dict[str, Any]:
+    size = config["moe_intermediate_size"]
+    experts = ExpertSpec(
+        count=config["n_routed_experts"],
+        per_token=config["num_experts_per_tok"],
+        intermediate_size=size,
+        scoring=Scoring.SIGMOID,
+        normalized=bool(config.get("norm_topk_prob", True)),
+        scale=float(config.get("routed_scaling_factor", 1.0)),
+        score_bias=True,
+        groups=config.get("n_group", 1),
+        groups_per_token=config.get("topk_group", 1),
+        shared_size=size * config.get("n_shared_experts", 1),
+        dense_layers=frozenset(range(config.get("first_k_dense_replace", 1))),
+    )
+    norm = QKNorm.HEAD if config.get("use_qk_norm", False) else None
+    return _llama({"partial_rotary_factor": 0.5} | dict(config), partial_rotation=True) | {
+        "output_bias": False,
+        "qk_norm": norm,
+        "experts": experts,
+        "num_draft_layers": config.get("num_nextn_predict_layers", 0),
+    }
+
+
+def _dense_layers(config: Config) -> frozenset[int]:
+    """Layers without experts, as Qwen's models name them."""
+    named, every = config.get("mlp_only_layers") or (), config.get("decoder_sparse_step", 1)
+    layers = range(config["num_hidden_layers"])
+    return frozenset(layer for layer in layers if layer in named or (layer + 1) % every)
 
 
 def _gpt2(config: Config) -> dict[str, Any]:
@@ -101,6 +187,11 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "MistralForCausalLM": Architecture("mistral", _llama),
     "Qwen2ForCausalLM": Architecture("qwen2", _qwen2),
     "Qwen3ForCausalLM": Architecture("qwen3", _qwen3),
+    "MixtralForCausalLM": Architecture("mixtral", _mixtral),
+    "Qwen2MoeForCausalLM": Architecture("qwen2_moe", _qwen2_moe),
+    "Qwen3MoeForCausalLM": Architecture("qwen3_moe", _qwen3_moe),
+    "OlmoeForCausalLM": Architecture("olmoe", _olmoe),
+    "Glm4MoeForCausalLM": Architecture("glm4_moe", _glm4_moe),
     "GPT2LMHeadModel": Architecture("gpt2", _gpt2),
 }
 """By the class name that config.json gives."""

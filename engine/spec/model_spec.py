@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.spec.architectures import ARCHITECTURES, Config, architecture_of
+from engine.spec.architectures import ARCHITECTURES, Config, QKNorm, architecture_of
 from engine.spec.errors import UnsupportedModel
+from engine.spec.expert_spec import ExpertSpec
 from engine.spec.rope_spec import RopeSpec
 
 __all__ = ["ModelSpec"]
@@ -39,8 +40,11 @@ class ModelSpec:
     mlp_bias: bool = False
     gated_mlp: bool = True
     """Whether the MLP has a gate, and so three matrices, or only two."""
-    qk_norm: bool = False
-    """Whether every query and key head is normalised before rotation (Qwen3)."""
+    qk_norm: QKNorm | None = None
+    experts: ExpertSpec | None = None
+    """Experts in place of the MLPs, `intermediate_size` being that of the layers that keep one."""
+    num_draft_layers: int = 0
+    """Layers behind the last in the checkpoint that predict further tokens; they are not used."""
     eos_token_ids: tuple[int, ...] = ()
     dtype: str = "float32"
     """Precision of the stored weights."""
@@ -61,30 +65,52 @@ class ModelSpec:
         return self.num_kv_heads * self.head_dim
 
     @property
-    def layer_parameters(self) -> int:
-        """Weights of all layers' matrices. Norms and biases, which are few, count nowhere."""
-        return self.num_layers * self.hidden_size * self._layer_features
-
-    @property
     def parameters(self) -> int:
-        """Weights of all matrices: layers, embedding and, if it is not tied to the embedding, head."""
-        return self.layer_parameters + (1 if self.tied_embeddings else 2) * self.vocab_size * self.hidden_size
+        """Weights of all matrices. Norms and biases, which are few, count nowhere."""
+        embeddings = (1 if self.tied_embeddings else 2) * self.vocab_size * self.hidden_size
+        return self._layer_parameters(0 if self.experts is None else self.experts.features) + embeddings
 
     @property
     def active_parameters(self) -> int:
-        """Weights that one token is multiplied with: layers and head."""
-        return self.layer_parameters + self.vocab_size * self.hidden_size
+        """Weights that one token is multiplied with: its experts, the other layers, the head."""
+        features = 0 if self.experts is None else self.experts.active_features
+        return self._layer_parameters(features) + self.vocab_size * self.hidden_size
+
+    @property
+    def expert_parameters(self) -> int:
+        """Weights of one routed expert in all layers that have experts."""
+        if self.experts is None:
+            return 0
+        layers = self.num_layers - len(self.experts.dense_layers)
+        return layers * 3 * self.hidden_size * self.experts.intermediate_size
 
     @property
     def balanced_context(self) -> float:
-        """Tokens of context at which attention takes as much arithmetic as all matrices of a layer."""
-        return self.hidden_size * self._layer_features / (2 * self.q_size)
+        """Tokens of context at which attention takes as much arithmetic as all matrices of the layers."""
+        in_layers = self.active_parameters - self.vocab_size * self.hidden_size
+        return in_layers / (self.num_layers * 2 * self.q_size)
 
     @property
-    def _layer_features(self) -> int:
-        """Weights of a layer's matrices per feature of the hidden state."""
+    def widest_mlp(self) -> int:
+        """Features of the MLP that takes the most activations of a token."""
+        routed = 0 if self.experts is None else self.experts.active_features
+        return max(routed, self.intermediate_size if self._dense_layers else 0)
+
+    @property
+    def _dense_layers(self) -> int:
+        return self.num_layers if self.experts is None else len(self.experts.dense_layers)
+
+    def has_experts(self, layer: int) -> bool:
+        return self.experts is not None and layer not in self.experts.dense_layers
+
+    def _layer_parameters(self, expert_features: int) -> int:
+        """Weights of all layers, of which those with experts have an MLP of `expert_features`."""
         mlp_matrices = 3 if self.gated_mlp else 2
-        return 2 * self.q_size + 2 * self.kv_size + mlp_matrices * self.intermediate_size
+        routed = self.num_layers - self._dense_layers
+        mlps = mlp_matrices * (self._dense_layers * self.intermediate_size + routed * expert_features)
+        routers = 0 if self.experts is None else routed * self.experts.count
+        attention = self.num_layers * (2 * self.q_size + 2 * self.kv_size)
+        return self.hidden_size * (attention + mlps + routers)
 
     @classmethod
     def from_folder(cls, folder: Path) -> ModelSpec:

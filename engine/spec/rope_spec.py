@@ -32,10 +32,17 @@ class RopeSpec:
     high_freq_factor: float = 4.0
     original_max_position: int = 0
     """Context before scaling, in tokens. This and the two above are llama3's."""
+    share: float = 1.0
+    """Share of each head's features that are rotated; they come first."""
+
+    def rotated_features(self, head_dim: int) -> int:
+        return int(head_dim * self.share)
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> RopeSpec:
+    def from_config(cls, config: Mapping[str, Any], *, partial: bool = False) -> RopeSpec:
         """Read `rope_parameters` (transformers 5) or `rope_scaling` and `rope_theta` (before).
+
+        `partial`: whether the architecture may rotate a part of each head only.
 
         Raises:
             UnsupportedModel: the kind of scaling or a partial rotation is not supported.
@@ -43,9 +50,9 @@ class RopeSpec:
         fields: dict[str, Any] = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
         theta = fields.get("rope_theta", config.get("rope_theta", _DEFAULT_THETA))
         kind = fields.get("rope_type", fields.get("type", "default"))
-        rotated = fields.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
-        if rotated != 1.0:
-            raise UnsupportedModel(f"partial_rotary_factor={rotated} is not supported; it must be 1")
+        share = fields.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+        if share != 1.0 and not partial:
+            raise UnsupportedModel(f"partial_rotary_factor={share} is not supported here; it must be 1")
         try:
             scaling = RopeScaling(kind)
         except ValueError:
@@ -54,12 +61,13 @@ class RopeSpec:
             raise UnsupportedModel(message) from None
         match scaling:
             case RopeScaling.NONE:
-                return cls(theta=theta)
+                return cls(theta=theta, share=share)
             case RopeScaling.LINEAR:
-                return cls(theta=theta, scaling=scaling, factor=fields["factor"])
+                return cls(theta=theta, share=share, scaling=scaling, factor=fields["factor"])
             case RopeScaling.LLAMA3:
                 return cls(
                     theta=theta,
+                    share=share,
                     scaling=scaling,
                     factor=fields["factor"],
                     low_freq_factor=fields["low_freq_factor"],

@@ -45,8 +45,16 @@ class Shard:
         if reason := _misfit(spec, self.size):
             usual = ", ".join(str(size) for size in sizes_for(spec))
             raise UnsupportedModel(f"{reason}; the number of ranks can be {usual}")
+        experts = spec.experts
+        if experts is not None:
+            experts = replace(
+                experts,
+                intermediate_size=experts.intermediate_size // self.size,
+                shared_size=experts.shared_size // self.size,
+            )
         return replace(
             spec,
+            experts=experts,
             num_heads=spec.num_heads // self.size,
             num_kv_heads=max(1, spec.num_kv_heads // self.size),
             intermediate_size=spec.intermediate_size // self.size,
@@ -79,10 +87,11 @@ def sizes_for(spec: ModelSpec, sizes: Iterable[int] = _USUAL_SIZES) -> list[int]
 
 def _misfit(spec: ModelSpec, size: int) -> str:
     """Why the model cannot be split over this many ranks; empty if it can."""
-    for what, count in (
-        ("attention heads", spec.num_heads),
-        ("features of the MLP", spec.intermediate_size),
-    ):
+    shared = [("attention heads", spec.num_heads), ("features of the MLP", spec.intermediate_size)]
+    if spec.experts is not None:
+        shared.append(("features of an expert", spec.experts.intermediate_size))
+        shared.append(("features of the shared expert", spec.experts.shared_size))
+    for what, count in shared:
         if count % size:
             return f"{count} {what} cannot be shared equally by {size} ranks"
     if spec.num_kv_heads % size and size % spec.num_kv_heads:

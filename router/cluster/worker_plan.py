@@ -262,7 +262,7 @@ def _step_bytes(scheduler: SchedulerConfig, part: ModelSpec, dtype: str, limit: 
     """Estimated activations and logits of the largest step. A GPU worker measures them."""
     running = scheduler.max_running_requests
     tokens = scheduler.prefill_limit(limit) + running
-    features = 2 * part.hidden_size + 2 * part.intermediate_size + 2 * part.q_size + 2 * part.kv_size
+    features = 2 * part.hidden_size + 2 * part.widest_mlp + 2 * part.q_size + 2 * part.kv_size
     logits = 2 * running * part.vocab_size  # and a copy to sample from, in float32
     return tokens * features * _BYTES_PER_VALUE[dtype] + logits * _BYTES_PER_VALUE["float32"]
 

@@ -7,6 +7,7 @@ which steps become compute-bound. The efficiency at each distance from that ridg
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -37,6 +38,8 @@ LLAMA_8B: Final = ModelSpec(
 
 _BYTES: Final = 2
 """Bytes of a weight and of a KV value: bfloat16."""
+_FEW_ROWS: Final = (2, 4, 8, 16, 32)
+"""Rows at which experts are reached that fewer rows do not reach."""
 _MEMORY_SHARE: Final = 0.9
 _ACTIVATIONS: Final = 2e9
 """Bytes of each GPU for neither weights nor KV."""
@@ -88,15 +91,14 @@ def weight_bytes(model: ModelSpec) -> float:
 
 def _scaled(model: ModelSpec, gpu: Gpu, ranks: int, kv_bytes: float) -> DeviceCosts:
     """`kv_bytes`: bytes of KV per token, on one rank."""
-    ours, measured = _matrix_bytes(model) / ranks, _matrix_bytes(LLAMA_8B)
-    reading = (ours / gpu.bytes_per_s) / (measured / H200.bytes_per_s)
-    ridge = (gpu.flops / gpu.bytes_per_s) / (H200.flops / H200.bytes_per_s)
     arithmetic = (model.num_layers * model.q_size) / (LLAMA_8B.num_layers * LLAMA_8B.q_size) / ranks
     layers = model.num_layers / LLAMA_8B.num_layers
     context = kv_bytes / kv_bytes_per_token(LLAMA_8B) * H200.bytes_per_s / gpu.bytes_per_s
-    points = ((max(1, round(rows * ridge)), seconds * reading) for rows, seconds in H200_8B.matrices)
     return DeviceCosts(
-        matrices=tuple((rows, seconds + _all_reduces(model, gpu, ranks, rows)) for rows, seconds in points),
+        matrices=tuple(
+            (rows, seconds + _all_reduces(model, gpu, ranks, rows))
+            for rows, seconds in _matrices(model, gpu, ranks)
+        ),
         context=H200_8B.context * context,
         pair=H200_8B.pair * arithmetic * H200.flops / gpu.flops,
         step=H200_8B.step * layers,
@@ -114,9 +116,25 @@ def _all_reduces(model: ModelSpec, gpu: Gpu, ranks: int, rows: int) -> float:
     return 2 * model.num_layers * (_ALL_REDUCE_S + moved / gpu.link_bytes_per_s)
 
 
-def _matrix_bytes(model: ModelSpec) -> float:
-    """Bytes of matrices that a step reads: layers and the LM head."""
-    return float(_BYTES * model.active_parameters)
+def _matrices(model: ModelSpec, gpu: Gpu, ranks: int) -> Iterator[tuple[int, float]]:
+    """Rows of a step, and seconds of its matrix products.
+
+    Every matrix follows the measured curve. An expert is a matrix with its share of the rows, and those that
+    no row reaches are not read.
+    """
+    ridge = (gpu.flops / gpu.bytes_per_s) / (H200.flops / H200.bytes_per_s)
+    slower = H200.bytes_per_s / gpu.bytes_per_s / LLAMA_8B.active_parameters / ranks
+    experts, of_expert = model.experts, model.expert_parameters
+    of_all = model.active_parameters - (0 if experts is None else experts.per_token * of_expert)
+    knots = [rows for rows, _ in H200_8B.matrices]
+    for knot in knots if experts is None else sorted({*knots, *_FEW_ROWS}):
+        rows = max(1, round(knot * ridge))
+        seconds = of_all * slower * H200_8B.of_matrices(knot)
+        if experts is not None:
+            reached = experts.reached(rows)
+            share = rows * experts.per_token / reached
+            seconds += reached * of_expert * slower * H200_8B.of_matrices(share / ridge)
+        yield rows, seconds
 
 
 def _shape(model: ModelSpec) -> tuple[int, ...]:
@@ -128,4 +146,5 @@ def _shape(model: ModelSpec) -> tuple[int, ...]:
         model.num_heads,
         model.num_kv_heads,
         model.head_dim,
+        model.parameters,
     )

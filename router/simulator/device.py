@@ -48,11 +48,11 @@ class DeviceCosts:
     """Added by any prompt tokens."""
 
     def seconds(self, work: StepWork) -> float:
-        seconds = self.step + self._of_matrices(work.prompt_tokens + work.decodes)
+        seconds = self.step + self.of_matrices(work.prompt_tokens + work.decodes)
         seconds += self.context * work.context_tokens
         return seconds + (self.prompts + self.pair * work.attention if work.prompt_tokens else 0.0)
 
-    def _of_matrices(self, rows: int) -> float:
+    def of_matrices(self, rows: float) -> float:
         points = self.matrices
         at = min(max(bisect_left(points, (rows, 0.0)), 1), len(points) - 1)
         (low, fast), (high, slow) = points[at - 1], points[at]

@@ -6,15 +6,21 @@ from pathlib import Path
 
 import torch
 from transformers import (
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 VOCAB = 512
@@ -45,6 +51,32 @@ def build(name: str) -> PreTrainedModel:
             model = Qwen2ForCausalLM(Qwen2Config(**{**_SHAPE, "num_attention_heads": 4}))
         case "qwen3":
             model = Qwen3ForCausalLM(Qwen3Config(**_SHAPE, head_dim=128))
+        case "mixtral":
+            model = MixtralForCausalLM(MixtralConfig(**_SHAPE, num_local_experts=8, head_dim=64))
+        case "qwen3-experts":
+            model = Qwen3MoeForCausalLM(
+                Qwen3MoeConfig(
+                    **_SHAPE,
+                    head_dim=128,
+                    num_experts=16,
+                    num_experts_per_tok=4,
+                    moe_intermediate_size=128,
+                    norm_topk_prob=True,
+                )
+            )
+        case "glm4-experts":
+            model = Glm4MoeForCausalLM(
+                Glm4MoeConfig(
+                    **_SHAPE,
+                    head_dim=128,
+                    use_qk_norm=True,
+                    n_routed_experts=16,
+                    num_experts_per_tok=4,
+                    n_group=4,
+                    topk_group=2,
+                    moe_intermediate_size=128,
+                )
+            )
         case "gpt2":
             model = GPT2LMHeadModel(
                 GPT2Config(

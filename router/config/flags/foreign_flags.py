@@ -172,7 +172,9 @@ _NODES: Final = "Ray places workers on nodes; start Ray on each (deploy/start_ra
 _ENGINE: Final = "the engine has one loop, whose steps hold prefill and decode; it cannot be changed"
 _NO_LORA: Final = "there are no LoRA adapters here; merge the adapter into the checkpoint"
 _NO_SPEC: Final = "there is no speculative decoding here"
-_NO_MOE: Final = "there are no mixture-of-experts models here"
+_NO_MOE: Final = (
+    "every rank holds a part of each expert (--tensor-parallel-size); there is no expert parallelism"
+)
 _NO_MM: Final = "there are no multimodal models here"
 _NO_QUANT: Final = "there are no quantized kernels here; use --dtype bfloat16, to which .gguf is converted"
 _NO_OFFLOAD: Final = "KV and weights stay in device memory; use --kv-memory-fraction or more ranks"

@@ -120,7 +120,7 @@ def test_a_config_that_lacks_a_field_is_refused_by_the_fields_name(field: str) -
 
 
 def test_the_refusal_of_an_architecture_lists_those_that_run() -> None:
-    with pytest.raises(UnsupportedModel, match=r"GPT2LMHeadModel, LlamaForCausalLM, MistralForCausalLM"):
+    with pytest.raises(UnsupportedModel, match=r"GPT2LMHeadModel, .*LlamaForCausalLM, MistralForCausalLM"):
         ModelSpec.from_config({"architectures": ["OPTForCausalLM"]})
 
 

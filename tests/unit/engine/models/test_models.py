@@ -9,17 +9,27 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import (
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    OlmoeConfig,
+    OlmoeForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 from engine.loader.model_loader import load_model
@@ -37,6 +47,13 @@ TINY: dict[str, Any] = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 512,
     "initializer_range": 0.1,  # wide, or every token would get about the same logits
+}
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+ROUTED = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "head_dim": 16,
 }
 LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
 LLAMA3 = {
@@ -71,11 +88,33 @@ def reference(name: str, num_heads: int = 6) -> PreTrainedModel:
             model = Qwen2ForCausalLM(Qwen2Config(**tiny))
         case "qwen3":
             model = Qwen3ForCausalLM(Qwen3Config(**tiny, head_dim=16, tie_word_embeddings=True))
+        case "mixtral":
+            model = MixtralForCausalLM(MixtralConfig(**tiny, num_local_experts=5))
+        case "qwen2 with experts":
+            model = Qwen2MoeForCausalLM(
+                Qwen2MoeConfig(**tiny, **EXPERTS, shared_expert_intermediate_size=40, mlp_only_layers=[1])
+            )
+        case "qwen3 with experts":
+            model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**tiny, **EXPERTS, head_dim=16, norm_topk_prob=True))
+        case "qwen3 with experts in every other layer":
+            model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**tiny, **EXPERTS, decoder_sparse_step=2))
+        case "olmoe":
+            model = OlmoeForCausalLM(
+                OlmoeConfig(**tiny, num_experts=8, num_experts_per_tok=3, eos_token_id=None)
+            )
+        case "glm4 with experts":
+            model = Glm4MoeForCausalLM(Glm4MoeConfig(**tiny, **ROUTED, use_qk_norm=True, attention_bias=True))
+        case "glm4 with experts in groups":
+            groups = {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5, "norm_topk_prob": False}
+            model = Glm4MoeForCausalLM(Glm4MoeConfig(**tiny, **ROUTED, **groups, n_shared_experts=2))
         case "gpt2":
             config = GPT2Config(
                 vocab_size=97, n_embd=48, n_head=num_heads, n_layer=3, n_positions=512, initializer_range=0.1
             )
             model = GPT2LMHeadModel(config)
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.copy_(torch.randn_like(buffer) * 0.2)
     # Biases and norms start as zeros and ones: swapped or forgotten, they would go unnoticed.
     for parameter in model.parameters():
         if parameter.dim() == 1:
@@ -93,6 +132,13 @@ NAMES = [
     "mistral within its window",
     "qwen2",
     "qwen3",
+    "mixtral",
+    "qwen2 with experts",
+    "qwen3 with experts",
+    "qwen3 with experts in every other layer",
+    "olmoe",
+    "glm4 with experts",
+    "glm4 with experts in groups",
     "gpt2",
 ]
 

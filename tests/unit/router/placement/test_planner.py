@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.spec.model_spec import ModelSpec
 from router.cli.plan import run
 from router.config.choices import Mode
 from router.config.flags.command_line import parse
@@ -26,6 +27,24 @@ from router.simulator.traffic import Arrival
 
 STRICT = Targets(0.5, 0.015)
 LLAMA_70B = shape_of("llama-3.1-70b")
+QWEN3_30B_A3B = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "vocab_size": 151_936,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "max_position_embeddings": 40_960,
+    "rms_norm_eps": 1e-6,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "dtype": "bfloat16",
+}
 DECODES = StepWork(0, 0.0, 64, 64 * 2000.0)
 PROMPT = StepWork(8192, 8192 * 4096.0, 0, 0.0)
 
@@ -275,3 +294,19 @@ def test_the_exit_status_says_that_nothing_meets_the_targets(capsys: pytest.Capt
 def test_errors_name_the_flag(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(arguments) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_step_reads_only_the_experts_that_its_rows_reach() -> None:
+    """Qwen3-30B-A3B's shape beside a dense model of its active size, and one of its whole size."""
+    experts = ModelSpec.from_config(QWEN3_30B_A3B)
+    assert experts.parameters == pytest.approx(30.5e9, rel=0.01)
+    assert experts.active_parameters == pytest.approx(3.0e9, rel=0.03)
+    one, many = (costs_of(experts, H200, 1).device.of_matrices(rows) for rows in (1, 256))
+    per_byte = H200_8B.of_matrices(1) / LLAMA_8B.active_parameters
+    assert one == pytest.approx(experts.active_parameters * per_byte, rel=0.01)
+    assert many == pytest.approx(experts.parameters * per_byte, rel=0.1), "every expert is read"
+    long = costs_of(experts, H200, 1).device.of_matrices(16_384)
+    dense = H200_8B.of_matrices(16_384) * experts.active_parameters / LLAMA_8B.active_parameters
+    assert long == pytest.approx(dense, rel=0.1), (
+        "long prompts are bound by the arithmetic of the active experts"
+    )

@@ -1,0 +1,199 @@
+"""Matrix products of rows with the matrices of their experts, in one launch and without the host.
+
+Rows are ordered by expert. A program computes a tile of one expert's rows; which, it finds by counting the
+tiles of the experts before. The grid is the largest that any distribution of the rows needs, and programs
+behind the last tile end at once, so the launch does not depend on the routes and can be captured in a graph.
+A plain product is the case of one expert. (The idea of tiles per expert is vLLM's fused_moe.)
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+__all__ = ["BLOCK", "Scaling", "grouped_matmul"]
+
+BLOCK: Final = 128
+"""Features of a row, and rows and columns of a weight, that share a scale in `Scaling.BLOCKS`."""
+_SWIZZLE: Final = 8
+"""Tiles of rows that are computed together, so that they find the weights in the cache."""
+
+
+class Scaling(IntEnum):
+    """What the products of 8-bit values are multiplied with."""
+
+    NONE = 0
+    ROWS = 1
+    """A scale for each row of activations, and one for each row of a weight."""
+    BLOCKS = 2
+    """A scale for each block of a row of activations, and one for each square block of a weight."""
+
+
+class _Tiling(NamedTuple):
+    rows: int
+    features: int
+    depth: int
+    warps: int
+    stages: int
+
+
+def grouped_matmul(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    dtype: torch.dtype,
+    *,
+    starts: torch.Tensor | None = None,
+    order: torch.Tensor | None = None,
+    per_token: int = 1,
+    scaling: Scaling = Scaling.NONE,
+    x_scale: torch.Tensor | None = None,
+    weight_scale: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """`x` [R, K] times the transposed `weight` [E, N, K] of each row's expert: [P, N] in `dtype`.
+
+    `starts` [E + 1] int32: rows starts[e] to starts[e + 1] of the result are of expert e, and those behind
+    starts[E] undefined; None for one expert. `order` [P]: the result's row i is computed from row
+    order[i] // per_token of `x`; None: from row i. Scales are float32: of `x` [R] or [R, K / 128], of
+    `weight` [E, N] or [E, N / 128, K / 128]. Sums are in float32.
+    """
+    num_experts, num_features, depth = weight.shape
+    num_rows = len(x) if order is None else len(order)
+    out = torch.empty((num_rows, num_features), dtype=dtype, device=x.device)
+    if not num_rows:
+        return out
+    tiling = _tiling(num_rows, num_experts, num_features, x.element_size(), scaling)
+    row_tiles = triton.cdiv(num_rows, tiling.rows)
+    if starts is not None:  # each expert that has rows may leave one tile incomplete
+        row_tiles = min(num_rows, row_tiles + num_experts)
+    _grouped_matmul[(row_tiles * triton.cdiv(num_features, tiling.features),)](
+        x,
+        weight,
+        out,
+        x if starts is None else starts,
+        x if order is None else order,
+        x if x_scale is None else x_scale,
+        x if weight_scale is None else weight_scale,
+        num_rows,
+        row_tiles,
+        num_features=num_features,
+        depth=depth,
+        num_experts=num_experts,
+        columns=triton.next_power_of_2(num_experts),
+        per_token=per_token,
+        grouped=starts is not None,
+        gathered=order is not None,
+        scaling=int(scaling),
+        block=BLOCK,
+        tile_rows=tiling.rows,
+        tile_features=tiling.features,
+        tile_depth=tiling.depth,
+        swizzle=_SWIZZLE,
+        even=depth % tiling.depth == 0,
+        num_warps=tiling.warps,
+        num_stages=tiling.stages,
+    )
+    return out
+
+
+def _tiling(num_rows: int, num_experts: int, num_features: int, size: int, scaling: Scaling) -> _Tiling:
+    """By the rows that an expert gets on average: few rows read weights, many are bound by arithmetic."""
+    rows = num_rows / num_experts
+    depth = BLOCK if scaling is Scaling.BLOCKS else BLOCK // size
+    if rows <= 32:
+        narrow = num_rows * num_features < 132 * 16 * 128  # fewer wide tiles than the device has processors
+        return _Tiling(16 if rows <= 16 else 32, 64 if narrow else 128, depth, 4, 4)
+    if rows <= 96:
+        return _Tiling(64, 128, depth, 4, 4)
+    return _Tiling(128, 128, depth, 8, 3)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _grouped_matmul(  # type: ignore[no-untyped-def]
+    x_ptr,
+    weight_ptr,
+    out_ptr,
+    starts_ptr,
+    order_ptr,
+    x_scale_ptr,
+    weight_scale_ptr,
+    num_rows,
+    row_tiles,
+    num_features: tl.constexpr,
+    depth: tl.constexpr,
+    num_experts: tl.constexpr,
+    columns: tl.constexpr,
+    per_token: tl.constexpr,
+    grouped: tl.constexpr,
+    gathered: tl.constexpr,
+    scaling: tl.constexpr,
+    block: tl.constexpr,
+    tile_rows: tl.constexpr,
+    tile_features: tl.constexpr,
+    tile_depth: tl.constexpr,
+    swizzle: tl.constexpr,
+    even: tl.constexpr,
+):
+    feature_tiles: tl.constexpr = (num_features + tile_features - 1) // tile_features
+    tile = tl.program_id(0)
+    band = tile // (swizzle * feature_tiles)
+    height = min(row_tiles - band * swizzle, swizzle)
+    row_tile = band * swizzle + (tile % (swizzle * feature_tiles)) % height
+    feature_tile = (tile % (swizzle * feature_tiles)) // height
+
+    chosen = tl.zeros([], dtype=tl.int64)
+    first = row_tile * tile_rows
+    end = num_rows
+    if grouped:
+        expert = tl.arange(0, columns)
+        real = expert < num_experts
+        begins = tl.load(starts_ptr + expert, mask=real, other=0)
+        ends = tl.load(starts_ptr + expert + 1, mask=real, other=0)
+        tiles = (ends - begins + tile_rows - 1) // tile_rows
+        upto = tl.cumsum(tiles, axis=0)
+        if row_tile >= tl.sum(tiles, axis=0):
+            return
+        index = tl.sum((upto <= row_tile).to(tl.int32), axis=0)
+        mine = expert == index
+        before = tl.sum(tl.where(mine, upto - tiles, 0), axis=0)
+        first = tl.sum(tl.where(mine, begins, 0), axis=0) + (row_tile - before) * tile_rows
+        end = tl.sum(tl.where(mine, ends, 0), axis=0)
+        chosen = index.to(tl.int64)
+    row = first + tl.arange(0, tile_rows)
+    inside = row < end
+    source = row.to(tl.int64)
+    if gathered:
+        source = (tl.load(order_ptr + row, mask=inside, other=0) // per_token).to(tl.int64)
+
+    feature = feature_tile * tile_features + tl.arange(0, tile_features)
+    present = feature < num_features
+    k = tl.arange(0, tile_depth)
+    x_ptrs = x_ptr + source[:, None] * depth + k[None, :]
+    weight_ptrs = weight_ptr + (chosen * num_features + feature[None, :]) * depth + k[:, None]
+    blocks: tl.constexpr = (depth + block - 1) // block
+    feature_blocks: tl.constexpr = (num_features + block - 1) // block
+    weight_scales = weight_scale_ptr + (chosen * feature_blocks + feature // block) * blocks
+    total = tl.zeros([tile_rows, tile_features], dtype=tl.float32)
+    for start in range(0, depth, tile_depth):
+        if even:
+            a = tl.load(x_ptrs + start, mask=inside[:, None], other=0.0)
+            b = tl.load(weight_ptrs + start, mask=present[None, :], other=0.0)
+        else:
+            left = k < depth - start
+            a = tl.load(x_ptrs + start, mask=inside[:, None] & left[None, :], other=0.0)
+            b = tl.load(weight_ptrs + start, mask=present[None, :] & left[:, None], other=0.0)
+        if scaling == 2:
+            of_x = tl.load(x_scale_ptr + source * blocks + start // block, mask=inside, other=0.0)
+            of_weight = tl.load(weight_scales + start // block, mask=present, other=0.0)
+            total += tl.dot(a, b) * (of_x[:, None] * of_weight[None, :])
+        else:
+            total = tl.dot(a, b, total)
+    if scaling == 1:
+        of_x = tl.load(x_scale_ptr + source, mask=inside, other=0.0)
+        of_weight = tl.load(weight_scale_ptr + chosen * num_features + feature, mask=present, other=0.0)
+        total *= of_x[:, None] * of_weight[None, :]
+    out_ptrs = out_ptr + row[:, None].to(tl.int64) * num_features + feature[None, :]
+    tl.store(out_ptrs, total.to(out_ptr.dtype.element_ty), mask=inside[:, None] & present[None, :])

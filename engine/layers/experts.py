@@ -1,0 +1,110 @@
+"""Experts in place of an MLP: each token is computed by a few of them, which a router chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from engine.layers.linear_layer import Linear, LinearMethod, Slot
+from engine.layers.ops import Ops
+from engine.layers.routing import Routes
+from engine.parallel.communicator import Communicator
+from engine.spec.expert_spec import ExpertSpec
+
+__all__ = ["ExpertMLP", "ExpertStack", "LiveRows", "Router"]
+
+
+class LiveRows:
+    """How many of a step's rows are tokens; those behind them pad a CUDA graph and go to no expert."""
+
+    def __init__(self) -> None:
+        self.count = torch.zeros(1, dtype=torch.int32)
+        """[1], on the device: graphs read it when they are replayed."""
+
+    def expect(self, rows: int) -> None:
+        self.count.fill_(rows)
+
+
+class Router(nn.Module):
+    """Scores in float32 whatever the model's dtype: a rounded score may choose another expert."""
+
+    def __init__(self, features: int, spec: ExpertSpec, ops: Ops, live: LiveRows) -> None:
+        super().__init__()
+        self.weight = _float32(spec.count, features)
+        self.e_score_correction_bias = _float32(spec.count) if spec.score_bias else None
+        self._spec = spec
+        self._ops = ops
+        self._live = live
+
+    def forward(self, x: Tensor) -> Routes:
+        """x [T, d] -> the experts of each row."""
+        logits = functional.linear(x.float(), self.weight)
+        return self._ops.route(logits, self.e_score_correction_bias, self._spec, self._live.count)
+
+
+def _float32(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.empty(shape, dtype=torch.float32), requires_grad=False)
+
+
+class ExpertStack(nn.Module):
+    """The same matrix of every expert: rows ordered by expert, [P, in] -> [P, out]."""
+
+    def __init__(self, count: int, in_features: int, out_features: int, method: LinearMethod) -> None:
+        super().__init__()
+        self.method = method
+        method.create(self, in_features, out_features, stack=(count,))
+        self._product: Callable[[Tensor, Routes, bool], Tensor] | None = None
+
+    def forward(self, x: Tensor, routes: Routes, *, by_token: bool = False) -> Tensor:
+        """`by_token`: the rows of `x` are tokens, and each is multiplied once for each of its experts."""
+        assert self._product is not None, "a stack multiplies once it is packed"
+        return self._product(x, routes, by_token)
+
+    def slots(self) -> list[Slot]:
+        """The tensors that a checkpoint holds for each expert, and what all experts' fill."""
+        return self.method.slots(self)
+
+    def pack(self) -> None:
+        """Repack the weights, once they are final, in the layout that the device multiplies fastest."""
+        self._product = self.method.pack_stack(self)
+
+
+class ExpertMLP(nn.Module):
+    """x [T, d] -> the weighted sum of the outputs of each token's experts, [T, d]."""
+
+    def __init__(
+        self,
+        router: Router,
+        gate_up: ExpertStack,
+        down: ExpertStack,
+        shared: nn.Module | None,
+        shared_gate: Linear | None,
+        ops: Ops,
+        communicator: Communicator,
+    ) -> None:
+        """`shared`: this rank's part of an MLP that computes every token; its output is not yet summed."""
+        super().__init__()
+        self.router = router
+        self.gate_up = gate_up
+        self.down = down
+        self.shared = shared
+        self.shared_gate = shared_gate
+        self._ops = ops
+        self._communicator = communicator
+
+    def forward(self, x: Tensor) -> Tensor:
+        routes: Routes = self.router(x)
+        inner = self._ops.silu_mul(self.gate_up(x, routes, by_token=True))
+        output = self._ops.weighted_sum(self.down(inner, routes), routes)
+        if self.shared is not None:
+            output = output + self._shared_part(x, self.shared)
+        return self._communicator.all_reduce(output)
+
+    def _shared_part(self, x: Tensor, shared: nn.Module) -> Tensor:
+        # The gate first: the MLP may write into its argument.
+        gate = None if self.shared_gate is None else self.shared_gate(x).sigmoid()
+        part: Tensor = shared(x)
+        return part if gate is None else part * gate

@@ -1,0 +1,74 @@
+"""Which experts compute which tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.spec.expert_spec import ExpertSpec, Scoring
+
+__all__ = ["Routes", "route", "scores_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """The pairs of a token and one of its experts, ordered by expert.
+
+    T tokens, k experts for each, P = T * k pairs, E experts. Pairs of rows that pad a CUDA graph belong to no
+    expert.
+    """
+
+    weights: Tensor
+    """[T, k] float32: the share of each pair in its token's output."""
+    order: Tensor
+    """[P]: the pairs t * k + j in order of their experts."""
+    starts: Tensor
+    """[E + 1]: pairs starts[e] to starts[e + 1] of `order` belong to expert e."""
+    places: Tensor
+    """[T, k]: where `order` has each pair; negative for padding."""
+
+    @property
+    def per_token(self) -> int:
+        return self.weights.shape[1]
+
+
+def route(logits: Tensor, bias: Tensor | None, spec: ExpertSpec) -> Routes:
+    """The routes of every row of `logits` [T, E] float32. Of equal scores the first expert's wins.
+
+    `bias` [E] float32 is added to the scores where experts are chosen.
+    """
+    scores, choice = scores_of(logits, bias, spec)
+    chosen = choice.sort(dim=1, descending=True, stable=True).indices[:, : spec.per_token]
+    weights = scores.gather(1, chosen)
+    if spec.normalized:
+        weights = weights / weights.sum(dim=1, keepdim=True)
+    of_experts, order = chosen.flatten().sort(stable=True)
+    places = torch.empty_like(order)
+    places[order] = torch.arange(len(order), device=order.device)
+    experts = torch.arange(spec.count + 1, device=order.device)
+    return Routes(
+        weights=weights * spec.scale,
+        order=order,
+        starts=torch.searchsorted(of_experts, experts),
+        places=places.view(chosen.shape),
+    )
+
+
+def scores_of(logits: Tensor, bias: Tensor | None, spec: ExpertSpec) -> tuple[Tensor, Tensor]:
+    """For each expert its weight before normalisation, and the score by which experts are chosen: [T, E]."""
+    match spec.scoring:
+        case Scoring.SOFTMAX:
+            scores = logits.softmax(dim=1)
+        case Scoring.SIGMOID:
+            scores = logits.sigmoid()
+    choice = scores if bias is None else scores + bias
+    if spec.groups > 1:
+        groups = choice.view(len(choice), spec.groups, -1)
+        best_two = groups.topk(2, dim=2).values.sum(dim=2)
+        ranks = best_two.sort(dim=1, descending=True, stable=True).indices
+        left_out = ranks[:, spec.groups_per_token :]
+        closed = torch.zeros_like(best_two, dtype=torch.bool).scatter_(1, left_out, True)
+        choice = groups.masked_fill(closed.unsqueeze(2), -torch.inf).flatten(1)
+    return scores, choice

@@ -1,0 +1,68 @@
+"""The experts of a mixture-of-experts model, and how tokens are routed to them. Does not import torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from engine.spec.errors import UnsupportedModel
+
+__all__ = ["ExpertSpec", "Scoring"]
+
+
+class Scoring(Enum):
+    """How a router's logits become the weights of experts."""
+
+    SOFTMAX = "softmax"
+    SIGMOID = "sigmoid"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertSpec:
+    """Each token is computed by the `per_token` experts with the best scores, and by the shared expert."""
+
+    count: int
+    per_token: int
+    intermediate_size: int
+    """Features of one expert."""
+    scoring: Scoring = Scoring.SOFTMAX
+    normalized: bool = True
+    """Whether the weights of a token's experts are scaled to a sum of 1."""
+    scale: float = 1.0
+    """Factor of the weights, after normalisation."""
+    score_bias: bool = False
+    """Whether experts are chosen by their scores plus a bias, which does not affect their weights."""
+    groups: int = 1
+    """Experts are chosen from the `groups_per_token` groups whose two best scores have the largest sum."""
+    groups_per_token: int = 1
+    shared_size: int = 0
+    """Features of the shared expert, which computes every token; 0: there is none."""
+    shared_gate: bool = False
+    """Whether the shared expert's output is multiplied by a gate of its own."""
+    dense_layers: frozenset[int] = frozenset()
+    """Layers that have a plain MLP instead."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.per_token <= self.count:
+            raise UnsupportedModel(
+                f"{self.per_token} experts per token of {self.count}: there are not as many"
+            )
+        if self.count % self.groups or self.count // self.groups * self.groups_per_token < self.per_token:
+            raise UnsupportedModel(
+                f"{self.per_token} of {self.count} experts cannot be chosen from {self.groups_per_token} of"
+                f" {self.groups} groups"
+            )
+
+    @property
+    def features(self) -> int:
+        """Features of all experts of a layer."""
+        return self.count * self.intermediate_size + self.shared_size
+
+    @property
+    def active_features(self) -> int:
+        """Features of the experts that compute one token."""
+        return self.per_token * self.intermediate_size + self.shared_size
+
+    def reached(self, tokens: float) -> float:
+        """Experts that compute at least one of `tokens`, on average, if all are equally likely."""
+        return self.count * (1.0 - float((1.0 - self.per_token / self.count) ** tokens))

@@ -1,0 +1,124 @@
+"""Kernels of experts against the same thing said in torch."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+
+from engine.layers.ops import Ops
+from engine.layers.routing import Routes
+from engine.spec.expert_spec import ExpertSpec, Scoring
+
+CUDA = torch.device("cuda")
+
+SPECS = [
+    ExpertSpec(count=8, per_token=2, intermediate_size=8),
+    ExpertSpec(count=128, per_token=8, intermediate_size=8),
+    ExpertSpec(count=60, per_token=4, intermediate_size=8, normalized=False),
+    ExpertSpec(
+        count=64, per_token=6, intermediate_size=8, scoring=Scoring.SIGMOID, score_bias=True, scale=2.5
+    ),
+    ExpertSpec(
+        count=64,
+        per_token=6,
+        intermediate_size=8,
+        scoring=Scoring.SIGMOID,
+        score_bias=True,
+        groups=8,
+        groups_per_token=4,
+    ),
+]
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+def routed(logits: torch.Tensor, bias: torch.Tensor | None, spec: ExpertSpec, live: int) -> Routes:
+    from engine.layers.flashinfer_ops import FlashInferOps
+
+    return FlashInferOps().route(logits, bias, spec, torch.tensor([live], dtype=torch.int32, device=CUDA))
+
+
+def experts(routes: Routes) -> torch.Tensor:
+    ends = routes.starts[1:].long().contiguous()
+    return torch.searchsorted(ends, routes.places.long().contiguous(), right=True)
+
+
+@pytest.mark.parametrize("tokens", [1, 16, 100, 1024, 1025, 5000])
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec.per_token} of {spec.count}")
+def test_tokens_are_routed_as_in_torch_and_padding_not_at_all(spec: ExpertSpec, tokens: int) -> None:
+    live = tokens - tokens // 5
+    logits = torch.randn(tokens, spec.count, device=CUDA)
+    logits[::3] = (logits[::3] * 2).round() / 2  # ties
+    bias = torch.randn(spec.count, device=CUDA) if spec.score_bias else None
+
+    routes = routed(logits, bias, spec, live)
+
+    # Scores of both differ by a rounding, which may swap two experts that are almost tied.
+    expected = Ops().route(logits[:live], bias, spec, routes.starts)
+    same = (experts(routes)[:live] == experts(expected)).all(dim=1)
+    assert same.float().mean() > 0.999
+    torch.testing.assert_close(routes.weights[:live][same], expected.weights[same], atol=1e-5, rtol=1e-4)
+    assert (routes.places[live:] == -1).all()
+    pairs = torch.arange(live * spec.per_token, device=CUDA, dtype=torch.int32)
+    assert torch.equal(routes.order[routes.places[:live].flatten().long()], pairs)
+    assert routes.starts[-1] == live * spec.per_token
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 33, 300, 3000])
+@pytest.mark.parametrize(("depth", "features"), [(256, 512), (2048, 1536), (768, 2048), (100, 72)])
+def test_rows_are_multiplied_with_the_matrix_of_their_expert(tokens: int, depth: int, features: int) -> None:
+    from engine.layers.grouped_gpu import GroupedWeight
+
+    spec = SPECS[0]
+    routes = routed(torch.randn(tokens, spec.count, device=CUDA), None, spec, tokens)
+    stack = torch.randn(spec.count, features, depth, device=CUDA, dtype=torch.bfloat16)
+    x = torch.randn(tokens, depth, device=CUDA, dtype=torch.bfloat16)
+
+    outputs = GroupedWeight(stack)(x, routes, True)
+    again = GroupedWeight(stack)(x[routes.order.long() // spec.per_token], routes, False)
+
+    expected = torch.empty_like(outputs)
+    starts = routes.starts.tolist()
+    for expert, (start, end) in enumerate(pairwise(starts)):
+        rows = routes.order[start:end].long() // spec.per_token
+        expected[start:end] = (x[rows].float() @ stack[expert].float().t()).bfloat16()
+    torch.testing.assert_close(outputs, expected, atol=0.05 * depth**0.5 / 4, rtol=1e-2)
+    assert torch.equal(outputs, again)
+
+
+def test_a_captured_layer_follows_the_number_of_live_rows() -> None:
+    from engine.layers.experts import ExpertMLP, ExpertStack, LiveRows, Router
+    from engine.layers.flashinfer_ops import FlashInferOps
+    from engine.layers.linear_layer import PLAIN
+    from engine.parallel.communicator import SINGLE_RANK
+
+    torch.set_default_device(CUDA)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        ops, live, spec = FlashInferOps(), LiveRows(), SPECS[1]
+        router = Router(256, spec, ops, live)
+        stacks = ExpertStack(spec.count, 256, 256, PLAIN), ExpertStack(spec.count, 128, 256, PLAIN)
+        layer = ExpertMLP(router, *stacks, None, None, ops, SINGLE_RANK)
+    finally:
+        torch.set_default_device("cpu")
+        torch.set_default_dtype(torch.float32)
+    for parameter in layer.parameters():
+        parameter.data.normal_(0, 0.1)
+    for stack in stacks:
+        stack.pack()
+    x = torch.randn(16, 256, device=CUDA, dtype=torch.bfloat16)
+    live.expect(16)
+    whole = layer(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = layer(x)
+    for rows in (16, 5, 11):
+        live.expect(rows)
+        graph.replay()
+        torch.testing.assert_close(out[:rows], whole[:rows], atol=2e-2, rtol=2e-2)
+        assert not out[rows:].any()
