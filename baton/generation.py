@@ -11,7 +11,7 @@ from baton.outputs import CompletionOutput, Logprob
 from engine.core.events import TokenOut
 from engine.core.request import Request
 from engine.engine import Engine
-from router.dispatch.interface import Delta
+from router.dispatch.token_stream import Delta
 from router.processing.completion import Chunk, Completion
 from router.processing.text.tokenizer import Tokenizer
 from rpc.baton.v1 import sampling_pb2

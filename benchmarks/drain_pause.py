@@ -16,7 +16,7 @@ import json
 import random
 import statistics
 import time
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -27,6 +27,7 @@ from engine.config import EngineConfig, SchedulerConfig
 from router.config.settings import Mode, RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics import RouterMetrics
+from router.dispatch.token_stream import Delta, TokenStream
 from router.workers.registry import Registry
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
@@ -137,10 +138,13 @@ async def _follow(dispatcher: ClusterDispatcher, stream: _Stream, prompt: list[i
     sampling = sampling_pb2.SamplingParams(
         max_tokens=96, top_p=1.0, repetition_penalty=1.0, ignore_eos=True, seed=1
     )
-    async with aclosing(dispatcher.generate(prompt, sampling)) as deltas:
-        async for delta in deltas:
-            stream.tokens += delta.token_ids
-            stream.times.append(time.monotonic())
+
+    def deliver(delta: Delta) -> bool:
+        stream.tokens += delta.token_ids
+        stream.times.append(time.monotonic())
+        return False
+
+    await dispatcher.generate(prompt, sampling, TokenStream(deliver))
 
 
 def _prompt(options: argparse.Namespace, seed: int) -> list[int]:

@@ -8,10 +8,10 @@ import math
 import random
 import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from collections.abc import Sequence as Tokens
-from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import Final, TypeAlias
 
 from router.config.settings import RouterConfig
@@ -23,13 +23,14 @@ from router.dispatch.attempts.disagg_attempt import DisaggAttempt
 from router.dispatch.evacuation import RunningAttempts
 from router.dispatch.failures import AttemptFailed, deadline_exceeded, no_worker_ready
 from router.dispatch.identity import CURRENT_REQUEST, RequestIdentity
-from router.dispatch.interface import Delta, OnCut, ignore_cut
+from router.dispatch.interface import OnCut, ignore_cut
 from router.dispatch.metrics import RouterMetrics
 from router.dispatch.retry_state import RetryState, crashed_workers
 from router.dispatch.routing.placing import placing_for
 from router.dispatch.routing.route import Pick, Placing, Route
 from router.dispatch.sequence import Sequence
 from router.dispatch.standing import HELD_BACK, NO_WORKER, PAUSED, Standing
+from router.dispatch.token_stream import DeliveryQueue, TextEnded, TokenStream
 from router.dispatch.waterfall import Waterfall
 from router.errors import Overloaded, RouterError, Unavailable
 from router.workers.registry import Registry
@@ -78,6 +79,7 @@ class ClusterDispatcher:
         registry.watch(self._admission.admit_waiting)
         metrics.watch_prefill_queue(self.prefill_queue)
         metrics.watch_admission(self._admission)
+        self._deliveries = DeliveryQueue(metrics.sent)
         self._running = 0
         self._sequences: defaultdict[RequestIdentity, dict[int, Sequence]] = defaultdict(dict)
         """Running sequences, by request and index."""
@@ -120,13 +122,14 @@ class ClusterDispatcher:
         self,
         prompt: Tokens[int],
         sampling: sampling_pb2.SamplingParams,
+        stream: TokenStream,
         *,
         priority: int = 0,
         tenant: str = "",
         ttft_deadline_s: float = 0.0,
         timeout_s: float = 0.0,
         on_cut: OnCut = ignore_cut,
-    ) -> AsyncGenerator[Delta, bool | None]:
+    ) -> router_pb2.Timings:
         """See `Dispatcher.generate`."""
         if self._draining:
             raise Unavailable("this router is shutting down")
@@ -140,6 +143,7 @@ class ClusterDispatcher:
             prompt,
             sampling,
             waterfall,
+            stream,
             priority,
             deadline,
             tenant,
@@ -152,29 +156,19 @@ class ClusterDispatcher:
         place = self._admit(sequence)
         self._enter()
         self._sequences[identity][index] = sequence
-        outcome, is_stopped, is_cut = "abort", False, True
+        stream.queue = self._deliveries
+        outcome, is_cut = "abort", True
         try:
             with place:
-                async with aclosing(self._with_retries(sequence, place)) as deltas:
-                    async for delta in deltas:
-                        if len(sequence.output) == len(delta.token_ids):
-                            self._metrics.served(len(prompt))
-                        self._metrics.sent(len(delta.token_ids))
-                        if delta.finish:
-                            is_cut = False
-                            outcome = _OUTCOMES.get(delta.finish, "unknown")
-                            delta.timings = waterfall.timings(time.monotonic())
-                        if is_stopped := bool((yield delta)):
-                            break
-            if is_stopped:  # after the generator is closed, so that workers get their aborts first
-                outcome, is_cut = "stop", False
-                yield Delta(
-                    finish=sampling_pb2.FINISH_REASON_STOP, timings=waterfall.timings(time.monotonic())
-                )
+                finish = await stream.interrupt.wait(self._delivered(sequence, place))
+            outcome, is_cut = _OUTCOMES.get(finish, "unknown"), False
+        except TextEnded:
+            outcome, is_cut = "stop", False
         except RouterError as error:
             outcome = error.code or "error"
             raise
         finally:
+            stream.close()
             self._leave()
             self._forget(identity, index)
             ended = time.monotonic()
@@ -182,6 +176,23 @@ class ClusterDispatcher:
                 on_cut(sequence.standing(), waterfall.timings(ended))
             self._metrics.finished(sequence, outcome, ended)
             self._on_end(sequence, outcome, ended)
+        return waterfall.timings(ended)
+
+    async def _delivered(self, sequence: Sequence, place: Place) -> int:
+        """Compute the sequence and wait until its reader has all tokens; returns the finish reason."""
+        try:
+            finish = await self._with_retries(sequence, place)
+        except RouterError:
+            await sequence.stream.drained()
+            raise
+        await sequence.stream.drained()
+        return finish
+
+    def _prefilled(self, place: Place, grant: AdmissionGrant, prompt_tokens: int) -> None:
+        """An attempt has its first token. `prompt_tokens`: 0 if an earlier attempt had one."""
+        place.served()
+        grant.computed()
+        self._metrics.served(prompt_tokens)
 
     def _forget(self, identity: RequestIdentity, index: int) -> None:
         del self._sequences[identity][index]
@@ -231,8 +242,8 @@ class ClusterDispatcher:
 
         return replace(route, pick=pick)
 
-    async def _with_retries(self, sequence: Sequence, place: Place) -> AsyncGenerator[Delta, None]:
-        """Deltas over all attempts, as one sequence."""
+    async def _with_retries(self, sequence: Sequence, place: Place) -> int:
+        """Compute the sequence, in as many attempts as it takes; returns the finish reason."""
         if not self._placing.is_ready():
             await self._wait_for_workers(sequence)
         retries = RetryState(sequence.id, self._config.failover.max_attempts)
@@ -242,19 +253,13 @@ class ClusterDispatcher:
             try:
                 with grant:
                     attempt = self._attempt(sequence, self._route(sequence, retries.avoid, grant))
+                    uncounted = 0 if sequence.output else len(sequence.prompt)
+                    attempt.on_first_token = partial(self._prefilled, place, grant, uncounted)
                     sequence.standing = attempt.standing
                     with self._answers.running(attempt):
-                        async with aclosing(attempt.deltas()) as deltas:
-                            async for delta in deltas:
-                                place.served()
-                                grant.computed()
-                                delta.cached_tokens = None if sequence.output else delta.cached_tokens
-                                sequence.output.extend(delta.token_ids)
-                                yield delta
+                        return await attempt.run()
             except AttemptFailed as failed:
                 self._record_failure(failed, retries, sequence)
-            else:
-                return
             sequence.standing = lambda: PAUSED
             await asyncio.sleep(min(pause * random.uniform(0.5, 1.5), sequence.seconds_left()))
             pause, want = (

@@ -2,32 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
 from router.dispatch.standing import Standing
+from router.dispatch.token_stream import TokenStream
 from rpc.baton.v1 import router_pb2, sampling_pb2
 
-__all__ = ["Delta", "Dispatcher", "OnCut", "ignore_cut"]
-
-
-@dataclass(slots=True)
-class Delta:
-    """New tokens of a sequence. Several steps may be merged into one delta."""
-
-    token_ids: list[int] = field(default_factory=list)
-    """Includes the stop token, which counts as generated but is not part of the text."""
-    logprobs: list[sampling_pb2.TokenLogprobs] = field(default_factory=list)
-    """One per token, or none."""
-    finish: int = sampling_pb2.FINISH_REASON_UNSPECIFIED
-    """A sampling_pb2.FinishReason; unspecified (0) until the last delta."""
-    stop_token: int | None = None
-    """With the last delta: the EOS or stop token that ended the sequence, or None."""
-    cached_tokens: int | None = None
-    """Prompt tokens found in a prefix cache; with the first delta."""
-    timings: router_pb2.Timings | None = None
-    """With the last delta."""
+__all__ = ["Dispatcher", "OnCut", "ignore_cut"]
 
 
 OnCut: TypeAlias = Callable[[Standing, router_pb2.Timings], None]
@@ -41,25 +23,26 @@ def ignore_cut(standing: Standing, timings: router_pb2.Timings) -> None:
 class Dispatcher(Protocol):
     """Runs one sequence on the cluster, in any mode."""
 
-    def generate(
+    async def generate(
         self,
         prompt: Sequence[int],
         sampling: sampling_pb2.SamplingParams,
+        stream: TokenStream,
         *,
         priority: int = 0,
         tenant: str = "",
         ttft_deadline_s: float = 0.0,
         timeout_s: float = 0.0,
         on_cut: OnCut = ignore_cut,
-    ) -> AsyncGenerator[Delta, bool | None]:
-        """Yield new tokens until a delta with a finish reason.
+    ) -> router_pb2.Timings:
+        """Deliver the tokens to `stream`; returns when the last one, with the finish reason, is delivered.
 
-        A caller that detects the end of the text itself, at a stop string, calls `asend(True)`. The sequence
-        then counts as stopped, not as aborted, and the result is a delta without tokens: finish reason STOP,
-        and the timings. Closing or cancelling the generator aborts the request on all its workers.
-        `timeout_s` and `ttft_deadline_s`, for the first token, count from the call; 0 means no deadline. With
-        fair queues, requests of one `tenant` share its turn. `on_cut` is called if an admitted sequence ends
-        by an error, a deadline, or its caller. Raises RouterError.
+        If the reader finds the end of the text itself, at a stop string, the sequence ends there, and counts
+        as stopped, not as aborted. Cancelling the call aborts the request on all its workers. `timeout_s` and
+        `ttft_deadline_s`, for the first token, count from the call; 0 means no deadline. With fair queues,
+        requests of one `tenant` share its turn. `on_cut` is called if an admitted sequence ends by an error,
+        a deadline, or its caller. Raises RouterError, after delivering the tokens that arrived before, and
+        any error of the reader.
         """
         ...
 

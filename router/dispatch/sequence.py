@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from common.block_hash import BlockHash, block_hashes
 from router.dispatch.identity import TraceContext
 from router.dispatch.standing import NO_WORKER, Standing
+from router.dispatch.token_stream import TokenStream
 from router.dispatch.waterfall import Waterfall
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 
@@ -23,6 +24,8 @@ class Sequence:
     prompt: Tokens[int]
     sampling: sampling_pb2.SamplingParams
     waterfall: Waterfall
+    stream: TokenStream = field(default_factory=TokenStream)
+    """To the reader of the output."""
     priority: int = 0
     deadline: float = math.inf
     """Deadline, on time.monotonic()."""
@@ -37,7 +40,7 @@ class Sequence:
     span_id: str = field(default_factory=lambda: secrets.token_hex(8))
     """The sequence's span in the trace."""
     output: list[int] = field(default_factory=list)
-    """Tokens sent to the client; a retry continues after them."""
+    """Tokens received from workers, in order; a retry continues after them."""
     standing: Callable[[], Standing] = lambda: NO_WORKER
     """Its current stage."""
     _blocks: dict[int, list[BlockHash]] = field(default_factory=dict)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
 
@@ -92,9 +91,8 @@ async def _measure(
     async def transfer(prompt: list[int]) -> list[router_pb2.TimingSpan]:
         sequence = Sequence(prompt, _SAMPLING, Waterfall(time.monotonic()))
         attempt = make_attempt(sequence, pick)
-        async with asyncio.timeout(timeout_s), aclosing(attempt.deltas()) as deltas:
-            async for _ in deltas:
-                pass
+        async with asyncio.timeout(timeout_s):
+            await attempt.run()
         return list(sequence.waterfall.timings(time.monotonic()).pushes)
 
     try:

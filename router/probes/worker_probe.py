@@ -12,7 +12,6 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
-from contextlib import aclosing
 from typing import Final, TypeAlias
 
 from router.dispatch.attempts.attempt import Attempt
@@ -118,9 +117,8 @@ class WorkerProbe:
         attempt = self._make_attempt(sequence, pick)
         step, failures = session.step, member.breaker.failures
         try:
-            async with asyncio.timeout(self._timeout_s), aclosing(attempt.deltas()) as deltas:
-                async for _ in deltas:
-                    pass
+            async with asyncio.timeout(self._timeout_s):
+                await attempt.run()
         except TimeoutError:
             # The engine may only be busy; a hung companion fails its own probe.
             if attempt.awaited is session and session.step == step:

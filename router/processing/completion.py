@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from router.dispatch.interface import Delta
+from router.dispatch.token_stream import Delta
 from router.processing.output.parts import OutputParser, Part
 from router.processing.output.reasoning import ReasoningCounter
 from router.processing.text.detokenizer import Detokenizer
@@ -127,7 +127,6 @@ class Completion:
                     delta.logprobs[:count],
                     _STOP,
                     stop=finder.matched,
-                    timings=delta.timings,
                 )
         if delta.finish:
             text += finder.feed(self._detokenizer.flush()) + finder.flush()
@@ -143,4 +142,4 @@ class Completion:
 
     def _chunk(self, delta: Delta, text: str) -> Chunk:
         stop = delta.stop_token if delta.stop_token in self._stop_token_ids else None
-        return Chunk(self.index, text, delta.token_ids, delta.logprobs, delta.finish, stop, delta.timings)
+        return Chunk(self.index, text, delta.token_ids, delta.logprobs, delta.finish, stop)

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from router.dispatch.identity import CURRENT_REQUEST
 from router.dispatch.interface import Dispatcher
+from router.dispatch.interrupt import Interrupt
 from router.dispatch.standing import Standing
+from router.dispatch.token_stream import Delta, TokenStream
 from router.errors import Internal, InvalidRequest, RouterError
 from router.processing.clients import CURRENT_CLIENT, Client
 from router.processing.completion import Chunk, Completion
 from router.processing.generation_request import GenerationRequest
 from router.processing.history import CompletionRecord, History, RequestRecord
-from router.processing.interrupt import Interrupt
-from router.processing.merge import merge
 from rpc.baton.v1 import router_pb2, sampling_pb2
 
 __all__ = ["Run", "Running", "SequencePlan", "Usage"]
@@ -74,6 +76,8 @@ class Run:
         self._began = time.monotonic()
         self._was_aborted = False
         self._interrupt: Final = Interrupt()
+        self._streams: Final[list[TokenStream]] = []
+        self._is_paused = False
 
     @property
     def num_completions(self) -> int:
@@ -105,33 +109,62 @@ class Run:
             completion.reasoning_tokens,
         )
 
-    async def chunks(self) -> AsyncGenerator[Chunk, None]:
-        """New text, until every completion has a finish reason. Iterate once.
+    async def serve(self, deliver: Callable[[Chunk], object]) -> None:
+        """Pass new text to `deliver`, until every completion has a finish reason. Call it once.
 
-        Closing the generator, or cancelling the task that iterates it, aborts the request on the workers.
-        Raises RouterError if a completion fails, which ends all of them.
+        Cancelling the call aborts the request on the workers. Raises RouterError if a completion fails, which
+        ends all of them, and any error of `deliver`.
         """
         with self._client.request(self.num_completions), self._listed(), self._remembered():
-            streams = [self._stream(sequence) for sequence in self._sequences]
-            source = streams[0] if len(streams) == 1 else merge(streams)
             try:
-                async with aclosing(source):
-                    while True:
-                        yield await self._interrupt.wait(anext(source))
-            except StopAsyncIteration:
-                pass
+                await self._interrupt.wait(self._complete_all(deliver))
             except _Aborted:
                 self._was_aborted = True
                 for sequence in self._sequences:
-                    if not sequence.completion.finished:
-                        yield sequence.completion.abort()
+                    if sequence.completion.index not in self._ended:
+                        deliver(sequence.completion.abort())
+
+    async def chunks(self) -> AsyncGenerator[Chunk, None]:
+        """What `serve` delivers; text is merged while the caller does not ask for the next chunk."""
+        chunks: deque[Chunk] = deque()
+        news = asyncio.Event()
+
+        def deliver(chunk: Chunk) -> None:
+            chunks.append(chunk)
+            self.pause()
+            news.set()
+
+        serving = asyncio.create_task(self.serve(deliver))
+        serving.add_done_callback(lambda _: news.set())
+        try:
+            while not serving.done() or chunks:
+                await news.wait()
+                news.clear()
+                while chunks:
+                    yield chunks.popleft()
+                self.resume()
+            await serving
+        finally:
+            serving.cancel()
+            await asyncio.wait([serving])
+
+    def pause(self) -> None:
+        """Merge new text until `resume`; some chunks may still come, the last ones."""
+        self._is_paused = True
+        for stream in self._streams:
+            stream.pause()
+
+    def resume(self) -> None:
+        self._is_paused = False
+        for stream in self._streams:
+            stream.resume()
 
     def abort(self) -> None:
         """Finish all completions now, with FINISH_REASON_ABORT."""
         self._interrupt.trigger(_Aborted())
 
     def fail(self, error: RouterError) -> None:
-        """Raise `error` where the chunks are awaited."""
+        """Make `serve` raise `error`."""
         self._interrupt.trigger(error)
 
     @contextmanager
@@ -191,34 +224,53 @@ class Run:
             standing, timings = self._cut[index]
         return CompletionRecord(name.removeprefix("FINISH_REASON_").lower(), tokens, timings, standing)
 
-    async def _stream(self, sequence: SequencePlan) -> AsyncGenerator[Chunk, None]:
+    async def _complete_all(self, deliver: Callable[[Chunk], object]) -> None:
+        if len(self._sequences) == 1:
+            return await self._complete(self._sequences[0], deliver)
+        tasks = [asyncio.create_task(self._complete(sequence, deliver)) for sequence in self._sequences]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _complete(self, sequence: SequencePlan, deliver: Callable[[Chunk], object]) -> None:
         request, completion = self.request, sequence.completion
+        last: Chunk | None = None
+
+        def on_delta(delta: Delta) -> bool:
+            nonlocal last
+            chunk = completion.feed(delta)
+            if not chunk.finish:
+                deliver(chunk)
+                return False
+            last = chunk
+            return not delta.finish
 
         def on_cut(standing: Standing, timings: router_pb2.Timings) -> None:
             self._cut[completion.index] = standing, timings
 
-        deltas = self._dispatcher.generate(
+        stream = TokenStream(on_delta)
+        self._streams.append(stream)
+        if self._is_paused:
+            stream.pause()
+        timings = await self._dispatcher.generate(
             sequence.prompt,
             sequence.sampling,
+            stream,
             priority=request.priority,
             tenant=self._client.name,
             ttft_deadline_s=request.ttft_deadline_s,
             timeout_s=request.timeout_s,
             on_cut=on_cut,
         )
-        async with aclosing(deltas):
-            async for delta in deltas:
-                chunk = completion.feed(delta)
-                if chunk.finish and not delta.finish:
-                    chunk.timings = (await deltas.asend(True)).timings
-                if chunk.finish:
-                    self._ended[completion.index] = (chunk.finish, chunk.timings)
-                if not request.timings:
-                    chunk.timings = None
-                yield chunk
-                if chunk.finish:
-                    return
-        raise Internal("The completion ended without a finish reason.")
+        if last is None:
+            raise Internal("The completion ended without a finish reason.")
+        self._ended[completion.index] = (last.finish, timings)
+        if request.timings:
+            last.timings = timings
+        deliver(last)
 
 
 Running: TypeAlias = dict[tuple[Client, str], Run]

@@ -8,7 +8,7 @@ from itertools import count
 from engine.core.request import Request
 from engine.engine import Engine
 from engine.loader.checkpoint import resolve
-from router.dispatch.interface import Delta
+from router.dispatch.token_stream import Delta
 from tests.engine_config import engine_config
 from tests.integration.frontends import Call
 from worker.session.convert import FINISH_REASONS, sampling_from_proto

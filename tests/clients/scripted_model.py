@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from router.dispatch.interface import Delta
+from router.dispatch.token_stream import Delta
 from router.processing.text.tokenizer import Tokenizer
 from tests.integration.frontends import Call, say
 

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import pytest
 
 from engine.loader.checkpoint import resolve
-from router.dispatch.interface import Delta
+from router.dispatch.token_stream import Delta
 from tests.clients.real_model import MAX_MODEL_LEN, engine_script, small_engine
 from tests.clients.scripted_model import weather_script
 from tests.integration.frontends import Call, Frontends, open_frontends

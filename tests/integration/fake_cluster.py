@@ -12,12 +12,13 @@ from prometheus_client import generate_latest
 from router.config.settings import Mode
 from router.config.table import configured
 from router.dispatch.dispatcher import ClusterDispatcher
-from router.dispatch.interface import Delta
 from router.dispatch.metrics import RouterMetrics
+from router.dispatch.token_stream import Delta
 from router.workers.registry import Registry
 from rpc.baton.v1 import sampling_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE
 from tests.integration.fake_worker import FakeWorker, decode_worker, prefill_worker
+from tests.integration.reading import deltas_of
 
 PROMPT = [5, 6, 7, 8]
 
@@ -34,7 +35,7 @@ class Service:
     ) -> list[Delta]:
         return [
             delta
-            async for delta in self.dispatcher.generate(prompt, sampling(max_tokens), timeout_s=timeout_s)
+            async for delta in deltas_of(self.dispatcher, prompt, sampling(max_tokens), timeout_s=timeout_s)
         ]
 
     async def tokens(

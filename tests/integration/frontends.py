@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -11,7 +11,8 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter
 
-from router.dispatch.interface import Delta, OnCut, ignore_cut
+from router.dispatch.interface import OnCut, ignore_cut
+from router.dispatch.token_stream import DeliveryQueue, Delta, TextEnded, TokenStream
 from router.errors import RouterError
 from router.frontend.api_keys import ApiKeys
 from router.frontend.grpc.server import GrpcConfig, GrpcServer
@@ -39,6 +40,8 @@ class Call:
     ttft_deadline_s: float = 0.0
     deltas: int = 0
     """Asked for so far."""
+    ended: bool = False
+    """It had its last delta."""
     stopped: bool = False
     """The caller found the end of the text by itself."""
     given_up: asyncio.Event = field(default_factory=asyncio.Event)
@@ -58,6 +61,12 @@ class ScriptedDispatcher:
     hang_after: int | None = None
     """Deltas after which nothing more ever comes."""
     is_ready: bool = True
+    timings: router_pb2.Timings = field(
+        default_factory=lambda: router_pb2.Timings(
+            queue_s=0.25, ttft_s=0.5, chunks=[router_pb2.TimingSpan(begin_s=0.25, end_s=0.5)]
+        )
+    )
+    """Of sequences that come to their end."""
     calls: list[Call] = field(default_factory=list)
 
     def ready(self) -> bool:
@@ -67,32 +76,40 @@ class ScriptedDispatcher:
         self,
         prompt: Sequence[int],
         sampling: sampling_pb2.SamplingParams,
+        stream: TokenStream,
         *,
         priority: int = 0,
         tenant: str = "",
         ttft_deadline_s: float = 0.0,
         timeout_s: float = 0.0,
         on_cut: OnCut = ignore_cut,
-    ) -> AsyncGenerator[Delta, bool | None]:
+    ) -> router_pb2.Timings:
         call = Call(list(prompt), sampling, priority, timeout_s, ttft_deadline_s)
         self.calls.append(call)
-        ended = False
+        stream.queue = DeliveryQueue()
         try:
-            for count, delta in enumerate(self.script(call)):
-                if self.failure is not None and count == self.fail_after:
-                    raise self.failure
-                if count == self.hang_after:
-                    await asyncio.Event().wait()
-                await asyncio.sleep(self.pause_s)
-                ended = delta.finish != 0
-                call.deltas += 1
-                if (yield delta):
-                    call.stopped = True
-                    yield Delta(finish=STOP, timings=router_pb2.Timings(ttft_s=0.5, e2e_s=0.75))
-                    return
+            return await stream.interrupt.wait(self._play(call, stream))
+        except TextEnded:
+            call.stopped = True
+            return router_pb2.Timings(ttft_s=0.5, e2e_s=0.75)
         finally:
-            if not ended:
+            stream.close()
+            if not call.ended:
                 call.given_up.set()
+
+    async def _play(self, call: Call, stream: TokenStream) -> router_pb2.Timings:
+        for count, delta in enumerate(self.script(call)):
+            if self.failure is not None and count == self.fail_after:
+                raise self.failure
+            if count == self.hang_after:
+                await asyncio.Event().wait()
+            await asyncio.sleep(self.pause_s)
+            call.ended = delta.finish != 0
+            call.deltas += 1
+            stream.delta = delta
+            stream.changed()
+            await stream.drained()
+        return self.timings
 
     async def until_all_given_up(self) -> None:
         """Raises TimeoutError if they are not, soon."""
@@ -116,11 +133,6 @@ def say(tokenizer: Tokenizer, text: str, *, eos: int | None = None) -> Callable[
         last = deltas[-1]
         last.finish = STOP if last.token_ids[0] == eos else LENGTH
         last.stop_token = eos if last.finish == STOP else None
-        last.timings = router_pb2.Timings(
-            queue_s=0.25,
-            ttft_s=0.5,
-            chunks=[router_pb2.TimingSpan(begin_s=0.25, end_s=0.5, num_tokens=len(call.prompt))],
-        )
         return deltas
 
     return script

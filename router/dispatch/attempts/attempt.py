@@ -1,7 +1,7 @@
 """One attempt at a sequence: its commands to workers and their events.
 
 Events are handled when they arrive, not when the client reads: a slow client must not delay a handoff or the
-worker's stream. Only its tokens wait, merged into one delta.
+worker's stream. Only its tokens wait (token_stream.py).
 
 However an attempt ends (finished, failed, cancelled by the client), every worker that may hold state of it
 gets an abort.
@@ -14,7 +14,7 @@ import math
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from functools import partial
 from typing import TypeAlias
 
@@ -23,7 +23,6 @@ from router.dispatch.attempts.part import Part
 from router.dispatch.attempts.token_order import Diverged, TokenOrder
 from router.dispatch.evacuation import DRAIN
 from router.dispatch.failures import AttemptFailed, deadline_exceeded, lost_in_move
-from router.dispatch.interface import Delta
 from router.dispatch.routing.route import Route
 from router.dispatch.routing.worker_choice import GROWTH_TOKENS
 from router.dispatch.sequence import Sequence
@@ -36,8 +35,8 @@ from rpc.baton.v1.worker_pb2 import ROLE_DECODE
 
 __all__ = ["Attempt", "Handler", "MixedAttempt"]
 
-Handler: TypeAlias = Callable[[Event, Delta], None]
-"""Handles an event of one worker and adds to the delta. Raises what `Attempt.deltas` raises."""
+Handler: TypeAlias = Callable[[Event], None]
+"""Handles an event of one worker. Raises what `Attempt.run` raises."""
 
 
 class Attempt(ABC):
@@ -47,41 +46,30 @@ class Attempt(ABC):
         self._route = route
         self._id = secrets.randbits(64)
         self._parts: list[Part] = []
-        self._delta = Delta()
-        """New tokens that the client has not read yet."""
-        self._error: Exception | None = None
-        """Raised after the client has read them."""
-        self._wakeup = asyncio.Event()
-        self._order = TokenOrder(len(sequence.output))
+        self.on_first_token: Callable[[], None] = lambda: None
+        """Called with the first token of this attempt."""
+        self._has_tokens = False
+        self._finished: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        """The finish reason, or the error that ends the attempt."""
+        self._order = TokenOrder(sequence.output)
         self._move: Move | None = None  # the latest; at most one at a time
         self._decoder: Part | None = None  # decodes the answer and depends on no other worker
         self._computed_tokens = 0
         self._preempted: Part | None = None  # the worker that preempted the request, which waits in its queue
         self._resumed: Part | None = None  # the worker that recomputes the preempted request
 
-    async def deltas(self) -> AsyncGenerator[Delta, None]:
-        """New tokens up to the finish, merged when the client is slower than the workers.
+    async def run(self) -> int:
+        """Compute the sequence; its stream gets the tokens. Returns the finish reason.
 
-        Raises AttemptFailed, or RouterError if another attempt would fail too, after yielding the tokens that
-        arrived before.
+        Raises AttemptFailed, or RouterError if another attempt would fail too.
         """
         deadline, reminder = self._sequence.deadline, None
         if deadline < math.inf:
-            reminder = asyncio.get_running_loop().call_at(deadline, self._on_deadline)
+            reminder = asyncio.get_running_loop().call_at(deadline, self._fail, deadline_exceeded())
         try:
             self._waterfall.attempt(time.monotonic())
             self._begin()
-            while True:
-                await self._wakeup.wait()
-                self._wakeup.clear()
-                # What fails while the client reads this delta is raised after the next one.
-                delta, self._delta, error = self._delta, Delta(), self._error
-                if delta.token_ids or delta.finish:
-                    yield delta
-                if delta.finish:
-                    return
-                if error is not None:
-                    raise error
+            return await self._finished
         finally:
             if reminder is not None:
                 reminder.cancel()
@@ -144,7 +132,7 @@ class Attempt(ABC):
         move = self._move = Move(source, target)
         session.listen(target.request_id, partial(self._on_event, target, partial(self._from_target, move)))
         reserve = worker_pb2.Reserve(
-            work=self._work_so_far(target.request_id),
+            work=self._sequence.work(target.request_id),
             sender=source.session.info.peer,
             timeout_s=timeout_s,
             room_tokens=self._growth,
@@ -159,7 +147,7 @@ class Attempt(ABC):
         finally:
             self._cancel_move(move)
 
-    def _from_target(self, move: Move, event: Event, delta: Delta) -> None:
+    def _from_target(self, move: Move, event: Event) -> None:
         target = move.target
         match event.message:
             case worker_pb2.Reserved() as reserved:
@@ -173,7 +161,7 @@ class Attempt(ABC):
                 self._waterfall.moved(target.session.worker_id, DRAIN, event.at)
                 move.arrived(arrived.position)
             case worker_pb2.Tokens() as tokens:
-                self._take_tokens(target, tokens, event.at, delta)
+                self._take_tokens(target, tokens, event.at)
             case worker_pb2.HandedOver():
                 self._on_source_sent(target)
             case worker_pb2.Failed() as failed:
@@ -187,13 +175,12 @@ class Attempt(ABC):
         """The source of a move has sent all KV and released the request."""
         part.done()
         if self._move is not None and self._move.is_lost:
-            self._error = lost_in_move()
+            raise lost_in_move()
 
     def _cancel_move(self, move: Move) -> None:
         move.cancel()
-        if move.is_lost and self._error is None:
-            self._error = lost_in_move()
-            self._wakeup.set()
+        if move.is_lost:
+            self._fail(lost_in_move())
 
     def _part_failed(self, part: Part, error: Exception) -> None:
         """A worker failed. Raises `error` unless the attempt continues without that worker."""
@@ -204,8 +191,8 @@ class Attempt(ABC):
             raise error
 
     def _on_event(self, part: Part, handle: Handler, event: Event) -> None:
-        if self._error is not None:
-            return  # the attempt is over; ignore later events
+        if self._finished.done():
+            return
         try:
             match event.message:
                 case worker_pb2.Preempted() as preempted:
@@ -213,16 +200,15 @@ class Attempt(ABC):
                 case worker_pb2.Resumed() as resumed:
                     self._resume(part, resumed)
                 case _:
-                    handle(event, self._delta)
-        except Exception as error:  # raised by `deltas`: it must not end the reader of the worker's stream
-            self._error = error
-        if self._delta.token_ids or self._delta.finish or self._error:
-            self._wakeup.set()
+                    handle(event)
+        except Exception as error:  # raised by `run`: it must not end the reader of the worker's stream
+            self._fail(error)
 
-    def _on_deadline(self) -> None:
-        if self._error is None:
-            self._error = deadline_exceeded()
-        self._wakeup.set()
+    def _fail(self, error: Exception) -> None:
+        """Make `run` raise this error, unless it has ended."""
+        if not self._finished.done():
+            self._finished.set_exception(error)
+            self._finished.exception()  # retrieved: a cancelled `run` does not wait for it
 
     def _assign(self, role: worker_pb2.Role, handle: Handler) -> Part:
         """Pick a worker for a role; `handle` gets its events."""
@@ -268,14 +254,7 @@ class Attempt(ABC):
     def _work(self) -> worker_pb2.Work:
         return self._sequence.work(self._id)
 
-    def _work_so_far(self, request_id: int) -> worker_pb2.Work:
-        """Like `_work`, with all tokens received so far, also those that the client has not read yet."""
-        work = self._sequence.work(request_id)
-        del work.output[self._order.begin :]
-        work.output.extend(self._order.tokens)
-        return work
-
-    def _take_tokens(self, part: Part, tokens: worker_pb2.Tokens, at: float, delta: Delta) -> None:
+    def _take_tokens(self, part: Part, tokens: worker_pb2.Tokens, at: float) -> None:
         move = self._move
         if move is not None and part is move.source and move.covers(tokens.position):
             part.abort()  # the source has not noticed that the move is complete, and still decodes
@@ -291,19 +270,27 @@ class Attempt(ABC):
             failed = Unavailable("two workers computed this answer differently")
             raise AttemptFailed(str(error), part.session.worker_id, failed) from None
         for event, arrived in ready:
-            self._deliver(event, arrived, delta)
+            self._deliver(event, arrived)
 
-    def _deliver(self, tokens: worker_pb2.Tokens, at: float, delta: Delta) -> None:
+    def _deliver(self, tokens: worker_pb2.Tokens, at: float) -> None:
+        stream, count = self._sequence.stream, len(tokens.ids)
+        delta = stream.delta
         delta.token_ids.extend(tokens.ids)
         delta.logprobs.extend(tokens.logprobs)
-        if tokens.ids:
-            self._waterfall.tokens(len(tokens.ids), at)
-            self._route.tracker.tokens(len(tokens.ids))
-        if delta.cached_tokens is None:
-            delta.cached_tokens = tokens.cached_tokens
+        if count:
+            self._waterfall.tokens(count, at)
+            self._route.tracker.tokens(count)
+        if not self._has_tokens:
+            self._has_tokens = True
+            if tokens.position == 0:
+                delta.cached_tokens = tokens.cached_tokens
+            self.on_first_token()
         if tokens.finish:
             delta.finish = tokens.finish
             delta.stop_token = tokens.stop_token if tokens.HasField("stop_token") else None
+            if not self._finished.done():
+                self._finished.set_result(tokens.finish)
+        stream.changed()
 
 
 class MixedAttempt(Attempt):
@@ -323,11 +310,11 @@ class MixedAttempt(Attempt):
             return self._decoding_at(self.awaited)
         return self._prefilling_at(self._worker) if self._worker.is_running else self._queued_on(self._worker)
 
-    def _from_worker(self, event: Event, delta: Delta) -> None:
+    def _from_worker(self, event: Event) -> None:
         match event.message:
             case worker_pb2.Tokens() as tokens:
                 self._decoder = self._decoder or self._worker
-                self._take_tokens(self._worker, tokens, event.at, delta)
+                self._take_tokens(self._worker, tokens, event.at)
             case worker_pb2.HandedOver():
                 self._on_source_sent(self._worker)
             case worker_pb2.Started() as started:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from router.dispatch.attempts.attempt import Attempt
 from router.dispatch.attempts.part import Part
-from router.dispatch.interface import Delta
 from router.dispatch.routing.route import Route
 from router.dispatch.sequence import Sequence
 from router.dispatch.standing import Stage, Standing
@@ -58,14 +57,14 @@ class DisaggAttempt(Attempt):
         stage, waits_for = (Stage.TRANSFER, "transfer") if self._is_reserved else (Stage.RESERVE, "pages")
         return Standing(stage, decode.session.worker_id, waits_for, len(self._sequence.prompt))
 
-    def _from_prefill(self, event: Event, delta: Delta) -> None:
+    def _from_prefill(self, event: Event) -> None:
         match event.message:
             case worker_pb2.Started() as started:
                 self._start(self._prefill, started, event.at)
                 self._reserve()
             case worker_pb2.Tokens() as tokens:
                 self._has_first_token = True
-                self._take_tokens(self._prefill, tokens, event.at, delta)
+                self._take_tokens(self._prefill, tokens, event.at)
                 self._check_independent()
             case worker_pb2.Progress() as progress:
                 self._progress(progress)
@@ -85,7 +84,7 @@ class DisaggAttempt(Attempt):
             case _:
                 pass
 
-    def _from_decode(self, event: Event, delta: Delta) -> None:
+    def _from_decode(self, event: Event) -> None:
         decode = self._decode
         assert decode is not None
         match event.message:
@@ -105,7 +104,7 @@ class DisaggAttempt(Attempt):
                 self._check_independent()
             case worker_pb2.Tokens() as tokens:
                 self._decoder = self._decoder or decode
-                self._take_tokens(decode, tokens, event.at, delta)
+                self._take_tokens(decode, tokens, event.at)
             case worker_pb2.Progress() as progress:
                 self._progress(progress)
             case worker_pb2.HandedOver():

@@ -6,6 +6,8 @@ a token may arrive early or twice.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from rpc.baton.v1 import worker_pb2
 
 __all__ = ["Diverged", "TokenOrder"]
@@ -18,44 +20,41 @@ class Diverged(Exception):
 class TokenOrder:
     """Reorders token events and drops duplicates."""
 
-    def __init__(self, begin: int) -> None:
-        """`begin`: position of the first expected token."""
-        self.tokens: list[int] = []
-        """Delivered so far."""
-        self.begin = begin
+    def __init__(self, tokens: list[int]) -> None:
+        """`tokens`: the answer so far, to which accepted tokens are appended."""
+        self._tokens = tokens
         self._early: dict[int, tuple[worker_pb2.Tokens, float]] = {}
         """Events ahead of `position`, with their arrival times; by position."""
 
     @property
     def position(self) -> int:
-        """Position of the next token to deliver."""
-        return self.begin + len(self.tokens)
+        """Position of the next token."""
+        return len(self._tokens)
 
-    def take(self, event: worker_pb2.Tokens, at: float) -> list[tuple[worker_pb2.Tokens, float]]:
+    def take(self, event: worker_pb2.Tokens, at: float) -> Iterable[tuple[worker_pb2.Tokens, float]]:
         """Accept an event; returns the events that are now in order, with their arrival times.
 
         Raises Diverged if a token differs from one at the same position.
         """
-        if event.position > self.position:
+        if event.position > len(self._tokens):
             known = self._early.get(event.position)
             if known is None or len(known[0].ids) < len(event.ids):
                 self._early[event.position] = event, at
-            return []
+            return ()
         ready = self._new_part(event, at)
-        while self._early and (first := min(self._early)) <= self.position:
+        while self._early and (first := min(self._early)) <= len(self._tokens):
             ready += self._new_part(*self._early.pop(first))
         return ready
 
     def _new_part(self, event: worker_pb2.Tokens, at: float) -> list[tuple[worker_pb2.Tokens, float]]:
-        known = self.position - event.position
+        known = len(self._tokens) - event.position
         if known > 0 and event.ids:
-            begin = event.position - self.begin
-            if begin < 0 or list(event.ids[:known]) != self.tokens[begin : begin + len(event.ids)]:
+            if list(event.ids[:known]) != self._tokens[event.position :][: len(event.ids)]:
                 raise Diverged(f"two workers computed different tokens from position {event.position} on")
             if known >= len(event.ids):
                 return []
             event = _behind(event, known)
-        self.tokens.extend(event.ids)
+        self._tokens.extend(event.ids)
         return [(event, at)]
 
 

@@ -1,38 +1,102 @@
-"""A response of server-sent events, with minimal overhead per event."""
+"""A response of server-sent events: what is new in a run is written to the connection as it comes."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+import asyncio
+from typing import Final, Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from router.errors import RouterError
+from router.frontend.disclosure import as_router_error
 from router.frontend.http.disconnect import ClientGone, ends_with_client
+from router.frontend.http.protocol import StreamedBody
+from router.processing.completion import Chunk
+from router.processing.run import Run
 
 __all__ = ["EventStream"]
 
 
+class _Writer(Protocol):
+    """Renders a run as events."""
+
+    def opening(self) -> bytes: ...
+
+    def event(self, chunk: Chunk) -> bytes: ...
+
+    def closing(self) -> bytes: ...
+
+    def failure(self, error: RouterError) -> bytes: ...
+
+
 class EventStream(Response):
-    """Sends events as they arrive. A slow client blocks `events`; a disconnected one closes it."""
+    """Create it with `of`. While the client does not read, the run is paused; a disconnect aborts it."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
-        """`events` yields whole events and must not raise."""
+    def __init__(self, run: Run, writer: _Writer) -> None:
         # Tells proxies not to buffer.
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
-        self._events = events
+        self._run: Final = run
+        self._writer: Final = writer
+        self._early: Final[list[Chunk]] = []
+        """Delivered before the body begins."""
+        self._begun: Final = asyncio.Event()
+        self._body: StreamedBody | None = None
+        self._serving: Final = asyncio.create_task(run.serve(self._deliver))
+        self._serving.add_done_callback(lambda _: self._begun.set())
+
+    @classmethod
+    async def of(cls, run: Run, writer: _Writer) -> EventStream:
+        """Wait for the first text before status 200 is sent, so that overload and failures are HTTP errors.
+
+        Raises RouterError.
+        """
+        stream = cls(run, writer)
+        try:
+            await stream._begun.wait()
+            if not stream._early:
+                await stream._serving
+        except BaseException:
+            await stream._end()
+            raise
+        return stream
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            async with ends_with_client(receive), aclosing(self._events) as events:
+            async with ends_with_client(receive):
                 await send(
                     {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
                 )
-                async for event in events:
-                    await send({"type": "http.response.body", "body": event, "more_body": True})
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
+                last = await self._write_events(scope["extensions"][StreamedBody.EXTENSION])
+                await send({"type": "http.response.body", "body": last, "more_body": False})
         except ClientGone:
             pass
+        finally:
+            await self._end()
+
+    async def _write_events(self, body: StreamedBody) -> bytes:
+        """Returns the last events. Never raises: after the status is sent, failures are events."""
+        run, writer = self._run, self._writer
+        try:
+            body.write(writer.opening() + b"".join([writer.event(chunk) for chunk in self._early]))
+            self._body = body
+            body.follow(run.pause, run.resume)
+            await self._serving
+            return writer.closing()
+        except Exception as error:
+            return writer.failure(as_router_error(error))
+
+    def _deliver(self, chunk: Chunk) -> None:
+        if self._body is not None:
+            self._body.write(self._writer.event(chunk))
+        else:
+            self._early.append(chunk)
+            self._run.pause()
+            self._begun.set()
+
+    async def _end(self) -> None:
+        self._serving.cancel()
+        await asyncio.wait([self._serving])

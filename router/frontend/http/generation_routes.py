@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 import orjson
 from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from router.errors import RouterError
 from router.frontend.anthropic.requests import CountTokensBody, MessagesBody
 from router.frontend.anthropic.writer import MessageWriter
-from router.frontend.disclosure import as_router_error
 from router.frontend.http.body import read_json_body
 from router.frontend.http.disconnect import ends_with_client
 from router.frontend.http.event_stream import EventStream
@@ -24,7 +20,6 @@ from router.frontend.openai.responses_api.requests import ResponsesBody
 from router.frontend.openai.responses_api.writer import ResponseWriter
 from router.frontend.openai.serializers import ChatSerializer, CompletionSerializer, Serializer
 from router.frontend.openai.tokenize import DetokenizeBody, TokenizeBody
-from router.processing.completion import Chunk
 from router.processing.generation import Generation
 from router.processing.params.validation import parse
 from router.processing.run import Run
@@ -33,18 +28,6 @@ __all__ = ["GenerationRoutes", "json_response"]
 
 _JSON: Final = "application/json"
 _BodyT = TypeVar("_BodyT", bound=BaseModel)
-
-
-class _Writer(Protocol):
-    """Renders a run as events."""
-
-    def opening(self) -> bytes: ...
-
-    def event(self, chunk: Chunk) -> bytes: ...
-
-    def closing(self) -> bytes: ...
-
-    def failure(self, error: RouterError) -> bytes: ...
 
 
 class GenerationRoutes:
@@ -71,8 +54,8 @@ class GenerationRoutes:
             run = await self._generation.start(body.to_request(request_id))
             writer = ResponseWriter(run, body, self._generation.tokenizer)
             if body.stream:
-                return await _streamed(run, writer)
-            await _fed(run, writer)
+                return await EventStream.of(run, writer)
+            await run.serve(writer.event)
             return json_response(writer.answer())
 
     async def messages(self, request: Request, request_id: str) -> Response:
@@ -81,8 +64,8 @@ class GenerationRoutes:
             run = await self._generation.start(body.to_request(request_id))
             writer = MessageWriter(run)
             if body.stream:
-                return await _streamed(run, writer)
-            await _fed(run, writer)
+                return await EventStream.of(run, writer)
+            await run.serve(writer.event)
             return json_response(writer.answer())
 
     async def count_tokens(self, request: Request, request_id: str) -> Response:
@@ -109,11 +92,9 @@ class GenerationRoutes:
 
     async def _answer(self, run: Run, shape: Serializer, body: GenerationBody) -> Response:
         if body.stream:
-            return await _streamed(run, EventWriter(run, shape, include_usage=body.include_usage))
+            return await EventStream.of(run, EventWriter(run, shape, include_usage=body.include_usage))
         answer = Answer(run, shape)
-        async with aclosing(run.chunks()) as chunks:
-            async for chunk in chunks:
-                answer.add(chunk)
+        await run.serve(answer.add)
         return Response(answer.body(), media_type=_JSON)
 
     def _echo(self, run: Run) -> list[str]:
@@ -125,35 +106,6 @@ class GenerationRoutes:
             for i, prompt in enumerate(run.request.prompts)
         ]
         return [prompt for prompt in prompts for _ in range(run.request.n)]
-
-
-async def _fed(run: Run, writer: _Writer) -> None:
-    async with aclosing(run.chunks()) as chunks:
-        async for chunk in chunks:
-            writer.event(chunk)
-
-
-async def _streamed(run: Run, writer: _Writer) -> Response:
-    """Wait for the first event before sending status 200, so that overload and failures are HTTP errors."""
-    chunks = run.chunks()
-    first = await anext(chunks)
-    return EventStream(_events(writer, first, chunks))
-
-
-async def _events(
-    writer: _Writer, first: Chunk, chunks: AsyncGenerator[Chunk, None]
-) -> AsyncGenerator[bytes, None]:
-    """Never raises: after the status is sent, failures are events."""
-    try:
-        async with aclosing(chunks):
-            yield writer.opening() + writer.event(first)
-            async for chunk in chunks:
-                event = writer.event(chunk)
-                if event:
-                    yield event
-            yield writer.closing()
-    except Exception as error:
-        yield writer.failure(as_router_error(error))
 
 
 def json_response(value: Any) -> Response:

@@ -11,6 +11,7 @@ announce the timeout (`Keep-Alive: timeout=`), connections stay open a little lo
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from enum import Enum, auto
 from typing import Any, Final
 
@@ -22,7 +23,7 @@ from router.errors import HeadersTooLarge, InvalidRequest, RouterError, TooSlow
 from router.frontend.http.refusal import error_response
 from router.frontend.http.until_close import until_close
 
-__all__ = ["BoundedProtocol", "ConnectionsState"]
+__all__ = ["BoundedProtocol", "ConnectionsState", "StreamedBody"]
 
 _HEAD_BYTES: Final = 64 << 10
 _ARRIVAL_S: Final = 30.0
@@ -43,6 +44,33 @@ class ConnectionsState(ServerState):
         super().__init__()
         self.winding_down = False
         """Whether every response is the last one of its connection."""
+
+
+class StreamedBody:
+    """Writes between `http.response.start` and the last `http.response.body`, past the layers of ASGI.
+
+    An extension: in the scope of every request, as `StreamedBody.EXTENSION`.
+    """
+
+    EXTENSION: Final = "baton.streamed_body"
+
+    def __init__(self, protocol: BoundedProtocol, cycle: RequestResponseCycle) -> None:
+        self._protocol: Final = protocol
+        self._cycle: Final = cycle
+        self.pause: Callable[[], None] = lambda: None
+        self.resume: Callable[[], None] = lambda: None
+
+    def write(self, part: bytes) -> None:
+        """Write now; what the client does not read is buffered. Nothing is written after a disconnect."""
+        if part and not self._cycle.disconnected:
+            framed = b"%x\r\n%b\r\n" % (len(part), part) if self._cycle.chunked_encoding else part
+            self._cycle.transport.write(framed)
+
+    def follow(self, pause: Callable[[], None], resume: Callable[[], None]) -> None:
+        """Call `pause` when the client reads too slowly, `resume` when it has caught up; one of them now."""
+        self.pause, self.resume = pause, resume
+        self._protocol.body = self
+        (pause if self._protocol.flow.write_paused else resume)()
 
 
 class _Reading(Enum):
@@ -68,6 +96,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._refusal: RouterError | None = None
         """Why the parser was stopped, other than by a parse error."""
+        self.body: StreamedBody | None = None
+        """Of the current response, if it is streamed."""
         self._hung_up = False
         self._dropped_bytes = 0
 
@@ -156,6 +186,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         super().on_headers_complete()
         self._reading = _Reading.BODY
+        extensions: dict[str, Any] = {StreamedBody.EXTENSION: StreamedBody(self, self.cycle)}
+        self.scope["extensions"] = extensions
         if self.server_state.winding_down:
             self.cycle.keep_alive = False
         if self.cycle.keep_alive:
@@ -177,6 +209,20 @@ class BoundedProtocol(HttpToolsProtocol):
         if cycle.scope["http_version"] == "1.0":
             app = until_close(app, cycle)
         super()._start_asgi_task(cycle, app)
+
+    def on_response_complete(self) -> None:
+        self.body = None
+        super().on_response_complete()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self.body is not None:
+            self.body.pause()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self.body is not None:
+            self.body.resume()
 
     def wind_down(self) -> None:
         """Make the response in progress, if any, the last of this connection."""

@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 from router.admin.endpoint import admin_app
 from router.admin.explain import explained
 from router.frontend.grpc.server import GrpcConfig, GrpcServer
-from router.frontend.http.app import build_app
+from router.frontend.http.server import HttpConfig, HttpServer
 from router.processing.explanation import Explanation
 from router.processing.generation import Generation
 from router.processing.history import History
@@ -48,13 +48,15 @@ class Router:
             async for _ in RouterStub(channel).Generate(request):  # type: ignore[no-untyped-call]
                 pass
 
-    @property
-    def http(self) -> httpx.ASGITransport:
-        return httpx.ASGITransport(
-            build_app(
-                self.generation, metrics=CollectorRegistry(), worker_targets=list, max_body_bytes=1 << 20
-            )
-        )
+    @asynccontextmanager
+    async def http(self) -> AsyncIterator[httpx.AsyncClient]:
+        server = HttpServer(self.generation, HttpConfig(port=0), metrics=CollectorRegistry())
+        await server.start()
+        try:
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as client:
+                yield client
+        finally:
+            await server.stop(grace_s=0.0)
 
     async def until(self, request_id: str, *stages: str) -> dict[str, Any]:
         """What is known of it once its completions are in these stages."""
@@ -212,7 +214,7 @@ async def test_a_request_that_missed_its_deadline_says_where_its_time_went(
     worker = decode_worker("decode-0", waits_before={held})
     async with router(worker) as opened:
         asked = {"prompt": PROMPT, "max_tokens": 3, "timeout": 0.2}
-        async with httpx.AsyncClient(transport=opened.http, base_url="http://localhost") as client:
+        async with opened.http() as client:
             refused = await client.post("/v1/completions", json=asked)
         assert refused.status_code == 504
         ended = opened.explanation.find(refused.headers["x-request-id"])
@@ -251,7 +253,7 @@ async def test_a_request_of_the_http_api_is_found_by_its_id_while_it_runs(stream
     async with router(worker) as opened:
         admin = admin_app(Mock(), explain=opened.explanation.find, drain_timeout_s=1.0, startup_timeout_s=1.0)
         async with (
-            httpx.AsyncClient(transport=opened.http, base_url="http://localhost") as client,
+            opened.http() as client,
             httpx.AsyncClient(transport=httpx.ASGITransport(admin), base_url="http://localhost") as operator,
         ):
             asked = {"prompt": PROMPT, "max_tokens": 3, "stream": stream}

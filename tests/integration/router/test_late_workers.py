@@ -10,6 +10,7 @@ from router.config.settings import Routing
 from router.workers.member import WorkerState
 from tests.integration.fake_cluster import PROMPT, Service, sampling, service
 from tests.integration.fake_worker import answer, decode_worker
+from tests.integration.reading import deltas_of
 from tests.integration.router.test_worker_probe import becomes, state
 
 HURRIED = {"worker_timeout": 0.5, "routing": Routing.ROUND_ROBIN}
@@ -22,7 +23,7 @@ def retries(served: Service) -> str:
 async def test_a_late_worker_keeps_its_streams_and_gets_no_new_requests() -> None:
     late, other = decode_worker("decode-0", token_s=0.005), decode_worker("decode-1")
     async with service(late, other, worker_grace=20.0, **HURRIED) as served:
-        async with aclosing(served.dispatcher.generate(PROMPT, sampling(300))) as deltas:
+        async with aclosing(deltas_of(served.dispatcher, PROMPT, sampling(300))) as deltas:
             seen = list((await anext(deltas)).token_ids)
             late.behaviour.stalled = True
             await becomes(served, "decode-0", WorkerState.LATE)
@@ -53,7 +54,7 @@ async def test_a_request_for_a_cluster_that_is_late_waits_and_is_not_refused() -
 async def test_a_worker_that_stays_silent_is_lost_after_the_grace_period() -> None:
     stopped, other = decode_worker("decode-0", token_s=0.005), decode_worker("decode-1")
     async with service(stopped, other, worker_grace=0.5, **HURRIED) as served:
-        async with aclosing(served.dispatcher.generate(PROMPT, sampling(300))) as deltas:
+        async with aclosing(deltas_of(served.dispatcher, PROMPT, sampling(300))) as deltas:
             seen = list((await anext(deltas)).token_ids)
             stopped.behaviour.dumb = True
             began = time.monotonic()
@@ -68,7 +69,7 @@ async def test_a_worker_that_stays_silent_is_lost_after_the_grace_period() -> No
 async def test_a_worker_that_answers_a_probe_is_given_the_time_anew() -> None:
     mute = decode_worker("decode-0", token_s=0.005)
     async with service(mute, worker_timeout=1.5, worker_grace=0.2) as served:
-        async with aclosing(served.dispatcher.generate(PROMPT, sampling(300))) as deltas:
+        async with aclosing(deltas_of(served.dispatcher, PROMPT, sampling(300))) as deltas:
             seen = list((await anext(deltas)).token_ids)
             mute.behaviour.mute = True
             await asyncio.sleep(2.3)  # more than timeout and grace, less than that and the timeout again
@@ -82,7 +83,7 @@ async def test_a_worker_that_answers_a_probe_is_given_the_time_anew() -> None:
 async def test_a_stream_that_stays_silent_is_lost_even_if_the_process_answers_probes() -> None:
     mute, other = decode_worker("decode-0", token_s=0.005), decode_worker("decode-1")
     async with service(mute, other, worker_grace=0.3, **HURRIED) as served:
-        async with aclosing(served.dispatcher.generate(PROMPT, sampling(300))) as deltas:
+        async with aclosing(deltas_of(served.dispatcher, PROMPT, sampling(300))) as deltas:
             seen = list((await anext(deltas)).token_ids)
             mute.behaviour.mute = True
             async for delta in deltas:
@@ -94,7 +95,7 @@ async def test_a_stream_that_stays_silent_is_lost_even_if_the_process_answers_pr
 async def test_a_late_worker_that_was_replaced_is_lost_at_once() -> None:
     replaced, other = decode_worker("decode-0", token_s=0.005), decode_worker("decode-1")
     async with service(replaced, other, worker_grace=600.0, **HURRIED) as served:
-        async with aclosing(served.dispatcher.generate(PROMPT, sampling(300))) as deltas:
+        async with aclosing(deltas_of(served.dispatcher, PROMPT, sampling(300))) as deltas:
             seen = list((await anext(deltas)).token_ids)
             replaced.epoch += 1000
             replaced.behaviour.mute = True

@@ -11,6 +11,7 @@ from router.config.settings import Routing
 from router.errors import DeadlineExceeded, Internal, Overloaded, Unavailable
 from tests.integration.fake_cluster import PROMPT, Service, pair, sampling, service
 from tests.integration.fake_worker import FakeWorker, answer, decode_worker, prefill_worker
+from tests.integration.reading import deltas_of
 
 NEED = len(PROMPT) + 1
 """Pages of a request: the fakes' hold a token each."""
@@ -206,7 +207,7 @@ async def test_a_request_that_ends_workers_is_not_given_a_third_one() -> None:
         assert sum(len(worker.commands("submit")) for worker in workers) == 2
         for worker in workers:
             worker.behaviour.times = 0
-        deltas = [d async for d in served.dispatcher.generate([1, 2], sampling(3))]
+        deltas = [d async for d in deltas_of(served.dispatcher, [1, 2], sampling(3))]
         assert [t for d in deltas for t in d.token_ids] == answer([1, 2], 3)
 
 

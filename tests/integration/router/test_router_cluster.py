@@ -25,6 +25,7 @@ from router.workers.registry import Registry, WorkerBroken
 from rpc.baton.v1 import sampling_pb2
 from tests.integration.fake_actor import broken_actor, fake_actor, stillborn_actor
 from tests.integration.fake_worker import answer
+from tests.integration.reading import deltas_of
 from tests.unit.router.cluster.test_worker_plan import write_model
 
 PROMPT = [1, 2, 3]
@@ -79,7 +80,7 @@ async def test_a_killed_worker_is_restarted_and_its_request_continues(
         (first,) = registry.sessions()
         seen: list[int] = []
         async with aclosing(
-            dispatcher.generate(PROMPT, sampling_pb2.SamplingParams(max_tokens=20))
+            deltas_of(dispatcher, PROMPT, sampling_pb2.SamplingParams(max_tokens=20))
         ) as deltas:
             async for delta in deltas:
                 seen += delta.token_ids
@@ -101,7 +102,7 @@ async def test_a_stopped_worker_is_declared_dead_and_replaced(
         (first,) = registry.sessions()
         seen: list[int] = []
         async with aclosing(
-            dispatcher.generate(PROMPT, sampling_pb2.SamplingParams(max_tokens=20))
+            deltas_of(dispatcher, PROMPT, sampling_pb2.SamplingParams(max_tokens=20))
         ) as deltas:
             async for delta in deltas:
                 seen += delta.token_ids

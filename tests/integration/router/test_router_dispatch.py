@@ -8,12 +8,14 @@ from contextlib import aclosing
 import pytest
 
 from router.config.settings import Routing
+from router.dispatch.token_stream import Delta, TokenStream
 from router.errors import DeadlineExceeded, Internal, InvalidRequest, Overloaded, Unavailable
 from router.workers.registry import WorkerBroken
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE
 from tests.integration.fake_cluster import PROMPT, pair, sampling, service
 from tests.integration.fake_worker import answer, decode_worker
+from tests.integration.reading import deltas_of
 
 
 async def test_a_mixed_worker_answers_in_full() -> None:
@@ -28,16 +30,16 @@ async def test_a_mixed_worker_answers_in_full() -> None:
 async def test_prefill_and_decode_workers_answer_together_as_one() -> None:
     prefill, decode = pair(decode={"waits_before": {"decode"}})
     async with service(prefill, decode) as served:
-        answering = asyncio.create_task(served.deltas(8))
+        seen: list[int] = []
+        stream = TokenStream(lambda delta: seen.extend(delta.token_ids) is not None)
+        answering = asyncio.create_task(served.dispatcher.generate(PROMPT, sampling(8), stream))
         async with asyncio.timeout(5):
             # The end of the handoff arrives on another stream than the tokens.
             while not served.metrics.recent.links:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
         decode.behaviour.waits_before.clear()
-        deltas = await answering
-        assert [t for d in deltas for t in d.token_ids] == answer(PROMPT, 8)
-        timings = deltas[-1].timings
-        assert timings is not None
+        timings = await answering
+        assert seen == answer(PROMPT, 8)
         stages = ("queue_s", "prefill_s", "reserve_s", "transfer_s", "first_decode_s")
         assert all(getattr(timings, stage) >= 0 for stage in stages)
         assert 0 < timings.ttft_s <= timings.e2e_s
@@ -91,7 +93,7 @@ async def test_a_disaggregated_request_survives_either_worker(who: str, how: dic
 async def test_a_prefill_worker_that_dies_after_the_handoff_is_not_missed() -> None:
     prefill, decode = pair(decode={"token_s": 0.02})
     async with service(prefill, decode) as served:
-        async with aclosing(served.dispatcher.generate(PROMPT, sampling(20))) as deltas:
+        async with aclosing(deltas_of(served.dispatcher, PROMPT, sampling(20))) as deltas:
             seen = []
             async for delta in deltas:
                 seen += delta.token_ids
@@ -115,7 +117,7 @@ async def test_a_restarted_worker_is_taken_in_again_as_a_new_peer() -> None:
 async def test_a_silent_worker_is_lost_and_its_request_continues_on_another() -> None:
     silent, other = decode_worker("decode-0", token_s=0.01), decode_worker("decode-1")
     async with service(silent, other, routing=Routing.ROUND_ROBIN) as served:
-        async with aclosing(served.dispatcher.generate(PROMPT, sampling(500))) as deltas:
+        async with aclosing(deltas_of(served.dispatcher, PROMPT, sampling(500))) as deltas:
             seen = list((await anext(deltas)).token_ids)
             silent.behaviour.dumb = True
             async for delta in deltas:
@@ -171,7 +173,7 @@ async def test_what_a_worker_complains_of_reaches_the_client_as_its_own_error(
 async def test_a_request_whose_only_worker_stays_away_ends_in_a_clear_error() -> None:
     worker = decode_worker("decode-0", token_s=0.05)
     async with service(worker, failover_timeout=0.3) as served:
-        deltas = served.dispatcher.generate(PROMPT, sampling(100))
+        deltas = deltas_of(served.dispatcher, PROMPT, sampling(100))
         await anext(deltas)
         await worker.stop()
         with pytest.raises(Unavailable, match="decode-0"):
@@ -251,7 +253,7 @@ async def test_a_client_that_leaves_leaves_nothing_behind(how: str, after: int) 
 
         async def client() -> None:
             seen = 0
-            async with aclosing(served.dispatcher.generate(PROMPT, sampling(1000))) as deltas:
+            async with aclosing(deltas_of(served.dispatcher, PROMPT, sampling(1000))) as deltas:
                 if after == 0:
                     enough.set()
                 async for delta in deltas:
@@ -290,7 +292,7 @@ async def test_prompts_beyond_the_limit_are_refused_with_a_time_to_come_back() -
 async def test_a_slow_client_finds_the_tokens_merged() -> None:
     async with service(decode_worker("decode-0")) as served:
         deltas = []
-        async for delta in served.dispatcher.generate(PROMPT, sampling(200)):
+        async for delta in deltas_of(served.dispatcher, PROMPT, sampling(200)):
             deltas.append(delta)
             await asyncio.sleep(0.05)
         assert [t for d in deltas for t in d.token_ids] == answer(PROMPT, 200)
@@ -326,24 +328,49 @@ async def test_a_burst_spreads_over_workers_before_any_of_them_reports() -> None
         assert [len(worker.commands("submit")) for worker in workers] == [10, 10, 10, 10]
 
 
-async def test_a_sequence_that_its_caller_ends_at_a_stop_string_has_timings_and_outcome_stop() -> None:
+async def test_a_sequence_that_its_reader_ends_at_a_stop_string_has_timings_and_outcome_stop() -> None:
     async with service(decode_worker("decode-0", token_s=0.005)) as served:
-        async with aclosing(served.dispatcher.generate(PROMPT, sampling(1000))) as deltas:
-            await anext(deltas)
-            last = await deltas.asend(True)
-            assert (last.finish, last.token_ids) == (sampling_pb2.FINISH_REASON_STOP, [])
-            assert last.timings is not None
-            assert 0 < last.timings.ttft_s <= last.timings.e2e_s
-            with pytest.raises(StopAsyncIteration):
-                await anext(deltas)
+        deltas: list[Delta] = []
+
+        def deliver(delta: Delta) -> bool:
+            deltas.append(delta)
+            return True
+
+        timings = await served.dispatcher.generate(PROMPT, sampling(1000), TokenStream(deliver))
+        assert [delta.finish for delta in deltas] == [sampling_pb2.FINISH_REASON_UNSPECIFIED]
+        assert 0 < timings.ttft_s <= timings.e2e_s
         await served.settled()
         assert served.metric("baton_requests_total", outcome="stop") == 1
         assert served.metric("baton_requests_total", outcome="abort") == 0
 
 
+@pytest.mark.parametrize("state", ["running", "waiting"])
+async def test_an_error_of_the_reader_ends_the_sequence_and_nobody_else(state: str) -> None:
+    """Also if it happens while no worker computes the sequence, which waits for a retry."""
+    worker = decode_worker("decode-0", token_s=0.005)
+    async with service(worker) as served:
+
+        def deliver(delta: Delta) -> bool:
+            raise ValueError("broken")
+
+        stream = TokenStream(deliver)
+        if state == "waiting":
+            stream.pause()
+        generating = asyncio.create_task(served.dispatcher.generate(PROMPT, sampling(1000), stream))
+        if state == "waiting":
+            while not stream.delta.token_ids:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            await worker.stop()
+            stream.resume()
+        with pytest.raises(ValueError, match="broken"):
+            await generating
+        if state == "running":
+            assert await served.tokens() == answer(PROMPT, 8)
+
+
 async def test_first_tokens_and_token_counts_are_observed_when_they_happen() -> None:
     async with service(decode_worker("decode-0", token_s=0.005)) as served:
-        async with aclosing(served.dispatcher.generate(PROMPT, sampling(1000))) as deltas:
+        async with aclosing(deltas_of(served.dispatcher, PROMPT, sampling(1000))) as deltas:
             seen = 0
             while seen < 3:
                 seen += len((await anext(deltas)).token_ids)

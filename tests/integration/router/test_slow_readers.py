@@ -12,6 +12,7 @@ import pytest
 
 from tests.integration.fake_cluster import PROMPT, pair, sampling, service
 from tests.integration.fake_worker import answer, decode_worker
+from tests.integration.reading import deltas_of
 
 TOKENS = 8_000
 
@@ -23,7 +24,7 @@ async def test_a_client_that_does_not_read_costs_a_few_bytes_a_token(mode: str) 
             service(*([decode_worker("decode-0")] if mode == "mixed" else pair()))
         )
         deltas = await stack.enter_async_context(
-            aclosing(served.dispatcher.generate(PROMPT, sampling(TOKENS)))
+            aclosing(deltas_of(served.dispatcher, PROMPT, sampling(TOKENS)))
         )
         seen = list((await anext(deltas)).token_ids)
         await asyncio.sleep(0.5)
@@ -44,7 +45,7 @@ async def test_twenty_clients_that_do_not_read_do_not_slow_down_one_that_does() 
         alone = await timed(served.tokens(30))
         for _ in range(20):
             idle = await stack.enter_async_context(
-                aclosing(served.dispatcher.generate(PROMPT, sampling(10_000)))
+                aclosing(deltas_of(served.dispatcher, PROMPT, sampling(10_000)))
             )
             await anext(idle)
         assert await timed(served.tokens(30)) < 3 * alone + 5.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics import RouterMetrics
 from router.dispatch.routing.adaptive import AdaptivePlacing
 from router.dispatch.routing.worker_choice import WorkerChoice
+from router.dispatch.token_stream import TokenStream
 from router.placement import PRIOR, ClusterView, Placement, RequestView, Why
 from router.workers.registry import Registry
 from rpc.baton.v1 import router_pb2, sampling_pb2
@@ -61,11 +62,8 @@ class Cluster:
             max_tokens=max_tokens, top_p=1.0, repetition_penalty=1.0, ignore_eos=True, seed=7
         )
         answer: list[int] = []
-        async with aclosing(self.dispatcher.generate(tokens, sampling)) as deltas:
-            async for delta in deltas:
-                answer += delta.token_ids
-        assert delta.timings is not None
-        return answer, delta.timings
+        stream = TokenStream(lambda delta: answer.extend(delta.token_ids) is not None)
+        return answer, await self.dispatcher.generate(tokens, sampling, stream)
 
     async def all_pages_back(self) -> None:
         for link in self.links.values():

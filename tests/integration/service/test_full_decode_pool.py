@@ -13,6 +13,7 @@ from router.workers.registry import Registry
 from rpc.baton.v1 import sampling_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 from tests.faults.local_cluster import LocalWorker
+from tests.integration.reading import deltas_of
 from tests.integration.tiny_cluster import worker
 from worker.config import WorkerRole
 
@@ -47,7 +48,7 @@ async def test_requests_wait_in_the_router_while_the_decode_pool_is_full(folder:
         registry.watch(look)
 
         async def tokens(prompt: list[int]) -> list[int]:
-            return [t async for delta in dispatcher.generate(prompt, SAMPLING) for t in delta.token_ids]
+            return [t async for delta in deltas_of(dispatcher, prompt, SAMPLING) for t in delta.token_ids]
 
         alone = [await tokens(prompt) for prompt in PROMPTS]
         assert max(held_back) == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import pytest
 from router.config.settings import Mode, RouterConfig, Routing
 from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics import RouterMetrics
+from router.dispatch.token_stream import Delta, TokenStream
 from router.workers.registry import Registry
 from rpc.baton.v1 import sampling_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE
@@ -40,12 +41,15 @@ class Served:
         )
         answer: list[int] = []
         cached = 0
-        async with aclosing(self.dispatcher.generate(tokens, sampling)) as deltas:
-            async for delta in deltas:
-                answer += delta.token_ids
-                cached = max(cached, delta.cached_tokens or 0)
-        assert delta.timings is not None
-        return answer, delta.timings.decode_worker, cached
+
+        def deliver(delta: Delta) -> bool:
+            nonlocal cached
+            answer.extend(delta.token_ids)
+            cached = max(cached, delta.cached_tokens or 0)
+            return False
+
+        timings = await self.dispatcher.generate(tokens, sampling, TokenStream(deliver))
+        return answer, timings.decode_worker, cached
 
     async def reported(self, name: str, pages: int) -> None:
         async with asyncio.timeout(10.0):

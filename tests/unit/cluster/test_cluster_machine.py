@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from hypothesis import settings
@@ -48,7 +47,6 @@ class Client:
     places: list[int]
     """Of the workers of its attempts, in turn."""
     right: list[int]
-    answer: list[int] = field(default_factory=list)
     attempt: Any = None
     task: Any = None
 
@@ -91,14 +89,11 @@ class ClusterMachine(RuleBasedStateMachine):
         while True:
             client.attempt = self.make_attempt(client)
             try:
-                async with aclosing(client.attempt.deltas()) as deltas:
-                    async for delta in deltas:
-                        client.sequence.output.extend(delta.token_ids)
-                        client.answer.extend(delta.token_ids)
-                        if delta.finish:
-                            return
+                await client.attempt.run()
             except AttemptFailed:
                 await asyncio.sleep(0.05)
+            else:
+                return
 
     def make_attempt(self, client: Client) -> Attempt:
         places = client.places
@@ -255,7 +250,7 @@ class ClusterMachine(RuleBasedStateMachine):
     @invariant()
     def every_client_has_a_prefix_of_the_right_answer(self) -> None:
         for client in getattr(self, "clients", ()):
-            assert client.answer == client.right[: len(client.answer)]
+            assert client.sequence.output == client.right[: len(client.sequence.output)]
             if client.task.done() and not client.task.cancelled():
                 client.task.result()
 
@@ -275,7 +270,7 @@ class ClusterMachine(RuleBasedStateMachine):
             self.every_client_has_a_prefix_of_the_right_answer()
         for client in self.clients:
             assert client.task.done(), "a sequence hangs"
-            assert client.task.cancelled() or client.answer == client.right
+            assert client.task.cancelled() or client.sequence.output == client.right
         assert all(move.done() for move in self.moves)
         for worker in self.workers:
             worker.check_at_rest()

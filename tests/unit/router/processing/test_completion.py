@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.dispatch.interface import Delta
+from router.dispatch.token_stream import Delta
 from router.processing.completion import Chunk, Completion
 from router.processing.output.reasoning import ReasoningCounter, ReasoningParser
 from router.processing.text.detokenizer import ByteDetokenizer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from unittest.mock import AsyncMock, Mock
 
@@ -14,7 +14,7 @@ import pytest
 from common.log_format import formatter
 from router.admin.endpoint import admin_app
 from router.admin.explain import explained
-from router.dispatch.interface import Delta
+from router.dispatch.token_stream import DeliveryQueue, Delta, TokenStream
 from router.errors import Overloaded
 from router.processing.generation import Generation
 from router.processing.generation_request import GenerationRequest
@@ -40,12 +40,23 @@ TIMINGS = router_pb2.Timings(
 
 class FakeDispatcher:
     async def generate(
-        self, prompt: Sequence[int], sampling: sampling_pb2.SamplingParams, **_: object
-    ) -> AsyncGenerator[Delta, bool | None]:
+        self,
+        prompt: Sequence[int],
+        sampling: sampling_pb2.SamplingParams,
+        stream: TokenStream,
+        **_: object,
+    ) -> router_pb2.Timings:
         if prompt[0] == 99:
             raise Overloaded("the queue is full")
-        yield Delta(token_ids=[5], cached_tokens=2)
-        yield Delta(token_ids=[6], finish=sampling_pb2.FINISH_REASON_LENGTH, timings=TIMINGS)
+        stream.queue = DeliveryQueue()
+        for delta in (
+            Delta(token_ids=[5], cached_tokens=2),
+            Delta(token_ids=[6], finish=sampling_pb2.FINISH_REASON_LENGTH),
+        ):
+            stream.delta = delta
+            stream.changed()
+            await stream.drained()
+        return TIMINGS
 
 
 def make_generation(history: History) -> Generation:
@@ -58,8 +69,7 @@ def make_generation(history: History) -> Generation:
 
 async def run(generation: Generation, request_id: str, prompt: Sequence[int] = (1, 2, 3)) -> None:
     request = GenerationRequest(id=request_id, prompts=[list(prompt)], options=SamplingOptions())
-    async for _ in (await generation.start(request)).chunks():
-        pass
+    await (await generation.start(request)).serve(lambda _chunk: None)
 
 
 async def test_a_finished_request_is_recorded_with_its_timings_even_without_the_timings_field() -> None:

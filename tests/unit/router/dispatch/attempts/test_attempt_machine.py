@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import aclosing
 from typing import Any
 
 from hypothesis import settings
@@ -17,6 +16,7 @@ from router.dispatch.attempts.disagg_attempt import DisaggAttempt
 from router.dispatch.failures import AttemptFailed
 from router.dispatch.routing.route import Route
 from router.dispatch.sequence import Sequence
+from router.dispatch.token_stream import DeliveryQueue, Delta, TokenStream
 from router.dispatch.waterfall import Waterfall
 from rpc.baton.v1 import sampling_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_PREFILL
@@ -40,10 +40,11 @@ class AttemptMachine(RuleBasedStateMachine):
         self.disagg = disagg
         self.sequence = Sequence(PROMPT, sampling_pb2.SamplingParams(max_tokens=LENGTH), Waterfall(0.0))
         self.answer: list[int] = []
+        self.stream = self.sequence.stream = TokenStream(self.hear)
+        self.stream.queue = DeliveryQueue()
         self.moves: list[asyncio.Task[bool]] = []
         self.attempts, self.excuses = 0, 0
-        self.reads = asyncio.Event()
-        self.reads.set()
+        self.reads = True
         self.attempt: Any = None
         self.client = self.loop.create_task(self.read())
         self.settle()
@@ -64,15 +65,15 @@ class AttemptMachine(RuleBasedStateMachine):
             self.attempts += 1
             self.attempt = self.make_attempt()
             try:
-                async with aclosing(self.attempt.deltas()) as deltas:
-                    async for delta in deltas:
-                        self.sequence.output.extend(delta.token_ids)
-                        self.answer.extend(delta.token_ids)
-                        await self.reads.wait()
-                        if delta.finish:
-                            return True
+                finish = await self.attempt.run()
+                await self.stream.drained()
+                return bool(finish)
             except AttemptFailed:
                 await asyncio.sleep(0)
+
+    def hear(self, delta: Delta) -> bool:
+        self.answer += delta.token_ids
+        return False
 
     def make_attempt(self) -> Attempt:
         first, second, _ = self.workers
@@ -199,7 +200,8 @@ class AttemptMachine(RuleBasedStateMachine):
 
     @rule()
     def the_client_reads_or_stops_reading(self) -> None:
-        self.settle(self.reads.clear if self.reads.is_set() else self.reads.set)
+        self.reads = not self.reads
+        self.settle(self.stream.resume if self.reads else self.stream.pause)
 
     @rule(rounds=st.integers(1, 4))
     def go_on(self, rounds: int) -> None:
@@ -222,7 +224,8 @@ class AttemptMachine(RuleBasedStateMachine):
     def the_client_has_a_prefix_of_the_answer(self) -> None:
         if hasattr(self, "answer"):
             assert self.answer == ANSWER[: len(self.answer)]
-            assert self.sequence.output == self.answer
+            assert self.sequence.output == self.answer + self.stream.delta.token_ids
+            assert self.sequence.output == ANSWER[: len(self.sequence.output)]
 
     @invariant()
     def nothing_is_computed_again_without_a_reason(self) -> None:
@@ -232,7 +235,7 @@ class AttemptMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "loop"):
             return
-        self.reads.set()
+        self.settle(self.stream.resume)
         for _ in range(1000):
             self.play_round()
             if not (self.sending() or self.asked() or self.computing() or self.arriving() or self.accepted()):
@@ -279,7 +282,7 @@ def test_an_answer_that_came_while_its_client_was_busy_outlives_its_worker() -> 
     played.start(disagg=False)
     while not played.answer:
         played.play_round()
-    played.reads.clear()
+    played.stream.pause()
     while played.computing() or played.sending():
         played.play_round()
     assert len(played.answer) < LENGTH

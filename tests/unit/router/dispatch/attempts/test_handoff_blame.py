@@ -36,8 +36,7 @@ class Cluster:
     def start(self, attempt: Attempt) -> asyncio.Task[None]:
         async def read() -> None:
             try:
-                async for _ in attempt.deltas():
-                    pass
+                await attempt.run()
             except AttemptFailed as error:
                 self.error = error
 

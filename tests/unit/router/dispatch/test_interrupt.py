@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from router.processing.interrupt import Interrupt
+from router.dispatch.interrupt import Interrupt
 
 
 class Stopped(Exception):

@@ -1,0 +1,140 @@
+"""The tokens of a sequence, from its attempts to its reader.
+
+Events of workers are handled when they arrive. Turning tokens into text and writing them to a socket costs
+several times as much, so streams with new tokens wait in a `DeliveryQueue`, which delivers a bounded number
+of them in a turn of the event loop. A router that keeps up delivers each token by itself. When it does not,
+or when a reader is slow, the tokens of a stream that arrive meanwhile are merged into one delta.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+from router.dispatch.interrupt import Interrupt
+from rpc.baton.v1 import sampling_pb2
+
+__all__ = ["Deliver", "DeliveryQueue", "Delta", "TextEnded", "TokenStream"]
+
+_PER_TURN: Final = 32
+"""Deliveries in a turn of the event loop; events of workers and new requests wait for one turn at most."""
+
+
+@dataclass(slots=True)
+class Delta:
+    """New tokens of a sequence. Several steps may be merged into one delta."""
+
+    token_ids: list[int] = field(default_factory=list)
+    """Includes the stop token, which counts as generated but is not part of the text."""
+    logprobs: list[sampling_pb2.TokenLogprobs] = field(default_factory=list)
+    """One per token, or none."""
+    finish: int = sampling_pb2.FINISH_REASON_UNSPECIFIED
+    """A sampling_pb2.FinishReason; unspecified (0) until the last delta."""
+    stop_token: int | None = None
+    """With the last delta: the EOS or stop token that ended the sequence, or None."""
+    cached_tokens: int | None = None
+    """Prompt tokens found in a prefix cache; with the first delta."""
+
+
+Deliver: TypeAlias = Callable[[Delta], bool]
+"""Handles new tokens; returns whether the text ends within them, at a stop string."""
+
+
+class TextEnded(Exception):
+    """The reader found the end of the text."""
+
+
+class TokenStream:
+    """Create it with `deliver`, and pass it to `Dispatcher.generate`."""
+
+    __slots__ = ("_deliver", "_drained", "_is_paused", "_is_queued", "delta", "interrupt", "queue")
+
+    def __init__(self, deliver: Deliver = lambda _delta: False) -> None:
+        """An error of `deliver` ends the sequence."""
+        self.delta = Delta()
+        """Tokens that are not delivered yet; call `changed` after adding to it."""
+        self.interrupt: Final = Interrupt()
+        """Ends the computation: triggered with TextEnded, or with the error of `deliver`."""
+        self.queue: DeliveryQueue | None = None
+        """Set by the dispatcher; without a queue nothing is delivered."""
+        self._deliver = deliver
+        self._is_paused = False
+        self._is_queued = False
+        self._drained: asyncio.Future[None] | None = None
+
+    def pause(self) -> None:
+        """The reader is slow: keep new tokens until `resume`."""
+        self._is_paused = True
+
+    def resume(self) -> None:
+        self._is_paused = False
+        if self._has_news:
+            self.changed()
+
+    def changed(self) -> None:
+        """Deliver `delta` soon."""
+        if not (self._is_queued or self._is_paused or self.queue is None):
+            self._is_queued = True
+            self.queue.add(self)
+
+    def flush(self) -> int:
+        """Deliver now, unless the reader has paused; returns the number of tokens. For `DeliveryQueue`."""
+        self._is_queued = False
+        if self._is_paused or self.queue is None:
+            return 0
+        delta, self.delta = self.delta, Delta()
+        try:
+            ends = self._deliver(delta)
+        except Exception as error:
+            self._end(error)
+        else:
+            if ends:
+                self._end(TextEnded())
+            elif self._drained is not None and not self._drained.done():
+                self._drained.set_result(None)
+        return len(delta.token_ids)
+
+    async def drained(self) -> None:
+        """Wait until all tokens are delivered."""
+        if self._has_news:
+            self._drained = asyncio.get_running_loop().create_future()
+            await self._drained
+
+    def close(self) -> None:
+        """Deliver nothing more."""
+        self.queue = None
+
+    def _end(self, why: Exception) -> None:
+        self.close()
+        self.interrupt.trigger(why)
+
+    @property
+    def _has_news(self) -> bool:
+        return bool(self.delta.token_ids or self.delta.finish)
+
+
+class DeliveryQueue:
+    """Streams with new tokens, in the order in which the first of these arrived."""
+
+    def __init__(self, on_sent: Callable[[int], None] = lambda _tokens: None) -> None:
+        """`on_sent(tokens)` is called after every turn with the number of delivered tokens."""
+        self._on_sent: Final = on_sent
+        self._streams: Final[deque[TokenStream]] = deque()
+
+    def add(self, stream: TokenStream) -> None:
+        if not self._streams:
+            asyncio.get_running_loop().call_soon(self._turn)
+        self._streams.append(stream)
+
+    def _turn(self) -> None:
+        streams, tokens = self._streams, 0
+        for _ in range(min(len(streams), _PER_TURN)):
+            tokens += streams[0].flush()
+            streams.popleft()  # only now: `add` schedules a turn when the queue is empty
+        if streams:
+            asyncio.get_running_loop().call_soon(self._turn)
+        if tokens:
+            self._on_sent(tokens)
