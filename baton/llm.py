@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,7 @@ from engine.engine import Engine
 from engine.executor.runner import ModelRunner
 from engine.loader.checkpoint import resolve
 from engine.warmup import warm_up, warmup_plan_for
+from router.cluster.plan_warnings import warnings_of
 from router.cluster.worker_plan import Machine, device_for, plan_workers
 from router.config.settings import Dtype, RouterConfig
 from router.errors import InvalidRequest
@@ -33,6 +35,8 @@ from router.processing.text.tokenizer import Tokenizer
 from router.request_limits import LOGPROBS_LIMIT
 
 __all__ = ["LLM"]
+
+_log = logging.getLogger(__name__)
 
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, or vLLM's {"prompt": text} and {"prompt_token_ids": ids}."""
@@ -56,7 +60,10 @@ class LLM:
         config = config_of({"model": model, **settings})
         checkpoint = resolve(model)
         spec = checkpoint.spec()
-        [plan] = plan_workers(config, checkpoint, _this_machine(config))
+        machine = _this_machine(config)
+        for warning in warnings_of(config, machine):
+            _log.warning(warning)
+        [plan] = plan_workers(config, checkpoint, machine)
         engine_config = plan.config.engine
         enter_device(engine_config.device)
         self._tokenizer = Tokenizer.load(checkpoint.path, vocab_size=spec.vocab_size)

@@ -201,6 +201,13 @@ class SchedulerConfig:
             return max(1, int(context * _LONG_PREFILL_SHARE))
         return self.long_prefill_token_threshold
 
+    def largest_chunk(self, context: int) -> int | None:
+        """Most tokens of one prompt in a step, by all limits; None: prompts are computed whole."""
+        longest = self.longest_chunk(context)
+        if not self.chunked_prefill or (self.chunk_budget is None and longest is None):
+            return None
+        return min(self.prefill_limit(context), longest or context)
+
     def prefill_limit(self, context: int) -> int:
         """Prefill tokens of a step without decodes, for this context length."""
         limit = self.chunk_budget

@@ -25,6 +25,7 @@ from engine.grammar.compiler import GrammarCompiler
 from engine.hooks import NO_HOOKS, Hooks
 from engine.kv_cache.pages import PageCounts
 from engine.sched.itl_controller import PromptCost
+from engine.sched.plan_log import log_chunks
 from engine.sched.prefill_rate import PrefillRate
 from engine.sched.scheduler import Scheduler
 from engine.sched.step_timing import StepTiming
@@ -122,7 +123,9 @@ class Engine:
             num_tokens=plan.num_tokens,
             num_prompts=plan.num_prompts,
             prompt_tokens=plan.prompt_tokens,
+            num_single=plan.num_single,
         )
+        log_chunks(plan)
         for request in plan.started:
             self._cache_hit_tokens += request.num_cached or 0
         if plan.started:

@@ -69,6 +69,8 @@ class StepOutput:
     """Prompt chunks of the step; all other tokens are decodes."""
     prompt_tokens: int = 0
     """Tokens of those chunks."""
+    num_single: int = 0
+    """Requests that start with one token, since the rest of their prompt is cached: not in `num_prompts`."""
     completed: bool = False
     """Whether a step completed, perhaps without tokens: requests that waited for its pages may continue."""
     blocked: bool = False

@@ -67,5 +67,11 @@ class StepPlan:
         """Chunks that are no decodes. O(their number)."""
         return next((k for k, chunk in enumerate(self.chunks) if chunk.length == 1), len(self.chunks))
 
+    @property
+    def num_single(self) -> int:
+        """Requests that start with their last token: the cache held all others of their prompt."""
+        prompts = {chunk.request.id for chunk in self.chunks[: self.num_prompts]} if self.started else ()
+        return sum(request.id not in prompts for request in self.started)
+
     def __bool__(self) -> bool:
         return bool(self.chunks)

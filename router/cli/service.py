@@ -15,6 +15,7 @@ from engine.spec.errors import UnsupportedModel
 from router.cli.ports import PortTaken, check_free
 from router.cli.progress import StartupDisplay
 from router.cli.shutdown import Interrupted, Shutdown
+from router.cluster.plan_warnings import warnings_of
 from router.cluster.ray_cluster import Cluster, ClusterError
 from router.cluster.worker_plan import Machine, PlanError, WorkerPlan, plan_workers
 from router.config.settings import Dtype, RouterConfig
@@ -110,4 +111,6 @@ class _Start:
         if machine.device == "cpu" and self.config.dtype is Dtype.AUTO:
             with self.display.stage("dtype for this CPU"):
                 machine = replace(machine, cpu_dtype=await asyncio.to_thread(preferred_cpu_dtype))
+        for warning in warnings_of(self.config, machine):
+            _log.warning(warning)
         return plan_workers(self.config, checkpoint, machine)

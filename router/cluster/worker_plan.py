@@ -17,7 +17,6 @@ from engine.spec.shard import Shard
 from prefill_worker.preferences import prefer
 from router.cluster.accelerators import memory_of
 from router.cluster.scheduler_plan import scheduler_for
-from router.config.option import flag_name
 from router.config.settings import Device, Dtype, Mode, RouterConfig
 from worker.config import WorkerConfig, WorkerRole
 
@@ -289,9 +288,6 @@ class _Graphs:
 def _graphs(config: RouterConfig, machine: Machine, ranks: int) -> _Graphs:
     batch, tokens = config.cuda_graph_max_bs, config.cuda_graph_max_tokens
     if machine.device == "cpu":
-        for name in ("cuda_graph_max_bs", "cuda_graph_max_tokens"):
-            if size := getattr(config, name):
-                raise PlanError(f"{flag_name(name)} {size} needs a GPU; leave it out, or use --device cuda")
         return _Graphs()
     suited = defaults_for(machine.memory_bytes, ranks)
     return _Graphs(

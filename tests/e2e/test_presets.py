@@ -45,7 +45,8 @@ def test_a_preset_answers_as_transformers_and_logs_as_the_guides_expect(
     assert max(sizes) <= 128
     assert re.search(r"Decode batch\. #running-req: \d+.*gen throughput \(token/s\): [\d.]+", log)
     page_size = {"sglang": 1, "vllm": 16}[preset]
-    assert re.search(rf"decode-0: KV pool [\d,]+ tokens in pages of {page_size}, .*128 tokens a step", log)
+    settings = rf"Chunked prefill is enabled.* chunked_prefill_size=128, .*page_size={page_size},"
+    assert re.search(rf"decode-0: {settings}", log)
 
 
 def explained(service: RouterProcess, request: str) -> str:

@@ -1,6 +1,7 @@
 """`Prefill batch` and `Decode batch` lines of a worker's log, in SGLang's format.
 
-One line for every step with prompts, and one per `decode_interval` steps of decodes only.
+One line for every step in which a prompt is computed, be it its last token only, and one per
+`decode_interval` steps of decodes.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class BatchLog:
         if self._since is None:
             self._since = began
         self._generated += len(output.tokens)
-        if output.num_prompts:
+        if output.num_prompts or output.num_single:
             self._log_prefill(output, occupancy)
         elif output.num_tokens:
             self._decode_steps += 1
@@ -54,22 +55,24 @@ class BatchLog:
 
     def _log_prefill(self, output: StepOutput, occupancy: Occupancy) -> None:
         cached = sum(request.num_cached or 0 for request in output.started)
-        running = occupancy.running - output.num_prompts
+        new_seqs = output.num_prompts + output.num_single
+        new_tokens = output.prompt_tokens + output.num_single
+        running = occupancy.running - new_seqs
         log.info(
             "Prefill batch. #new-seq: %d, #new-token: %d, #cached-token: %d, token usage: %.2f,"
             " #running-req: %d, #queue-req: %d",
-            output.num_prompts,
-            output.prompt_tokens,
+            new_seqs,
+            new_tokens,
             cached,
             occupancy.usage,
             running,
             occupancy.waiting,
             extra=data(
                 event="prefill_batch",
-                new_seqs=output.num_prompts,
-                new_tokens=output.prompt_tokens,
+                new_seqs=new_seqs,
+                new_tokens=new_tokens,
                 cached_tokens=cached,
-                decodes=output.num_tokens - output.prompt_tokens,
+                decodes=output.num_tokens - new_tokens,
                 token_usage=round(occupancy.usage, 4),
                 running=running,
                 queued=occupancy.waiting,

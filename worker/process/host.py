@@ -41,6 +41,7 @@ from worker.process.engine_loop import EngineDied, EngineLoop
 from worker.process.pace_log import PaceLog
 from worker.process.router_watch import RouterWatch
 from worker.process.service import WorkerService
+from worker.process.settings_line import settings_line
 from worker.process.watchdog import Watchdog
 from worker.request_handler import RequestHandler
 from worker.session.convert import peer_to_proto
@@ -257,7 +258,7 @@ class WorkerHost:
             device=config.engine.device,
             dtype=config.engine.dtype,
             transport=config.transport or "",
-            chunked_prefill_size=config.engine.scheduler.chunk_budget or 0,
+            chunked_prefill_size=config.engine.scheduler.largest_chunk(engine.max_tokens) or 0,
             max_running_requests=config.engine.scheduler.max_running_requests,
             step_target_s=config.engine.scheduler.step_target_s or 0.0,
             pause_target_s=config.engine.scheduler.pause_s or 0.0,
@@ -266,11 +267,22 @@ class WorkerHost:
             pid=os.getpid(),
             metrics_address=f"{config.host}:{metrics_port}",
             node=config.node,
+            settings=settings_line(
+                config.engine,
+                pool_tokens=engine.kv.pool.num_pages * config.engine.page_size,
+                context=engine.max_tokens,
+                free_bytes=_free_memory(config.engine.device),
+            ),
         )
+        log.info(info.settings)
         if transfer is not None:
             info.peer.CopyFrom(peer_to_proto(transfer.peer))
             info.layout_hash = transfer.peer.layout_hash
         return info
+
+
+def _free_memory(device: str) -> int | None:
+    return torch.cuda.mem_get_info(device)[0] if device.startswith("cuda") else None
 
 
 def _register(service: WorkerService, server: grpc.aio.Server) -> None:

@@ -174,3 +174,13 @@ def test_steps_without_decodes_say_nothing_about_the_target(lines: pytest.LogCap
     batches = BatchLog(0, page_size=16, pace=PaceLog(8192, itl_target_s=0.02))
     batches.on_step(alone, replace(occupancy(), paced_tokens=512), 0.0, 0.1)
     assert not lines.records
+
+
+def test_a_prompt_of_which_one_token_is_left_is_a_line_with_its_cached_tokens(
+    lines: pytest.LogCaptureFixture,
+) -> None:
+    cached = StepOutput(started=[request(cached=4095)], num_tokens=9, num_single=1)
+    BatchLog(40, page_size=16).on_step(cached, occupancy(), 0.0, 0.1)
+    (line,) = lines.records
+    assert "#new-seq: 1, #new-token: 1, #cached-token: 4095," in line.getMessage()
+    assert "#running-req: 9," in line.getMessage()
