@@ -9,9 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from router.cli.doctor import gpus, links, machine, model, nodes, software
+from router.cli.doctor import gpus, links, machine, model, nodes, software, transports
 from router.cli.doctor.report import Finding, Verdict, exit_status, lines_of
 from router.config.flags.command_line import ConfigError, add_flag, settings_in
+from router.config.flags.environment import environment_of
 from router.config.flags.validation import problems_of
 from router.config.settings import Device, RouterConfig
 from router.config.table import SETTINGS, configured
@@ -31,8 +32,14 @@ what the rows mean:
 
 the rows of links:
   Each starts two processes, one of which writes blocks of 64 MiB into the other's memory, through the KV
-  transport. UCX transports: cuda_ipc is NVLink or PCIe between GPUs, cma and sysv are shared memory, rc_mlx5
-  is InfiniBand. Between GPUs, anything slower than PCIe is a FAIL: KV is then staged in host memory.
+  transport, with the environment of --worker-env. UCX transports: cuda_ipc is NVLink or PCIe between GPUs,
+  cma copies between processes of one host, rc_mlx5 is InfiniBand. Between GPUs, anything slower than PCIe is
+  a FAIL: KV is then staged in host memory.
+
+the rows of --transports:
+  One per UCX transport, in place of all others: bandwidth, and CPU time of the writing and of the receiving
+  process, polled as workers poll. tcp copies through the kernel at both ends, cma once, at the writer's; rc
+  (InfiniBand) and cuda_ipc not at all.
 
 the rows of --ray-address:
   One per node: packages, limits, clock, model; each failed check has its own row. Then, from each node to the
@@ -42,6 +49,7 @@ the rows of --ray-address:
 examples:
   router doctor                                         this machine
   router doctor --model smollm2                         also the model, and how much KV fits
+  router doctor --transports                            UCX transports: GB/s and CPU seconds per GB
   router doctor --model /models/8B --device cuda        also require a GPU
   router doctor --config ~/baton/router.yaml            the cluster of its ray-address, on the head
 """
@@ -65,12 +73,12 @@ _FLAGS: Final = (
 def run(argv: Sequence[str]) -> int:
     """Exit status: 0, 1 when something failed, 2 for wrong flags or a wrong file."""
     try:
-        config = _parse(argv[1:])
+        config, only_transports = _parse(argv[1:])
     except ConfigError as error:
         print(*(f"router doctor: {problem}" for problem in error.problems), sep="\n", file=sys.stderr)
         return 2
     findings = []
-    for finding in _examine(config):
+    for finding in _transports(config) if only_transports else _examine(config):
         findings.append(finding)
         print(*lines_of(finding), sep="\n", flush=True)
     counts = {verdict: sum(f.verdict is verdict for f in findings) for verdict in Verdict}
@@ -89,13 +97,18 @@ def _examine(config: RouterConfig) -> Iterator[Finding]:
         yield from gpus.look(found, pairs, is_wanted=config.device is Device.CUDA)
     ports = {"--http-port": config.frontend.http_port, "--grpc-port": config.frontend.grpc_port}
     yield from machine.look(config.frontend.host, ports)
-    yield from links.look(found, pairs)
+    yield from links.look(found, pairs, environment_of(config.cluster.worker_env))
     if config.model:
         yield from model.look(config, found, on_gpu=bool(found))
 
 
-def _parse(argv: Sequence[str]) -> RouterConfig:
-    """Raises ConfigError."""
+def _transports(config: RouterConfig) -> Iterator[Finding]:
+    has_gpu = config.device is not Device.CPU and bool(gpus.find())
+    yield from transports.look(has_gpu=has_gpu, environment=environment_of(config.cluster.worker_env))
+
+
+def _parse(argv: Sequence[str]) -> tuple[RouterConfig, bool]:
+    """The settings, and whether only transports are measured. Raises ConfigError."""
     parser = argparse.ArgumentParser(
         prog="router doctor",
         description=_DESCRIPTION,
@@ -106,11 +119,19 @@ def _parse(argv: Sequence[str]) -> RouterConfig:
     for name in _FLAGS:
         add_flag(parser, SETTINGS[name])
     parser.add_argument("--config", type=Path, metavar="FILE", help="the router's settings")
+    parser.add_argument(
+        "--transports",
+        action="store_true",
+        default=False,
+        help="only measure GB/s and CPU seconds per GB of each UCX transport of this machine",
+    )
     given: dict[str, Any] = vars(parser.parse_args(argv))
-    path = given.pop("config", None)
+    path, only_transports = given.pop("config", None), given.pop("transports")
     config = configured({**(settings_in(path) if path else {}), **given})
     # The model is optional here.
     problems = problems_of(config if config.model else replace(config, model="smollm2"))
+    if only_transports and config.cluster.ray_address is not None:
+        problems.append("--transports measures this machine; leave --ray-address out")
     if problems:
         raise ConfigError(problems)
-    return config
+    return config, only_transports

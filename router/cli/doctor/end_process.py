@@ -10,7 +10,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import IO, Any, Final
 
 from common.ports import PortRange
@@ -29,6 +31,8 @@ class Link:
     path: str
     """As named by UCX."""
     bytes_per_s: float
+    written: int = 0
+    """Bytes, those of the warm-up included."""
 
     def __str__(self) -> str:
         return f"{self.bytes_per_s / 1e9:.1f} GB/s in 64 MiB writes, by {self.path}"
@@ -45,15 +49,20 @@ class EndProcess:
         gpu: int | None = None,
         host: str = "127.0.0.1",
         ports: PortRange | None = None,
+        environment: Mapping[str, str] = MappingProxyType({}),
+        pause_s: float = 0.0,
     ) -> None:
         """`role`: writer or reader.
 
         `gpu`: torch's index of the GPU that the process sees as cuda:0. `host`, `ports`: where it listens.
+        `environment`: on top of this process's. `pause_s`: time between polls of the transport.
         """
         command = [sys.executable, "-m", "router.cli.doctor.link_end", role, device, "--host", host]
         if ports is not None:
             command += ["--ports", str(ports)]
-        environment = dict(os.environ)
+        if pause_s:
+            command += ["--pause", str(pause_s)]
+        environment = {**os.environ, **environment}
         if gpu is not None:
             environment["CUDA_VISIBLE_DEVICES"] = _visible(gpu)
         self._process = subprocess.Popen(
@@ -93,7 +102,14 @@ class EndProcess:
     def link(self, deadline: float) -> Link:
         """The writer's measurement. Raises LinkFailed."""
         said = self._hear(deadline)
-        return Link(said["path"], said["bytes_per_s"])
+        return Link(said["path"], said["bytes_per_s"], said["written"])
+
+    def cpu_s(self, deadline: float) -> float:
+        """End its polling; the CPU time that it took since `meet`. Raises LinkFailed."""
+        with contextlib.suppress(BrokenPipeError):
+            self._stdin.close()
+        seconds: float = self._hear(deadline)["cpu_s"]
+        return seconds
 
     def close(self) -> None:
         """End the process; the other end must not be writing any more."""

@@ -1,7 +1,7 @@
 """One end of a link, in its own process, like a worker: `python -m router.cli.doctor.link_end`.
 
 Exchanges JSON, one object per line: prints its own peer data and reads the other end's; the writer then
-prints its measurement. Both run until their standard input is closed.
+prints its measurement. Both run until their standard input is closed, and then print their CPU time.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ def main() -> None:
     parser.add_argument("device", help="cpu or cuda:0")
     parser.add_argument("--host", default="127.0.0.1", help="this machine's address for the other end")
     parser.add_argument("--ports", type=PortRange.parse, help="ports to listen on, as of --worker-ports")
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds between two polls")
     arguments = parser.parse_args()
     ucx_log.keep()
     try:
@@ -51,17 +52,19 @@ def _take_part(arguments: argparse.Namespace) -> None:
     _say(peer=_packed(Peer.of(transport.name, 0, transport.metadata, memory, _LAYOUT)))
     peer = _unpacked(json.loads(sys.stdin.readline()))
     transport.connect(peer)
+    began = time.process_time()
     if arguments.role == "writer":
-        _timed(transport, peer)  # warm-up: UCX connects at first use
-        fastest = max(_timed(transport, peer) for _ in range(_ROUNDS))
-        _say(path=ucx_log.write_path(), bytes_per_s=fastest)
-    while not select.select([sys.stdin], [], [], 0)[0]:
+        _timed(transport, peer, arguments.pause)  # warm-up: UCX connects at first use
+        fastest = max(_timed(transport, peer, arguments.pause) for _ in range(_ROUNDS))
+        _say(path=ucx_log.write_path(), bytes_per_s=fastest, written=_BLOCK * (1 + _ROUNDS))
+    while not select.select([sys.stdin], [], [], arguments.pause)[0]:
         transport.poll()
+    _say(cpu_s=time.process_time() - began)
     transport.close()
     del owner
 
 
-def _timed(transport: NixlTransport, peer: Peer) -> float:
+def _timed(transport: NixlTransport, peer: Peer, pause_s: float) -> float:
     began = time.perf_counter()
     write = transport.write(peer, [Copy(0, 0, _BLOCK)], b"")
     while True:
@@ -71,6 +74,8 @@ def _timed(transport: NixlTransport, peer: Peer) -> float:
                     return _BLOCK / (time.perf_counter() - began)
                 case WriteFailed(_, reason):
                     raise SystemExit(reason)
+        if pause_s:
+            time.sleep(pause_s)
 
 
 def _memory(device: str) -> tuple[Any, PoolMemory]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from types import MappingProxyType
 from typing import Final
 
 from router.cli.doctor.end_process import EndProcess, Link, LinkFailed
@@ -23,13 +24,15 @@ _CUDA_IPC: Final = (
 )
 
 
-def look(gpus: Sequence[Gpu], pairs: Sequence[Pair]) -> Iterator[Finding]:
-    """Takes some seconds per row, each of which starts two processes."""
-    yield _row("host → host", "cpu", None, None)
+def look(
+    gpus: Sequence[Gpu], pairs: Sequence[Pair], environment: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[Finding]:
+    """Takes a few seconds per row, each of which starts two processes. `environment`: of --worker-env."""
+    yield _row("host → host", "cpu", environment)
     for gpu in gpus[:1]:
-        yield _gpu_row(gpu, gpu, peer_access=True)
+        yield _gpu_row(gpu, gpu, environment, peer_access=True)
     for pair in pairs:
-        yield _gpu_row(gpus[pair.source], gpus[pair.target], peer_access=pair.peer_access)
+        yield _gpu_row(gpus[pair.source], gpus[pair.target], environment, peer_access=pair.peer_access)
 
 
 def judge_host_link(link: Link) -> Finding:
@@ -53,7 +56,12 @@ def judge_gpu_link(name: str, link: Link, gpu: Gpu, *, peer_access: bool) -> Fin
 
 
 def measure(
-    device: str, source: int | None = None, target: int | None = None, *, patience_s: float = _PATIENCE_S
+    device: str,
+    source: int | None = None,
+    target: int | None = None,
+    *,
+    environment: Mapping[str, str] = MappingProxyType({}),
+    patience_s: float = _PATIENCE_S,
 ) -> Link:
     """Measure between two new processes, each of which sees only one GPU, like Ray's workers.
 
@@ -61,8 +69,8 @@ def measure(
     """
     deadline = time.monotonic() + patience_s
     with (
-        closing(EndProcess("writer", device, gpu=source)) as writer,
-        closing(EndProcess("reader", device, gpu=target)) as reader,
+        closing(EndProcess("writer", device, gpu=source, environment=environment)) as writer,
+        closing(EndProcess("reader", device, gpu=target, environment=environment)) as reader,
     ):
         here, there = writer.peer(deadline), reader.peer(deadline)
         reader.meet(here)
@@ -70,17 +78,17 @@ def measure(
         return writer.link(deadline)
 
 
-def _row(name: str, device: str, source: int | None, target: int | None) -> Finding:
+def _row(name: str, device: str, environment: Mapping[str, str]) -> Finding:
     try:
-        return judge_host_link(measure(device, source, target))
+        return judge_host_link(measure(device, environment=environment))
     except LinkFailed as error:
         return _broken(name, error)
 
 
-def _gpu_row(source: Gpu, target: Gpu, *, peer_access: bool) -> Finding:
+def _gpu_row(source: Gpu, target: Gpu, environment: Mapping[str, str], *, peer_access: bool) -> Finding:
     name = f"gpu {source.index} → {target.index}"
     try:
-        link = measure("cuda:0", source.index, target.index)
+        link = measure("cuda:0", source.index, target.index, environment=environment)
     except LinkFailed as error:
         return _broken(name, error)
     return judge_gpu_link(name, link, target, peer_access=peer_access)
