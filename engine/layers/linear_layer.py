@@ -5,16 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Final, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from engine.layers.linear import linear
 from engine.layers.onednn import packed
-from engine.layers.panels import Panels, fastest_panels
+from engine.layers.panels import Panels, faster_panels
 from engine.layers.routing import Routes
-from engine.layers.row_blocks import row_blocks
 
 __all__ = ["PLAIN", "GroupedProduct", "Linear", "LinearMethod", "PlainWeight", "Slot", "slots_of", "weight"]
 
@@ -82,10 +81,8 @@ class LinearMethod(ABC):
 class PlainWeight(LinearMethod):
     """`weight` [out, in] in the dtype of the activations, as checkpoints store it until it is packed."""
 
-    blocks: Tensor | None = None
-    """A view of the packed weight, for single rows."""
     panels: Panels | None = None
-    """A view of the packed weight, for the row counts at which it is faster."""
+    """How `weight` is packed, if it is packed for our kernel."""
 
     def create(
         self, layer: nn.Module, in_features: int, out_features: int, *, stack: tuple[int, ...] = ()
@@ -96,9 +93,9 @@ class PlainWeight(LinearMethod):
         return [Slot("weight", layer.get_parameter("weight"))]
 
     def pack(self, layer: Linear) -> LinearMethod:
-        plain = layer.weight.detach()
-        layer.weight = nn.Parameter(packed(plain), requires_grad=False)
-        return PlainWeight(row_blocks(layer.weight, plain), fastest_panels(layer.weight, plain))
+        weight, panels = _packed(layer.weight.detach())
+        layer.weight = nn.Parameter(weight, requires_grad=False)
+        return PlainWeight(panels)
 
     def pack_stack(self, layer: nn.Module) -> GroupedProduct:
         stack = layer.get_parameter("weight").detach()
@@ -110,7 +107,17 @@ class PlainWeight(LinearMethod):
         return MatrixPerExpert(stack)
 
     def apply(self, layer: Linear, x: Tensor, bias: Tensor | None) -> Tensor:
-        return linear(x, layer.weight, bias, self.blocks, self.panels)
+        return _product(x, layer.weight, self.panels, bias)
+
+
+def _packed(plain: Tensor) -> tuple[Tensor, Panels | None]:
+    """`plain` [out, in] in the layout that this machine multiplies fastest, and its panels if it is theirs."""
+    panels = faster_panels(plain)
+    return (packed(plain), None) if panels is None else (panels.memory, panels)
+
+
+def _product(x: Tensor, weight: Tensor, panels: Panels | None, bias: Tensor | None = None) -> Tensor:
+    return linear(x, weight, bias) if panels is None else panels.product(x, bias)
 
 
 class MatrixPerExpert:
@@ -119,29 +126,17 @@ class MatrixPerExpert:
     def __init__(self, stack: Tensor) -> None:
         """`stack` [E, out, in] is taken over."""
         self._features = stack.shape[1]
-        self._matrices = [_Matrix.of(plain) for plain in stack]
+        self._matrices = [_packed(plain) for plain in stack]
 
     def __call__(self, x: Tensor, routes: Routes, by_token: bool) -> Tensor:
         if by_token:
             x = x[routes.order // routes.per_token]
         out = x.new_empty(len(x), self._features)
         starts = routes.starts.tolist()
-        for matrix, start, end in zip(self._matrices, starts, starts[1:], strict=False):
+        for (weight, panels), start, end in zip(self._matrices, starts, starts[1:], strict=False):
             if start < end:
-                rows = x[start:end]
-                out[start:end] = linear(rows, matrix.weight, None, matrix.blocks, matrix.panels)
+                out[start:end] = _product(x[start:end], weight, panels)
         return out
-
-
-class _Matrix(NamedTuple):
-    weight: Tensor
-    blocks: Tensor | None
-    panels: Panels | None
-
-    @classmethod
-    def of(cls, plain: Tensor) -> _Matrix:
-        weight = packed(plain)
-        return cls(weight, row_blocks(weight, plain), fastest_panels(weight, plain))
 
 
 PLAIN: Final = PlainWeight()

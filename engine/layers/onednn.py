@@ -29,7 +29,7 @@ def packed(weight: Tensor) -> Tensor:
 
         rows                       1     4     16    512
         AMD, AVX2, one core        0.9   0.6   0.6   0.9
-        Intel, AVX512, two cores   1.25  0.75  0.8   1.0    (1 row by `blocks`: 1.0)
+        Intel, AVX512, two cores   1.25  0.75  0.8   1.0
 
     A number of rows never seen before costs half a millisecond a shape, once: oneDNN compiles for it.
     `to_dense()` gives the plain weight back.

@@ -126,7 +126,7 @@ def _copied(
     def fill(named: tuple[str, Tensor, _Place | None]) -> Tensor:
         name, tensor, place = named
         if place is not None:
-            with torch.no_grad():  # this is another thread
+            with torch.inference_mode():  # this is another thread
                 _copy(tensor, place, name)
         return tensor
 

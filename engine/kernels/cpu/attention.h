@@ -5,6 +5,8 @@
 // request keeps all threads busy. The split depends only on the request, never on the rest of the batch.
 #pragma once
 
+#include <vector>
+
 #include "matmul.h"
 
 struct Step {

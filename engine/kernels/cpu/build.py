@@ -20,6 +20,8 @@ __all__ = ["BuildError", "built_library"]
 _FOLDER: Final = Path(__file__).parent
 _SOURCES: Final = (*sorted(_FOLDER.glob("*.h")), _FOLDER / "kernels.cpp")
 _COMPILERS: Final = ("g++", "c++")
+_TARGET: Final = "BATON_CPU_TARGET"
+"""Environment variable: the -march or -mcpu to compile for, instead of this processor; for tests."""
 _TIMEOUT_S: Final = 300
 _MESSAGE_LINES: Final = 3
 
@@ -69,7 +71,7 @@ def _digest(compiler: Path) -> str:
         digest.update(source.read_bytes())
     status = compiler.stat()
     digest.update(repr((_FLAGS, str(compiler), status.st_size, status.st_mtime_ns)).encode())
-    digest.update(_processor().encode())
+    digest.update(_processor().encode() + _target().encode())
     return digest.hexdigest()[:16]
 
 
@@ -83,11 +85,15 @@ def _processor() -> str:
     return "\n".join(description)
 
 
+def _target() -> str:
+    option = "-march" if platform.machine() in ("x86_64", "AMD64") else "-mcpu"
+    return f"{option}={os.environ.get(_TARGET, 'native')}"
+
+
 def _compile(compiler: Path, library: Path) -> None:
-    target = "-march=native" if platform.machine() in ("x86_64", "AMD64") else "-mcpu=native"
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         compiled, linked = Path(folder) / "kernels.o", Path(folder) / "kernels.so"
-        _run(compiler, *_FLAGS, target, "-c", _FOLDER / "kernels.cpp", "-o", compiled)
+        _run(compiler, *_FLAGS, _target(), "-c", _FOLDER / "kernels.cpp", "-o", compiled)
         # Linked without OpenMP: torch has already loaded its runtime, and a second one would add threads that
         # compete with torch's for the cores.
         _run(compiler, "-shared", compiled, "-o", linked)

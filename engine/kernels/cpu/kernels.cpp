@@ -1,6 +1,6 @@
 // Kernels for CPUs as plain C functions, compiled by Baton where it runs (see build.py) and called with pointers.
 #include "attention.h"
-#include "matmul.h"
+#include "linear.h"
 #include "rows.h"
 
 #define FOR_EACH_TYPE(DEFINE) \
@@ -17,13 +17,12 @@
     }                                                                                                            \
     void baton_silu_mul_##NAME(int64_t threads, int64_t rows, int64_t size, const T* gate_up, T* out) {          \
         silu_mul(threads, rows, size, gate_up, out);                                                             \
+    }                                                                                                            \
+    void baton_linear_##NAME(int64_t threads, int64_t rows, int64_t columns, int64_t depth, const T* x,          \
+                             int64_t x_stride, const void* weight, const T* bias, T* out) {                      \
+        linear(threads, rows, columns, depth, x, x_stride, weight, bias, out);                                   \
     }
 
 extern "C" {
 FOR_EACH_TYPE(DEFINE)
-
-void baton_linear_bfloat16(int64_t threads, int64_t rows, int64_t columns, int64_t depth, const bf16* x,
-                           int64_t x_stride, const uint32_t* weight, const bf16* bias, bf16* out) {
-    linear_bf16(threads, rows, columns, depth, x, x_stride, weight, bias, out);
-}
 }

@@ -51,7 +51,7 @@ class CpuKernels:
         )
         self._silu_mul = _function(library, f"baton_silu_mul_{name}", *[c_int64] * 3, *[c_void_p] * 2)
         self._linear = _function(
-            library, "baton_linear_bfloat16", *[c_int64] * 4, c_void_p, c_int64, *[c_void_p] * 3
+            library, f"baton_linear_{name}", *[c_int64] * 4, c_void_p, c_int64, *[c_void_p] * 3
         )
 
     def attend(self, step: Step, layer: Tensor, qkv: Tensor, out: Tensor) -> None:
@@ -88,10 +88,10 @@ class CpuKernels:
         rows, size = out.shape
         self._silu_mul(torch.get_num_threads(), rows, size, gate_up.data_ptr(), out.data_ptr())
 
-    def linear(self, x: Tensor, weight: int, bias: Tensor | None, out: Tensor) -> None:
-        """`out` [T, N] = bfloat16 `x` [T, K], rows contiguous, times the packed weight at address `weight`.
+    def linear(self, x: Tensor, panels: Tensor, bias: Tensor | None, out: Tensor) -> None:
+        """`out` [T, N] = `x` [T, K], rows contiguous, times a weight in the panels that linear.h describes.
 
-        K is a multiple of 16, N of 64; matmul.h describes the layout of the weight.
+        In bfloat16, K is even.
         """
         rows, depth = x.shape
         self._linear(
@@ -101,7 +101,7 @@ class CpuKernels:
             depth,
             x.data_ptr(),
             x.stride(0),
-            weight,
+            panels.data_ptr(),
             None if bias is None else bias.data_ptr(),
             out.data_ptr(),
         )

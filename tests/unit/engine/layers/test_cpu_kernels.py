@@ -16,9 +16,8 @@ from engine.kernels.cpu.build import BuildError, built_library
 from engine.kernels.cpu.library import cpu_kernels
 from engine.kv_cache.pool import KVPool
 from engine.layers.cpu_ops import CpuOps
-from engine.layers.onednn import packed
 from engine.layers.ops import Ops
-from engine.layers.panels import Panels, panels_of
+from engine.layers.panels import panels_of
 from engine.layers.select import ops_for
 
 compiled = pytest.mark.skipif(cpu_kernels(torch.float32) is None, reason="there is no compiler")
@@ -92,50 +91,64 @@ def test_values_that_are_not_finite_stay_so(dtype: torch.dtype) -> None:
 
 
 @compiled
-@pytest.mark.skipif(
-    not packed(torch.ones(64, 64, dtype=torch.bfloat16)).is_mkldnn, reason="oneDNN packs no bfloat16 here"
-)
 @given(
-    rows=st.sampled_from([1, 2, 3, 4, 5, 6, 7, 50, 97, 200]),
-    inner=st.sampled_from([32, 96, 576]),
-    outer=st.sampled_from([64, 192]),
+    dtype=dtypes,
+    rows=st.sampled_from([0, 1, 2, 3, 4, 5, 6, 7, 50, 97, 200]),
+    pairs=st.sampled_from([1, 5, 16, 48, 288]),
+    outer=st.integers(1, 200),
     biased=st.booleans(),
+    strided=st.booleans(),
     threads=st.sampled_from([1, 2]),
     seed=seeds,
 )
 def test_panels_multiply_like_the_weight(
-    rows: int, inner: int, outer: int, biased: bool, threads: int, seed: int
+    dtype: torch.dtype,
+    rows: int,
+    pairs: int,
+    outer: int,
+    biased: bool,
+    strided: bool,
+    threads: int,
+    seed: int,
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(rows, inner + 8, generator=generator).bfloat16()[:, 8:]
-    weight = torch.randn(outer, inner, generator=generator).bfloat16()
-    bias = torch.randn(outer, generator=generator).bfloat16() if biased else None
-    whole = packed(weight)
+    inner = 2 * pairs
+    x = torch.randn(rows, inner + 8 * strided, generator=generator).to(dtype)[:, 8 * strided :]
+    weight = torch.randn(outer, inner, generator=generator).to(dtype)
+    bias = torch.randn(outer, generator=generator).to(dtype) if biased else None
+    panels = panels_of(weight)
+    assert panels is not None
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
 
-    panels = panels_of(whole, weight, (True,))
-    assert panels is not None
     result = panels.product(x, bias)
 
     torch.set_num_threads(before)
     expected = x.double() @ weight.double().t() + (0 if bias is None else bias.double())
-    torch.testing.assert_close(result.double(), expected, atol=0.05, rtol=1e-2)
+    tolerance = 1e-4 if dtype == torch.float32 else 0.05
+    torch.testing.assert_close(result.double(), expected, atol=tolerance, rtol=tolerance / 5)
 
 
-def test_each_number_of_rows_is_multiplied_by_what_won_for_it() -> None:
-    panels = Panels(kernels=None, address=0, features=0, wins=(True, False, True, False))  # type: ignore[arg-type]
+@compiled
+@given(rows=st.integers(1, 200), inner=st.integers(1, 600), seed=seeds)
+def test_a_row_in_float32_is_multiplied_the_same_whatever_rows_are_beside_it(
+    rows: int, inner: int, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, inner, generator=generator)
+    panels = panels_of(torch.randn(70, inner, generator=generator))
+    assert panels is not None
 
-    assert [rows for rows in (0, 1, 2, 4, 5, 32, 33, 9000) if panels.multiplies(rows)] == [1, 5, 32]
+    together = panels.product(x, None)
+
+    assert torch.equal(together, torch.cat([panels.product(row, None) for row in x.split(1)]))
 
 
-def test_memory_that_holds_something_else_is_not_taken_for_panels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.layers.panels._known_packings", set())  # no shape was compared before
-    weight = torch.randn(128, 96).bfloat16()
-    other = weight.clone()
-    other[-1, -1] += 1
-
-    assert panels_of(packed(weight), other, (True,)) is None
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [((64, 33), torch.bfloat16), ((64, 64), torch.float16), ((64, 64), torch.float64)]
+)
+def test_what_the_kernel_does_not_multiply_has_no_panels(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    assert panels_of(torch.ones(shape, dtype=dtype)) is None
 
 
 def test_without_a_compiler_the_error_names_the_reason(
@@ -182,6 +195,14 @@ def test_another_processor_gets_a_library_of_its_own(monkeypatch: pytest.MonkeyP
     compiler = Path("/bin/sh")
     here = build._digest(compiler)
     monkeypatch.setattr(build, "_processor", lambda: "another")
+
+    assert build._digest(compiler) != here
+
+
+def test_another_target_gets_a_library_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = Path("/bin/sh")
+    here = build._digest(compiler)
+    monkeypatch.setenv("BATON_CPU_TARGET", "haswell")
 
     assert build._digest(compiler) != here
 

@@ -1,0 +1,180 @@
+// Products with a weight in panels of 64 columns, the last filled up with zeros: [panels, depth, 64] of float32, or
+// [panels, depth / 2, 64, 2] of bfloat16, which keeps pairs of neighbours of the summed dimension together.
+//
+// AVX-512's dot products of such pairs (VDPBF16PS) have twice the rate of float32 multiply-adds on AMD's processors,
+// and half of it on Intel's. There bfloat16 is converted to float32 when it is loaded into the L1 cache.
+#pragma once
+
+#include <type_traits>
+#include <vector>
+
+#include "matmul.h"
+
+constexpr int64_t kPanel = 64;        // columns of a panel
+constexpr int64_t kDepthBlock = 128;  // rows of a panel that fit the L1 cache
+constexpr int64_t kRowBlock = 96;     // rows of a result that one task computes
+constexpr int64_t kAhead = 1536;      // prefetch distance, in pairs of a weight
+
+inline bool dots_are_fast() {
+#ifdef __AVX512BF16__
+    return __builtin_cpu_is("amd");
+#else
+    return false;
+#endif
+}
+
+// A pair of bfloat16: its halves, shifted, are the two numbers in float32.
+typedef uint32_t bf16_pair;
+inline vec even(uvec pairs) { return (vec)(pairs << 16); }
+inline vec odd(uvec pairs) { return (vec)(pairs & 0xffff0000u); }
+
+// c [Rows, 64] = a [Rows, depth] times a panel, for too few rows to amortize converting it.
+template <int Rows>
+inline void thin(const float* a, int64_t depth, const bf16_pair* panel, float* c) {
+    constexpr int kHalf = kPanel / kLanes / 2;
+    for (int part = 0; part < 2; part++) {
+        vec evens[Rows][kHalf] = {}, odds[Rows][kHalf] = {};
+        for (int64_t k = 0; k < depth; k += 2) {
+            const bf16_pair* from = panel + k / 2 * kPanel + part * kHalf * kLanes;
+#pragma GCC unroll 4
+            for (int v = 0; v < kHalf; v++) {
+                uvec pairs = load_bits<uvec>(from + v * kLanes);
+                __builtin_prefetch(from + v * kLanes + kAhead);
+#pragma GCC unroll 4
+                for (int r = 0; r < Rows; r++) {
+                    evens[r][v] += a[r * depth + k] * even(pairs);
+                    odds[r][v] += a[r * depth + k + 1] * odd(pairs);
+                }
+            }
+        }
+#pragma GCC unroll 4
+        for (int r = 0; r < Rows; r++)
+#pragma GCC unroll 4
+            for (int v = 0; v < kHalf; v++)
+                store(c + r * kPanel + (part * kHalf + v) * kLanes, evens[r][v] + odds[r][v]);
+    }
+}
+
+// c [rows, 64] = a [rows, depth] times a panel that is converted block by block.
+inline void thick(int64_t rows, const float* a, int64_t depth, const bf16_pair* panel, float* c, float* block) {
+    for (int64_t k = 0; k < depth; k += kDepthBlock) {
+        int64_t deep = lesser(depth - k, kDepthBlock);
+        for (int64_t pair = 0; pair < deep / 2; pair++)
+            for (int64_t i = 0; i < kPanel; i += kLanes) {
+                uvec pairs = load_bits<uvec>(panel + (k / 2 + pair) * kPanel + i);
+                store(block + 2 * pair * kPanel + i, even(pairs));
+                store(block + (2 * pair + 1) * kPanel + i, odd(pairs));
+            }
+        multiply(rows, kPanel, deep, a + k, depth, block, kPanel, c, kPanel, k > 0);
+    }
+}
+
+// The three products of rows with a panel: c [rows, 64] = a [rows, depth] times it.
+
+inline void by_panel(int64_t rows, const float* a, int64_t depth, const bf16_pair* panel, float* c, float* block) {
+#ifdef __AVX512F__
+    switch (rows) {
+        case 1: return thin<1>(a, depth, panel, c);
+        case 2: return thin<2>(a, depth, panel, c);
+        case 3: return thin<3>(a, depth, panel, c);
+        case 4: return thin<4>(a, depth, panel, c);
+    }
+#endif
+    thick(rows, a, depth, panel, c, block);
+}
+
+inline void by_panel(int64_t rows, const float* a, int64_t depth, const float* panel, float* c, float*) {
+    for (int64_t k = 0; k < depth; k += kDepthBlock)
+        multiply(rows, kPanel, lesser(depth - k, kDepthBlock), a + k, depth, panel + k * kPanel, kPanel, c, kPanel,
+                 k > 0);
+}
+
+#ifdef __AVX512BF16__
+template <int Rows>
+inline void dots(const bf16* a, int64_t a_stride, const bf16_pair* panel, float* c, int64_t pairs, bool add) {
+    constexpr int kVecs = kPanel / kLanes;
+    vec total[Rows][kVecs];
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; r++)
+#pragma GCC unroll 8
+        for (int v = 0; v < kVecs; v++) total[r][v] = add ? load(c + r * kPanel + v * kLanes) : vec{};
+    for (int64_t pair = 0; pair < pairs; pair++) {
+        __m512bh columns[kVecs];
+#pragma GCC unroll 8
+        for (int v = 0; v < kVecs; v++) {
+            columns[v] = load_bits<__m512bh>(panel + pair * kPanel + v * kLanes);
+            if (Rows <= 2) __builtin_prefetch(panel + pair * kPanel + v * kLanes + kAhead);
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < Rows; r++) {
+            __m512bh both = (__m512bh)_mm512_set1_epi32(load_bits<int32_t>(a + r * a_stride + 2 * pair));
+#pragma GCC unroll 8
+            for (int v = 0; v < kVecs; v++)
+                total[r][v] = (vec)_mm512_dpbf16_ps((__m512)total[r][v], both, columns[v]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; r++)
+#pragma GCC unroll 8
+        for (int v = 0; v < kVecs; v++) store(c + r * kPanel + v * kLanes, total[r][v]);
+}
+
+inline void by_panel(int64_t rows, const bf16* a, int64_t depth, const bf16_pair* panel, float* c, float*) {
+    for (int64_t k = 0; k < depth; k += kDepthBlock) {
+        int64_t pairs = lesser(depth - k, kDepthBlock) / 2, row = 0;
+        const bf16_pair* block = panel + k / 2 * kPanel;
+        for (; row + kTileRows <= rows; row += kTileRows)
+            dots<kTileRows>(a + row * depth + k, depth, block, c + row * kPanel, pairs, k > 0);
+        for (; row + 2 <= rows; row += 2) dots<2>(a + row * depth + k, depth, block, c + row * kPanel, pairs, k > 0);
+        if (row < rows) dots<1>(a + row * depth + k, depth, block, c + row * kPanel, pairs, k > 0);
+    }
+}
+#endif
+
+// out [rows, columns] = x [rows, depth] times a weight, plus bias if there is one. `Left`: what x is converted to.
+template <class Left, class T, class W>
+inline void linear_as(int64_t threads, int64_t rows, int64_t columns, int64_t depth, const T* x, int64_t x_stride,
+                      const W* weight, const T* bias, T* out) {
+    bool in_place = std::is_same<Left, T>::value && x_stride == depth;
+    std::vector<Left> copy(in_place ? 0 : rows * depth);
+    const Left* a = in_place ? (const Left*)x : copy.data();
+    int64_t panels = up(columns, kPanel) / kPanel, blocks = up(rows, kRowBlock) / kRowBlock;
+    int64_t panel_size = depth * kPanel * sizeof(T) / sizeof(W);
+#pragma omp parallel num_threads(threads)
+    {
+        if (!in_place) {
+#pragma omp for schedule(static)
+            for (int64_t r = 0; r < rows; r++)
+                for (int64_t k = 0; k < depth; k += kLanes)
+                    store(copy.data() + r * depth + k, load(x + r * x_stride + k, depth - k), depth - k);
+        }
+#pragma omp for schedule(static)
+        for (int64_t task = 0; task < panels * blocks; task++) {
+            int64_t first = task % blocks * kRowBlock, height = lesser(rows - first, kRowBlock);
+            float* block = (float*)scratch((kDepthBlock + kRowBlock) * kPanel * sizeof(float));
+            float* c = block + kDepthBlock * kPanel;
+            by_panel(height, a + first * depth, depth, weight + task / blocks * panel_size, c, block);
+            int64_t from = task / blocks * kPanel, width = lesser(columns - from, kPanel);
+            for (int64_t r = 0; r < height; r++)
+                for (int64_t i = 0; i < width; i += kLanes) {
+                    vec value = load(c + r * kPanel + i);
+                    if (bias) value += load(bias + from + i, width - i);
+                    store(out + (first + r) * columns + from + i, value, width - i);
+                }
+        }
+    }
+}
+
+inline void linear(int64_t threads, int64_t rows, int64_t columns, int64_t depth, const float* x, int64_t x_stride,
+                   const void* weight, const float* bias, float* out) {
+    linear_as<float>(threads, rows, columns, depth, x, x_stride, (const float*)weight, bias, out);
+}
+
+inline void linear(int64_t threads, int64_t rows, int64_t columns, int64_t depth, const bf16* x, int64_t x_stride,
+                   const void* weight, const bf16* bias, bf16* out) {
+    const bf16_pair* pairs = (const bf16_pair*)weight;
+#ifdef __AVX512BF16__
+    if (dots_are_fast()) return linear_as<bf16>(threads, rows, columns, depth, x, x_stride, pairs, bias, out);
+#endif
+    linear_as<float>(threads, rows, columns, depth, x, x_stride, pairs, bias, out);
+}
