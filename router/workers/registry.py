@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
+from common.version import build
 from router.workers.fencing import Fencing
 from router.workers.heartbeat_monitor import HeartbeatMonitor
 from router.workers.member import Member, WorkerBroken, WorkerHandle, WorkerState, WorkerUnavailable
@@ -172,7 +173,8 @@ class Registry:
 
     async def _note_trouble(self, member: Member, error: Exception) -> None:
         expected = isinstance(error, WorkerUnavailable | RpcError)
-        level = logging.DEBUG if expected else logging.ERROR
+        is_news = isinstance(error, WorkerBroken) and str(error) != member.trouble
+        level = logging.WARNING if is_news else logging.DEBUG if expected else logging.ERROR
         _log.log(level, "%s is not ready: %s", member.handle.worker_id, error, exc_info=not expected)
         member.trouble = str(error)
         if isinstance(error, WorkerBroken):
@@ -195,7 +197,16 @@ class Registry:
         return session
 
     def _incompatible(self, session: WorkerSession) -> str | None:
-        """KV is transferred only between pools of one layout: a worker with another layout is refused."""
+        """The reason to refuse a worker, or None.
+
+        Router and workers must run the same code, since neither the protocol nor the rules for KV have versions
+        of their own; KV is transferred only between pools of one layout.
+        """
+        if session.info.build != build():
+            return (
+                f"it runs Baton {session.info.build or 'of another version'} and this router {build()}; install"
+                " the same wheel on every machine, then start Ray and the router again (docs/deployment.md)"
+            )
         for other in self.sessions():
             if other.info.layout_hash != session.info.layout_hash:
                 return (

@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 
+from common.version import build
 from router.workers.member import WorkerUnavailable
 from rpc.baton.v1 import sampling_pb2, worker_pb2, worker_pb2_grpc
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
@@ -73,6 +74,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     chunk: int = 0
     node: str = ""
     transport: str = ""
+    build: str = field(default_factory=build)
     router_certificate: bytes | None = None
     """Only the holder of its key is served; None: everybody."""
     received: list[worker_pb2.Command] = field(default_factory=list)
@@ -157,6 +159,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             metrics_address="127.0.0.1:1",
             node=self.node,
             transport=self.transport,
+            build=self.build,
         )
 
     async def Session(  # noqa: N802

@@ -24,6 +24,7 @@ from common.garbage_collection import tune_gc
 from common.metric_export import exported
 from common.ports import bind_within
 from common.progress import Progress, silent
+from common.version import build
 from engine.engine import Engine
 from engine.executor.runner import ModelRunner
 from engine.loader.checkpoint import local_copy
@@ -273,6 +274,7 @@ class WorkerHost:
                 context=engine.max_tokens,
                 free_bytes=_free_memory(config.engine.device),
             ),
+            build=build(),
         )
         log.info(info.settings)
         if transfer is not None:

@@ -308,6 +308,17 @@ async def test_workers_of_another_layout_are_not_let_in() -> None:
         assert await served.registry.wait_for(ROLE_DECODE, 5.0)
 
 
+async def test_workers_with_other_code_than_the_router_s_are_not_let_in() -> None:
+    old = decode_worker("decode-1")
+    old.build = "0.0.9 (0123456789ab)"
+    async with service(decode_worker("decode-0"), old, wait=False) as served:
+        with pytest.raises(
+            WorkerBroken, match=r"decode-1 could not start: it runs Baton 0\.0\.9 .* this router"
+        ):
+            await served.registry.wait_for_all(5.0)
+        assert await served.tokens() == answer(PROMPT, 8)
+
+
 async def test_draining_refuses_the_new_and_finishes_the_old() -> None:
     async with service(decode_worker("decode-0", token_s=0.02)) as served:
         running = asyncio.create_task(served.tokens(10))
