@@ -78,17 +78,31 @@ class Identity:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class TlsFiles:
-    """A server's certificate chain and its key, as PEM files without a passphrase."""
+    """A server's certificate chain and its key, as PEM files without a passphrase.
+
+    After `reload` the servers present the new certificate to new connections.
+    """
 
     certificate: Path
     key: Path
+    _contexts: list[ssl.SSLContext] = field(default_factory=list, repr=False)
+    """Those of running servers."""
+    _pair: tuple[bytes, bytes] = field(default=(b"", b""), repr=False)
+    """Key and certificate chain that gRPC presents, PEM."""
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return self.certificate, self.key
+
+    def __str__(self) -> str:
+        return f"{self.certificate} and {self.key}"
 
     def check(self) -> None:
         """Raises BadCertificate if a server could not use the files."""
         try:
-            self.context()
+            self._loaded(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
         except ssl.SSLError as error:
             raise BadCertificate(
                 f"{self.certificate} and {self.key} are not a certificate and its key: {error.reason}"
@@ -101,15 +115,34 @@ class TlsFiles:
 
         Raises OSError, SSLError, BadCertificate.
         """
-        for file in (self.certificate, self.key):
-            file.read_bytes()  # load_cert_chain does not say which file cannot be read
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(self.certificate, self.key, password=self._refuse_passphrase)
+        context = self._loaded(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+        self._contexts.append(context)
         return context
 
     def credentials(self) -> grpc.ServerCredentials:
         """Credentials of gRPC servers. Raises OSError."""
-        return grpc.ssl_server_credentials([(self.key.read_bytes(), self.certificate.read_bytes())])
+        self._pair = self._read()
+
+        def presented() -> grpc.ServerCertificateConfiguration:
+            """Called by gRPC for each connection."""
+            return grpc.ssl_server_certificate_configuration([self._pair])
+
+        return grpc.dynamic_ssl_server_credentials(presented(), presented)
+
+    def reload(self) -> None:
+        """Read the files again. Raises BadCertificate, and keeps the certificate as it was."""
+        self.check()
+        for context in self._contexts:
+            self._loaded(context)
+        self._pair = self._read()
+
+    def _loaded(self, context: ssl.SSLContext) -> ssl.SSLContext:
+        self._read()  # load_cert_chain does not say which file cannot be read
+        context.load_cert_chain(self.certificate, self.key, password=self._refuse_passphrase)
+        return context
+
+    def _read(self) -> tuple[bytes, bytes]:
+        return self.key.read_bytes(), self.certificate.read_bytes()
 
     def _refuse_passphrase(self) -> NoReturn:
         """Without this, OpenSSL would ask for the passphrase on the terminal."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
+import signal
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
@@ -87,6 +88,10 @@ class _Start:
         check_free("--grpc-port", host, config.frontend.grpc_port)
         check_free("--admin-port", _LOOPBACK, config.effective_admin_port)
         access = Access.load(config)
+        if access.has_files:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, access.reload)
+            watch = asyncio.create_task(access.watch(), name="key and certificate files")
+            self.stack.callback(watch.cancel)
         with self.display.stage(f"model {config.model}"):
             checkpoint = await asyncio.to_thread(resolve, config.model, self.display.progress)
         cluster = Cluster(config)

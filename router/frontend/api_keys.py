@@ -7,6 +7,7 @@ import logging
 import secrets
 import stat
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -27,7 +28,7 @@ class BadKeyFile(Exception):
 
 
 class ApiKeys:
-    """Identifies clients by their keys.
+    """Identifies clients by their keys. `reload` reads the file again.
 
     Keys are looked up by a digest keyed with a random secret, so response times reveal nothing about valid
     keys. The keys themselves are not kept in memory.
@@ -43,10 +44,10 @@ class ApiKeys:
         priority limits by key, for clients that may set a priority.
         """
         self._salt: Final = secrets.token_bytes(32)
-        self._clients: Final = {
-            self._digest(key): Client(name, max_requests, max_priority=priorities.get(key, 0))
-            for key, name in names.items()
-        }
+        self._max_requests: Final = max_requests
+        self._clients: dict[bytes, Client] = {}
+        self._file: _KeyFile | None = None
+        self._set(names, priorities)
 
     @classmethod
     def load(cls, path: Path, max_requests: int | None = None, *, flag: str = "--api-key-file") -> ApiKeys:
@@ -55,6 +56,62 @@ class ApiKeys:
 
         Raises BadKeyFile, which names `flag`.
         """
+        file = _KeyFile(path, flag)
+        names, priorities = file.read()
+        keys = cls(names, max_requests, priorities)
+        keys._file = file
+        return keys
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return () if self._file is None else (self._file.path,)
+
+    def __str__(self) -> str:
+        return "API keys" if self._file is None else f"{self._file.flag} {self._file.path}"
+
+    def reload(self) -> None:
+        """Read the file again; no effect without a file. Requests of a removed key that run go on.
+
+        Raises BadKeyFile, and keeps the keys as they were.
+        """
+        if self._file is not None:
+            self._set(*self._file.read())
+
+    def _set(self, names: Mapping[str, str], priorities: Mapping[str, int]) -> None:
+        clients: dict[bytes, Client] = {}
+        for key, name in names.items():
+            digest = self._digest(key)
+            # A client that stays is the same object: its running requests count against its limit.
+            client = clients[digest] = self._clients.get(digest) or Client(name, self._max_requests)
+            client.name, client.max_priority = name, priorities.get(key, 0)
+        self._clients = clients
+
+    def identify(self, authorization: str | None) -> Client:
+        """The client of an `Authorization` header. Raises Unauthenticated."""
+        if authorization is None:
+            raise Unauthenticated("An API key is needed: send it as `Authorization: Bearer KEY`.")
+        client = self.find(authorization)
+        if client is None:
+            raise Unauthenticated("The API key is wrong.")
+        return client
+
+    def find(self, authorization: str | None) -> Client | None:
+        """The client of an `Authorization` header; None if it has none of these keys."""
+        scheme, _, key = (authorization or "").partition(" ")
+        return self._clients.get(self._digest(key.strip())) if scheme.lower() == _SCHEME else None
+
+    def _digest(self, key: str) -> bytes:
+        return hashlib.blake2b(key.encode(), key=self._salt).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class _KeyFile:
+    path: Path
+    flag: str
+
+    def read(self) -> tuple[dict[str, str], dict[str, int]]:
+        """Names and priority limits by key. Raises BadKeyFile."""
+        path, flag = self.path, self.flag
         try:
             text = path.read_text(encoding="ascii")
             mode = path.stat().st_mode
@@ -79,24 +136,7 @@ class ApiKeys:
             raise BadKeyFile(f"{flag} {path} has no key in it; without one, no client could connect")
         if mode & stat.S_IROTH:
             _log.warning("%s %s can be read by every user of this machine", flag, path)
-        return cls(names, max_requests, priorities)
-
-    def identify(self, authorization: str | None) -> Client:
-        """The client of an `Authorization` header. Raises Unauthenticated."""
-        if authorization is None:
-            raise Unauthenticated("An API key is needed: send it as `Authorization: Bearer KEY`.")
-        client = self.find(authorization)
-        if client is None:
-            raise Unauthenticated("The API key is wrong.")
-        return client
-
-    def find(self, authorization: str | None) -> Client | None:
-        """The client of an `Authorization` header; None if it has none of these keys."""
-        scheme, _, key = (authorization or "").partition(" ")
-        return self._clients.get(self._digest(key.strip())) if scheme.lower() == _SCHEME else None
-
-    def _digest(self, key: str) -> bytes:
-        return hashlib.blake2b(key.encode(), key=self._salt).digest()
+        return names, priorities
 
 
 def _with_priority(line: str) -> tuple[str, int]:

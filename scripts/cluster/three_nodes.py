@@ -82,7 +82,7 @@ class ThreeNodes:
         deploy/router.yaml, besides the model."""
         self._wheel = wheel
         self._echo = echo
-        self._settings = {"model": str(model), **settings}
+        self._settings = {"model": str(model), "host": "0.0.0.0", **settings}
         self.machines = Machines(ADDRESSES, [Path(sys.prefix), model])
         self.typed: list[str] = []
         """Commands, in order."""

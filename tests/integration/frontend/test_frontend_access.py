@@ -352,6 +352,27 @@ class TestTls:
             assert await served_over_grpc(frontends, grpc.ssl_channel_credentials(authority.pem))
             assert not await served_over_grpc(frontends, grpc.ssl_channel_credentials(other.pem))
 
+    async def test_new_connections_get_a_renewed_certificate(self, folder: Path, tmp_path: Path) -> None:
+        old, new = Authority.make("old"), Authority.make("new")
+        files = old.issue(tmp_path)
+        async with open_frontends(folder, tls=files) as frontends:
+            async with httpx.AsyncClient(verify=trusting(old)) as connected:
+                assert (await connected.get(f"{frontends.url}/live")).status_code == 200
+                new.issue(tmp_path)
+                files.reload()
+                assert (
+                    await connected.get(f"{frontends.url}/live")
+                ).status_code == 200  # the connection stays
+            async with httpx.AsyncClient(verify=trusting(new)) as http:
+                assert (await http.get(f"{frontends.url}/live")).status_code == 200
+            assert await served_over_grpc(frontends, grpc.ssl_channel_credentials(new.pem))
+            assert not await served_over_grpc(frontends, grpc.ssl_channel_credentials(old.pem))
+            files.key.write_text("half a ke")
+            with pytest.raises(BadCertificate):
+                files.reload()
+            async with httpx.AsyncClient(verify=trusting(new)) as http:
+                assert (await http.get(f"{frontends.url}/live")).status_code == 200
+
     async def test_plaintext_gets_no_answer(self, folder: Path, tmp_path: Path) -> None:
         async with open_frontends(folder, tls=Authority.make("ours").issue(tmp_path)) as frontends:
             async with httpx.AsyncClient() as http:

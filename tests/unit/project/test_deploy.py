@@ -6,10 +6,12 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -185,7 +187,7 @@ def service(tmp_path: Path) -> Iterator[Callable[..., subprocess.CompletedProces
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [DEPLOY / "service", *words],
-            env={"HOME": str(tmp_path), "PATH": os.environ["PATH"], "BATON_RESTART_S": "0"},
+            env={"HOME": str(tmp_path), "PATH": os.environ["PATH"], **_QUICK},
             check=False,
             capture_output=True,
             text=True,
@@ -195,19 +197,22 @@ def service(tmp_path: Path) -> Iterator[Callable[..., subprocess.CompletedProces
     run("stop")
 
 
+_QUICK = {"BATON_RESTART_S": "0", "BATON_ROTATE_S": "0.05", "BATON_LOG_BYTES": "100000"}
 _ROUTER = """#!/bin/bash
 [ "$1" = workers ] && exit
 status=$(cat ~/next 2>/dev/null || echo 3)
+echo $$ > ~/router_pid
 echo "status $status"
 case $status in 3) echo 2 > ~/next; exit 3;; 2) echo stay > ~/next; exit 2;; esac
-trap 'echo drained; exit 0' TERM
+trap 'while [ -e ~/drains ]; do sleep 0.05; done; echo drained; exit 0' TERM
+[ ! -e ~/talks ] || head -c 200000 /dev/zero | tr '\\0' x
 while true; do sleep 0.05; done
 """
 
 
-def await_log(service: Callable[..., subprocess.CompletedProcess[str]], words: str) -> str:
+def await_log(service: Callable[..., subprocess.CompletedProcess[str]], words: str, *, times: int = 1) -> str:
     deadline = time.monotonic() + 20
-    while words not in (log := service("log").stdout):
+    while (log := service("log").stdout).count(words) < times:
         assert time.monotonic() < deadline, log
         time.sleep(0.05)
     return log
@@ -228,6 +233,75 @@ def test_the_service_starts_a_router_again_unless_its_settings_are_wrong(
     assert service("stop").returncode == 0
     assert "drained" in service("log").stdout
     assert service("status").returncode == 1
+
+
+def test_a_restart_waits_for_a_drain_of_any_length_and_starts_a_router(
+    service: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    (tmp_path / "next").write_text("stay")
+    (tmp_path / "drains").touch()
+    service("start")
+    await_log(service, "status stay")
+    with ThreadPoolExecutor() as pool:
+        restart = pool.submit(service, "restart")
+        stays_undone(restart)
+        (tmp_path / "drains").unlink()
+        assert restart.result().returncode == 0
+    await_log(service, "drained")
+    await_log(service, "status stay", times=2)
+    assert "running" in service("status").stdout
+
+
+def test_a_start_during_a_stop_waits_for_it_and_leaves_a_router_running(
+    service: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    (tmp_path / "next").write_text("stay")
+    (tmp_path / "drains").touch()
+    service("start")
+    await_log(service, "status stay")
+    with ThreadPoolExecutor() as pool:
+        stop = pool.submit(service, "stop")
+        while "stopping" not in service("status").stdout:
+            time.sleep(0.05)
+        start = pool.submit(service, "start")
+        stays_undone(start)
+        (tmp_path / "drains").unlink()
+        assert stop.result().returncode == start.result().returncode == 0
+    await_log(service, "status stay", times=2)
+    assert service("status").returncode == 0
+
+
+def test_a_router_that_was_ended_without_the_service_is_started_again(
+    service: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    (tmp_path / "next").write_text("stay")
+    service("start")
+    await_log(service, "status stay")
+    os.kill(int((tmp_path / "router_pid").read_text()), signal.SIGTERM)
+    await_log(service, "the router ended with status 0")
+    await_log(service, "status stay", times=2)
+
+
+def test_the_log_is_rotated_while_the_router_runs(
+    service: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    (tmp_path / "next").write_text("stay")
+    (tmp_path / "talks").touch()
+    service("start")
+    kept, log = tmp_path / "baton" / "router.log.1", tmp_path / "baton" / "router.log"
+    deadline = time.monotonic() + 20
+    while not (kept.exists() and kept.stat().st_size >= 200_000):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert log.stat().st_size < 100_000
+    service("stop")
+    assert "drained" in log.read_text()
+
+
+def stays_undone(command: Future[object]) -> None:
+    """Whether a command that must wait does so; it would return in a tenth of the time."""
+    with pytest.raises(TimeoutError):
+        command.result(1.0)
 
 
 _RAY = """#!/bin/bash

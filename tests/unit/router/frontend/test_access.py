@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from pathlib import Path
 
@@ -49,7 +50,8 @@ def test_files_are_loaded_and_no_warning_is_left(tmp_path: Path, caplog: pytest.
     }
     with caplog.at_level(logging.WARNING):
         access = Access.load(configured(settings))
-    assert access.tls == files
+    assert access.tls is not None
+    assert access.tls.files == files.files
     assert access.keys is not None
     assert access.keys.identify("Bearer 0123456789abcdef").max_requests == 3
     assert access.metrics_keys is not None
@@ -65,3 +67,32 @@ def test_unusable_files_are_reported_with_their_flags(tmp_path: Path) -> None:
         Access.load(configured({"metrics_key_file": "/none"}))
     with pytest.raises(BadCertificate, match="--tls-cert, --tls-key: /none: No such file"):
         Access.load(configured({"tls_cert": "/none", "tls_key": "/none"}))
+
+
+async def test_a_key_file_that_changes_is_read_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "keys"
+    file.write_text("0123456789abcdef\n")
+    access = Access.load(configured({"model": "m", "api_key_file": str(file)}))
+    assert access.keys is not None
+    caplog.set_level(logging.INFO)
+    watch = asyncio.create_task(access.watch(0.01))
+    await asyncio.sleep(0)
+    try:
+        for text, known in (
+            ("fedcba9876543210\n", True),
+            ("useless\n", True),
+            ("0123456789abcdef\nab\n", True),
+            ("0123456789abcdef\n", False),
+        ):
+            (tmp_path / "new").write_text(text)
+            (tmp_path / "new").rename(file)
+            before = len(caplog.messages)
+            async with asyncio.timeout(5):
+                while len(caplog.messages) == before:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            assert (access.keys.find("Bearer fedcba9876543210") is not None) is known
+    finally:
+        watch.cancel()
+    assert "line 2: a key has at least 16" in caplog.text

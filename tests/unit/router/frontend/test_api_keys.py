@@ -115,3 +115,26 @@ def test_a_line_may_say_which_priorities_its_key_may_set(tmp_path: Path) -> None
     path.write_text(f"{ALICE} priority=high\n")
     with pytest.raises(BadKeyFile, match="line 1"):
         ApiKeys.load(path)
+
+
+def test_a_file_that_is_read_again_adds_and_removes_keys(file: Path) -> None:
+    keys = ApiKeys.load(file, max_requests=1)
+    file.write_text(f"carol-0123456789\n{BOB} priority=3\n")
+    bob = keys.identify(f"Bearer {BOB}")
+    with bob.request(1):
+        keys.reload()
+        with pytest.raises(Unauthenticated):
+            keys.identify(f"Bearer {ALICE}")
+        assert keys.identify("Bearer carol-0123456789").name == "key-1"
+        assert keys.identify(f"Bearer {BOB}").name == "key-2"
+        keys.identify(f"Bearer {BOB}").require_priority(3)
+        with pytest.raises(Overloaded):
+            keys.identify(f"Bearer {BOB}").require_room(1)  # its running request still counts
+
+
+def test_a_file_that_cannot_be_used_any_more_leaves_the_keys_as_they_were(file: Path) -> None:
+    keys = ApiKeys.load(file)
+    file.write_text("short\n")
+    with pytest.raises(BadKeyFile, match="line 1"):
+        keys.reload()
+    assert keys.identify(f"Bearer {ALICE}").name == "key-3"
