@@ -17,7 +17,7 @@ from typing import Final, TypeAlias
 from router.config.settings import RouterConfig
 from router.dispatch.admission.admission_queue import Admission, AdmissionGrant, AdmissionRequest
 from router.dispatch.admission.poison_requests import PoisonRequests
-from router.dispatch.admission.prefill_queue import Place, PrefillQueue, overloaded
+from router.dispatch.admission.prefill_queue import PrefillQueue, overloaded
 from router.dispatch.attempts.attempt import Attempt, MixedAttempt
 from router.dispatch.attempts.disagg_attempt import DisaggAttempt
 from router.dispatch.evacuation import RunningAttempts
@@ -72,7 +72,12 @@ class ClusterDispatcher:
         self._registry = registry
         self._metrics = metrics
         self._placing = placing or placing_for(config, registry)
-        self.prefill_queue: Final = PrefillQueue(config.max_queued_tokens, config.max_queue_wait)
+        self.prefill_queue: Final = PrefillQueue(
+            config.max_queued_tokens,
+            config.max_queue_wait,
+            at_workers=lambda: sum(session.load.queued_tokens for session in registry.sessions()),
+            held_back=lambda: len(self._admission),
+        )
         self._poison_requests = PoisonRequests()
         self._admission = Admission(self._placing.has_room, self._placing.claim, self._retry_window)
         self._answers = RunningAttempts(self._placing.move_target)
@@ -153,14 +158,13 @@ class ClusterDispatcher:
             operation=identity.operation,
         )
         self._refuse_poison_requests(sequence)
-        place = self._admit(sequence)
+        self._check_queue(sequence)
         self._enter()
         self._sequences[identity][index] = sequence
         stream.queue = self._deliveries
         outcome, is_cut = "abort", True
         try:
-            with place:
-                finish = await stream.interrupt.wait(self._delivered(sequence, place))
+            finish = await stream.interrupt.wait(self._delivered(sequence))
             outcome, is_cut = _OUTCOMES.get(finish, "unknown"), False
         except TextEnded:
             outcome, is_cut = "stop", False
@@ -175,22 +179,24 @@ class ClusterDispatcher:
             if is_cut:
                 on_cut(sequence.standing(), waterfall.timings(ended))
             self._metrics.finished(sequence, outcome, ended)
+            if outcome in _COMPLETE:
+                self._placing.completed(len(sequence.output))
             self._on_end(sequence, outcome, ended)
         return waterfall.timings(ended)
 
-    async def _delivered(self, sequence: Sequence, place: Place) -> int:
+    async def _delivered(self, sequence: Sequence) -> int:
         """Compute the sequence and wait until its reader has all tokens; returns the finish reason."""
         try:
-            finish = await self._with_retries(sequence, place)
+            finish = await self._with_retries(sequence)
         except RouterError:
             await sequence.stream.drained()
             raise
         await sequence.stream.drained()
         return finish
 
-    def _prefilled(self, place: Place, grant: AdmissionGrant, prompt_tokens: int) -> None:
+    def _prefilled(self, grant: AdmissionGrant, want: AdmissionRequest, prompt_tokens: int) -> None:
         """An attempt has its first token. `prompt_tokens`: 0 if an earlier attempt had one."""
-        place.served()
+        self.prefill_queue.served(want.tokens)
         grant.computed()
         self._metrics.served(prompt_tokens)
 
@@ -199,15 +205,14 @@ class ClusterDispatcher:
         if not self._sequences[identity]:
             del self._sequences[identity]
 
-    def _admit(self, sequence: Sequence) -> Place:
+    def _check_queue(self, sequence: Sequence) -> None:
         """Raises Overloaded."""
         try:
-            place = self.prefill_queue.enter(len(sequence.prompt), sequence.seconds_left())
+            self.prefill_queue.check(len(sequence.prompt), sequence.seconds_left())
         except Overloaded as error:
             self._metrics.counted(error.code or "error")
             raise
         self._metrics.admitted(len(sequence.prompt))
-        return place
 
     def attempt(self, sequence: Sequence, pick: Pick) -> Attempt:
         """One attempt at a sequence on the workers that `pick` returns, for health probes."""
@@ -242,32 +247,31 @@ class ClusterDispatcher:
 
         return replace(route, pick=pick)
 
-    async def _with_retries(self, sequence: Sequence, place: Place) -> int:
+    async def _with_retries(self, sequence: Sequence) -> int:
         """Compute the sequence, in as many attempts as it takes; returns the finish reason."""
-        if not self._placing.is_ready():
-            await self._wait_for_workers(sequence)
         retries = RetryState(sequence.id, self._config.failover.max_attempts)
         pause, want = _FIRST_PAUSE_S, AdmissionRequest(sequence.num_tokens)
+        if not self._placing.is_ready():
+            with self.prefill_queue.waiting(want.tokens):
+                await self._wait_for_workers(sequence)
         while True:
             grant = self._admission.try_admit(want) or await self._wait_for_admission(sequence, want)
             try:
                 with grant:
                     attempt = self._attempt(sequence, self._route(sequence, retries.avoid, grant))
                     uncounted = 0 if sequence.output else len(sequence.prompt)
-                    attempt.on_first_token = partial(self._prefilled, place, grant, uncounted)
+                    attempt.on_first_token = partial(self._prefilled, grant, want, uncounted)
                     sequence.standing = attempt.standing
                     with self._answers.running(attempt):
                         return await attempt.run()
             except AttemptFailed as failed:
                 self._record_failure(failed, retries, sequence)
-            sequence.standing = lambda: PAUSED
-            await asyncio.sleep(min(pause * random.uniform(0.5, 1.5), sequence.seconds_left()))
-            pause, want = (
-                min(pause * 4, _LONGEST_PAUSE_S),
-                AdmissionRequest(sequence.num_tokens, retries.avoid, True),
-            )
-            place.requeue(want.tokens)
-            await self._wait_for_workers(sequence)
+            want = AdmissionRequest(sequence.num_tokens, retries.avoid, is_retry=True)
+            with self.prefill_queue.waiting(want.tokens):
+                sequence.standing = lambda: PAUSED
+                await asyncio.sleep(min(pause * random.uniform(0.5, 1.5), sequence.seconds_left()))
+                pause = min(pause * 4, _LONGEST_PAUSE_S)
+                await self._wait_for_workers(sequence)
 
     def _record_failure(self, failed: AttemptFailed, retries: RetryState, sequence: Sequence) -> None:
         """Raises RouterError if there is no further attempt."""
@@ -301,16 +305,14 @@ class ClusterDispatcher:
     async def _wait_for_admission(self, sequence: Sequence, want: AdmissionRequest) -> AdmissionGrant:
         """Wait until the sequence may be sent to workers. Raises Overloaded, DeadlineExceeded."""
         timeout_s = min(self._config.max_queue_wait, sequence.seconds_left())
-        self.prefill_queue.held_back += 1
         sequence.standing = lambda: HELD_BACK
         try:
-            return await self._admission.wait(want, timeout_s)
+            with self.prefill_queue.waiting(want.tokens):
+                return await self._admission.wait(want, timeout_s)
         except TimeoutError:
             if not sequence.seconds_left():
                 raise deadline_exceeded() from None
             raise overloaded("no decode worker had room in time", self.prefill_queue.wait_s()) from None
-        finally:
-            self.prefill_queue.held_back -= 1
 
     def _retry_window(self) -> int:
         """Tokens of two steps of every prefill worker: one is computed while the next is queued."""
@@ -346,3 +348,5 @@ _OUTCOMES: Final = {
     int(sampling_pb2.FINISH_REASON_LENGTH): "length",
     int(sampling_pb2.FINISH_REASON_ABORT): "abort",
 }
+_COMPLETE: Final = ("stop", "length")
+"""Outcomes of answers that were not cut off."""

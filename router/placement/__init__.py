@@ -1,7 +1,7 @@
 """Decides which workers compute a request. Pure: no sockets, no clock, no tensors."""
 
 from router.placement.adaptive import AdaptivePlacement
-from router.placement.ledger import Ledger, WorkerFacts
+from router.placement.cluster_model import ClusterModel, WorkerFacts
 from router.placement.policies import (
     Candidate,
     DisaggPlacement,
@@ -27,10 +27,10 @@ __all__ = [
     "PRIOR",
     "AdaptivePlacement",
     "Candidate",
+    "ClusterModel",
     "ClusterView",
     "Demand",
     "DisaggPlacement",
-    "Ledger",
     "Link",
     "MixedPlacement",
     "NoWorker",

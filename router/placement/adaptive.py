@@ -43,12 +43,7 @@ class AdaptivePlacement:
             raise NoWorker("no worker is ready")
         self._estimates.look(view.workers)
         prefill_only = self._split.prefill_workers(view.workers, view.demand, view.now)
-        prefill_workers, decode_workers = self._shortlist(request, view.workers, prefill_only)
-        pairs = [
-            (prefill_worker, decode_worker)
-            for prefill_worker in prefill_workers
-            for decode_worker in _decode_workers_for(prefill_worker, decode_workers, prefill_only)
-        ] or [(worker, worker) for worker in decode_workers]
+        pairs = self._pairs(request, view.workers, prefill_only)
         candidates = self._candidates(request, view, pairs)
         best = min(candidate.cost for candidate in candidates)
         equal = [i for i, c in enumerate(candidates) if c.cost <= best + _INDIFFERENT]
@@ -67,13 +62,13 @@ class AdaptivePlacement:
         }
         return [estimates.pair(request, view, readings[first.id], second) for first, second in pairs]
 
-    def _shortlist(
+    def _pairs(
         self,
         request: RequestView,
         workers: Sequence[WorkerView],
         prefill_only: frozenset[WorkerId],
-    ) -> tuple[list[WorkerView], list[WorkerView]]:
-        """The workers that would compute the prompt soonest, and those that decode fastest."""
+    ) -> list[tuple[WorkerView, WorkerView]]:
+        """Pairs of the workers that would compute the prompt soonest and those that decode fastest."""
         estimates, own = self._estimates, request.prompt_tokens
 
         def wait(worker: WorkerView) -> float:
@@ -82,8 +77,16 @@ class AdaptivePlacement:
         def step(worker: WorkerView) -> float:
             return estimates.pace(worker).plain_s
 
-        decode_workers = [worker for worker in workers if worker.id not in prefill_only]
-        return nsmallest(_SHORTLIST, workers, key=wait), nsmallest(_SHORTLIST, decode_workers, key=step)
+        if request.retry_on is not None:
+            left = [worker for worker in workers if worker.id in request.retry_on]
+            return [(worker, worker) for worker in nsmallest(_SHORTLIST, left, key=wait)]
+        fastest = [worker for worker in workers if worker.id not in prefill_only]
+        decode_workers = nsmallest(_SHORTLIST, fastest, key=step)
+        return [
+            (prefill_worker, decode_worker)
+            for prefill_worker in nsmallest(_SHORTLIST, workers, key=wait)
+            for decode_worker in _decode_workers_for(prefill_worker, decode_workers, prefill_only)
+        ] or [(worker, worker) for worker in decode_workers]
 
 
 def _decode_workers_for(

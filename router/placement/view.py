@@ -168,6 +168,8 @@ class RequestView:
     """When it arrived at the router; earlier than `ClusterView.now` if it is placed again."""
     cached: Mapping[WorkerId, int] = field(default_factory=dict)
     """Tokens of its prompt cached on each worker; workers without any may be absent."""
+    retry_on: frozenset[WorkerId] | None = None
+    """An attempt has failed: one of these workers computes all of the request. None: any pair may."""
 
     def cached_on(self, worker: WorkerView) -> int:
         return self.cached_by(worker.id, worker.page_size)

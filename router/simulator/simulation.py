@@ -22,7 +22,7 @@ from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
 from router.placement import (
     PRIOR,
-    Ledger,
+    ClusterModel,
     Link,
     PlacementPolicy,
     Preference,
@@ -35,6 +35,8 @@ from router.simulator.outcome import Outcome
 from router.simulator.routing import Routing
 from router.simulator.traffic import Arrival
 from router.simulator.worker import SimWorker, StepReport, WorkerSettings
+from router.workers.load import Phase, Task
+from rpc.baton.v1 import worker_pb2
 
 __all__ = ["NVLINK", "ClusterSpec", "LinkCosts", "Simulation"]
 
@@ -79,6 +81,9 @@ class _Handoff:
     destination: SimWorker
     request: Request
     """The source's."""
+    view: RequestView
+    promise: Task
+    """Of room at the destination, until that is asked for pages."""
     reservation: Reservation | None = None
     computed: int = 0
     sent: int = 0
@@ -100,12 +105,12 @@ class Simulation:
             for number, settings in enumerate(cluster.settings)
         ]
         link = cluster.link
-        self.ledger = Ledger(
+        self.model = ClusterModel(
             kv_bytes_per_token=link.kv_bytes_per_token, link=Link(link.bytes_per_s, link.latency_s)
         )
         for worker, prefers in zip(self.workers, cluster.preferences, strict=True):
             settings = worker.settings
-            self.ledger.add(
+            self.model.add(
                 WorkerFacts(
                     id=str(worker.number),
                     prefers=prefers,
@@ -116,13 +121,16 @@ class Simulation:
                     page_size=settings.page_size,
                     max_running=settings.max_running,
                     prior=cluster.prior,
-                )
+                ),
+                worker.load,
             )
         self.outcomes: list[Outcome] = []
         self._events: list[tuple[float, int, Callable[..., None], Any]] = []
         self._serial = count()
         self._handoffs: dict[int, _Handoff] = {}
-        self._routing = Routing(policy, self.ledger, self.workers, cluster.preferences)
+        self._tasks: dict[tuple[int, int], Task] = {}
+        """By worker and request."""
+        self._routing = Routing(policy, self.model, self.workers, cluster.preferences)
         self._held: deque[tuple[int, Arrival]] = deque()
         """Requests that the router holds back, in order of arrival."""
         self._link_free = [0.0] * len(self.workers)
@@ -161,14 +169,14 @@ class Simulation:
         prompt = arrival.prompt()
         request = RequestView(
             prompt_tokens=arrival.prompt_tokens,
-            expected_output=self.ledger.expected_output(arrival.max_tokens),
+            expected_output=self.model.expected_output(arrival.max_tokens),
             arrived=arrival.at + self.cluster.front_in_s,
             cached=self._cached(prompt),
         )
         placement = self._routing.place(request, self.now)
         if placement is None:
             return False
-        self.ledger.placed(number, request, placement, self.now)
+        self.model.placed(request, placement.prefill_worker, self.now)
         outcome = self.outcomes[number]
         outcome.prefill_worker = int(placement.prefill_worker)
         outcome.decode_worker = int(placement.decode_worker)
@@ -180,10 +188,24 @@ class Simulation:
         engine_request = _request(number, prompt, limit)
         if not placement.is_local and arrival.max_tokens > 1:
             destination = self.workers[outcome.decode_worker]
-            self._routing.promise(destination, arrival.prompt_tokens)
-            self._handoffs[number] = _Handoff(source, destination, engine_request)
+            promise = destination.load.promise(arrival.prompt_tokens)
+            self._handoffs[number] = _Handoff(source, destination, engine_request, request, promise)
+        self._begin(Phase.PREFILL if placement.is_local else Phase.PREFILL_FOR_OTHER, source, number, request)
         source.submit(engine_request, self.now)
         return True
+
+    def _begin(self, phase: Phase, worker: SimWorker, number: int, request: RequestView) -> None:
+        """A request is sent to a worker."""
+        self._tasks[worker.number, number] = worker.load.begin(
+            phase,
+            request.prompt_tokens,
+            cached=request.cached_by(str(worker.number), worker.settings.page_size),
+            arrived_at=request.arrived,
+            now=self.now,
+        )
+
+    def _end(self, worker: SimWorker, number: int) -> None:
+        self._tasks.pop((worker.number, number)).end()
 
     def _cached(self, prompt: Sequence[int]) -> dict[str, int]:
         """The cached prefixes known to a prefix-aware router; here, exactly those in the cache."""
@@ -199,20 +221,20 @@ class Simulation:
         self._send_held()
 
     def _take_in(self, worker: SimWorker, report: StepReport) -> None:
-        ledger, name = self.ledger, str(worker.number)
+        tasks, number = self._tasks, worker.number
         for request, computed in report.progress:
-            ledger.progressed(request.id, max(self.outcomes[request.id].prompt_tokens - computed, 1))
-        for request in report.first_tokens:
-            ledger.read(request.id)
-        if report.decoded:
-            ledger.decoded(name, report.decoded)
+            tasks[number, request.id].progressed(computed)
+        for request in report.tokens:
+            tasks[number, request.id].produced(1)
         for request in report.ended:
             if request.id not in self._handoffs:
-                ledger.ended(request.id, self.outcomes[request.id].tokens)
-        if report.at >= self._sampled[worker.number] + _SAMPLED_EVERY_S:
-            self._sampled[worker.number] = report.at
-            ledger.stepped(name, report.work, report.seconds)
-            ledger.reported(name, worker.kv.num_available)
+                self._end(worker, request.id)
+                self.model.completed(self.outcomes[request.id].tokens)
+        if report.at >= self._sampled[number] + _SAMPLED_EVERY_S:
+            self._sampled[number] = report.at
+            self.model.stepped(str(number), report.work, report.seconds)
+            pages = worker_pb2.Load(free_pages=worker.kv.num_available, total_pages=worker.settings.num_pages)
+            worker.load.report(pages, 0)
 
     # ------------------------------------------------------------------------------ what workers call
 
@@ -263,7 +285,8 @@ class Simulation:
     def _reserve(self, handoff: _Handoff) -> None:
         source = handoff.request
         limit = self.outcomes[source.id].max_tokens
-        self._routing.asked(handoff.destination, len(source.prompt))
+        handoff.promise.end()
+        self._begin(Phase.INCOMING, handoff.destination, source.id, handoff.view)
         handoff.destination.reserve(_request(source.id, source.prompt, limit), self.now)
 
     def _attached(self, handoff: _Handoff) -> None:
@@ -291,7 +314,8 @@ class Simulation:
         reservation.request.output.extend(request.output)
         handoff.destination.admit_remote(reservation, self.now, handoff.computed)
         handoff.source.release(request, self.now)
-        self.ledger.arrived(request.id)
+        self._end(handoff.source, request.id)
+        self._tasks[handoff.destination.number, request.id].arrived(request.num_tokens)
 
 
 def _request(number: int, prompt: Sequence[int], max_tokens: int) -> Request:

@@ -23,6 +23,7 @@ from engine.sched.itl_controller import PromptCost
 from engine.sched.scheduler import Scheduler
 from router.placement import StepWork
 from router.simulator.device import DeviceCosts, work_of
+from router.workers.load import WorkerLoad
 
 __all__ = ["Listener", "SimWorker", "StepReport", "WorkerSettings"]
 
@@ -56,8 +57,8 @@ class StepReport:
     at: float
     work: StepWork
     seconds: float
-    decoded: int = 0
-    first_tokens: list[Request] = field(default_factory=list)
+    tokens: list[Request] = field(default_factory=list)
+    """Requests with a new token."""
     ended: list[Request] = field(default_factory=list)
     progress: list[tuple[Request, int]] = field(default_factory=list)
     """Requests whose prompts are computed in part, and up to which token."""
@@ -125,6 +126,8 @@ class SimWorker:
             self.kv,
             context=settings.num_pages * settings.page_size,
         )
+        self.load = WorkerLoad(settings.page_size, settings.max_running)
+        """The router's account of this worker."""
         self.due = math.inf
         """When `turn` is called next."""
         self.busy_s = 0.0
@@ -224,10 +227,7 @@ class SimWorker:
             report.progress.append((request, chunk.end))
             return
         request.output[chunk.output_index] = _TOKEN
-        if chunk.output_index == 0:
-            report.first_tokens.append(request)
-        else:
-            report.decoded += 1
+        report.tokens.append(request)
         self._listener.token(self, request, at)
         if chunk.output_index + 1 >= request.sampling.max_tokens:
             report.ended.append(request)

@@ -1,57 +1,233 @@
-"""The router's view of a worker's load."""
+"""The account of one worker's load: what this router has sent to it, and what the worker reports.
+
+It is the only one. A `Task` is the work of one attempt on the worker. Load changes only where a task begins,
+changes its phase or ends, and everything else is derived from the tasks that there are: room, queue time, the
+live page and the views of placement. An account belongs to a session. A worker that is reached again, even
+the same process, begins with an empty one, and tasks of the lost session end in the old one.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
 from typing import Final
 
+from common.block_hash import BlockHash
+from router.workers.cached_prefixes import CachedPrefixes
 from router.workers.capacity import Rank, WorkerView
+from router.workers.decaying_rate import DecayingRate
 from rpc.baton.v1 import worker_pb2
 
-__all__ = ["WorkerLoad"]
+__all__ = ["Phase", "Task", "WorkerLoad"]
 
 _WEIGHT: Final = 0.1
 """Weight of the latest reservation in the moving average of the share of uncached pages."""
 
 
-@dataclass(slots=True)
-class WorkerLoad:
-    """Unfinished requests sent to a worker by this router, and the worker's last load report.
+class Phase(Enum):
+    """What a task does on its worker."""
 
-    The router's own count is exact and immediate, so a burst of requests is spread before the first report
-    about it arrives. The report is up to 0.1 s old. It states how many commands it covers; requests sent
-    after those are counted here until a report covers them.
+    PROMISED = "promised"
+    """Room to decode is reserved; nothing was sent."""
+    PREFILL = "prefill"
+    """Its prompt is queued or computed here, and its answer will be decoded here."""
+    PREFILL_FOR_OTHER = "prefill for other"
+    """Its prompt is queued or computed here; another worker decodes."""
+    SENDING = "sending"
+    """Its prompt is computed; the KV is kept until another worker has it."""
+    INCOMING = "incoming"
+    """It will be decoded here when KV of another worker has arrived."""
+    DECODE = "decode"
+    ENDED = "ended"
+
+
+_PROMPTS: Final = (Phase.PREFILL, Phase.PREFILL_FOR_OTHER)
+_BEFORE_DECODE: Final = (Phase.PROMISED, Phase.PREFILL, Phase.INCOMING)
+_AFTER_PREFILL: Final = {Phase.PREFILL: Phase.DECODE, Phase.PREFILL_FOR_OTHER: Phase.SENDING}
+
+
+class Task:
+    """The work of one attempt on one worker. Calls after its end have no effect."""
+
+    __slots__ = ("_load", "arrived_at", "blocks", "computed", "context_tokens", "phase", "tokens", "uncached")
+
+    def __init__(
+        self, load: WorkerLoad, tokens: int, cached: int, blocks: Sequence[BlockHash], arrived_at: float
+    ) -> None:
+        self._load = load
+        self.tokens: Final = tokens
+        """Whose KV the worker needs room for."""
+        self.uncached: Final = tokens - cached
+        """Of those, the ones outside the worker's prefix cache when the task began."""
+        self.computed = cached
+        """Prompt tokens with KV, as last reported."""
+        self.context_tokens = tokens
+        """Of prompt and answer so far."""
+        self.blocks: Final = blocks
+        self.arrived_at: Final = arrived_at
+        """When the request arrived at the router."""
+        self.phase = Phase.ENDED
+
+    def progressed(self, num_computed: int) -> None:
+        """Prompt tokens [0, num_computed) are computed; more are left."""
+        if self.phase in _PROMPTS:
+            self.computed = min(max(num_computed, 0), self.tokens - 1)
+            self._load.version += 1
+
+    def produced(self, count: int) -> None:
+        """The worker has computed `count` tokens of the answer."""
+        if self.phase is not Phase.DECODE and self.phase in _AFTER_PREFILL:
+            self._load.change(self, _AFTER_PREFILL[self.phase])
+        if self.phase is Phase.DECODE:
+            self._load.decoded(self, count)
+
+    def arrived(self, context_tokens: int) -> None:
+        """KV of another worker has arrived: an answer of this context is decoded here."""
+        if self.phase is Phase.INCOMING:
+            self.context_tokens = context_tokens
+            self._load.change(self, Phase.DECODE)
+
+    def end(self) -> None:
+        """The worker does not work for the attempt any more. Idempotent."""
+        if self.phase is not Phase.ENDED:
+            self._load.change(self, Phase.ENDED)
+
+    release = end
+    """As a `Claim`: the promised room was used, or will not be."""
+
+
+@dataclass(slots=True)
+class _Sum:
+    tasks: int = 0
+    tokens: int = 0
+
+
+class WorkerLoad:
+    """Tasks of a session, and the worker's last report.
+
+    The tasks are exact and immediate, so a burst of requests is spread before the first report about it
+    arrives. The report is up to 0.1 s old. It states how many commands it covers; pages of tasks sent after
+    those are counted here until a report covers them. Every method costs O(1), except `prompts`.
     """
 
-    page_size: int = 1
-    max_running: int = 0
-    requests: int = 0
-    tokens: int = 0
-    """Tokens of those requests when they were sent, without cached ones."""
-    idle: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set while `requests` is 0."""
-    _reported: worker_pb2.Load = field(default_factory=worker_pb2.Load)
-    _promised: int = 0
-    _promised_pages: int = 0
-    _unseen: deque[tuple[int, int]] = field(default_factory=deque)
-    """(command number, pages) of requests that no report covers yet."""
-    _fresh_share: float = 1.0
-
-    def __post_init__(self) -> None:
+    def __init__(self, page_size: int = 1, max_running: int = 0) -> None:
+        self.page_size: Final = page_size
+        self.max_running: Final = max_running
+        self.cached: Final = CachedPrefixes(page_size)
+        self.given: Final = DecayingRate()
+        """Prompt tokens to compute, without cached ones."""
+        self.version = 0
+        """Changes whenever something changes that placement looks at."""
+        self.requests = 0
+        """Tasks for which a command was sent and that have not ended."""
+        self.tokens = 0
+        """Of those, when they were sent, without cached ones."""
+        self.context_tokens = 0
+        """Of all decodes."""
+        self.idle: Final = asyncio.Event()
+        """Set while `requests` is 0."""
         self.idle.set()
+        self._sums = {phase: _Sum() for phase in Phase}
+        self._prompts: dict[Task, None] = {}
+        self._reported = worker_pb2.Load()
+        self._unseen: deque[tuple[int, int]] = deque()
+        """(command number, pages) of tasks that no report covers yet."""
+        self._unseen_pages = 0
+        self._promised_pages = 0
+        self._fresh_share = 1.0
 
-    def add(self, tokens: int) -> None:
-        self.idle.clear()
-        self.requests += 1
-        self.tokens += tokens
+    # ------------------------------------------------------------------------------ tasks
 
-    def remove(self, tokens: int) -> None:
-        self.requests -= 1
-        self.tokens -= tokens
-        if not self.requests:
+    def promise(self, tokens: int) -> Task:
+        """Reserve room for a request that is about to be sent, until the task ends."""
+        task = Task(self, tokens, 0, (), 0.0)
+        self.change(task, Phase.PROMISED)
+        return task
+
+    def begin(
+        self,
+        phase: Phase,
+        tokens: int,
+        *,
+        cached: int,
+        blocks: Sequence[BlockHash] = (),
+        arrived_at: float,
+        now: float,
+    ) -> Task:
+        """Begin a task of `tokens` tokens, of which the worker has `cached` in its prefix cache.
+
+        `blocks`: the full pages of its prompt, for `cached.matching_tokens` while the task runs.
+        """
+        task = Task(self, tokens, cached, blocks, arrived_at)
+        self.cached.expect(blocks)
+        if phase in _PROMPTS:
+            self.given.add(task.uncached, now)
+        self.change(task, phase)
+        return task
+
+    def sent(self, command: int, task: Task) -> None:
+        """The task was sent as command number `command` of the session."""
+        pages = self._pages(task.tokens)
+        self._unseen.append((command, pages))
+        self._unseen_pages += pages
+
+    def change(self, task: Task, phase: Phase) -> None:
+        """For `Task`: all that is counted changes here and in `decoded`."""
+        self._count(task, -1)
+        if phase is Phase.ENDED:
+            self.cached.forget(task.blocks)
+        task.phase = phase
+        self._count(task, 1)
+        self.version += 1
+        if self.requests:
+            self.idle.clear()
+        else:
             self.idle.set()
+
+    def decoded(self, task: Task, count: int) -> None:
+        """For `Task`."""
+        task.context_tokens += count
+        self.context_tokens += count
+        self.version += 1
+
+    def _count(self, task: Task, sign: int) -> None:
+        phase = task.phase
+        if phase is Phase.ENDED:
+            return
+        self._sums[phase].tasks += sign
+        self._sums[phase].tokens += sign * task.tokens
+        if phase is Phase.PROMISED:
+            self._promised_pages += sign * self._pages(task.tokens)
+            return
+        self.requests += sign
+        self.tokens += sign * task.uncached
+        if phase is Phase.DECODE:
+            self.context_tokens += sign * task.context_tokens
+        elif phase in _PROMPTS:
+            if sign > 0:
+                self._prompts[task] = None
+            else:
+                del self._prompts[task]
+
+    def _pages(self, tokens: int) -> int:
+        return -(-tokens // self.page_size)
+
+    # ------------------------------------------------------------------------------ reports
+
+    def report(self, load: worker_pb2.Load, commands: int) -> None:
+        """Take a report of the worker that covers the first `commands` commands of the session."""
+        self.version += load.free_pages != self._reported.free_pages
+        self._reported = load
+        while self._unseen and self._unseen[0][0] <= commands:
+            self._unseen_pages -= self._unseen.popleft()[1]
+
+    def reserved(self, pages: int, tokens: int) -> None:
+        """Record that a request of `tokens` tokens reserved this many pages; the others were cached."""
+        share = pages / max(self._pages(tokens), 1)
+        self._fresh_share += _WEIGHT * (min(share, 1.0) - self._fresh_share)
 
     @property
     def waiting(self) -> int:
@@ -63,36 +239,48 @@ class WorkerLoad:
         """Why the head of the worker's queue waits, as it last reported; empty: nothing waits."""
         return self._reported.waits_for
 
-    def promise(self, tokens: int) -> int:
-        """Count a request that is about to be sent; returns its pages, for `withdraw`."""
-        pages = -(-tokens // self.page_size)
-        self._promised += 1
-        self._promised_pages += pages
-        return pages
+    @property
+    def available_pages(self) -> int | None:
+        """Free or evictable pages, as last reported; None before the first report."""
+        return self._reported.free_pages if self._reported.total_pages else None
 
-    def withdraw(self, pages: int) -> None:
-        """Undo `promise`: the request was sent, or will not be."""
-        self._promised -= 1
-        self._promised_pages -= pages
+    # ------------------------------------------------------------------------------ views
 
-    def sent(self, command: int, tokens: int) -> None:
-        """Count a request of this many tokens, submitted by command number `command` of the session."""
-        self._unseen.append((command, self.promise(tokens)))
+    @property
+    def prompts(self) -> Iterable[Task]:
+        """Tasks whose prompts are queued or in progress, in order of arrival at the worker."""
+        return self._prompts
 
-    def report(self, load: worker_pb2.Load, commands: int) -> None:
-        """Take a report of the worker that covers the first `commands` commands of the session."""
-        self._reported = load
-        while self._unseen and self._unseen[0][0] <= commands:
-            self.withdraw(self._unseen.popleft()[1])
+    @property
+    def queued_tokens(self) -> int:
+        """Of all those prompts, computed and cached ones included."""
+        return sum(self._sums[phase].tokens for phase in _PROMPTS)
 
-    def reserved(self, pages: int, tokens: int) -> None:
-        """Record that a request of `tokens` tokens reserved this many pages; the others were cached."""
-        share = pages / max(-(-tokens // self.page_size), 1)
-        self._fresh_share += _WEIGHT * (min(share, 1.0) - self._fresh_share)
+    @property
+    def decodes(self) -> int:
+        return self._sums[Phase.DECODE].tasks
+
+    @property
+    def incoming(self) -> int:
+        """Requests that will decode here, and whose prompts are queued or in progress on any worker."""
+        return sum(self._sums[phase].tasks for phase in _BEFORE_DECODE)
+
+    @property
+    def incoming_tokens(self) -> int:
+        """Of those requests."""
+        return sum(self._sums[phase].tokens for phase in _BEFORE_DECODE)
+
+    @property
+    def outstanding(self) -> tuple[int, int]:
+        """Requests that were sent or promised, and their tokens without cached ones."""
+        promised = self._sums[Phase.PROMISED]
+        return self.requests + promised.tasks, self.tokens + promised.tokens
 
     def view(self, rank: Rank = Rank.GOOD, cached_tokens: int = 0) -> WorkerView:
         """The load, for worker selection. `cached_tokens`: cached prefix of the request to be placed."""
         reported = self._reported
+        promised = self._sums[Phase.PROMISED].tasks + len(self._unseen)
+        pages = self._promised_pages + self._unseen_pages
         return WorkerView(
             rank=rank,
             requests=self.requests,
@@ -108,7 +296,7 @@ class WorkerLoad:
             incoming=reported.incoming,
             queued_handoffs=reported.queued_handoffs,
             queued_pages=reported.queued_pages,
-            promised=self._promised,
-            promised_pages=round(self._promised_pages * self._fresh_share) + self._promised,
+            promised=promised,
+            promised_pages=round(pages * self._fresh_share) + promised,
             fresh_share=self._fresh_share,
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import time
 from collections import deque
@@ -18,7 +19,6 @@ from typing import Final, TypeAlias
 
 import grpc
 
-from router.workers.cached_prefixes import CachedPrefixes
 from router.workers.circuit_breaker import CircuitBreaker
 from router.workers.events import Event, Listener, Loss, WorkerLost
 from router.workers.heartbeat_monitor import HeartbeatMonitor, Liveness
@@ -33,6 +33,7 @@ _log = logging.getLogger(__name__)
 
 _Call: TypeAlias = "grpc.aio.StreamStreamCall[worker_pb2.Command, worker_pb2.EventBatch]"
 
+_numbers: Final = itertools.count(1)
 _TURN_S: Final = 0.05
 _LONGEST_TURN_S: Final = 0.15
 _PROBE_S: Final = 5.0
@@ -58,8 +59,9 @@ class WorkerSession:
         self.breaker = breaker
         self.role: worker_pb2.Role = info.role
         """The role that the router uses the worker for; initially `info.role`."""
+        self.key: Final = f"{worker_id}@{next(_numbers)}"
+        """Unique over all sessions."""
         self.load = WorkerLoad(max(info.page_size, 1), info.max_running_requests)
-        self.cached = CachedPrefixes(max(info.page_size, 1))
         self.num_sent = 0
         """Commands so far."""
         self.step = 0
@@ -285,7 +287,7 @@ class WorkerSession:
         if batch.HasField("peer"):
             self.info.peer.CopyFrom(batch.peer)
         for change in batch.cache:
-            (self.cached.stored if change.stored else self.cached.removed)(change.blocks)
+            (self.load.cached.stored if change.stored else self.load.cached.removed)(change.blocks)
         if batch.HasField("load"):
             self.load.report(batch.load, batch.commands)
             self._on_news()

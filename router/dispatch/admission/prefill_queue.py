@@ -1,4 +1,4 @@
-"""Backpressure: counts queued prompt tokens, and rejects requests beyond a limit.
+"""Backpressure: rejects requests beyond a limit on queued prompt tokens, or on estimated queue time.
 
 A request whose estimated queue time is too long is rejected at once with Retry-After. Its client can use
 another server or retry, and the queue holds no requests whose clients will time out.
@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from router.errors import Overloaded
 
-__all__ = ["Place", "PrefillQueue", "overloaded"]
+__all__ = ["PrefillQueue", "overloaded"]
 
 _PRESSURE_TOKENS: Final = 8192
 """Pressure: this many tokens are queued, or a request waits for decode room. Only then the service rate is
@@ -26,101 +27,93 @@ _RETRY_S: Final = (1.0, 60.0)
 
 
 class PrefillQueue:
-    """Every operation costs O(1)."""
+    """Limits the prompts that wait in the router, and at the workers for their first token.
+
+    Counts only the former: the others are in the accounts of the workers (`WorkerLoad`).
+    """
 
     def __init__(
-        self, max_tokens: int, max_wait_s: float, clock: Callable[[], float] = time.monotonic
+        self,
+        max_tokens: int,
+        max_wait_s: float,
+        at_workers: Callable[[], int],
+        held_back: Callable[[], int],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.tokens = 0
-        """Prompt tokens of all sequences without a first token."""
-        self.held_back = 0
-        """Of those sequences, the ones that wait in the router for room on a decode worker."""
+        """`at_workers()`: tokens of the prompts at workers. `held_back()`: sequences that wait in the router
+        for room on a decode worker."""
         self._max_tokens = max_tokens
         self._max_wait_s = max_wait_s
+        self._at_workers = at_workers
+        self._held_back = held_back
         self._clock = clock
+        self._in_router = 0
         self._at = clock()
+        self._was_pressed = False
         self._served = self._seconds = 0.0
         """Prompt tokens served under pressure, and the time taken, both with exponential decay."""
 
-    def enter(self, tokens: int, patience_s: float = math.inf) -> Place:
-        """Add a prompt whose client waits for at most `patience_s`. Raises Overloaded."""
-        self._advance()
-        wait_s, limit_s = self.wait_s(), min(self._max_wait_s, patience_s)
-        if self.tokens and self.tokens + tokens > self._max_tokens:
-            raise overloaded(f"{self.tokens} prompt tokens are queued", wait_s)
+    @property
+    def tokens(self) -> int:
+        """Prompt tokens of all sequences without a first token."""
+        return self._in_router + self._at_workers()
+
+    @property
+    def held_back(self) -> int:
+        """Of those sequences, the ones that wait in the router for room on a decode worker."""
+        return self._held_back()
+
+    def check(self, tokens: int, patience_s: float = math.inf) -> None:
+        """Raises Overloaded if a prompt whose client waits for at most `patience_s` should not be queued."""
+        queued = self.tokens
+        self._advance(0, queued)
+        wait_s, limit_s = self._wait_s(queued), min(self._max_wait_s, patience_s)
+        if queued and queued + tokens > self._max_tokens:
+            raise overloaded(f"{queued} prompt tokens are queued", wait_s)
         if wait_s > limit_s:
             raise overloaded(f"the estimated queue time is {wait_s:.0f} s", wait_s - limit_s)
-        self.tokens += tokens
-        return Place(self, tokens)
+        self._was_pressed = self._is_pressed(queued + tokens)
+
+    @contextmanager
+    def waiting(self, tokens: int) -> Iterator[None]:
+        """A sequence of this many tokens waits in the router."""
+        self._in_router += tokens
+        try:
+            yield
+        finally:
+            self._in_router -= tokens
+
+    def served(self, tokens: int) -> None:
+        """The first token after a prompt of this many tokens was produced."""
+        self._advance(tokens, self.tokens)
 
     def wait_s(self) -> float:
         """Estimated queue time of a new prompt, by the recent service rate; 0 without pressure, or before the
         rate is measured."""
-        if not self._is_under_pressure or self._seconds < _MIN_MEASURED_S or not self._served:
+        return self._wait_s(self.tokens)
+
+    def _wait_s(self, queued: int) -> float:
+        if not self._is_pressed(queued) or self._seconds < _MIN_MEASURED_S or not self._served:
             return 0.0
-        return self.tokens * self._seconds / self._served
+        return queued * self._seconds / self._served
 
-    @property
-    def _is_under_pressure(self) -> bool:
-        return self.tokens >= _PRESSURE_TOKENS or self.held_back > 0
+    def _is_pressed(self, queued: int) -> bool:
+        return queued >= _PRESSURE_TOKENS or self._held_back() > 0
 
-    def rejoin(self, tokens: int) -> None:
-        """For `Place`."""
-        self._advance()
-        self.tokens += tokens
-
-    def leave(self, tokens: int, *, served: bool) -> None:
-        """For `Place`."""
-        if self._advance() and served:
-            self._served += tokens
-        self.tokens -= tokens
-
-    def _advance(self) -> bool:
-        """Advance the time; returns whether there is pressure.
+    def _advance(self, served: int, queued: int) -> None:
+        """Advance the time, in which `served` tokens were served.
 
         The measured rate ends with the pressure: one measured in a stall must not refuse later requests.
         """
         now = self._clock()
         passed, self._at = now - self._at, now
-        if not self._is_under_pressure:
+        if self._was_pressed:
+            decay = math.exp(-passed / _TIME_CONSTANT_S)
+            self._served = self._served * decay + served
+            self._seconds = self._seconds * decay + passed
+        self._was_pressed = self._is_pressed(queued)
+        if not self._was_pressed:
             self._served = self._seconds = 0.0
-            return False
-        decay = math.exp(-passed / _TIME_CONSTANT_S)
-        self._served *= decay
-        self._seconds = self._seconds * decay + passed
-        return True
-
-
-class Place:
-    """One prompt in the queue, until it is served or aborted."""
-
-    __slots__ = ("_is_inside", "_prefill_queue", "_tokens")
-
-    def __init__(self, queue: PrefillQueue, tokens: int) -> None:
-        self._prefill_queue = queue
-        self._tokens = tokens
-        self._is_inside = True
-
-    def __enter__(self) -> Place:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._leave(served=False)
-
-    def served(self) -> None:
-        """The first token was produced. Idempotent."""
-        self._leave(served=True)
-
-    def requeue(self, tokens: int) -> None:
-        """Queue the prompt again for a retry, now with `tokens` tokens. It is not rejected."""
-        self._leave(served=False)
-        self._prefill_queue.rejoin(tokens)
-        self._tokens, self._is_inside = tokens, True
-
-    def _leave(self, *, served: bool) -> None:
-        if self._is_inside:
-            self._is_inside = False
-            self._prefill_queue.leave(self._tokens, served=served)
 
 
 def overloaded(why: str, retry_s: float) -> Overloaded:

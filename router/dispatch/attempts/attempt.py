@@ -29,6 +29,7 @@ from router.dispatch.sequence import Sequence
 from router.dispatch.standing import Stage, Standing
 from router.errors import Unavailable
 from router.workers.events import Event, WorkerLost
+from router.workers.load import Phase
 from router.workers.session import WorkerSession
 from rpc.baton.v1 import worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE
@@ -77,7 +78,6 @@ class Attempt(ABC):
                 self._move.cancel()
             for part in self._parts:
                 part.abort()
-            self._route.tracker.ended()
 
     @abstractmethod
     def _begin(self) -> None:
@@ -128,7 +128,7 @@ class Attempt(ABC):
             return False
         if self._move is not None and self._move.has_arrived:
             self._move.source.abort()  # it may still decode the answer, too
-        target = self._part(session, secrets.randbits(64), self.tokens_to_reserve)
+        target = self._part(session, secrets.randbits(64), self.tokens_to_reserve, Phase.INCOMING)
         move = self._move = Move(source, target)
         session.listen(target.request_id, partial(self._on_event, target, partial(self._from_target, move)))
         reserve = worker_pb2.Reserve(
@@ -151,13 +151,13 @@ class Attempt(ABC):
         target = move.target
         match event.message:
             case worker_pb2.Reserved() as reserved:
-                target.session.load.reserved(len(reserved.ticket.pages), target.tokens)
+                target.session.load.reserved(len(reserved.ticket.pages), target.task.tokens)
                 migrate = worker_pb2.Migrate(request_id=move.source.request_id, ticket=reserved.ticket)
                 move.source.session.send(worker_pb2.Command(migrate=migrate))
             case worker_pb2.Arrived() as arrived:
                 target.is_running = True
                 self._decoder = target
-                self._route.tracker.moved(target.session)
+                target.task.arrived(len(self._sequence.prompt) + arrived.position)
                 self._waterfall.moved(target.session.worker_id, DRAIN, event.at)
                 move.arrived(arrived.position)
             case worker_pb2.Tokens() as tokens:
@@ -210,18 +210,24 @@ class Attempt(ABC):
             self._finished.set_exception(error)
             self._finished.exception()  # retrieved: a cancelled `run` does not wait for it
 
-    def _assign(self, role: worker_pb2.Role, handle: Handler) -> Part:
+    def _assign(self, role: worker_pb2.Role, handle: Handler, phase: Phase) -> Part:
         """Pick a worker for a role; `handle` gets its events."""
-        part = self._part(self._route.pick(role), self._id, self._sequence.num_tokens)
+        part = self._part(self._route.pick(role), self._id, self._sequence.num_tokens, phase)
         part.session.listen(self._id, partial(self._on_event, part, handle))
         return part
 
-    def _part(self, session: WorkerSession, request_id: int, tokens: int) -> Part:
-        page_size = session.cached.page_size
-        blocks = self._sequence.blocks(page_size)[: tokens // page_size]
-        part = Part(session, request_id, tokens, tokens - session.cached.matching_tokens(blocks), blocks)
-        session.load.add(part.uncached_tokens)
-        session.cached.expect(blocks)
+    def _part(self, session: WorkerSession, request_id: int, tokens: int, phase: Phase) -> Part:
+        load = session.load
+        blocks = self._sequence.blocks(load.page_size)[: tokens // load.page_size]
+        task = load.begin(
+            phase,
+            tokens,
+            cached=load.cached.matching_tokens(blocks),
+            blocks=blocks,
+            arrived_at=self._waterfall.arrival,
+            now=time.monotonic(),
+        )
+        part = Part(session, request_id, task)
         self._parts.append(part)
         return part
 
@@ -247,9 +253,9 @@ class Attempt(ABC):
         self._preempted, self._resumed = None, part
         self._waterfall.resumed(resumed.waited_s)
 
-    def _progress(self, progress: worker_pb2.Progress) -> None:
+    def _progress(self, part: Part, progress: worker_pb2.Progress) -> None:
         self._computed_tokens = progress.num_computed
-        self._route.tracker.progress(progress.num_computed)
+        part.task.progressed(progress.num_computed)
 
     def _work(self) -> worker_pb2.Work:
         return self._sequence.work(self._id)
@@ -260,6 +266,7 @@ class Attempt(ABC):
             part.abort()  # the source has not noticed that the move is complete, and still decodes
             return
         self._resumed = None
+        part.task.produced(len(tokens.ids))
         if tokens.finish:
             part.done()
         if tokens.chunks:
@@ -279,7 +286,6 @@ class Attempt(ABC):
         delta.logprobs.extend(tokens.logprobs)
         if count:
             self._waterfall.tokens(count, at)
-            self._route.tracker.tokens(count)
         if not self._has_tokens:
             self._has_tokens = True
             if tokens.position == 0:
@@ -297,7 +303,7 @@ class MixedAttempt(Attempt):
     """One worker prefills and decodes."""
 
     def _begin(self) -> None:
-        self._worker = self._assign(ROLE_DECODE, self._from_worker)
+        self._worker = self._assign(ROLE_DECODE, self._from_worker, Phase.PREFILL)
         self._waterfall.placed(self._worker.session.worker_id, None, self._route.why)
         self._worker.send(worker_pb2.Command(submit=worker_pb2.Submit(work=self._work())))
 
@@ -322,7 +328,7 @@ class MixedAttempt(Attempt):
             case worker_pb2.Failed() as failed:
                 self._part_failed(self._worker, self._worker.failed(failed))
             case worker_pb2.Progress() as progress:
-                self._progress(progress)
+                self._progress(self._worker, progress)
             case WorkerLost() as loss:
                 self._part_failed(self._worker, self._worker.lost(loss))
             case _:

@@ -9,6 +9,7 @@ from router.dispatch.sequence import Sequence
 from router.dispatch.standing import Stage, Standing
 from router.dispatch.waterfall import busy_seconds
 from router.workers.events import Event, WorkerLost
+from router.workers.load import Phase
 from router.workers.session import WorkerSession
 from rpc.baton.v1 import worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
@@ -34,7 +35,7 @@ class DisaggAttempt(Attempt):
         self._is_reserved = False
 
     def _begin(self) -> None:
-        self._prefill = self._assign(ROLE_PREFILL, self._from_prefill)
+        self._prefill = self._assign(ROLE_PREFILL, self._from_prefill, Phase.PREFILL_FOR_OTHER)
         self._waterfall.placed(self._prefill.session.worker_id, None, self._route.why)
         submit = worker_pb2.Submit(work=self._work(), hand_over=True)
         self._prefill.send(worker_pb2.Command(submit=submit))
@@ -67,11 +68,11 @@ class DisaggAttempt(Attempt):
                 self._take_tokens(self._prefill, tokens, event.at)
                 self._check_independent()
             case worker_pb2.Progress() as progress:
-                self._progress(progress)
+                self._progress(self._prefill, progress)
             case worker_pb2.HandedOver() as handed_off:
                 self._waterfall.on_handed_off(handed_off)
                 seconds = busy_seconds((push.begin_s, push.end_s) for push in handed_off.pushes)
-                self._route.tracker.handed_off(handed_off.bytes, seconds)
+                self._route.on_transfer(handed_off.bytes, seconds)
                 self._prefill.done()
             case worker_pb2.Failed() as failed:
                 error = self._prefill.failed(failed)
@@ -91,7 +92,7 @@ class DisaggAttempt(Attempt):
             case worker_pb2.Reserved() as reserved:
                 self._is_reserved = True
                 self._waterfall.reserve(event.at)
-                decode.session.load.reserved(len(reserved.ticket.pages), decode.tokens)
+                decode.session.load.reserved(len(reserved.ticket.pages), decode.task.tokens)
                 self._prefill.session.send(
                     worker_pb2.Command(attach=worker_pb2.Attach(ticket=reserved.ticket))
                 )
@@ -99,14 +100,14 @@ class DisaggAttempt(Attempt):
                 decode.is_running = True
                 self._waterfall.arrive(event.at)
                 self._has_arrived = True
-                self._route.tracker.arrived()
+                decode.task.arrived(decode.task.tokens + 1)
                 self._prefill.done()
                 self._check_independent()
             case worker_pb2.Tokens() as tokens:
                 self._decoder = self._decoder or decode
                 self._take_tokens(decode, tokens, event.at)
             case worker_pb2.Progress() as progress:
-                self._progress(progress)
+                self._progress(decode, progress)
             case worker_pb2.HandedOver():
                 self._on_source_sent(decode)
             case worker_pb2.Failed() as failed:
@@ -137,7 +138,7 @@ class DisaggAttempt(Attempt):
             self._decoder = self._decoder or self._decode
 
     def _reserve(self) -> None:
-        self._decode = self._assign(ROLE_DECODE, self._from_decode)
+        self._decode = self._assign(ROLE_DECODE, self._from_decode, Phase.INCOMING)
         prefill, decode = self._prefill.session, self._decode.session
         self._waterfall.placed(prefill.worker_id, decode.worker_id, self._route.why)
         self._decode.send(

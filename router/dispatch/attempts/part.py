@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from common.block_hash import BlockHash
 from router.dispatch.failures import AttemptFailed, failure_of, is_worker_fault, loss_of
 from router.errors import RouterError
 from router.workers.events import WorkerLost
+from router.workers.load import Task
 from router.workers.session import WorkerSession
 from rpc.baton.v1 import worker_pb2
 
@@ -21,11 +21,8 @@ class Part:
 
     session: WorkerSession
     request_id: int
-    tokens: int
-    """Tokens whose KV the worker needs room for."""
-    uncached_tokens: int
-    """Of `tokens`, those outside the worker's prefix cache."""
-    blocks: list[BlockHash]
+    task: Task
+    """Its entry in the account of the worker's load; it ends with the part."""
     active: bool = True
     """The worker may hold state of the request, and gets an abort when the attempt ends."""
     sent_at: float = 0.0
@@ -37,7 +34,7 @@ class Part:
         """Send the command that starts or reserves the request on the worker."""
         self.sent_at = time.monotonic()
         self.session.send(command)
-        self.session.load.sent(self.session.num_sent, self.tokens)
+        self.session.load.sent(self.session.num_sent, self.task)
 
     def done(self) -> None:
         """The worker has completed its part."""
@@ -76,5 +73,4 @@ class Part:
     def _end(self) -> None:
         if self.active:
             self.active = False
-            self.session.load.remove(self.uncached_tokens)
-            self.session.cached.forget(self.blocks)
+            self.task.end()

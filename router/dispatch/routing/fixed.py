@@ -39,6 +39,9 @@ class MixedPlacing:
         session = self._choice.pick(ROLE_DECODE, sequence, avoid)
         return None if session is None else Route(lambda _: session, is_local=True, why="mixed")
 
+    def completed(self, output_tokens: int) -> None:
+        pass
+
     def probe(self, pick: Pick) -> Route:
         return Route(pick, is_local=True, why="probe")
 
@@ -92,6 +95,9 @@ class DisaggPlacing:
 
     def _missing_role(self) -> worker_pb2.Role | None:
         return next((role for role in _OTHER if not self._registry.ready(role)), None)
+
+    def completed(self, output_tokens: int) -> None:
+        pass
 
     def probe(self, pick: Pick) -> Route:
         return Route(pick, is_local=False, why="probe")

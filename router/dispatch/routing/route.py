@@ -11,57 +11,18 @@ from router.dispatch.sequence import Sequence
 from router.workers.session import WorkerSession
 from rpc.baton.v1 import worker_pb2
 
-__all__ = ["NO_TRACKER", "Pick", "Placing", "Route", "Tracker", "Untracked"]
+__all__ = ["OnTransfer", "Pick", "Placing", "Route"]
 
 Pick: TypeAlias = Callable[[worker_pb2.Role], WorkerSession]
 """Returns the worker for the prompt (ROLE_PREFILL) or for decoding. Raises AttemptFailed."""
 
 
-class Tracker(Protocol):
-    """Callbacks about the progress of an attempt. All calls are O(1)."""
-
-    def progress(self, num_computed: int) -> None:
-        """Prompt tokens [0, num_computed) are computed; more are left."""
-
-    def tokens(self, count: int) -> None:
-        """`count` new tokens were received."""
-
-    def arrived(self) -> None:
-        """All KV has arrived at the decode worker."""
-
-    def moved(self, session: WorkerSession) -> None:
-        """The answer has moved to this worker."""
-
-    def handed_off(self, num_bytes: int, seconds: float) -> None:
-        """KV was transferred. `seconds`: time with a write in flight."""
-
-    def ended(self) -> None:
-        """The attempt has ended: finished, failed or aborted."""
+OnTransfer: TypeAlias = Callable[[int, float], None]
+"""(bytes, seconds): KV was sent from the prefill to the decode worker; seconds with a write in flight."""
 
 
-class Untracked:
-    """Implements `Tracker`: does nothing."""
-
-    def progress(self, num_computed: int) -> None:
-        pass
-
-    def tokens(self, count: int) -> None:
-        pass
-
-    def arrived(self) -> None:
-        pass
-
-    def moved(self, session: WorkerSession) -> None:
-        pass
-
-    def handed_off(self, num_bytes: int, seconds: float) -> None:
-        pass
-
-    def ended(self) -> None:
-        pass
-
-
-NO_TRACKER: Tracker = Untracked()
+def _ignore(num_bytes: int, seconds: float) -> None:
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +36,7 @@ class Route:
     """The decision in one line, for logs and `router explain`."""
     claim: Claim | None = None
     """Room reserved on the decode worker until it is picked."""
-    tracker: Tracker = NO_TRACKER
+    on_transfer: OnTransfer = _ignore
     may_wait: bool = True
     """Whether the handoff may wait for free pages on the decode worker. Where every worker can be source and
     target, two workers with full pools could deadlock: each holds KV until the other frees pages."""
@@ -98,6 +59,9 @@ class Placing(Protocol):
 
     def route(self, sequence: Sequence, avoid: Set[str]) -> Route | None:
         """Workers for the next attempt; None if none is ready. `avoid`: workers on which it failed."""
+
+    def completed(self, output_tokens: int) -> None:
+        """An answer ended by a stop or by its length, with this many tokens."""
 
     def probe(self, pick: Pick) -> Route:
         """Route of a health probe of the workers that `pick` returns."""

@@ -13,32 +13,18 @@ from router.dispatch.sequence import Sequence
 from router.workers.capacity import Rank, WorkerView, any_has_room, place, preferred
 from router.workers.circuit_breaker import CircuitState
 from router.workers.heartbeat_monitor import Liveness
-from router.workers.load import WorkerLoad
+from router.workers.load import Task
 from router.workers.registry import Registry
 from router.workers.session import WorkerSession
 from rpc.baton.v1 import worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 
-__all__ = ["GROWTH_TOKENS", "Promise", "WorkerChoice", "cached_tokens"]
+__all__ = ["GROWTH_TOKENS", "WorkerChoice", "cached_tokens"]
 
 GROWTH_TOKENS: Final = 256
 """Tokens that may be decoded during a move. An answer that grows by more stays at its source."""
 
 _NO_WORKERS: frozenset[str] = frozenset()
-
-
-class Promise:
-    """Room reserved on one worker for a request, until the request is sent. Implements `Claim`."""
-
-    __slots__ = ("_load", "_pages")
-
-    def __init__(self, load: WorkerLoad, tokens: int) -> None:
-        self._load = load
-        self._pages = load.promise(tokens)
-
-    def release(self) -> None:
-        """Must be called once."""
-        self._load.withdraw(self._pages)
 
 
 class WorkerChoice:
@@ -62,13 +48,6 @@ class WorkerChoice:
             session.load.view(_rank(session, avoid), cached_tokens(session, sequence)) for session in ready
         ]
         return ready[place(views, sequence.num_tokens, self._choose, next(self._turns[role]))]
-
-    def pick_any(self, tokens: int, avoid: Set[str] = _NO_WORKERS) -> WorkerSession | None:
-        """The least loaded worker, whatever its role; None if none is ready. O(workers)."""
-        ready = self.ready_workers()
-        if not ready:
-            return None
-        return ready[place(_views(ready, avoid), tokens, POLICIES[Routing.LEAST_LOADED], 0)]
 
     def ready_workers(self) -> list[WorkerSession]:
         """All ready workers, of both roles."""
@@ -106,7 +85,7 @@ class WorkerChoice:
             raise pages_quarantined(tokens)
         return any_has_room(views, tokens)
 
-    def promise(self, tokens: int, avoid: Set[str] = _NO_WORKERS) -> Promise | None:
+    def promise(self, tokens: int, avoid: Set[str] = _NO_WORKERS) -> Task | None:
         """Reserve room on a decode worker; None if there is none."""
         ready = self._registry.ready(ROLE_DECODE)
         if not ready:
@@ -114,12 +93,12 @@ class WorkerChoice:
         # Always by load: a promise must not advance the round-robin position.
         views = _views(ready, avoid)
         session = ready[place(views, tokens, POLICIES[Routing.LEAST_LOADED], 0)]
-        return Promise(session.load, tokens)
+        return session.load.promise(tokens)
 
 
 def cached_tokens(session: WorkerSession, sequence: Sequence) -> int:
     """Prompt tokens of the sequence that the worker has cached or is expected to have. O(log tokens)."""
-    return session.cached.matching_tokens(sequence.blocks(session.cached.page_size))
+    return session.load.cached.matching_tokens(sequence.blocks(session.load.page_size))
 
 
 def _views(sessions: list[WorkerSession], avoid: Set[str]) -> list[WorkerView]:

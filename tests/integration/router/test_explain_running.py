@@ -111,6 +111,7 @@ async def test_a_request_is_explained_in_every_stage_of_its_way_from_worker_to_w
             "  waits for budget: the token budget of each step is used up by requests before it",
         ]
         assert found["completions"][0]["prefill_s"] == 0
+        assert found["completions"][0]["now"]["computed_tokens"] == 0
 
         prefill.behaviour.waits_before.discard("start")
         found = await opened.until("mine", "prefill")

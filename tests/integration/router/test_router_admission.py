@@ -182,6 +182,17 @@ async def test_requests_of_a_lost_worker_are_recomputed_a_few_at_a_time_and_befo
         assert held_back(served) == 0
 
 
+async def test_new_requests_are_not_paced_as_retries_are() -> None:
+    worker = decode_worker("decode-0", silent=True)
+    worker.chunk = 8
+    async with service(worker) as served:
+        tasks = [asyncio.create_task(served.tokens()) for _ in range(20)]
+        await until(lambda: len(worker.commands("submit")) == 20)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
 async def test_a_lost_workers_streams_all_continue() -> None:
     first, second = decode_worker("decode-0", token_s=0.01), decode_worker("decode-1", token_s=0.001)
     first.chunk = second.chunk = 8

@@ -183,8 +183,8 @@ async def test_the_adaptive_policy_fits_measured_steps_and_explains_its_placemen
             assert timings.placement.startswith("adaptive: TTFT")
         placing = served.dispatcher._placing
         assert isinstance(placing, AdaptivePlacing)
-        assert placing._ledger is not None
-        view = placing._ledger.view(time.monotonic())
+        assert placing._cluster is not None
+        view = placing._cluster.view(time.monotonic())
         assert all(w.step_time != PRIOR for w in view.workers)
         assert all(
             (w.decodes, w.incoming, w.prompts, w.context_tokens) == (0, 0, (), 0) for w in view.workers

@@ -55,7 +55,7 @@ class Served:
         async with asyncio.timeout(10.0):
             while True:
                 session = next(s for s in self.registry.sessions() if s.worker_id == name)
-                if len(session.cached) == pages:
+                if len(session.load.cached) == pages:
                     return
                 await asyncio.sleep(0.01)
 
@@ -103,7 +103,7 @@ async def test_a_router_that_reconnects_gets_the_whole_content_of_the_cache(fold
     async with served(folder) as cluster:
         _, home, _ = await cluster.ask(prompt(3))
         session = next(s for s in cluster.registry.sessions() if s.worker_id == home)
-        blocks = session.cached
+        blocks = session.load.cached
         await cluster.reported(home, len(blocks))
         pages = len(blocks)
         assert pages
@@ -121,8 +121,8 @@ async def test_what_a_worker_evicts_is_not_counted_on(folder: Path) -> None:
         for seed in range(12):
             await cluster.ask(prompt(seed))
         for session in cluster.registry.sessions():
-            assert len(session.cached) <= 20
-        assert sum(len(s.cached) for s in cluster.registry.sessions()) > 10
+            assert len(session.load.cached) <= 20
+        assert sum(len(s.load.cached) for s in cluster.registry.sessions()) > 10
 
 
 @pytest.mark.parametrize("routing", list(Routing))

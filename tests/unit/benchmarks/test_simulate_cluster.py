@@ -34,12 +34,12 @@ def test_everything_is_answered_and_the_same_each_time(deployment: Deployment) -
 
 
 @pytest.mark.parametrize("deployment", MODES, ids=lambda d: d.name)
-def test_afterwards_every_page_is_free_and_the_ledger_is_empty(deployment: Deployment) -> None:
+def test_afterwards_every_page_is_free_and_no_load_is_left(deployment: Deployment) -> None:
     simulation = deployment.simulation()
     simulation.run(LOADS["table"](12.0, 2.0, 2))
     for worker in simulation.workers:
         assert worker.kv.check([]).free == worker.settings.num_pages
-    for seen in simulation.ledger.view(simulation.now).workers:
+    for seen in simulation.model.view(simulation.now).workers:
         assert (seen.prompts, seen.decodes, seen.incoming, seen.context_tokens) == ((), 0, 0, 0)
 
 

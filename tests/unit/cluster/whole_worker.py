@@ -106,7 +106,7 @@ class WholeWorker(FakeSession):
         """The next batch reaches the router."""
         batch = self._stream.batches.popleft()
         for change in batch.cache:
-            (self.cached.stored if change.stored else self.cached.removed)(change.blocks)
+            (self.load.cached.stored if change.stored else self.load.cached.removed)(change.blocks)
         self.load.report(batch.load, batch.commands)
         for events in (
             batch.started,
@@ -189,6 +189,6 @@ class WholeWorker(FakeSession):
         assert self.worker.handler.idle
         assert not self.listeners
         assert (self.load.requests, self.load.tokens) == (0, 0)
-        assert not self.cached._expected
+        assert not self.load.cached._expected
         if self.engine.kv.cache is not None:
-            assert self.cached._stored == set(self.engine.kv.cache.blocks())
+            assert self.load.cached._stored == set(self.engine.kv.cache.blocks())

@@ -1,26 +1,43 @@
-"""Routes made from placements."""
+"""Adaptive placing: from sessions and a placement policy to routes."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
+from router.config.settings import Routing
+from router.dispatch.admission.admission_queue import AdmissionRequest
 from router.dispatch.failures import AttemptFailed
 from router.dispatch.routing.adaptive import AdaptivePlacing
+from router.dispatch.routing.route import Route
+from router.dispatch.routing.worker_choice import WorkerChoice
 from router.dispatch.sequence import Sequence
 from router.dispatch.waterfall import Waterfall
-from router.placement import ClusterView, Placement, Preference, RequestView, Why
-from router.workers.cached_prefixes import CachedPrefixes
-from router.workers.load import WorkerLoad
+from router.errors import Unavailable
+from router.placement import (
+    AdaptivePlacement,
+    ClusterView,
+    Placement,
+    Preference,
+    RequestView,
+    Targets,
+    Why,
+    WorkerView,
+)
+from router.workers.heartbeat_monitor import Liveness
+from router.workers.load import Phase, Task
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
+from tests.unit.router.dispatch.attempts.fake_session import FakeSession
+
+PAGES = 100
 
 
 class HandsOver:
-    """Places every request on (prefill, decode) workers by their preference; records the views it gets."""
+    """Places every request on (prefill, decode) workers by their names; records the views it gets."""
 
     def place(self, request: RequestView, view: ClusterView) -> Placement:
         self.view = view
@@ -28,38 +45,74 @@ class HandsOver:
         return Placement(by_name["p"], by_name["d"], Why("test"))
 
 
-def session(name: str, role: worker_pb2.Role, epoch: int = 1) -> Any:
-    peer = worker_pb2.Peer(page_bytes=1 << 20)
+def session(name: str, role: worker_pb2.Role, chunk: int = 0) -> FakeSession:
     info = worker_pb2.WorkerInfo(
-        worker_id=name, role=role, epoch=epoch, page_size=16, num_pages=100, max_model_len=512, peer=peer
-    )
-    return SimpleNamespace(
         worker_id=name,
         role=role,
-        info=info,
-        load=WorkerLoad(16, 8),
-        cached=CachedPrefixes(16),
-        alive=True,
-        on_step=None,
+        page_size=16,
+        num_pages=PAGES,
+        max_model_len=512,
+        chunked_prefill_size=chunk,
+        peer=worker_pb2.Peer(page_bytes=1 << 20),
     )
+    found = FakeSession(info, max_running_requests=8)
+    found.load.report(worker_pb2.Load(total_pages=PAGES, free_pages=PAGES), 0)
+    return found
 
 
-def sequence() -> Sequence:
-    return Sequence([1] * 40, sampling_pb2.SamplingParams(max_tokens=8), Waterfall(0.0))
+class Workers:
+    """The registry, as placing uses it."""
+
+    def __init__(self, *sessions: FakeSession) -> None:
+        self.all = list(sessions)
+
+    def ready(self, role: worker_pb2.Role) -> list[FakeSession]:
+        return [session for session in self.all if session.role == role and session.alive]
+
+    def sessions(self) -> list[FakeSession]:
+        return self.all
+
+    def complaints(self) -> list[str]:
+        return []
 
 
 class Served:
-    def __init__(self) -> None:
+    def __init__(self, policy: Any = None) -> None:
         self.p, self.d = session("p", ROLE_PREFILL), session("d", ROLE_DECODE)
-        self.policy = HandsOver()
-        self.choice = Mock()
-        self.choice.preferred.side_effect = lambda *_: [self.p, self.d]
-        registry = Mock()
-        registry.complaints.return_value = []
-        self.placing = AdaptivePlacing(registry, self.choice, lambda _: self.policy, clock=lambda: 1.0)
+        self.policy = policy or HandsOver()
+        self.workers: Any = Workers(self.p, self.d)
+        choice = WorkerChoice(self.workers, Routing.LEAST_LOADED)
+        self.placing = AdaptivePlacing(self.workers, choice, lambda _: self.policy, clock=lambda: 1.0)
 
-    def route(self, avoid: frozenset[str] = frozenset()) -> Any:
-        return self.placing.route(sequence(), avoid)
+    def route(self, *avoid: str) -> Route:
+        sequence = Sequence([1] * 40, sampling_pb2.SamplingParams(max_tokens=8), Waterfall(0.0))
+        route = self.placing.route(sequence, set(avoid))
+        assert route is not None
+        return route
+
+    @contextmanager
+    def routed(self) -> Iterator[Route]:
+        """A route whose claim is released in the end."""
+        route = self.route()
+        yield route
+        if route.claim is not None:
+            route.claim.release()
+
+    def seen(self, found: FakeSession) -> WorkerView:
+        """The worker, as the policy sees it now."""
+        with self.routed():
+            (view,) = [worker for worker in self.policy.view.workers if worker.id == found.key]
+        return view
+
+    def replace(self, before: FakeSession, after: FakeSession) -> None:
+        before.alive = False
+        self.workers.all[self.workers.all.index(before)] = after
+
+
+def decoding(found: FakeSession) -> Task:
+    task = found.load.begin(Phase.INCOMING, 40, cached=0, arrived_at=0.0, now=0.0)
+    task.arrived(41)
+    return task
 
 
 def test_room_on_the_decode_worker_is_reserved_until_it_is_picked() -> None:
@@ -68,13 +121,14 @@ def test_room_on_the_decode_worker_is_reserved_until_it_is_picked() -> None:
     assert not route.is_local
     assert (route.pick(ROLE_PREFILL), route.pick(ROLE_DECODE)) == (served.p, served.d)
     assert served.d.load.view().promised == 1
+    assert route.claim is not None
     route.claim.release()
     assert served.d.load.view().promised == 0
 
 
 def test_a_decode_worker_without_room_for_the_kv_gets_the_whole_request() -> None:
     served = Served()
-    served.choice.has_room.return_value = False
+    served.d.load.report(worker_pb2.Load(total_pages=PAGES, free_pages=1), 0)
     route = served.route()
     assert route.is_local
     assert route.pick(ROLE_DECODE) is served.d
@@ -83,16 +137,16 @@ def test_a_decode_worker_without_room_for_the_kv_gets_the_whole_request() -> Non
 
 def test_links_have_the_bandwidth_measured_by_handoffs_and_the_link_check() -> None:
     served = Served()
-    sessions = {ROLE_PREFILL: served.p, ROLE_DECODE: served.d}
-    served.choice.ready_workers.side_effect = lambda: [served.p, served.d]
+    sessions: Any = {ROLE_PREFILL: served.p, ROLE_DECODE: served.d}
+    p, d = served.p.key, served.d.key
     served.route()
-    assert served.policy.view.link_between("p@1", "d@1").bytes_per_s == 10e9
-    served.placing.probe(sessions.__getitem__).tracker.handed_off(400_000_000, 0.01)
-    served.route().tracker.handed_off(1000, 1.0)
+    assert served.policy.view.link_between(p, d).bytes_per_s == 10e9
+    served.placing.probe(sessions.__getitem__).on_transfer(400_000_000, 0.01)
+    served.route().on_transfer(1000, 1.0)
     served.route()
     after = served.policy.view
-    assert after.link_between("p@1", "d@1").bytes_per_s == pytest.approx(40e9), "little KV says nothing"
-    assert after.link_between("d@1", "p@1").bytes_per_s == pytest.approx(40e9), "unseen: as the others"
+    assert after.link_between(p, d).bytes_per_s == pytest.approx(40e9), "little KV says nothing"
+    assert after.link_between(d, p).bytes_per_s == pytest.approx(40e9), "unseen: as the others"
 
 
 def test_a_worker_that_changes_its_role_is_preferred_for_that_at_once() -> None:
@@ -108,17 +162,24 @@ def test_a_handoff_waits_for_pages_in_one_direction_only() -> None:
     assert served.route().may_wait
     served.p.role, served.d.role = ROLE_DECODE, ROLE_PREFILL
     assert served.route().may_wait, "the order outlives a change of roles"
-    served.p, served.d = session("p", ROLE_DECODE), session("d", ROLE_PREFILL)
+    served.replace(served.p, session("p", ROLE_DECODE))
+    served.replace(served.d, session("d", ROLE_PREFILL))
     assert not served.route().may_wait
 
 
-def test_a_retry_runs_on_one_worker_on_which_it_did_not_fail() -> None:
-    served = Served()
-    served.choice.pick_any.return_value = served.p
-    route = served.route(avoid=frozenset({"d"}))
-    assert route.is_local
-    assert route.pick(ROLE_DECODE) is served.p
-    served.choice.pick_any.assert_called_once_with(40, {"d"})
+@pytest.mark.parametrize("failed", ["p", "d"])
+def test_a_retry_is_placed_by_the_policy_on_one_worker_on_which_it_did_not_fail(failed: str) -> None:
+    served = Served(AdaptivePlacement(Targets(0.5, 0.015)))
+    for _ in range(3):
+        route = served.route(failed)
+        assert route.is_local
+        assert route.pick(ROLE_DECODE) is (served.d if failed == "p" else served.p)
+        assert route.why.startswith("adaptive: TTFT")
+
+
+def test_a_retry_that_failed_everywhere_may_run_anywhere() -> None:
+    served = Served(AdaptivePlacement(Targets(0.5, 0.015)))
+    assert served.route("p", "d").is_local
 
 
 def test_losing_the_decode_worker_before_it_is_picked_fails_the_attempt() -> None:
@@ -129,45 +190,64 @@ def test_losing_the_decode_worker_before_it_is_picked_fails_the_attempt() -> Non
         route.pick(ROLE_DECODE)
 
 
-def test_a_restarted_worker_inherits_no_measurements() -> None:
+def test_load_of_a_session_that_broke_is_not_that_of_the_next_with_the_same_worker() -> None:
+    """Also if the same process answers again, and clients that read slowly end their attempts later."""
     served = Served()
-    old = served.route()
-    served.d = session("d", ROLE_DECODE, epoch=2)
-    served.route()
-    (fresh,) = [worker for worker in served.policy.view.workers if worker.id.startswith("d")]
-    assert (fresh.decodes, fresh.incoming) == (0, 0)
-    old.tracker.tokens(1)
-    old.tracker.arrived()
-    old.tracker.ended()
-    served.route()
-    (fresh,) = [worker for worker in served.policy.view.workers if worker.id.startswith("d")]
-    assert (fresh.decodes, fresh.incoming, fresh.context_tokens) == (0, 1, 0)
+    streams = [decoding(served.d) for _ in range(20)]
+    assert served.seen(served.d).decodes == 20
+    again = session("d", ROLE_DECODE)
+    served.replace(served.d, again)
+    assert served.seen(again).decodes == 0
+    for task in streams:
+        task.produced(1)
+        task.end()
+    view = served.seen(again)
+    assert (view.decodes, view.context_tokens, view.load.requests) == (0, 0, 0)
 
 
 def test_a_worker_that_was_late_for_a_moment_keeps_its_requests_in_the_view() -> None:
     served = Served()
-    running = served.route()
-    running.tracker.arrived()
-    running.tracker.tokens(1)
-    served.choice.preferred.side_effect = lambda *_: [served.p]
-    with pytest.raises(KeyError):
-        served.route()  # by this policy, which looks for it
-    served.choice.preferred.side_effect = lambda *_: [served.p, served.d]
-
-    def decodes() -> int:
-        served.route().tracker.ended()
-        (worker,) = [worker for worker in served.policy.view.workers if worker.id.startswith("d")]
-        return worker.decodes
-
-    assert decodes() == 1
-    running.tracker.ended()
-    assert decodes() == 0
-
-
-def test_a_worker_that_is_late_is_not_in_the_view() -> None:
-    served = Served()
-    served.route()
-    served.choice.preferred.side_effect = lambda *_: [served.p]
+    running = decoding(served.d)
+    assert served.seen(served.d).decodes == 1
+    served.d.liveness = Liveness.LATE
     with pytest.raises(KeyError, match="d"):
         served.route()  # by this policy, which looks for it
-    assert [worker.id for worker in served.policy.view.workers] == ["p@1"]
+    assert [worker.id for worker in served.policy.view.workers] == [served.p.key]
+    served.d.liveness = Liveness.GOOD
+    assert served.seen(served.d).decodes == 1
+    running.end()
+    assert served.seen(served.d).decodes == 0
+
+
+@pytest.mark.parametrize(("chunk", "largest"), [(256, 256), (0, 512)])
+def test_prompts_are_predicted_with_the_worker_s_chunk_size_or_whole(chunk: int, largest: int) -> None:
+    served = Served()
+    served.replace(served.p, session("p", ROLE_PREFILL, chunk))
+    served.route()
+    prefill = next(worker for worker in served.policy.view.workers if worker.id.startswith("p"))
+    assert prefill.chunk_tokens == largest
+
+
+def test_only_completed_answers_tell_how_long_answers_are() -> None:
+    served = Served()
+    requests: list[RequestView] = []
+    placed = served.policy.place
+    served.policy.place = lambda request, view: (requests.append(request), placed(request, view))[1]
+    sequence = Sequence([1] * 40, sampling_pb2.SamplingParams(max_tokens=1000), Waterfall(0.0))
+    served.placing.route(sequence, set())
+    for _ in range(500):
+        served.placing.completed(40)
+    served.placing.route(sequence, set())
+    assert [request.expected_output for request in requests] == [256, 40]
+
+
+def test_a_request_goes_only_to_workers_that_it_fits_outside_of_quarantine() -> None:
+    served = Served(AdaptivePlacement(Targets(0.5, 0.015)))
+    quarantine = worker_pb2.Load(total_pages=PAGES, free_pages=2, quarantined_pages=98)
+    served.d.load.report(quarantine, 0)
+    for _ in range(3):
+        assert served.route().pick(ROLE_DECODE) is served.p
+    served.p.load.report(quarantine, 0)
+    with pytest.raises(Unavailable, match="quarantine"):
+        served.placing.has_room(AdmissionRequest(40))
+    assert served.placing.has_room(AdmissionRequest(32))

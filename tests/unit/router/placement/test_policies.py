@@ -1,19 +1,17 @@
-"""Which workers a request is given, and what the ledger knows of them."""
+"""Which workers a request is given, and what placement knows of the demand."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from router.placement import (
     AdaptivePlacement,
+    ClusterModel,
     ClusterView,
     Demand,
     DisaggPlacement,
-    Ledger,
     Link,
     MixedPlacement,
     NoWorker,
@@ -23,12 +21,12 @@ from router.placement import (
     RequestView,
     StepTime,
     Targets,
-    Why,
     WorkerFacts,
     WorkerView,
 )
 from router.placement.estimates import Estimates
 from router.workers.capacity import least_loaded, power_of_two, round_robin
+from router.workers.load import WorkerLoad
 
 TARGETS = Targets(0.5, 0.015)
 LINK = Link(170e9, 0.003)
@@ -147,76 +145,12 @@ def test_among_many_workers_the_idle_one_is_found() -> None:
     assert pair(AdaptivePlacement(TARGETS).place(request(), view(*crowd))) == ("idle", "idle")
 
 
-STEPS = st.lists(
-    st.tuples(st.sampled_from(["place", "progress", "read", "arrive", "decode", "end"]), st.integers(0, 7)),
-    max_size=80,
-)
-
-
-@given(STEPS, st.sampled_from(["d", "p"]))
-def test_when_all_requests_have_ended_nothing_is_left_of_them(
-    steps: list[tuple[str, int]], reader: str
-) -> None:
-    """Events may come in any order, twice, or not at all; only tokens are told truthfully."""
-    local = reader == "d"
-    ledger = Ledger(kv_bytes_per_token=1, link=LINK)
-    for name in ("p", "d"):
-        ledger.add(WorkerFacts(id=name, chunk_tokens=2048, total_pages=1000, page_size=16))
-    alive: dict[int, int] = {}
-    decoding_now: set[int] = set()
-    placement = Placement(reader, "d", Why("test"))
-    number = 0
-    for event, choice in steps:
-        if event == "place":
-            number += 1
-            ledger.placed(number, request(100 * (choice + 1)), placement, float(number))
-            alive[number] = 0
-        if not alive:
-            continue
-        chosen = sorted(alive)[choice % len(alive)]
-        if event == "progress":
-            ledger.progressed(chosen, 50)
-        elif event == "read" and not alive[chosen]:
-            ledger.read(chosen)
-            alive[chosen] = 1
-            if local:
-                decoding_now.add(chosen)
-        elif event == "arrive" and not local and alive[chosen] == 1:
-            ledger.arrived(chosen)
-            decoding_now.add(chosen)
-        elif event == "decode" and chosen in decoding_now:
-            ledger.decoded("d", 1)
-            alive[chosen] += 1
-        elif event == "end":
-            ledger.ended(chosen, alive.pop(chosen))
-            ledger.ended(chosen, 5)
-            decoding_now.discard(chosen)
-    for chosen, tokens in alive.items():
-        ledger.ended(chosen, tokens)
-    for worker_view in ledger.view(1000.0).workers:
-        assert worker_view.prompts == ()
-        assert (worker_view.decodes, worker_view.incoming) == (0, 0)
-        assert (worker_view.context_tokens, worker_view.incoming_tokens) == (0, 0)
-        assert (worker_view.load.requests, worker_view.load.tokens) == (0, 0)
-
-
-def test_events_of_workers_that_are_gone_are_ignored() -> None:
-    ledger = Ledger(kv_bytes_per_token=1, link=LINK)
-    ledger.add(WorkerFacts(id="p", chunk_tokens=2048, total_pages=1000, page_size=16))
-    ledger.placed(1, request(), Placement("p", "p", Why("test")), 0.0)
-    ledger.remove("p")
-    ledger.read(1)
-    ledger.decoded("p", 1)
-    ledger.ended(1, 2)
-    assert ledger.view(1.0).workers == ()
-
-
 def test_demand_is_the_rate_of_what_has_to_be_computed() -> None:
-    ledger = Ledger(kv_bytes_per_token=1, link=LINK)
-    ledger.add(WorkerFacts(id="p", chunk_tokens=2048, total_pages=1000, page_size=16))
+    model = ClusterModel(kv_bytes_per_token=1, link=LINK)
+    model.add(WorkerFacts(id="p", chunk_tokens=2048, total_pages=1000, page_size=16), WorkerLoad())
     for number in range(400):
-        ledger.placed(number, request(1600, p=1200), Placement("p", "p", Why("test")), number / 10)
-    demand = ledger.view(40.0).demand
+        model.placed(request(1600, p=1200), "p", number / 10)
+    demand = model.view(40.0).demand
     assert demand.requests_per_s == pytest.approx(10.0, rel=0.05)
     assert demand.prompt_tokens == pytest.approx(400)
 

@@ -8,17 +8,16 @@ import pytest
 
 from router.placement import (
     AdaptivePlacement,
+    ClusterModel,
     ClusterView,
     Demand,
     DisaggPlacement,
-    Ledger,
     Link,
     Placement,
     Preference,
     RequestView,
     StepTime,
     Targets,
-    Why,
     WorkerFacts,
     WorkerView,
 )
@@ -28,6 +27,7 @@ from router.simulator.simulation import ClusterSpec, Simulation
 from router.simulator.traffic import Arrival
 from router.simulator.worker import WorkerSettings
 from router.workers.capacity import prefix_aware
+from router.workers.load import Phase, WorkerLoad
 
 TARGETS = Targets(0.5, 0.040)
 LINK = Link(170e9, 0.003)
@@ -89,13 +89,14 @@ def test_with_all_slots_taken_a_request_goes_where_one_becomes_free_first() -> N
     assert place(worker("a", 130), worker("b", 103)).decode_worker == "b"
 
 
-def test_the_ledger_knows_how_many_requests_a_worker_runs() -> None:
-    ledger = Ledger(kv_bytes_per_token=131_072, link=LINK)
-    ledger.add(WorkerFacts(id="a", chunk_tokens=2048, total_pages=1000, page_size=16, max_running=1))
-    (seen,) = ledger.view(0.0).workers
+@pytest.mark.parametrize("phase", [Phase.PREFILL, Phase.INCOMING])
+def test_a_request_takes_a_slot_before_it_decodes(phase: Phase) -> None:
+    model, load = ClusterModel(kv_bytes_per_token=131_072, link=LINK), WorkerLoad(16)
+    model.add(WorkerFacts(id="a", chunk_tokens=2048, total_pages=1000, page_size=16, max_running=1), load)
+    (seen,) = model.view(0.0).workers
     assert (seen.max_running, seen.has_slot) == (1, True)
-    ledger.placed(1, REQUEST, Placement("a", "a", Why("test")), 0.0)
-    (seen,) = ledger.view(0.0).workers
+    load.begin(phase, 300, cached=0, arrived_at=0.0, now=0.0)
+    (seen,) = model.view(0.0).workers
     assert not seen.has_slot
 
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Callable
+from itertools import count
 
-from router.workers.cached_prefixes import CachedPrefixes
 from router.workers.circuit_breaker import CircuitBreaker
 from router.workers.events import Event, Listener, Loss, Message, WorkerLost
+from router.workers.heartbeat_monitor import Liveness
 from router.workers.load import WorkerLoad
 from rpc.baton.v1 import worker_pb2
 
 __all__ = ["FakeSession", "ManualClockLoop"]
+
+_numbers = count(1)
 
 
 class ManualClockLoop(asyncio.SelectorEventLoop):
@@ -30,8 +34,11 @@ class FakeSession:
     def __init__(self, info: worker_pb2.WorkerInfo, max_running_requests: int) -> None:
         self.info = info
         self.worker_id = info.worker_id
+        self.key = f"{info.worker_id}@{next(_numbers)}"
+        self.role = info.role
+        self.liveness = Liveness.GOOD
+        self.on_step: Callable[[worker_pb2.StepWork], None] = lambda _: None
         self.load = WorkerLoad(info.page_size, max_running_requests)
-        self.cached = CachedPrefixes(info.page_size)
         self.breaker = CircuitBreaker()
         self.alive = True
         self.commands: deque[worker_pb2.Command] = deque()

@@ -18,6 +18,7 @@ from router.dispatch.routing.route import Route
 from router.dispatch.sequence import Sequence
 from router.dispatch.token_stream import DeliveryQueue, Delta, TokenStream
 from router.dispatch.waterfall import Waterfall
+from router.workers.load import Phase
 from rpc.baton.v1 import sampling_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_PREFILL
 from tests.unit.router.dispatch.attempts.fake_session import ManualClockLoop
@@ -232,6 +233,17 @@ class AttemptMachine(RuleBasedStateMachine):
         if hasattr(self, "answer"):
             assert self.attempts <= 1 + self.excuses
 
+    @invariant()
+    def every_worker_s_load_is_that_of_the_parts_that_it_has(self) -> None:
+        if getattr(self, "attempt", None) is None:
+            return
+        for worker in [*self.workers, *self.gone]:
+            parts = [part for part in self.attempt._parts if part.active and part.session is worker]
+            assert worker.load.requests == len(parts)
+            assert worker.load.tokens == sum(part.task.uncached for part in parts)
+            decoding = [part.task for part in parts if part.task.phase is Phase.DECODE]
+            assert worker.load.context_tokens == sum(task.context_tokens for task in decoding)
+
     def teardown(self) -> None:
         if not hasattr(self, "loop"):
             return
@@ -249,7 +261,8 @@ class AttemptMachine(RuleBasedStateMachine):
             assert not worker.jobs, "a worker computes a request that has ended"
             assert not worker.listeners
             assert (worker.load.requests, worker.load.tokens) == (0, 0)
-            assert not worker.cached._expected
+            assert not worker.load.cached._expected
+            assert worker.load.idle.is_set()
         assert not self.network, "pages are reserved for nothing"
         self.loop.close()
 
@@ -274,6 +287,17 @@ def test_an_answer_whose_move_was_refused_runs_on_and_moves_at_the_next_try() ->
         played.play_round()
     assert [move.result() for move in played.moves] == [False, True]
     assert played.attempts == 1
+    played.teardown()
+
+
+def test_a_move_reserves_room_for_no_more_than_the_answer_may_have() -> None:
+    played = AttemptMachine()
+    played.start(disagg=False)
+    while not played.answer:
+        played.play_round()
+    while not played.client.done():
+        assert played.attempt.tokens_to_reserve == len(PROMPT) + LENGTH
+        played.play_round()
     played.teardown()
 
 

@@ -1,0 +1,176 @@
+"""What placement knows of the cluster: the workers' accounts, and what it has learnt of speeds and demand."""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
+from typing import Final
+
+from router.placement.step_time import PRIOR, StepTime, StepWork
+from router.placement.step_times import StepTimes
+from router.placement.transfer_rate import TransferRates
+from router.placement.view import (
+    ClusterView,
+    Demand,
+    Link,
+    Outstanding,
+    Preference,
+    PromptWork,
+    RequestView,
+    WorkerId,
+    WorkerView,
+)
+from router.workers.decaying_rate import DecayingRate
+from router.workers.load import WorkerLoad
+
+__all__ = ["ClusterModel", "WorkerFacts"]
+
+_FIRST_GUESS: Final = 256.0
+_WEIGHT: Final = 0.02
+"""Weight of the newest answer in the mean length of answers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerFacts:
+    """Constant facts about a worker."""
+
+    id: WorkerId
+    prefers: Preference = Preference.BOTH
+    chunk_tokens: int
+    step_target_s: float | None = None
+    pause_target_s: float | None = None
+    total_pages: int
+    page_size: int
+    max_running: int | None = None
+    """Requests that it computes at a time; None: any number."""
+    prior: StepTime = PRIOR
+
+
+@dataclass(slots=True)
+class _Worker:
+    facts: WorkerFacts
+    load: WorkerLoad
+    version: int = -1
+    """Of `load`, when `view` was made."""
+    view: WorkerView | None = None
+    """Cached view; None if out of date."""
+
+
+class ClusterModel:
+    """Makes the view of the cluster that policies decide on.
+
+    Every method costs O(1), except `view`: O(workers), and O(prompts) for each worker changed since the last.
+    """
+
+    def __init__(self, *, kv_bytes_per_token: int, link: Link) -> None:
+        """`link`: assumed between any two workers until handoffs show the bandwidth."""
+        self._kv_bytes_per_token = kv_bytes_per_token
+        self._rates = TransferRates(link)
+        self._step_times = StepTimes()
+        self._workers: dict[WorkerId, _Worker] = {}
+        self._mean_output = _FIRST_GUESS
+        self._requests, self._prompts, self._pairs, self._contexts = (DecayingRate() for _ in range(4))
+
+    def add(self, facts: WorkerFacts, load: WorkerLoad) -> None:
+        """A worker came up; `load` is its account."""
+        self._workers[facts.id] = _Worker(facts, load)
+        self._step_times.add(facts.id, facts.prior)
+
+    def remove(self, worker_id: WorkerId) -> None:
+        """The worker is gone."""
+        self._workers.pop(worker_id, None)
+        self._step_times.remove(worker_id)
+        self._rates.forget(worker_id)
+
+    def expected_output(self, max_tokens: int) -> int:
+        """Expected tokens of an answer: the mean of those that were completed, at most `max_tokens`."""
+        return max(1, min(max_tokens, round(self._mean_output)))
+
+    def placed(self, request: RequestView, prefill_worker: WorkerId, now: float) -> None:
+        """The request was placed: part of the demand."""
+        worker = self._workers.get(prefill_worker)
+        page_size = worker.facts.page_size if worker is not None else 1
+        cached = request.cached_by(prefill_worker, page_size)
+        pending = request.prompt_tokens - cached
+        self._requests.add(1, now)
+        self._prompts.add(pending, now)
+        self._pairs.add(StepWork.attention_of(cached, pending), now)
+        self._contexts.add(request.prompt_tokens, now)
+
+    def completed(self, output_tokens: int) -> None:
+        """An answer was completed with this many tokens. Not for answers that were cut off: they say nothing
+        about lengths."""
+        self._mean_output += _WEIGHT * (output_tokens - self._mean_output)
+
+    def stepped(self, worker_id: WorkerId, work: StepWork, seconds: float) -> None:
+        """The time of a step on the device. A sample of the steps is enough."""
+        if (worker := self._workers.get(worker_id)) is not None:
+            self._step_times.observe(worker_id, work, seconds)
+            worker.view = None
+
+    def prefers(self, worker_id: WorkerId, preference: Preference) -> None:
+        """The worker's current role."""
+        worker = self._workers.get(worker_id)
+        if worker is not None and worker.facts.prefers is not preference:
+            worker.facts = replace(worker.facts, prefers=preference)
+            worker.view = None
+
+    def transferred(self, source: WorkerId, destination: WorkerId, num_bytes: int, seconds: float) -> None:
+        """A handoff ended: bytes written, and seconds during which writes were in progress."""
+        self._rates.observe(source, destination, num_bytes, seconds)
+
+    def view(self, now: float, among: AbstractSet[WorkerId] | None = None) -> ClusterView:
+        """`among`: the workers that can be used now; None: all."""
+        workers = tuple(
+            self._look(worker, now) for key, worker in self._workers.items() if among is None or key in among
+        )
+        return ClusterView(
+            now=now,
+            workers=workers,
+            demand=self._demand(now),
+            kv_bytes_per_token=self._kv_bytes_per_token,
+            link=self._rates.link,
+            links=self._rates.links,
+        )
+
+    def _demand(self, now: float) -> Demand:
+        requests = self._requests.rate(now)
+        if not requests:
+            return Demand()
+        return Demand(
+            requests_per_s=requests,
+            prompt_tokens=self._prompts.rate(now) / requests,
+            attention=self._pairs.rate(now) / requests,
+            context_tokens=self._contexts.rate(now) / requests + self._mean_output / 2,
+            output_tokens=self._mean_output,
+        )
+
+    def _look(self, worker: _Worker, now: float) -> WorkerView:
+        facts, load = worker.facts, worker.load
+        if worker.view is not None and worker.version == load.version:
+            return worker.view
+        worker.version = load.version
+        available = load.available_pages
+        worker.view = WorkerView(
+            id=facts.id,
+            prefers=facts.prefers,
+            step_time=self._step_times.of(facts.id),
+            chunk_tokens=facts.chunk_tokens,
+            step_target_s=facts.step_target_s,
+            pause_target_s=facts.pause_target_s,
+            prompts=tuple(
+                PromptWork(task.tokens - task.computed, task.computed, task.arrived_at)
+                for task in load.prompts
+            ),
+            decodes=load.decodes,
+            context_tokens=load.context_tokens,
+            incoming=load.incoming,
+            incoming_tokens=load.incoming_tokens,
+            max_running=facts.max_running,
+            prompt_rate=load.given.rate(now),
+            available_pages=facts.total_pages if available is None else available,
+            total_pages=facts.total_pages,
+            page_size=facts.page_size,
+            load=Outstanding(*load.outstanding),
+        )
+        return worker.view
