@@ -17,9 +17,9 @@ from engine.core.events import EngineStats, Occupancy, StepMeasured, StepOutput,
 from engine.core.kv_manager import KVManager, Reservation
 from engine.core.plan import Chunk, StepPlan
 from engine.core.request import Request
-from engine.core.sampling_params import FinishReason, TokenLogprobs
+from engine.core.sampling_params import FinishReason, PromptLogprobs, TokenLogprobs
 from engine.core.waits import WaitReason
-from engine.errors import EngineError, GrammarError, InvalidRequest
+from engine.errors import EngineError, GrammarError, InvalidRequest, NotFinite
 from engine.executor.runner import ModelRunner, StepInFlight, StepResult
 from engine.grammar.compiler import GrammarCompiler
 from engine.hooks import NO_HOOKS, Hooks
@@ -202,6 +202,7 @@ class Engine:
 
         `room`: tokens by which it may grow until then. Raises InvalidRequest if the pool is too small.
         """
+        request.num_scored = request.scores_until  # by the sender
         self._check_new(request)
         if request.num_tokens >= self.max_tokens:
             raise InvalidRequest(f"{request.num_tokens} tokens do not fit: {self.max_tokens} at most")
@@ -288,6 +289,8 @@ class Engine:
         vocab = self.runner.spec.vocab_size
         if min(request.prompt) < 0 or max(request.prompt) >= vocab:
             raise InvalidRequest(f"token ids must be in [0, {vocab})")
+        if request.output and request.num_scored < request.scores_until:
+            raise InvalidRequest("the log-probabilities of a prompt come before the first token")
         if request.sampling.grammar is not None and request.matcher is None:
             request.matcher = self.grammars.matcher(request.sampling.grammar)
 
@@ -305,10 +308,12 @@ class Engine:
         self._observe_itl(plan)
         self._steps += 1
         output.completed = True
-        sampled = -1
+        sampled, scores = -1, iter(result.scores)
         for chunk in plan.chunks:
             request = chunk.request
             sampled += chunk.samples
+            if chunk.num_scored:
+                self._score(request, next(scores), output)
             if chunk.length > 1:
                 self._prompt_tokens += chunk.length
             if chunk.samples and sampled in result.errors:
@@ -318,6 +323,16 @@ class Engine:
                 self.hooks.on_computed(request, chunk.end)
                 if chunk.samples:
                     self._deliver(chunk, result.tokens[sampled], result.logprobs[sampled], output)
+
+    def _score(self, request: Request, scores: PromptLogprobs | None, output: StepOutput) -> None:
+        """Report the log-probabilities of a chunk, without those that were reported before a preemption."""
+        if scores is None:
+            self._fail(request, NotFinite(), output)
+            return
+        known, computed = request.num_scored + 1 - scores.position, len(scores.logprobs)
+        if request.finish is None and known < computed:
+            output.scored.append((request, scores.part(known, computed)))
+            request.num_scored += computed - known
 
     def _deliver(self, chunk: Chunk, token: int, logprobs: TokenLogprobs | None, output: StepOutput) -> None:
         request = chunk.request

@@ -29,6 +29,9 @@ class GrammarError(InvalidRequest):
 class NotFinite(EngineError):
     """The model computed logits that are NaN or infinite: no token can be chosen."""
 
+    def __init__(self, message: str = "the model computed logits that are not finite (NaN or infinity)"):
+        super().__init__(message)
+
 
 class QueueFull(EngineError):
     """Too many requests are waiting; retry later."""

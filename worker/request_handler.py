@@ -34,6 +34,7 @@ from worker.session.answers import Answers
 from worker.session.convert import (
     load_to_proto,
     peer_to_proto,
+    prompt_logprobs_to_proto,
     request_from_proto,
     stats_to_proto,
     step_work_to_proto,
@@ -145,6 +146,9 @@ class RequestHandler:
         tokens = [
             (job, t) for t in output.tokens if (job := self._answers.jobs.get(t.request.id)) is not None
         ]
+        for request, scores in output.scored:
+            if (job := self._answers.jobs.get(request.id)) is not None:
+                self._answers.outbox.scored(job, prompt_logprobs_to_proto(scores))
         # First tokens first: the router forwards tokens one by one, and TTFT matters most.
         for job, token in sorted(tokens, key=lambda pair: pair[0].reported_cached):
             self._report(job, token)

@@ -19,7 +19,7 @@ __all__ = ["Batch", "BatchBuilder", "Ints", "scratch_batch"]
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One forward pass: T tokens of R requests, in the plan's order, of which S rows sample.
+    """One forward pass: T tokens of R requests, in the plan's order, of which S rows sample and Q are scored.
 
     Requests with several tokens come first, then those with one. Tensors are on the device; arrays stay
     on the host, where backends plan with them.
@@ -45,6 +45,8 @@ class Batch:
     """[S] int64: rows whose hidden state predicts a token."""
     sample_slots: torch.Tensor
     """[S] int64: the requests' slots."""
+    scored_rows: torch.Tensor
+    """[Q] int64: rows whose hidden state gives the log-probability of a token that is known."""
     pending_rows: torch.Tensor
     """Rows whose input token was sampled by the step before and is known to the device alone."""
     pending_slots: torch.Tensor
@@ -94,7 +96,8 @@ class BatchBuilder:
         input_ids = inputs.input_ids
         input_ids[pending] = 0
         tokens = [input_ids, positions, slot_mapping]
-        rows = [indptr[1:][sampling] - 1, slots[sampling], pending, slots[owner[pending]]]
+        scored = _scored_rows(indptr[1:] - inputs.samples, inputs.scored)
+        rows = [indptr[1:][sampling] - 1, slots[sampling], scored, pending, slots[owner[pending]]]
         sent = send([*tokens, *rows], self._device)
         return Batch(
             input_ids=sent[0],
@@ -106,8 +109,9 @@ class BatchBuilder:
             block_tables=block_tables,
             sample_rows=sent[3],
             sample_slots=sent[4],
-            pending_rows=sent[5],
-            pending_slots=sent[6],
+            scored_rows=sent[5],
+            pending_rows=sent[6],
+            pending_slots=sent[7],
         )
 
     def _block_tables(self, slots: Ints, counts: Ints) -> BlockTables:
@@ -122,6 +126,13 @@ class BatchBuilder:
             row = self._tables[slot]
             row[:count] = inputs.pages[begin:end]
             row[count:] = self._scratch
+
+
+def _scored_rows(ends: Ints, counts: Ints) -> Ints:
+    """Rows [end - count, end) of every chunk, one chunk after another."""
+    if not counts.any():
+        return counts[:0]
+    return np.arange(counts.sum()) + np.repeat(ends - np.cumsum(counts), counts)
 
 
 def scratch_batch(spans: Sequence[Span], scratch_page: int, page_size: int, device: torch.device) -> Batch:
@@ -142,6 +153,7 @@ def scratch_batch(spans: Sequence[Span], scratch_page: int, page_size: int, devi
         block_tables=BlockTables(np.full(counts.sum(), scratch_page, dtype=np.int64), starts_of(counts)),
         sample_rows=sent[3],
         sample_slots=sent[3],
+        scored_rows=sent[3],
         pending_rows=sent[3],
         pending_slots=sent[3],
     )

@@ -31,6 +31,8 @@ class StepInputs:
     """[R]"""
     samples: Ints
     """[R]: 1 where a token is sampled, otherwise 0."""
+    scored: Ints
+    """[R]: number of rows that are scored, which are the last ones but for a row that samples."""
     input_ids: Ints
     """[T], some of them PENDING."""
     moved: Ints
@@ -61,7 +63,7 @@ class StepInputs:
 
 def _lengths(header: Ints) -> list[int]:
     chunks, tokens, moved, pages = header.tolist()
-    return [chunks] * 4 + [tokens] + [moved] * 2 + [pages]
+    return [chunks] * 5 + [tokens] + [moved] * 2 + [pages]
 
 
 class StepWriter:
@@ -72,7 +74,7 @@ class StepWriter:
         """The pages last written for each slot."""
 
     def write(self, plan: StepPlan) -> StepInputs:
-        requests, slots, starts, lengths, outputs = zip(*plan.chunks, strict=True)
+        requests, slots, starts, lengths, outputs, scored = zip(*plan.chunks, strict=True)
         moved = [
             (slot, request.pages.copy())
             for request, slot in zip(requests, slots, strict=True)
@@ -85,6 +87,7 @@ class StepWriter:
             starts=_ints(starts),
             lengths=_ints(lengths),
             samples=_ints([output is not None for output in outputs]),
+            scored=_ints(scored),
             input_ids=_input_ids(plan.chunks),
             moved=_ints([slot for slot, _ in moved]),
             page_counts=_ints([len(pages) for _, pages in moved]),

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from engine.core.plan import StepPlan
 from engine.core.request import Request, TokenId
-from engine.core.sampling_params import FinishReason, TokenLogprobs
+from engine.core.sampling_params import FinishReason, PromptLogprobs, TokenLogprobs
 from engine.core.waits import WaitReason
 from engine.errors import EngineError
 from engine.kv_cache.pages import PageCounts
@@ -57,6 +57,8 @@ class StepMeasured:
 @dataclass(slots=True)
 class StepOutput:
     tokens: list[TokenOut] = field(default_factory=list)
+    scored: list[tuple[Request, PromptLogprobs]] = field(default_factory=list)
+    """Of each request in the order of its prompt, without gaps, and before its first token."""
     started: list[Request] = field(default_factory=list)
     """Requests whose first chunk is being computed."""
     preempted: list[Request] = field(default_factory=list)

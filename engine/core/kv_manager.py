@@ -87,7 +87,7 @@ class KVManager:
         at = request.locked.depth * self.page_size
         if at != request.num_computed:
             return  # its previous chunk is still in flight
-        found = self.cache.match(request.tokens(at, request.num_tokens - 1), after=request.locked)
+        found = self.cache.match(request.tokens(at, request.num_reusable), after=request.locked)
         if not found.pages:
             return
         first = at // self.page_size
@@ -208,8 +208,7 @@ class KVManager:
             return None  # it does not fit even without sharing, so skip the search
         cached: list[int] = []
         if self.cache is not None:
-            # The last token is always computed, for its logits.
-            found = self.cache.match(request.tokens(0, request.num_tokens - 1))
+            found = self.cache.match(request.tokens(0, request.num_reusable))
             self.cache.lock(found.node)
             request.locked, cached = found.node, found.pages
         count = needed - len(cached)

@@ -25,6 +25,9 @@ class Chunk(NamedTuple):
     length: int
     output_index: int | None
     """Where in `request.output` the sampled token goes; None for an inner chunk, which samples none."""
+    num_scored: int = 0
+    """Rows whose logits score the token that follows them: those before the one that samples, or the last
+    ones of an inner chunk."""
 
     @property
     def end(self) -> int:
@@ -34,8 +37,14 @@ class Chunk(NamedTuple):
     def samples(self) -> bool:
         return self.output_index is not None
 
+    @property
+    def scored(self) -> range:
+        """Positions of the rows whose logits score the token that follows."""
+        end = self.end - self.samples
+        return range(end - self.num_scored, end)
 
-_Fields: TypeAlias = tuple[Request, int, int, int, int | None]
+
+_Fields: TypeAlias = tuple[Request, int, int, int, int | None, int]
 chunk_of: Final[Callable[[_Fields], Chunk]] = partial(tuple.__new__, Chunk)
 """`Chunk` of its fields as one tuple: a quarter faster, since no Python function is called."""
 

@@ -47,6 +47,8 @@ class Request:
 
     num_computed: int = 0
     """Tokens whose KV is in the pool, counting those of the step in flight."""
+    num_scored: int = 0
+    """Rows of the prompt that have given the log-probability of the token after them; see `scores_until`."""
     pages: list[PageId] = field(default_factory=list)
     """The block table: page i holds tokens [i * page_size, (i + 1) * page_size)."""
     slot: int = -1
@@ -92,6 +94,16 @@ class Request:
     def num_pending(self) -> int:
         """1 while decoding; more during prefill."""
         return self.num_tokens - self.num_computed
+
+    @property
+    def scores_until(self) -> int:
+        """End of the rows that give log-probabilities of prompt tokens; 0: none are wanted."""
+        return 0 if self.sampling.prompt_logprobs is None else len(self.prompt) - 1
+
+    @property
+    def num_reusable(self) -> int:
+        """Leading tokens whose KV may come from a cache; the others are computed for their logits."""
+        return self.num_tokens - 1 if self.num_scored >= self.scores_until else self.num_scored
 
     @property
     def turn(self) -> float:

@@ -8,7 +8,14 @@ from typing import Final
 
 from engine.grammar.grammar import Grammar
 
-__all__ = ["MAX_LOGIT_BIASES", "MAX_LOGPROBS", "FinishReason", "SamplingParams", "TokenLogprobs"]
+__all__ = [
+    "MAX_LOGIT_BIASES",
+    "MAX_LOGPROBS",
+    "FinishReason",
+    "PromptLogprobs",
+    "SamplingParams",
+    "TokenLogprobs",
+]
 
 MAX_LOGPROBS: Final = 20
 """Largest number of top log-probabilities per position."""
@@ -41,6 +48,8 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    """Number of alternatives reported for each prompt token; None: log-probabilities of none are."""
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logit_bias: tuple[tuple[int, float], ...] = ()
@@ -82,3 +91,30 @@ class TokenLogprobs:
     logprob: float
     rank: int
     top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Log-probabilities of consecutive prompt tokens, as columns: a prompt may have 100,000 of them."""
+
+    position: int
+    """Of the first of these tokens in the prompt; at least 1, since nothing precedes token 0."""
+    logprobs: list[float]
+    ranks: list[int]
+    """From 1."""
+    num_top: int
+    top_ids: list[int]
+    """`num_top` for each token, most likely first."""
+    top_logprobs: list[float]
+
+    def part(self, first: int, end: int) -> PromptLogprobs:
+        """Those of tokens [first, end) of these."""
+        tokens, tops = slice(first, end), slice(first * self.num_top, end * self.num_top)
+        return PromptLogprobs(
+            self.position + first,
+            self.logprobs[tokens],
+            self.ranks[tokens],
+            self.num_top,
+            self.top_ids[tops],
+            self.top_logprobs[tops],
+        )

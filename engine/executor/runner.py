@@ -16,7 +16,7 @@ from engine.batch.step_inputs import StepInputs, StepWriter
 from engine.config import EngineConfig
 from engine.core.largest_step import largest_step
 from engine.core.plan import Chunk, StepPlan
-from engine.core.sampling_params import TokenLogprobs
+from engine.core.sampling_params import PromptLogprobs, TokenLogprobs
 from engine.device.current import enter_device
 from engine.device.memory import Probe, advising
 from engine.device.readback import Readback
@@ -31,6 +31,7 @@ from engine.parallel.communicator import SINGLE_RANK, Communicator
 from engine.parallel.step_channel import StepChannel
 from engine.sampling.logprobs import LogprobTensors
 from engine.sampling.sampler import Sampler
+from engine.sampling.scoring import SCORE_TENSORS, Scored, logit_blocks, score
 from engine.sampling.token_masks import constrained_rows, masks_of
 from engine.spec.model_spec import ModelSpec
 
@@ -39,12 +40,14 @@ __all__ = ["ModelRunner", "PreparedStep", "StepInFlight", "StepResult"]
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """One entry for each sampling chunk of the plan, in its order."""
+    """`tokens` and `logprobs` have an entry for each sampling chunk of the plan, in its order."""
 
     tokens: list[int]
     logprobs: list[TokenLogprobs | None]
     errors: dict[int, EngineError] = field(default_factory=dict)
     """Errors by index among the sampling chunks; the token of such an entry is undefined, but in range."""
+    scores: list[PromptLogprobs | None] = field(default_factory=list)
+    """For each chunk with scored rows, in the plan's order; None: its logits were not finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,7 @@ class PreparedStep:
     batch: Batch
     sampling: list[Chunk]
     """The chunks that sample."""
+    scored: Scored
 
 
 class _Pause(Enum):
@@ -79,10 +83,11 @@ _Enqueuing: TypeAlias = Generator[_Pause, None, _Enqueued]
 class StepInFlight:
     """A step that is enqueued, at least in part, and may still be running."""
 
-    def __init__(self, enqueuing: _Enqueuing, chunks: list[Chunk]) -> None:
+    def __init__(self, enqueuing: _Enqueuing, chunks: list[Chunk], scored: Scored) -> None:
         """`chunks` are those that sample. Enqueues the first part."""
         self._enqueuing = enqueuing
         self._chunks = chunks
+        self._scored = scored
         self._enqueued: _Enqueued | None = None
         self._pause = _Pause.BUSY
         self.proceed()
@@ -119,18 +124,20 @@ class StepInFlight:
             pass
         assert self._enqueued is not None
         read = self._enqueued.readback.wait()  # also when nothing is sampled: the KV must be in the pool
+        scores: list[PromptLogprobs | None] = []
+        if self._scored:
+            scores, read = self._scored.results(read[:SCORE_TENSORS]), read[SCORE_TENSORS:]
         if not self._chunks:
-            return StepResult([], [])
+            return StepResult([], [], scores=scores)
         tokens, finite, *logprobs = read
         broken: dict[int, EngineError] = {
-            index: NotFinite("the model computed logits that are not finite (NaN or infinity)")
-            for index, good in enumerate(finite.tolist())
-            if not good
+            index: NotFinite() for index, good in enumerate(finite.tolist()) if not good
         }
         return StepResult(
             tokens=tokens.tolist(),
             logprobs=self._logprobs(logprobs),
             errors=self._enqueued.errors | broken,
+            scores=scores,
         )
 
     def _logprobs(self, tensors: list[torch.Tensor]) -> list[TokenLogprobs | None]:
@@ -200,11 +207,11 @@ class ModelRunner:
         inputs = self._steps.write(plan)
         self._step_channel.send(inputs)
         sampling = [chunk for chunk in plan.chunks if chunk.samples]
-        return PreparedStep(*self._prepared(inputs), sampling)
+        return PreparedStep(*self._prepared(inputs), sampling, Scored.of(plan.chunks))
 
     def launch(self, step: PreparedStep) -> StepInFlight:
         """Enqueue the first part of a step; `StepInFlight.proceed` enqueues the rest. Never blocks."""
-        return StepInFlight(self._enqueue(step), step.sampling)
+        return StepInFlight(self._enqueue(step), step.sampling, step.scored)
 
     def execute_step(self, inputs: StepInputs) -> None:
         """On ranks other than 0: compute a step that rank 0 has prepared. Only rank 0 samples."""
@@ -215,8 +222,12 @@ class ModelRunner:
     def _enqueue(self, step: PreparedStep) -> _Enqueuing:
         batch = step.batch
         hidden = yield from _busy(step.forward.run(batch))
+        scores: list[torch.Tensor] = []
+        if step.scored:
+            blocks = logit_blocks(self._model.logits, hidden, batch.scored_rows)
+            scores = score(blocks, step.scored.targets(self._device), step.scored.num_top).tensors()
         if not step.sampling:
-            return _Enqueued(Readback([], self._device))
+            return _Enqueued(Readback(scores, self._device))
         logits = self._model.logits(hidden[batch.sample_rows])
         masks = None
         if rows := constrained_rows(step.sampling):
@@ -226,12 +237,14 @@ class ModelRunner:
         self.communicator.broadcast(sampled.tokens)
         self._last_tokens[batch.sample_slots] = sampled.tokens
         errors: dict[int, EngineError] = {} if masks is None else {**masks.errors}
-        return _Enqueued(Readback(sampled.tensors(), self._device), errors)
+        return _Enqueued(Readback([*scores, *sampled.tensors()], self._device), errors)
 
     @torch.inference_mode()
     def _enqueue_part(self, inputs: StepInputs) -> Generator[None, None, None]:
         forward, batch = self._prepared(inputs)
         hidden = yield from forward.run(batch)
+        for _ in logit_blocks(self._model.logits, hidden, batch.scored_rows):
+            pass
         if not len(batch.sample_rows):
             return
         self._model.logits(hidden[batch.sample_rows])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.core.sampling_params import TokenLogprobs
+from engine.core.sampling_params import PromptLogprobs, TokenLogprobs
 
 __all__ = ["LogprobTensors", "measure"]
 
@@ -25,6 +25,9 @@ class LogprobTensors:
     top_ids: torch.Tensor
     """[L, k] int64."""
 
+    def tensors(self) -> list[torch.Tensor]:
+        return [self.chosen, self.rank, self.top, self.top_ids]
+
     def to_tokens(self, wanted: Sequence[int]) -> list[TokenLogprobs]:
         """Convert tensors on the host: row i with its first `wanted[i]` alternatives."""
         rows = zip(
@@ -39,6 +42,17 @@ class LogprobTensors:
             TokenLogprobs(chosen, rank, tuple(zip(ids[:k], values[:k], strict=True)))
             for chosen, rank, ids, values, k in rows
         ]
+
+    def to_prompt(self, rows: slice, position: int, num_top: int) -> PromptLogprobs:
+        """Convert tensors on the host: `rows`, which are of the prompt tokens from `position` on."""
+        return PromptLogprobs(
+            position,
+            self.chosen[rows].tolist(),
+            self.rank[rows].tolist(),
+            num_top,
+            self.top_ids[rows, :num_top].flatten().tolist(),
+            self.top[rows, :num_top].flatten().tolist(),
+        )
 
 
 def measure(logits: torch.Tensor, tokens: torch.Tensor, num_top: int) -> LogprobTensors:

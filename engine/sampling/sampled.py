@@ -27,4 +27,4 @@ class Sampled:
         logprobs = self.logprobs
         if logprobs is None:
             return [self.tokens, self.finite]
-        return [self.tokens, self.finite, logprobs.chosen, logprobs.rank, logprobs.top, logprobs.top_ids]
+        return [self.tokens, self.finite, *logprobs.tensors()]

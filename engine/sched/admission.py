@@ -69,7 +69,7 @@ class Admission:
         """Tokens that the prefix cache holds of a request; O(tokens)."""
         if self._kv.cache is None:
             return 0
-        cached = self._kv.cache.match(request.tokens(0, request.num_tokens - 1), touch=False)
+        cached = self._kv.cache.match(request.tokens(0, request.num_reusable), touch=False)
         return len(cached.pages) * self._kv.page_size
 
     def check_deadline(self, request: Request, now: float, prefill_rate: float) -> None:

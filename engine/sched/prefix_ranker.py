@@ -93,7 +93,7 @@ class PrefixRanker:
 
     def _search(self, request: Request, start: RadixNode) -> _Lookup:
         size = self._cache.page_size
-        rest = request.tokens(start.depth * size, request.num_tokens - 1)
+        rest = request.tokens(start.depth * size, request.num_reusable)
         found = self._cache.match(rest, after=start, touch=False)
         node, pages = found.node, start.depth + len(found.pages)
         if node.depth > pages:

@@ -261,7 +261,7 @@ class Scheduler:
             if request.slot < 0:
                 continue  # preempted for a more urgent one
             start, output = request.num_computed, request.output
-            chunks.append(chunk_of((request, request.slot, start, 1, len(output))))
+            chunks.append(chunk_of((request, request.slot, start, 1, len(output), 0)))
             request.num_computed = start + 1
             output.append(PENDING)
         return chunks
@@ -291,7 +291,8 @@ class Scheduler:
             # cache.
             if self._shares_prefixes:
                 start = request.num_computed
-                if self._in_flight.shared(request, start) or planned.shared(request, start):
+                reuses = start < request.num_reusable
+                if reuses and (self._in_flight.shared(request, start) or planned.shared(request, start)):
                     continue
                 planned.add(request, start)
             prompts.append(request)
@@ -310,7 +311,8 @@ class Scheduler:
         if request.num_pending == 0:
             output_index = len(request.output)
             request.output.append(PENDING)
-        return Chunk(request, request.slot, start, length, output_index)
+        scored = max(min(start + length, request.scores_until) - max(start, request.num_scored), 0)
+        return Chunk(request, request.slot, start, length, output_index, scored)
 
     def _note_waits(self, step: StepPlan, now: float) -> None:
         reason, waiting = self._admission.stopped_by, self.waiting

@@ -60,8 +60,16 @@ class Sequence:
     def num_tokens(self) -> int:
         return len(self.prompt) + len(self.output)
 
+    @property
+    def is_scored(self) -> bool:
+        """Whether log-probabilities of the prompt are wanted and not known yet."""
+        return self.sampling.HasField("prompt_logprobs") and not self.output
+
     def blocks(self, page_size: int) -> list[BlockHash]:
-        """Hashes of the prompt's full pages. Excludes the last token, which is always computed."""
+        """Hashes of the prompt's full pages, without tokens that are computed in any case: the last one, or
+        all if their log-probabilities are wanted."""
+        if self.is_scored:
+            return []
         blocks = self._blocks.get(page_size)
         if blocks is None:
             blocks = self._blocks[page_size] = block_hashes(self.prompt[:-1], page_size)
@@ -78,6 +86,7 @@ class Sequence:
             request_id=request_id,
             prompt=self.prompt,
             output=self.output,
+            num_scored=len(self.prompt) - 1 if self.output else 0,
             sampling=self.sampling,
             priority=self.priority,
             timeout_s=0.0 if left == math.inf else max(left, 1e-3),

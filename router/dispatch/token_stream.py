@@ -31,6 +31,8 @@ class Delta:
     """Includes the stop token, which counts as generated but is not part of the text."""
     logprobs: list[sampling_pb2.TokenLogprobs] = field(default_factory=list)
     """One per token, or none."""
+    prompt_logprobs: list[sampling_pb2.PromptLogprobs] = field(default_factory=list)
+    """With the first delta, if asked for: of all prompt tokens but the first, in order."""
     finish: int = sampling_pb2.FINISH_REASON_UNSPECIFIED
     """A sampling_pb2.FinishReason; unspecified (0) until the last delta."""
     stop_token: int | None = None

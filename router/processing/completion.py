@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from router.dispatch.token_stream import Delta
@@ -16,6 +16,7 @@ from rpc.baton.v1 import router_pb2, sampling_pb2
 __all__ = ["Chunk", "Completion"]
 
 _STOP: Final = sampling_pb2.FINISH_REASON_STOP
+_LENGTH: Final = sampling_pb2.FINISH_REASON_LENGTH
 _ABORT: Final = sampling_pb2.FINISH_REASON_ABORT
 
 
@@ -35,6 +36,8 @@ class Chunk:
     """With the last chunk: the stop string or stop token that ended the completion; None after EOS."""
     timings: router_pb2.Timings | None = None
     """With the last chunk."""
+    prompt_logprobs: list[sampling_pb2.PromptLogprobs] = field(default_factory=list)
+    """With the first chunk, if asked for: of all prompt tokens but the first, in order."""
     parts: list[Part] | None = None
     """The parts of `text` if it is parsed; None: all of it is content."""
 
@@ -48,6 +51,7 @@ class Completion:
         "_finder",
         "_min_tokens",
         "_parser",
+        "_prompt_only",
         "_stop_token_ids",
         "cached_tokens",
         "finished",
@@ -63,9 +67,11 @@ class Completion:
         stops: tuple[str, ...] = (),
         stop_token_ids: tuple[int, ...] = (),
         min_tokens: int = 0,
+        prompt_only: bool = False,
         parser: OutputParser | None = None,
         counter: ReasoningCounter | None = None,
     ) -> None:
+        """`prompt_only`: no token is part of it; workers sample one, since they end with a token."""
         self.index: Final = index
         self.num_tokens = 0
         """Tokens generated so far, without those after a stop string."""
@@ -75,6 +81,7 @@ class Completion:
         self._finder: Final = StopFinder(stops) if stops else None
         self._stop_token_ids: Final = stop_token_ids
         self._min_tokens: Final = min_tokens
+        self._prompt_only: Final = prompt_only
         self._parser: Final = parser
         self._counter: Final = counter
 
@@ -87,6 +94,9 @@ class Completion:
         """The next chunk. Must not be called after a chunk with a finish reason."""
         if delta.cached_tokens is not None:
             self.cached_tokens = delta.cached_tokens
+        if self._prompt_only:
+            self.finished = True
+            return Chunk(self.index, "", [], [], _LENGTH, prompt_logprobs=delta.prompt_logprobs)
         visible = delta.token_ids
         if delta.stop_token is not None and visible and visible[-1] == delta.stop_token:
             visible = visible[:-1]
@@ -97,6 +107,7 @@ class Completion:
             if delta.finish:
                 text += self._detokenizer.flush()
             chunk = self._chunk(delta, text)
+        chunk.prompt_logprobs = delta.prompt_logprobs
         if self._parser is not None:
             chunk.parts = self._parser.feed(chunk.text)
             if chunk.finish:

@@ -119,6 +119,7 @@ class Generation:
                     stops=options.stop,
                     stop_token_ids=options.stop_token_ids,
                     min_tokens=options.min_tokens,
+                    prompt_only=options.max_tokens == 0,
                     parser=prepared.parser(),
                     counter=prepared.counter(),
                 )

@@ -31,6 +31,7 @@ Message: TypeAlias = (
     worker_pb2.Tokens
     | worker_pb2.Started
     | worker_pb2.Progress
+    | worker_pb2.Scored
     | worker_pb2.Preempted
     | worker_pb2.Resumed
     | worker_pb2.Reserved

@@ -298,6 +298,7 @@ class WorkerSession:
             batch.resumed,
             batch.progress,
             batch.arrived,
+            batch.scored,
             batch.tokens,
             batch.preempted,
             batch.handed_over,

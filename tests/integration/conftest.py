@@ -13,13 +13,13 @@ class Oracle:
     """What transformers generates, greedily and without a cache."""
 
     def __init__(self, model: LlamaForCausalLM) -> None:
-        self._model = model
+        self.model = model
 
     @torch.no_grad()
     def __call__(self, prompt: list[int], count: int) -> list[int]:
         tokens = torch.tensor([prompt])
         for _ in range(count):
-            logits = self._model(tokens).logits[:, -1]
+            logits = self.model(tokens).logits[:, -1]
             tokens = torch.cat([tokens, logits.argmax(-1, keepdim=True)], dim=1)
         ids: list[int] = tokens[0, len(prompt) :].tolist()
         return ids

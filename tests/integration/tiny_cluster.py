@@ -25,6 +25,7 @@ from worker.process.host import WorkerHost
 
 PATIENCE_S = 20.0
 
+_KINDS = ("started", "reserved", "arrived", "scored", "tokens", "handed_over", "failed")
 _ids = count(1)
 
 
@@ -96,7 +97,7 @@ class Link:
     async def read(self) -> None:
         async for batch in self.call:
             self.batches.append(batch)
-            for name in ("started", "reserved", "arrived", "tokens", "handed_over", "failed"):
+            for name in _KINDS:
                 for message in getattr(batch, name):
                     self.events[message.request_id].put_nowait((name, message))
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Final
 
 from common.token_array import token_array
 from engine.core.events import EngineStats, StepMeasured
 from engine.core.request import Request
-from engine.core.sampling_params import FinishReason, SamplingParams, TokenLogprobs
+from engine.core.sampling_params import FinishReason, PromptLogprobs, SamplingParams, TokenLogprobs
 from engine.grammar.grammar import Grammar, GrammarKind
 from kv_transfer import Peer, Ticket
 from rpc.baton.v1 import sampling_pb2, worker_pb2
@@ -20,6 +21,7 @@ __all__ = [
     "logprobs_to_proto",
     "peer_from_proto",
     "peer_to_proto",
+    "prompt_logprobs_to_proto",
     "request_from_proto",
     "sampling_from_proto",
     "stats_to_proto",
@@ -34,6 +36,8 @@ FINISH_REASONS: Final[dict[FinishReason | None, sampling_pb2.FinishReason]] = {
     FinishReason.LENGTH: sampling_pb2.FINISH_REASON_LENGTH,
     FinishReason.ABORT: sampling_pb2.FINISH_REASON_ABORT,
 }
+
+_SCORES_A_MESSAGE: Final = 4096
 
 _GRAMMAR_KINDS: Final[dict[sampling_pb2.GrammarKind, GrammarKind]] = {
     sampling_pb2.GRAMMAR_KIND_JSON_SCHEMA: GrammarKind.JSON_SCHEMA,
@@ -57,6 +61,7 @@ def sampling_from_proto(message: sampling_pb2.SamplingParams) -> SamplingParams:
         presence_penalty=message.presence_penalty,
         frequency_penalty=message.frequency_penalty,
         logprobs=message.logprobs if message.HasField("logprobs") else None,
+        prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
         stop_token_ids=tuple(message.stop_token_ids),
         ignore_eos=message.ignore_eos,
         logit_bias=tuple(sorted(message.logit_bias.items())),
@@ -75,6 +80,7 @@ def request_from_proto(work: worker_pb2.Work, arrival: float) -> Request:
         prompt=token_array(work.prompt),
         sampling=sampling_from_proto(work.sampling),
         output=list(work.output),
+        num_scored=work.num_scored,
         priority=work.priority,
         tenant=work.tenant,
         ttft_target_s=work.ttft_target_s or math.inf,
@@ -89,6 +95,13 @@ def logprobs_to_proto(logprobs: TokenLogprobs) -> sampling_pb2.TokenLogprobs:
         top_ids=[token for token, _ in logprobs.top],
         top_logprobs=[logprob for _, logprob in logprobs.top],
     )
+
+
+def prompt_logprobs_to_proto(logprobs: PromptLogprobs) -> Iterator[sampling_pb2.PromptLogprobs]:
+    """In messages that a client's default limit of 4 MiB has room for."""
+    for first in range(0, len(logprobs.logprobs), _SCORES_A_MESSAGE):
+        part = logprobs.part(first, first + _SCORES_A_MESSAGE)
+        yield sampling_pb2.PromptLogprobs(**asdict(part))
 
 
 def peer_to_proto(peer: Peer) -> worker_pb2.Peer:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from common.block_hash import BlockHash
@@ -115,6 +115,11 @@ class Outbox:
             position=position,
             chunks=chunks,
         )
+
+    def scored(self, job: Job, logprobs: Iterable[sampling_pb2.PromptLogprobs]) -> None:
+        scored = self._batch(job.session).scored
+        for part in logprobs:
+            scored.add(request_id=job.id, logprobs=part)
 
     def started(self, job: Job, queued_s: float) -> None:
         self._batch(job.session).started.add(

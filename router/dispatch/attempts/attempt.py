@@ -31,7 +31,7 @@ from router.errors import Unavailable
 from router.workers.events import Event, WorkerLost
 from router.workers.load import Phase
 from router.workers.session import WorkerSession
-from rpc.baton.v1 import worker_pb2
+from rpc.baton.v1 import sampling_pb2, worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE
 
 __all__ = ["Attempt", "Handler", "MixedAttempt"]
@@ -56,6 +56,8 @@ class Attempt(ABC):
         self._move: Move | None = None  # the latest; at most one at a time
         self._decoder: Part | None = None  # decodes the answer and depends on no other worker
         self._computed_tokens = 0
+        self._prompt_logprobs: list[sampling_pb2.PromptLogprobs] = []
+        """Delivered with the first token: another attempt begins with the first of them again."""
         self._preempted: Part | None = None  # the worker that preempted the request, which waits in its queue
         self._resumed: Part | None = None  # the worker that recomputes the preempted request
 
@@ -199,6 +201,8 @@ class Attempt(ABC):
                     self._preempt(part, preempted, event.at)
                 case worker_pb2.Resumed() as resumed:
                     self._resume(part, resumed)
+                case worker_pb2.Scored() as scored:
+                    self._prompt_logprobs.append(scored.logprobs)
                 case _:
                     handle(event)
         except Exception as error:  # raised by `run`: it must not end the reader of the worker's stream
@@ -288,6 +292,7 @@ class Attempt(ABC):
             self._waterfall.tokens(count, at)
         if not self._has_tokens:
             self._has_tokens = True
+            delta.prompt_logprobs = self._prompt_logprobs
             if tokens.position == 0:
                 delta.cached_tokens = tokens.cached_tokens
             self.on_first_token()

@@ -211,7 +211,7 @@ class CountTokensBody(BaseModel):
 class MessagesBody(CountTokensBody):
     """POST /v1/messages."""
 
-    max_tokens: MaxTokens
+    max_tokens: Annotated[MaxTokens, Field(ge=1)]
     """Of the answer, reasoning included."""
     temperature: Temperature | None = None
     """1 unless given."""

@@ -22,7 +22,7 @@ from router.processing.output.parts import Arguments, Call, Content, Part, Reaso
 from router.processing.params.constraint import constraint_from_proto
 from router.processing.params.sampling_options import SamplingOptions
 from router.processing.run import Run
-from rpc.baton.v1 import router_pb2, router_pb2_grpc
+from rpc.baton.v1 import router_pb2, router_pb2_grpc, sampling_pb2
 
 __all__ = ["RouterService"]
 
@@ -38,6 +38,7 @@ _PLAIN_OPTIONS: Final = (
     "presence_penalty",
     "frequency_penalty",
     "logprobs",
+    "prompt_logprobs",
     "ignore_eos",
 )
 
@@ -63,6 +64,8 @@ class RouterService(router_pb2_grpc.RouterServicer):
             run = await self._generation.start(_request(request, request_id, context.time_remaining()))
             async with aclosing(run.chunks()) as chunks:
                 async for chunk in chunks:
+                    for part in chunk.prompt_logprobs:
+                        yield _scored(run, chunk, part)
                     yield _response(run, chunk)
         except Exception as error:
             await _fail(context, as_router_error(error), request_id)
@@ -170,6 +173,10 @@ def _response(run: Run, chunk: Chunk) -> router_pb2.GenerateResponse:
         if chunk.timings is not None:
             response.timings.CopyFrom(chunk.timings)
     return response
+
+
+def _scored(run: Run, chunk: Chunk, logprobs: sampling_pb2.PromptLogprobs) -> router_pb2.GenerateResponse:
+    return router_pb2.GenerateResponse(request_id=run.request.id, index=chunk.index, prompt_logprobs=logprobs)
 
 
 def _part(part: Part) -> router_pb2.Part:

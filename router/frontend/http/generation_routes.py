@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, Final, TypeVar
 
 import orjson
@@ -93,9 +94,12 @@ class GenerationRoutes:
     async def _answer(self, run: Run, shape: Serializer, body: GenerationBody) -> Response:
         if body.stream:
             return await EventStream.of(run, EventWriter(run, shape, include_usage=body.include_usage))
-        answer = Answer(run, shape)
+        reports_prompt = body.prompt_logprobs is not None
+        answer = Answer(run, shape, self._generation.tokenizer if reports_prompt else None)
         await run.serve(answer.add)
-        return Response(answer.body(), media_type=_JSON)
+        if run.request.options.prompt_logprobs is None:
+            return Response(answer.body(), media_type=_JSON)
+        return Response(await asyncio.to_thread(answer.body), media_type=_JSON)
 
     def _echo(self, run: Run) -> list[str]:
         """The prompt of every completion, as text."""

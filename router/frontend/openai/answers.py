@@ -92,9 +92,22 @@ class Timings(TypedDict):
 @_closed
 class CompletionLogprobs(TypedDict):
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    """None: of the first token of a prompt (`echo`), which nothing precedes."""
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
+
+
+@_closed
+class PromptToken(TypedDict):
+    logprob: float
+    rank: int
+    """1: the most likely."""
+    decoded_token: str
+
+
+PromptLogprobs: TypeAlias = list[dict[str, PromptToken] | None]
+"""For each prompt token, by token id: the token itself and the most likely ones. None: of the first token."""
 
 
 @_closed
@@ -105,6 +118,7 @@ class CompletionChoice(TypedDict):
     finish_reason: _Finish
     stop_reason: str | int | None
     """What the answer stopped at."""
+    prompt_logprobs: NotRequired[PromptLogprobs]
 
 
 @_closed
@@ -176,6 +190,7 @@ class ChatCompletion(TypedDict):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_logprobs: NotRequired[PromptLogprobs]
     timings: NotRequired[Timings]
 
 

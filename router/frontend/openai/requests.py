@@ -100,7 +100,7 @@ class GenerationBody(ConstrainedBody):
     model: ModelName | None = None
     """Absent: the served model."""
     max_tokens: MaxTokens | None = None
-    """Of the answer."""
+    """Of the answer; 0: only the prompt is computed."""
     temperature: Temperature | None = None
     """1 unless given; 0: the most likely token."""
     top_p: TopP | None = None
@@ -141,6 +141,8 @@ class GenerationBody(ConstrainedBody):
     """Deadline of the first token, in seconds; with --schedule-policy deadline."""
     timeout: Timeout | None = None
     """Deadline of the whole request, in seconds."""
+    prompt_logprobs: Logprobs | None = None
+    """Report the log-probability of each prompt token, and this many alternatives; not with `stream`."""
     timings: bool | None = None
     """Return the TTFT waterfall; for one completion."""
 
@@ -157,6 +159,12 @@ class GenerationBody(ConstrainedBody):
     def _check_combinations(self) -> GenerationBody:
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options is only for stream: true.", param="stream_options")
+        if self.prompt_logprobs is not None and self.stream:
+            raise InvalidRequest(
+                "prompt_logprobs is not for stream: true; echo with logprobs streams them.",
+                param="prompt_logprobs",
+                code="unsupported_parameter",
+            )
         return self
 
     @property
@@ -210,7 +218,7 @@ class CompletionBody(GenerationBody):
     prompt: Annotated[Any, BeforeValidator(_prompts, json_schema_input_type=_Prompt)]
     """Text, token ids, or a list of either."""
     echo: bool | None = None
-    """Begin the answer with the prompt; not together with `logprobs`."""
+    """Begin the answer with the prompt, and `logprobs` with those of its tokens."""
     logprobs: Logprobs | None = None
     """Number of alternatives reported per token."""
 
@@ -218,10 +226,9 @@ class CompletionBody(GenerationBody):
     suffix: Annotated[Any, Refused("the models served here do not infill", ("",))] = None
 
     def to_request(self, request_id: str) -> GenerationRequest:
-        if self.echo and self.logprobs is not None:
-            raise InvalidRequest("echo with logprobs is not supported.", param="echo")
+        scored = self.logprobs if self.echo and self.prompt_logprobs is None else self.prompt_logprobs
         max_tokens = _DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
-        options = self._options(logprobs=self.logprobs, max_tokens=max_tokens)
+        options = self._options(logprobs=self.logprobs, prompt_logprobs=scored, max_tokens=max_tokens)
         return self._request(request_id, self.prompt, options)
 
 
@@ -267,6 +274,7 @@ class ChatCompletionBody(GenerationBody):
             raise InvalidRequest("top_logprobs is only for logprobs: true.", param="top_logprobs")
         options = self._options(
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+            prompt_logprobs=self.prompt_logprobs,
             max_tokens=self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens,
         )
         chat = Chat(

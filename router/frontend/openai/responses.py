@@ -16,9 +16,11 @@ import orjson
 from router.errors import RouterError
 from router.frontend.openai.chat_parts import CollectedParts, PartDeltas
 from router.frontend.openai.errors import error_event
+from router.frontend.openai.logprobs import Entry, prompt_entries, prompt_logprobs
 from router.frontend.openai.serializers import FINISH_REASONS, Serializer
 from router.processing.completion import Chunk
 from router.processing.run import Run, Usage
+from router.processing.text.tokenizer import Tokenizer
 from rpc.baton.v1 import router_pb2, sampling_pb2
 
 __all__ = ["Answer", "EventWriter", "finish_reason", "timings_object"]
@@ -43,6 +45,9 @@ class EventWriter:
         self._run: Final = run
         self._serializer: Final = serializer
         self._include_usage: Final = include_usage
+        self._is_scored: Final = serializer.echoes and run.request.options.prompt_logprobs is not None
+        self._echoed: Final[set[int]] = set()
+        """Completions whose prompt's log-probabilities were sent."""
         self._deltas: Final = [PartDeltas() for _ in range(run.num_completions)]
         self._head: Final = _head(run, serializer.event_object)
         head = orjson.dumps(self._head)[:-1]
@@ -67,6 +72,19 @@ class EventWriter:
 
     def event(self, chunk: Chunk) -> bytes:
         """Empty if a chunk has no visible text yet."""
+        if self._is_scored and chunk.index not in self._echoed:
+            self._echoed.add(chunk.index)
+            return self._echo(chunk) + self._event(chunk)
+        return self._event(chunk)
+
+    def _echo(self, chunk: Chunk) -> bytes:
+        """The log-probabilities of the prompt, whose text `opening` has."""
+        entries = prompt_entries(chunk.prompt_logprobs)
+        logprobs = self._serializer.logprobs(chunk.index, self._run.prompt(chunk.index), entries)
+        choice = {"index": chunk.index, "text": "", "logprobs": logprobs, "finish_reason": None}
+        return self._rare([choice], {"usage": None} if self._include_usage else {})
+
+    def _event(self, chunk: Chunk) -> bytes:
         if chunk.parts is not None:
             return self._parsed(chunk)
         if not chunk.finish and not chunk.logprobs:
@@ -139,12 +157,15 @@ class _Gathered:
     parts: CollectedParts | None = None
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[sampling_pb2.TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[sampling_pb2.PromptLogprobs] = field(default_factory=list)
 
 
 class Answer:
     """Gathers a run's chunks into one answer."""
 
-    def __init__(self, run: Run, serializer: Serializer) -> None:
+    def __init__(self, run: Run, serializer: Serializer, tokenizer: Tokenizer | None = None) -> None:
+        """`tokenizer`: to report vLLM's `prompt_logprobs`; None: they were not asked for."""
+        self._tokenizer: Final = tokenizer
         self._run: Final = run
         self._serializer: Final = serializer
         self._gathered: Final = [_Gathered() for _ in range(run.num_completions)]
@@ -159,23 +180,30 @@ class Answer:
             gathered.parts.add(chunk.parts)
         gathered.token_ids += chunk.token_ids
         gathered.logprobs += chunk.logprobs
+        gathered.prompt_logprobs += chunk.prompt_logprobs
         if chunk.finish:
             self._last[chunk.index] = chunk
 
     def body(self) -> bytes:
-        """The JSON, after the last chunk of every completion."""
+        """The JSON, after the last chunk of every completion. Prompts with log-probabilities take
+        microseconds for each token; otherwise O(chunks)."""
         run = self._run
         answer = _head(run, self._serializer.whole_object)
         answer["choices"] = [self._choice(index) for index in range(run.num_completions)]
         answer["usage"] = _usage(run.usage)
+        if not self._serializer.prompts_in_choices:
+            answer |= self._scored_prompt(0)
         if (timings := self._last[0].timings) is not None:
             answer["timings"] = timings_object(timings)
         return orjson.dumps(answer)
 
     def _choice(self, index: int) -> dict[str, Any]:
         gathered, last, serializer = self._gathered[index], self._last[index], self._serializer
-        wants_logprobs = self._run.request.options.logprobs is not None
-        parts = gathered.parts
+        options, parts = self._run.request.options, gathered.parts
+        token_ids, logprobs = gathered.token_ids, list[Entry | None](gathered.logprobs)
+        if serializer.echoes and options.prompt_logprobs is not None:
+            token_ids = [*self._run.prompt(index), *token_ids]
+            logprobs = [*prompt_entries(gathered.prompt_logprobs), *logprobs]
         return {
             "index": index,
             **(
@@ -183,12 +211,19 @@ class Answer:
                 if parts is None
                 else {"message": parts.message()}
             ),
-            "logprobs": serializer.logprobs(index, gathered.token_ids, gathered.logprobs)
-            if wants_logprobs
+            "logprobs": serializer.logprobs(index, token_ids, logprobs)
+            if options.logprobs is not None
             else None,
             "finish_reason": finish_reason(last.finish, has_calls=parts is not None and bool(parts.calls)),
             "stop_reason": last.stop,
+            **(self._scored_prompt(index) if serializer.prompts_in_choices else {}),
         }
+
+    def _scored_prompt(self, index: int) -> dict[str, Any]:
+        if self._tokenizer is None:
+            return {}
+        parts = self._gathered[index].prompt_logprobs
+        return {"prompt_logprobs": prompt_logprobs(self._tokenizer, self._run.prompt(index), parts)}
 
 
 def finish_reason(finish: int, *, has_calls: bool) -> str | None:

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final, Protocol
 
-from router.frontend.openai.logprobs import chat_logprobs, completion_logprobs
+from router.frontend.openai.logprobs import Entry, chat_logprobs, completion_logprobs
 from router.processing.text.detokenizer import Detokenizer
 from router.processing.text.tokenizer import Tokenizer
 from rpc.baton.v1 import sampling_pb2
 
 __all__ = ["FINISH_REASONS", "ChatSerializer", "CompletionSerializer", "Serializer"]
-
-Logprobs = Sequence[sampling_pb2.TokenLogprobs]
 
 FINISH_REASONS: Final[Mapping[int, str | None]] = {
     sampling_pb2.FINISH_REASON_UNSPECIFIED: None,
@@ -32,6 +30,13 @@ class Serializer(Protocol):
     before_text: ClassVar[bytes]
     """JSON between a streamed choice's index and its text."""
     after_text: ClassVar[bytes]
+    prompts_in_choices: ClassVar[bool]
+    """Whether vLLM's `prompt_logprobs` is a field of each choice, or of the answer."""
+
+    @property
+    def echoes(self) -> bool:
+        """Whether answers begin with their prompts."""
+        ...
 
     def opening(self, index: int) -> dict[str, Any] | None:
         """The content of a streamed choice before its first token, or None."""
@@ -41,8 +46,10 @@ class Serializer(Protocol):
         """The content of a whole choice."""
         ...
 
-    def logprobs(self, index: int, token_ids: Sequence[int], logprobs: Logprobs) -> dict[str, Any]:
-        """The logprobs of tokens that follow those of previous calls."""
+    def logprobs(
+        self, index: int, token_ids: Sequence[int], logprobs: Sequence[Entry | None]
+    ) -> dict[str, Any]:
+        """The logprobs of tokens that follow those of previous calls; None: of a prompt's first token."""
         ...
 
 
@@ -53,6 +60,7 @@ class CompletionSerializer:
     event_object: ClassVar[str] = "text_completion"
     before_text: ClassVar[bytes] = b'"text":'
     after_text: ClassVar[bytes] = b""
+    prompts_in_choices: ClassVar[bool] = True
 
     def __init__(self, tokenizer: Tokenizer, echo: Sequence[str] = ()) -> None:
         """`echo`: for every choice, the prompt that its text begins with; empty without echo."""
@@ -60,13 +68,19 @@ class CompletionSerializer:
         self._echo: Final = echo
         self._text_offsets: Final[dict[int, _TextOffset]] = {}
 
+    @property
+    def echoes(self) -> bool:
+        return bool(self._echo)
+
     def opening(self, index: int) -> dict[str, Any] | None:
         return {"text": self._echo[index]} if self._echo else None
 
     def content(self, index: int, text: str) -> dict[str, Any]:
         return {"text": self._echo[index] + text if self._echo else text}
 
-    def logprobs(self, index: int, token_ids: Sequence[int], logprobs: Logprobs) -> dict[str, Any]:
+    def logprobs(
+        self, index: int, token_ids: Sequence[int], logprobs: Sequence[Entry | None]
+    ) -> dict[str, Any]:
         text_offset = self._text_offsets.setdefault(index, _TextOffset(self._tokenizer.detokenizer(())))
         offsets = [text_offset.advance(token_id) for token_id in token_ids]
         return completion_logprobs(self._tokenizer, token_ids, logprobs, offsets)
@@ -93,9 +107,14 @@ class ChatSerializer:
     event_object: ClassVar[str] = "chat.completion.chunk"
     before_text: ClassVar[bytes] = b'"delta":{"content":'
     after_text: ClassVar[bytes] = b"}"
+    prompts_in_choices: ClassVar[bool] = False
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer: Final = tokenizer
+
+    @property
+    def echoes(self) -> bool:
+        return False
 
     def opening(self, index: int) -> dict[str, Any] | None:
         return {"delta": {"role": "assistant", "content": ""}}
@@ -103,5 +122,7 @@ class ChatSerializer:
     def content(self, index: int, text: str) -> dict[str, Any]:
         return {"message": {"role": "assistant", "content": text, "refusal": None}}
 
-    def logprobs(self, index: int, token_ids: Sequence[int], logprobs: Logprobs) -> dict[str, Any]:
-        return chat_logprobs(self._tokenizer, token_ids, logprobs)
+    def logprobs(
+        self, index: int, token_ids: Sequence[int], logprobs: Sequence[Entry | None]
+    ) -> dict[str, Any]:
+        return chat_logprobs(self._tokenizer, token_ids, [entry for entry in logprobs if entry is not None])

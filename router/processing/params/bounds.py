@@ -116,7 +116,7 @@ def resolved(schema: Any, bounds: ServedBounds) -> Any:
 
 
 TokenId: TypeAlias = Annotated[int, Field(ge=0), Served("last_token_id")]
-MaxTokens: TypeAlias = Annotated[int, Field(ge=1), Served("max_new_tokens")]
+MaxTokens: TypeAlias = Annotated[int, Field(ge=0), Served("max_new_tokens")]
 MinTokens: TypeAlias = Annotated[int, Field(ge=0), Served("max_new_tokens")]
 Completions: TypeAlias = Annotated[int, Field(ge=1), Served("max_completions")]
 Logprobs: TypeAlias = Annotated[int, Field(ge=0), Served("max_logprobs")]

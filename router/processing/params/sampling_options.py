@@ -41,7 +41,7 @@ class SamplingOptions:
     """OpenAI's parameters and the customary extensions, as a client gave them. The defaults are OpenAI's."""
 
     max_tokens: MaxTokens | None = None
-    """None: as many as fit the context."""
+    """None: as many as fit the context; 0: only the prompt is computed."""
     min_tokens: MinTokens = 0
     temperature: Temperature = 1.0
     top_p: TopP = 1.0
@@ -55,6 +55,7 @@ class SamplingOptions:
     frequency_penalty: Penalty = 0.0
     logit_bias: LogitBiases = field(default_factory=dict)
     logprobs: Logprobs | None = None
+    prompt_logprobs: Logprobs | None = None
     stop: StopStrings = ()
     stop_token_ids: StopTokenIds = ()
     ignore_eos: bool = False
@@ -106,7 +107,7 @@ class SamplingOptions:
         if top_p == 0.0:  # in OpenAI's API: only the most likely token
             top_p, top_k = 1.0, 1
         return sampling_pb2.SamplingParams(
-            max_tokens=room if self.max_tokens is None else self.max_tokens,
+            max_tokens=room if self.max_tokens is None else max(self.max_tokens, 1),
             min_tokens=self.min_tokens,
             temperature=0.0 if temperature < _COLDEST else temperature,
             top_p=top_p,
@@ -118,6 +119,7 @@ class SamplingOptions:
             frequency_penalty=self.frequency_penalty,
             logit_bias=self.logit_bias,
             logprobs=self.logprobs,
+            prompt_logprobs=self.prompt_logprobs,
             stop_token_ids=self.stop_token_ids,
             ignore_eos=self.ignore_eos,
             grammar=None if self.constraint is None else grammar_to_proto(self.constraint.grammar),

@@ -125,7 +125,7 @@ class Command(_message.Message):
     def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., migrate: _Optional[_Union[Migrate, _Mapping]] = ...) -> None: ...
 
 class Work(_message.Message):
-    __slots__ = ("request_id", "prompt", "output", "sampling", "priority", "timeout_s", "name", "traceparent", "tenant", "ttft_target_s")
+    __slots__ = ("request_id", "prompt", "output", "sampling", "priority", "timeout_s", "name", "traceparent", "tenant", "num_scored", "ttft_target_s")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
@@ -135,6 +135,7 @@ class Work(_message.Message):
     NAME_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
+    NUM_SCORED_FIELD_NUMBER: _ClassVar[int]
     TTFT_TARGET_S_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     prompt: _containers.RepeatedScalarFieldContainer[int]
@@ -145,8 +146,9 @@ class Work(_message.Message):
     name: str
     traceparent: str
     tenant: str
+    num_scored: int
     ttft_target_s: float
-    def __init__(self, request_id: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., output: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., timeout_s: _Optional[float] = ..., name: _Optional[str] = ..., traceparent: _Optional[str] = ..., tenant: _Optional[str] = ..., ttft_target_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., output: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., timeout_s: _Optional[float] = ..., name: _Optional[str] = ..., traceparent: _Optional[str] = ..., tenant: _Optional[str] = ..., num_scored: _Optional[int] = ..., ttft_target_s: _Optional[float] = ...) -> None: ...
 
 class Submit(_message.Message):
     __slots__ = ("work", "hand_over")
@@ -225,7 +227,7 @@ class Ticket(_message.Message):
     def __init__(self, handoff_id: _Optional[int] = ..., receiver: _Optional[_Union[Peer, _Mapping]] = ..., epoch: _Optional[int] = ..., layout_hash: _Optional[str] = ..., pages: _Optional[_Iterable[int]] = ..., first_token: _Optional[int] = ..., num_tokens: _Optional[int] = ..., timeout_s: _Optional[float] = ..., secret: _Optional[int] = ..., sender: _Optional[str] = ...) -> None: ...
 
 class EventBatch(_message.Message):
-    __slots__ = ("step", "tokens", "started", "reserved", "handed_over", "arrived", "failed", "load", "commands", "peer", "progress", "step_work", "cache", "preempted", "resumed")
+    __slots__ = ("step", "tokens", "started", "reserved", "handed_over", "arrived", "failed", "load", "commands", "peer", "progress", "scored", "step_work", "cache", "preempted", "resumed")
     STEP_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     STARTED_FIELD_NUMBER: _ClassVar[int]
@@ -237,6 +239,7 @@ class EventBatch(_message.Message):
     COMMANDS_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    SCORED_FIELD_NUMBER: _ClassVar[int]
     STEP_WORK_FIELD_NUMBER: _ClassVar[int]
     CACHE_FIELD_NUMBER: _ClassVar[int]
     PREEMPTED_FIELD_NUMBER: _ClassVar[int]
@@ -252,11 +255,12 @@ class EventBatch(_message.Message):
     commands: int
     peer: Peer
     progress: _containers.RepeatedCompositeFieldContainer[Progress]
+    scored: _containers.RepeatedCompositeFieldContainer[Scored]
     step_work: StepWork
     cache: _containers.RepeatedCompositeFieldContainer[CacheChange]
     preempted: _containers.RepeatedCompositeFieldContainer[Preempted]
     resumed: _containers.RepeatedCompositeFieldContainer[Resumed]
-    def __init__(self, step: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[Tokens, _Mapping]]] = ..., started: _Optional[_Iterable[_Union[Started, _Mapping]]] = ..., reserved: _Optional[_Iterable[_Union[Reserved, _Mapping]]] = ..., handed_over: _Optional[_Iterable[_Union[HandedOver, _Mapping]]] = ..., arrived: _Optional[_Iterable[_Union[Arrived, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[Failed, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., commands: _Optional[int] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., progress: _Optional[_Iterable[_Union[Progress, _Mapping]]] = ..., step_work: _Optional[_Union[StepWork, _Mapping]] = ..., cache: _Optional[_Iterable[_Union[CacheChange, _Mapping]]] = ..., preempted: _Optional[_Iterable[_Union[Preempted, _Mapping]]] = ..., resumed: _Optional[_Iterable[_Union[Resumed, _Mapping]]] = ...) -> None: ...
+    def __init__(self, step: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[Tokens, _Mapping]]] = ..., started: _Optional[_Iterable[_Union[Started, _Mapping]]] = ..., reserved: _Optional[_Iterable[_Union[Reserved, _Mapping]]] = ..., handed_over: _Optional[_Iterable[_Union[HandedOver, _Mapping]]] = ..., arrived: _Optional[_Iterable[_Union[Arrived, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[Failed, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., commands: _Optional[int] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., progress: _Optional[_Iterable[_Union[Progress, _Mapping]]] = ..., scored: _Optional[_Iterable[_Union[Scored, _Mapping]]] = ..., step_work: _Optional[_Union[StepWork, _Mapping]] = ..., cache: _Optional[_Iterable[_Union[CacheChange, _Mapping]]] = ..., preempted: _Optional[_Iterable[_Union[Preempted, _Mapping]]] = ..., resumed: _Optional[_Iterable[_Union[Resumed, _Mapping]]] = ...) -> None: ...
 
 class CacheChange(_message.Message):
     __slots__ = ("stored", "blocks")
@@ -285,6 +289,14 @@ class Tokens(_message.Message):
     stop_token: int
     position: int
     def __init__(self, request_id: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_sampling_pb2.TokenLogprobs, _Mapping]]] = ..., finish: _Optional[_Union[_sampling_pb2.FinishReason, str]] = ..., cached_tokens: _Optional[int] = ..., chunks: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., stop_token: _Optional[int] = ..., position: _Optional[int] = ...) -> None: ...
+
+class Scored(_message.Message):
+    __slots__ = ("request_id", "logprobs")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    logprobs: _sampling_pb2.PromptLogprobs
+    def __init__(self, request_id: _Optional[int] = ..., logprobs: _Optional[_Union[_sampling_pb2.PromptLogprobs, _Mapping]] = ...) -> None: ...
 
 class Started(_message.Message):
     __slots__ = ("request_id", "cached_tokens", "queued_s", "waited")

@@ -143,7 +143,6 @@ NAN = float("nan")
                 (SamplingOptions(top_p=2), "top_p"),
                 (SamplingOptions(min_p=float("inf")), "min_p"),
                 (SamplingOptions(top_k=-5), "top_k"),
-                (SamplingOptions(max_tokens=0), "max_tokens"),
                 (SamplingOptions(max_tokens=1 << 31), "max_tokens"),
                 (SamplingOptions(min_tokens=1 << 32 - 1), "min_tokens"),
                 (SamplingOptions(logprobs=21), "logprobs"),

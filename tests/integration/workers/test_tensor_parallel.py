@@ -143,3 +143,24 @@ async def test_a_model_that_cannot_be_shared_out_fails_the_start(folder: Path) -
     with pytest.raises(UnsupportedModel, match="cannot be shared equally by 3 ranks"):
         async with shared(folder, ranks=3):
             pass
+
+
+async def test_ranks_score_a_prompt_together(folder: Path, oracle: Oracle) -> None:
+    """Only rank 0 has all columns of the logits; the others compute their part of the same blocks."""
+    async with shared(folder, 2, chunk_budget=48) as link:
+        jobs = [work(prompt(length, seed=length), max_tokens=6, prompt_logprobs=2) for length in (5, 33, 100)]
+        for job in jobs:
+            await link.submit(job)
+        for job in jobs:
+            found: list[float] = []
+            await link.next(job.request_id, "started")
+            while len(found) < len(job.prompt) - 1:
+                scored = await link.next(job.request_id, "scored")
+                assert scored.logprobs.position == 1 + len(found)
+                found += scored.logprobs.logprobs
+            with torch.inference_mode():
+                rows = oracle.model(torch.tensor([list(job.prompt)])).logits[0].log_softmax(-1)
+            right = [float(row[token]) for row, token in zip(rows, job.prompt[1:], strict=False)]
+            assert found == pytest.approx(right, abs=1e-4)
+            assert (await link.tokens(job.request_id))[0] == oracle(list(job.prompt), 6)
+        await link.all_pages_back()

@@ -99,7 +99,7 @@ class ResponsesBody(BaseModel):
     """Absent: the served model."""
     instructions: str | None = None
     """The system message."""
-    max_output_tokens: MaxTokens | None = None
+    max_output_tokens: Annotated[MaxTokens, Field(ge=1)] | None = None
     """Of the answer, reasoning included."""
     temperature: Temperature | None = None
     """1 unless given."""

@@ -86,6 +86,7 @@ def pool_and_batch(shape: Shape, requests: list[tuple[int, int]], seed: int) -> 
         context_lens=np.array([before + new for before, new in requests], dtype=np.int64),
         block_tables=BlockTables.of([table.tolist() for table in tables]),
         sample_rows=none,
+        scored_rows=none,
         sample_slots=none,
         pending_rows=none,
         pending_slots=none,

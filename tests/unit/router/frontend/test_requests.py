@@ -187,7 +187,7 @@ def test_a_wrong_message_is_refused_by_its_place(messages: Any, param: str) -> N
     [
         {"stream_options": {"include_usage": True}},
         {"stream": True, "stream_options": {"include_usage": 1}},
-        {"echo": True, "logprobs": 1},
+        {"prompt_logprobs": 1, "stream": True},
         {"timings": True, "n": 2},
         {"timings": True, "prompt": ["a", "b"]},
     ],

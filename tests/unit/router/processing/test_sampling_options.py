@@ -39,7 +39,6 @@ def resolve(room: int = 50, **options: Any) -> Any:
         ("frequency_penalty", -2.5),
         ("logprobs", 21),
         ("logprobs", -1),
-        ("max_tokens", 0),
         ("max_tokens", -1),
         ("min_tokens", -1),
         ("stop", ("",)),
