@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from engine.loader.checkpoint import resolve
-from router.dispatch.interface import Delta
+from router.dispatch.token_stream import Delta
 from router.frontend.api_keys import ApiKeys
 from tests.integration.frontends import Call, Frontends, open_frontends
 
