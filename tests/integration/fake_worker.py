@@ -48,6 +48,8 @@ class Behaviour:
     """What it has to say, and its answers to calls, come when this is over."""
     mute: bool = False
     """What it has to say comes when this is over; it answers calls meanwhile."""
+    closed: bool = False
+    """Calls fail, as if nothing listened on the port."""
     stop_at_first: bool = False
     """The first token ends the sequence."""
     late_first_token: bool = False
@@ -148,6 +150,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             await asyncio.sleep(0.01)
         while self.behaviour.stalled:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
+        if self.behaviour.closed:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "connection refused")
         peer = worker_pb2.Peer(name=f"{self.worker_id}@{self.epoch}", epoch=self.epoch)
         return worker_pb2.WorkerInfo(
             worker_id=self.worker_id,

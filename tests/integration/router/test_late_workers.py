@@ -103,3 +103,16 @@ async def test_a_late_worker_that_was_replaced_is_lost_at_once() -> None:
                 seen += delta.token_ids
             replaced.behaviour.mute = False
         assert seen == answer(PROMPT, 300)
+
+
+async def test_a_late_worker_whose_port_is_closed_is_lost_at_once() -> None:
+    ended, other = decode_worker("decode-0", token_s=0.005), decode_worker("decode-1")
+    async with service(ended, other, worker_grace=600.0, **HURRIED) as served, asyncio.timeout(60.0):
+        async with aclosing(deltas_of(served.dispatcher, PROMPT, sampling(300))) as deltas:
+            seen = list((await anext(deltas)).token_ids)
+            ended.behaviour.closed = ended.behaviour.mute = True
+            async for delta in deltas:
+                seen += delta.token_ids
+            ended.behaviour.mute = False
+        assert seen == answer(PROMPT, 300)
+        assert 'failed_worker="decode-0"' in retries(served)

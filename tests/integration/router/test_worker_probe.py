@@ -42,6 +42,11 @@ def state(served: Service, name: str) -> WorkerState:
     return member.state
 
 
+def probes(worker: FakeWorker) -> list[worker_pb2.Work]:
+    works = [command.submit.work for command in worker.commands("submit")]
+    return [work for work in works if work.sampling.max_tokens == 2]
+
+
 async def becomes(served: Service, name: str, wanted: WorkerState, within_s: float = 10.0) -> None:
     async with asyncio.timeout(within_s):
         while state(served, name) is not wanted:  # noqa: ASYNC110
@@ -126,10 +131,15 @@ async def test_a_worker_that_fails_request_after_request_is_avoided_until_it_ser
 async def test_an_overloaded_worker_does_not_open_its_circuit() -> None:
     code = worker_pb2.FAILURE_CODE_OVERLOADED
     full = decode_worker("decode-0", fail_after=0, times=1_000_000, fail_code=code)
-    async with watched(full, decode_worker("decode-1")) as served:
+    async with (
+        service(full, decode_worker("decode-1")) as served,
+        probe(served, interval_s=0.05, timeout_s=30.0),
+        asyncio.timeout(30.0),
+    ):
         for _ in range(10):
             assert await served.tokens() == answer(PROMPT, 8)
-        await asyncio.sleep(1.0)
+        while len(probes(full)) < 4:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
         assert state(served, "decode-0") is WorkerState.READY
 
 
@@ -138,5 +148,4 @@ async def test_busy_workers_are_not_probed() -> None:
     async with watched(*workers) as served:
         for _ in range(20):
             await served.tokens(20)
-        submitted = [c.submit.work for c in workers[0].commands("submit")]
-        assert len([work for work in submitted if work.sampling.max_tokens == 2]) == 0
+        assert not probes(workers[0])
