@@ -10,7 +10,7 @@ from typing import Any, Final, NoReturn
 import grpc
 
 from router.dispatch.identity import CURRENT_REQUEST, RequestIdentity, TraceContext
-from router.errors import RouterError
+from router.errors import InvalidRequest, RouterError
 from router.frontend.disclosure import as_router_error, disclosed
 from router.frontend.grpc.prompts import chat_of, prompt_of
 from router.frontend.grpc.status import trailing_metadata
@@ -42,6 +42,8 @@ _PLAIN_OPTIONS: Final = (
     "ignore_eos",
 )
 
+_MAX_ID_CHARACTERS: Final = 128
+
 _GenerateContext = grpc.aio.ServicerContext[router_pb2.GenerateRequest, router_pb2.GenerateResponse]
 _AbortContext = grpc.aio.ServicerContext[router_pb2.AbortRequest, router_pb2.AbortResponse]
 _TokenizeContext = grpc.aio.ServicerContext[router_pb2.TokenizeRequest, router_pb2.TokenizeResponse]
@@ -58,9 +60,10 @@ class RouterService(router_pb2_grpc.RouterServicer):
     async def Generate(  # noqa: N802
         self, request: router_pb2.GenerateRequest, context: _GenerateContext
     ) -> AsyncGenerator[router_pb2.GenerateResponse, None]:
-        request_id = request.request_id or f"gen-{secrets.token_hex(12)}"
-        CURRENT_REQUEST.set(_identity(request, request_id, context))
+        request_id = f"gen-{secrets.token_hex(12)}"
         try:
+            request_id = _checked_id(request.request_id) or request_id
+            CURRENT_REQUEST.set(_identity(request, request_id, context))
             run = await self._generation.start(_request(request, request_id, context.time_remaining()))
             async with aclosing(run.chunks()) as chunks:
                 async for chunk in chunks:
@@ -120,12 +123,17 @@ def _identity(
 ) -> RequestIdentity:
     metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
     operation = "chat" if request.HasField("chat") else "text_completion"
-    return RequestIdentity(_loggable(request_id), TraceContext.of(metadata.get("traceparent")), operation)
+    return RequestIdentity(request_id, TraceContext.of(metadata.get("traceparent")), operation)
 
 
-def _loggable(request_id: str) -> str:
-    """A client's id for the log: without line breaks, and truncated."""
-    return "".join(c if c.isprintable() else "?" for c in request_id[:100])
+def _checked_id(request_id: str) -> str:
+    """Raises InvalidRequest for an id unfit for logs; it is also repeated in every response."""
+    if len(request_id) > _MAX_ID_CHARACTERS or not request_id.isprintable():
+        raise InvalidRequest(
+            f"request_id must have at most {_MAX_ID_CHARACTERS} characters, all of them printable.",
+            param="request_id",
+        )
+    return request_id
 
 
 def _request(
@@ -193,5 +201,5 @@ def _part(part: Part) -> router_pb2.Part:
 
 async def _fail(context: grpc.aio.ServicerContext[Any, Any], error: RouterError, request_id: str) -> NoReturn:
     """End the call with the error's status and its details."""
-    message = disclosed(error, request_id[:100])
-    await context.abort(error.grpc_status, message, trailing_metadata(error, message, request_id[:100]))
+    message = disclosed(error, request_id)
+    await context.abort(error.grpc_status, message, trailing_metadata(error, message, request_id))

@@ -293,3 +293,20 @@ async def test_logprobs_come_with_their_tokens(frontends: Frontends, router: Any
     responses = await collect(router.Generate(GenerateRequest(text="hi", sampling=sampling)))
     assert all(len(response.logprobs) == len(response.token_ids) for response in responses)
     assert len(responses[0].logprobs[0].top_ids) == 3
+
+
+@pytest.mark.parametrize("request_id", ["x" * 129, "line\nbreak", "\u202e"])
+async def test_a_request_id_that_is_long_or_unprintable_is_refused(
+    frontends: Frontends, router: Any, request_id: str
+) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await collect(router.Generate(GenerateRequest(text="hi", request_id=request_id)))
+    assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert request_id not in (error.value.details() or "")
+    assert not frontends.dispatcher.calls
+
+
+async def test_a_request_id_of_128_characters_is_repeated_in_every_response(router: Any) -> None:
+    request_id = "é" * 128
+    responses = await collect(router.Generate(GenerateRequest(text="hi", request_id=request_id)))
+    assert {response.request_id for response in responses} == {request_id}
