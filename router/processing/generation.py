@@ -99,9 +99,14 @@ class Generation:
         model, options = self.model, request.options
         self.check_model(request.model)
         self._check_counts(request)
-        # Checked again when the run begins; here it saves tokenizing.
-        CURRENT_CLIENT.get().require_room(len(request.prompts) * request.n)
         options.check(self.bounds)
+        # Preparing counts, too: rendering and encoding long prompts takes seconds of CPU time.
+        with CURRENT_CLIENT.get().request(len(request.prompts) * request.n):
+            sequences = await self._sequences(request)
+        return Run(model.name, request, sequences, self._dispatcher, self._running, self._history)
+
+    async def _sequences(self, request: GenerationRequest) -> list[SequencePlan]:
+        model = self.model
         sequences: list[SequencePlan] = []
         for prompt in request.prompts:
             await asyncio.sleep(0)  # short prompts are tokenized inline: yield to other tasks between them
@@ -124,7 +129,7 @@ class Generation:
                     counter=prepared.counter(),
                 )
                 sequences.append(SequencePlan(token_ids, sampling, completion))
-        return Run(model.name, request, sequences, self._dispatcher, self._running, self._history)
+        return sequences
 
     def check_model(self, name: str) -> None:
         """Raise NotFound unless `model` is empty or the served model."""
@@ -163,8 +168,9 @@ class Generation:
             if not prompt.messages:
                 raise InvalidRequest("The conversation is empty; it needs a message.", param="messages")
             use, param = prompt.tool_use, "messages"
+            self._check_length(len(prompt.messages), param, "at least ")  # each has a token or more
             messages = self.formats.messages(prompt.messages)
-            text = tokenizer.render(messages, prompt.template_options, use.offered)
+            text = await tokenizer.rendered(messages, prompt.template_options, use.offered)
             parser, visible = partial(self.formats.parser, use, text), self.formats.markers
             counter = partial(self.formats.counter, use, text)
             parser()  # raises for tools whose calls cannot be parsed

@@ -27,6 +27,7 @@ from router.processing.params.bounds import (
     MaxTokens,
     ModelName,
     Priority,
+    Served,
     StopStrings,
     Temperature,
     Timeout,
@@ -157,7 +158,7 @@ class CountTokensBody(BaseModel):
     model_config = STRICT
 
     model: ModelName
-    messages: Annotated[list[MessageParam], Field(min_length=1)]
+    messages: Annotated[list[MessageParam], Field(min_length=1), Served("max_new_tokens")]
     """Text, tool calls, their results, and reasoning."""
     system: _Text | None = None
     """The system message."""

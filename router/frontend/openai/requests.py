@@ -30,6 +30,7 @@ from router.processing.params.bounds import (
     Priority,
     RepetitionPenalty,
     Seed,
+    Served,
     StopStrings,
     StopTokenIds,
     Temperature,
@@ -235,7 +236,7 @@ class CompletionBody(GenerationBody):
 class ChatCompletionBody(GenerationBody):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[MessageBody], Field(min_length=1)]
+    messages: Annotated[list[MessageBody], Field(min_length=1), Served("max_new_tokens")]
     """Text only; tool calls and their results included."""
     max_completion_tokens: MaxTokens | None = None
     """The same as `max_tokens`."""

@@ -68,7 +68,10 @@ class ServedBounds:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Annotation of an integer whose maximum is a field of ServedBounds. Not checked without a context."""
+    """Annotation of an integer, or a list's length, whose maximum is a field of ServedBounds.
+
+    Not checked without a context.
+    """
 
     name: str
 
@@ -78,10 +81,12 @@ class Served:
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        return handler(schema) | {"maximum": {_PLACEHOLDER: self.name}}
+        inner = handler(schema)
+        return inner | {"maxItems" if "items" in inner else "maximum": {_PLACEHOLDER: self.name}}
 
-    def _check(self, value: int, info: ValidationInfo) -> int:
-        if isinstance(info.context, ServedBounds) and value > (most := getattr(info.context, self.name)):
+    def _check(self, value: int | list[Any], info: ValidationInfo) -> int | list[Any]:
+        size = len(value) if isinstance(value, list) else value
+        if isinstance(info.context, ServedBounds) and size > (most := getattr(info.context, self.name)):
             if self.name == "max_new_tokens":
                 raise PydanticCustomError(
                     "context_length_exceeded", "The context holds at most {most} tokens more", {"most": most}

@@ -21,7 +21,10 @@ from router.processing.tools import Tool
 __all__ = ["Tokenizer", "TokenizerError"]
 
 _INLINE_CHARACTERS: Final = 8192
-"""Longest text that is encoded inline, in at most 2 ms; longer text is encoded in a thread."""
+"""Longest text that is rendered and encoded inline, in at most 2 ms each; longer text in a thread."""
+
+_MESSAGE_CHARACTERS: Final = 100
+"""Rendering a message takes as long as encoding about this many characters."""
 
 
 class TokenizerError(Exception):
@@ -99,6 +102,14 @@ class Tokenizer:
             )
         return self._chat_template.render(messages, options, tools)
 
+    async def rendered(
+        self, messages: Sequence[Message], options: Mapping[str, Any], tools: Sequence[Tool] = ()
+    ) -> str:
+        """Like `render`; does not block the event loop for a long conversation."""
+        if _characters_in(messages) + len(messages) * _MESSAGE_CHARACTERS <= _INLINE_CHARACTERS:
+            return self.render(messages, options, tools)
+        return await asyncio.to_thread(self.render, messages, options, tools)
+
     def detokenizer(self, prompt: Sequence[int], visible: Sequence[str] = ()) -> Detokenizer:
         """A detokenizer of one output after `prompt`; omits special tokens other than those in `visible`."""
         if self._table is not None:
@@ -139,3 +150,7 @@ class Tokenizer:
         # Not encode(), which holds the interpreter lock and also computes offsets.
         [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return encoding.ids
+
+
+def _characters_in(messages: Sequence[Message]) -> int:
+    return sum(len(content) for message in messages if isinstance(content := message.get("content"), str))
