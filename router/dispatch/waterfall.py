@@ -14,7 +14,7 @@ from typing import Protocol
 
 from rpc.baton.v1 import router_pb2, worker_pb2
 
-__all__ = ["Observer", "Waterfall", "busy_seconds"]
+__all__ = ["Observer", "Waterfall", "busy_seconds", "without_workers"]
 
 
 class Observer(Protocol):
@@ -176,6 +176,17 @@ class Waterfall:
             preemptions=self._preemptions,
             waited=self.waited,
         )
+
+
+def without_workers(timings: router_pb2.Timings) -> router_pb2.Timings:
+    """A copy for clients that may not learn the names of workers and the load that placed the request."""
+    public = router_pb2.Timings()
+    public.CopyFrom(timings)
+    for name in ("prefill_worker", "decode_worker", "placement"):
+        public.ClearField(name)
+    for change in (*public.moves, *public.preemptions):
+        change.ClearField("worker")
+    return public
 
 
 def _shifted(span: worker_pb2.Span, offset: float) -> router_pb2.TimingSpan:

@@ -15,8 +15,9 @@ from router.dispatch.interface import Dispatcher
 from router.dispatch.interrupt import Interrupt
 from router.dispatch.standing import Standing
 from router.dispatch.token_stream import Delta, TokenStream
+from router.dispatch.waterfall import without_workers
 from router.errors import Internal, InvalidRequest, RouterError
-from router.processing.clients import CURRENT_CLIENT, Client
+from router.processing.clients import ANYBODY, CURRENT_CLIENT, Client
 from router.processing.completion import Chunk, Completion
 from router.processing.generation_request import GenerationRequest
 from router.processing.history import CompletionRecord, History, RequestRecord
@@ -269,7 +270,7 @@ class Run:
             raise Internal("The completion ended without a finish reason.")
         self._ended[completion.index] = (last.finish, timings)
         if request.timings:
-            last.timings = timings
+            last.timings = timings if self._client is ANYBODY else without_workers(timings)
         deliver(last)
 
 

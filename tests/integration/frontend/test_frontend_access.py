@@ -118,6 +118,15 @@ class TestHttp:
             with pytest.raises(openai.AuthenticationError):
                 await stranger.completions.create(model="small", prompt="hi")
 
+    async def test_timings_do_not_tell_a_client_the_names_of_workers(
+        self, http: httpx.AsyncClient, frontends: Frontends
+    ) -> None:
+        frontends.dispatcher.timings.decode_worker = "decode-7"
+        body = {"prompt": "hi", "max_tokens": 60, "timings": True}
+        response = await http.post("/v1/completions", json=body, headers=bearer(ALICE))
+        assert response.json()["timings"]["ttft_s"] == 0.5
+        assert "decode-7" not in response.text
+
     async def test_anthropics_clients_bring_their_key_in_a_header_of_their_own(
         self, http: httpx.AsyncClient
     ) -> None:

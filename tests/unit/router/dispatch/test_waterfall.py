@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.dispatch.waterfall import Waterfall
+from router.dispatch.waterfall import Waterfall, without_workers
 from rpc.baton.v1 import router_pb2, worker_pb2
 
 
@@ -155,3 +157,18 @@ def test_stages_never_go_backwards_and_add_up(moves: list[tuple[str, float]]) ->
     assert all(stage >= 0 for stage in stages)
     assert timings.ttft_s == pytest.approx(timings.queue_s + timings.prefill_s)
     assert timings.ttft_s <= timings.e2e_s + 1e-9
+
+
+def test_public_timings_name_no_worker_and_no_reason_of_the_placement() -> None:
+    timings = router_pb2.Timings(
+        queue_s=0.5,
+        prefill_worker="prefill-0",
+        decode_worker="decode-1",
+        placement="adaptive: TTFT 312 ms",
+        moves=[router_pb2.TimingMove(at_s=1.0, worker="decode-2", reason="drain")],
+        preemptions=[router_pb2.TimingPreemption(at_s=2.0, worker="decode-2", reason="pages")],
+    )
+    public = without_workers(timings)
+    assert not {"prefill-0", "decode-1", "decode-2", "adaptive"} & set(re.findall(r"[\w-]+", str(public)))
+    assert (public.queue_s, public.moves[0].at_s, public.preemptions[0].reason) == (0.5, 1.0, "pages")
+    assert timings.prefill_worker == "prefill-0"
