@@ -48,7 +48,7 @@ test-all: setup  ## Run every test that needs no GPU and ends within minutes
 	$(PYTEST) -m "alone and not (gpu or soak or cluster or clients)" $(or $(ARGS),tests/faults); second=$$?; \
 	[ $$second -eq 5 ] && exit $$first; exit $$second
 
-test-cluster: setup  ## Run deploy/cluster.yaml on three machines in namespaces (root, Debian packages, 15 minutes)
+test-cluster: machines setup  ## Run deploy/cluster.yaml on three machines in namespaces (root, Debian packages, 15 minutes)
 	$(BIN)/python -m pytest -m cluster -x -v tests/cluster $(ARGS)
 
 .clients: tests/clients/requirements.txt tests/clients/package.json

@@ -11,6 +11,8 @@ connections. So the peer is dialled again, and is lost only if its host confirms
 | another name | another process has the port: the process has ended |
 | the same name | the process is alive; the network reset the connection |
 | no answer, timeout, no route | unknown: dial again until there is a result, or `unwatch` |
+
+A firewall that rejects connections of a live process cannot be told from its host: it must drop them instead.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def _workers(arguments: argparse.Namespace, ask: Ask) -> None:
     for worker in ask("GET", "/workers"):
         state = worker["state"] + (f" ({worker['trouble']})" if worker["trouble"] else "")
         home = f"pid {worker['pid']} on {worker['host']}" if worker["pid"] else "no process"
-        print(f"{worker['worker']:<12} {worker['requests']:>4} requests  {home}  {state}")
+        print(f"{worker['worker']:<12} {worker['role']:<8} {worker['requests']:>4} requests  {home}  {state}")
 
 
 def _explain(arguments: argparse.Namespace, ask: Ask) -> None:

@@ -129,7 +129,7 @@ class WorkerDrainer:
         try:
             return await self._move_requests(session, timeout_s)
         finally:
-            session.dismiss(f"{worker_id} was drained")
+            session.dismiss("drained")
 
     async def _move_requests(self, session: WorkerSession, timeout_s: float) -> int:
         """Move requests until the worker has none; returns how many moved or will be retried."""

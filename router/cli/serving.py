@@ -26,7 +26,7 @@ from router.cluster.nodes import residents
 from router.cluster.ray_cluster import Cluster
 from router.cluster.ray_worker import RayWorker
 from router.cluster.worker_plan import WorkerPlan
-from router.config.settings import LogFormat, RouterConfig
+from router.config.settings import RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher, OnEnd
 from router.dispatch.metrics import RouterMetrics
 from router.frontend.access import Access
@@ -134,8 +134,7 @@ class Serving:
             priorities=config.scheduling.effective_policy is Policy.PRIORITY,
             ttft_deadlines=config.scheduling.effective_policy is Policy.DEADLINE,
         )
-        is_json = config.operation.log_format is LogFormat.JSON
-        history = History(config.operation.explain_requests, logging.INFO if is_json else logging.DEBUG)
+        history = History(config.operation.explain_requests)
         formats = tokenizer.output_formats.chosen(
             config.frontend.tool_call_parser.value, config.frontend.reasoning_parser.value
         )

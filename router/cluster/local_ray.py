@@ -8,7 +8,8 @@ so this module uses internals of the Ray version that pyproject.toml pins.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import Any, Final
 
 import ray
@@ -16,7 +17,7 @@ from ray._private import services
 from ray._private.node import Node
 from ray._private.resource_and_label_spec import ResourceAndLabelSpec
 
-__all__ = ["num_local_gpus", "start_local_ray"]
+__all__ = ["keep_token_private", "num_local_gpus", "start_local_ray"]
 
 _LOOPBACK: Final = "127.0.0.1"
 _OBJECT_STORE_BYTES: Final = 100 << 20
@@ -31,6 +32,7 @@ def start_local_ray(*, num_cpus: int, logging_level: int, log_to_driver: bool) -
     unneeded = ["start_monitor", "start_api_server"]
     if not log_to_driver:
         unneeded.append("start_log_monitor")  # it sends logs to the driver and does nothing else
+    keep_token_private(Path.home() / ".ray" / "auth_token")
     with ExitStack() as stack:
         for name in unneeded:
             stack.enter_context(_replaced(Node, name, _start_nothing))
@@ -45,6 +47,17 @@ def start_local_ray(*, num_cpus: int, logging_level: int, log_to_driver: bool) -
             _node_ip_address=_LOOPBACK,
             _system_config={"prestart_worker_first_driver": False},
         )
+
+
+def keep_token_private(token: Path) -> None:
+    """Ray generates its token with the umask, readable by every user; its holders can run code as this user.
+
+    An empty file is no token for Ray, which then writes one into it.
+    """
+    token.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(PermissionError):  # another user's, who decides on it
+        token.touch(mode=0o600)
+        token.chmod(0o600)
 
 
 def num_local_gpus() -> int:

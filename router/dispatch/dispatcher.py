@@ -137,7 +137,7 @@ class ClusterDispatcher:
     ) -> router_pb2.Timings:
         """See `Dispatcher.generate`."""
         if self._draining:
-            raise Unavailable("this router is shutting down")
+            raise Unavailable("The server is shutting down.", public=True)
         now = time.monotonic()
         waterfall = Waterfall(now, self._metrics)
         deadline = now + timeout_s if timeout_s > 0 else math.inf

@@ -76,7 +76,7 @@ def failure_of(failed: worker_pb2.Failed, worker_id: str) -> AttemptFailed | Rou
 def loss_of(loss: WorkerLost, worker_id: str, *, is_running: bool) -> AttemptFailed:
     """`is_running`: the worker was computing the request, not just queueing it."""
     return AttemptFailed(
-        loss.reason,
+        f"{worker_id}: {loss.reason}",
         worker_id,
         Unavailable("the worker that computed this request was lost"),
         planned=loss.how is Loss.PLANNED,

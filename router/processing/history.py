@@ -61,10 +61,8 @@ class RequestRecord:
 class History:
     """Keeps the last `limit` requests by id; O(1) per request."""
 
-    def __init__(self, limit: int, log_level: int = logging.DEBUG) -> None:
-        """`log_level`: level of the line that is logged at the end of every request."""
+    def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._log_level = log_level
         self._records: OrderedDict[str, RequestRecord] = OrderedDict()
 
     def add(self, record: RequestRecord) -> None:
@@ -73,18 +71,41 @@ class History:
         self._records[record.id] = record
         while len(self._records) > self._limit:
             self._records.popitem(last=False)
-        if _log.isEnabledFor(self._log_level):
+        if _log.isEnabledFor(logging.INFO):
             line = record.as_json()
+            line["error"] = line.pop("message")  # a log line's message is its text
             for completion in line["completions"]:
                 for spans in ("chunks", "pushes"):
                     completion.pop(spans, None)
-            fields = data(event="request", **line)
-            _log.log(self._log_level, "request %s: %s", record.id, record.outcome, extra=fields)
+            _log.info("%s", _summary(record), extra=data(event="request", **line))
 
     def find(self, request_id: str) -> dict[str, Any] | None:
         """The record of a request; None if it is still running or no longer kept."""
         record = self._records.get(request_id)
         return None if record is None else record.as_json()
+
+
+def _summary(record: RequestRecord) -> str:
+    """One line of text: outcome, tokens, times and workers."""
+    output = sum(completion.output_tokens for completion in record.completions)
+    parts = [
+        record.outcome,
+        f"{record.prompt_tokens} prompt tokens ({record.cached_tokens} cached)",
+        f"{output} output tokens",
+    ]
+    timed = [one.timings for one in record.completions if one.timings is not None]
+    if first := min((timings.ttft_s for timings in timed if timings.ttft_s), default=0.0):
+        parts.append(f"TTFT {first:.3f} s")
+    parts.append(f"{record.seconds:.3f} s")
+    ways = dict.fromkeys(_way(timings) for timings in timed)
+    parts += [way for way in ways if way]
+    return f"request {record.id!r}: {', '.join(parts)}"
+
+
+def _way(timings: router_pb2.Timings) -> str:
+    """The workers in order; empty if none had computed anything."""
+    workers = (timings.prefill_worker, *(move.worker for move in timings.moves), timings.decode_worker)
+    return " -> ".join(dict.fromkeys(worker for worker in workers if worker))
 
 
 def _completion(record: CompletionRecord) -> dict[str, Any]:

@@ -24,6 +24,7 @@ class WorkerLost(NamedTuple):
     """No more events will come from this worker."""
 
     reason: str
+    """Does not name the worker."""
     how: Loss = Loss.BROKEN
 
 

@@ -141,6 +141,7 @@ class Registry:
         """Stop a worker's process. Call after its session was dismissed; it must not be `wanted`."""
         await member.handle.stop()
         await self.wait_until(lambda: member.session is None, _CLOSE_S)
+        member.epoch = None  # another process is no surprise
         if self._fencing is not None:
             self._fencing.stopped(member.handle.worker_id)
 
@@ -167,7 +168,7 @@ class Registry:
                     self._fencing.ended(session)
                 await session.close()
             if member.wanted.is_set():
-                _log.warning("lost %s: %s", member.handle.worker_id, reason)
+                _log.warning("lost %s: %s", _described(session), reason)
             member.trouble = reason
             await self._announce(member, up=False)
 
@@ -199,13 +200,13 @@ class Registry:
     def _incompatible(self, session: WorkerSession) -> str | None:
         """The reason to refuse a worker, or None.
 
-        Router and workers must run the same code, since neither the protocol nor the rules for KV have versions
-        of their own; KV is transferred only between pools of one layout.
+        Router and workers must run the same code, since neither the protocol nor the rules for KV have
+        versions of their own; KV is transferred only between pools of one layout.
         """
         if session.info.build != build():
             return (
-                f"it runs Baton {session.info.build or 'of another version'} and this router {build()}; install"
-                " the same wheel on every machine, then start Ray and the router again (docs/deployment.md)"
+                f"it runs Baton {session.info.build or 'of another version'} and this router {build()};"
+                " install the same wheel on every machine, then start Ray and the router again (docs/deployment.md)"
             )
         for other in self.sessions():
             if other.info.layout_hash != session.info.layout_hash:
@@ -228,3 +229,10 @@ class Registry:
     async def _announce(self, member: Member, *, up: bool) -> None:
         self._on_change(member, up)
         await self.reconsider()
+
+
+def _described(session: WorkerSession) -> str:
+    """A lost worker, where its process is or was, and how many requests it computed."""
+    info = session.info
+    host = info.metrics_address.rpartition(":")[0]
+    return f"{session.worker_id} (pid {info.pid} on {host}, {session.num_cut} requests continue elsewhere)"

@@ -64,6 +64,8 @@ class WorkerSession:
         self.load = WorkerLoad(max(info.page_size, 1), info.max_running_requests)
         self.num_sent = 0
         """Commands so far."""
+        self.num_cut = 0
+        """Requests that ran when the session was lost."""
         self.step = 0
         """Step counter of the worker's engine in its last message; it grows while the engine works."""
         self.on_step: Callable[[worker_pb2.StepWork], None] = lambda _step: None
@@ -189,9 +191,9 @@ class WorkerSession:
                 if not self._speaks.done():
                     self._speaks.set_result(None)
                 await self._deliver(batch)
-            loss = WorkerLost(f"{self.worker_id} ended the session")
+            loss = WorkerLost("it ended the session")
         except grpc.aio.AioRpcError as error:
-            loss = WorkerLost(str(translate(error, self.worker_id)))
+            loss = WorkerLost(f"its stream broke: {_cause(error)}")
         except asyncio.CancelledError:
             if not watch.done():
                 raise
@@ -223,7 +225,7 @@ class WorkerSession:
                     self._heard = False
                     monitor.heard()
                 elif monitor.passed(passed) is Liveness.LOST or self._is_late_to_begin:
-                    loss = WorkerLost(f"{self.worker_id} was silent for {silent_s:.1f} s", Loss.SILENT)
+                    loss = WorkerLost(f"silent for {silent_s:.1f} s", Loss.SILENT)
                     break
                 elif monitor.liveness is Liveness.LATE and probe is None and not monitor.has_answered:
                     probe = asyncio.create_task(self._probe(), name=f"probe {self.worker_id}")
@@ -263,9 +265,9 @@ class WorkerSession:
             except grpc.aio.AioRpcError as error:
                 if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                     continue  # until the grace period ends
-                return WorkerLost(f"silent, and then {translate(error, self.worker_id)}")
+                return WorkerLost(f"silent, and then: {_cause(error)}")
             if info.epoch != self.info.epoch:
-                return WorkerLost(f"{self.worker_id} was replaced by another process")
+                return WorkerLost("replaced by another process")
             return None
 
     async def _write(self, call: _Call) -> None:
@@ -323,6 +325,11 @@ class WorkerSession:
         self._outgoing.clear()
         now = time.monotonic()
         listeners = list(self._listeners.values())
+        self.num_cut = len(listeners)
         self._listeners.clear()
         for listener in listeners:
             listener(Event(loss, now))
+
+
+def _cause(error: grpc.aio.AioRpcError) -> str:
+    return error.details() or error.code().name

@@ -32,7 +32,7 @@ READY_S: Final = 240.0
 _MOST_STREAMS: Final = 16
 _LOG_CHARS: Final = 6000
 _WORKER: Final = re.compile(
-    r"(?P<worker>\S+) +(?P<requests>\d+) requests"
+    r"(?P<worker>\S+) +\w+ +(?P<requests>\d+) requests"
     r"  (?:pid (?P<pid>\d+) on (?P<host>\S+)|no process)  (?P<state>.*)"
 )
 _COMMAND: Final = re.compile(r"#   ((?:make|ray|prometheus|setsid) .*)")

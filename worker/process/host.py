@@ -18,7 +18,7 @@ from functools import partial
 
 import grpc
 import torch
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry
 
 from common.garbage_collection import tune_gc
 from common.metric_export import exported
@@ -39,6 +39,7 @@ from worker.metrics import WorkerMetrics
 from worker.network import is_loopback
 from worker.process.batch_log import BatchLog
 from worker.process.engine_loop import EngineDied, EngineLoop
+from worker.process.metrics_server import start_metrics_server
 from worker.process.pace_log import PaceLog
 from worker.process.router_watch import RouterWatch
 from worker.process.service import WorkerService
@@ -187,7 +188,7 @@ class WorkerHost:
         self._running.callback(watchdog.stop)
         server, thread = bind_within(
             self._ports,
-            lambda port: start_http_server(port, addr=self.config.host, registry=self._exported_metrics()),
+            lambda port: start_metrics_server(self.config.host, port, self._exported_metrics()),
         )
         self._running.callback(thread.join)
         self._running.callback(server.server_close)

@@ -158,11 +158,11 @@ async def test_an_operator_lists_drains_and_restarts_workers_from_the_command_li
             "decode-1 is drained; 0 of its requests moved to other workers\n",
         )
         _, listed = await command(server, "workers")
-        assert [(line.split()[0], line.split()[5]) for line in listed.splitlines()] == [
-            ("prefill-0", "ready"),
-            ("prefill-1", "ready"),
-            ("decode-0", "ready"),
-            ("decode-1", "stopped"),
+        assert [(*line.split()[:2], line.split()[6]) for line in listed.splitlines()] == [
+            ("prefill-0", "prefill", "ready"),
+            ("prefill-1", "prefill", "ready"),
+            ("decode-0", "decode", "ready"),
+            ("decode-1", "decode", "stopped"),
         ]
         assert (await command(server, "restart", "decode-1"))[0] == 0
         status, output = await command(server, "restart", "all")

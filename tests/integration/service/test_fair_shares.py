@@ -70,7 +70,7 @@ async def test_a_key_with_few_requests_does_not_wait_for_all_of_one_with_many(
 ) -> None:
     caplog.set_level(logging.INFO, logger="router.processing.history")
     ended: list[str] = []
-    history = History(100, logging.INFO)
+    history = History(100)
     settings = {"policy": Policy.FCFS, "max_running_requests": 1, "radix_cache": False}
     if fair:
         settings["tenant_quantum"] = LENGTH

@@ -103,17 +103,24 @@ async def test_the_oldest_requests_are_forgotten() -> None:
 
 async def test_the_end_of_a_request_is_one_json_line(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="router.processing.history")
-    await run(make_generation(History(10, logging.INFO)), "a")
+    await run(make_generation(History(10)), "a")
     (record,) = caplog.records
     line = json.loads(formatter("json").format(record))
     assert (line["event"], line["request"], line["outcome"]) == ("request", "a", "ok")
     assert line["completions"][0]["ttft_s"] == 0.8
+    assert line["error"] == ""
+    assert line["message"].startswith("request 'a': ok, ")
 
 
-async def test_text_logs_have_no_line_for_every_request(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_text_log_has_one_line_with_tokens_times_and_workers_for_every_request(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level(logging.INFO, logger="router.processing.history")
-    await run(make_generation(History(10)), "a")
-    assert not caplog.records
+    await run(make_generation(History(10)), "a\nforged: line")
+    (line,) = caplog.messages
+    assert "\n" not in line
+    for part in ("ok, ", " prompt tokens (", " output tokens, TTFT 0.800 s, ", "prefill-0 -> decode-1"):
+        assert part in line
 
 
 async def test_explain_shows_the_workers_of_a_request_and_what_it_waited_for() -> None:
