@@ -228,6 +228,8 @@ class EngineConfig:
     """"float32", "bfloat16" or "float16"."""
     load_format: str = "auto"
     """"auto" or "dummy" (random weights, from the configuration alone)."""
+    quantization: str | None = None
+    """"fp8" quantizes unquantized weights as they are loaded; None takes them as they are."""
     page_size: int = 16
     num_pages: int = 1024
     """0: as many as `kv_memory_fraction` leaves room for (GPUs only)."""

@@ -168,12 +168,15 @@ class ModelRunner:
                 dtype=config.dtype,
                 load_format=config.load_format,
                 seed=config.seed,
+                quantization=config.quantization,
                 progress=progress,
                 communicator=communicator,
             )
         self.spec: ModelSpec = self._model.spec
         """Of the whole model."""
-        self.weights = weights_identity(config.model_path, config.load_format, config.seed)
+        self.weights = weights_identity(
+            config.model_path, config.load_format, config.seed, config.quantization
+        )
         """Identity of the whole model's weights, the same on all ranks."""
         self._sampler = Sampler(
             vocab_size=self.spec.vocab_size,

@@ -14,7 +14,7 @@ import triton.language as tl
 
 from engine.kernels.pdl import pdl_wait, supports_pdl
 
-__all__ = ["gated_matvec", "matvec", "suits"]
+__all__ = ["fp8_matvec", "gated_matvec", "matvec", "suits", "suits_fp8"]
 
 _ROWS: Final = 4
 """The most rows that a program multiplies."""
@@ -39,10 +39,29 @@ def suits(x: torch.Tensor, weight: torch.Tensor) -> bool:
     )
 
 
+def suits_fp8(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether `fp8_matvec` supports these."""
+    return x.shape[0] == 1 and weight.shape[1] % 512 == 0 and weight.shape[0] % (2 * _ROWS) == 0
+
+
 def matvec(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """x [1, in] times `weight` [out, in] transposed, plus `bias` [out]: [1, out]; sums are in float32."""
     out = torch.empty((1, len(weight)), dtype=x.dtype, device=x.device)
     _launch(x, weight, bias, out, gated=False)
+    return out
+
+
+def fp8_matvec(
+    x: torch.Tensor,
+    x_scale: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """`matvec` of 8-bit floats: x [1, in] with its scale [1], `weight` [out, in] with scales [out]."""
+    out = torch.empty((1, len(weight)), dtype=dtype, device=x.device)
+    _launch(x, weight, bias, out, gated=False, scales=(x_scale, weight_scale))
     return out
 
 
@@ -57,7 +76,13 @@ def gated_matvec(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def _launch(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, *, gated: bool
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    *,
+    gated: bool,
+    scales: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> None:
     num_rows, num_columns = out.shape[1], weight.shape[1]
     tiling = _tiling(num_columns)
@@ -67,10 +92,12 @@ def _launch(
         weight,
         bias if bias is not None else weight,
         out,
+        *(scales or (x, weight)),
         num_rows=num_rows,
         num_columns=num_columns,
         has_bias=bias is not None,
         gated=gated,
+        scaled=scales is not None,
         tile_rows=tiling.rows,
         tile_columns=tiling.columns,
         ahead=tiling.ahead,
@@ -94,10 +121,13 @@ def _matvec(  # type: ignore[no-untyped-def]
     weight_ptr,
     bias_ptr,
     out_ptr,
+    x_scale_ptr,
+    weight_scale_ptr,
     num_rows: tl.constexpr,
     num_columns: tl.constexpr,
     has_bias: tl.constexpr,
     gated: tl.constexpr,
+    scaled: tl.constexpr,
     tile_rows: tl.constexpr,
     tile_columns: tl.constexpr,
     ahead: tl.constexpr,
@@ -133,6 +163,8 @@ def _matvec(  # type: ignore[no-untyped-def]
             other_sums += tl.load(others + start, eviction_policy="evict_first").to(tl.float32) * x
     total = tl.sum(sums, axis=1)
     dtype = out_ptr.dtype.element_ty
+    if scaled:
+        total *= tl.load(x_scale_ptr) * tl.load(weight_scale_ptr + row)
     if has_bias:
         total += tl.load(bias_ptr + row).to(tl.float32)
     if gated:

@@ -6,20 +6,23 @@ products after them are row-parallel: split by input features, and summed over r
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import nn
 
 from engine.layers.experts import ExpertMLP, ExpertStack, LiveRows, Router
+from engine.layers.formats import method_of
 from engine.layers.linear_layer import PLAIN, Linear, LinearMethod
-from engine.layers.mlp import GatedMLP
+from engine.layers.mlp import GatedMLP, MlpNames
 from engine.layers.modules import AllHeadsNorm, Embedding, GateUp, HeadNorm, RMSNorm
 from engine.layers.ops import Ops
 from engine.layers.sharded import SumLinear, VocabularyHead
 from engine.parallel.communicator import Communicator
 from engine.spec.architectures import QKNorm
+from engine.spec.errors import UnsupportedModel
 from engine.spec.expert_spec import ExpertSpec
 from engine.spec.model_spec import ModelSpec
+from engine.spec.quantization import Quantization
 
 __all__ = ["Layers"]
 
@@ -30,44 +33,69 @@ class Layers:
 
     ops: Ops
     communicator: Communicator
-    method: LinearMethod = PLAIN
-    """Of the linear layers, the head aside."""
+    quantization: Quantization | None = None
+    """Of linear layers, the head aside."""
+    prefix: str = ""
+    """Of the names of a checkpoint's modules that this builds."""
     live_rows: LiveRows = field(default_factory=LiveRows)
 
-    def linear(self, in_features: int, out_features: int, *, bias: bool) -> Linear:
-        """A column-parallel linear layer: `out_features` is this rank's share."""
-        return Linear(in_features, out_features, bias=bias, method=self.method)
+    def within(self, prefix: str) -> Layers:
+        """Builds layers whose names in a checkpoint begin with `prefix`."""
+        return replace(self, prefix=self.prefix + prefix)
 
-    def sum_linear(self, in_features: int, out_features: int, *, bias: bool) -> Linear:
+    def linear(self, *sources: str, in_features: int, out_features: int, bias: bool) -> Linear:
+        """A column-parallel linear layer: `out_features` is this rank's share.
+
+        `sources`: the modules of the checkpoint that it merges.
+        """
+        return Linear(in_features, out_features, bias=bias, method=self._method(*sources))
+
+    def sum_linear(self, source: str, *, in_features: int, out_features: int, bias: bool) -> Linear:
         """A row-parallel linear layer: `in_features` is this rank's share."""
+        method = self._method(source)
         if self.communicator.shard.size == 1:
-            return self.linear(in_features, out_features, bias=bias)
-        return SumLinear(
-            in_features, out_features, bias=bias, communicator=self.communicator, method=self.method
-        )
+            return Linear(in_features, out_features, bias=bias, method=method)
+        return SumLinear(in_features, out_features, bias=bias, communicator=self.communicator, method=method)
 
-    def mlp(self, spec: ModelSpec, layer: int) -> nn.Module:
+    def _method(self, *sources: str) -> LinearMethod:
+        """The format of the merged modules `sources`. Raises UnsupportedModel if they have different ones."""
+        if self.quantization is None:
+            return PLAIN
+        covered = {source: self.quantization.covers(self.prefix + source) for source in sources}
+        if len(set(covered.values())) > 1:
+            plain = ", ".join(self.prefix + source for source in sources if not covered[source])
+            raise UnsupportedModel(f"{plain} is not quantized, but the projections merged with it are")
+        return method_of(self.quantization) if all(covered.values()) else PLAIN
+
+    def mlp(self, spec: ModelSpec, layer: int, names: MlpNames) -> nn.Module:
         """The MLP of a layer, x [T, d] -> [T, d], or its experts. `spec`: the shape of this rank's part."""
         if spec.experts is not None and spec.has_experts(layer):
-            return self._experts(spec, spec.experts)
+            return self._experts(spec, spec.experts, names)
         hidden, inner, bias = spec.hidden_size, spec.intermediate_size, spec.mlp_bias
         return GatedMLP(
-            GateUp(hidden, inner, bias=bias, ops=self.ops, method=self.method),
-            self.sum_linear(inner, hidden, bias=bias),
+            self._gate_up(hidden, inner, MlpNames(), bias=bias),
+            self.sum_linear(MlpNames().down, in_features=inner, out_features=hidden, bias=bias),
         )
 
-    def _experts(self, spec: ModelSpec, experts: ExpertSpec) -> ExpertMLP:
+    def _gate_up(self, hidden: int, inner: int, names: MlpNames, *, bias: bool) -> GateUp:
+        method = self._method(names.gate, names.up)
+        return GateUp(hidden, inner, bias=bias, ops=self.ops, method=method)
+
+    def _experts(self, spec: ModelSpec, experts: ExpertSpec, names: MlpNames) -> ExpertMLP:
         hidden, inner = spec.hidden_size, experts.intermediate_size
         shared = None
         if size := experts.shared_size:
+            of_shared = names.shared
             shared = GatedMLP(
-                GateUp(hidden, size, bias=False, ops=self.ops, method=self.method),
-                self.linear(size, hidden, bias=False),  # summed over ranks with the other experts' outputs
+                self._gate_up(hidden, size, of_shared, bias=False),
+                # Not summed over ranks: that is done for all experts' outputs together.
+                self.linear(of_shared.down, in_features=size, out_features=hidden, bias=False),
             )
+        first = names.expert(0)
         return ExpertMLP(
             router=Router(hidden, experts, self.ops, self.live_rows),
-            gate_up=ExpertStack(experts.count, hidden, 2 * inner, self.method),
-            down=ExpertStack(experts.count, inner, hidden, self.method),
+            gate_up=ExpertStack(experts.count, hidden, 2 * inner, self._method(first.gate, first.up)),
+            down=ExpertStack(experts.count, inner, hidden, self._method(first.down)),
             shared=shared,
             shared_gate=Linear(hidden, 1, bias=False) if experts.shared_gate else None,
             ops=self.ops,
@@ -90,6 +118,9 @@ class Layers:
     def head(self, embed: Embedding, *, tied: bool) -> Linear:
         """The language-model head: hidden [S, d] -> logits [S, vocab] on rank 0; shares `embed` if tied."""
         vocab, features = embed.weight.shape
+        stored = None if self.quantization is None or self.quantization.online else self.quantization
+        if not tied and stored is not None and stored.covers("lm_head"):
+            raise UnsupportedModel("a quantized lm_head is not supported")
         if self.communicator.shard.size > 1:
             return VocabularyHead(embed, self.communicator, tied=tied)
         head = Linear(features, vocab, bias=False)

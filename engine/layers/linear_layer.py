@@ -31,6 +31,16 @@ class Slot:
     """Name of the tensor within the module, such as "weight"."""
     target: Tensor
     """[out, in] or [out]; for experts with their number in front."""
+    tile: tuple[int | None, int | None] = (1, 1)
+    """Features (out, in) that one entry of the tensor stands for; None: all."""
+    transposed: bool = False
+    """Whether checkpoints store the tensor as [in, out]."""
+    single: bool = False
+    """Whether the tensor has one entry, which fills the whole target."""
+    summary: bool = False
+    """Whether the target has one column for whole rows of the tensor."""
+    convert: Callable[[Tensor], Tensor] | None = None
+    """Computes the part of the target from a part of the tensor; None: the values are copied."""
 
 
 @runtime_checkable

@@ -2,12 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torch import Tensor, nn
 
 from engine.layers.linear_layer import Linear
 from engine.layers.modules import GateUp
 
-__all__ = ["GatedMLP"]
+__all__ = ["GatedMLP", "MlpNames"]
+
+
+@dataclass(frozen=True, slots=True)
+class MlpNames:
+    """Modules of a checkpoint's layer."""
+
+    block: str = "mlp"
+    gate: str = "mlp.gate_proj"
+    up: str = "mlp.up_proj"
+    down: str = "mlp.down_proj"
+    shared_block: str = "mlp.shared_expert"
+
+    def expert(self, index: int) -> MlpNames:
+        """The names of one expert, whose projections are called as those of `block`."""
+        return self._moved(f"{self.block}.experts.{index}")
+
+    @property
+    def shared(self) -> MlpNames:
+        """The names of the shared expert."""
+        return self._moved(self.shared_block)
+
+    def _moved(self, block: str) -> MlpNames:
+        gate, up, down = (name.removeprefix(self.block) for name in (self.gate, self.up, self.down))
+        return MlpNames(block, block + gate, block + up, block + down)
 
 
 class GatedMLP(nn.Module):

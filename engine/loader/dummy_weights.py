@@ -6,6 +6,7 @@ from typing import Final
 
 import torch
 
+from engine.layers.fp8 import FP8
 from engine.models.base import CausalLM
 
 __all__ = ["fill_randomly"]
@@ -22,8 +23,12 @@ def fill_randomly(model: CausalLM, seed: int) -> None:
     values for equal shapes, so replicated parameters are equal.
     """
     for index, (name, parameter) in enumerate(model.named_parameters()):
-        if parameter.dim() > 1:
-            generator = torch.Generator(parameter.device).manual_seed(seed * 1_000_003 + index)
+        generator = torch.Generator(parameter.device).manual_seed(seed * 1_000_003 + index)
+        if "scale" in name.rpartition(".")[2]:
+            parameter.fill_(_STD)
+        elif parameter.dtype == FP8:
+            parameter.copy_(torch.empty_like(parameter, dtype=torch.float16).normal_(generator=generator))
+        elif parameter.dim() > 1:
             parameter.normal_(0.0, _STD, generator=generator)
         else:
             parameter.fill_(0.0 if name.endswith("bias") else 1.0)

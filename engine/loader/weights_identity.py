@@ -20,8 +20,13 @@ _SAYS_NOTHING: Final = {"_name_or_path", "transformers_version"}
 """Fields of config.json that differ between copies of one model."""
 
 
-def weights_identity(folder: Path, load_format: str = "auto", seed: int = 0) -> str:
+def weights_identity(
+    folder: Path, load_format: str = "auto", seed: int = 0, quantization: str | None = None
+) -> str:
     """Hex digest of config.json and of the weights; of dummy weights, of their seed.
+
+    `quantization`: how the weights are quantized as they are loaded, if they are: with other weights, KV is
+    other KV. The format of weights that are stored quantized is in config.json.
 
     Covers the name, dtype and shape of every tensor, and 4 KiB each of its beginning, middle and end:
     training changes almost every weight, and new tokens add rows at the end. Independent of how tensors are
@@ -29,6 +34,8 @@ def weights_identity(folder: Path, load_format: str = "auto", seed: int = 0) -> 
     """
     digest = hashlib.blake2b(digest_size=16)
     _add(digest, _config(folder))
+    if quantization is not None:
+        _add(digest, f"quantized {quantization}".encode())
     if load_format == "dummy":
         _add(digest, f"dummy {seed}".encode())
     else:

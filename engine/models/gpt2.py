@@ -23,7 +23,9 @@ class GPT2Model(CausalLM):
     def __init__(self, spec: ModelSpec, layers: Layers) -> None:
         super().__init__(spec, layers)
         self.embed_position = Embedding(spec.max_position, spec.hidden_size)
-        self.layers = nn.ModuleList(GPT2Layer(self.part, index, layers) for index in range(spec.num_layers))
+        self.layers = nn.ModuleList(
+            GPT2Layer(self.part, index, layers.within(f"h.{index}.")) for index in range(spec.num_layers)
+        )
         self.norm = LayerNorm(spec.hidden_size, spec.norm_eps)
 
     def forward(self, input_ids: Tensor, positions: Tensor, attn: Attention) -> Tensor:
@@ -66,11 +68,11 @@ class GPT2Layer(nn.Module):
         self.ops = layers.ops
         self.head_dim = spec.head_dim
         self.attention_norm = LayerNorm(hidden, spec.norm_eps)
-        self.qkv = layers.linear(hidden, 3 * spec.q_size, bias=True)
-        self.out = layers.sum_linear(spec.q_size, hidden, bias=True)
+        self.qkv = layers.linear("attn.c_attn", in_features=hidden, out_features=3 * spec.q_size, bias=True)
+        self.out = layers.sum_linear("attn.c_proj", in_features=spec.q_size, out_features=hidden, bias=True)
         self.mlp_norm = LayerNorm(hidden, spec.norm_eps)
-        self.up = layers.linear(hidden, inner, bias=True)
-        self.down = layers.sum_linear(inner, hidden, bias=True)
+        self.up = layers.linear("mlp.c_fc", in_features=hidden, out_features=inner, bias=True)
+        self.down = layers.sum_linear("mlp.c_proj", in_features=inner, out_features=hidden, bias=True)
 
     def forward(self, x: Tensor, attn: Attention) -> Tensor:
         qkv = self.qkv(self.attention_norm(x)).view(len(x), -1, self.head_dim)

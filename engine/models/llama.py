@@ -14,7 +14,7 @@ from engine.layers.factory import Layers
 from engine.layers.ops import Rotation
 from engine.layers.rope import rope_table
 from engine.models.base import Attention, CausalLM
-from engine.models.mlp_table import mlp_table
+from engine.models.mlp_table import mlp_names, mlp_table
 from engine.models.weight_table import ParamSlice, WeightTable, per_layer
 from engine.spec.architectures import QKNorm
 from engine.spec.model_spec import ModelSpec
@@ -29,7 +29,10 @@ class LlamaModel(CausalLM):
         if spec.rope is None:
             raise ValueError("the Llama family needs rotary positions")
         self.ops = layers.ops
-        self.layers = nn.ModuleList(LlamaLayer(self.part, index, layers) for index in range(spec.num_layers))
+        self.layers = nn.ModuleList(
+            LlamaLayer(self.part, index, layers.within(f"model.layers.{index}."))
+            for index in range(spec.num_layers)
+        )
         self.norm = layers.norm(spec.hidden_size, spec.norm_eps)
         self.rope = rope_table(spec.rope, spec.head_dim, spec.max_position, device=self.embed.weight.device)
 
@@ -99,7 +102,7 @@ class LlamaLayer(nn.Module):
         self.input_norm = layers.norm(spec.hidden_size, spec.norm_eps)
         self.attention = LlamaAttention(spec, index, layers)
         self.mlp_norm = layers.norm(spec.hidden_size, spec.norm_eps)
-        self.mlp = layers.mlp(spec, index)
+        self.mlp = layers.mlp(spec, index, mlp_names(spec))
 
     def forward(
         self, x: Tensor, residual: Tensor, rotation: Rotation, attn: Attention
@@ -118,8 +121,18 @@ class LlamaAttention(nn.Module):
         self.num_heads = spec.num_heads
         self.head_dim = spec.head_dim
         self.num_kv_heads = spec.num_kv_heads
-        self.qkv = layers.linear(spec.hidden_size, spec.q_size + 2 * spec.kv_size, bias=spec.qkv_bias)
-        self.out = layers.sum_linear(spec.q_size, spec.hidden_size, bias=spec.output_bias)
+        self.qkv = layers.linear(
+            *(f"self_attn.{name}_proj" for name in "qkv"),
+            in_features=spec.hidden_size,
+            out_features=spec.q_size + 2 * spec.kv_size,
+            bias=spec.qkv_bias,
+        )
+        self.out = layers.sum_linear(
+            "self_attn.o_proj",
+            in_features=spec.q_size,
+            out_features=spec.hidden_size,
+            bias=spec.output_bias,
+        )
         self.q_norm = layers.head_norm(spec, spec.num_heads)
         self.k_norm = layers.head_norm(spec, spec.num_kv_heads)
 

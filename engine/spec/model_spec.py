@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from engine.spec.architectures import ARCHITECTURES, Config, QKNorm, architecture_of
 from engine.spec.errors import UnsupportedModel
 from engine.spec.expert_spec import ExpertSpec
+from engine.spec.quantization import ONLINE_FP8, Quantization
 from engine.spec.rope_spec import RopeSpec
 
 __all__ = ["ModelSpec"]
@@ -45,6 +46,8 @@ class ModelSpec:
     """Experts in place of the MLPs, `intermediate_size` being that of the layers that keep one."""
     num_draft_layers: int = 0
     """Layers behind the last in the checkpoint that predict further tokens; they are not used."""
+    quantization: Quantization | None = None
+    """Format of the linear layers' weights; None: they are stored in `dtype`."""
     eos_token_ids: tuple[int, ...] = ()
     dtype: str = "float32"
     """Precision of the stored weights."""
@@ -75,6 +78,31 @@ class ModelSpec:
         """Weights that one token is multiplied with: its experts, the other layers, the head."""
         features = 0 if self.experts is None else self.experts.active_features
         return self._layer_parameters(features) + self.vocab_size * self.hidden_size
+
+    def weight_bytes(self, value_bytes: int) -> float:
+        """Bytes of all matrices, where those that are not quantized have values of `value_bytes`."""
+        embeddings = (1 if self.tied_embeddings else 2) * self.vocab_size * self.hidden_size
+        return (self.parameters - embeddings) * self.bytes_per_weight(value_bytes) + embeddings * value_bytes
+
+    def bytes_per_weight(self, value_bytes: int) -> float:
+        """Of the layers' matrices."""
+        return value_bytes if self.quantization is None else self.quantization.bytes_per_weight
+
+    def quantized(self, quantization: str | None) -> ModelSpec:
+        """This model with weights that are quantized at load: "fp8", or None to take them as they are.
+
+        Raises UnsupportedModel if the checkpoint is quantized already.
+        """
+        if quantization is None:
+            return self
+        if quantization != "fp8":
+            raise UnsupportedModel(f"--quantization {quantization} is unknown; use fp8")
+        if self.quantization is not None:
+            stored = self.quantization.format.value
+            raise UnsupportedModel(
+                f"--quantization fp8 needs unquantized weights, but these are {stored} already; leave it out"
+            )
+        return replace(self, quantization=ONLINE_FP8)
 
     @property
     def expert_parameters(self) -> int:
@@ -129,15 +157,13 @@ class ModelSpec:
     def from_config(cls, config: Config, generation: Config | None = None) -> ModelSpec:
         """Interpret a parsed config.json. Raises UnsupportedModel."""
         architecture = architecture_of(config)
-        if config.get("quantization_config"):
-            method = config["quantization_config"].get("quant_method", "an unnamed method")
-            raise UnsupportedModel(f"{method} weights are not supported; use the unquantized model")
         try:
             return cls(
                 architecture=architecture,
                 vocab_size=config["vocab_size"],
                 eos_token_ids=_eos_token_ids(config, generation or {}),
                 dtype=config.get("dtype") or config.get("torch_dtype") or "float32",
+                quantization=Quantization.from_config(config),
                 **ARCHITECTURES[architecture].read(config),
             )
         except KeyError as field:

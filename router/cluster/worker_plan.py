@@ -17,6 +17,7 @@ from engine.spec.shard import Shard
 from prefill_worker.preferences import prefer
 from router.cluster.accelerators import memory_of
 from router.cluster.scheduler_plan import scheduler_for
+from router.config.choices import Quantization
 from router.config.settings import Device, Dtype, Mode, RouterConfig
 from worker.config import WorkerConfig, WorkerRole
 
@@ -128,9 +129,9 @@ class PoolEstimate:
 
 def estimate_pool(config: RouterConfig, checkpoint: Checkpoint, machine: Machine) -> PoolEstimate:
     """Raises PlanError, UnsupportedModel."""
-    spec = checkpoint.spec()
+    spec = _spec(config, checkpoint)
     dtype, limit = _dtype(config, spec, machine), _model_limit(config, checkpoint, spec)
-    weight_bytes = _weight_bytes(checkpoint, spec, dtype)
+    weight_bytes = _weight_bytes(checkpoint, spec, dtype, machine.device)
     scheduler = _scheduler(config, spec, machine, WorkerRole.DECODE, ranks=1)
     taken = weight_bytes + _step_bytes(scheduler, spec, dtype, limit)
     tokens = _pool_tokens(config, checkpoint, spec, machine, dtype, limit, taken)
@@ -138,14 +139,14 @@ def estimate_pool(config: RouterConfig, checkpoint: Checkpoint, machine: Machine
 
 
 def _engine(config: RouterConfig, checkpoint: Checkpoint, machine: Machine, role: WorkerRole) -> EngineConfig:
-    spec = checkpoint.spec()
+    spec = _spec(config, checkpoint)
     part = _part(config, checkpoint, spec, role)
     config = config.for_role(prefill=role is WorkerRole.PREFILL)
     machine, ranks = _where(config, machine), config.tensor_parallel_size
     dtype = _dtype(config, spec, machine)
     limit = _model_limit(config, checkpoint, spec)
     scheduler = _scheduler(config, part, machine, role, ranks)
-    taken = _weight_bytes(checkpoint, spec, dtype) // ranks
+    taken = _weight_bytes(checkpoint, spec, dtype, machine.device) // ranks
     taken += _step_bytes(scheduler, part, dtype, limit)
     pool_tokens = _pool_tokens(config, checkpoint, part, machine, dtype, limit, taken)
     if config.max_model_len is not None and pool_tokens < limit:
@@ -168,6 +169,7 @@ def _engine(config: RouterConfig, checkpoint: Checkpoint, machine: Machine, role
         device=machine.device,
         dtype=dtype,
         load_format=config.load_format,
+        quantization=_quantization(config),
         page_size=config.page_size,
         num_pages=0 if profiled else pool_tokens // config.page_size,
         kv_memory_fraction=config.kv_memory_fraction or _GPU_MEMORY_FRACTION,
@@ -251,8 +253,23 @@ def _token_bytes(spec: ModelSpec, dtype: str) -> int:
     return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * _BYTES_PER_VALUE[dtype]
 
 
-def _weight_bytes(checkpoint: Checkpoint, spec: ModelSpec, dtype: str) -> int:
-    """Size in memory, from the size on disk."""
+def _quantization(config: RouterConfig) -> str | None:
+    return None if config.quantization is Quantization.AUTO else str(config.quantization.value)
+
+
+def _spec(config: RouterConfig, checkpoint: Checkpoint) -> ModelSpec:
+    """Raises PlanError, UnsupportedModel."""
+    try:
+        return checkpoint.spec().quantized(_quantization(config))
+    except UnsupportedModel as error:
+        raise PlanError(f"{checkpoint.name}: {error}") from None
+
+
+def _weight_bytes(checkpoint: Checkpoint, spec: ModelSpec, dtype: str, device: str) -> int:
+    """Size in memory: from the size on disk, or if weights are quantized, from the number of parameters."""
+    if spec.quantization is not None:
+        values = _BYTES_PER_VALUE[dtype]
+        return int(spec.weight_bytes(values) if device == "cuda" else spec.parameters * values)
     stored = sum(file.stat().st_size for file in checkpoint.path.glob("*.safetensors"))
     return stored * _BYTES_PER_VALUE[dtype] // _BYTES_PER_VALUE.get(spec.dtype, 2)
 

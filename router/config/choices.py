@@ -14,6 +14,7 @@ __all__ = [
     "MetricNames",
     "Mode",
     "NodePlacement",
+    "Quantization",
     "ReasoningParser",
     "Routing",
     "ToolCallParser",
@@ -41,6 +42,13 @@ class Dtype(Enum):
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
     FLOAT16 = "float16"
+
+
+class Quantization(Enum):
+    """Of an unquantized model's weights."""
+
+    AUTO = "auto"
+    FP8 = "fp8"
 
 
 class Transport(Enum):

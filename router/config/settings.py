@@ -18,6 +18,7 @@ from router.config.choices import (
     MetricNames,
     Mode,
     NodePlacement,
+    Quantization,
     ReasoningParser,
     Routing,
     ToolCallParser,
@@ -117,6 +118,14 @@ class RouterConfig:
     load_format: Annotated[
         str, Option(_MEMORY, "auto, or dummy for random weights (for benchmarks)", "FORMAT")
     ] = "auto"
+    quantization: Annotated[
+        Quantization,
+        Option(
+            _MEMORY,
+            "fp8 quantizes the weights of an unquantized model as they are loaded; auto: weights stay as the"
+            " checkpoint has them",
+        ),
+    ] = Quantization.AUTO
     max_model_len: Annotated[
         int | None,
         Option(

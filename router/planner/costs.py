@@ -86,7 +86,7 @@ def kv_bytes_per_token(model: ModelSpec) -> int:
 
 def weight_bytes(model: ModelSpec) -> float:
     """Bytes of all parameters except norms and biases."""
-    return float(_BYTES * model.parameters)
+    return model.weight_bytes(_BYTES)
 
 
 def _scaled(model: ModelSpec, gpu: Gpu, ranks: int, kv_bytes: float) -> DeviceCosts:
@@ -122,8 +122,10 @@ def _matrices(model: ModelSpec, gpu: Gpu, ranks: int) -> Iterator[tuple[int, flo
     Every matrix follows the measured curve. An expert is a matrix with its share of the rows, and those that
     no row reaches are not read.
     """
-    ridge = (gpu.flops / gpu.bytes_per_s) / (H200.flops / H200.bytes_per_s)
-    slower = H200.bytes_per_s / gpu.bytes_per_s / LLAMA_8B.active_parameters / ranks
+    size = model.bytes_per_weight(_BYTES) / _BYTES
+    faster = 1.0 if model.quantization is None else model.quantization.arithmetic
+    ridge = size * faster * (gpu.flops / gpu.bytes_per_s) / (H200.flops / H200.bytes_per_s)
+    slower = size * H200.bytes_per_s / gpu.bytes_per_s / LLAMA_8B.active_parameters / ranks
     experts, of_expert = model.experts, model.expert_parameters
     of_all = model.active_parameters - (0 if experts is None else experts.per_token * of_expert)
     knots = [rows for rows, _ in H200_8B.matrices]

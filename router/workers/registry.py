@@ -212,7 +212,8 @@ class Registry:
             if other.info.layout_hash != session.info.layout_hash:
                 return (
                     f"its KV layout {session.info.layout_hash} differs from that of {other.worker_id},"
-                    f" {other.info.layout_hash}; all workers must run the same weights, dtype and --page-size"
+                    f" {other.info.layout_hash}; all workers must run the same weights,"
+                    " --dtype, --quantization and --page-size"
                 )
         return None
 

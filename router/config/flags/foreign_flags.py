@@ -63,6 +63,7 @@ _OVERLAP: Final = Unavailable(
 _RENAMED: Final[dict[str, Translation]] = {
     "--model-path": Renamed("--model"),
     "--dtype": Renamed("--dtype", {"half": "float16", "float": "float32"}),
+    "-q": Renamed("--quantization"),
     "--load-format": Renamed("--load-format", {"safetensors": "auto", "gguf": "auto", "hf": "auto"}),
     "--tp-size": _TENSOR_PARALLEL,
     "--tp": _TENSOR_PARALLEL,
@@ -176,7 +177,7 @@ _NO_MOE: Final = (
     "every rank holds a part of each expert (--tensor-parallel-size); there is no expert parallelism"
 )
 _NO_MM: Final = "there are no multimodal models here"
-_NO_QUANT: Final = "there are no quantized kernels here; use --dtype bfloat16, to which .gguf is converted"
+_NO_QUANT: Final = "weights may be quantized (--quantization), KV and activations in memory may not"
 _NO_OFFLOAD: Final = "KV and weights stay in device memory; use --kv-memory-fraction or more ranks"
 _PER_REQUEST: Final = "every request has its own seed (the `seed` field)"
 _BACKEND: Final = "the kernels follow from the device and the model; see `router doctor`"
@@ -222,7 +223,7 @@ _UNAVAILABLE: Final[dict[str, Translation]] = {
     ),
     **_unavailable(
         _NO_QUANT,
-        *("--quantization", "-q", "--kv-cache-dtype", "--torchao-config", "--quantization-param-path"),
+        *("--kv-cache-dtype", "--torchao-config", "--quantization-param-path"),
         *("--calculate-kv-scales", "--modelopt-quant", "--quantize-and-serve", "--enable-fp32-lm-head"),
     ),
     **_unavailable(

@@ -1,0 +1,97 @@
+"""Activations in 8-bit floats (e4m3): a scale per token, or per group of a token's features."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+
+from engine.kernels.grouped_matmul import BLOCK
+
+__all__ = ["quantize_groups", "quantize_rows"]
+
+_FP8: Final = torch.float8_e4m3fn
+_LARGEST: Final = 448.0
+_GROUPS: Final = 16
+"""Groups that a program quantizes."""
+
+
+def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """`x` [T, n] -> its values divided by their scales [T, n] e4m3, and the scales [T] float32."""
+    num_rows, size = x.shape
+    out = torch.empty((num_rows, size), dtype=_FP8, device=x.device)
+    scales = torch.empty(num_rows, dtype=torch.float32, device=x.device)
+    if num_rows:
+        block = triton.next_power_of_2(size)
+        _quantize_rows[(num_rows,)](
+            x,
+            out,
+            scales,
+            x.stride(0),
+            size=size,
+            largest=_LARGEST,
+            block=block,
+            num_warps=max(1, min(16, block // 512)),
+        )
+    return out, scales
+
+
+def quantize_groups(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same with a scale for each 128 features: values [T, n] and scales [T, ceil(n / 128)]."""
+    num_rows, size = x.shape
+    groups = triton.cdiv(size, BLOCK)
+    out = torch.empty((num_rows, size), dtype=_FP8, device=x.device)
+    scales = torch.empty((num_rows, groups), dtype=torch.float32, device=x.device)
+    if num_rows:
+        _quantize_groups[(num_rows, triton.cdiv(groups, _GROUPS))](
+            x,
+            out,
+            scales,
+            x.stride(0),
+            size=size,
+            groups=groups,
+            largest=_LARGEST,
+            width=BLOCK,
+            count=_GROUPS,
+            num_warps=4,
+        )
+    return out, scales
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _quantize_rows(  # type: ignore[no-untyped-def]
+    x_ptr, out_ptr, scales_ptr, stride, size: tl.constexpr, largest: tl.constexpr, block: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, block)
+    inside = column < size
+    x = tl.load(x_ptr + row * stride + column, mask=inside, other=0.0).to(tl.float32)
+    scale = tl.maximum(tl.max(tl.abs(x), axis=0), 1e-12) / largest
+    values = tl.minimum(tl.maximum(x / scale, -largest), largest)
+    tl.store(out_ptr + row * size + column, values.to(out_ptr.dtype.element_ty), mask=inside)
+    tl.store(scales_ptr + row, scale)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _quantize_groups(  # type: ignore[no-untyped-def]
+    x_ptr,
+    out_ptr,
+    scales_ptr,
+    stride,
+    size: tl.constexpr,
+    groups: tl.constexpr,
+    largest: tl.constexpr,
+    width: tl.constexpr,
+    count: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    group = tl.program_id(1) * count + tl.arange(0, count)
+    column = group[:, None] * width + tl.arange(0, width)[None, :]
+    inside = column < size
+    x = tl.load(x_ptr + row * stride + column, mask=inside, other=0.0).to(tl.float32)
+    scale = tl.maximum(tl.max(tl.abs(x), axis=1), 1e-12) / largest
+    values = tl.minimum(tl.maximum(x / scale[:, None], -largest), largest)
+    tl.store(out_ptr + row * size + column, values.to(out_ptr.dtype.element_ty), mask=inside)
+    tl.store(scales_ptr + row * groups + group, scale, mask=group < groups)

@@ -1,0 +1,21 @@
+"""The linear method of each format of weights."""
+
+from __future__ import annotations
+
+import torch
+
+from engine.layers.fp8 import Fp8Blocks, Fp8Rows
+from engine.layers.linear_layer import LinearMethod
+from engine.spec.quantization import Quantization, WeightFormat
+
+__all__ = ["method_of"]
+
+
+def method_of(quantization: Quantization) -> LinearMethod:
+    """For layers whose activations have torch's current default dtype."""
+    dtype = torch.get_default_dtype()
+    match quantization.format:
+        case WeightFormat.FP8_ROWS:
+            return Fp8Rows(dtype, per_tensor=quantization.per_tensor, online=quantization.online)
+        case WeightFormat.FP8_BLOCKS:
+            return Fp8Blocks(dtype, scale=quantization.scale)

@@ -1,0 +1,135 @@
+"""Weights in 8-bit floats (e4m3), with a scale per output feature or per block."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+import torch
+from torch import Tensor, nn
+
+from engine.layers.linear_layer import GroupedProduct, LinearMethod, Slot
+from engine.layers.quantized import QuantizedWeight
+from engine.spec.quantization import FP8_BLOCK
+
+__all__ = ["FP8", "Fp8Blocks", "Fp8Rows", "row_scales"]
+
+FP8: Final = torch.float8_e4m3fn
+_LARGEST: Final = torch.finfo(FP8).max
+
+
+def row_scales(rows: Tensor) -> Tensor:
+    """`rows` [..., n] -> [...] float32: what brings the largest value of each row to the largest of e4m3."""
+    largest = rows.abs().amax(dim=-1).float()
+    return largest.clamp_(min=1e-12) / _LARGEST
+
+
+def _quantized(rows: Tensor) -> Tensor:
+    return (rows.float() / row_scales(rows).unsqueeze(-1)).clamp_(-_LARGEST, _LARGEST).to(FP8)
+
+
+def _empty(*shape: int, dtype: torch.dtype) -> nn.Parameter:
+    return nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
+
+
+def has_kernels(weight: Tensor) -> bool:
+    """Whether the device of `weight` multiplies 8-bit floats."""
+    return weight.is_cuda and torch.cuda.get_device_capability(weight.device) >= (8, 9)
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Rows(QuantizedWeight):
+    """`weight` [out, in] times `weight_scale` [out]. Activations are quantized token by token."""
+
+    NAME: ClassVar[str] = "fp8"
+    per_tensor: bool = False
+    """Whether the checkpoint has one scale for a whole projection."""
+    online: bool = False
+    """Whether the checkpoint's weight is not quantized yet."""
+
+    def create(
+        self, layer: nn.Module, in_features: int, out_features: int, *, stack: tuple[int, ...] = ()
+    ) -> None:
+        layer.weight = _empty(*stack, out_features, in_features, dtype=FP8)
+        layer.weight_scale = _empty(*stack, out_features, dtype=torch.float32)
+
+    def slots(self, layer: nn.Module) -> list[Slot]:
+        weight, scale = layer.get_parameter("weight"), layer.get_parameter("weight_scale")
+        if self.online:
+            return [
+                Slot("weight", weight, convert=_quantized),
+                Slot("weight", scale.unsqueeze(-1), summary=True, convert=_scale_column),
+            ]
+        if self.per_tensor:
+            return [Slot("weight", weight), Slot("weight_scale", scale, single=True)]
+        return [Slot("weight", weight), Slot("weight_scale", scale.unsqueeze(-1), tile=(1, None))]
+
+    def dense(self, stored: Mapping[str, Tensor]) -> Tensor:
+        return (stored["weight"].float() * stored["weight_scale"].unsqueeze(-1)).to(self.dtype)
+
+    def on_device(self, stored: Mapping[str, Tensor]) -> LinearMethod | None:
+        weight, scale = stored["weight"], stored["weight_scale"]
+        if not has_kernels(weight) or self.dtype == torch.float32:
+            return None
+        from engine.layers.fp8_gpu import Fp8RowsOnGpu  # Triton ships only with torch's CUDA builds
+
+        return Fp8RowsOnGpu(weight, scale)
+
+    def grouped_on_device(self, stored: Mapping[str, Tensor]) -> GroupedProduct | None:
+        weight, scale = stored["weight"], stored["weight_scale"]
+        if not has_kernels(weight) or self.dtype == torch.float32:
+            return None
+        from engine.layers.fp8_gpu import GroupedFp8Rows
+
+        return GroupedFp8Rows(weight, scale)
+
+
+def _scale_column(rows: Tensor) -> Tensor:
+    return row_scales(rows).unsqueeze(-1)
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Blocks(QuantizedWeight):
+    """`weight` [out, in] times a scale per block of 128 x 128. Activations are quantized in groups of 128."""
+
+    NAME: ClassVar[str] = "block-fp8"
+    scale: str = "weight_scale_inv"
+    """The scales' name in the checkpoint."""
+
+    def create(
+        self, layer: nn.Module, in_features: int, out_features: int, *, stack: tuple[int, ...] = ()
+    ) -> None:
+        blocks = -(-out_features // FP8_BLOCK), -(-in_features // FP8_BLOCK)
+        layer.weight = _empty(*stack, out_features, in_features, dtype=FP8)
+        layer.weight_scale = _empty(*stack, *blocks, dtype=torch.float32)
+
+    def slots(self, layer: nn.Module) -> list[Slot]:
+        scale = layer.get_parameter("weight_scale")
+        return [
+            Slot("weight", layer.get_parameter("weight")),
+            Slot(self.scale, scale, tile=(FP8_BLOCK, FP8_BLOCK)),
+        ]
+
+    def dense(self, stored: Mapping[str, Tensor]) -> Tensor:
+        weight, scale = stored["weight"], stored["weight_scale"]
+        rows, columns = weight.shape[-2:]
+        spread = scale.repeat_interleave(FP8_BLOCK, -2)[..., :rows, :]
+        spread = spread.repeat_interleave(FP8_BLOCK, -1)[..., :columns]
+        return (weight.float() * spread).to(self.dtype)
+
+    def on_device(self, stored: Mapping[str, Tensor]) -> LinearMethod | None:
+        weight, scale = stored["weight"], stored["weight_scale"]
+        if not has_kernels(weight) or self.dtype == torch.float32:
+            return None
+        from engine.layers.fp8_gpu import Fp8BlocksOnGpu
+
+        return Fp8BlocksOnGpu(weight, scale)
+
+    def grouped_on_device(self, stored: Mapping[str, Tensor]) -> GroupedProduct | None:
+        weight, scale = stored["weight"], stored["weight_scale"]
+        if not has_kernels(weight) or self.dtype == torch.float32:
+            return None
+        from engine.layers.fp8_gpu import GroupedFp8Blocks
+
+        return GroupedFp8Blocks(weight, scale)

@@ -1,0 +1,124 @@
+"""Products of 8-bit floats on NVIDIA GPUs (Ada, Hopper and later)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from engine.kernels.fp8_quantize import quantize_groups, quantize_rows
+from engine.kernels.grouped_matmul import Scaling, grouped_matmul
+from engine.kernels.matvec import fp8_matvec, suits_fp8
+from engine.layers.linear_layer import GroupedProduct, Linear, LinearMethod, Slot
+from engine.layers.routing import Routes
+
+__all__ = ["Fp8BlocksOnGpu", "Fp8RowsOnGpu", "GroupedFp8Blocks", "GroupedFp8Rows"]
+
+
+class _Packed(LinearMethod):
+    """A method that holds the weights of one loaded layer."""
+
+    def create(
+        self, layer: nn.Module, in_features: int, out_features: int, *, stack: tuple[int, ...] = ()
+    ) -> None:
+        raise RuntimeError("the weights of this layer are loaded already")
+
+    def slots(self, layer: nn.Module) -> list[Slot]:
+        raise RuntimeError("the weights of this layer are loaded already")
+
+    def pack(self, layer: Linear) -> LinearMethod:
+        return self
+
+    def pack_stack(self, layer: nn.Module) -> GroupedProduct:
+        raise RuntimeError("the weights of this layer are loaded already")
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8RowsOnGpu(_Packed):
+    weight: Tensor
+    """[out, in]"""
+    scale: Tensor
+    """[out] float32"""
+
+    def apply(self, layer: Linear, x: Tensor, bias: Tensor | None) -> Tensor:
+        rows, scales = quantize_rows(x)
+        if suits_fp8(rows, self.weight):
+            return fp8_matvec(rows, scales, self.weight, self.scale, bias, x.dtype)
+        product = torch._scaled_mm(
+            rows,
+            self.weight.t(),
+            scale_a=scales.unsqueeze(1),
+            scale_b=self.scale.unsqueeze(0),
+            out_dtype=x.dtype,
+            use_fast_accum=True,
+        )
+        return product if bias is None else product.add_(bias)
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8BlocksOnGpu(_Packed):
+    weight: Tensor
+    """[out, in]"""
+    scale: Tensor
+    """[out / 128, in / 128] float32"""
+
+    def apply(self, layer: Linear, x: Tensor, bias: Tensor | None) -> Tensor:
+        rows, scales = quantize_groups(x)
+        product = grouped_matmul(
+            rows,
+            self.weight.unsqueeze(0),
+            x.dtype,
+            scaling=Scaling.BLOCKS,
+            x_scale=scales,
+            weight_scale=self.scale.unsqueeze(0),
+        )
+        return product if bias is None else product.add_(bias)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedFp8Rows:
+    """A `GroupedProduct`."""
+
+    weight: Tensor
+    """[E, out, in]"""
+    scale: Tensor
+    """[E, out] float32"""
+
+    def __call__(self, x: Tensor, routes: Routes, by_token: bool) -> Tensor:
+        rows, scales = quantize_rows(x)
+        return grouped_matmul(
+            rows,
+            self.weight,
+            x.dtype,
+            starts=routes.starts,
+            order=routes.order if by_token else None,
+            per_token=routes.per_token,
+            scaling=Scaling.ROWS,
+            x_scale=scales,
+            weight_scale=self.scale,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedFp8Blocks:
+    """A `GroupedProduct`."""
+
+    weight: Tensor
+    """[E, out, in]"""
+    scale: Tensor
+    """[E, out / 128, in / 128] float32"""
+
+    def __call__(self, x: Tensor, routes: Routes, by_token: bool) -> Tensor:
+        rows, scales = quantize_groups(x)
+        return grouped_matmul(
+            rows,
+            self.weight,
+            x.dtype,
+            starts=routes.starts,
+            order=routes.order if by_token else None,
+            per_token=routes.per_token,
+            scaling=Scaling.BLOCKS,
+            x_scale=scales,
+            weight_scale=self.scale,
+        )

@@ -1,0 +1,78 @@
+"""Linear methods whose weights are stored in fewer bits than activations."""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from engine.layers.linear_layer import PLAIN, GroupedProduct, Linear, LinearMethod
+
+__all__ = ["QuantizedWeight"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedWeight(LinearMethod):
+    """A format as a checkpoint stores it, until a layer is packed.
+
+    A device that has kernels for the format keeps the weights as they are; elsewhere they are dequantized.
+    """
+
+    dtype: torch.dtype
+    """Of activations."""
+    NAME: ClassVar[str]
+
+    @abstractmethod
+    def dense(self, stored: Mapping[str, Tensor]) -> Tensor:
+        """The weights [..., out, in] that the parameters of a layer stand for, in `dtype`."""
+
+    @abstractmethod
+    def on_device(self, stored: Mapping[str, Tensor]) -> LinearMethod | None:
+        """The method that multiplies a layer's parameters as they are; None: the device has no kernels."""
+
+    @abstractmethod
+    def grouped_on_device(self, stored: Mapping[str, Tensor]) -> GroupedProduct | None:
+        """The same for a stack."""
+
+    def pack(self, layer: Linear) -> LinearMethod:
+        stored = _taken(layer)
+        method = self.on_device(stored)
+        if method is not None:
+            return method
+        _note_dequantized(self.NAME, str(self.dtype).removeprefix("torch."))
+        layer.weight = nn.Parameter(self.dense(stored), requires_grad=False)
+        return PLAIN.pack(layer)
+
+    def pack_stack(self, layer: nn.Module) -> GroupedProduct:
+        stored = _taken(layer)
+        product = self.grouped_on_device(stored)
+        if product is not None:
+            return product
+        _note_dequantized(self.NAME, str(self.dtype).removeprefix("torch."))
+        layer.weight = nn.Parameter(self.dense(stored), requires_grad=False)
+        return PLAIN.pack_stack(layer)
+
+    def apply(self, layer: Linear, x: Tensor, bias: Tensor | None) -> Tensor:
+        raise RuntimeError(f"{self.NAME} weights are multiplied once they are packed")
+
+
+def _taken(layer: nn.Module) -> dict[str, Tensor]:
+    """The parameters of a layer, which loses them; its bias stays."""
+    names = [name for name, _ in layer.named_parameters(recurse=False) if name != "bias"]
+    stored = {name: layer.get_parameter(name).detach() for name in names}
+    for name in names:
+        delattr(layer, name)
+    return stored
+
+
+@cache
+def _note_dequantized(name: str, dtype: str) -> None:
+    logger.info("this device has no kernels for %s weights: they are dequantized to %s", name, dtype)

@@ -1,0 +1,111 @@
+"""Where the tensors of a checkpoint go: parts of parameters, counted in the entries of their format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from engine.layers.linear_layer import Slot, slots_of
+from engine.models.base import CausalLM
+from engine.models.weight_table import ParamSlice
+from engine.spec.errors import UnsupportedModel, WeightsError
+from engine.spec.shard import Cut
+
+__all__ = ["Place", "places_of"]
+
+
+def places_of(model: CausalLM) -> dict[str, list[Place]]:
+    """Every tensor that the checkpoint must contain, with the places that it fills.
+
+    Raises:
+        UnsupportedModel: a projection or a rank's part of one ends within an entry, such as a block's scale.
+    """
+    places: dict[str, list[Place]] = {}
+    for source, part in model.weight_table().items():
+        module: nn.Module = model.get_submodule(part.module)
+        for slot in slots_of(module):
+            name = f"{source}.{slot.source}"
+            places.setdefault(name, []).append(_place(name, part, slot))
+    return places
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The part of a parameter that one tensor of the checkpoint, or a cut of it, fills."""
+
+    target: Tensor
+    slot: Slot
+    transposed: bool
+    cut: Cut | None
+    """Counted in entries."""
+
+    def fill(self, tensor: Tensor, name: str) -> None:
+        """Raises WeightsError if the tensor has another shape than expected."""
+        value = tensor.t() if self.transposed else tensor
+        self._require_shape(value, name)
+        if self.slot.single:
+            self.target.copy_(value.reshape(()))
+            return
+        for target, part in self._parts(value):
+            if self.slot.convert is not None:
+                part = self.slot.convert(part.to(target.device))
+            target.copy_(part)
+
+    def _parts(self, value: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Each stretch of the tensor, with the part of the target that it fills."""
+        if self.cut is None:
+            yield self.target, value
+            return
+        axis, filled = self.cut.axis, 0
+        for stretch in self.cut.stretches:
+            part = value.narrow(axis, stretch.start, len(stretch))
+            if self.slot.summary and axis == 1:
+                yield self.target, part
+            else:
+                yield self.target.narrow(axis, filled, len(stretch)), part
+            filled += len(stretch)
+
+    def _require_shape(self, value: Tensor, name: str) -> None:
+        if self.slot.single:
+            shape = [] if not value.dim() else [1]
+        else:
+            shape = list(self.target.shape)
+            if self.cut is not None:
+                shape[self.cut.axis] = self.cut.extent
+            if self.slot.summary:
+                shape[1:] = value.shape[1:]
+        if list(value.shape) != shape:
+            raise WeightsError(f"{name} has shape {list(value.shape)}, but config.json asks for {shape}")
+
+
+def _place(name: str, part: ParamSlice, slot: Slot) -> Place:
+    target = slot.target if part.expert is None else slot.target[part.expert]
+    if part.rows is not None:
+        (rows,) = _entries(name, slot, 0, [range(part.start, part.start + part.rows)])
+        target = target.narrow(0, rows.start, len(rows))
+    cut = part.cut
+    # A bias has one entry per output feature: it is cut with the rows, and stays whole where columns are cut.
+    if cut is not None and (cut.axis >= target.dim() or slot.tile[cut.axis] is None):
+        cut = None
+    if cut is not None:
+        (whole,) = _entries(name, slot, cut.axis, [range(cut.extent)])
+        stretches = _entries(name, slot, cut.axis, cut.stretches, extent=cut.extent)
+        cut = Cut(cut.axis, whole.stop, tuple(stretches))
+    transposed = target.dim() == 2 and part.transposed != slot.transposed
+    return Place(target, slot, transposed, cut)
+
+
+def _entries(
+    name: str, slot: Slot, axis: int, features: list[range] | tuple[range, ...], extent: int | None = None
+) -> list[range]:
+    """Ranges of features as ranges of entries; only the last entry of a tensor may be incomplete."""
+    tile = slot.tile[axis] or 1
+    for stretch in features:
+        if stretch.start % tile or (stretch.stop % tile and extent is not None and stretch.stop != extent):
+            raise UnsupportedModel(
+                f"{name} has one entry for {tile} features: {stretch.start} to {stretch.stop} cannot be cut"
+                " from it; use fewer ranks"
+            )
+    return [range(stretch.start // tile, -(-stretch.stop // tile)) for stretch in features]

@@ -1,0 +1,132 @@
+"""Formats of quantized weights, read from `quantization_config` of config.json. Does not import torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final
+
+from engine.spec.errors import UnsupportedModel
+
+__all__ = ["FP8_BLOCK", "ONLINE_FP8", "Quantization", "WeightFormat"]
+
+FP8_BLOCK: Final = 128
+"""Rows and columns of a block that shares a scale."""
+
+Config = Mapping[str, Any]
+
+
+class WeightFormat(Enum):
+    """How the weights of linear layers are stored and multiplied."""
+
+    FP8_ROWS = "fp8"
+    """8-bit floats with a scale per output feature; activations are quantized token by token."""
+    FP8_BLOCKS = "fp8 in blocks"
+    """8-bit floats with a scale per block; activations are quantized in groups of `FP8_BLOCK` features."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantization:
+    """One format for all linear layers of a model, except those that are left out, embeddings and head."""
+
+    format: WeightFormat
+    scale: str = "weight_scale"
+    """Name of the scales' tensor in a checkpoint's module."""
+    per_tensor: bool = False
+    """Whether the checkpoint has one scale per projection in place of one per output feature."""
+    online: bool = False
+    """Whether the checkpoint is not quantized: weights are quantized as they are loaded."""
+    left_out: tuple[str, ...] = ()
+    """Modules that are not quantized: names, or regular expressions behind "re:"."""
+
+    @property
+    def bytes_per_weight(self) -> float:
+        return 1.0
+
+    @property
+    def arithmetic(self) -> float:
+        """Rate of products relative to that of 16-bit weights, where a device computes in the format."""
+        return 2.0
+
+    def covers(self, module: str) -> bool:
+        """Whether the checkpoint's linear layer `module` is quantized."""
+        return not any(_names(pattern, module) for pattern in self.left_out)
+
+    @classmethod
+    def from_config(cls, config: Config) -> Quantization | None:
+        """Of a parsed config.json; None if its weights are not quantized. Raises UnsupportedModel."""
+        fields: Config = config.get("quantization_config") or config.get("compression_config") or {}
+        if not fields:
+            return None
+        method = fields.get("quant_method", "an unnamed method")
+        reader = _READERS.get(method)
+        if reader is None:
+            known = ", ".join(sorted(_READERS))
+            raise UnsupportedModel(f"{method} weights are not supported; Baton reads {known}")
+        return reader(fields)
+
+
+ONLINE_FP8: Final = Quantization(format=WeightFormat.FP8_ROWS, online=True)
+
+
+def _fp8(fields: Config) -> Quantization:
+    """Of transformers, as in Qwen3-FP8 and DeepSeek-V3; also AutoFP8's, which has no blocks."""
+    _require(fields, "fp8", "fmt", "e4m3")
+    _require(fields, "fp8", "activation_scheme", "dynamic")
+    left_out = (*(fields.get("modules_to_not_convert") or fields.get("ignored_layers") or ()), "lm_head")
+    blocks = fields.get("weight_block_size")
+    if blocks is None:
+        return Quantization(format=WeightFormat.FP8_ROWS, per_tensor=True, left_out=left_out)
+    _require(fields, "fp8", "weight_block_size", [FP8_BLOCK, FP8_BLOCK])
+    return Quantization(format=WeightFormat.FP8_BLOCKS, scale="weight_scale_inv", left_out=left_out)
+
+
+def _compressed_tensors(fields: Config) -> Quantization:
+    """Of llm-compressor."""
+    groups = list(fields.get("config_groups", {}).values())
+    if len(groups) != 1 or list(groups[0].get("targets", [])) != ["Linear"]:
+        raise UnsupportedModel("compressed-tensors weights in more than one format are not supported")
+    for feature in ("kv_cache_scheme", "sparsity_config", "transform_config"):
+        if fields.get(feature):
+            raise UnsupportedModel(f"compressed-tensors with {feature} is not supported")
+    weights, activations = groups[0]["weights"], groups[0].get("input_activations")
+    left_out = tuple(fields.get("ignore") or ())
+    kind = weights.get("num_bits"), weights.get("type")
+    if kind == (8, "float") and activations is not None:
+        return _compressed_fp8(weights, activations, left_out)
+    what = f"{kind[0]}-bit {kind[1]} weights" + (" with quantized activations" if activations else "")
+    raise UnsupportedModel(f"compressed-tensors with {what} is not supported")
+
+
+def _compressed_fp8(weights: Config, activations: Config, left_out: tuple[str, ...]) -> Quantization:
+    _require(weights, "compressed-tensors", "symmetric", True)
+    _require(activations, "compressed-tensors with input_activations", "dynamic", True)
+    match weights.get("strategy"):
+        case "tensor" | "channel" as strategy:
+            _require(activations, "compressed-tensors with input_activations", "strategy", "token")
+            per_tensor = strategy == "tensor"
+            return Quantization(format=WeightFormat.FP8_ROWS, per_tensor=per_tensor, left_out=left_out)
+        case "block":
+            _require(weights, "compressed-tensors", "block_structure", [FP8_BLOCK, FP8_BLOCK])
+            _require(activations, "compressed-tensors with input_activations", "group_size", FP8_BLOCK)
+            return Quantization(format=WeightFormat.FP8_BLOCKS, left_out=left_out)
+        case strategy:
+            raise UnsupportedModel(f"compressed-tensors fp8 with strategy {strategy!r} is not supported")
+
+
+_READERS: Final = {"fp8": _fp8, "compressed-tensors": _compressed_tensors}
+
+
+def _require(fields: Config, method: str, field: str, value: object) -> None:
+    found = fields.get(field, value)
+    if found != value:
+        raise UnsupportedModel(f"{method} with {field}={found!r} is not supported; it must be {value!r}")
+
+
+def _names(pattern: str, module: str) -> bool:
+    """Whether `pattern` names `module`, one that contains it, or the end of its path."""
+    if pattern.startswith("re:"):
+        return re.match(pattern.removeprefix("re:"), module) is not None
+    return f".{pattern}." in f".{module}."

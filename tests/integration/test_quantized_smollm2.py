@@ -1,0 +1,28 @@
+"""What quantized weights cost SmolLM2, on this repository's documentation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from benchmarks.perplexity import perplexity
+from engine.loader.checkpoint import resolve
+from engine.loader.model_loader import load_model
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "reliability.md"
+
+
+@pytest.mark.thorough
+def test_fp8_weights_change_the_perplexity_by_less_than_a_percent() -> None:
+    folder = resolve("smollm2").path
+    ids = torch.tensor(AutoTokenizer.from_pretrained(folder)(DOCUMENT.read_text())["input_ids"][:4096])
+
+    exact, quantized = (
+        perplexity(load_model(folder, quantization=quantization), ids, window=1024)
+        for quantization in (None, "fp8")
+    )
+
+    assert quantized == pytest.approx(exact, rel=0.01)

@@ -1,0 +1,173 @@
+"""A quantized checkpoint is the model with the values that its tensors stand for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    PreTrainedModel,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
+)
+
+from engine.loader.model_loader import load_model
+from engine.loader.weights_identity import weights_identity
+from engine.models.base import CausalLM
+from engine.parallel import TorchCommunicator
+from engine.spec.errors import UnsupportedModel
+from engine.spec.model_spec import ModelSpec
+from tests.ranks import together
+from tests.unit.engine.dense_attention import DenseAttention
+from tests.unit.engine.loader.quantizing import FP8_FORMATS, Format, rewrite
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.1,
+}
+FORMATS = FP8_FORMATS
+IDS = torch.arange(40) * 7 % 97
+
+
+def model(name: str) -> PreTrainedModel:
+    torch.manual_seed(0)
+    match name:
+        case "llama":
+            return LlamaForCausalLM(LlamaConfig(**SHAPE))
+        case "mixtral":
+            return MixtralForCausalLM(MixtralConfig(**SHAPE, num_local_experts=4))
+        case "qwen2 with a shared expert":
+            experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 256}
+            shape = {key: value for key, value in SHAPE.items() if key != "head_dim"}
+            return Qwen2MoeForCausalLM(
+                Qwen2MoeConfig(**shape, **experts, shared_expert_intermediate_size=256)
+            )
+    raise ValueError(name)
+
+
+def write(name: str, format: Format, folder: Path) -> tuple[Path, Path]:
+    """The model quantized, and with the same values unquantized."""
+    model(name).save_pretrained(folder / "source")
+    rewrite(folder / "source", folder / "quantized", folder / "dense", format)
+    return folder / "quantized", folder / "dense"
+
+
+@torch.inference_mode()
+def logits(model: CausalLM) -> Tensor:
+    return model.logits(model(IDS, torch.arange(len(IDS)), DenseAttention(model.part.num_heads)))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("name", ["llama", "mixtral", "qwen2 with a shared expert"])
+def test_a_device_without_kernels_computes_with_the_values(name: str, format: str, tmp_path: Path) -> None:
+    quantized, dense = write(name, FORMATS[format], tmp_path)
+
+    assert torch.equal(logits(load_model(quantized)), logits(load_model(dense)))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("name", ["llama", "mixtral"])
+def test_ranks_hold_the_scales_of_their_weights(name: str, format: str, tmp_path: Path) -> None:
+    quantized, dense = write(name, FORMATS[format], tmp_path)
+
+    def whole(ranks: TorchCommunicator) -> Tensor:
+        part = load_model(quantized, communicator=ranks)
+        ranks.all_reduce_min(0)  # loading sets torch's default dtype for the process
+        return logits(part)
+
+    leader, _ = together(2, whole)
+
+    torch.testing.assert_close(leader, logits(load_model(dense)), atol=1e-4, rtol=1e-4)
+
+
+def test_a_block_that_ranks_would_share_is_refused(tmp_path: Path) -> None:
+    quantized, _ = write("llama", FORMATS["fp8 in blocks"], tmp_path)
+
+    with pytest.raises(UnsupportedModel, match=r"weight_scale_inv .* 128 features: .* use fewer ranks"):
+        together(4, lambda ranks: load_model(quantized, communicator=ranks))
+
+
+@pytest.mark.parametrize("name", ["llama", "mixtral"])
+def test_weights_quantized_at_load_are_those_of_a_checkpoint_per_channel(name: str, tmp_path: Path) -> None:
+    _, dense = write(name, FORMATS["fp8 per channel"], tmp_path)
+
+    online = logits(load_model(tmp_path / "source", quantization="fp8"))
+
+    torch.testing.assert_close(online, logits(load_model(dense)), atol=1e-4, rtol=1e-4)
+
+
+def test_modules_that_are_left_out_stay_as_they_are(tmp_path: Path) -> None:
+    quantized, _ = write("llama", FORMATS["fp8 per channel"], tmp_path)
+    spec = ModelSpec.from_folder(quantized).quantization
+    assert spec is not None
+    assert spec.covers("model.layers.0.mlp.gate_proj")
+    assert not spec.covers("lm_head")
+    assert not spec.covers("model.layers.0.mlp.gate")
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"quant_method": "bitnet"}, "bitnet"),
+        ({"quant_method": "fp8", "activation_scheme": "static"}, "activation_scheme='static'"),
+        ({"quant_method": "fp8", "weight_block_size": [64, 64]}, r"weight_block_size=\[64, 64\]"),
+        ({"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),
+    ],
+)
+def test_formats_that_cannot_be_read_are_refused_by_name(
+    change: dict[str, Any], named: str, tmp_path: Path
+) -> None:
+    folder, _ = write("llama", FORMATS["fp8 per channel"], tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] |= change
+    (folder / "config.json").write_text(json.dumps(config))
+
+    with pytest.raises(UnsupportedModel, match=named):
+        load_model(folder)
+
+
+def test_weights_that_are_quantized_already_are_not_quantized_again(tmp_path: Path) -> None:
+    folder, _ = write("llama", FORMATS["fp8 in blocks"], tmp_path)
+
+    with pytest.raises(UnsupportedModel, match="fp8 in blocks already"):
+        load_model(folder, quantization="fp8")
+
+
+def test_every_format_is_another_identity(tmp_path: Path) -> None:
+    quantized, dense = write("llama", FORMATS["fp8 per channel"], tmp_path)
+
+    identities = {weights_identity(quantized), weights_identity(dense)}
+    identities |= {weights_identity(dense, quantization="fp8"), weights_identity(dense, "dummy")}
+    identities.add(weights_identity(dense, "dummy", quantization="fp8"))
+
+    assert len(identities) == 5
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_dummy_weights_of_every_format_are_finite(format: str, tmp_path: Path) -> None:
+    quantized, _ = write("mixtral", FORMATS[format], tmp_path)
+    (quantized / "model.safetensors").unlink()
+
+    assert torch.isfinite(logits(load_model(quantized, load_format="dummy"))).all()
+
+
+def test_parameters_take_the_bytes_of_their_format(tmp_path: Path) -> None:
+    quantized, dense = write("llama", FORMATS["fp8 per channel"], tmp_path)
+    small, large = (ModelSpec.from_folder(folder).weight_bytes(2) for folder in (quantized, dense))
+    embeddings = 2 * 97 * 256 * 2
+    assert large - embeddings == 2 * (small - embeddings)
