@@ -20,6 +20,9 @@ _MEMORY: Final = 0.9
 _DRY_S: Final = 0.0005
 """When the device ran dry, plan at least this much earlier; twice as much if it runs dry again."""
 
+_NARROW: Final = 0.1
+"""Standard deviation, relative to the mean, below which costs of steps are too alike to fit a slope."""
+
 
 class StepTiming:
     """Estimates how long a step takes on the device, and how long the host takes to plan and prepare one.
@@ -99,10 +102,16 @@ class _Line:
         self._xy = _MEMORY * self._xy + x * y
 
     def at(self, x: float) -> float:
-        """The fitted y; 0 if nothing was observed."""
+        """The fitted y; 0 if nothing was observed.
+
+        Where all observations have about one x, a smaller x has its share of y: the steps say nothing about
+        others, and a decode step after prompts of one size does not take as long as they do.
+        """
         if not self._n:
             return 0.0
         mean_x, mean_y = self._x / self._n, self._y / self._n
         spread = self._xx / self._n - mean_x * mean_x
-        slope = (self._xy / self._n - mean_x * mean_y) / spread if spread > 1.0 else 0.0
+        if spread <= max(1.0, (_NARROW * mean_x) ** 2):
+            return mean_y * min(x / mean_x, 1.0) if mean_x > 1.0 else mean_y
+        slope = (self._xy / self._n - mean_x * mean_y) / spread
         return max(0.0, mean_y + max(0.0, slope) * (x - mean_x))

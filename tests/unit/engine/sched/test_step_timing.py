@@ -173,3 +173,10 @@ def test_a_step_for_an_idle_device_is_planned_at_once() -> None:
     device.run(decodes(0.02))
     device.timing.completed(device.now + 0.02, waited=True, more=False)
     assert device.timing.plan_at(prompts=False) < 0
+
+
+def test_decodes_after_long_prompts_of_one_size_are_planned_at_once() -> None:
+    for sizes in ([16_384] * 3, [16_384, 16_320, 16_384]):
+        device = Device(StepTiming())
+        device.run([*((size, 0.315) for size in sizes), *decodes(0.006, count=20)])
+        assert device.idle < 0.02, "seconds in which the device waited for a plan"
