@@ -24,6 +24,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from enum import Enum
 from pathlib import Path
 from statistics import median
 from typing import Any, Final, NamedTuple
@@ -39,16 +40,18 @@ from benchmarks.lib.engines.chunk_engines import (
     SimulatedEngine,
     cpu_config,
     cuda_config,
+    with_preset,
 )
 from benchmarks.lib.engines.simulated_gpu import Costs, simulated_config
 from benchmarks.lib.engines.step_fit import LinearSteps
 from benchmarks.lib.load.client import Record
-from benchmarks.lib.load.workload import Work, make_workload, parse_lengths
+from benchmarks.lib.load.workload import Work, are_long, make_workload, parse_lengths, with_long_prompts
 from benchmarks.lib.provenance import provenance
 from benchmarks.lib.report import Percentiles, Summary, summarize
 from benchmarks.lib.run_log import RunLog
-from engine.config import Batching
+from engine.config import Batching, EngineConfig, Policy
 from engine.loader.checkpoint import resolve
+from engine.presets import Preset
 
 __all__ = ["main", "make_parser"]
 
@@ -124,8 +127,8 @@ def main() -> None:
         console.print(f"{left} of {len(plans)} runs are left after --minutes {options.minutes:g}: {advice}")
     points = _points(options, settings, plans, log)
     title = (
-        f"{options.device}: {options.requests} requests, {options.rate:g}/s at load 1,"
-        f" {options.repeats} times; {options.input_length} in ({options.long:.0%} {options.long_length}),"
+        f"{options.device}, {options.preset.value}: {options.requests} requests, {options.rate:g}/s at load"
+        f" 1, {options.repeats} times; {options.input_length} in ({options.long:.0%} {options.long_length}),"
         f" {options.output_length} out; latencies in ms"
     )
     console.print(_table(points, title))
@@ -188,41 +191,31 @@ def _measure_alone(
 
 
 def _engine(options: argparse.Namespace) -> MeasuredEngine:
+    return (SimulatedEngine if options.device == "simulator" else RealEngine)(config=_config(options))
+
+
+def _config(options: argparse.Namespace) -> EngineConfig:
+    """Chunks and batching are those of each setting."""
     if options.device == "simulator":
         config = simulated_config()
-        return SimulatedEngine(
-            config=replace(config, max_model_len=max(config.max_model_len, options.context))
-        )
-    return RealEngine(_config(options))
-
-
-def _config(options: argparse.Namespace) -> Any:
-    model = resolve(options.model).path
-    make = cpu_config if options.device == "cpu" else cuda_config
-    return make(model, options.context)
+        config = replace(config, max_model_len=max(config.max_model_len, options.context))
+    else:
+        make = cpu_config if options.device == "cpu" else cuda_config
+        config = make(resolve(options.model).path, options.context)
+    return with_preset(config, options.preset, options.schedule_policy)
 
 
 def _load(options: argparse.Namespace, scale: float, seed: int) -> list[Work]:
     """`--long` of the prompts are drawn from --long-length, at random but equally for every setting."""
-    rate = options.rate * scale if scale else math.inf
-    usual, long = (
-        make_workload(
-            count=options.requests,
-            rate=rate,
-            input_lengths=parse_lengths(lengths),
-            output_lengths=parse_lengths(options.output_length),
-            seed=seed,
-        )
-        for lengths in (options.input_length, options.long_length)
+    return with_long_prompts(
+        count=options.requests,
+        rate=options.rate * scale if scale else math.inf,
+        input_lengths=parse_lengths(options.input_length),
+        output_lengths=parse_lengths(options.output_length),
+        share=options.long,
+        long_lengths=parse_lengths(options.long_length),
+        seed=seed,
     )
-    chosen = zip(usual, long, _are_long(options, seed), strict=True)
-    return [replace(work, prompt=other.prompt) if is_long else work for work, other, is_long in chosen]
-
-
-def _are_long(options: argparse.Namespace, seed: int) -> list[bool]:
-    """Of each request of a load."""
-    rng = random.Random(seed)
-    return [rng.random() < options.long for _ in range(options.requests)]
 
 
 def _points(
@@ -243,7 +236,8 @@ def _points(
                 loads = [_load(options, scale, options.seed + plan.repeat) for plan in made]
                 predicted = _together([simulated.run(setting, load) for load in loads])
             runs = [log.records(plan.name) for plan in made]
-            marks = [mark for plan in made for mark in _are_long(options, options.seed + plan.repeat)]
+            seeds = [options.seed + plan.repeat for plan in made]
+            marks = [mark for seed in seeds for mark in are_long(options.requests, options.long, seed)]
             marked = list(zip(marks, (record for run in runs for record in run), strict=True))
             usual, long = (
                 Percentiles.of(record.ttft for is_long, record in marked if is_long is wanted)
@@ -324,7 +318,8 @@ def _spreads(summary: Summary) -> dict[str, Percentiles]:
 
 def _common(options: argparse.Namespace) -> dict[str, Any]:
     """Options that say what one run measures."""
-    return {name: value for name, value in vars(options).items() if name not in _NOT_OF_RUNS}
+    measured = {name: value for name, value in vars(options).items() if name not in _NOT_OF_RUNS}
+    return {name: value.value if isinstance(value, Enum) else value for name, value in measured.items()}
 
 
 def _numbers(kind: type) -> Callable[[str], list[Any]]:
@@ -351,6 +346,12 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--chunks", type=_numbers(int), default="64,256,1024,2048,8192,16384,-1", metavar="N")
     parser.add_argument(
         "--batching", type=_numbers(Batching), default="mixed", metavar="KIND", help="mixed, prefill-first, …"
+    )
+    parser.add_argument(
+        "--preset", type=Preset, default=Preset.BATON, metavar="NAME", help=", ".join(p.value for p in Preset)
+    )
+    parser.add_argument(
+        "--schedule-policy", type=Policy, metavar="POLICY", help="(default: the preset's; baton: shortest)"
     )
     parser.add_argument("--rate", type=float, default=20.0, metavar="R", help="requests a second at load 1")
     parser.add_argument("--scales", type=_numbers(float), default="0.25,0.5,0.75,1,1.25,1.5", metavar="X")

@@ -2,101 +2,199 @@
 
     python -m benchmarks.simulate --rate 30 --itl-targets 14,20,30,0
     python -m benchmarks.simulate --rate 30 --presets baton,sglang,vllm,roseinfer
+    python -m benchmarks.simulate --flags "--preset vllm" --flags "--preset vllm --schedule-policy shortest"
+    python -m benchmarks.simulate --load behind-long --output behind-long.json
+    python -m benchmarks.simulate --load alternating --output alternating.json
     python -m benchmarks.simulate --cluster --help
 
 The real engine plans the steps: scheduler, pages, ITL controller, planning ahead. A formula gives the time of
 each step on device and host, and the clock advances from event to event. `Costs` are those of Llama-3.1-8B on
-an H200, fitted to measured steps.
+an H200, fitted to measured steps. A scheduler is given by flags of `router`, whose defaults it has.
 """
 
 from __future__ import annotations
 
 import argparse
-import random
+import json
+import math
 import sys
-from dataclasses import replace
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.cluster import main as cluster
-from benchmarks.lib.engines.simulated_gpu import CHUNK_BUDGET, Costs, simulate
-from benchmarks.lib.load.workload import Uniform, Work, make_workload, parse_lengths
-from benchmarks.lib.report import Summary, summarize
-from engine.presets import Preset
+from benchmarks.lib.engines.flag_lines import FlagLineError, config_of_flags
+from benchmarks.lib.engines.simulated_gpu import Costs, simulate
+from benchmarks.lib.load.client import Record
+from benchmarks.lib.load.workload import Uniform, Work, parse_lengths, with_long_prompts
+from benchmarks.lib.provenance import provenance
+from benchmarks.lib.report import Percentiles, summarize
+from benchmarks.lib.scheduler_plots import plot_schedulers
 
 __all__ = ["main"]
 
-_NAMES: Final = ", ".join(preset.value for preset in Preset)
-_LONG: Final = Uniform(8192, 32768)
+_LONG: Final = 100_000
+_DECODES: Final = 20
+_BEHIND: Final = 20
+_LONG_LENGTHS: Final = Uniform(8192, 32768)
+_DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "alternating": {"rate": 8.0, "seconds": 60.0, "long": 0.08, "output_length": "lognormal:100:0.7:512"}
+}
+"""Defaults of options, by load."""
+_SCHEDULERS: Final = {
+    "alternating": (
+        "--preset roseinfer --long-prefill-token-threshold 0",
+        "--preset roseinfer",
+        "--preset roseinfer --batching mixed",
+        "--itl-target-ms 0 --chunked-prefill-size 2048",
+        "",
+    ),
+    "behind-long": (
+        "--preset vllm --chunked-prefill-size -1",
+        "--preset sglang",
+        "--preset sglang --enable-mixed-chunk",
+        "--preset vllm",
+        "--preset vllm --chunked-prefill-size 8192 --max-num-partial-prefills 4",
+        "--preset vllm --long-prefill-token-threshold 1024",
+        "--preset vllm --schedule-policy shortest",
+        "--itl-target-ms 0 --chunked-prefill-size 2048",
+        "",
+    ),
+}
+"""What is compared under a load by default."""
+_WIDTH: Final = 180
+"""Columns of a terminal that hold all of the table."""
+_LOADS: Final = ("poisson", *_SCHEDULERS)
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    title: str
+    works: list[Work]
+    row: Callable[[Sequence[Record]], dict[str, float]]
+    """The figures of a run, by name."""
 
 
 def main() -> None:
     if "--cluster" in sys.argv[1:]:
         cluster.main([argument for argument in sys.argv[1:] if argument != "--cluster"])
         return
-    options = _parser().parse_args()
-    load = _load(options)
-    console = Console()
+    options = _options()
+    found = provenance()
+    case = _behind_long() if options.load == "behind-long" else _poisson(options)
+    console = Console(emoji=False, width=max(Console().width, _WIDTH))
+    runs: dict[str, list[Record]] = {}
     with console.status("") as status:
-        summaries = {}
-        for preset in options.presets:
-            # Other systems have no ITL target.
-            for target in options.itl_targets if preset is Preset.BATON else [0.0]:
-                status.update(f"{preset.value}, --itl-target-ms {target:g} …")
-                records = simulate(
-                    load,
-                    target / 1e3 or None,
-                    Costs(),
-                    preset=preset,
-                    chunk_budget=options.chunked_prefill_size,
-                    late=not options.early,
-                )
-                summaries[preset, target] = summarize(records)
-    lengths = f"{options.input_length} in, {options.output_length} out"
-    title = f"{len(load)} requests, {options.rate:g} a second: {lengths}"
-    console.print(_table(summaries, title))
+        for line in _lines(options):
+            status.update(f"{line or 'defaults'} …")
+            try:
+                config = config_of_flags(line)
+            except FlagLineError as error:
+                sys.exit(f"benchmarks.simulate: --flags {line!r}: {error}")
+            runs[line] = simulate(case.works, None, Costs(), config=config, late=not options.early)
+    rows = {line: case.row(records) for line, records in runs.items()}
+    console.print(_table(rows, case.title))
+    if options.output:
+        content = {
+            "title": case.title,
+            "command": " ".join(["python -m benchmarks.simulate", *sys.argv[1:]]),
+            "made_with": found,
+            "schedulers": [
+                {"flags": line, "figures": rows[line], "summary": summarize(records).as_json()}
+                for line, records in runs.items()
+            ],
+        }
+        options.output.write_text(json.dumps(content, indent=2) + "\n")
+        plot_schedulers(rows, case.title, options.output.with_suffix(".png"))
 
 
-def _load(options: argparse.Namespace) -> list[Work]:
-    count = max(1, round(options.rate * options.seconds))
-    usual, long = (
-        make_workload(
-            count=count,
-            rate=options.rate,
-            input_lengths=lengths,
-            output_lengths=parse_lengths(options.output_length),
-            seed=options.seed,
-        )
-        for lengths in (parse_lengths(options.input_length), _LONG)
+def _behind_long() -> _Case:
+    """Answers that run, a long prompt, and short prompts that arrive while it is computed."""
+    running = [Work(0.0, [1000 + k] * 512, 1500) for k in range(_DECODES)]
+    behind = [Work(1.1 + 0.1 * k, [2000 + k] * 256, 64) for k in range(_BEHIND)]
+    title = (
+        f"simulated H200: {_DECODES} running answers, a prompt of {_LONG:,} tokens after 1 s, and then"
+        f" {_BEHIND} prompts of 256"
     )
-    rng = random.Random(options.seed)
-    return [
-        replace(work, prompt=other.prompt) if rng.random() < options.long else work
-        for work, other in zip(usual, long, strict=True)
-    ]
+    return _Case(title, [*running, Work(1.0, [3000] * _LONG, 64), *behind], _behind_row)
 
 
-def _table(summaries: dict[tuple[Preset, float], Summary], title: str) -> Table:
+def _behind_row(records: Sequence[Record]) -> dict[str, float]:
+    running, long, behind = records[:_DECODES], records[_DECODES], records[_DECODES + 1 :]
+    others = Percentiles.of(record.ttft for record in behind)
+    return {
+        "TTFT of those behind, p50, ms": 1e3 * others.p50,
+        "max": 1e3 * others.max,
+        "TTFT of the long prompt, ms": 1e3 * long.ttft,
+        "longest pause of running answers, ms": 1e3 * max(max(record.itls) for record in running),
+    }
+
+
+def _row(records: Sequence[Record]) -> dict[str, float]:
+    s = summarize(records)
+    ms = {
+        "TTFT p50, ms": s.ttft.p50,
+        "TTFT p90": s.ttft.p90,
+        "TTFT p99": s.ttft.p99,
+        "TPOT p50, ms": s.tpot.p50,
+        "TPOT p99": s.tpot.p99,
+        "ITL p99, ms": s.itl.p99,
+        "ITL max": s.itl.max,
+        "E2E p99, ms": s.e2e.p99,
+    }
+    return {name: 1e3 * value for name, value in ms.items()} | {"tokens/s": s.total_rate}
+
+
+def _poisson(options: argparse.Namespace) -> _Case:
+    works = with_long_prompts(
+        count=options.requests or max(1, round(options.rate * options.seconds)),
+        rate=options.rate,
+        input_lengths=parse_lengths(options.input_length),
+        output_lengths=parse_lengths(options.output_length),
+        share=options.long,
+        long_lengths=_LONG_LENGTHS,
+        seed=options.seed,
+    )
+    rate = f"{options.rate:g} a second" if math.isfinite(options.rate) else "all at once"
+    share = f" ({options.long:.0%} of 8k to 32k)" if options.long else ""
+    lengths = f"{options.input_length} in{share}, {options.output_length} out"
+    return _Case(f"simulated H200: {len(works)} requests, {rate}: {lengths}", works, _row)
+
+
+def _table(rows: Mapping[str, Mapping[str, float]], title: str) -> Table:
     table = Table(title=title, title_justify="left", show_edge=False)
-    table.add_column("preset")
-    for name in ("ITL target, ms", "TTFT p50, ms", "p99", "TPOT p50, ms", "ITL p99, ms", "max"):
+    table.add_column("flags of router", no_wrap=True)
+    for name in next(iter(rows.values())):
         table.add_column(name, justify="right")
-    for (preset, target), s in summaries.items():
-        values = (s.ttft.p50, s.ttft.p99, s.tpot.p50, s.itl.p99, s.itl.max)
+    for line, row in rows.items():
         table.add_row(
-            preset.value, f"{target:g}" if target else "none", *(f"{1e3 * value:,.1f}" for value in values)
+            line or "(defaults)",
+            *(f"{value:,.1f}" if value < 100 else f"{value:,.0f}" for value in row.values()),
         )
     return table
 
 
-def _presets(text: str) -> list[Preset]:
-    return [Preset(name) for name in text.split(",")]
+def _lines(options: argparse.Namespace) -> list[str]:
+    """Other systems have no ITL target."""
+    if lines := options.flags or _SCHEDULERS.get(options.load):
+        return list(lines)
+    presets = options.presets.split(",")
+    targets = options.itl_targets.split(",") if "baton" in presets else []
+    return [
+        *(f"--itl-target-ms {target}" for target in targets),
+        *(f"--preset {name}" for name in presets if name != "baton"),
+    ]
 
 
-def _targets(text: str) -> list[float]:
-    return [float(target) for target in text.split(",")]
+def _options() -> argparse.Namespace:
+    """The load changes defaults; what is given explicitly stands."""
+    parser = _parser()
+    parser.set_defaults(**_DEFAULTS.get(parser.parse_args().load, {}))
+    return parser.parse_args()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -105,22 +203,29 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--rate", type=float, default=30.0, metavar="R", help="requests a second")
+    parser.add_argument("--load", choices=_LOADS, default="poisson")
+    parser.add_argument(
+        "--rate", type=float, default=30.0, metavar="R", help="requests a second; inf: all at once"
+    )
     parser.add_argument("--seconds", type=float, default=20.0, metavar="S", help="seconds of arrivals")
+    parser.add_argument("--requests", type=int, metavar="N", help="in place of --seconds")
     parser.add_argument("--input-length", default="lognormal:372:0.8:4096", metavar="LENGTHS")
     parser.add_argument("--output-length", default="lognormal:200:0.7:1024", metavar="LENGTHS")
     parser.add_argument(
         "--long", type=float, default=0.0, metavar="SHARE", help="share of prompts with 8k to 32k tokens"
     )
     parser.add_argument(
-        "--itl-targets", type=_targets, default="14,20,30,0", metavar="MS,…", help="0: no target"
+        "--flags", action="append", metavar="FLAGS", help="a scheduler, by flags of router; repeatable"
     )
-    parser.add_argument("--presets", type=_presets, default="baton", metavar="NAME,…", help=_NAMES)
     parser.add_argument(
-        "--chunked-prefill-size", type=int, default=CHUNK_BUDGET, metavar="N", help="tokens of a step"
+        "--presets", default="baton", metavar="NAME,…", help="each with its own step and page size"
+    )
+    parser.add_argument(
+        "--itl-targets", default="14,20,30,0", metavar="MS,…", help="of preset baton; 0: no target"
     )
     parser.add_argument("--early", action="store_true", help="plan each step as early as possible")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--output", type=Path, metavar="FILE", help="JSON; the figure goes beside it as .png")
     return parser
 
 

@@ -17,13 +17,14 @@ from benchmarks.lib.load.client import Record
 from benchmarks.lib.load.workload import Work
 from benchmarks.lib.memory.peak_memory import CpuPeak, CudaPeak
 from common.garbage_collection import tune_gc
-from engine.config import Batching, EngineConfig, SchedulerConfig
+from engine.config import Batching, EngineConfig, Policy, SchedulerConfig
 from engine.core.events import StepMeasured
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
 from engine.device.defaults import GPU_TOKEN_TILE
 from engine.engine import Engine
 from engine.executor.runner import ModelRunner
+from engine.presets import PRESETS, Preset
 
 __all__ = [
     "Alone",
@@ -35,6 +36,7 @@ __all__ = [
     "cuda_config",
     "drive",
     "scheduler_of",
+    "with_preset",
 ]
 
 _MOST_RUNNING: Final = 64
@@ -102,6 +104,23 @@ def cuda_config(model: Path, context: int) -> EngineConfig:
         cuda_graph_max_tokens=_GRAPH_TOKENS,
         radix_cache=False,
         overlap=True,
+    )
+
+
+def with_preset(config: EngineConfig, preset: Preset, policy: Policy | None) -> EngineConfig:
+    """`config` with the scheduler and the page size of another system."""
+    settings = PRESETS[preset]
+    return replace(
+        config,
+        page_size=settings.page_size,
+        num_pages=config.num_pages * config.page_size // settings.page_size,
+        scheduler=replace(
+            settings.scheduler,
+            policy=policy or settings.scheduler.policy,
+            max_running_requests=config.scheduler.max_running_requests,
+            token_tile=config.scheduler.token_tile,
+            costly_context=config.scheduler.costly_context,
+        ),
     )
 
 

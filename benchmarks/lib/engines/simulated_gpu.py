@@ -26,11 +26,11 @@ from engine.executor.runner import StepResult
 from engine.presets import PRESETS, Preset
 from router.placement import StepWork
 
-__all__ = ["CHUNK_BUDGET", "Costs", "simulate", "simulated_config"]
+__all__ = ["CHUNK_BUDGET", "COSTLY_CONTEXT", "Costs", "simulate", "simulated_config"]
 
 _PADDING: Final = 32
 """Tokens to whose multiple a step is padded."""
-_COSTLY_CONTEXT: Final = 20_000.0
+COSTLY_CONTEXT: Final = 20_000.0
 CHUNK_BUDGET: Final = 16_384
 _POOL_TOKENS: Final = 960_000
 _GRAPH_S: Final = 1e-4
@@ -217,7 +217,7 @@ def simulated_config(
             scheduler,
             itl_target_s=itl_target_s,
             token_tile=GPU_TOKEN_TILE,
-            costly_context=_COSTLY_CONTEXT,
+            costly_context=COSTLY_CONTEXT,
         ),
         radix_cache=False,
         overlap=True,

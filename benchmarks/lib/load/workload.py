@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from router.simulator.lengths import Fixed, Lengths, LogNormal, Uniform, parse_lengths
 
-__all__ = ["Fixed", "Lengths", "LogNormal", "Uniform", "Work", "make_workload", "parse_lengths"]
+__all__ = [
+    "Fixed",
+    "Lengths",
+    "LogNormal",
+    "Uniform",
+    "Work",
+    "are_long",
+    "make_workload",
+    "parse_lengths",
+    "with_long_prompts",
+]
 
 _FIRST_ID, _LAST_ID = 1_000, 30_000
 """Random prompts draw ids from here: past the special and byte tokens, and inside every vocabulary in use."""
@@ -67,6 +78,31 @@ def make_workload(
         Work(float(arrival), prompt(length), limit)
         for arrival, length, limit in zip(arrivals, prompt_lengths, max_tokens, strict=True)
     ]
+
+
+def with_long_prompts(
+    *,
+    count: int,
+    rate: float,
+    input_lengths: Lengths,
+    output_lengths: Lengths,
+    share: float,
+    long_lengths: Lengths,
+    seed: int = 0,
+) -> list[Work]:
+    """`make_workload`, but a `share` of the prompts, drawn at random, has `long_lengths`."""
+    usual, long = (
+        make_workload(count=count, rate=rate, input_lengths=each, output_lengths=output_lengths, seed=seed)
+        for each in (input_lengths, long_lengths)
+    )
+    chosen = zip(usual, long, are_long(count, share, seed), strict=True)
+    return [replace(work, prompt=other.prompt) if is_long else work for work, other, is_long in chosen]
+
+
+def are_long(count: int, share: float, seed: int) -> list[bool]:
+    """Which requests of `with_long_prompts` have a long prompt."""
+    rng = random.Random(seed)
+    return [rng.random() < share for _ in range(count)]
 
 
 def _words(rng: np.random.Generator, length: int) -> str:
