@@ -23,7 +23,7 @@ setup:  ## Make .venv with everything in it (Python 3.11 or 3.12; minutes once, 
 	@$(PYTHON) scripts/setup.py
 
 demo: setup  ## Serve SmolLM2 with a prefill and a decode worker, stream an answer, show where the time went
-	@$(BIN)/python scripts/demo.py
+	@$(BIN)/python -m scripts.demo
 
 # Says what is missing before setup takes minutes.
 machines:

@@ -35,7 +35,7 @@ from benchmarks.lib.provenance import provenance
 from benchmarks.lib.report import Percentiles, summarize
 from benchmarks.lib.scheduler_plots import plot_schedulers
 
-__all__ = ["main"]
+__all__ = ["main", "make_parser"]
 
 _LONG: Final = 100_000
 _DECODES: Final = 20
@@ -192,12 +192,12 @@ def _lines(options: argparse.Namespace) -> list[str]:
 
 def _options() -> argparse.Namespace:
     """The load changes defaults; what is given explicitly stands."""
-    parser = _parser()
+    parser = make_parser()
     parser.set_defaults(**_DEFAULTS.get(parser.parse_args().load, {}))
     return parser.parse_args()
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.simulate",
         description=__doc__,

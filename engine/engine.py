@@ -1,7 +1,7 @@
 """The engine: requests in, tokens out, one step at a time.
 
-It has one caller, on one thread. It is the same in prefill and decode workers: they differ in the hooks and
-in calling `reserve`.
+It has one caller, on one thread. Every worker has the same engine with the same hooks: what a request needs
+(a prefill whose KV is sent, KV that arrives, or both) is said by the calls for it.
 """
 
 from __future__ import annotations

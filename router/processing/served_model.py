@@ -15,7 +15,7 @@ class ServedModel:
     path: Path
     """The checkpoint's folder, with tokenizer.json and the chat template."""
     mode: str
-    """"mixed" or "disagg"."""
+    """"mixed", "disagg" or "adaptive"."""
     max_model_len: int
     """Prompt and output together, in tokens."""
     vocab_size: int

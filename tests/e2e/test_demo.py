@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.timeout(600)
 def test_the_demo_streams_an_answer_shows_the_waterfall_and_leaves_nothing_behind() -> None:
     done = subprocess.run(
-        [sys.executable, "scripts/demo.py"], check=False, cwd=ROOT, capture_output=True, text=True
+        [sys.executable, "-m", "scripts.demo"], check=False, cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
     text = " ".join(done.stdout.split())

@@ -17,7 +17,7 @@ from router.config.flags.validation import problems_of
 from router.config.settings import Device, RouterConfig
 from router.config.table import SETTINGS, configured
 
-__all__ = ["run"]
+__all__ = ["make_parser", "run"]
 
 _DESCRIPTION: Final = """\
 Check this machine before a cluster is started on it. Prints a row per check, and advice below those that
@@ -107,8 +107,7 @@ def _transports(config: RouterConfig) -> Iterator[Finding]:
     yield from transports.look(has_gpu=has_gpu, environment=environment_of(config.cluster.worker_env))
 
 
-def _parse(argv: Sequence[str]) -> tuple[RouterConfig, bool]:
-    """The settings, and whether only transports are measured. Raises ConfigError."""
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="router doctor",
         description=_DESCRIPTION,
@@ -125,7 +124,12 @@ def _parse(argv: Sequence[str]) -> tuple[RouterConfig, bool]:
         default=False,
         help="only measure GB/s and CPU seconds per GB of each UCX transport of this machine",
     )
-    given: dict[str, Any] = vars(parser.parse_args(argv))
+    return parser
+
+
+def _parse(argv: Sequence[str]) -> tuple[RouterConfig, bool]:
+    """The settings, and whether only transports are measured. Raises ConfigError."""
+    given: dict[str, Any] = vars(make_parser().parse_args(argv))
     path, only_transports = given.pop("config", None), given.pop("transports")
     config = configured({**(settings_in(path) if path else {}), **given})
     # The model is optional here.

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from common.metric_export import MetricNames, exported
+from common.metric_export import VLLM, MetricNames, exported
 
 
 def source() -> CollectorRegistry:
@@ -37,3 +40,10 @@ def test_vllms_names_replace_those_of_metrics_that_it_has() -> None:
     assert found.get_sample_value("vllm:request_success_total", success) == 1
     assert found.get_sample_value("baton_worker_up", {"model_name": "m"}) == 1
     assert b"baton_ttft" not in generate_latest(found)
+
+
+def test_every_name_of_vllm_that_is_served_is_in_the_documentation() -> None:
+    document = (Path(__file__).resolve().parents[3] / "docs" / "monitoring.md").read_text()
+    assert {name.name for name in VLLM.values()} <= set(
+        re.findall(r"(vllm:\w+?)(?:_total)?(?=[`{])", document)
+    )
