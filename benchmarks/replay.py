@@ -144,7 +144,7 @@ def _arrivals(load: Iterable[Work], begin: float) -> Iterator[Arrival]:
 
 def _table(replayed: Sequence[Replayed], title: str) -> Table:
     table = Table(title=title, title_justify="left", show_edge=False)
-    for name in ("mode", "came/s", "good, %", "TTFT p50, ms", "p90", "p99", "TPOT p50, ms", "p99"):
+    for name in ("mode", "arrivals/s", "good, %", "TTFT p50, ms", "p90", "p99", "TPOT p50, ms", "p99"):
         table.add_column(name, justify="right")
     for (mode, _), group in groupby(replayed, key=lambda each: (each.mode, each.rate)):
         for each in (runs := list(group)):

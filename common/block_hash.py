@@ -20,7 +20,7 @@ BlockHash: TypeAlias = int
 
 
 def block_hashes(tokens: Sequence[int], page_size: int, after: BlockHash | None = None) -> list[BlockHash]:
-    """One hash a whole page of `tokens`; what is left behind the last one has none.
+    """One hash per full page of `tokens`; a partial last page is not hashed.
 
     `after` is the hash of the page before them; None: they begin the sequence. O(tokens).
     """

@@ -44,7 +44,7 @@ class PrefillShare:
 
     @property
     def budget(self) -> int | None:
-        """Largest cost of a step's prompt tokens beside decodes; None: no target for the time of steps."""
+        """Largest cost of a step's prompt tokens beside decodes; None without a step-time target."""
         controller = self.tpot_controller or self.itl_controller
         return None if controller is None else controller.budget
 

@@ -161,7 +161,7 @@ def _pace(worker: WorkerView) -> Pace:
 
 
 def _pairs(worker: WorkerView) -> float:
-    """Tokens that a prompt token attends to, in the mean over the prompts there."""
+    """Tokens that a prompt token attends to, on average over the prompts there."""
     total = worker.prompt_tokens
     if not total:
         return 1000.0
@@ -169,7 +169,7 @@ def _pairs(worker: WorkerView) -> float:
 
 
 def _in_flight(worker: WorkerView, pace: Pace) -> float:
-    """What is left of the step in flight, in the mean."""
+    """What is left of the step in flight, on average."""
     if worker.prompts:
         share = min(1.0, worker.prompt_tokens / pace.mixed_tokens)
         return 0.5 * (pace.plain_s + share * (pace.mixed_s - pace.plain_s))

@@ -27,7 +27,7 @@ class Pace:
     mixed_s: float
     """Mean time of a step while there are enough prompts."""
     mixed_tokens: float
-    """Prompt tokens of a step, in the mean over the same steps."""
+    """Prompt tokens of a step, on average over the same steps."""
 
     @property
     def prefill_rate(self) -> float:

@@ -27,7 +27,7 @@ def running_answers(worker: WorkerView, more: int = 0, more_tokens: int = 0) -> 
 def slot_wait(worker: WorkerView, tpot_s: float, output_tokens: float) -> float:
     """Seconds until a further request gets a slot there, behind all that need one.
 
-    `tpot_s`, `output_tokens`: of the answers there, in the mean. Slots become free at a steady rate.
+    `tpot_s`, `output_tokens`: of the answers there, on average. Slots become free at a steady rate.
     """
     if worker.max_running is None:
         return 0.0

@@ -11,9 +11,9 @@ from router.placement.view import WorkerId
 __all__ = ["StepTimes"]
 
 _MEMORY: Final = 0.998
-"""What a step counts for, compared with the one after it; that of `StepTimeFit`."""
+"""Forgetting factor per step; that of `StepTimeFit`."""
 _ENOUGH: Final = 25.0
-"""Steps with decodes, and steps with prompts, on which a worker's own fit is relied."""
+"""Samples of each kind, steps with decodes and steps with prompts, before a worker's own fit is used."""
 _SPEED_WEIGHT: Final = 0.05
 """Of the newest step in a worker's speed."""
 
@@ -29,7 +29,7 @@ class _Worker:
 
 
 class StepTimes:
-    """A worker that only reads prompts never shows what decodes cost: its own fit says anything about them.
+    """A worker that only reads prompts never shows what decodes cost: its own fit says nothing about them.
 
     Until a worker has done enough of both, its times are those of all workers, scaled by how fast it is.
     Every method costs O(1).

@@ -107,7 +107,7 @@ class WorkerView:
 
     @property
     def answers(self) -> int:
-        """That decode here, wait for a slot to do so, or will when their prompts are computed."""
+        """Answers that decode here, wait for a slot, or wait for their prompt."""
         return self.decodes + self.incoming
 
     @property

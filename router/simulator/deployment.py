@@ -52,7 +52,7 @@ class Deployment:
     device: DeviceCosts = H200_8B
     link: LinkCosts = NVLINK
     kv_tokens: int = 832_000
-    """That a worker's KV pool holds."""
+    """KV pool of each worker, in tokens."""
 
     @property
     def name(self) -> str:

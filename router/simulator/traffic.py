@@ -97,7 +97,7 @@ def chats(
 ) -> list[Arrival]:
     """Multi-turn chats, `rate` requests a second in the long run.
 
-    Each chat begins with one of `systems` shared system prompts and has `turns` turns in the mean; every
+    Each chat begins with one of `systems` shared system prompts and has `turns` turns on average; every
     turn's prompt holds all before it. Whole blocks of the history are shared with the next turn.
     """
     rng = np.random.default_rng(seed)

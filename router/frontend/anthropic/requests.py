@@ -178,7 +178,7 @@ class CountTokensBody(BaseModel):
     cache_control: _CacheMark = None
     context_management: Annotated[Any, Refused("a prompt is never cut")] = None
     mcp_servers: Annotated[Any, Refused("no hosted tools", ([],))] = None
-    speed: Annotated[Any, Refused("one speed", ("standard",))] = None
+    speed: Annotated[Any, Refused("only `standard` is supported", ("standard",))] = None
     compaction: Annotated[Any, Refused("a prompt is never cut")] = None
     fallbacks: Annotated[Any, Refused("one model is served", ([],))] = None
     thread: Annotated[Any, Refused("nothing is kept between requests")] = None

@@ -263,7 +263,7 @@ class ChatCompletionBody(GenerationBody):
     reasoning_effort: Annotated[Any, Refused("set the template's own variable in chat_template_kwargs")] = (
         None
     )
-    verbosity: Annotated[Any, Refused("a trait of OpenAI's models", ("medium",))] = None
+    verbosity: Annotated[Any, Refused("specific to OpenAI's models", ("medium",))] = None
     web_search_options: Annotated[Any, Refused("no web search")] = None
 
     def to_request(self, request_id: str) -> GenerationRequest:

@@ -77,7 +77,7 @@ class TextOptions(BaseModel):
     model_config = STRICT
 
     format: Annotated[PlainText | JsonObject | JsonSchema, Field(discriminator="type")] | None = None
-    verbosity: Annotated[Any, Refused("a trait of OpenAI's models", ("medium",))] = None
+    verbosity: Annotated[Any, Refused("specific to OpenAI's models", ("medium",))] = None
 
 
 _ToolChoice: TypeAlias = Annotated[
