@@ -46,11 +46,11 @@ from benchmarks.lib.engines.simulated_gpu import Costs, simulated_config
 from benchmarks.lib.engines.step_fit import LinearSteps
 from benchmarks.lib.load.client import Record
 from benchmarks.lib.load.workload import Work, are_long, make_workload, parse_lengths, with_long_prompts
+from benchmarks.lib.model_folder import model_folder
 from benchmarks.lib.provenance import provenance
 from benchmarks.lib.report import Percentiles, Summary, summarize
 from benchmarks.lib.run_log import RunLog
 from engine.config import Batching, EngineConfig, Policy
-from engine.loader.checkpoint import resolve
 from engine.presets import Preset
 
 __all__ = ["main", "make_parser"]
@@ -201,7 +201,7 @@ def _config(options: argparse.Namespace) -> EngineConfig:
         config = replace(config, max_model_len=max(config.max_model_len, options.context))
     else:
         make = cpu_config if options.device == "cpu" else cuda_config
-        config = make(resolve(options.model).path, options.context)
+        config = make(model_folder(options.model), options.context)
     return with_preset(config, options.preset, options.schedule_policy)
 
 

@@ -16,12 +16,12 @@ from rich.console import Console
 
 from benchmarks.lib.load.sampling_flags import sampling_arguments, sampling_of
 from benchmarks.lib.load.workload import Fixed, make_workload
+from benchmarks.lib.model_folder import model_folder
 from benchmarks.offline import run
 from engine.config import EngineConfig
 from engine.core.sampling_params import SamplingParams
 from engine.device.cpu_dtype import preferred_cpu_dtype
 from engine.engine import Engine
-from engine.loader.checkpoint import resolve
 
 __all__ = ["tokens_per_cpu_second"]
 
@@ -54,7 +54,7 @@ def main() -> None:
     longest = max(prompt + answer for _, prompt, answer in loads)
     engine = Engine(
         EngineConfig(
-            model_path=resolve(options.model).path,
+            model_path=model_folder(options.model),
             dtype=dtype,
             num_pages=max(count * (prompt + answer) for count, prompt, answer in loads) // 16 + 64,
             max_model_len=longest + 1,

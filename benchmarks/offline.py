@@ -20,13 +20,13 @@ from benchmarks.lib.load.client import Record
 from benchmarks.lib.load.sampling_flags import sampling_arguments, sampling_of
 from benchmarks.lib.load.workload import Work, make_workload, parse_lengths
 from benchmarks.lib.machine import describe_machine
+from benchmarks.lib.model_folder import model_folder
 from benchmarks.lib.report import summarize, summary_table
 from engine.config import EngineConfig, SchedulerConfig
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
 from engine.device.cpu_dtype import preferred_cpu_dtype
 from engine.engine import Engine
-from engine.loader.checkpoint import resolve
 
 __all__ = ["run"]
 
@@ -81,7 +81,7 @@ def main() -> None:
     with console.status(f"loading {options.model} …"):
         engine = Engine(
             EngineConfig(
-                model_path=resolve(options.model).path,
+                model_path=model_folder(options.model),
                 device="cpu" if options.cpu else "cuda",
                 dtype=options.dtype or (preferred_cpu_dtype() if options.cpu else "bfloat16"),
                 page_size=options.page_size,

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import AutoTokenizer
 
+from benchmarks.lib.model_folder import model_folder
 from engine.layers.ops import Rotation
-from engine.loader.checkpoint import resolve
 from engine.loader.model_loader import load_model
 from engine.models.base import CausalLM
 
@@ -75,7 +75,7 @@ def main() -> None:
     text = "\n\n".join(file.read_text() for file in files)
     first: float | None = None
     for name in options.model:
-        folder = resolve(name).path
+        folder = model_folder(name)
         ids = torch.tensor(AutoTokenizer.from_pretrained(folder)(text)["input_ids"][: options.tokens])
         for quantization in [None, *options.quantization]:
             model = load_model(folder, device=options.device, dtype=options.dtype, quantization=quantization)

@@ -18,12 +18,12 @@ import numpy as np
 import torch
 
 from benchmarks.lib.machine import describe_machine
+from benchmarks.lib.model_folder import model_folder
 from engine.core.plan import Chunk
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
 from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.grammar import Grammar, GrammarKind
-from engine.loader.checkpoint import resolve
 from engine.sampling.sampler import Sampler
 from engine.sampling.token_masks import constrained_rows, masks_of
 from engine.spec.model_spec import ModelSpec
@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=400)
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
-    folder = resolve(options.model).path
+    folder = model_folder(options.model)
     spec = ModelSpec.from_folder(folder)
     compiler = GrammarCompiler(folder, spec)
     began = time.perf_counter()

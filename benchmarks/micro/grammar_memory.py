@@ -19,13 +19,13 @@ import numpy as np
 
 from benchmarks.lib.machine import describe_machine
 from benchmarks.lib.memory.allocated import allocated_bytes
+from benchmarks.lib.model_folder import model_folder
 from engine.errors import GrammarError
 from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.grammar import Grammar, GrammarKind
 from engine.grammar.matcher import Matcher, fill_masks
 from engine.grammar.memory import estimated_bytes
 from engine.grammar.source import source_of
-from engine.loader.checkpoint import resolve
 from engine.spec.model_spec import ModelSpec
 
 __all__ = ["main"]
@@ -90,7 +90,7 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2", help="its vocabulary is used")
     parser.add_argument("--each", type=int, default=8, metavar="N", help="grammars of each kind")
     options = parser.parse_args()
-    folder = resolve(options.model).path
+    folder = model_folder(options.model)
     spec = ModelSpec.from_folder(folder)
     print(f"{describe_machine()}; vocabulary {spec.vocab_size}\n")
     print("| grammar | source, bytes | estimated, kB | compiled, kB | after outputs, kB |")

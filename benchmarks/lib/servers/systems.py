@@ -17,9 +17,9 @@ from benchmarks.lib.load.client import Record, Target
 from benchmarks.lib.load.offer import offer
 from benchmarks.lib.load.workload import Work
 from benchmarks.lib.memory.process_tree import PeakMemory
+from benchmarks.lib.model_folder import model_folder
 from benchmarks.lib.report import Summary, summarize
 from benchmarks.lib.servers.server import BatonServer
-from engine.loader.checkpoint import resolve
 
 __all__ = ["Comparison", "Outcome", "baton", "transformers", "vllm"]
 
@@ -114,7 +114,7 @@ def _job(comparison: Comparison) -> dict[str, Any]:
     """The first batch warms up, the second is all at once, each of the others one request."""
     batches = [[comparison.warmup[0].prompt], [work.prompt for work in comparison.together]]
     return {
-        "model_path": str(resolve(comparison.model).path),
+        "model_path": str(model_folder(comparison.model)),
         "dtype": comparison.dtype,
         "max_tokens": comparison.max_tokens,
         "batches": batches + [[work.prompt] for work in comparison.alone],
