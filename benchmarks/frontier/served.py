@@ -17,7 +17,7 @@ from benchmarks.lib.load.offer import offer
 from benchmarks.lib.load.workload import Work
 from benchmarks.lib.report import summarize
 from benchmarks.lib.servers.mode_servers import MODEL_NAME, ModeServers, require_answers
-from router.simulator.deployment import STEP_SHARE
+from router.simulator.deployment import TUNED_STEP_SHARE
 from router.simulator.traffic import Arrival
 
 __all__ = ["served_variants", "serving"]
@@ -29,7 +29,7 @@ def served_variants(mode: str, servers: ModeServers, regime: Regime) -> dict[str
     """Variants by name; those of `benchmarks.frontier.simulated` unless given by flags."""
     own = replace(servers, objective=regime.objective)
     if mode == "mixed":
-        step = f"{1e3 * STEP_SHARE * regime.tpot_s:g}"
+        step = f"{1e3 * TUNED_STEP_SHARE * regime.tpot_s:g}"
         tuned = ("--itl-target-ms", step, *servers.mode_flags[mode])
         return {
             f"mixed x{servers.workers}": own,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from benchmarks.frontier.cells import Regime, Workload
 from benchmarks.frontier.search import ShareAt
 from router.config.choices import Mode
-from router.simulator.deployment import STEP_SHARE, Deployment
+from router.simulator.deployment import TUNED_STEP_SHARE, Deployment
 from router.simulator.traffic import Arrival, last_deadline
 
 __all__ = ["good_share", "simulated_variants"]
@@ -57,7 +57,7 @@ def _deployments(mode: Mode, workers: int, regime: Regime) -> list[Deployment]:
     even = Deployment(mode=mode, prefill=half, decode=workers - half, targets=targets)
     match mode:
         case Mode.MIXED:
-            return [even, replace(even, step_target_s=STEP_SHARE * regime.tpot_s)]
+            return [even, replace(even, step_target_s=TUNED_STEP_SHARE * regime.tpot_s)]
         case Mode.DISAGG:
             splits = sorted(range(1, workers), key=lambda prefill: abs(prefill - half))
             return [

@@ -184,7 +184,7 @@ def _title(options: argparse.Namespace, load: Load, targets: Targets, predicted:
     return (
         f"Predicted by simulation; {options.model} on {options.gpus} x {options.gpu}, {times}\n"
         f"{arrivals}; good: TTFT ≤ {1e3 * targets.ttft_s:g} ms,"
-        f" TPOT ≤ {1e3 * targets.itl_s:g} ms"
+        f" TPOT ≤ {1e3 * targets.tpot_s:g} ms"
     )
 
 

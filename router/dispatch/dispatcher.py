@@ -26,8 +26,8 @@ from router.dispatch.identity import CURRENT_REQUEST, RequestIdentity
 from router.dispatch.interface import OnCut, ignore_cut
 from router.dispatch.metrics import RouterMetrics
 from router.dispatch.retry_state import RetryState, crashed_workers
-from router.dispatch.routing.placing import placing_for
-from router.dispatch.routing.route import Pick, Placing, Route
+from router.dispatch.routing.route import Pick, Route, WorkerSelector
+from router.dispatch.routing.selectors import selector_for
 from router.dispatch.sequence import Sequence
 from router.dispatch.standing import HELD_BACK, NO_WORKER, PAUSED, Standing
 from router.dispatch.token_stream import DeliveryQueue, TextEnded, TokenStream
@@ -60,10 +60,10 @@ class ClusterDispatcher:
         config: RouterConfig,
         registry: Registry,
         metrics: RouterMetrics,
-        placing: Placing | None = None,
+        selector: WorkerSelector | None = None,
         on_end: OnEnd = lambda _sequence, _outcome, _at: None,
     ) -> None:
-        """`placing`: chooses workers; None: the one of `config.mode`.
+        """`selector`: chooses workers; None: the one of `config.mode`.
 
         `on_end(sequence, outcome, at)` is called at the end of every admitted sequence; it must not block.
         """
@@ -71,7 +71,7 @@ class ClusterDispatcher:
         self._config = config
         self._registry = registry
         self._metrics = metrics
-        self._placing = placing or placing_for(config, registry)
+        self._selector = selector or selector_for(config, registry)
         self.prefill_queue: Final = PrefillQueue(
             config.max_queued_tokens,
             config.max_queue_wait,
@@ -79,8 +79,8 @@ class ClusterDispatcher:
             held_back=lambda: len(self._admission),
         )
         self._poison_requests = PoisonRequests()
-        self._admission = Admission(self._placing.has_room, self._placing.claim, self._retry_window)
-        self._answers = RunningAttempts(self._placing.move_target)
+        self._admission = Admission(self._selector.has_room, self._selector.claim, self._retry_window)
+        self._answers = RunningAttempts(self._selector.move_target)
         registry.watch(self._admission.admit_waiting)
         metrics.watch_prefill_queue(self.prefill_queue)
         metrics.watch_admission(self._admission)
@@ -105,7 +105,7 @@ class ClusterDispatcher:
         return {i: (one.standing(), one.waterfall.timings(now)) for i, one in sequences.items()}
 
     def ready(self) -> bool:
-        return not self._draining and self._placing.is_ready()
+        return not self._draining and self._selector.is_ready()
 
     async def drain(self, timeout_s: float, *, workers_return: bool = True) -> int:
         """Refuse new sequences and wait for the running ones; returns how many are left.
@@ -180,7 +180,7 @@ class ClusterDispatcher:
                 on_cut(sequence.standing(), waterfall.timings(ended))
             self._metrics.finished(sequence, outcome, ended)
             if outcome in _COMPLETE:
-                self._placing.completed(len(sequence.output))
+                self._selector.completed(len(sequence.output))
             self._on_end(sequence, outcome, ended)
         return waterfall.timings(ended)
 
@@ -216,11 +216,11 @@ class ClusterDispatcher:
 
     def attempt(self, sequence: Sequence, pick: Pick) -> Attempt:
         """One attempt at a sequence on the workers that `pick` returns, for health probes."""
-        return self._attempt(sequence, self._placing.probe(pick))
+        return self._attempt(sequence, self._selector.probe(pick))
 
     def able(self, role: worker_pb2.Role) -> list[WorkerSession]:
-        """See `Placing.able`."""
-        return self._placing.able(role)
+        """See `WorkerSelector.able`."""
+        return self._selector.able(role)
 
     async def evacuate(self, worker_id: str, timeout_s: float) -> int:
         """See `RunningAttempts.evacuate`."""
@@ -233,7 +233,7 @@ class ClusterDispatcher:
 
     def _route(self, sequence: Sequence, avoid: set[str], grant: AdmissionGrant) -> Route:
         """Raises AttemptFailed."""
-        route = self._placing.route(sequence, avoid)
+        route = self._selector.route(sequence, avoid)
         if route is None:
             raise no_worker_ready(self._registry.complaints())
         if route.claim is not None:
@@ -251,7 +251,7 @@ class ClusterDispatcher:
         """Compute the sequence, in as many attempts as it takes; returns the finish reason."""
         retries = RetryState(sequence.id, self._config.failover.max_attempts)
         pause, want = _FIRST_PAUSE_S, AdmissionRequest(sequence.num_tokens)
-        if not self._placing.is_ready():
+        if not self._selector.is_ready():
             with self.prefill_queue.waiting(want.tokens):
                 await self._wait_for_workers(sequence)
         while True:
@@ -316,7 +316,7 @@ class ClusterDispatcher:
 
     def _retry_window(self) -> int:
         """Tokens of two steps of every prefill worker: one is computed while the next is queued."""
-        ready = self._placing.prefill_workers()
+        ready = self._selector.prefill_workers()
         return sum(_RETRY_STEPS * (s.info.chunked_prefill_size or _RETRY_TOKENS) for s in ready)
 
     async def _wait_for_workers(self, sequence: Sequence) -> None:
@@ -324,9 +324,9 @@ class ClusterDispatcher:
         sequence.standing = lambda: NO_WORKER
         timeout_s = min(self._config.failover.failover_timeout, sequence.seconds_left())
         await self._registry.wait_until(
-            lambda: self._placing.is_ready() or not self._workers_return, timeout_s
+            lambda: self._selector.is_ready() or not self._workers_return, timeout_s
         )
-        if not self._placing.is_ready():
+        if not self._selector.is_ready():
             if not sequence.seconds_left():
                 raise deadline_exceeded()
             raise no_worker_ready(self._registry.complaints()).verdict

@@ -6,6 +6,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Final
 
+from router.placement.by_load import LoadView
 from router.placement.step_time import PRIOR, StepTime, StepWork
 from router.placement.step_times import StepTimes
 from router.placement.transfer_rate import TransferRates
@@ -13,7 +14,6 @@ from router.placement.view import (
     ClusterView,
     Demand,
     Link,
-    Outstanding,
     Preference,
     PromptWork,
     RequestView,
@@ -171,6 +171,6 @@ class ClusterModel:
             available_pages=facts.total_pages if available is None else available,
             total_pages=facts.total_pages,
             page_size=facts.page_size,
-            load=Outstanding(*load.outstanding),
+            load=LoadView(*load.outstanding),
         )
         return worker.view

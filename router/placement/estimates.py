@@ -99,7 +99,7 @@ class Estimates:
             handoff = view.link_between(prefill_worker.id, decode_worker.id).seconds(moved)
             tpot += handoff / max(request.expected_output - 1, 1)
         ttft = view.now - request.arrived + reading.seconds
-        late, slow = ttft / self.targets.ttft_s, tpot / self.targets.itl_s
+        late, slow = ttft / self.targets.ttft_s, tpot / self.targets.tpot_s
         own = 1 - (1 - miss(late, _TTFT_UNCERTAINTY)) * (1 - self._slow(self.pace(decode_worker), tpot))
         misses += reading.misses + own + _LATE_WEIGHT * max(0.0, late - 1.0)
         if not _fits(request, decode_worker):
@@ -118,7 +118,7 @@ class Estimates:
         before = pace_of(worker, decodes, context, pairs) if decodes else more
         slower = more.tpot(self._prefill_share(worker, more, request, prompt_tokens))
         faster = before.tpot(self._prefill_share(worker, before, request, 0))
-        target = self.targets.itl_s
+        target = self.targets.tpot_s
         change = self._slow(more, slower) - self._slow(before, faster)
         # Prompts that are there already are read more slowly beside one more decode.
         queued = worker.prompt_tokens / more.prefill_rate - worker.prompt_tokens / before.prefill_rate
@@ -133,14 +133,14 @@ class Estimates:
         pace = pace_of(worker, decodes, context, _pairs(worker))
         slower = pace.tpot(self._prefill_share(worker, pace, request, prompt_tokens))
         faster = pace.tpot(self._prefill_share(worker, pace, request, 0))
-        target = self.targets.itl_s
+        target = self.targets.tpot_s
         change = self._slow(pace, slower) - self._slow(pace, faster)
         return decodes * change, decodes * (slower - faster) / target
 
     def _slow(self, pace: Pace, tpot: float) -> float:
         """Probability that an answer misses its TPOT target on a worker of that pace."""
-        bounded = pace.plain_s <= self.targets.itl_s
-        return miss(tpot / self.targets.itl_s, _TPOT_UNCERTAINTY if bounded else _UNBOUNDED_UNCERTAINTY)
+        bounded = pace.plain_s <= self.targets.tpot_s
+        return miss(tpot / self.targets.tpot_s, _TPOT_UNCERTAINTY if bounded else _UNBOUNDED_UNCERTAINTY)
 
     def _slot_wait(self, worker: WorkerView, view: ClusterView) -> float:
         pace = self.pace(worker)

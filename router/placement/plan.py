@@ -76,7 +76,7 @@ class PrefillSplit:
         self._wanted = 0
 
     def _interval(self, demand: Demand) -> float:
-        return demand.output_tokens * self._targets.itl_s / _REVIEWS
+        return demand.output_tokens * self._targets.tpot_s / _REVIEWS
 
     def _review(self, workers: Sequence[WorkerView], demand: Demand) -> None:
         order = preferred_prefill_workers(workers, self._prefill_workers)
@@ -119,7 +119,7 @@ def expected_misses(
     """
     pairs = demand.attention / max(demand.prompt_tokens, 1.0)
     clean = [pace_of(worker, 0, 0.0, pairs) for worker in prefill_workers]
-    tpot = targets.itl_s
+    tpot = targets.tpot_s
     mixed: list[Pace] = []
     load = answers = 0.0
     for _ in range(_ROUNDS):
@@ -128,7 +128,7 @@ def expected_misses(
         rates = [pace.prefill_rate for pace in (*clean, *mixed)]
         load = demand.requests_per_s * demand.prompt_tokens / sum(rates)
         tpot = sum(pace.tpot(min(load, 1.0)) for pace in mixed) / len(mixed)
-        tpot = min(tpot, 4 * targets.itl_s)
+        tpot = min(tpot, 4 * targets.tpot_s)
     late = 0.0
     for pace in (*clean, *mixed):
         service = demand.prompt_tokens / pace.prefill_rate + pace.mixed_s / 2
@@ -136,7 +136,7 @@ def expected_misses(
         late += tail * pace.prefill_rate
     slots = sum(worker.max_running or math.inf for worker in decode_workers)
     late = late / sum(rates) + _LATE_WEIGHT * max(0.0, load - 1.0, answers / slots - 1.0)
-    slow = miss(tpot / targets.itl_s, 0.05) + _LATE_WEIGHT * max(0.0, tpot / targets.itl_s - 1.0)
+    slow = miss(tpot / targets.tpot_s, 0.05) + _LATE_WEIGHT * max(0.0, tpot / targets.tpot_s - 1.0)
     return late + slow
 
 

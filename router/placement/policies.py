@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from router.placement.by_load import Choose, place
 from router.placement.view import ClusterView, Preference, RequestView, WorkerId, WorkerView
-from router.workers.capacity import Choose
 
 __all__ = [
     "Candidate",
@@ -109,4 +109,4 @@ class _Picker:
                 replace(load, cached_tokens=request.cached_on(worker))
                 for load, worker in zip(loads, workers, strict=True)
             ]
-        return workers[self._choose(loads, next(self._turns))]
+        return workers[place(loads, request.prompt_tokens, self._choose, next(self._turns))]

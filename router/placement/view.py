@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, TypeAlias
 
+from router.placement.by_load import LoadView
 from router.placement.step_time import StepTime
 
 __all__ = [
@@ -15,7 +16,6 @@ __all__ = [
     "ClusterView",
     "Demand",
     "Link",
-    "Outstanding",
     "Preference",
     "PromptWork",
     "RequestView",
@@ -40,8 +40,8 @@ class Targets:
     """Service level objectives of every request."""
 
     ttft_s: float
-    itl_s: float
-    """Bound on the mean time between an answer's tokens (TPOT)."""
+    tpot_s: float
+    """Bound on the mean time between an answer's tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +56,7 @@ class PromptWork:
     """When its request arrived at the router."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outstanding:
-    """Requests that were sent to a worker and have not ended: the load of `routing.policies`."""
-
-    requests: int = 0
-    tokens: int = 0
-    """Excluding cached ones."""
-    cached_tokens: int = 0
-    """For the request to be placed, if any."""
-
-
-IDLE: Final = Outstanding()
+IDLE: Final = LoadView()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +87,7 @@ class WorkerView:
     """Free, or cached and unlocked."""
     total_pages: int
     page_size: int
-    load: Outstanding = IDLE
+    load: LoadView = IDLE
 
     @property
     def prompt_tokens(self) -> int:

@@ -81,7 +81,7 @@ def _nothing(best: Prediction, targets: Targets, wanted: float) -> str:
     if best.ttft_misses >= best.tpot_misses:
         missed = f"--ttft-target-ms {1e3 * targets.ttft_s:g}", best.ttft_misses
     else:
-        missed = f"--itl-target-ms {1e3 * targets.itl_s:g}", best.tpot_misses
+        missed = f"--itl-target-ms {1e3 * targets.tpot_s:g}", best.tpot_misses
     return (
         f"Nothing keeps {wanted:.0%} good: {_name(best)} comes nearest with {best.good:.1%};"
         f" {missed[1]:.0%} miss {missed[0]}. Use more GPUs, relax that target, or send fewer requests."

@@ -12,7 +12,7 @@ from router.config.choices import Mode
 from router.placement import Targets
 from router.planner.costs import Basis, WorkerCosts, costs_of
 from router.planner.hardware import Gpu
-from router.simulator.deployment import STEP_SHARE, Deployment
+from router.simulator.deployment import TUNED_STEP_SHARE, Deployment
 
 __all__ = ["Candidate", "DoesNotFit", "candidates"]
 
@@ -65,7 +65,7 @@ class Candidate:
             flags += ["--tensor-parallel-size", str(self.ranks)]
         if self.mode is Mode.ADAPTIVE:
             flags += ["--ttft-target-ms", f"{1e3 * targets.ttft_s:g}"]
-            flags += ["--itl-target-ms", f"{1e3 * targets.itl_s:g}"]
+            flags += ["--itl-target-ms", f"{1e3 * targets.tpot_s:g}"]
         elif self.step_s is not None:
             flags += ["--itl-target-ms", f"{1e3 * self.step_s:g}"]
         if self.mode is Mode.DISAGG and self.chunk != PREFILL_CHUNK:
@@ -116,7 +116,7 @@ def _of_ranks(
         return Candidate(deployment, ranks, chunk, step_s, costs.basis)
 
     yield candidate(Mode.MIXED, 0, _MIXED_CHUNK)
-    tuned = round(STEP_SHARE * targets.itl_s, 4)
+    tuned = round(TUNED_STEP_SHARE * targets.tpot_s, 4)
     if abs(tuned - _DEFAULT_STEP_S) > 0.1 * _DEFAULT_STEP_S:
         yield candidate(Mode.MIXED, 0, _MIXED_CHUNK, tuned)
     for prefill in range(1, workers):

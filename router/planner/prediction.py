@@ -73,7 +73,7 @@ def predict(candidate: Candidate, load: Load, targets: Targets, *, is_full: bool
         simulation = candidate.deployment.simulation()
         outcomes += simulation.run(arrivals, until=last_deadline(arrivals, targets))
     counted = [o for o in outcomes if o.arrival >= load.since]
-    objective = Objective(ttft_s=targets.ttft_s, tpot_s=targets.itl_s)
+    objective = Objective(ttft_s=targets.ttft_s, tpot_s=targets.tpot_s)
     count = max(len(counted), 1)
     good = sum(o.meets(objective) for o in counted) / count
     ttfts = sorted(o.ttft for o in counted)
@@ -83,7 +83,7 @@ def predict(candidate: Candidate, load: Load, targets: Targets, *, is_full: bool
         good=good,
         goodput=good * load.rate,
         ttft_misses=sum(t > targets.ttft_s for t in ttfts) / count,
-        tpot_misses=sum(t > targets.itl_s for t in tpots) / count,
+        tpot_misses=sum(t > targets.tpot_s for t in tpots) / count,
         ttft_p50=_percentile(ttfts, 0.5),
         ttft_p99=_percentile(ttfts, 0.99),
         tpot_p50=_percentile(tpots, 0.5),

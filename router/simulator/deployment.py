@@ -16,22 +16,22 @@ from router.placement import (
     Preference,
     Targets,
 )
+from router.placement.by_load import prefix_aware
 from router.simulator.device import H200_8B, DeviceCosts
 from router.simulator.simulation import NVLINK, ClusterSpec, LinkCosts, Simulation
 from router.simulator.worker import WorkerSettings
-from router.workers.capacity import prefix_aware
 
-__all__ = ["STEP_SHARE", "Deployment"]
+__all__ = ["TUNED_STEP_SHARE", "Deployment"]
 
 _DEFAULT_STEP_S: Final = 0.020
 _MIXED_CHUNK: Final = 16_384
-STEP_SHARE: Final = 0.95
+TUNED_STEP_SHARE: Final = 0.95
 """Share of the TPOT target that steps with prompts aim at on mixed workers whose step target is tuned."""
 _SMALL_POOL: Final = 64
 """With this many workers or more, pages are larger, so that page accounting fits into memory."""
 
 
-_STRICT: Final = Targets(ttft_s=0.5, itl_s=0.015)
+_STRICT: Final = Targets(ttft_s=0.5, tpot_s=0.015)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ class Deployment:
         settings = WorkerSettings(
             chunk_tokens=None if chunk == -1 else chunk,
             step_target_s=step,
-            tpot_target_s=self.targets.itl_s if adaptive else None,
+            tpot_target_s=self.targets.tpot_s if adaptive else None,
             pause_target_s=self.pause_target_s if adaptive else None,
             radix_cache=self.radix_cache,
             patience=self.patience,

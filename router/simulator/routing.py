@@ -26,7 +26,7 @@ __all__ = ["Routing"]
 
 
 class Routing:
-    """The rules of `router.dispatch.routing`, with `WorkerView.has_room` of the router."""
+    """The rules of `router.dispatch.routing`, with `Room.has_room` of the router."""
 
     def __init__(
         self,
@@ -67,8 +67,8 @@ class Routing:
     def _has_room(self, name: WorkerId, tokens: int) -> bool:
         worker = self._workers[name]
         scheduler, settings, queued = worker.scheduler, worker.settings, worker.queued_handoffs
-        view = replace(
-            worker.load.view(),
+        room = replace(
+            worker.load.room(),
             total_pages=settings.num_pages,
             free_pages=worker.kv.num_available,
             running=scheduler.num_active,
@@ -77,4 +77,4 @@ class Routing:
             queued_handoffs=len(queued),
             queued_pages=sum(-(-request.num_tokens // settings.page_size) for request in queued),
         )
-        return view.has_room(tokens)
+        return room.has_room(tokens)

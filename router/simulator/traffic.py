@@ -136,7 +136,7 @@ def merged(*traffic: Sequence[Arrival]) -> list[Arrival]:
 
 def last_deadline(arrivals: Sequence[Arrival], targets: Targets) -> float:
     """After it, no token can make an answer good that is not good yet: where a simulation may end."""
-    return max((a.at + targets.ttft_s + targets.itl_s * a.max_tokens for a in arrivals), default=0.0)
+    return max((a.at + targets.ttft_s + targets.tpot_s * a.max_tokens for a in arrivals), default=0.0)
 
 
 def _read(lines: Iterable[str], speed: float, most: int | None) -> Iterator[Arrival]:

@@ -17,8 +17,8 @@ from typing import Final
 
 from common.block_hash import BlockHash
 from router.workers.cached_prefixes import CachedPrefixes
-from router.workers.capacity import Rank, WorkerView
 from router.workers.decaying_rate import DecayingRate
+from router.workers.room import Room
 from rpc.baton.v1 import worker_pb2
 
 __all__ = ["Phase", "Task", "WorkerLoad"]
@@ -276,16 +276,12 @@ class WorkerLoad:
         promised = self._sums[Phase.PROMISED]
         return self.requests + promised.tasks, self.tokens + promised.tokens
 
-    def view(self, rank: Rank = Rank.GOOD, cached_tokens: int = 0) -> WorkerView:
-        """The load, for worker selection. `cached_tokens`: cached prefix of the request to be placed."""
+    def room(self) -> Room:
+        """What the worker has room for now."""
         reported = self._reported
         promised = self._sums[Phase.PROMISED].tasks + len(self._unseen)
         pages = self._promised_pages + self._unseen_pages
-        return WorkerView(
-            rank=rank,
-            requests=self.requests,
-            tokens=self.tokens,
-            cached_tokens=cached_tokens,
+        return Room(
             page_size=self.page_size,
             max_running=self.max_running,
             total_pages=reported.total_pages,

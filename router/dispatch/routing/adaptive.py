@@ -35,7 +35,7 @@ from router.workers.session import WorkerSession
 from rpc.baton.v1 import worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 
-__all__ = ["AdaptivePlacing", "adaptive"]
+__all__ = ["AdaptiveSelector", "adaptive"]
 
 _ITL_TARGET_MS: Final = {"cuda": 20.0, "cpu": 100.0}
 """TPOT target of placement if --itl-target-ms is not given or 0, by device."""
@@ -44,22 +44,22 @@ _LINK: Final = Link(bytes_per_s=10e9, latency_s=0.004)
 _PREFERS: Final = {ROLE_PREFILL: Preference.PREFILL, ROLE_DECODE: Preference.DECODE}
 
 
-def adaptive(config: RouterConfig, registry: Registry, choice: WorkerChoice) -> AdaptivePlacing:
-    """Adaptive placing with the TTFT and ITL targets of `config`."""
+def adaptive(config: RouterConfig, registry: Registry, choice: WorkerChoice) -> AdaptiveSelector:
+    """The selector of adaptive mode, with the TTFT and TPOT targets of `config`."""
 
     def policy(device: str) -> PlacementPolicy:
         return AdaptivePlacement(_targets(config, device))
 
-    return AdaptivePlacing(registry, choice, policy)
+    return AdaptiveSelector(registry, choice, policy)
 
 
 def _targets(config: RouterConfig, device: str) -> Targets:
     itl_ms = config.itl_target_ms or _ITL_TARGET_MS["cuda" if device.startswith("cuda") else "cpu"]
-    return Targets(ttft_s=config.ttft_target_ms / 1e3, itl_s=itl_ms / 1e3)
+    return Targets(ttft_s=config.ttft_target_ms / 1e3, tpot_s=itl_ms / 1e3)
 
 
-class AdaptivePlacing:
-    """Implements `Placing`. Every worker can prefill, decode, or do both for a sequence.
+class AdaptiveSelector:
+    """Implements `WorkerSelector`. Every worker can prefill, decode, or do both for a sequence.
 
     A retry runs on one worker only, on which it did not fail. A sequence also runs on the chosen decode
     worker only if that has no room for its KV now: it queues there without holding pages, where a handoff

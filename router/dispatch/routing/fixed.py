@@ -15,11 +15,11 @@ from router.workers.session import WorkerSession
 from rpc.baton.v1 import worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 
-__all__ = ["DisaggPlacing", "MixedPlacing"]
+__all__ = ["DisaggSelector", "MixedSelector"]
 
 
-class MixedPlacing:
-    """Every worker computes its requests from the first token to the last. Implements `Placing`."""
+class MixedSelector:
+    """Every worker computes its requests from the first token to the last. Implements `WorkerSelector`."""
 
     def __init__(self, registry: Registry, choice: WorkerChoice) -> None:
         self._registry = registry
@@ -55,8 +55,8 @@ class MixedPlacing:
         return [s for s in self._registry.sessions() if s.role == role]
 
 
-class DisaggPlacing:
-    """Prefill workers compute prompts, decode workers the rest. Implements `Placing`.
+class DisaggSelector:
+    """Prefill workers compute prompts, decode workers the rest. Implements `WorkerSelector`.
 
     The decode worker is chosen when its pages are reserved, by the latest load. While no worker of one role
     is ready, workers of the other role compute whole sequences.

@@ -11,7 +11,7 @@ from router.dispatch.sequence import Sequence
 from router.workers.session import WorkerSession
 from rpc.baton.v1 import worker_pb2
 
-__all__ = ["OnTransfer", "Pick", "Placing", "Route"]
+__all__ = ["OnTransfer", "Pick", "Route", "WorkerSelector"]
 
 Pick: TypeAlias = Callable[[worker_pb2.Role], WorkerSession]
 """Returns the worker for the prompt (ROLE_PREFILL) or for decoding. Raises AttemptFailed."""
@@ -42,7 +42,7 @@ class Route:
     target, two workers with full pools could deadlock: each holds KV until the other frees pages."""
 
 
-class Placing(Protocol):
+class WorkerSelector(Protocol):
     """Chooses workers for sequences; one implementation for each `--mode`."""
 
     def is_ready(self) -> bool:

@@ -1,4 +1,4 @@
-"""Selects workers: applies the pure functions of router/workers/capacity.py to the sessions."""
+"""Selects workers: applies the pure functions of router/placement/by_load.py to the sessions."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import Final
 
 from router.config.settings import Routing
 from router.dispatch.failures import pages_quarantined
-from router.dispatch.routing.policies import POLICIES
 from router.dispatch.sequence import Sequence
-from router.workers.capacity import Rank, WorkerView, any_has_room, place, preferred
+from router.placement.by_load import POLICIES, Health, LoadView, any_has_room, place, preferred
 from router.workers.circuit_breaker import CircuitState
 from router.workers.heartbeat_monitor import Liveness
 from router.workers.load import Task
@@ -44,9 +43,7 @@ class WorkerChoice:
         ready = self._registry.ready(role)
         if not ready:
             return None
-        views = [
-            session.load.view(_rank(session, avoid), cached_tokens(session, sequence)) for session in ready
-        ]
+        views = [_view(session, avoid, cached_tokens(session, sequence)) for session in ready]
         return ready[place(views, sequence.num_tokens, self._choose, next(self._turns[role]))]
 
     def ready_workers(self) -> list[WorkerSession]:
@@ -54,7 +51,7 @@ class WorkerChoice:
         return [*self._registry.ready(ROLE_PREFILL), *self._registry.ready(ROLE_DECODE)]
 
     def preferred(self, tokens: int = 0, avoid: Set[str] = _NO_WORKERS) -> list[WorkerSession]:
-        """The ready workers of the best rank that a request of this size fits.
+        """The ready workers of the best health that a request of this size fits.
 
         Raises Unavailable if it fits none of the ready workers.
         """
@@ -66,7 +63,7 @@ class WorkerChoice:
 
     def has_room(self, session: WorkerSession, tokens: int) -> bool:
         """Whether this worker has pages and a slot for a request of `tokens` tokens."""
-        return session.load.view().has_room(tokens)
+        return session.load.room().has_room(tokens)
 
     def move_target(self, sessions: list[WorkerSession], tokens: int, leaving: str) -> WorkerSession | None:
         """The least loaded of `sessions` with room, except `leaving`; None if there is none. O(workers)."""
@@ -81,7 +78,7 @@ class WorkerChoice:
         Raises Unavailable if the request fits none of the ready workers.
         """
         views = _views(self._registry.ready(ROLE_DECODE), avoid)
-        if views and not any(view.fits(tokens) for view in views):
+        if views and not any(view.room.fits(tokens) for view in views):
             raise pages_quarantined(tokens)
         return any_has_room(views, tokens)
 
@@ -101,13 +98,18 @@ def cached_tokens(session: WorkerSession, sequence: Sequence) -> int:
     return session.load.cached.matching_tokens(sequence.blocks(session.load.page_size))
 
 
-def _views(sessions: list[WorkerSession], avoid: Set[str]) -> list[WorkerView]:
-    return [session.load.view(_rank(session, avoid)) for session in sessions]
+def _views(sessions: list[WorkerSession], avoid: Set[str]) -> list[LoadView]:
+    return [_view(session, avoid) for session in sessions]
 
 
-def _rank(session: WorkerSession, avoid: Set[str]) -> Rank:
+def _view(session: WorkerSession, avoid: Set[str], cached_tokens: int = 0) -> LoadView:
+    load = session.load
+    return LoadView(load.requests, load.tokens, cached_tokens, _health(session, avoid), load.room())
+
+
+def _health(session: WorkerSession, avoid: Set[str]) -> Health:
     if session.liveness is not Liveness.GOOD:
-        return Rank.LATE
+        return Health.LATE
     if session.worker_id in avoid:
-        return Rank.AVOIDED
-    return Rank.GOOD if session.breaker.state is CircuitState.CLOSED else Rank.SUSPECT
+        return Health.AVOIDED
+    return Health.GOOD if session.breaker.state is CircuitState.CLOSED else Health.SUSPECT

@@ -27,7 +27,7 @@ async def reports(served: Service, worker: FakeWorker, free_pages: int, **load: 
     """Returns when the router knows."""
     worker.report(total_pages=100, free_pages=free_pages, **load)
     (session,) = [s for s in served.registry.sessions() if s.worker_id == worker.worker_id]
-    await until(lambda: session.load.view().free_pages == free_pages)
+    await until(lambda: session.load.room().free_pages == free_pages)
 
 
 def held_back(served: Service) -> int:

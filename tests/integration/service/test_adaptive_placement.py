@@ -14,7 +14,7 @@ import pytest
 from router.config.settings import Mode, RouterConfig, Routing
 from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics import RouterMetrics
-from router.dispatch.routing.adaptive import AdaptivePlacing
+from router.dispatch.routing.adaptive import AdaptiveSelector
 from router.dispatch.routing.worker_choice import WorkerChoice
 from router.dispatch.token_stream import TokenStream
 from router.placement import PRIOR, ClusterView, Placement, RequestView, Why
@@ -84,9 +84,9 @@ async def cluster(folder: Path, policy: Forced | None, **engine: int) -> AsyncIt
         registry = await stack.enter_async_context(Registry(handles))
         assert await registry.wait_for_all(20.0)
         choice = WorkerChoice(registry, Routing.LEAST_LOADED)
-        placing = None if policy is None else AdaptivePlacing(registry, choice, lambda _: policy)
+        selector = None if policy is None else AdaptiveSelector(registry, choice, lambda _: policy)
         config = RouterConfig(model="tiny", mode=Mode.ADAPTIVE)
-        dispatcher = ClusterDispatcher(config, registry, RouterMetrics("adaptive"), placing)
+        dispatcher = ClusterDispatcher(config, registry, RouterMetrics("adaptive"), selector)
         yield Cluster(dispatcher, registry, links)
 
 
@@ -123,9 +123,9 @@ async def test_handoffs_in_both_directions_complete_with_full_pools(folder: Path
 async def test_two_workers_with_full_pools_do_not_deadlock(folder: Path, oracle: Oracle) -> None:
     """Both pools are full of prompts whose KV is to be sent to the other worker."""
     async with cluster(folder, Forced((P, D), (D, P)), num_pages=24) as served:
-        placing = served.dispatcher._placing
-        assert isinstance(placing, AdaptivePlacing)
-        placing._choice.has_room = lambda session, tokens: True  # type: ignore[method-assign]
+        selector = served.dispatcher._selector
+        assert isinstance(selector, AdaptiveSelector)
+        selector._choice.has_room = lambda session, tokens: True  # type: ignore[method-assign]
         for link in served.links.values():
             slow_down(link.host, seconds=0.01)
         prompts = [prompt(seed, 40) for seed in range(8)]
@@ -163,7 +163,7 @@ async def test_a_stream_continues_when_either_worker_ends(
         asked = asyncio.create_task(served.generate(prompt(5), max_tokens=40))
         session = next(s for s in served.registry.sessions() if s.worker_id == pair[1])
         async with asyncio.timeout(10.0):
-            while not session.load.view().running:  # noqa: ASYNC110
+            while not session.load.room().running:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
         await served.links[ended].host.stop()
         answer, _ = await asked
@@ -181,10 +181,10 @@ async def test_the_adaptive_policy_fits_measured_steps_and_explains_its_placemen
             answer, timings = await served.generate(prompt(seed))
             assert answer == oracle(prompt(seed), 12)
             assert timings.placement.startswith("adaptive: TTFT")
-        placing = served.dispatcher._placing
-        assert isinstance(placing, AdaptivePlacing)
-        assert placing._cluster is not None
-        view = placing._cluster.view(time.monotonic())
+        selector = served.dispatcher._selector
+        assert isinstance(selector, AdaptiveSelector)
+        assert selector._cluster is not None
+        view = selector._cluster.view(time.monotonic())
         assert all(w.step_time != PRIOR for w in view.workers)
         assert all(
             (w.decodes, w.incoming, w.prompts, w.context_tokens) == (0, 0, (), 0) for w in view.workers

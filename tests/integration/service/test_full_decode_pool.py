@@ -41,7 +41,7 @@ async def test_requests_wait_in_the_router_while_the_decode_pool_is_full(folder:
         held_back: list[int] = []
 
         def look() -> None:
-            queued.append(decode.load.view().queued_handoffs)
+            queued.append(decode.load.room().queued_handoffs)
             held_back.append(len(dispatcher._admission))
             dispatcher._admission.admit_waiting()
 

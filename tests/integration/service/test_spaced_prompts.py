@@ -75,7 +75,7 @@ async def test_the_target_decides_how_much_of_a_prompt_a_step_takes(
 
 
 def test_simulated_workers_of_an_adaptive_cluster_have_the_target_of_real_ones() -> None:
-    targets = Targets(ttft_s=0.5, itl_s=0.015)
+    targets = Targets(ttft_s=0.5, tpot_s=0.015)
     for simulated in Deployment(mode=Mode.ADAPTIVE, targets=targets).simulation().workers:
-        assert simulated.scheduler.config.tpot_target_s == targets.itl_s
+        assert simulated.scheduler.config.tpot_target_s == targets.tpot_s
         assert simulated.scheduler.config.itl_target_s is None

@@ -24,8 +24,8 @@ from router.placement import (
     WorkerFacts,
     WorkerView,
 )
+from router.placement.by_load import least_loaded, power_of_two, round_robin
 from router.placement.estimates import Estimates
-from router.workers.capacity import least_loaded, power_of_two, round_robin
 from router.workers.load import WorkerLoad
 
 TARGETS = Targets(0.5, 0.015)
@@ -158,7 +158,7 @@ def test_demand_is_the_rate_of_what_has_to_be_computed() -> None:
 def test_prompts_wait_elsewhere_rather_than_slow_decodes_that_are_too_slow_already() -> None:
     """Those that end make it faster again: none of the others is lost for certain."""
     step_time = StepTime(step=0.5e-3, weights=3.9e-3, context=31e-9)
-    targets = Targets(ttft_s=1.0, itl_s=0.007)
+    targets = Targets(ttft_s=1.0, tpot_s=0.007)
     crowded = replace(D, step_time=step_time, decodes=24, context_tokens=24 * 4300, step_target_s=0.00672)
     reader = replace(busy(P, 4000, 4000, 4000, 4000, 4000), step_time=step_time, step_target_s=0.00672)
     request = RequestView(prompt_tokens=4000, expected_output=300, arrived=0.0)

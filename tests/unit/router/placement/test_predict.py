@@ -145,7 +145,7 @@ def test_it_takes_as_long_as_an_answer_to_change_a_division() -> None:
     assert history[0] == {"a"}
     assert history[-1] == frozenset()
     assert len(changes) == 1
-    assert 0.5 * changes[0] >= 0.7 * demand.output_tokens * TIGHT.itl_s
+    assert 0.5 * changes[0] >= 0.7 * demand.output_tokens * TIGHT.tpot_s
 
 
 def test_a_worker_that_joins_changes_no_other_ones_part() -> None:

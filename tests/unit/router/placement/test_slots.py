@@ -21,12 +21,12 @@ from router.placement import (
     WorkerFacts,
     WorkerView,
 )
+from router.placement.by_load import prefix_aware
 from router.placement.plan import expected_misses
 from router.placement.slots import running_answers, slot_wait
 from router.simulator.simulation import ClusterSpec, Simulation
 from router.simulator.traffic import Arrival
 from router.simulator.worker import WorkerSettings
-from router.workers.capacity import prefix_aware
 from router.workers.load import Phase, WorkerLoad
 
 TARGETS = Targets(0.5, 0.040)

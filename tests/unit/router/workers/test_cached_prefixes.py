@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.block_hash import block_hashes
+from router.placement.by_load import LoadView, prefix_aware
 from router.workers.cached_prefixes import CachedPrefixes
-from router.workers.capacity import WorkerView, prefix_aware
 
 PAGE = 4
 prompts = st.lists(st.integers(0, 1), max_size=24)
@@ -57,13 +57,13 @@ def test_a_prompt_under_way_counts_as_cached_until_its_request_ends() -> None:
 
 
 def test_a_request_goes_where_the_least_is_left_to_compute() -> None:
-    hit = WorkerView(tokens=1900, cached_tokens=1000)
-    assert prefix_aware([WorkerView(tokens=100), hit], 0) == 1
-    assert prefix_aware([WorkerView(tokens=100), WorkerView(tokens=2200, cached_tokens=1000)], 0) == 0
+    hit = LoadView(tokens=1900, cached_tokens=1000)
+    assert prefix_aware([LoadView(tokens=100), hit], 0) == 1
+    assert prefix_aware([LoadView(tokens=100), LoadView(tokens=2200, cached_tokens=1000)], 0) == 0
 
 
 def test_without_a_hit_equals_take_turns() -> None:
-    workers = [WorkerView(tokens=5), WorkerView(tokens=5)]
+    workers = [LoadView(tokens=5), LoadView(tokens=5)]
     assert [prefix_aware(workers, turn) for turn in range(4)] == [0, 1, 0, 1]
 
 
@@ -74,7 +74,7 @@ def test_a_hot_prefix_spreads_instead_of_overloading_the_worker_that_has_it() ->
     for request in range(448):
         blocks = block_hashes([7] * 10_000 + [request] * 500, 500)
         views = [
-            WorkerView(tokens=load, cached_tokens=cache.matching_tokens(blocks))
+            LoadView(tokens=load, cached_tokens=cache.matching_tokens(blocks))
             for cache, load in zip(workers, tokens, strict=True)
         ]
         chosen = prefix_aware(views, request)

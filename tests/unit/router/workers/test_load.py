@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from router.workers.capacity import Rank
 from router.workers.load import Phase, Task, WorkerLoad
 from rpc.baton.v1 import worker_pb2
 
@@ -44,41 +42,37 @@ def test_pages_of_what_was_sent_count_until_a_report_covers_them() -> None:
     sent(load, 1, 160)
     sent(load, 4, 16)
     load.report(report(free_pages=100), 0)
-    assert (load.view().promised, load.view().promised_pages) == (2, 11 + 2)
+    assert (load.room().promised, load.room().promised_pages) == (2, 11 + 2)
     load.report(report(free_pages=90, incoming=1), 3)
-    view = load.view()
-    assert (view.promised, view.promised_pages) == (1, 2)
-    assert (view.free_pages, view.incoming) == (90, 1)
+    room = load.room()
+    assert (room.promised, room.promised_pages) == (1, 2)
+    assert (room.free_pages, room.incoming) == (90, 1)
     load.report(report(free_pages=89, incoming=2), 4)
-    assert (load.view().promised, load.view().promised_pages) == (0, 0)
+    assert (load.room().promised, load.room().promised_pages) == (0, 0)
 
 
 def test_a_promise_counts_until_it_ends() -> None:
     load = WorkerLoad(page_size=16)
     promise = load.promise(32)
     load.report(report(), 1_000)  # no report covers what was not sent
-    assert (load.view().promised, load.view().promised_pages, load.incoming) == (1, 3, 1)
+    assert (load.room().promised, load.room().promised_pages, load.incoming) == (1, 3, 1)
     assert load.idle.is_set()
     promise.release()
-    assert (load.view().promised, load.view().promised_pages, load.incoming) == (0, 0, 0)
+    assert (load.room().promised, load.room().promised_pages, load.incoming) == (0, 0, 0)
 
 
 def test_the_share_of_pages_that_are_not_cached_follows_the_last_reservations() -> None:
     load = WorkerLoad(page_size=16)
     load.report(report(free_pages=5), 0)
-    assert not load.view().has_room(160)
+    assert not load.room().has_room(160)
     for _ in range(50):
         load.reserved(1, 160)
-    assert load.view().has_room(160)
+    assert load.room().has_room(160)
     sent(load, 1, 160)
-    assert load.view().promised_pages == 2
+    assert load.room().promised_pages == 2
     for _ in range(50):
         load.reserved(10, 160)
-    assert not load.view().has_room(160)
-
-
-def test_a_view_has_the_rank_that_the_caller_gives_it() -> None:
-    assert WorkerLoad().view(Rank.LATE).rank is Rank.LATE
+    assert not load.room().has_room(160)
 
 
 def test_a_prompt_for_another_worker_is_load_until_its_kv_is_sent_and_queued_until_its_first_token() -> None:
@@ -220,9 +214,9 @@ class LoadMachine(RuleBasedStateMachine):
             assert (load.decodes, load.context_tokens) == (len(decodes), sum(e.context for e in decodes))
             pages = sum(pages for _, pages in account.unseen)
             pages += sum(-(-entry.tokens // PAGE) for entry in promised)
-            view: Any = load.view()
-            assert view.promised == len(account.unseen) + len(promised)
-            assert view.promised_pages == pages + view.promised
+            room = load.room()
+            assert room.promised == len(account.unseen) + len(promised)
+            assert room.promised_pages == pages + room.promised
 
 
 TestLoadMachine = LoadMachine.TestCase

@@ -1,4 +1,4 @@
-"""Adaptive placing: from sessions and a placement policy to routes."""
+"""Adaptive selector: from sessions and a placement policy to routes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from router.config.settings import Routing
 from router.dispatch.admission.admission_queue import AdmissionRequest
 from router.dispatch.failures import AttemptFailed
-from router.dispatch.routing.adaptive import AdaptivePlacing
+from router.dispatch.routing.adaptive import AdaptiveSelector
 from router.dispatch.routing.route import Route
 from router.dispatch.routing.worker_choice import WorkerChoice
 from router.dispatch.sequence import Sequence
@@ -61,7 +61,7 @@ def session(name: str, role: worker_pb2.Role, chunk: int = 0) -> FakeSession:
 
 
 class Workers:
-    """The registry, as placing uses it."""
+    """The registry, as the selector uses it."""
 
     def __init__(self, *sessions: FakeSession) -> None:
         self.all = list(sessions)
@@ -82,11 +82,11 @@ class Served:
         self.policy = policy or HandsOver()
         self.workers: Any = Workers(self.p, self.d)
         choice = WorkerChoice(self.workers, Routing.LEAST_LOADED)
-        self.placing = AdaptivePlacing(self.workers, choice, lambda _: self.policy, clock=lambda: 1.0)
+        self.selector = AdaptiveSelector(self.workers, choice, lambda _: self.policy, clock=lambda: 1.0)
 
     def route(self, *avoid: str) -> Route:
         sequence = Sequence([1] * 40, sampling_pb2.SamplingParams(max_tokens=8), Waterfall(0.0))
-        route = self.placing.route(sequence, set(avoid))
+        route = self.selector.route(sequence, set(avoid))
         assert route is not None
         return route
 
@@ -120,10 +120,10 @@ def test_room_on_the_decode_worker_is_reserved_until_it_is_picked() -> None:
     route = served.route()
     assert not route.is_local
     assert (route.pick(ROLE_PREFILL), route.pick(ROLE_DECODE)) == (served.p, served.d)
-    assert served.d.load.view().promised == 1
+    assert served.d.load.room().promised == 1
     assert route.claim is not None
     route.claim.release()
-    assert served.d.load.view().promised == 0
+    assert served.d.load.room().promised == 0
 
 
 def test_a_decode_worker_without_room_for_the_kv_gets_the_whole_request() -> None:
@@ -141,7 +141,7 @@ def test_links_have_the_bandwidth_measured_by_handoffs_and_the_link_check() -> N
     p, d = served.p.key, served.d.key
     served.route()
     assert served.policy.view.link_between(p, d).bytes_per_s == 10e9
-    served.placing.probe(sessions.__getitem__).on_transfer(400_000_000, 0.01)
+    served.selector.probe(sessions.__getitem__).on_transfer(400_000_000, 0.01)
     served.route().on_transfer(1000, 1.0)
     served.route()
     after = served.policy.view
@@ -234,10 +234,10 @@ def test_only_completed_answers_tell_how_long_answers_are() -> None:
     placed = served.policy.place
     served.policy.place = lambda request, view: (requests.append(request), placed(request, view))[1]
     sequence = Sequence([1] * 40, sampling_pb2.SamplingParams(max_tokens=1000), Waterfall(0.0))
-    served.placing.route(sequence, set())
+    served.selector.route(sequence, set())
     for _ in range(500):
-        served.placing.completed(40)
-    served.placing.route(sequence, set())
+        served.selector.completed(40)
+    served.selector.route(sequence, set())
     assert [request.expected_output for request in requests] == [256, 40]
 
 
@@ -249,5 +249,5 @@ def test_a_request_goes_only_to_workers_that_it_fits_outside_of_quarantine() -> 
         assert served.route().pick(ROLE_DECODE) is served.p
     served.p.load.report(quarantine, 0)
     with pytest.raises(Unavailable, match="quarantine"):
-        served.placing.has_room(AdmissionRequest(40))
-    assert served.placing.has_room(AdmissionRequest(32))
+        served.selector.has_room(AdmissionRequest(40))
+    assert served.selector.has_room(AdmissionRequest(32))
