@@ -1,9 +1,9 @@
-"""Run the tests of CPU kernels as on processors with fewer instructions, and print which product each one uses.
+"""Run the tests of CPU kernels as on processors with fewer instructions; print the products that each uses.
 
     python scripts/cpu_isa.py
 
-oneDNN is limited by its own variable, and our kernels are compiled for the same instructions. A processor that lacks
-some is tested with those that it has: the choice then shows the same product as on the line before.
+oneDNN is limited by its own variable, and our kernels are compiled for the same instructions. Where the
+processor lacks some, as AMX, those that it has are tested once more.
 """
 
 from __future__ import annotations
@@ -48,11 +48,14 @@ def main() -> int:
         print(isa, flush=True)
         environment = os.environ | {"ONEDNN_MAX_CPU_ISA": isa, "BATON_CPU_TARGET": target}
         commands = [sys.executable, "-c", _CHOICE], [sys.executable, "-m", "pytest", "-q", *_TESTS]
-        for command in commands:
-            if subprocess.run(command, cwd=_ROOT, env=environment, check=False).returncode != 0:
-                failed.append(isa)
+        statuses = [
+            subprocess.run(command, cwd=_ROOT, env=environment, check=False).returncode
+            for command in commands
+        ]
+        if any(statuses):
+            failed.append(isa)
     if failed:
-        print(f"failed: {', '.join(dict.fromkeys(failed))}")
+        print(f"failed: {', '.join(failed)}")
     return bool(failed)
 
 

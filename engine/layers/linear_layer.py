@@ -121,7 +121,7 @@ class PlainWeight(LinearMethod):
 
 
 def _packed(plain: Tensor) -> tuple[Tensor, Panels | None]:
-    """`plain` [out, in] in the layout that this machine multiplies fastest, and its panels if it is theirs."""
+    """`plain` [out, in] in the layout that this machine multiplies fastest, and its panels if it has any."""
     panels = faster_panels(plain)
     return (packed(plain), None) if panels is None else (panels.memory, panels)
 

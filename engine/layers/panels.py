@@ -1,9 +1,9 @@
 """Weights in panels, and their products by a kernel of our own, where it is faster than oneDNN.
 
-Few rows start sooner, since a call of oneDNN takes some 18 µs before it computes, and read the weight ahead.
-Many rows take as long, except in bfloat16: on Intel's processors without AMX oneDNN multiplies at half the rate
-of float32, and with AMX at many times that rate. Which one serves is measured, once per process and dtype. Time
-relative to oneDNN for SmolLM2's matrices of 576 columns, one core:
+Few rows start sooner, since a call of oneDNN takes some 18 µs before it computes, and read the weight
+ahead. Many rows take as long, except in bfloat16: on Intel's processors without AMX oneDNN multiplies at
+half the rate of float32, and with AMX at many times that rate. Which one serves is measured, once per
+process and dtype. Time relative to oneDNN for SmolLM2's matrices of 576 columns, one core:
 
     rows                                 1     4     16    64    512
     float32, AMD with AVX512             0.60  0.9   0.97  0.98  1.0
@@ -60,7 +60,7 @@ def faster_panels(weight: Tensor) -> Panels | None:
 
 
 def panels_of(weight: Tensor) -> Panels | None:
-    """A copy of `weight` [N, K] in panels; None if no kernel multiplies its dtype, or, in bfloat16, an odd K."""
+    """A copy of `weight` [N, K] in panels; None if no kernel multiplies its dtype, or this K."""
     kernels = cpu_kernels(weight.dtype)
     features, depth = weight.shape
     together = 2 if weight.dtype == torch.bfloat16 else 1
@@ -74,7 +74,7 @@ def panels_of(weight: Tensor) -> Panels | None:
 
 @cache
 def panels_win(dtype: torch.dtype) -> bool:
-    """Whether panels are faster than oneDNN, by the geometric mean over `_TRIAL_ROWS`, measured on one weight."""
+    """Whether panels are faster than oneDNN, by the mean over `_TRIAL_ROWS`, measured on one weight."""
     features, depth = _TRIAL_SHAPE
     # Not random: drawing would advance torch's generator, which the caller may have seeded.
     weight = torch.linspace(-1, 1, features * depth, dtype=torch.float32, device="cpu")

@@ -106,6 +106,30 @@ def brute_force_penalties(
     return penalised
 
 
+def kept(logits: torch.Tensor, *, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> set[int]:
+    """The tokens of one row that may be drawn, from the definitions."""
+    probabilities = logits.double().softmax(-1)
+    order = probabilities.argsort(descending=True).tolist()
+    before, allowed = 0.0, set()
+    for place, token in enumerate(order):
+        within_k = not top_k or place < top_k
+        if within_k and before < top_p and probabilities[token] >= min_p * probabilities[order[0]]:
+            allowed.add(token)
+        before += float(probabilities[token])
+    return allowed
+
+
+@pytest.mark.parametrize("setting", [{"top_k": 3}, {"top_p": 0.6}, {"min_p": 0.3}])
+def test_each_truncation_alone_draws_all_tokens_of_its_cut_and_no_other(setting: dict[str, Any]) -> None:
+    logits = random_logits(1, seed=3)
+    drawn = set()
+    for seed in range(400):
+        sampling = SamplingParams(max_tokens=8, temperature=1.0, seed=seed, **setting)
+        drawn.add(int(make_sampler().sample(logits.clone(), [sampling_chunk(sampling)]).tokens))
+
+    assert drawn == kept(logits[0], **setting)
+
+
 PENALTIES = [
     {"repetition_penalty": 1.7},
     {"presence_penalty": 1.5},

@@ -203,6 +203,20 @@ def test_a_request_that_cannot_meet_its_deadline_is_refused_at_once() -> None:
     planned.scheduler.submit(request(5, 9000), now=0.0, prefill_rate=100.0)
 
 
+def test_cached_tokens_do_not_count_against_a_deadline() -> None:
+    planned = planner(Policy.DEADLINE, radix_cache=True)
+    prompt = range(2000, 3000)
+    planned.submit(request(1, 1000, prefix=prompt))
+    planned.chunks(1)
+    again = request(3, 1040, prefix=prompt, ttft_target_s=0.9)
+
+    planned.scheduler.submit(again, now=0.0, prefill_rate=100.0)
+
+    assert again.num_expected == 1000 // PAGE * PAGE
+    with pytest.raises(DeadlineUnreachable):
+        planned.scheduler.submit(request(2, 1040, ttft_target_s=0.9), now=0.0, prefill_rate=100.0)
+
+
 def test_of_requests_with_equal_deadlines_the_later_one_waits_for_the_earlier() -> None:
     planned = planner(Policy.DEADLINE)
     planned.submit(request(1, 1000, ttft_target_s=15.0))

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from engine.core.request import Request
+from engine.presets import Preset
 from engine.engine import Engine
 from tests.unit.engine.engines import make_engine, make_request, run
+from tests.unit.engine.sched.planning import Planner, request
 
 PAGE = 4
 PREFIX = 62
@@ -30,6 +34,32 @@ def engine_with_cached_prefix(headroom: int) -> Engine:
     )
     run(engine, make_request(1000, [*crowd()[0].prompt[: PREFIX * PAGE], 91], max_tokens=1))
     return engine
+
+
+def test_pages_after_a_common_cached_prefix_are_computed_once() -> None:
+    engine = make_engine(page_size=PAGE, chunk_budget=64)
+    cached = list(range(12))
+    run(engine, make_request(1, [*cached, 91], max_tokens=1))
+    before = engine.stats().prompt_tokens
+    both = [*cached, *range(50, 62)]
+
+    run(engine, make_request(2, [*both, 1, 2], max_tokens=1), make_request(3, [*both, 3, 4], max_tokens=1))
+
+    assert engine.stats().prompt_tokens - before == 12 + 2 + 2
+
+
+@pytest.mark.parametrize("is_cached", [False, True])
+def test_equal_pages_after_different_prefixes_are_computed_side_by_side(is_cached: bool) -> None:
+    planned = Planner(Preset.BATON, page_size=PAGE, radix_cache=True, long_prefill_token_threshold=PAGE)
+    first, second = [1] * PAGE, [2] * PAGE
+    if is_cached:
+        planned.submit(request(8, PAGE + 1, prefix=first), request(9, PAGE + 1, prefix=second))
+        planned.chunks(8, 9)
+    same = [3] * 2 * PAGE
+
+    planned.submit(*(request(id, 13, prefix=[*page, *same]) for id, page in ((1, first), (2, second))))
+
+    assert all(first == second for first, second in planned.chunks(1, 2))
 
 
 def test_a_common_prefix_is_not_counted_as_given_back_by_each() -> None:

@@ -67,6 +67,15 @@ def assert_ignored(pair: Pair, kind: str, **change: int) -> None:
     assert pair.sender.unexpected == pair.receiver.unexpected == {kind: 1}
 
 
+def test_bytes_that_are_no_message_are_counted_and_ignored(pair: Pair) -> None:
+    pair.reserve()
+    for target in ("d", "p"):
+        pair.network.messages += [InFlightMessage(target, b"no message"), InFlightMessage(target, b"")]
+    pair.settle()
+    assert pair.kinds() == ([], [])
+    assert pair.sender.unexpected == pair.receiver.unexpected == {"damaged": 2}
+
+
 @pytest.mark.parametrize("change", [{"source": 9}, {"target": 9}])
 def test_a_message_from_or_for_another_incarnation_is_ignored(pair: Pair, change: dict[str, int]) -> None:
     assert_ignored(pair, "foreign", **change)
