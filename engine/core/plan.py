@@ -28,6 +28,8 @@ class Chunk(NamedTuple):
     num_scored: int = 0
     """Rows whose logits score the token that follows them: those before the one that samples, or the last
     ones of an inner chunk."""
+    admission: int = 0
+    """`request.admissions` when planned. Later, the request's pages may be others."""
 
     @property
     def end(self) -> int:
@@ -44,7 +46,7 @@ class Chunk(NamedTuple):
         return range(end - self.num_scored, end)
 
 
-_Fields: TypeAlias = tuple[Request, int, int, int, int | None, int]
+_Fields: TypeAlias = tuple[Request, int, int, int, int | None, int, int]
 chunk_of: Final[Callable[[_Fields], Chunk]] = partial(tuple.__new__, Chunk)
 """`Chunk` of its fields as one tuple: a quarter faster, since no Python function is called."""
 

@@ -53,6 +53,8 @@ class Request:
     """The block table: page i holds tokens [i * page_size, (i + 1) * page_size)."""
     slot: int = -1
     """Row in the runner's per-request device buffers while running; -1 otherwise."""
+    admissions: int = 0
+    """How often it got a slot; a chunk belongs to one admission."""
     locked: RadixNode | None = None
     """The deepest cache node whose pages this request uses; locked against eviction."""
     decodes_since: float | None = None

@@ -59,6 +59,7 @@ class Queues:
 
     def start(self, request: Request) -> None:
         request.slot = self._slots.pop()
+        request.admissions += 1
         self.running.append(request)
         if self.is_prompt(request):
             self.reading.append(request)

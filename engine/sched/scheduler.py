@@ -171,8 +171,10 @@ class Scheduler:
         """A chunk's step has run: its KV is in the pool."""
         if chunk.length > 1 and self._in_flight:
             self._in_flight.discard(chunk.request, chunk.start)
-        if chunk.request.slot >= 0 and chunk.length > 1:  # else it was preempted or has ended meanwhile
-            self.kv.store(chunk.request, chunk.end)
+        request = chunk.request
+        is_running = request.slot >= 0 and request.admissions == chunk.admission
+        if is_running and chunk.length > 1:  # else it was preempted or has ended meanwhile
+            self.kv.store(request, chunk.end)
 
     def observe(self, cost: float, seconds: float) -> None:
         """A step with decodes, and with prompt tokens of this cost or 0, completed `seconds` after the one
@@ -261,7 +263,7 @@ class Scheduler:
             if request.slot < 0:
                 continue  # preempted for a more urgent one
             start, output = request.num_computed, request.output
-            chunks.append(chunk_of((request, request.slot, start, 1, len(output), 0)))
+            chunks.append(chunk_of((request, request.slot, start, 1, len(output), 0, request.admissions)))
             request.num_computed = start + 1
             output.append(PENDING)
         return chunks
@@ -312,7 +314,7 @@ class Scheduler:
             output_index = len(request.output)
             request.output.append(PENDING)
         scored = max(min(start + length, request.scores_until) - max(start, request.num_scored), 0)
-        return Chunk(request, request.slot, start, length, output_index, scored)
+        return Chunk(request, request.slot, start, length, output_index, scored, request.admissions)
 
     def _note_waits(self, step: StepPlan, now: float) -> None:
         reason, waiting = self._admission.stopped_by, self.waiting

@@ -8,11 +8,34 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from engine.config import Batching, Policy
+from engine.config import Batching, Forecast, Policy
 from engine.core.kv_manager import Reservation
 from engine.core.request import Request
 from tests.unit.engine.engines import deliver, make_engine, make_request
 from tests.unit.engine.fake_runner import EOS, reference
+
+PARTIAL_PREFILLS: list[dict[str, Any]] = [
+    {},
+    {"max_partial_prefills": 1},
+    {"max_partial_prefills": 2, "fair_partial_prefills": True},
+    {"long_prefill_token_threshold": 6, "max_long_partial_prefills": 1},
+]
+
+
+@st.composite
+def orders(draw: st.DrawFn) -> dict[str, Any]:
+    """Settings of who goes first, and who is preempted for whom."""
+    policy = draw(st.sampled_from([Policy.PRIORITY, *Policy]))
+    settings: dict[str, Any] = {
+        "policy": policy,
+        "forecast": draw(st.sampled_from(Forecast)),
+        "aging_tokens": draw(st.sampled_from([1, 30, 4_000_000])),
+    }
+    if policy is Policy.PRIORITY:
+        settings["priority_preemption_threshold"] = draw(st.sampled_from([0, 2, None]))
+    if policy not in (Policy.LPM, Policy.DFS_WEIGHT):
+        settings["tenant_quantum"] = draw(st.sampled_from([None, 5]))
+    return settings
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -21,12 +44,14 @@ class EngineMachine(RuleBasedStateMachine):
     @initialize(
         page=st.sampled_from([1, 2, 4]),
         chunk=st.sampled_from([4, 8, 20, None]),
-        pages=st.integers(10, 24),
+        pages=st.integers(10, 18),
         overlap=st.booleans(),
         radix=st.booleans(),
         batching=st.sampled_from(Batching),
-        policy=st.sampled_from(Policy),
+        order=orders(),
         looks=st.integers(0, 3),
+        slots=st.sampled_from([2, 4]),
+        limits=st.sampled_from(PARTIAL_PREFILLS),
     )
     def start(
         self,
@@ -36,8 +61,10 @@ class EngineMachine(RuleBasedStateMachine):
         overlap: bool,
         radix: bool,
         batching: Batching,
-        policy: Policy,
+        order: dict[str, Any],
         looks: int,
+        slots: int,
+        limits: dict[str, Any],
     ) -> None:
         self.engine = make_engine(
             page_size=page,
@@ -46,8 +73,9 @@ class EngineMachine(RuleBasedStateMachine):
             overlap=overlap,
             radix_cache=radix,
             batching=batching,
-            policy=policy,
-            max_running_requests=4,
+            max_running_requests=slots,
+            **order,
+            **limits,
         )
         runner: Any = self.engine.runner
         runner.looks = looks
@@ -62,11 +90,19 @@ class EngineMachine(RuleBasedStateMachine):
 
     prompts = st.lists(st.integers(0, 2), min_size=1, max_size=25)
 
-    @rule(prompt=prompts, max_tokens=st.integers(1, 12))
-    def submit(self, prompt: list[int], max_tokens: int) -> None:
-        request = self.new_request(prompt, max_tokens)
-        self.engine.submit(request)
-        self.live[request.id] = request
+    arrivals = st.lists(
+        st.tuples(prompts, st.integers(1, 12), st.integers(0, 5), st.sampled_from(["", "a", "b"])),
+        min_size=1,
+        max_size=4,
+    )
+
+    @rule(arrivals=arrivals)
+    def submit(self, arrivals: list[tuple[list[int], int, int, str]]) -> None:
+        for prompt, max_tokens, priority, tenant in arrivals:
+            request = self.new_request(prompt, max_tokens)
+            request.priority, request.tenant = priority, tenant
+            self.engine.submit(request)
+            self.live[request.id] = request
 
     @rule(prompt=prompts, max_tokens=st.integers(2, 12))
     def reserve(self, prompt: list[int], max_tokens: int) -> None:
@@ -137,4 +173,4 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 TestEngineMachine = EngineMachine.TestCase
-TestEngineMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestEngineMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

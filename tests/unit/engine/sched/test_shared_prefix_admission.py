@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from engine.core.request import Request
-from engine.presets import Preset
 from engine.engine import Engine
+from engine.presets import Preset
 from tests.unit.engine.engines import make_engine, make_request, run
-from tests.unit.engine.sched.planning import Planner, request
+from tests.unit.engine.sched.planning import Planner
+from tests.unit.engine.sched.planning import request as prompt_of
 
 PAGE = 4
 PREFIX = 62
@@ -53,13 +54,38 @@ def test_equal_pages_after_different_prefixes_are_computed_side_by_side(is_cache
     planned = Planner(Preset.BATON, page_size=PAGE, radix_cache=True, long_prefill_token_threshold=PAGE)
     first, second = [1] * PAGE, [2] * PAGE
     if is_cached:
-        planned.submit(request(8, PAGE + 1, prefix=first), request(9, PAGE + 1, prefix=second))
+        planned.submit(prompt_of(8, PAGE + 1, prefix=first), prompt_of(9, PAGE + 1, prefix=second))
         planned.chunks(8, 9)
     same = [3] * 2 * PAGE
 
-    planned.submit(*(request(id, 13, prefix=[*page, *same]) for id, page in ((1, first), (2, second))))
+    planned.submit(*(prompt_of(id, 13, prefix=[*page, *same]) for id, page in ((1, first), (2, second))))
 
     assert all(first == second for first, second in planned.chunks(1, 2))
+
+
+def test_a_chunk_of_an_earlier_admission_does_not_cache_pages_of_the_next() -> None:
+    planned = Planner(
+        Preset.BATON, page_size=PAGE, num_pages=6, radix_cache=True, chunk_budget=2 * PAGE, context=24
+    )
+    scheduler, cache = planned.scheduler, planned.kv.cache
+    assert cache is not None
+    each = prompt_of(1, 5 * PAGE)
+    planned.submit(each)
+    (before,) = scheduler.plan().chunks
+    scheduler.preempt(each)
+    reservation = planned.kv.reserve(prompt_of(9, 6 * PAGE - 1), headroom=0)  # evicts what was cached
+    assert reservation is not None
+    planned.kv.free_reservation(reservation)
+    assert not scheduler.plan().chunks
+    assert (each.slot, each.num_computed) == (0, 0), "admitted again; its first page is in flight"
+
+    scheduler.complete(before)
+    assert not cache.match(each.tokens(0, 5 * PAGE)).pages
+
+    (again,) = scheduler.plan().chunks
+    assert (again.start, again.end) == (0, 2 * PAGE)
+    scheduler.complete(again)
+    assert len(cache.match(each.tokens(0, 5 * PAGE)).pages) == 2
 
 
 def test_a_common_prefix_is_not_counted_as_given_back_by_each() -> None:
