@@ -307,7 +307,7 @@ async def test_every_answer_names_its_request(frontends: Frontends) -> None:
 
 async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(30.0):
-        while not condition():
+        while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
