@@ -63,7 +63,7 @@ async def serve(config: RouterConfig) -> None:
         except Interrupted:
             _log.info("interrupted while starting")
             return
-        loss = await shutdown.unless(service.cluster.lost())
+        loss = await shutdown.unless(service.cluster.lost(service.placement_notice))
         if loss is None:
             await service.drain(config.operation.drain_timeout)
             return

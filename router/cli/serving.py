@@ -23,6 +23,7 @@ from router.cli.ports import taking
 from router.cli.progress import StartupDisplay
 from router.cli.sizes import sizes
 from router.cluster.nodes import residents
+from router.cluster.placement_notice import PlacementNotice
 from router.cluster.ray_cluster import Cluster
 from router.cluster.ray_worker import RayWorker
 from router.cluster.worker_plan import WorkerPlan
@@ -69,6 +70,7 @@ class Service:
     http: HttpServer
     grpc: GrpcServer
     admin: AdminServer
+    placement_notice: PlacementNotice
 
     async def drain(self, timeout_s: float, *, workers_return: bool = True) -> None:
         """Refuse new requests; give running ones `timeout_s` to finish. See `ClusterDispatcher.drain`."""
@@ -279,7 +281,11 @@ class Serving:
         with taking("--admin-port"):
             await admin.start()
         self.stack.push_async_callback(admin.stop)
-        return Service(cluster, dispatcher, http, grpc, admin)
+        notice = PlacementNotice(
+            lambda: (session.info.node for session in registry.sessions()),
+            with_gpus=any(session.info.device.startswith("cuda") for session in registry.sessions()),
+        )
+        return Service(cluster, dispatcher, http, grpc, admin, notice)
 
     def _summarize(self, model: ServedModel, service: Service, engine: EngineConfig) -> None:
         config = self.config

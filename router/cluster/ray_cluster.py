@@ -110,9 +110,15 @@ class Cluster:
         """Raises what Ray raises if it cannot say."""
         return await self._asking.call(nodes)
 
-    async def lost(self) -> RayLost:
-        """Wait until Ray has ended."""
-        loss = await until_lost(self.nodes, self._own_node)
+    async def lost(self, on_nodes: Callable[[Sequence[Node]], None] = lambda _: None) -> RayLost:
+        """Wait until Ray has ended. `on_nodes` is called with the nodes every 2 s."""
+
+        async def ask() -> list[Node]:
+            known = await self.nodes()
+            on_nodes(known)
+            return known
+
+        loss = await until_lost(ask, self._own_node)
         self._is_lost = True
         return loss
 
