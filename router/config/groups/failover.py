@@ -18,7 +18,7 @@ class FailoverSettings:
         int, Option(_GROUP, "largest number of attempts at a request whose worker fails", "N")
     ] = 3
     failover_timeout: Annotated[
-        float, Option(_GROUP, "how long such a request waits for a ready worker", "SECONDS")
+        float, Option(_GROUP, "how long a request waits while no worker is ready", "SECONDS")
     ] = 60.0
 
     worker_timeout: Annotated[
@@ -46,7 +46,8 @@ class FailoverSettings:
         float,
         Option(
             _GROUP,
-            "seconds without a connection to this router after which a worker ends itself",
+            "seconds without a connection to this router after which a worker ends itself; the router kills a"
+            " worker that has not answered it for as long, if Ray reaches its node",
             "SECONDS",
         ),
     ] = 60.0

@@ -34,6 +34,22 @@ async def test_a_transferred_request_gets_the_tokens_of_transformers(
         await workers.all_pages_back()
 
 
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_a_worker_of_either_role_computes_whole_requests(
+    folder: Path, oracle: Oracle, role: str
+) -> None:
+    async with pair(folder) as workers:
+        worker = getattr(workers, role)
+        prompts = [prompt(length, seed=length) for length in (2, 47, 90)]
+        jobs = [work(p, max_tokens=9) for p in prompts]
+        for job in jobs:
+            await worker.submit(job)
+        for job in jobs:
+            await worker.next(job.request_id, "started")
+        assert [(await worker.tokens(job.request_id))[0] for job in jobs] == [oracle(p, 9) for p in prompts]
+        await workers.all_pages_back()
+
+
 async def test_concurrent_handoffs_do_not_mix(folder: Path, transport: str, oracle: Oracle) -> None:
     async with pair(folder, transport) as workers:
         prompts = [prompt(length, seed=length) for length in (2, 11, 32, 47, 64, 80)]
