@@ -57,7 +57,9 @@ def start_metrics_server(host: str, port: int, registry: CollectorRegistry) -> t
     """Serve the registry on a daemon thread. Raises OSError if the port cannot be bound."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     server_class = type("Server", (MetricsServer,), {"address_family": family})
-    server: MetricsServer = make_server(host, port, make_wsgi_app(registry), server_class, handler_class=_Handler)
+    server: MetricsServer = make_server(
+        host, port, make_wsgi_app(registry), server_class, handler_class=_Handler
+    )
     thread = Thread(target=server.serve_forever, name="metrics", daemon=True)
     thread.start()
     return server, thread

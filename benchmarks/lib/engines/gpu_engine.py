@@ -20,6 +20,7 @@ __all__ = ["build_engine", "engine_arguments", "random_prompts", "submit"]
 
 def engine_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", type=Path, required=True, help="a folder with config.json")
+    parser.add_argument("--quantization", choices=["fp8"], help="of unquantized weights")
     parser.add_argument("--max-model-len", type=int, default=40960, metavar="TOKENS")
     parser.add_argument("--page-size", type=int, default=16, metavar="TOKENS")
     parser.add_argument("--max-running-requests", type=int, default=1024, metavar="N")
@@ -46,6 +47,7 @@ def build_engine(options: argparse.Namespace) -> Engine:
             device="cuda",
             dtype="bfloat16",
             load_format="dummy",
+            quantization=options.quantization,
             num_pages=0,
             page_size=options.page_size,
             max_model_len=options.max_model_len,
