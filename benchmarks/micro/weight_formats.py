@@ -17,6 +17,7 @@ from torch import Tensor
 
 from engine.layers.fp8 import Fp8Blocks, Fp8Rows
 from engine.layers.grouped_gpu import GroupedWeight
+from engine.layers.int4_gpu import Int4OnGpu, interleaved
 from engine.layers.linear_layer import Linear, LinearMethod
 from engine.layers.ops import Ops
 from engine.layers.routing import Routes
@@ -47,7 +48,7 @@ def _seconds(products: list[Product], x: Tensor) -> float:
         ended.record()
         ended.synchronize()
         took.append(began.elapsed_time(ended) / 1000)
-    return min(took[1:]) / len(products)
+    return float(min(took[1:])) / len(products)
 
 
 def _scaled(weight: Tensor, blocks: bool) -> dict[str, Tensor]:
@@ -71,6 +72,7 @@ def _dense(weights: list[Tensor]) -> Iterator[tuple[str, list[Product]]]:
     yield "fp8 rows", [_applied(method) for method in rows]
     blocks = [_scaled(weight, blocks=True) for weight in weights]
     yield "fp8 blocks, ours", [_applied(Fp8Blocks(bf16).on_device(stored)) for stored in blocks]
+    yield "4-bit, groups of 128", [_int4(weight) for weight in weights]
     try:
         from flashinfer.gemm import fp8_blockscale_gemm_sm90  # compiled at first use: minutes
     except ImportError:
@@ -84,6 +86,14 @@ def _dense(weights: list[Tensor]) -> Iterator[tuple[str, list[Product]]]:
             for stored in blocks
         ],
     )
+
+
+def _int4(weight: Tensor) -> Product:
+    rows, columns = weight.shape
+    values = torch.randint(0, 16, weight.shape, dtype=torch.uint8, device=weight.device)
+    scale = torch.full((rows, columns // 128), 0.004, device=weight.device)
+    parts = interleaved(values, torch.full_like(scale, 8), scale)
+    return _applied(Int4OnGpu(*(part.unsqueeze(0) for part in parts)))
 
 
 def _plain(weight: Tensor) -> Product:

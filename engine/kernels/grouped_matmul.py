@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = ["BLOCK", "Scaling", "grouped_matmul"]
+__all__ = ["BLOCK", "Scaling", "grouped_matmul", "locate_tile"]
 
 BLOCK: Final = 128
 """Features of a row, and rows and columns of a weight, that share a scale in `Scaling.BLOCKS`."""
@@ -112,6 +112,36 @@ def _tiling(num_rows: int, num_experts: int, num_features: int, size: int, scali
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def locate_tile(  # type: ignore[no-untyped-def]
+    starts_ptr,
+    row_tile,
+    num_rows,
+    num_experts: tl.constexpr,
+    columns: tl.constexpr,
+    tile_rows: tl.constexpr,
+    grouped: tl.constexpr,
+):
+    """The expert of a tile of rows, its first row, and the end of the expert's rows; none behind the last."""
+    if grouped:
+        expert = tl.arange(0, columns)
+        real = expert < num_experts
+        begins = tl.load(starts_ptr + expert, mask=real, other=0)
+        ends = tl.load(starts_ptr + expert + 1, mask=real, other=0)
+        tiles = (ends - begins + tile_rows - 1) // tile_rows
+        upto = tl.cumsum(tiles, axis=0)
+        index = tl.sum((upto <= row_tile).to(tl.int32), axis=0)
+        mine = expert == index
+        before = tl.sum(tl.where(mine, upto - tiles, 0), axis=0)
+        first = tl.sum(tl.where(mine, begins, 0), axis=0) + (row_tile - before) * tile_rows
+        end = tl.sum(tl.where(mine, ends, 0), axis=0)
+    else:
+        index = row_tile * 0
+        first = row_tile * tile_rows
+        end = row_tile * 0 + num_rows
+    return index.to(tl.int64), first, end
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _grouped_matmul(  # type: ignore[no-untyped-def]
     x_ptr,
     weight_ptr,
@@ -144,24 +174,9 @@ def _grouped_matmul(  # type: ignore[no-untyped-def]
     row_tile = band * swizzle + (tile % (swizzle * feature_tiles)) % height
     feature_tile = (tile % (swizzle * feature_tiles)) // height
 
-    chosen = tl.zeros([], dtype=tl.int64)
-    first = row_tile * tile_rows
-    end = num_rows
-    if grouped:
-        expert = tl.arange(0, columns)
-        real = expert < num_experts
-        begins = tl.load(starts_ptr + expert, mask=real, other=0)
-        ends = tl.load(starts_ptr + expert + 1, mask=real, other=0)
-        tiles = (ends - begins + tile_rows - 1) // tile_rows
-        upto = tl.cumsum(tiles, axis=0)
-        if row_tile >= tl.sum(tiles, axis=0):
-            return
-        index = tl.sum((upto <= row_tile).to(tl.int32), axis=0)
-        mine = expert == index
-        before = tl.sum(tl.where(mine, upto - tiles, 0), axis=0)
-        first = tl.sum(tl.where(mine, begins, 0), axis=0) + (row_tile - before) * tile_rows
-        end = tl.sum(tl.where(mine, ends, 0), axis=0)
-        chosen = index.to(tl.int64)
+    chosen, first, end = locate_tile(starts_ptr, row_tile, num_rows, num_experts, columns, tile_rows, grouped)
+    if first >= end:
+        return
     row = first + tl.arange(0, tile_rows)
     inside = row < end
     source = row.to(tl.int64)

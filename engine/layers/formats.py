@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from engine.layers.fp8 import Fp8Blocks, Fp8Rows
+from engine.layers.int4 import Int4Groups
 from engine.layers.linear_layer import LinearMethod
 from engine.spec.quantization import Quantization, WeightFormat
 
@@ -19,3 +20,11 @@ def method_of(quantization: Quantization) -> LinearMethod:
             return Fp8Rows(dtype, per_tensor=quantization.per_tensor, online=quantization.online)
         case WeightFormat.FP8_BLOCKS:
             return Fp8Blocks(dtype, scale=quantization.scale)
+        case WeightFormat.INT4:
+            return Int4Groups(
+                dtype,
+                packing=quantization.packing,
+                group=quantization.group,
+                zero_points=quantization.zero_points,
+                zero_offset=quantization.zero_offset,
+            )

@@ -5,37 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from engine.kernels.fp8_quantize import quantize_groups, quantize_rows
 from engine.kernels.grouped_matmul import Scaling, grouped_matmul
 from engine.kernels.matvec import fp8_matvec, suits_fp8
-from engine.layers.linear_layer import GroupedProduct, Linear, LinearMethod, Slot
+from engine.layers.linear_layer import Linear
+from engine.layers.quantized import PackedMethod
 from engine.layers.routing import Routes
 
 __all__ = ["Fp8BlocksOnGpu", "Fp8RowsOnGpu", "GroupedFp8Blocks", "GroupedFp8Rows"]
 
 
-class _Packed(LinearMethod):
-    """A method that holds the weights of one loaded layer."""
-
-    def create(
-        self, layer: nn.Module, in_features: int, out_features: int, *, stack: tuple[int, ...] = ()
-    ) -> None:
-        raise RuntimeError("the weights of this layer are loaded already")
-
-    def slots(self, layer: nn.Module) -> list[Slot]:
-        raise RuntimeError("the weights of this layer are loaded already")
-
-    def pack(self, layer: Linear) -> LinearMethod:
-        return self
-
-    def pack_stack(self, layer: nn.Module) -> GroupedProduct:
-        raise RuntimeError("the weights of this layer are loaded already")
-
-
 @dataclass(frozen=True, slots=True)
-class Fp8RowsOnGpu(_Packed):
+class Fp8RowsOnGpu(PackedMethod):
     weight: Tensor
     """[out, in]"""
     scale: Tensor
@@ -57,7 +40,7 @@ class Fp8RowsOnGpu(_Packed):
 
 
 @dataclass(frozen=True, slots=True)
-class Fp8BlocksOnGpu(_Packed):
+class Fp8BlocksOnGpu(PackedMethod):
     weight: Tensor
     """[out, in]"""
     scale: Tensor

@@ -12,9 +12,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from engine.layers.linear_layer import PLAIN, GroupedProduct, Linear, LinearMethod
+from engine.layers.linear_layer import PLAIN, GroupedProduct, Linear, LinearMethod, Slot
 
-__all__ = ["QuantizedWeight"]
+__all__ = ["PackedMethod", "QuantizedWeight"]
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +62,24 @@ class QuantizedWeight(LinearMethod):
 
     def apply(self, layer: Linear, x: Tensor, bias: Tensor | None) -> Tensor:
         raise RuntimeError(f"{self.NAME} weights are multiplied once they are packed")
+
+
+class PackedMethod(LinearMethod):
+    """A method that holds the weights of one loaded layer."""
+
+    def create(
+        self, layer: nn.Module, in_features: int, out_features: int, *, stack: tuple[int, ...] = ()
+    ) -> None:
+        raise RuntimeError("the weights of this layer are loaded already")
+
+    def slots(self, layer: nn.Module) -> list[Slot]:
+        raise RuntimeError("the weights of this layer are loaded already")
+
+    def pack(self, layer: Linear) -> LinearMethod:
+        return self
+
+    def pack_stack(self, layer: nn.Module) -> GroupedProduct:
+        raise RuntimeError("the weights of this layer are loaded already")
 
 
 def _taken(layer: nn.Module) -> dict[str, Tensor]:

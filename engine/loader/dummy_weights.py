@@ -26,6 +26,8 @@ def fill_randomly(model: CausalLM, seed: int) -> None:
         generator = torch.Generator(parameter.device).manual_seed(seed * 1_000_003 + index)
         if "scale" in name.rpartition(".")[2]:
             parameter.fill_(_STD)
+        elif parameter.dtype == torch.int32:
+            parameter.random_(-(1 << 31), (1 << 31) - 1, generator=generator)
         elif parameter.dtype == FP8:
             parameter.copy_(torch.empty_like(parameter, dtype=torch.float16).normal_(generator=generator))
         elif parameter.dim() > 1:

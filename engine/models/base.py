@@ -86,4 +86,5 @@ class CausalLM(nn.Module, ABC):
 
     def ignores(self, name: str) -> bool:
         """Whether the checkpoint's tensor `name` is not needed by this model."""
-        return self.spec.tied_embeddings and name == "lm_head.weight"
+        unused = () if self.spec.quantization is None else self.spec.quantization.unused
+        return name.endswith(unused) or (self.spec.tied_embeddings and name == "lm_head.weight")

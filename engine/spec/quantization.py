@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from engine.spec.errors import UnsupportedModel
 
-__all__ = ["FP8_BLOCK", "ONLINE_FP8", "Quantization", "WeightFormat"]
+__all__ = ["FP8_BLOCK", "ONLINE_FP8", "Int4Packing", "Quantization", "WeightFormat"]
 
 FP8_BLOCK: Final = 128
 """Rows and columns of a block that shares a scale."""
@@ -25,6 +25,16 @@ class WeightFormat(Enum):
     """8-bit floats with a scale per output feature; activations are quantized token by token."""
     FP8_BLOCKS = "fp8 in blocks"
     """8-bit floats with a scale per block; activations are quantized in groups of `FP8_BLOCK` features."""
+    INT4 = "4-bit"
+    """4-bit integers with a scale per group of input features; activations are not quantized."""
+
+
+class Int4Packing(Enum):
+    """How a checkpoint packs eight 4-bit values in a word."""
+
+    AWQ = "awq"
+    GPTQ = "gptq"
+    COMPRESSED = "compressed-tensors"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,17 +48,28 @@ class Quantization:
     """Whether the checkpoint has one scale per projection in place of one per output feature."""
     online: bool = False
     """Whether the checkpoint is not quantized: weights are quantized as they are loaded."""
+    packing: Int4Packing = Int4Packing.COMPRESSED
+    """Of 4-bit values; this and what follows are theirs alone."""
+    group: int | None = None
+    """Input features that share a scale; None: all."""
+    zero_points: bool = False
+    zero_offset: int = 0
+    """Added to the zero points that are stored."""
+    unused: tuple[str, ...] = ()
+    """Names of tensors that hold nothing further."""
     left_out: tuple[str, ...] = ()
     """Modules that are not quantized: names, or regular expressions behind "re:"."""
 
     @property
     def bytes_per_weight(self) -> float:
+        if self.format is WeightFormat.INT4:
+            return 0.5 + (0.0 if self.group is None else 8 / self.group)  # scale and zero point in float32
         return 1.0
 
     @property
     def arithmetic(self) -> float:
         """Rate of products relative to that of 16-bit weights, where a device computes in the format."""
-        return 2.0
+        return 1.0 if self.format is WeightFormat.INT4 else 2.0
 
     def covers(self, module: str) -> bool:
         """Whether the checkpoint's linear layer `module` is quantized."""
@@ -96,6 +117,8 @@ def _compressed_tensors(fields: Config) -> Quantization:
     kind = weights.get("num_bits"), weights.get("type")
     if kind == (8, "float") and activations is not None:
         return _compressed_fp8(weights, activations, left_out)
+    if kind == (4, "int") and activations is None and fields.get("format") == "pack-quantized":
+        return _compressed_int4(weights, left_out)
     what = f"{kind[0]}-bit {kind[1]} weights" + (" with quantized activations" if activations else "")
     raise UnsupportedModel(f"compressed-tensors with {what} is not supported")
 
@@ -116,7 +139,66 @@ def _compressed_fp8(weights: Config, activations: Config, left_out: tuple[str, .
             raise UnsupportedModel(f"compressed-tensors fp8 with strategy {strategy!r} is not supported")
 
 
-_READERS: Final = {"fp8": _fp8, "compressed-tensors": _compressed_tensors}
+def _compressed_int4(weights: Config, left_out: tuple[str, ...]) -> Quantization:
+    if weights.get("actorder") not in (None, False, "weight", "static"):
+        raise UnsupportedModel(f"compressed-tensors with actorder={weights['actorder']!r} is not supported")
+    match weights.get("strategy"):
+        case "group":
+            group: int | None = int(weights["group_size"])
+        case "channel":
+            group = None
+        case strategy:
+            raise UnsupportedModel(f"compressed-tensors int4 with strategy {strategy!r} is not supported")
+    return Quantization(
+        format=WeightFormat.INT4,
+        packing=Int4Packing.COMPRESSED,
+        group=group,
+        zero_points=not weights.get("symmetric", True),
+        unused=("weight_shape",),
+        left_out=left_out,
+    )
+
+
+def _awq(fields: Config) -> Quantization:
+    _require(fields, "awq", "bits", 4)
+    _require(fields, "awq", "version", "gemm")
+    _require(fields, "awq", "zero_point", True)
+    return Quantization(
+        format=WeightFormat.INT4,
+        packing=Int4Packing.AWQ,
+        group=_group(fields),
+        zero_points=True,
+        left_out=(*(fields.get("modules_to_not_convert") or ()), "lm_head"),
+    )
+
+
+def _gptq(fields: Config) -> Quantization:
+    """Zero points are stored less 1 in the first format of these checkpoints, as they are in the second."""
+    _require(fields, "gptq", "bits", 4)
+    _require(fields, "gptq", "desc_act", False)
+    _require(fields, "gptq", "lm_head", False)
+    stored = fields.get("checkpoint_format", "gptq")
+    if stored not in ("gptq", "gptq_v2"):
+        raise UnsupportedModel(f"gptq with checkpoint_format={stored!r} is not supported")
+    if fields.get("dynamic"):
+        raise UnsupportedModel("gptq with dynamic settings per module is not supported")
+    return Quantization(
+        format=WeightFormat.INT4,
+        packing=Int4Packing.GPTQ,
+        group=_group(fields),
+        zero_points=True,
+        zero_offset=1 if stored == "gptq" else 0,
+        unused=("g_idx",),
+        left_out=(*(fields.get("modules_to_not_convert") or ()), "lm_head"),
+    )
+
+
+def _group(fields: Config) -> int | None:
+    size = int(fields.get("group_size", 128))
+    return None if size == -1 else size
+
+
+_READERS: Final = {"awq": _awq, "compressed-tensors": _compressed_tensors, "fp8": _fp8, "gptq": _gptq}
 
 
 def _require(fields: Config, method: str, field: str, value: object) -> None:

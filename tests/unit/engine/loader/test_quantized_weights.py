@@ -27,7 +27,7 @@ from engine.spec.errors import UnsupportedModel
 from engine.spec.model_spec import ModelSpec
 from tests.ranks import together
 from tests.unit.engine.dense_attention import DenseAttention
-from tests.unit.engine.loader.quantizing import FP8_FORMATS, Format, rewrite
+from tests.unit.engine.loader.quantizing import FP8_FORMATS, INT4_FORMATS, Format, rewrite
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 97,
@@ -40,7 +40,7 @@ SHAPE: dict[str, Any] = {
     "max_position_embeddings": 128,
     "initializer_range": 0.1,
 }
-FORMATS = FP8_FORMATS
+FORMATS = {**FP8_FORMATS, **INT4_FORMATS}
 IDS = torch.arange(40) * 7 % 97
 
 
@@ -126,6 +126,9 @@ def test_modules_that_are_left_out_stay_as_they_are(tmp_path: Path) -> None:
         ({"quant_method": "bitnet"}, "bitnet"),
         ({"quant_method": "fp8", "activation_scheme": "static"}, "activation_scheme='static'"),
         ({"quant_method": "fp8", "weight_block_size": [64, 64]}, r"weight_block_size=\[64, 64\]"),
+        ({"quant_method": "gptq", "bits": 4, "desc_act": True}, "desc_act=True"),
+        ({"quant_method": "gptq", "bits": 8}, "gptq with bits=8"),
+        ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "version='gemv'"),
         ({"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),
     ],
 )

@@ -1,0 +1,65 @@
+"""Products of 4-bit weights against float32 products of the values that they stand for."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+
+from engine.layers.linear_layer import Linear
+from engine.layers.routing import Routes, route
+from engine.spec.expert_spec import ExpertSpec
+
+CUDA = torch.device("cuda")
+
+
+def stored(*shape: int, group: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    values = torch.randint(0, 16, shape, dtype=torch.uint8, device=CUDA)
+    groups = (*shape[:-1], shape[-1] // group)
+    return values, torch.randint(0, 17, groups, device=CUDA).float(), torch.rand(groups, device=CUDA) * 0.01
+
+
+def dense(values: torch.Tensor, zero: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    grouped = values.reshape(*scale.shape, -1).float()
+    return ((grouped - zero.unsqueeze(-1)) * scale.unsqueeze(-1)).flatten(-2).bfloat16().float()
+
+
+def close(products: torch.Tensor, expected: torch.Tensor) -> None:
+    error = (products.float() - expected).norm() / expected.norm()
+    assert error < 0.01, f"{float(error):.4f}: more than bfloat16's rounding"
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 64, 1000])
+@pytest.mark.parametrize("group", [32, 64, 128, 512])
+@pytest.mark.parametrize(("depth", "features"), [(512, 256), (4096, 6144), (1024, 72)])
+def test_products_equal_those_of_the_dequantized_values(
+    depth: int, features: int, group: int, tokens: int
+) -> None:
+    from engine.layers.int4_gpu import Int4OnGpu, interleaved
+
+    parts = stored(features, depth, group=group)
+    method = Int4OnGpu(*(part.unsqueeze(0) for part in interleaved(*parts)))
+    x = torch.randn(tokens, depth, device=CUDA, dtype=torch.bfloat16)
+
+    close(method.apply(Linear(1, 1, bias=False), x, None), x.float() @ dense(*parts).t())
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 100, 2000])
+def test_experts_products_equal_those_of_the_dequantized_values(tokens: int) -> None:
+    from engine.layers.int4_gpu import GroupedInt4, interleaved
+
+    parts = stored(8, 768, 1024, group=128)
+    spec = ExpertSpec(count=8, per_token=2, intermediate_size=8)
+    routed = route(torch.randn(tokens, 8, device=CUDA), None, spec)
+    routes = Routes(routed.weights, routed.order.int(), routed.starts.int(), routed.places.int())
+    x = torch.randn(tokens, 1024, device=CUDA, dtype=torch.bfloat16)
+
+    products = GroupedInt4(*interleaved(*parts))(x, routes, True)
+
+    weights, expected = dense(*parts), torch.empty(products.shape, device=CUDA)
+    for expert, (start, end) in enumerate(pairwise(routes.starts.tolist())):
+        rows = routes.order[start:end].long() // 2
+        expected[start:end] = x[rows].float() @ weights[expert].t()
+    close(products, expected)
