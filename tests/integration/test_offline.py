@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -129,6 +130,26 @@ def test_a_request_that_fails_keeps_the_answers_of_the_others(small: SmallModel)
     assert "finite" in failed.error
     assert [a.outputs[0].token_ids for a in answers] == [small.answer(q) for q in questions]
     assert [a.outputs[0].error for a in answers] == [None] * 3
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"enable_chunked_prefill": True, "max_num_batched_tokens": 8192, "gpu_memory_utilization": 0.02},
+        {"preset": "vllm", "max_num_batched_tokens": 64, "long_prefill_token_threshold": 7},
+        {"preset": "roseinfer", "prefill_chunk_size": 32, "max_total_tokens": 2048},
+    ],
+    ids=["the guide's", "vllm", "roseinfer"],
+)
+def test_settings_under_other_names_change_the_plan_and_not_the_tokens(
+    small: SmallModel, settings: dict[str, Any]
+) -> None:
+    questions = [small.question(i, length=40 + 30 * i, max_tokens=8) for i in range(3)]
+    with LLM(str(small.folder), device="cpu", dtype="float32", **settings) as llm:
+        answers = llm.generate([q.prompt for q in questions], GREEDY, progress=False)
+        scheduler = llm._engine.config.scheduler
+    assert [a.outputs[0].token_ids[:8] for a in answers] == [small.answer(q) for q in questions]
+    assert scheduler.chunk_budget == settings.get("max_num_batched_tokens")
 
 
 def test_settings_that_are_wrong_name_the_flag() -> None:
