@@ -147,6 +147,9 @@ class _Listener(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         now = time.monotonic()
+        if not (self.heard or self._rest or data.startswith(b"HTTP/1.1 200 ")):
+            self.done.set_exception(ConnectionError(data.decode(errors="replace")))
+            return
         whole, _, self._rest = (self._rest + data).rpartition(b"\n\n")
         for event in whole.split(b"\n\n"):
             text = event.partition(b'"text":"')[2].partition(b'"')[0]
@@ -166,7 +169,7 @@ async def _listen(port: int, k: int, num_tokens: int) -> _Listener:
     transport, _ = await loop.create_connection(lambda: listener, "127.0.0.1", port)
     body = {"model": "m", "prompt": [_first_token(k)], "max_tokens": num_tokens, "stream": True}
     content = json.dumps(body | {"ignore_eos": True}).encode()
-    head = "POST /v1/completions HTTP/1.1\r\nHost: router\r\nContent-Type: application/json\r\n"
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     head += f"Content-Length: {len(content)}\r\n\r\n"
     transport.write(head.encode() + content)
     try:

@@ -10,6 +10,7 @@ from typing import Final, TypeAlias
 
 import grpc
 
+from common.version import build
 from rpc.baton.v1 import sampling_pb2, worker_pb2, worker_pb2_grpc
 from rpc.channel import SERVER_OPTIONS, Endpoint
 
@@ -56,7 +57,7 @@ class MockWorker(worker_pb2_grpc.WorkerServicer):
         self, request: worker_pb2.DescribeRequest, context: _Context
     ) -> worker_pb2.WorkerInfo:
         return worker_pb2.WorkerInfo(
-            worker_id="decode-0", role=worker_pb2.ROLE_DECODE, epoch=1, max_model_len=8192
+            worker_id="decode-0", role=worker_pb2.ROLE_DECODE, epoch=1, max_model_len=8192, build=build()
         )
 
     async def Session(  # noqa: N802
