@@ -284,12 +284,12 @@ class Attempt(ABC):
             self._deliver(event, arrived)
 
     def _deliver(self, tokens: worker_pb2.Tokens, at: float) -> None:
-        stream, count = self._sequence.stream, len(tokens.ids)
+        stream, ids = self._sequence.stream, tokens.ids
         delta = stream.delta
-        delta.token_ids.extend(tokens.ids)
+        delta.token_ids.extend(ids)
         delta.logprobs.extend(tokens.logprobs)
-        if count:
-            self._waterfall.tokens(count, at)
+        if ids:
+            self._waterfall.tokens(len(ids), at)
         if not self._has_tokens:
             self._has_tokens = True
             delta.prompt_logprobs = self._prompt_logprobs

@@ -36,7 +36,11 @@ class TokenOrder:
 
         Raises Diverged if a token differs from one at the same position.
         """
-        if event.position > len(self._tokens):
+        position = len(self._tokens)
+        if event.position == position and not self._early:
+            self._tokens.extend(event.ids)
+            return ((event, at),)
+        if event.position > position:
             known = self._early.get(event.position)
             if known is None or len(known[0].ids) < len(event.ids):
                 self._early[event.position] = event, at
