@@ -6,7 +6,6 @@ import logging
 import os
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, Self, TypeAlias, cast
 
@@ -163,8 +162,6 @@ class LLM:
         if min(prompt) < 0 or max(prompt) >= self._vocab_size:
             raise ValueError(f"A prompt has a token id out of range: 0 to {self._vocab_size - 1}.")
         options = params.options(self._bounds)
-        if options.max_tokens is not None:  # as in vLLM, the context ends an answer that asks for more
-            options = replace(options, max_tokens=min(options.max_tokens, room))
         seed = secrets.randbits(64) if options.seed is None else options.seed
         return [self._sequence(prompt, options, k, room, seed) for k in range(params.n)]
 
@@ -172,7 +169,12 @@ class LLM:
         self, prompt: list[int], options: SamplingOptions, index: int, room: int, seed: int
     ) -> OfflineSequence:
         try:
-            sampling = options.resolve(room=room, seed=derive_seed(seed, index), vocab_size=self._vocab_size)
+            sampling = options.resolve(
+                prompt_tokens=len(prompt),
+                room=room,
+                seed=derive_seed(seed, index),
+                vocab_size=self._vocab_size,
+            )
         except InvalidRequest as error:
             raise ValueError(str(error)) from None
         completion = Completion(

@@ -12,7 +12,7 @@ from router.processing.params.sampling_options import SamplingOptions
 
 __all__ = ["SamplingParams"]
 
-_CONVERTED: Final = frozenset({"max_tokens", "logit_bias", "stop", "stop_token_ids"})
+_CONVERTED: Final = frozenset({"logit_bias", "stop", "stop_token_ids"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def options(self, bounds: ServedBounds) -> SamplingOptions:
-        """As the router's, checked. `max_tokens` is cut to what the context holds. Raises ValueError."""
+        """As the router's, checked; as in vLLM, `max_tokens` is cut to the context. Raises ValueError."""
         if self.n < 1:
             raise ValueError(f"n must be at least 1, not {self.n}.")
         same = {f.name for f in fields(SamplingOptions)} & {f.name for f in fields(self)}
@@ -52,7 +52,7 @@ class SamplingParams:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         options = SamplingOptions(
             **values,
-            max_tokens=None if self.max_tokens is None else min(self.max_tokens, bounds.max_new_tokens),
+            cut_max_tokens=True,
             logit_bias=dict(self.logit_bias or {}),
             stop=stop,
             stop_token_ids=tuple(self.stop_token_ids or ()),

@@ -26,6 +26,7 @@ from router.processing.params.constraint import Constraint, ConstraintChecks
 from router.processing.params.sampling_options import SamplingOptions, derive_seed
 from router.processing.run import Run, Running, SequencePlan
 from router.processing.served_model import ServedModel
+from router.processing.text.chat_template import PromptEnd
 from router.processing.text.tokenizer import Tokenizer
 from router.processing.tools import NO_TOOLS, ToolUse, forced_schema
 from router.request_limits import MAX_PRIORITY, RequestLimits
@@ -114,13 +115,19 @@ class Generation:
             token_ids, options = prepared.token_ids, prepared.constrain(request.options)
             if options.constraint is not None:
                 await self._constraints.check(options.constraint)
+            visible = prepared.visible if options.skip_special_tokens else self.tokenizer.special_tokens
             room = model.max_model_len - len(token_ids)
             seed = options.seed if options.seed is not None else secrets.randbits(64)
             for k in range(request.n):
-                sampling = options.resolve(room=room, seed=derive_seed(seed, k), vocab_size=model.vocab_size)
+                sampling = options.resolve(
+                    prompt_tokens=len(token_ids),
+                    room=room,
+                    seed=derive_seed(seed, k),
+                    vocab_size=model.vocab_size,
+                )
                 completion = Completion(
                     len(sequences),
-                    self.tokenizer.detokenizer(token_ids, prepared.visible),
+                    self.tokenizer.detokenizer(token_ids, visible),
                     stops=options.stop,
                     stop_token_ids=options.stop_token_ids,
                     min_tokens=options.min_tokens,
@@ -170,7 +177,9 @@ class Generation:
             use, param = prompt.tool_use, "messages"
             self._check_length(len(prompt.messages), param, "at least ")  # each has a token or more
             messages = self.formats.messages(prompt.messages)
-            text = await tokenizer.rendered(messages, prompt.template_options, use.offered)
+            text = await tokenizer.rendered(messages, prompt.template_options, use.offered, prompt.end)
+            if use.forced and prompt.end is not PromptEnd.ANSWER:
+                raise InvalidRequest("A forced tool call must begin its message.", param="tool_choice")
             parser, visible = partial(self.formats.parser, use, text), self.formats.markers
             counter = partial(self.formats.counter, use, text)
             parser()  # raises for tools whose calls cannot be parsed

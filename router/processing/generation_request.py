@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from router.processing.params.sampling_options import SamplingOptions
-from router.processing.text.chat_template import Message
+from router.processing.text.chat_template import Message, PromptEnd
 from router.processing.tools import NO_TOOLS, ToolUse
 
 __all__ = ["Chat", "GenerationRequest", "Prompt"]
@@ -20,6 +20,7 @@ class Chat:
     messages: Sequence[Message]
     template_options: Mapping[str, Any] = field(default_factory=dict)
     tool_use: ToolUse = NO_TOOLS
+    end: PromptEnd = PromptEnd.ANSWER
 
 
 Prompt: TypeAlias = str | Sequence[int] | Chat

@@ -93,7 +93,7 @@ class GenerationRoutes:
 
     async def _answer(self, run: Run, shape: Serializer, body: GenerationBody) -> Response:
         if body.stream:
-            return await EventStream.of(run, EventWriter(run, shape, include_usage=body.include_usage))
+            return await EventStream.of(run, EventWriter(run, shape, body.streamed_usage))
         reports_prompt = body.prompt_logprobs is not None
         answer = Answer(run, shape, self._generation.tokenizer if reports_prompt else None)
         await run.serve(answer.add)

@@ -1,7 +1,7 @@
 """The messages of a chat: one model per role, after OpenAI's reference, and the rules between them.
 
-Unsupported fields may be null, as in answers that clients send back; other values are refused. Fields that
-only some chat templates use (`name`, `tool_calls`) are checked when the template is rendered.
+Unsupported fields may be null, as in answers that clients send back; other values are refused. Chat
+templates decide whether `name` has an effect. If one would ignore `tool_calls`, rendering refuses them.
 """
 
 from __future__ import annotations
@@ -28,9 +28,12 @@ class TextPart(BaseModel):
     text: str
     prompt_cache_breakpoint: dict[str, Any] | None = None
     """No effect: prefixes are cached without marks."""
+    cache_control: dict[str, Any] | None = None
+    """Anthropic's, without effect likewise."""
 
 
 _PART_FIELDS: Final = frozenset(TextPart.model_fields)
+_CACHE_MARKS: Final = ("prompt_cache_breakpoint", "cache_control")
 _Parts: TypeAlias = Annotated[list[TextPart], Field(min_length=1)]
 
 
@@ -50,12 +53,13 @@ def _text_of(part: Any, number: int) -> str:
             "Only content parts of type 'text' are supported; part {number} is none",
             {"number": number},
         )
-    unknown = part.keys() - _PART_FIELDS
-    if unknown or not isinstance(part.get("prompt_cache_breakpoint"), dict | None):
+    wrong = part.keys() - _PART_FIELDS
+    wrong |= {mark for mark in _CACHE_MARKS if not isinstance(part.get(mark), dict | None)}
+    if wrong:
         raise PydanticCustomError(
             "content",
             "Part {number} has a field that is not supported: {field}",
-            {"number": number, "field": min(unknown, default="prompt_cache_breakpoint")[:100]},
+            {"number": number, "field": min(wrong)[:100]},
         )
     text: str = part["text"]
     return text

@@ -15,6 +15,8 @@ from pydantic_core import PydanticCustomError
 from router.errors import InvalidRequest
 from router.frontend.fields import Refused, WithoutEffect
 from router.frontend.openai.messages import MessageBody, for_template
+from router.frontend.openai.prompting import ReasoningEffort, prompt_end, with_effort
+from router.frontend.openai.responses import StreamedUsage
 from router.frontend.openai.structured_output import ConstrainedBody
 from router.frontend.openai.tools import ToolBody, ToolChoiceBody, tool_use
 from router.processing.generation_request import Chat, GenerationRequest, Prompt
@@ -90,6 +92,8 @@ class StreamOptions(BaseModel):
 
     include_usage: bool | None = None
     """Send the usage as the last event."""
+    continuous_usage_stats: bool | None = None
+    """vLLM's: with `include_usage`, send the usage so far with every event."""
     include_obfuscation: Annotated[Any, WithoutEffect("no padding is sent")] = None
 
 
@@ -136,6 +140,10 @@ class GenerationBody(ConstrainedBody):
     """Tokens that end the answer."""
     ignore_eos: bool | None = None
     """Continue after the end of sequence."""
+    skip_special_tokens: bool | None = None
+    """vLLM's. False: special tokens are part of the text."""
+    best_of: int | None = None
+    """The same as `n`; to get the best, rank the completions by their logprobs."""
     priority: Priority | None = None
     """With --schedule-policy priority; otherwise only 0."""
     ttft_deadline: Timeout | None = None
@@ -166,11 +174,20 @@ class GenerationBody(ConstrainedBody):
                 param="prompt_logprobs",
                 code="unsupported_parameter",
             )
+        if self.best_of not in (None, self.n or 1):
+            raise InvalidRequest(
+                "best_of is only supported if it is n: rank the completions by their logprobs.",
+                param="best_of",
+                code="unsupported_parameter",
+            )
         return self
 
     @property
-    def include_usage(self) -> bool:
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
+    def streamed_usage(self) -> StreamedUsage:
+        options = self.stream_options
+        if options is None or not options.include_usage:
+            return StreamedUsage.NONE
+        return StreamedUsage.EVERY_EVENT if options.continuous_usage_stats else StreamedUsage.LAST_EVENT
 
     def _options(self, **more: Any) -> SamplingOptions:
         """Absent and null both mean the default."""
@@ -209,6 +226,7 @@ _PLAIN_OPTIONS: Final = (
     "stop",
     "stop_token_ids",
     "ignore_eos",
+    "skip_special_tokens",
     "constraint",
 )
 
@@ -223,7 +241,6 @@ class CompletionBody(GenerationBody):
     logprobs: Logprobs | None = None
     """Number of alternatives reported per token."""
 
-    best_of: Annotated[Any, Refused("use n, and rank the completions by their logprobs", (1,))] = None
     suffix: Annotated[Any, Refused("the models served here do not infill", ("",))] = None
 
     def to_request(self, request_id: str) -> GenerationRequest:
@@ -252,17 +269,19 @@ class ChatCompletionBody(GenerationBody):
     """False: at most one call."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Variables of the chat template, such as Qwen3's `enable_thinking`."""
+    reasoning_effort: ReasoningEffort | None = None
+    """A variable of the chat template; templates without it ignore it."""
+    add_generation_prompt: bool | None = None
+    """vLLM's. False: the prompt ends with the last message, not with the start of an answer."""
+    continue_final_message: bool | None = None
+    """vLLM's: the answer continues the last message, an assistant's."""
 
     audio: Annotated[Any, Refused("text only")] = None
-    best_of: Annotated[Any, Refused("use n", (1,))] = None
     function_call: Annotated[Any, Refused("replaced by tool_choice", ("none", "auto"))] = None
     functions: Annotated[Any, Refused("replaced by tools", ([],))] = None
     modalities: Annotated[Any, Refused("text only", (["text"],))] = None
     moderation: Annotated[Any, Refused("no moderation model")] = None
     prediction: Annotated[Any, Refused("no predicted outputs")] = None
-    reasoning_effort: Annotated[Any, Refused("set the template's own variable in chat_template_kwargs")] = (
-        None
-    )
     verbosity: Annotated[Any, Refused("specific to OpenAI's models", ("medium",))] = None
     web_search_options: Annotated[Any, Refused("no web search")] = None
 
@@ -273,6 +292,7 @@ class ChatCompletionBody(GenerationBody):
             )
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs is only for logprobs: true.", param="top_logprobs")
+        end = prompt_end(self.add_generation_prompt, self.continue_final_message)
         options = self._options(
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             prompt_logprobs=self.prompt_logprobs,
@@ -280,7 +300,8 @@ class ChatCompletionBody(GenerationBody):
         )
         chat = Chat(
             for_template(self.messages),
-            self.chat_template_kwargs or {},
+            with_effort(self.reasoning_effort) | (self.chat_template_kwargs or {}),
             tool_use(self.tools or (), self.tool_choice, self.parallel_tool_calls is not False),
+            end,
         )
         return self._request(request_id, [chat], options)

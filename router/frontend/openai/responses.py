@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Any, Final
 
 import orjson
@@ -23,7 +24,7 @@ from router.processing.run import Run, Usage
 from router.processing.text.tokenizer import Tokenizer
 from rpc.baton.v1 import router_pb2, sampling_pb2
 
-__all__ = ["Answer", "EventWriter", "finish_reason", "timings_object"]
+__all__ = ["Answer", "EventWriter", "StreamedUsage", "finish_reason", "timings_object"]
 
 _DONE: Final = b"data: [DONE]\n\n"
 _STAGES: Final = (
@@ -37,14 +38,21 @@ _STAGES: Final = (
 )
 
 
+class StreamedUsage(Enum):
+    """Events of a stream that have the usage so far."""
+
+    NONE = auto()
+    LAST_EVENT = auto()
+    EVERY_EVENT = auto()
+
+
 class EventWriter:
     """Renders one run, chunk by chunk. Several events may be returned in one bytes object."""
 
-    def __init__(self, run: Run, serializer: Serializer, *, include_usage: bool) -> None:
-        """`include_usage`: send the usage as the last event."""
+    def __init__(self, run: Run, serializer: Serializer, usage: StreamedUsage = StreamedUsage.NONE) -> None:
         self._run: Final = run
         self._serializer: Final = serializer
-        self._include_usage: Final = include_usage
+        self._usage: Final = usage
         self._is_scored: Final = serializer.echoes and run.request.options.prompt_logprobs is not None
         self._echoed: Final[set[int]] = set()
         """Completions whose prompt's log-probabilities were sent."""
@@ -55,10 +63,8 @@ class EventWriter:
             b'data: %b,"choices":[{"index":%d,%b' % (head, index, serializer.before_text)
             for index in range(run.num_completions)
         ]
-        self._usage_null: Final = b',"usage":null' if include_usage else b""
-        self._after: Final = (
-            serializer.after_text + b',"logprobs":null,"finish_reason":null}]' + self._usage_null + b"}\n\n"
-        )
+        self._after: Final = serializer.after_text + b',"logprobs":null,"finish_reason":null}]%b}\n\n'
+        self._after_without_usage: Final = self._after % self._usage_field()
 
     def opening(self) -> bytes:
         """The events before the first token."""
@@ -67,7 +73,7 @@ class EventWriter:
             said = self._serializer.opening(index)
             if said is not None:
                 choice = {"index": index} | said | {"logprobs": None, "finish_reason": None}
-                events.append(self._rare([choice], {"usage": None} if self._include_usage else {}))
+                events.append(self._rare([choice], self._usage_so_far()))
         return b"".join(events)
 
     def event(self, chunk: Chunk) -> bytes:
@@ -82,7 +88,7 @@ class EventWriter:
         entries = prompt_entries(chunk.prompt_logprobs)
         logprobs = self._serializer.logprobs(chunk.index, self._run.prompt(chunk.index), entries)
         choice = {"index": chunk.index, "text": "", "logprobs": logprobs, "finish_reason": None}
-        return self._rare([choice], {"usage": None} if self._include_usage else {})
+        return self._rare([choice], self._usage_so_far())
 
     def _event(self, chunk: Chunk) -> bytes:
         if chunk.parts is not None:
@@ -90,7 +96,10 @@ class EventWriter:
         if not chunk.finish and not chunk.logprobs:
             if not chunk.text:
                 return b""
-            return self._before[chunk.index] + orjson.dumps(chunk.text) + self._after
+            after = self._after_without_usage
+            if self._usage is StreamedUsage.EVERY_EVENT:
+                after = self._after % self._usage_field()
+            return self._before[chunk.index] + orjson.dumps(chunk.text) + after
         serializer = self._serializer
         ending: dict[str, Any] = {
             "logprobs": serializer.logprobs(chunk.index, chunk.token_ids, chunk.logprobs)
@@ -108,7 +117,7 @@ class EventWriter:
             orjson.dumps(chunk.text),
             serializer.after_text,
             orjson.dumps(ending)[1:],
-            self._usage_null,
+            self._usage_field(),
             timings,
         )
 
@@ -120,7 +129,7 @@ class EventWriter:
         """One event per part; the last one also has the other fields of the chunk."""
         assert chunk.parts is not None
         deltas = self._deltas[chunk.index]
-        more: dict[str, Any] = {"usage": None} if self._include_usage else {}
+        more = self._usage_so_far()
         said = [deltas.of(part) for part in chunk.parts]
         if not said and (chunk.finish or chunk.logprobs):
             said = [{}]
@@ -141,9 +150,24 @@ class EventWriter:
 
     def closing(self) -> bytes:
         """The events after the last token."""
-        if not self._include_usage:
+        if self._usage is StreamedUsage.NONE:
             return _DONE
         return self._rare([], {"usage": _usage(self._run.usage)}) + _DONE
+
+    def _usage_so_far(self) -> dict[str, Any]:
+        """The field `usage` of an event that is not the last one."""
+        match self._usage:
+            case StreamedUsage.NONE:
+                return {}
+            case StreamedUsage.LAST_EVENT:
+                return {"usage": None}
+            case StreamedUsage.EVERY_EVENT:
+                return {"usage": _usage(self._run.usage)}
+
+    def _usage_field(self) -> bytes:
+        """The same as JSON, to follow another field."""
+        fields = self._usage_so_far()
+        return b"," + orjson.dumps(fields)[1:-1] if fields else b""
 
     def _rare(self, choices: list[dict[str, Any]], more: dict[str, Any]) -> bytes:
         return b"data: %b\n\n" % orjson.dumps(self._head | {"choices": choices} | more)

@@ -8,6 +8,7 @@ from pydantic import BaseModel, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from router.frontend.openai.messages import MessageBody, for_template
+from router.frontend.openai.prompting import prompt_end
 from router.frontend.openai.tools import ToolBody, tool_use
 from router.processing.generation_request import Chat, Prompt
 from router.processing.params.bounds import ModelName, TokenId
@@ -30,6 +31,10 @@ class TokenizeBody(BaseModel):
     """Part of the prompt of a conversation."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Variables of the chat template."""
+    add_generation_prompt: bool | None = None
+    """False: the prompt ends with the last message."""
+    continue_final_message: bool | None = None
+    """The prompt ends within the last message, an assistant's."""
 
     @model_validator(mode="after")
     def _one_prompt(self) -> TokenizeBody:
@@ -44,6 +49,7 @@ class TokenizeBody(BaseModel):
             for_template(self.messages),
             self.chat_template_kwargs or {},
             tool_use(self.tools or (), None, True),
+            prompt_end(self.add_generation_prompt, self.continue_final_message),
         )
 
 

@@ -121,8 +121,9 @@ def resolved(schema: Any, bounds: ServedBounds) -> Any:
 
 
 TokenId: TypeAlias = Annotated[int, Field(ge=0), Served("last_token_id")]
-MaxTokens: TypeAlias = Annotated[int, Field(ge=0), Served("max_new_tokens")]
-MinTokens: TypeAlias = Annotated[int, Field(ge=0), Served("max_new_tokens")]
+MaxTokens: TypeAlias = Annotated[int, Field(ge=0)]
+"""What the context holds after the prompt is checked when the prompt is tokenized."""
+MinTokens: TypeAlias = Annotated[int, Field(ge=0)]
 Completions: TypeAlias = Annotated[int, Field(ge=1), Served("max_completions")]
 Logprobs: TypeAlias = Annotated[int, Field(ge=0), Served("max_logprobs")]
 ModelName: TypeAlias = Annotated[str, _ServedModelName()]

@@ -42,6 +42,8 @@ class SamplingOptions:
 
     max_tokens: MaxTokens | None = None
     """None: as many as fit the context; 0: only the prompt is computed."""
+    cut_max_tokens: bool = False
+    """Cut `max_tokens` to what fits the context, instead of refusing more."""
     min_tokens: MinTokens = 0
     temperature: Temperature = 1.0
     top_p: TopP = 1.0
@@ -59,6 +61,8 @@ class SamplingOptions:
     stop: StopStrings = ()
     stop_token_ids: StopTokenIds = ()
     ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    """Leave special tokens out of the text."""
     constraint: Constraint | None = None
     """Grammar of the output; `ConstraintChecks` decides whether it can be enforced."""
 
@@ -90,16 +94,22 @@ class SamplingOptions:
                     param=name,
                 )
 
-    def resolve(self, *, room: int, seed: int, vocab_size: int) -> sampling_pb2.SamplingParams:
+    def resolve(
+        self, *, prompt_tokens: int, room: int, seed: int, vocab_size: int
+    ) -> sampling_pb2.SamplingParams:
         """The parameters for workers; these options must have passed `check`.
 
         `room` is the number of tokens that the context holds after the prompt, at least 1. Raises
         InvalidRequest when more are asked for.
         """
-        for name, value in (("max_tokens", self.max_tokens), ("min_tokens", self.min_tokens)):
-            if value is not None and value > room:
+        max_tokens = room if self.max_tokens is None else self.max_tokens
+        if self.cut_max_tokens:
+            max_tokens = min(max_tokens, room)
+        for name, value in (("max_tokens", max_tokens), ("min_tokens", self.min_tokens)):
+            if value > room:
                 raise InvalidRequest(
-                    f"{name} is {value}, but after this prompt the context holds only {room} more tokens.",
+                    f"{name} is {value}, but the prompt has {prompt_tokens} tokens, and the context holds"
+                    f" {room} more.",
                     param=name,
                     code="context_length_exceeded",
                 )
@@ -107,7 +117,7 @@ class SamplingOptions:
         if top_p == 0.0:  # in OpenAI's API: only the most likely token
             top_p, top_k = 1.0, 1
         return sampling_pb2.SamplingParams(
-            max_tokens=room if self.max_tokens is None else max(self.max_tokens, 1),
+            max_tokens=max(max_tokens, 1),
             min_tokens=self.min_tokens,
             temperature=0.0 if temperature < _COLDEST else temperature,
             top_p=top_p,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from enum import Enum, auto
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -17,16 +18,27 @@ from router.errors import InvalidRequest
 from router.processing.text.tool_prompt import with_calls_as_text, with_tools_described
 from router.processing.tools import Tool
 
-__all__ = ["ChatTemplate", "Message"]
+__all__ = ["ChatTemplate", "Message", "PromptEnd"]
 
 Message = Mapping[str, Any]
 """{"role": ..., "content": ...} and other fields that the template uses."""
 
-_OPTIONAL: Final = ("name", "tool_calls")
-"""Fields of messages that some templates ignore."""
+_CUT: Final = "\ue000continue here\ue000"
+"""Marks the end of the last message's content."""
 _RESERVED: Final = frozenset({"add_generation_prompt", "messages", "tools"})
 """Variables that every template gets from the request itself."""
 _SPECIAL_TOKENS: Final = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+
+class PromptEnd(Enum):
+    """Where the prompt of a conversation ends."""
+
+    ANSWER = auto()
+    """At the start of the assistant's next message."""
+    LAST_MESSAGE = auto()
+    """Within the last message, an assistant's, after its content: the answer continues it."""
+    CONVERSATION = auto()
+    """After the last message."""
 
 
 class ChatTemplate:
@@ -63,52 +75,76 @@ class ChatTemplate:
         return cls(source, {name: text for name in _SPECIAL_TOKENS if (text := _text_of(config.get(name)))})
 
     def render(
-        self, messages: Sequence[Message], options: Mapping[str, Any], tools: Sequence[Tool] = ()
+        self,
+        messages: Sequence[Message],
+        options: Mapping[str, Any],
+        tools: Sequence[Tool] = (),
+        end: PromptEnd = PromptEnd.ANSWER,
     ) -> str:
-        """Render the prompt for the assistant's next message.
+        """Render the prompt of a conversation.
 
         `options` are variables of the template, such as Qwen3's enable_thinking. Raises InvalidRequest if the
-        template rejects the conversation, for instance because roles do not alternate, or ignores a field of
-        it. Costs one rendering, and one more per field of `_OPTIONAL` that is present.
+        template rejects the conversation, for instance because roles do not alternate, or ignores its tool
+        calls. Costs one rendering, and one more with tool calls.
         """
         if reserved := sorted(_RESERVED & options.keys()):
             raise InvalidRequest(
                 f"chat_template_kwargs cannot set {reserved[0]}.", param="chat_template_kwargs"
             )
+        if end is PromptEnd.LAST_MESSAGE:
+            messages = _marked(messages)
         if not self._takes_calls:
             messages = with_calls_as_text(messages)
         if not self.takes_tools:
             messages = with_tools_described(messages, tools)
         options = {**options, "tools": [tool.for_template() for tool in tools] or None}
         try:
-            prompt = self._render(messages, options)
+            prompt = self._render(messages, options, end)
         except Exception as error:  # templates raise arbitrary errors about conversations
             raise InvalidRequest(
                 f"The model's chat template refuses these messages: {error}", param="messages"
             ) from error
-        for field in _OPTIONAL:
-            users = [number for number, message in enumerate(messages) if field in message]
-            if users and not self._uses(field, messages, options, prompt):
-                raise InvalidRequest(
-                    f"The model's chat template does not use {field}: it would be ignored.",
-                    param=f"messages.{users[0]}.{field}",
-                    code="unsupported_parameter",
-                )
-        return prompt
+        calling = [number for number, message in enumerate(messages) if "tool_calls" in message]
+        if calling and not self._uses_calls(messages, options, end, prompt):
+            raise InvalidRequest(
+                "The model's chat template does not use tool_calls: they would be ignored.",
+                param=f"messages.{calling[0]}.tool_calls",
+                code="unsupported_parameter",
+            )
+        return _before_mark(prompt) if end is PromptEnd.LAST_MESSAGE else prompt
 
-    def _uses(self, field: str, messages: Sequence[Message], options: Mapping[str, Any], prompt: str) -> bool:
-        """Whether `prompt` would differ without `field`."""
-        without = [{key: message[key] for key in message if key != field} for message in messages]
+    def _uses_calls(
+        self, messages: Sequence[Message], options: Mapping[str, Any], end: PromptEnd, prompt: str
+    ) -> bool:
+        """Whether `prompt` would differ without tool calls."""
+        without = [{key: message[key] for key in message if key != "tool_calls"} for message in messages]
         try:
-            return self._render(without, options) != prompt
+            return self._render(without, options, end) != prompt
         except Exception:  # the template requires the field
             return True
 
-    def _render(self, messages: Sequence[Message], options: Mapping[str, Any]) -> str:
+    def _render(self, messages: Sequence[Message], options: Mapping[str, Any], end: PromptEnd) -> str:
         context = self._special_tokens | {"documents": None} | dict(options)
         return self._template.render(
-            context, messages=[_known_role(message) for message in messages], add_generation_prompt=True
+            context,
+            messages=[_known_role(message) for message in messages],
+            add_generation_prompt=end is PromptEnd.ANSWER,
         )
+
+
+def _marked(messages: Sequence[Message]) -> Sequence[Message]:
+    """Mark the end of the last message's content, which templates may trim or repeat."""
+    last = messages[-1]
+    if last["role"] != "assistant" or "tool_calls" in last:
+        raise InvalidRequest("Only the text of an assistant's message can be continued.", param="messages")
+    return [*messages[:-1], {**last, "content": last["content"] + _CUT}]
+
+
+def _before_mark(prompt: str) -> str:
+    text, mark, _ = prompt.rpartition(_CUT)
+    if not mark:
+        raise InvalidRequest("The model's chat template cannot continue a message.", param="messages")
+    return text
 
 
 def _known_role(message: Message) -> Message:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,7 +13,7 @@ import tokenizers
 
 from router.errors import InvalidRequest
 from router.processing.output.formats import OutputFormats
-from router.processing.text.chat_template import ChatTemplate, Message
+from router.processing.text.chat_template import ChatTemplate, Message, PromptEnd
 from router.processing.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from router.processing.text.token_bound import TokenBound
 from router.processing.text.vocabulary import byte_table
@@ -90,34 +91,49 @@ class Tokenizer:
             return OutputFormats()
         return OutputFormats.of_template(template.source, takes_tools=template.takes_tools)
 
+    @cached_property
+    def special_tokens(self) -> tuple[str, ...]:
+        """Tokens that are not part of a text unless they are asked for."""
+        added = self._backend.get_added_tokens_decoder().values()
+        return tuple(token.content for token in added if token.special)
+
     def render(
-        self, messages: Sequence[Message], options: Mapping[str, Any], tools: Sequence[Tool] = ()
+        self,
+        messages: Sequence[Message],
+        options: Mapping[str, Any],
+        tools: Sequence[Tool] = (),
+        end: PromptEnd = PromptEnd.ANSWER,
     ) -> str:
-        """Render a conversation up to the start of the assistant's answer. Raises InvalidRequest."""
+        """Render a conversation up to `end`. Raises InvalidRequest."""
         if self._chat_template is None:
             raise InvalidRequest(
                 "This model has no chat template; use /v1/completions.",
                 param="messages",
                 code="no_chat_template",
             )
-        return self._chat_template.render(messages, options, tools)
+        return self._chat_template.render(messages, options, tools, end)
 
     async def rendered(
-        self, messages: Sequence[Message], options: Mapping[str, Any], tools: Sequence[Tool] = ()
+        self,
+        messages: Sequence[Message],
+        options: Mapping[str, Any],
+        tools: Sequence[Tool] = (),
+        end: PromptEnd = PromptEnd.ANSWER,
     ) -> str:
         """Like `render`; does not block the event loop for a long conversation."""
         if _characters_in(messages) + len(messages) * _MESSAGE_CHARACTERS <= _INLINE_CHARACTERS:
-            return self.render(messages, options, tools)
-        return await asyncio.to_thread(self.render, messages, options, tools)
+            return self.render(messages, options, tools, end)
+        return await asyncio.to_thread(self.render, messages, options, tools, end)
 
     def detokenizer(self, prompt: Sequence[int], visible: Sequence[str] = ()) -> Detokenizer:
         """A detokenizer of one output after `prompt`; omits special tokens other than those in `visible`."""
         if self._table is not None:
             return ByteDetokenizer(self._table_with(tuple(visible)) if visible else self._table)
-        return WindowDetokenizer(self._backend.decode, prompt)
+        skips = visible != self.special_tokens
+        return WindowDetokenizer(partial(self._backend.decode, skip_special_tokens=skips), prompt)
 
     def _table_with(self, visible: tuple[str, ...]) -> Sequence[bytes]:
-        """Cached for each `visible`, of which a model has one."""
+        """Cached for each `visible`, of which a model has two: those of its parser, and all."""
         assert self._table is not None
         if visible not in self._visible:
             table = list(self._table)

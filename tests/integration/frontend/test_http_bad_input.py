@@ -51,8 +51,7 @@ def assert_refused(
     assert error["message"]
     if param is not None:
         assert error["param"] == param
-    if code is not None:
-        assert error["code"] == code
+    assert error["code"] == code if code is not None else error["code"]
 
 
 async def assert_still_serves(frontends: Frontends, http: httpx.AsyncClient) -> None:
@@ -101,13 +100,6 @@ async def assert_still_serves(frontends: Frontends, http: httpx.AsyncClient) -> 
         (COMPLETIONS, {"stream": 1}, 400, "stream", "invalid_value"),
         (CHAT, {"messages": [{"role": "user", "content": 5}]}, 400, "messages.0.content", "invalid_value"),
         (CHAT, {"messages": [{"role": "user"}]}, 400, "messages.0.content", "missing_required_parameter"),
-        (
-            CHAT,
-            {"messages": [{"role": "user", "content": "hi", "name": "Ada"}]},
-            400,
-            "messages.0.name",
-            "unsupported_parameter",
-        ),
         (COMPLETIONS, {"nonsense": 1}, 400, "nonsense", "unknown_parameter"),
         (CHAT, {"tools": [{"type": "function"}]}, 400, "tools.0.function", "missing_required_parameter"),
     ],

@@ -15,7 +15,7 @@ from tests.unit.router.bounds import BOUNDS, VOCAB
 def resolve(room: int = 50, **options: Any) -> Any:
     given_options = SamplingOptions(**options)
     given_options.check(BOUNDS)
-    return given_options.resolve(room=room, seed=7, vocab_size=VOCAB)
+    return given_options.resolve(prompt_tokens=9, room=room, seed=7, vocab_size=VOCAB)
 
 
 @pytest.mark.parametrize(
@@ -77,6 +77,13 @@ def test_more_tokens_than_the_context_holds_are_refused(param: str) -> None:
     with pytest.raises(InvalidRequest) as refusal:
         resolve(room=33, **{param: 34})
     assert refusal.value.code == "context_length_exceeded"
+    told = f"{param} is 34, but the prompt has 9 tokens, and the context holds 33 more."
+    assert refusal.value.message == told
+
+
+def test_max_tokens_are_cut_to_the_context_where_the_api_says_so() -> None:
+    assert resolve(room=33, max_tokens=34, cut_max_tokens=True).max_tokens == 33
+    assert resolve(room=33, max_tokens=32, cut_max_tokens=True).max_tokens == 32
 
 
 def test_more_min_than_max_tokens_are_refused() -> None:

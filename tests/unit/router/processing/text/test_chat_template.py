@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from router.errors import InvalidRequest
-from router.processing.text.chat_template import ChatTemplate
+from router.processing.text.chat_template import ChatTemplate, PromptEnd
 from router.processing.tools import Tool
 
 TAKING_TURNS = """
@@ -52,19 +52,55 @@ def test_the_template_gets_its_own_options() -> None:
     assert template.render([user("hi")], {}) == ""
 
 
-@pytest.mark.parametrize(
-    ("field", "value"), [("name", "Ada"), ("tool_calls", [{"function": {"name": "f", "arguments": {}}}])]
-)
-def test_a_field_that_the_template_does_not_use_is_refused_by_name(field: str, value: object) -> None:
-    messages = [user("hi"), {"role": "assistant", "content": "", field: value}]
-    using = "{% for m in messages %}{{ m.content }}{{ m[field] }}{% endfor %}".replace("field", f"'{field}'")
+CALLS = [{"function": {"name": "f", "arguments": {}}}]
+
+
+def test_calls_that_the_template_would_ignore_are_refused_by_name() -> None:
+    messages = [user("hi"), {"role": "assistant", "content": "", "tool_calls": CALLS}]
+    using = "{% for m in messages %}{{ m.content }}{{ m['tool_calls'] }}{% endfor %}"
     assert ChatTemplate(using, {}).render(messages, {})
-    insisting = "{% for m in messages if m.role == 'assistant' %}{{ m.FIELD + m.FIELD }}{% endfor %}"
-    assert ChatTemplate(insisting.replace("FIELD", field), {}).render(messages, {})
-    if field == "name":
-        with pytest.raises(InvalidRequest) as refusal:
-            ChatTemplate(TAKING_TURNS, {}).render(messages, {})
-        assert (refusal.value.param, refusal.value.code) == (f"messages.1.{field}", "unsupported_parameter")
+    insisting = (
+        "{% for m in messages if m.role == 'assistant' %}{{ m.tool_calls + m.tool_calls }}{% endfor %}"
+    )
+    assert ChatTemplate(insisting, {}).render(messages, {})
+    with pytest.raises(InvalidRequest) as refusal:
+        ChatTemplate("{# tool_calls #}" + TAKING_TURNS, {}).render(messages, {})
+    assert (refusal.value.param, refusal.value.code) == ("messages.1.tool_calls", "unsupported_parameter")
+
+
+def test_a_name_reaches_templates_that_use_it_and_changes_nothing_else() -> None:
+    named = [{**user("hi"), "name": "Ada"}]
+    assert (
+        ChatTemplate("{{ messages[0].name }}: {{ messages[0].content }}", {}).render(named, {}) == "Ada: hi"
+    )
+    template = ChatTemplate(TAKING_TURNS, {})
+    assert template.render(named, {}) == template.render([user("hi")], {})
+
+
+TRIMMING = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}</>{% endfor %}"
+
+
+@pytest.mark.parametrize("source", [TAKING_TURNS, TRIMMING])
+@pytest.mark.parametrize("text", ["The answer is ", "", "two\nlines", "</>", "hi"])
+def test_the_prompt_may_end_within_the_last_message(source: str, text: str) -> None:
+    template = ChatTemplate(source, {})
+    messages = [user("hi"), {"role": "assistant", "content": text}]
+    prompt = template.render(messages, {}, end=PromptEnd.LAST_MESSAGE)
+    closed = template.render(
+        [user("hi"), {"role": "assistant", "content": "X"}], {}, end=PromptEnd.CONVERSATION
+    )
+    assert prompt == closed[: closed.rindex("X")] + text
+
+
+def test_only_an_assistants_text_can_be_continued() -> None:
+    template = ChatTemplate(TAKING_TURNS, {})
+    calling = {"role": "assistant", "content": "", "tool_calls": CALLS}
+    for messages in ([user("hi")], [user("hi"), calling]):
+        with pytest.raises(InvalidRequest, match="continue"):
+            template.render(messages, {}, end=PromptEnd.LAST_MESSAGE)
+    deaf = ChatTemplate("{{ messages[0].content }}", {})
+    with pytest.raises(InvalidRequest, match="continue"):
+        deaf.render([user("hi"), {"role": "assistant", "content": "x"}], {}, end=PromptEnd.LAST_MESSAGE)
 
 
 def test_calls_results_and_tools_become_text_if_the_template_does_not_support_them() -> None:

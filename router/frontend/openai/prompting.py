@@ -1,0 +1,30 @@
+"""Fields that decide how a conversation is rendered, the same in several APIs."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+from router.errors import InvalidRequest
+from router.processing.text.chat_template import PromptEnd
+
+__all__ = ["ReasoningEffort", "prompt_end", "with_effort"]
+
+ReasoningEffort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+"""Those of OpenAI and Anthropic."""
+
+
+def with_effort(effort: ReasoningEffort | None) -> dict[str, Any]:
+    """The variables of the chat template for a reasoning effort, under the name that gpt-oss gave it."""
+    return {} if effort is None else {"reasoning_effort": effort}
+
+
+def prompt_end(add_generation_prompt: bool | None, continue_final_message: bool | None) -> PromptEnd:
+    """The end of the prompt by vLLM's two switches. Raises InvalidRequest if they contradict each other."""
+    if continue_final_message:
+        if add_generation_prompt:
+            raise InvalidRequest(
+                "continue_final_message and add_generation_prompt exclude each other.",
+                param="continue_final_message",
+            )
+        return PromptEnd.LAST_MESSAGE
+    return PromptEnd.CONVERSATION if add_generation_prompt is False else PromptEnd.ANSWER
