@@ -20,6 +20,7 @@ from router.frontend.openai.messages import (
     UserMessage,
     for_template,
 )
+from router.frontend.openai.prompting import ReasoningEffort, with_effort
 from router.frontend.openai.structured_output import SchemaText, json_constraint
 from router.frontend.openai.tools import ToolName, choose
 from router.processing.generation_request import Chat, GenerationRequest
@@ -37,6 +38,7 @@ from router.processing.params.bounds import (
 from router.processing.params.constraint import Constraint
 from router.processing.params.sampling_options import SamplingOptions
 from router.processing.params.validation import STRICT
+from router.processing.text.chat_template import PromptEnd
 from router.processing.tools import Tool, ToolUse
 
 __all__ = ["CountTokensBody", "MessagesBody"]
@@ -98,7 +100,7 @@ Block: TypeAlias = Annotated[
 class MessageParam(BaseModel):
     model_config = STRICT
 
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: Annotated[Annotated[str, Tag("text")] | Annotated[list[Block], Tag("list")], TEXT_OR_LIST]
 
 
@@ -148,7 +150,8 @@ class OutputConfig(BaseModel):
     model_config = STRICT
 
     format: JsonSchemaFormat | None = None
-    effort: Annotated[Any, Refused("the chat template decides on reasoning")] = None
+    effort: ReasoningEffort | None = None
+    """A variable of the chat template; templates without it ignore it."""
     task_budget: Annotated[Any, Refused("the model is not told of a budget")] = None
 
 
@@ -159,7 +162,7 @@ class CountTokensBody(BaseModel):
 
     model: ModelName
     messages: Annotated[list[MessageParam], Field(min_length=1), Served("max_new_tokens")]
-    """Text, tool calls, their results, and reasoning."""
+    """Text, tool calls, their results, and reasoning. A last message of the assistant is continued."""
     system: _Text | None = None
     """The system message."""
     tools: Annotated[list[ToolParam], Field(max_length=128)] | None = None
@@ -168,7 +171,7 @@ class CountTokensBody(BaseModel):
     """`auto`, `any`, `tool` with a name, or `none`."""
 
     output_config: OutputConfig | None = None
-    """`format`: JSON of a schema."""
+    """`format`: JSON of a schema. `effort`: if the chat template has it."""
     output_format: JsonSchemaFormat | None = None
     """The same as `output_config.format`."""
 
@@ -176,7 +179,7 @@ class CountTokensBody(BaseModel):
         Thinking | None, WithoutEffect("a model reasons as its chat template says; see reasoning")
     ] = None
     cache_control: _CacheMark = None
-    context_management: Annotated[Any, Refused("a prompt is never cut")] = None
+    context_management: Annotated[Any, WithoutEffect("a prompt is never cut")] = None
     mcp_servers: Annotated[Any, Refused("no hosted tools", ([],))] = None
     speed: Annotated[Any, Refused("only `standard` is supported", ("standard",))] = None
     compaction: Annotated[Any, Refused("a prompt is never cut")] = None
@@ -196,7 +199,10 @@ class CountTokensBody(BaseModel):
             messages.append(SystemMessage(role="system", content=_text(self.system)))
         for number, message in enumerate(self.messages):
             messages += _messages(message, number)
-        return Chat(for_template(messages), {}, self._tool_use())
+        last = self.messages[-1]
+        end = PromptEnd.LAST_MESSAGE if last.role == "assistant" else PromptEnd.ANSWER
+        effort = None if self.output_config is None else self.output_config.effort
+        return Chat(for_template(messages), with_effort(effort), self._tool_use(), end)
 
     def _tool_use(self) -> ToolUse:
         tools = [Tool(tool.name, tool.description, tool.input_schema) for tool in self.tools or ()]
@@ -213,7 +219,7 @@ class MessagesBody(CountTokensBody):
     """POST /v1/messages."""
 
     max_tokens: Annotated[MaxTokens, Field(ge=1)]
-    """Of the answer, reasoning included."""
+    """Of the answer, reasoning included; cut to what the context holds."""
     temperature: Temperature | None = None
     """1 unless given."""
     top_p: TopP | None = None
@@ -248,18 +254,21 @@ class MessagesBody(CountTokensBody):
         return None
 
     def to_request(self, request_id: str) -> GenerationRequest:
+        chat = self.to_chat()
         given: dict[str, Any] = {
             "max_tokens": self.max_tokens,
+            "cut_max_tokens": True,
             "temperature": self.temperature,
             "top_p": self.top_p,
             "top_k": self.top_k,
             "stop": self.stop_sequences,
-            "constraint": self._constraint(),
+            # A format is that of the answer's text, and a forced call has none.
+            "constraint": None if chat.tool_use.forced else self._constraint(),
         }
         options = SamplingOptions(**{name: value for name, value in given.items() if value is not None})
         return GenerationRequest(
             id=request_id,
-            prompts=[self.to_chat()],
+            prompts=[chat],
             options=options,
             model=self.model or "",
             priority=self.priority or 0,
@@ -273,6 +282,11 @@ def _messages(message: MessageParam, number: int) -> list[MessageBody]:
     if isinstance(message.content, str):
         return [_plain(message.role, message.content)]
     texts = [block.text for block in message.content if isinstance(block, TextBlock)]
+    if message.role == "system":
+        wrong = [block for block in message.content if not isinstance(block, TextBlock)]
+        if wrong:
+            raise _misplaced(wrong[0].type, number)
+        return [_plain("system", "\n".join(texts))]
     if message.role == "user":
         wrong = [block for block in message.content if not isinstance(block, TextBlock | ToolResultBlock)]
         if wrong:
@@ -306,8 +320,11 @@ def _messages(message: MessageParam, number: int) -> list[MessageBody]:
 
 
 def _plain(role: str, text: str) -> MessageBody:
-    if role == "user":
-        return UserMessage(role="user", content=text)
+    match role:
+        case "user":
+            return UserMessage(role="user", content=text)
+        case "system":
+            return SystemMessage(role="system", content=text)
     return AssistantMessage(role="assistant", content=text)
 
 

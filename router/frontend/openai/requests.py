@@ -282,7 +282,7 @@ class ChatCompletionBody(GenerationBody):
     modalities: Annotated[Any, Refused("text only", (["text"],))] = None
     moderation: Annotated[Any, Refused("no moderation model")] = None
     prediction: Annotated[Any, Refused("no predicted outputs")] = None
-    verbosity: Annotated[Any, Refused("specific to OpenAI's models", ("medium",))] = None
+    verbosity: Annotated[Any, WithoutEffect("specific to OpenAI's models")] = None
     web_search_options: Annotated[Any, Refused("no web search")] = None
 
     def to_request(self, request_id: str) -> GenerationRequest:

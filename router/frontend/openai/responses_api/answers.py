@@ -103,11 +103,12 @@ class Response(TypedDict):
     instructions: str | None
     max_output_tokens: int | None
     metadata: dict[str, str]
+    """`tools_left_out`: types of tools that are no functions, which the model is not told of."""
     model: str
     output: list[Item]
     parallel_tool_calls: bool
     previous_response_id: None
-    reasoning: dict[str, None]
+    reasoning: dict[str, str | None]
     store: Literal[False]
     temperature: float
     text: dict[str, Any]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, Field, Tag
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from router.errors import InvalidRequest
 from router.frontend.fields import TEXT_OR_LIST, TEXT_OR_OBJECT, Refused, WithoutEffect
+from router.frontend.openai.prompting import ReasoningEffort, with_effort
 from router.frontend.openai.requests import StreamOptions
 from router.frontend.openai.responses_api.items import InputItems, as_messages
 from router.frontend.openai.structured_output import ANY_JSON_OBJECT, NamedSchema, json_constraint
@@ -37,8 +38,6 @@ _Stateful: TypeAlias = Annotated[
 
 
 class FunctionTool(BaseModel):
-    """Tools of other types, which OpenAI's service runs itself, are refused."""
-
     model_config = STRICT
 
     type: Literal["function"]
@@ -50,11 +49,28 @@ class FunctionTool(BaseModel):
     """No effect: forced calls always follow the schema; otherwise the model decides."""
 
 
+class OtherTool(BaseModel):
+    """A tool that OpenAI's service runs itself, or that is no function: the model is not told of it."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    type: Annotated[str, Field(max_length=64)]
+
+
 class FunctionToolChoice(BaseModel):
     model_config = STRICT
 
     type: Literal["function"]
     name: ToolName
+
+
+class Reasoning(BaseModel):
+    model_config = STRICT
+
+    effort: ReasoningEffort | None = None
+    """A variable of the chat template; templates without it ignore it."""
+    summary: Annotated[Any, WithoutEffect("reasoning comes whole, without a summary")] = None
+    generate_summary: Annotated[Any, WithoutEffect("reasoning comes whole, without a summary")] = None
 
 
 class PlainText(BaseModel):
@@ -77,9 +93,17 @@ class TextOptions(BaseModel):
     model_config = STRICT
 
     format: Annotated[PlainText | JsonObject | JsonSchema, Field(discriminator="type")] | None = None
-    verbosity: Annotated[Any, Refused("specific to OpenAI's models", ("medium",))] = None
+    verbosity: Annotated[Any, WithoutEffect("specific to OpenAI's models")] = None
 
 
+def _is_function(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return "function" if kind in ("function", None) else "other"
+
+
+_Tool: TypeAlias = Annotated[
+    Annotated[FunctionTool, Tag("function")] | Annotated[OtherTool, Tag("other")], Discriminator(_is_function)
+]
 _ToolChoice: TypeAlias = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("text")]
     | Annotated[FunctionToolChoice, Tag("object")],
@@ -109,8 +133,9 @@ class ResponsesBody(BaseModel):
     """Server-sent events."""
     stream_options: StreamOptions | None = None
     """With `stream` only; the usage is always sent."""
-    tools: Annotated[list[FunctionTool], Field(max_length=128)] | None = None
-    """Functions that the model may call."""
+    tools: Annotated[list[_Tool], Field(max_length=128)] | None = None
+    """Functions that the model may call. Tools of other types (hosted, `custom`, `namespace`) are left out,
+    and named in the answer's `metadata`."""
     tool_choice: _ToolChoice | None = None
     """`auto`, `none`, `required`, or a function by name."""
     parallel_tool_calls: bool | None = None
@@ -121,6 +146,8 @@ class ResponsesBody(BaseModel):
     """Log-probabilities; reasoning is always included, and not encrypted."""
     top_logprobs: Logprobs | None = None
     """Number of alternatives reported per token; includes log-probabilities."""
+    reasoning: Reasoning | None = None
+    """`effort`, if the chat template has it."""
     metadata: dict[str, str] | None = None
     """Repeated in the response."""
 
@@ -139,11 +166,11 @@ class ResponsesBody(BaseModel):
     context_management: Annotated[Any, Refused("no compaction", ([],))] = None
     truncation: Annotated[Any, Refused("a prompt is never cut", ("disabled",))] = None
     prompt: Annotated[Any, Refused("no prompt templates")] = None
-    reasoning: Annotated[Any, Refused("the chat template decides on reasoning", ({},))] = None
     moderation: Annotated[Any, Refused("no moderation model")] = None
     image: Annotated[Any, Refused("text only")] = None
     access_programs: Annotated[Any, Refused("no hosted tools")] = None
     max_tool_calls: Annotated[Any, WithoutEffect("counts hosted tools, of which there are none")] = None
+    client_metadata: _Bookkeeping = None
     safety_identifier: _Bookkeeping = None
     service_tier: _Bookkeeping = None
     user: _Bookkeeping = None
@@ -158,15 +185,17 @@ class ResponsesBody(BaseModel):
     def to_request(self, request_id: str) -> GenerationRequest:
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options is only for stream: true.", param="stream_options")
+        tool_use = self._tool_use()
         given: dict[str, Any] = {
             "max_tokens": self.max_output_tokens,
             "temperature": self.temperature,
             "top_p": self.top_p,
             "logprobs": (self.top_logprobs or 0) if self.wants_logprobs else None,
-            "constraint": self._constraint(),
+            # A format is that of the answer's text, and a forced call has none.
+            "constraint": None if tool_use.forced else self._constraint(),
         }
         options = SamplingOptions(**{name: value for name, value in given.items() if value is not None})
-        chat = Chat(as_messages(self.input, self.instructions), {}, self._tool_use())
+        chat = Chat(as_messages(self.input, self.instructions), with_effort(self.effort), tool_use)
         return GenerationRequest(
             id=request_id,
             prompts=[chat],
@@ -176,6 +205,20 @@ class ResponsesBody(BaseModel):
             ttft_deadline_s=self.ttft_deadline or 0.0,
             timeout_s=self.timeout or 0.0,
         )
+
+    @property
+    def effort(self) -> ReasoningEffort | None:
+        return None if self.reasoning is None else self.reasoning.effort
+
+    @property
+    def functions(self) -> list[FunctionTool]:
+        """The tools that the model may call."""
+        return [tool for tool in self.tools or () if isinstance(tool, FunctionTool)]
+
+    @property
+    def left_out(self) -> list[str]:
+        """Types of the tools that the model is not told of."""
+        return sorted({tool.type for tool in self.tools or () if isinstance(tool, OtherTool)})
 
     def _constraint(self) -> Constraint | None:
         match self.text and self.text.format:
@@ -188,7 +231,7 @@ class ResponsesBody(BaseModel):
     def _tool_use(self) -> ToolUse:
         tools = [
             Tool(tool.name, tool.description, *(() if tool.parameters is None else (tool.parameters,)))
-            for tool in self.tools or ()
+            for tool in self.functions
         ]
         choice = self.tool_choice
         name = choice.name if isinstance(choice, FunctionToolChoice) else None

@@ -28,6 +28,10 @@ from rpc.baton.v1 import sampling_pb2
 
 __all__ = ["ResponseWriter"]
 
+_LEFT_OUT: Final = "tools_left_out"
+_LONGEST_VALUE: Final = 512
+"""Of metadata, in OpenAI's API."""
+
 
 class ResponseWriter:
     def __init__(self, run: Run, body: ResponsesBody, tokenizer: Tokenizer) -> None:
@@ -85,12 +89,12 @@ class ResponseWriter:
             "incomplete_details": {"reason": "max_output_tokens"} if self._finish and not complete else None,
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
-            "metadata": body.metadata or {},
+            "metadata": _metadata(body),
             "model": self._run.model,
             "output": self._output,
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,
-            "reasoning": {"effort": None, "summary": None},
+            "reasoning": {"effort": body.effort, "summary": None},
             "store": False,
             "temperature": 1.0 if body.temperature is None else body.temperature,
             "text": _text_options(body),
@@ -99,7 +103,7 @@ class ResponseWriter:
             else body.tool_choice
             if isinstance(body.tool_choice, str)
             else body.tool_choice.model_dump(),
-            "tools": [tool.model_dump() for tool in body.tools or ()],
+            "tools": [tool.model_dump() for tool in body.functions],
             "top_logprobs": body.top_logprobs or 0,
             "top_p": 1.0 if body.top_p is None else body.top_p,
             "truncation": "disabled",
@@ -222,6 +226,12 @@ class ResponseWriter:
         data = {"type": kind, "sequence_number": self._sequence, **fields}
         self._sequence += 1
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), orjson.dumps(data))
+
+
+def _metadata(body: ResponsesBody) -> dict[str, str]:
+    """The client's, with a note on tools that the model was not told of."""
+    note = {_LEFT_OUT: ", ".join(body.left_out)[:_LONGEST_VALUE]} if body.left_out else {}
+    return {**(body.metadata or {}), **note}
 
 
 def _text_options(body: ResponsesBody) -> dict[str, Any]:
