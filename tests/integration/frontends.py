@@ -130,6 +130,8 @@ def say(tokenizer: Tokenizer, text: str, *, eos: int | None = None) -> Callable[
             for token, delta in zip(tokens, deltas, strict=True):
                 delta.logprobs = [_logprobs(token, call.sampling.logprobs)]
         deltas[0].cached_tokens = len(call.prompt) // 2
+        if call.sampling.HasField("prompt_logprobs"):
+            deltas[0].prompt_logprobs = [_prompt_logprobs(call.prompt[1:], call.sampling.prompt_logprobs)]
         last = deltas[-1]
         last.finish = STOP if last.token_ids[0] == eos else LENGTH
         last.stop_token = eos if last.finish == STOP else None
@@ -145,6 +147,17 @@ def _logprobs(token: int, count: int) -> sampling_pb2.TokenLogprobs:
         values[-1] = float("-inf")
     return sampling_pb2.TokenLogprobs(
         logprob=-0.5, rank=1, top_ids=[token + i for i in range(count)], top_logprobs=values
+    )
+
+
+def _prompt_logprobs(tokens: Sequence[int], count: int) -> sampling_pb2.PromptLogprobs:
+    entries = [_logprobs(token, count) for token in tokens]
+    return sampling_pb2.PromptLogprobs(
+        logprobs=[entry.logprob for entry in entries],
+        ranks=[entry.rank for entry in entries],
+        num_top=count,
+        top_ids=[top for entry in entries for top in entry.top_ids],
+        top_logprobs=[value for entry in entries for value in entry.top_logprobs],
     )
 
 

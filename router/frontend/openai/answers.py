@@ -12,9 +12,12 @@ from typing_extensions import TypedDict
 
 __all__ = [
     "ChatCompletion",
+    "ChatLogprobs",
     "Completion",
+    "CompletionLogprobs",
     "Detokenized",
     "Error",
+    "Finish",
     "InputTokens",
     "Model",
     "Models",
@@ -27,7 +30,7 @@ __all__ = [
 
 _closed = with_config(ConfigDict(extra="forbid"))
 
-_Finish: TypeAlias = Literal["stop", "length", "tool_calls", "abort"]
+Finish: TypeAlias = Literal["stop", "length", "tool_calls", "abort"]
 
 
 @_closed
@@ -67,6 +70,14 @@ class AnswerMove(TypedDict):
 
 
 @_closed
+class Preemption(TypedDict):
+    at_s: float
+    waited_s: float
+    worker: str
+    reason: str
+
+
+@_closed
 class Timings(TypedDict):
     """Breakdown of the time to the first tokens; docs/architecture.md explains the stages."""
 
@@ -85,6 +96,8 @@ class Timings(TypedDict):
     """decode_worker computed the prompt from this token on; 0: it computed none of it, or all."""
     moves: list[AnswerMove]
     """Of the running answer to other workers."""
+    preemptions: list[Preemption]
+    """Times at which a worker freed the request's pages."""
     waited: dict[str, float]
     """Seconds of queue_s by reason: budget, pages, slots, policy, transfer."""
 
@@ -115,7 +128,7 @@ class CompletionChoice(TypedDict):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
-    finish_reason: _Finish
+    finish_reason: Finish
     stop_reason: str | int | None
     """What the answer stopped at."""
     prompt_logprobs: NotRequired[PromptLogprobs]
@@ -177,7 +190,7 @@ class ChatChoice(TypedDict):
     index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None
-    finish_reason: _Finish
+    finish_reason: Finish
     stop_reason: str | int | None
     """What the answer stopped at."""
 

@@ -8,17 +8,20 @@ must fit the context, tool messages answer calls), so some bodies that it allows
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, get_args
 
 from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import models_json_schema
 
 from common.version import VERSION
 from router.frontend.anthropic.answers import Message, MessageError
+from router.frontend.anthropic.events import MessageEvent
 from router.frontend.anthropic.requests import CountTokensBody, MessagesBody
 from router.frontend.openai import answers
+from router.frontend.openai.chunks import ChatCompletionChunk, CompletionChunk
 from router.frontend.openai.requests import ChatCompletionBody, CompletionBody
 from router.frontend.openai.responses_api.answers import Response
+from router.frontend.openai.responses_api.events import ResponseEvent
 from router.frontend.openai.responses_api.requests import ResponsesBody
 from router.frontend.openai.tokenize import DetokenizeBody, TokenizeBody
 from router.processing.params.bounds import ServedBounds, resolved
@@ -42,6 +45,13 @@ _REFUSALS: Final = {
     "503": "No worker can take or finish the request now; Retry-After says when to come back.",
     "504": "The request's own `timeout` has passed.",
 }
+_EVENTS: Final[dict[str, Any]] = {
+    "/v1/completions": CompletionChunk,
+    "/v1/chat/completions": ChatCompletionChunk,
+    "/v1/responses": ResponseEvent,
+    "/v1/messages": MessageEvent,
+}
+"""Data of each event of the routes that stream, except `[DONE]`."""
 _POSTS: Final[dict[str, tuple[type[BaseModel], Any, str]]] = {
     "/v1/completions": (CompletionBody, answers.Completion, "Continue a text."),
     "/v1/chat/completions": (ChatCompletionBody, answers.ChatCompletion, "Answer in a conversation."),
@@ -64,7 +74,13 @@ _GETS: Final[dict[str, tuple[Any, str, tuple[str, ...]]]] = {
 def openapi_document(model_name: str, bounds: ServedBounds) -> Schema:
     """The document for one served model, as JSON values."""
     paths: Schema = {
-        path: {"post": _post(*parts, MessageError if path.startswith("/v1/messages") else answers.Error)}
+        path: {
+            "post": _post(
+                *parts,
+                _EVENTS.get(path),
+                MessageError if path.startswith("/v1/messages") else answers.Error,
+            )
+        }
         for path, parts in _POSTS.items()
     }
     paths |= {path: {"get": _get(*parts)} for path, parts in _GETS.items()}
@@ -92,6 +108,7 @@ def _schemas() -> Schema:
     bodies = [(body, "validation") for body, _, _ in _POSTS.values()]
     _, found = models_json_schema(bodies, ref_template=_REFERENCE)  # type: ignore[arg-type]
     kinds = [kind for _, kind, _ in _POSTS.values()] + [kind for kind, _, _ in _GETS.values()]
+    kinds += [part for event in _EVENTS.values() for part in _members(event)]
     _, written = TypeAdapter.json_schemas(
         [
             (kind, "validation", TypeAdapter(kind))
@@ -105,10 +122,11 @@ def _schemas() -> Schema:
     return schemas
 
 
-def _post(body: type[BaseModel], answer: Any, summary: str, error: Any) -> Schema:
+def _post(body: type[BaseModel], answer: Any, summary: str, event: Any, error: Any) -> Schema:
     content: Schema = {"application/json": {"schema": _ref(answer)}}
-    if "stream" in body.model_fields:
-        content["text/event-stream"] = {}
+    if event is not None:
+        # OpenAPI 3.1 has no word for the items of a stream.
+        content["text/event-stream"] = {"x-event-schema": {"anyOf": [_ref(part) for part in _members(event)]}}
     return {
         "summary": summary,
         "requestBody": {"required": True, "content": {"application/json": {"schema": _ref(body)}}},
@@ -133,6 +151,11 @@ def _get(answer: Any, summary: str, refusals: tuple[str, ...]) -> Schema:
 def _refusals(statuses: Iterable[str], error: Any) -> Schema:
     content = {"application/json": {"schema": _ref(error)}}
     return {status: {"description": _REFUSALS[status], "content": content} for status in statuses}
+
+
+def _members(kind: Any) -> tuple[Any, ...]:
+    """Of a union; otherwise `kind` alone."""
+    return get_args(kind) or (kind,)
 
 
 def _ref(kind: type[Any]) -> Schema:
