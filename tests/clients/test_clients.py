@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.clients, pytest.mark.timeout(600)]
 
 HERE = Path(__file__).parent
 ENVIRONMENT = Path(os.environ.get("BATON_CLIENTS", HERE.parents[1] / ".clients"))
-PYTHON = ENVIRONMENT / "venv" / "bin" / "python"
+PYTHON = ENVIRONMENT / "sdk" / "bin" / "python"
 PROGRAMS = sorted(path.name for path in (HERE / "programs").iterdir() if path.suffix in (".py", ".mjs"))
 
 
