@@ -27,7 +27,7 @@ class GrammarLoading:
 
     def matcher(self, grammar: Grammar) -> Matcher | None:
         """None if the grammar must be compiled first."""
-        return self._compiler.matcher(grammar) if self._compiler.has(grammar) else None
+        return self._compiler.kept(grammar)
 
     def compile(self, grammar: Grammar, then: Callable[[Future[Matcher]], None]) -> None:
         """Call `then` on the engine thread, with a matcher or the GrammarError that the future raises."""

@@ -332,8 +332,16 @@ class RequestHandler:
         arrived: float,
         begin: Callable[[Job], None],
     ) -> None:
+        try:
+            request = request_from_proto(work, arrived)
+        except InvalidRequest as error:
+            log.warning("request %s refused: %s", work.name or work.request_id, error)
+            self._answers.metrics.ended(Outcome.REFUSED)
+            code = worker_pb2.FAILURE_CODE_INVALID
+            self._answers.outbox.failed(session, work.request_id, code, str(error))
+            return
         job = Job(
-            request=request_from_proto(work, arrived),
+            request=request,
             session=session,
             arrival=arrived,
             deadline=arrived + work.timeout_s if work.timeout_s > 0 else math.inf,

@@ -67,10 +67,14 @@ class GrammarCompiler:
     def num_kept(self) -> int:
         return len(self._compiled)
 
-    def has(self, grammar: Grammar) -> bool:
-        """Whether `matcher` returns within microseconds."""
+    def kept(self, grammar: Grammar) -> Matcher | None:
+        """What `matcher` returns within microseconds; None if the grammar must be compiled first."""
         with self._lock:
-            return grammar in self._compiled
+            compiled = self._compiled.get(grammar)
+            if compiled is None:
+                return None
+            self._compiled.move_to_end(grammar)
+            return Matcher(compiled.matcher.deep_copy())
 
     def matcher(self, grammar: Grammar) -> Matcher:
         """A matcher at the beginning of an output. Raises GrammarError.
@@ -78,11 +82,8 @@ class GrammarCompiler:
         Compiles a grammar that is not kept, and computes its first mask, which may take longer than all that
         follow: milliseconds, a second for extreme ones, most of it without the interpreter lock.
         """
-        with self._lock:
-            compiled = self._compiled.get(grammar)
-            if compiled is not None:
-                self._compiled.move_to_end(grammar)
-                return Matcher(compiled.matcher.deep_copy())
+        if (kept := self.kept(grammar)) is not None:
+            return kept
         self.load()
         if self._vocabulary is None:
             raise GrammarError(str(self._unusable))

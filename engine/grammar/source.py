@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from decimal import Decimal
-from typing import Final
+from functools import cache
+from typing import Any, Final
 
-from llguidance import LLMatcher, LLParserLimits
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
 from engine.errors import GrammarError
 from engine.grammar.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
+from engine.grammar.json_schema.document import children
+from engine.grammar.json_schema.patterns import ascii_classes
+from engine.grammar.json_schema.rewriting import rewritten
 
 __all__ = ["LIMITS", "check_grammar", "divisors_of", "source_of"]
 
@@ -20,6 +24,11 @@ LIMITS: Final = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
 
 _WHITESPACE: Final = r"[\x20\x0A\x0D\x09]{0,40}"
 """Between the tokens of JSON. Without a bound, a model may write white space until its context is full."""
+_JSON: Final[Any] = {
+    "whitespace_pattern": _WHITESPACE,
+    "lenient": False,
+    "json_allowed_escapes": '"\\bfnrt',  # without \\u, with which a property could be spelled in two ways
+}
 _MAX_DIVISOR: Final = 10_000
 _MAX_REASON: Final = 300
 """Characters of the library's own message that are passed on."""
@@ -31,6 +40,16 @@ def check_grammar(grammar: Grammar) -> None:
     reason = LLMatcher.validate_grammar(source, limits=LIMITS)
     if reason and not reason.startswith("WARNING"):
         raise rejected(grammar, reason)
+    matcher = LLMatcher(_bytes(), source, log_level=0, limits=LIMITS)
+    matcher.compute_bitmask()  # fails for a grammar that no text follows
+    if matcher.is_error():
+        raise rejected(grammar, matcher.get_error())
+
+
+@cache
+def _bytes() -> LLTokenizer:
+    """A vocabulary of bytes, with which every grammar can be followed."""
+    return LLTokenizer("byte")
 
 
 def source_of(grammar: Grammar) -> str:
@@ -40,12 +59,11 @@ def source_of(grammar: Grammar) -> str:
     try:
         match grammar.kind:
             case GrammarKind.JSON_SCHEMA:
+                schema = rewritten(grammar.text)
                 _check_divisors(grammar)
-                return LLMatcher.grammar_from_json_schema(
-                    grammar.text, overrides={"whitespace_pattern": _WHITESPACE, "lenient": False}
-                )
+                return LLMatcher.grammar_from_json_schema(schema, overrides=_JSON)
             case GrammarKind.REGEX:
-                return LLMatcher.grammar_from_regex(grammar.text)
+                return LLMatcher.grammar_from_regex(ascii_classes(grammar.text))
             case GrammarKind.CHOICE:
                 return LLMatcher.grammar_from_lark(_one_of(grammar.text))
             case GrammarKind.EBNF:
@@ -56,7 +74,10 @@ def source_of(grammar: Grammar) -> str:
 
 def rejected(grammar: Grammar, reason: str) -> GrammarError:
     """The error for a grammar that the library does not take, with the first lines of its reason."""
-    return GrammarError(f"the {_NAMES[grammar.kind]} cannot be used: {reason.strip()[:_MAX_REASON]}")
+    if "NoExtensionBias" in reason:
+        reason = "no text follows it; a definition may refer to itself without end"
+    reason = reason.partition("<non-verbose/>")[0].strip()
+    return GrammarError(f"the {_NAMES[grammar.kind]} cannot be used: {reason[:_MAX_REASON]}")
 
 
 _NAMES: Final = {
@@ -71,14 +92,11 @@ def divisors_of(grammar: Grammar) -> Iterator[int]:
     """Digits of each `multipleOf` in a schema, as integers: the lexer has a state for each remainder."""
     left = [json.loads(grammar.text)] if grammar.kind is GrammarKind.JSON_SCHEMA else []
     while left:
-        node = left.pop()
-        if isinstance(node, list):
-            left += node
-        elif isinstance(node, dict):
-            left += node.values()
-            divisor = node.get("multipleOf")
-            if isinstance(divisor, int | float):
-                yield _digits(divisor)
+        schema = left.pop()
+        if isinstance(schema, dict):
+            left += children(schema)
+            if "multipleOf" in schema:
+                yield _digits(schema["multipleOf"])
 
 
 def _check_divisors(grammar: Grammar) -> None:

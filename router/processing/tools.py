@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final
 
+from engine.grammar.json_schema.document import relocated
+
 __all__ = ["NO_TOOLS", "Tool", "ToolChoice", "ToolUse", "forced_schema"]
 
 
@@ -63,39 +65,21 @@ def forced_schema(use: ToolUse) -> dict[str, Any]:
     if use.choice is ToolChoice.NAMED:
         [tool] = use.tools
         return dict(tool.parameters)
-    definitions: dict[str, Any] = {}
-    calls = []
-    for tool in use.tools:
-        parameters = _with_own_names(dict(tool.parameters), tool.name)
-        for word in _DEFINITIONS & parameters.keys():
-            own = {f"{tool.name}.{name}": schema for name, schema in parameters.pop(word).items()}
-            definitions.setdefault(word, {}).update(own)
-        calls.append(
-            {
-                "type": "object",
-                "properties": {"name": {"const": tool.name}, "arguments": parameters},
-                "required": ["name", "arguments"],
-                "additionalProperties": False,
-            }
-        )
-    schema: dict[str, Any] = {"type": "array", "items": {"anyOf": calls}, "minItems": 1}
-    return schema | definitions | ({} if use.parallel else {"maxItems": 1})
-
-
-_DEFINITIONS: Final = frozenset({"$defs", "definitions"})
-
-
-def _with_own_names(schema: Any, owner: str) -> Any:
-    """Prefix the names of definitions by the owner's, so that several schemas can be combined."""
-    if isinstance(schema, dict):
-        return {
-            key: f"#/{value.split('/')[1]}/{owner}.{value.split('/', 2)[2]}"
-            if key == "$ref"
-            and isinstance(value, str)
-            and value.split("/")[1:2] in (["$defs"], ["definitions"])
-            else _with_own_names(value, owner)
-            for key, value in schema.items()
+    definitions = {
+        f"tool.{tool.name}": relocated(dict(tool.parameters), f"#/$defs/tool.{tool.name}")
+        for tool in use.tools
+    }
+    calls = [
+        {
+            "type": "object",
+            "properties": {
+                "name": {"const": tool.name},
+                "arguments": {"$ref": f"#/$defs/tool.{tool.name}"},
+            },
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
         }
-    if isinstance(schema, list):
-        return [_with_own_names(value, owner) for value in schema]
-    return schema
+        for tool in use.tools
+    ]
+    schema: dict[str, Any] = {"type": "array", "items": {"anyOf": calls}, "minItems": 1, "$defs": definitions}
+    return schema if use.parallel else schema | {"maxItems": 1}

@@ -11,6 +11,7 @@ from common.token_array import token_array
 from engine.core.events import EngineStats, StepMeasured
 from engine.core.request import Request
 from engine.core.sampling_params import FinishReason, PromptLogprobs, SamplingParams, TokenLogprobs
+from engine.errors import InvalidRequest
 from engine.grammar.grammar import Grammar, GrammarKind
 from kv_transfer import Peer, Ticket
 from rpc.baton.v1 import sampling_pb2, worker_pb2
@@ -48,7 +49,7 @@ _GRAMMAR_KINDS: Final[dict[sampling_pb2.GrammarKind, GrammarKind]] = {
 
 
 def sampling_from_proto(message: sampling_pb2.SamplingParams) -> SamplingParams:
-    """Values are not validated here: the router has done it."""
+    """Values are not validated here: the router has done it. Raises InvalidRequest for an unknown kind."""
     return SamplingParams(
         max_tokens=message.max_tokens,
         min_tokens=message.min_tokens,
@@ -70,11 +71,17 @@ def sampling_from_proto(message: sampling_pb2.SamplingParams) -> SamplingParams:
 
 
 def _grammar_from_proto(message: sampling_pb2.Grammar) -> Grammar:
-    return Grammar(_GRAMMAR_KINDS[message.kind], message.text)
+    kind = _GRAMMAR_KINDS.get(message.kind)
+    if kind is None:
+        raise InvalidRequest(f"this worker knows no kind of grammar {message.kind}")
+    return Grammar(kind, message.text)
 
 
 def request_from_proto(work: worker_pb2.Work, arrival: float) -> Request:
-    """A request that has not been computed yet. Costs O(prompt + output)."""
+    """A request that has not been computed yet. Costs O(prompt + output).
+
+    Raises InvalidRequest for what this version of a worker does not know.
+    """
     return Request(
         id=work.request_id,
         prompt=token_array(work.prompt),

@@ -36,14 +36,14 @@ def _schema_text(value: Any) -> Any:
     """A JSON Schema as text, in its original order, which is the order of an object's properties."""
     if isinstance(value, str | None):
         return value
-    if isinstance(value, dict):
+    if isinstance(value, dict) or value is True:
         return json.dumps(value, separators=(",", ":"))
-    raise PydanticCustomError("json_schema", "Input should be a JSON Schema: an object, or its JSON")
+    raise PydanticCustomError("json_schema", "Input should be a JSON Schema: an object or true, or its JSON")
 
 
 _Text: TypeAlias = Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR_BYTES)]
 SchemaText: TypeAlias = Annotated[
-    _Text, BeforeValidator(_schema_text, json_schema_input_type=dict[str, Any] | str)
+    _Text, BeforeValidator(_schema_text, json_schema_input_type=dict[str, Any] | Literal[True] | str)
 ]
 _Choices: TypeAlias = Annotated[list[_Text], Field(min_length=1, max_length=MAX_CHOICES)]
 

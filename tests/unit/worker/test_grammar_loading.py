@@ -24,8 +24,8 @@ class SlowCompiler:
         self.outcome: Any = None
         self.go = threading.Event()
 
-    def has(self, grammar: Grammar) -> bool:
-        return False
+    def kept(self, grammar: Grammar) -> Matcher | None:
+        return None
 
     def matcher(self, grammar: Grammar) -> Matcher:
         assert self.go.wait(20.0)
@@ -66,6 +66,17 @@ def failures(worker: Handled, session: Any) -> list[tuple[int, str]]:
     worker.outbox.flush(0)
     batches = [call.args[0] for call in session.send.call_args_list]
     return [(failed.code, failed.message) for batch in batches for failed in batch.failed]
+
+
+def test_an_unknown_kind_of_grammar_fails_its_request_and_not_the_worker(worker: Handled) -> None:
+    session = Mock()
+    worker.handler.open(session)
+    sampling = sampling_pb2.SamplingParams(max_tokens=3, grammar=sampling_pb2.Grammar(kind=77, text="a"))  # type: ignore[arg-type]
+    work = worker_pb2.Work(request_id=1, prompt=[5], sampling=sampling)
+    worker.handler.handle(session, worker_pb2.Command(submit=worker_pb2.Submit(work=work)), 0.0)
+    [(code, message)] = failures(worker, session)
+    assert (code, message) == (worker_pb2.FAILURE_CODE_INVALID, "this worker knows no kind of grammar 77")
+    assert 1 not in worker.jobs
 
 
 def test_a_request_begins_when_its_grammar_is_compiled(worker: Handled, compiler: SlowCompiler) -> None:

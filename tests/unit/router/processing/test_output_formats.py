@@ -9,6 +9,7 @@ from router.processing.output.formats import OutputFormats, ReasoningFormat, Too
 from router.processing.output.mistral import with_short_ids
 from router.processing.output.parts import Arguments, Call, Content, Reasoning
 from router.processing.tools import Tool, ToolChoice, ToolUse, forced_schema
+from tests.unit.engine.grammar.test_json_schema import says
 
 QWEN = (
     "return a json object with function name and arguments within <tool_call></tool_call> XML tags:"
@@ -77,10 +78,26 @@ def test_reasoning_that_the_template_has_opened_needs_no_tag() -> None:
 def test_the_schemas_of_several_tools_become_one_without_mixing_their_definitions() -> None:
     schema = forced_schema(ToolUse(TOOLS, ToolChoice.REQUIRED, parallel=False))
     assert schema["maxItems"] == 1
-    assert schema["$defs"] == {"b.X": {}}
     arguments = [call["properties"]["arguments"] for call in schema["items"]["anyOf"]]
-    assert arguments == [{"type": "object"}, {"$ref": "#/$defs/b.X"}]
+    assert arguments == [{"$ref": "#/$defs/tool.a"}, {"$ref": "#/$defs/tool.b"}]
+    assert schema["$defs"]["tool.a"] == {"type": "object"}
+    assert schema["$defs"]["tool.b"] == {"$ref": "#/$defs/tool.b/$defs/X", "$defs": {"X": {}}}
     assert forced_schema(ToolUse(TOOLS[:1], ToolChoice.NAMED)) == {"type": "object"}
+
+
+def test_a_forced_call_of_a_recursive_tool_has_the_tools_own_structure() -> None:
+    """`#` is the tool's schema, not the list of calls."""
+    properties = {"value": {"type": "integer"}, "left": {"$ref": "#"}, "const": {"const": {"$ref": "#"}}}
+    tools = tuple(
+        Tool(name, parameters={"type": "object", "properties": properties, "additionalProperties": False})
+        for name in ("insert", "remove")
+    )
+    schema = forced_schema(ToolUse(tools, ToolChoice.REQUIRED))
+    right = [{"name": "insert", "arguments": {"value": 1, "left": {"value": 2}, "const": {"$ref": "#"}}}]
+    assert says(schema, right)
+    assert not says(
+        schema, [{"name": "insert", "arguments": {"left": [{"name": "insert", "arguments": {}}]}}]
+    )
 
 
 def test_mistral_gets_ids_of_nine_characters_the_same_for_call_and_result() -> None:
