@@ -41,6 +41,8 @@ class WorkerConfig:
     """Ports to listen on; None: any free ones."""
     node: str = ""
     """Ray's id of its node, set by the worker itself; empty without Ray."""
+    predecessor: str = ""
+    """How the worker's previous process on this node ended, set by the worker itself; empty: not known."""
     router_certificate: bytes | None = None
     """PEM. Only the holder of its key may connect. None: no authentication, allowed on loopback only."""
     environment: Mapping[str, str] = field(default_factory=dict)

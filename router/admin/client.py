@@ -43,6 +43,8 @@ def _workers(arguments: argparse.Namespace, ask: Ask) -> None:
         state = worker["state"] + (f" ({worker['trouble']})" if worker["trouble"] else "")
         home = f"pid {worker['pid']} on {worker['host']}" if worker["pid"] else "no process"
         print(f"{worker['worker']:<12} {worker['role']:<8} {worker['requests']:>4} requests  {home}  {state}")
+        if worker["predecessor"]:
+            print(f"{'':<12} before: {worker['predecessor']}")
 
 
 def _explain(arguments: argparse.Namespace, ask: Ask) -> None:

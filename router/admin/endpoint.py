@@ -159,6 +159,7 @@ def _described(member: Member) -> dict[str, object]:
         "pid": session.info.pid if session else None,
         "host": session.info.metrics_address.rpartition(":")[0] if session else None,
         "trouble": member.trouble,
+        "predecessor": session.info.predecessor if session else "",
     }
 
 

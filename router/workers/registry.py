@@ -206,7 +206,7 @@ class Registry:
         if session.info.build != build():
             return (
                 f"it runs Baton {session.info.build or 'of another version'} and this router {build()};"
-                " install the same wheel on every machine, then start Ray and the router again (docs/deployment.md)"
+                " install the same wheel on every machine, and restart Ray and the router"
             )
         for other in self.sessions():
             if other.info.layout_hash != session.info.layout_hash:
@@ -219,7 +219,10 @@ class Registry:
 
     async def _admit(self, member: Member, session: WorkerSession) -> None:
         if member.epoch is not None and member.epoch != session.info.epoch:
-            _log.warning("%s was restarted and is back (pid %d)", session.worker_id, session.info.pid)
+            end = session.info.predecessor or "how its previous process ended is not known on this node"
+            _log.warning(
+                "%s was restarted and is back (pid %d): %s", session.worker_id, session.info.pid, end
+            )
         if self._fencing is not None:
             self._fencing.begun(session)
         session.role = member.role

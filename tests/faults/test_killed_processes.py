@@ -51,6 +51,7 @@ async def test_a_killed_worker_costs_time_and_nothing_else(
             if role == "decode":  # another one takes over; the only prefill worker has to come back first
                 assert not await service.are_all_workers_up(), "streams waited for the new worker"
             back_s = await service.all_workers_up()
+        await service.says(rf"{role}-\d was restarted and is back .* was killed, by SIGKILL", written, 5.0)
         await service.all_pages_back()
         interruptions.append(load.interruption(killed_at))
         print(

@@ -7,10 +7,12 @@ actor starts.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import os
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import ray
 
@@ -18,6 +20,7 @@ from common.progress import StageTimes
 from worker.config import WorkerConfig
 from worker.log import log_to_stderr
 from worker.network import own_address
+from worker.process.last_words import LastWords
 
 if TYPE_CHECKING:
     from worker.process.engine_loop import EngineDied
@@ -64,10 +67,12 @@ class WorkerActor:
         from worker.tensor_parallel.ray_rank_processes import rank_processes_of
 
         log_to_stderr(log_level, config.log_format)
+        self._last_words = LastWords(_file_of(config))
+        config = replace(config, predecessor=self._last_words.predecessor)
         config = replace(config, host=_host(config), node=ray.get_runtime_context().get_node_id())
         self._host = WorkerHost(
             config,
-            on_death=_end_process,
+            on_death=self._end_process,
             progress=self._on_progress,
             rank_processes=rank_processes_of(config, bundle, log_level),
         )
@@ -88,6 +93,7 @@ class WorkerActor:
 
     async def stop(self) -> None:
         """Stop the worker, but not the actor."""
+        self._last_words.say("it was stopped")
         if self._starting is not None:
             await self._host.stop()
 
@@ -95,6 +101,12 @@ class WorkerActor:
         await self._host.start()
         host = self._host
         return Listening(host.address, host.certificate, host.config.node, self._stages.until_now())
+
+    def _end_process(self, death: EngineDied) -> None:
+        """Exit, so that Ray restarts the worker with a new process."""
+        log.critical("%s; the worker exits, and Ray restarts it", death)
+        self._last_words.say(str(death))
+        asyncio.get_running_loop().call_later(_LAST_WORDS_S, os._exit, 1)
 
     def _on_progress(self, stage: str, done: int, total: int) -> None:
         self._stages.enter(stage)
@@ -107,7 +119,12 @@ def _host(config: WorkerConfig) -> str:
     return config.host or str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
 
 
-def _end_process(death: EngineDied) -> None:
-    """Exit, so that Ray restarts the worker with a new process."""
-    log.critical("%s; the worker exits, and Ray restarts it", death)
-    asyncio.get_running_loop().call_later(_LAST_WORDS_S, os._exit, 1)
+def _file_of(config: WorkerConfig) -> Path:
+    """Where this worker's processes on this node leave their last words: beside Ray's logs.
+
+    Workers of two routers may have the same name; the certificate is the router's own.
+    """
+    router = hashlib.blake2b(config.router_certificate or b"", digest_size=4).hexdigest()
+    node: Any = ray._private.worker._global_node
+    logs = Path(node.get_logs_dir_path())
+    return logs / f"baton-{config.worker_id}-{router}.end"

@@ -276,6 +276,7 @@ class WorkerHost:
                 free_bytes=_free_memory(config.engine.device),
             ),
             build=build(),
+            predecessor=config.predecessor,
         )
         log.info(info.settings)
         if transfer is not None:
