@@ -17,7 +17,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "reliability.md"
 
 @pytest.mark.thorough
 def test_fp8_weights_change_the_perplexity_by_no_more_than_their_rounding() -> None:
-    """Three bits of mantissa round each weight by 2.5% on average, which this smallest of models feels most."""
+    """Three bits of mantissa round each weight by 2.5% on average; the smallest model feels it most."""
     folder = resolve("smollm2").path
     ids = torch.tensor(AutoTokenizer.from_pretrained(folder)(DOCUMENT.read_text())["input_ids"][:2048])
 
