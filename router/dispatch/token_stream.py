@@ -19,8 +19,9 @@ from rpc.baton.v1 import sampling_pb2
 
 __all__ = ["Deliver", "DeliveryQueue", "Delta", "TextEnded", "TokenStream"]
 
-_PER_TURN: Final = 32
-"""Deliveries in a turn of the event loop; events of workers and new requests wait for one turn at most."""
+_PER_TURN: Final = 8
+"""Deliveries in a turn of the event loop. Fewer than events handled in a turn (`WorkerSession`): a busy
+router reads what has arrived before it delivers, so that tokens are merged instead of waiting in gRPC."""
 
 
 @dataclass(slots=True)
