@@ -1,0 +1,42 @@
+"""What a router is told of each token."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, cast
+
+from engine.core.events import TokenOut
+from engine.core.request import Request
+from engine.core.sampling_params import SamplingParams
+from rpc.baton.v1 import sampling_pb2, worker_pb2
+from worker.session.answers import Answers
+from worker.session.jobs import Job
+from worker.session.outbox import Outbox
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.batches: list[worker_pb2.EventBatch] = []
+
+    def send(self, batch: worker_pb2.EventBatch) -> None:
+        self.batches.append(batch)
+
+
+def test_cached_tokens_and_chunks_are_reported_with_the_first_token_and_no_other() -> None:
+    outbox, session = Outbox(), cast(Any, Recorder())
+    outbox.open(session)
+    request = Request(id=1, prompt=[1] * 9, sampling=SamplingParams(max_tokens=3), num_cached=8)
+    job = Job(request, session, 0.0, math.inf, sampling_pb2.SamplingParams())
+    job.chunks = [worker_pb2.Span(begin_s=1.0, end_s=2.0)]
+    answers = Answers(outbox, cast(Any, None))
+
+    for position in range(3):
+        answers.report(job, TokenOut(request, 7, position, None, None), None)
+    outbox.flush(0)
+
+    tokens = [token for batch in session.batches for token in batch.tokens]
+    assert [(token.position, token.cached_tokens, len(token.chunks)) for token in tokens] == [
+        (0, 8, 1),
+        (1, 0, 0),
+        (2, 0, 0),
+    ]
