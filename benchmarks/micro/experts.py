@@ -17,10 +17,13 @@ from typing import Any, Final
 
 import torch
 
-from engine.layers.experts import ExpertStack, LiveRows, Router
+from engine.layers.experts import ExpertMLP
+from engine.layers.factory import Layers
 from engine.layers.flashinfer_ops import FlashInferOps
-from engine.layers.linear_layer import PLAIN
 from engine.layers.routing import Routes
+from engine.loader.dummy_weights import fill_randomly
+from engine.models.mlp_table import mlp_names
+from engine.parallel.communicator import SINGLE_RANK
 from engine.spec.expert_spec import ExpertSpec
 from engine.spec.model_spec import ModelSpec
 
@@ -30,18 +33,19 @@ _FLOPS: Final = 680e12
 
 
 class _Layer:
-    """The parts of one expert layer, with random weights."""
+    """The parts of one expert layer, with random weights in the model's format."""
 
-    def __init__(self, hidden: int, spec: ExpertSpec) -> None:
-        self.hidden, self.spec, self.ops, self.live = hidden, spec, FlashInferOps(), LiveRows()
-        self.router = Router(hidden, spec, self.ops, self.live)
-        self.gate_up = ExpertStack(spec.count, hidden, 2 * spec.intermediate_size, PLAIN)
-        self.down = ExpertStack(spec.count, spec.intermediate_size, hidden, PLAIN)
-        for module in (self.router, self.gate_up, self.down):
-            for parameter in module.parameters():
-                parameter.data.normal_(0, 0.02)
-        self.gate_up.pack()
-        self.down.pack()
+    def __init__(self, spec: ModelSpec, experts: ExpertSpec) -> None:
+        self.hidden, self.spec, self.ops = spec.hidden_size, experts, FlashInferOps()
+        self.weight_bytes = spec.bytes_per_weight(2)
+        layers = Layers(self.ops, SINGLE_RANK, spec.quantization)
+        self.live = layers.live_rows
+        mlp = layers.mlp(spec, spec.num_layers - 1, mlp_names(spec))
+        assert isinstance(mlp, ExpertMLP)
+        fill_randomly(mlp, seed=0)
+        self.router, self.gate_up, self.down = mlp.router, mlp.gate_up, mlp.down
+        for part in (self.router, self.gate_up, self.down):
+            part.pack()
 
     def parts(self, tokens: int) -> dict[str, Callable[[], Any]]:
         """What to call for each part, in the order in which a layer computes them."""
@@ -64,7 +68,7 @@ class _Layer:
         pairs = tokens * self.spec.per_token
         matrices = 3 * self.hidden * self.spec.intermediate_size
         used = self.spec.count * (1 - (1 - 1 / self.spec.count) ** pairs)
-        return 1e3 * max(2 * used * matrices / _BYTES_PER_S, 2 * pairs * matrices / _FLOPS)
+        return 1e3 * max(self.weight_bytes * used * matrices / _BYTES_PER_S, 2 * pairs * matrices / _FLOPS)
 
 
 def _seconds(call: Callable[[], Any], repeats: int = 20) -> float:
@@ -102,11 +106,12 @@ def _print_tilings(layer: _Layer, counts: list[int]) -> None:
     import engine.kernels.grouped_matmul as kernel
 
     chosen = kernel._tiling
-    shapes = itertools.product((16, 32, 64, 128), (64, 128, 256), (64, 128), (3, 4))
+    size = 1 if layer.weight_bytes < 2 else 2
+    shapes = itertools.product((16, 32, 64, 128), (64, 128, 256)[: 1 + size], (64, 128)[2 - size :], (3, 4))
     tilings = [
         kernel._Tiling(rows, features, depth, 8 if rows * features >= 128 * 128 else 4, stages)
         for rows, features, depth, stages in shapes
-        if (rows + features) * depth * 2 * stages <= 220_000
+        if (rows + features) * depth * size * stages <= 220_000
     ]
     for tokens in counts:
         parts = layer.parts(tokens)
@@ -147,7 +152,7 @@ def main() -> None:
     torch.set_default_dtype(torch.bfloat16)
     counts = [int(tokens) for tokens in options.tokens.split(",")]
     with torch.inference_mode():
-        (_print_tilings if options.tilings else _print_parts)(_Layer(spec.hidden_size, spec.experts), counts)
+        (_print_tilings if options.tilings else _print_parts)(_Layer(spec, spec.experts), counts)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ __all__ = ["quantize_groups", "quantize_rows"]
 _FP8: Final = torch.float8_e4m3fn
 _LARGEST: Final = 448.0
 _GROUPS: Final = 16
-"""Groups that a program quantizes."""
+"""Most groups that a program quantizes."""
 
 
 def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -38,23 +38,33 @@ def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return out, scales
 
 
-def quantize_groups(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same with a scale for each 128 features: values [T, n] and scales [T, ceil(n / 128)]."""
+def quantize_groups(x: torch.Tensor, *, for_cublas: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same with a scale for each 128 features: values [T, n] and scales [T, ceil(n / 128)].
+
+    `for_cublas`: T is rounded up to a multiple of 4, undefined rows behind, and scales are stored by group.
+    """
     num_rows, size = x.shape
+    stored_rows = (num_rows + 3) // 4 * 4 if for_cublas else num_rows
     groups = triton.cdiv(size, BLOCK)
-    out = torch.empty((num_rows, size), dtype=_FP8, device=x.device)
-    scales = torch.empty((num_rows, groups), dtype=torch.float32, device=x.device)
+    out = torch.empty((stored_rows, size), dtype=_FP8, device=x.device)
+    shape = (groups, stored_rows) if for_cublas else (stored_rows, groups)
+    scales = torch.empty(shape, dtype=torch.float32, device=x.device)
+    if for_cublas:
+        scales = scales.t()
     if num_rows:
-        _quantize_groups[(num_rows, triton.cdiv(groups, _GROUPS))](
+        count = min(triton.next_power_of_2(groups), _GROUPS)
+        _quantize_groups[(num_rows, triton.cdiv(groups, count))](
             x,
             out,
             scales,
             x.stride(0),
+            scales.stride(0),
+            scales.stride(1),
             size=size,
             groups=groups,
             largest=_LARGEST,
             width=BLOCK,
-            count=_GROUPS,
+            count=count,
             num_warps=4,
         )
     return out, scales
@@ -80,6 +90,8 @@ def _quantize_groups(  # type: ignore[no-untyped-def]
     out_ptr,
     scales_ptr,
     stride,
+    scales_row,
+    scales_group,
     size: tl.constexpr,
     groups: tl.constexpr,
     largest: tl.constexpr,
@@ -94,4 +106,4 @@ def _quantize_groups(  # type: ignore[no-untyped-def]
     scale = tl.maximum(tl.max(tl.abs(x), axis=1), 1e-12) / largest
     values = tl.minimum(tl.maximum(x / scale[:, None], -largest), largest)
     tl.store(out_ptr + row * size + column, values.to(out_ptr.dtype.element_ty), mask=inside)
-    tl.store(scales_ptr + row * groups + group, scale, mask=group < groups)
+    tl.store(scales_ptr + row * scales_row + group * scales_group, scale, mask=group < groups)

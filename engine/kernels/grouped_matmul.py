@@ -57,15 +57,15 @@ def grouped_matmul(
 
     `starts` [E + 1] int32: rows starts[e] to starts[e + 1] of the result are of expert e, and those behind
     starts[E] undefined; None for one expert. `order` [P]: the result's row i is computed from row
-    order[i] // per_token of `x`; None: from row i. Scales are float32: of `x` [R] or [R, K / 128], of
-    `weight` [E, N] or [E, N / 128, K / 128]. Sums are in float32.
+    order[i] // per_token of `x`; None: from row i. Scales are float32: of `x` [R] or [R, K / 128],
+    of `weight` [E, N] or [E, N / 128, K / 128]. Sums are in float32.
     """
     num_experts, num_features, depth = weight.shape
     num_rows = len(x) if order is None else len(order)
     out = torch.empty((num_rows, num_features), dtype=dtype, device=x.device)
     if not num_rows:
         return out
-    tiling = _tiling(num_rows, num_experts, num_features, x.element_size(), scaling)
+    tiling = _tiling(num_rows, num_experts, x.element_size())
     row_tiles = triton.cdiv(num_rows, tiling.rows)
     if starts is not None:  # each expert that has rows may leave one tile incomplete
         row_tiles = min(num_rows, row_tiles + num_experts)
@@ -79,6 +79,8 @@ def grouped_matmul(
         x if weight_scale is None else weight_scale,
         num_rows,
         row_tiles,
+        0 if x_scale is None else x_scale.stride(0),
+        0 if x_scale is None else x_scale.stride(-1),
         num_features=num_features,
         depth=depth,
         num_experts=num_experts,
@@ -99,16 +101,19 @@ def grouped_matmul(
     return out
 
 
-def _tiling(num_rows: int, num_experts: int, num_features: int, size: int, scaling: Scaling) -> _Tiling:
-    """By the rows that an expert gets on average: few rows read weights, many are bound by arithmetic."""
+def _tiling(num_rows: int, num_experts: int, size: int) -> _Tiling:
+    """By the rows that an expert gets on average: few rows read weights, many are bound by arithmetic.
+
+    `size`: bytes of a value. Chosen on an H200 with the shape of Qwen3-30B-A3B (`benchmarks.micro.experts`).
+    """
     rows = num_rows / num_experts
-    depth = BLOCK if scaling is Scaling.BLOCKS else BLOCK // size
-    if rows <= 32:
-        narrow = num_rows * num_features < 132 * 16 * 128  # fewer wide tiles than the device has processors
-        return _Tiling(16 if rows <= 16 else 32, 64 if narrow else 128, depth, 4, 4)
+    if rows <= 16:
+        return _Tiling(rows=16, features=64, depth=128, warps=4, stages=3)
+    if size == 1:
+        return _Tiling(rows=64, features=128, depth=128, warps=4, stages=3)
     if rows <= 96:
-        return _Tiling(64, 128, depth, 4, 4)
-    return _Tiling(128, 128, depth, 8, 3)
+        return _Tiling(rows=64, features=128, depth=64, warps=4, stages=3)
+    return _Tiling(rows=128, features=256, depth=64, warps=8, stages=4)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -152,6 +157,8 @@ def _grouped_matmul(  # type: ignore[no-untyped-def]
     weight_scale_ptr,
     num_rows,
     row_tiles,
+    x_scale_row,
+    x_scale_group,
     num_features: tl.constexpr,
     depth: tl.constexpr,
     num_experts: tl.constexpr,
@@ -190,7 +197,10 @@ def _grouped_matmul(  # type: ignore[no-untyped-def]
     weight_ptrs = weight_ptr + (chosen * num_features + feature[None, :]) * depth + k[:, None]
     blocks: tl.constexpr = (depth + block - 1) // block
     feature_blocks: tl.constexpr = (num_features + block - 1) // block
-    weight_scales = weight_scale_ptr + (chosen * feature_blocks + feature // block) * blocks
+    # A tile lies within one block of features.
+    weight_scales = (
+        weight_scale_ptr + (chosen * feature_blocks + feature_tile * tile_features // block) * blocks
+    )
     total = tl.zeros([tile_rows, tile_features], dtype=tl.float32)
     for start in range(0, depth, tile_depth):
         if even:
@@ -201,9 +211,11 @@ def _grouped_matmul(  # type: ignore[no-untyped-def]
             a = tl.load(x_ptrs + start, mask=inside[:, None] & left[None, :], other=0.0)
             b = tl.load(weight_ptrs + start, mask=present[None, :] & left[:, None], other=0.0)
         if scaling == 2:
-            of_x = tl.load(x_scale_ptr + source * blocks + start // block, mask=inside, other=0.0)
-            of_weight = tl.load(weight_scales + start // block, mask=present, other=0.0)
-            total += tl.dot(a, b) * (of_x[:, None] * of_weight[None, :])
+            of_x = tl.load(
+                x_scale_ptr + source * x_scale_row + start // block * x_scale_group, mask=inside, other=0.0
+            )
+            of_weight = tl.load(weight_scales + start // block)
+            total += tl.dot(a, b) * (of_x * of_weight)[:, None]
         else:
             total = tl.dot(a, b, total)
     if scaling == 1:

@@ -35,13 +35,28 @@ class Router(nn.Module):
         super().__init__()
         self.weight = _float32(spec.count, features)
         self.e_score_correction_bias = _float32(spec.count) if spec.score_bias else None
+        self._dtype = torch.get_default_dtype()
+        self._rounded: Tensor | None = None
+        """The weight in the activations' dtype, where that loses nothing and products add up in float32."""
         self._spec = spec
         self._ops = ops
         self._live = live
 
+    def pack(self) -> None:
+        """Keep 16-bit weights, as most checkpoints have them: 32-bit products take 2 to 10 times as long."""
+        rounded = self.weight.detach().to(self._dtype)
+        if rounded.is_cuda and self._dtype != torch.float32 and torch.equal(rounded.float(), self.weight):
+            self._rounded = rounded
+
+    def _logits(self, x: Tensor) -> Tensor:
+        """[T, d] -> [T, E] float32"""
+        if self._rounded is None:
+            return functional.linear(x.float(), self.weight)
+        return torch.mm(x, self._rounded.t(), out_dtype=torch.float32)
+
     def forward(self, x: Tensor) -> Routes:
         """x [T, d] -> the experts of each row."""
-        logits = functional.linear(x.float(), self.weight)
+        logits = self._logits(x)
         return self._ops.route(logits, self.e_score_correction_bias, self._spec, self._live.count)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 import torch
+from torch import nn
 
 from engine.layers.fp8 import FP8
-from engine.models.base import CausalLM
 
 __all__ = ["fill_randomly"]
 
@@ -16,7 +16,7 @@ _STD: Final = 0.02
 
 
 @torch.no_grad()
-def fill_randomly(model: CausalLM, seed: int) -> None:
+def fill_randomly(model: nn.Module, seed: int) -> None:
     """Fill matrices with normal values, norms with ones, biases with zeros: activations stay in range.
 
     The same `seed` gives the same weights on the same kind of device. Tensor-parallel ranks draw the same
@@ -32,5 +32,7 @@ def fill_randomly(model: CausalLM, seed: int) -> None:
             parameter.copy_(torch.empty_like(parameter, dtype=torch.float16).normal_(generator=generator))
         elif parameter.dim() > 1:
             parameter.normal_(0.0, _STD, generator=generator)
+            if parameter.dtype == torch.float32:  # values that 16 bits hold, as in checkpoints
+                parameter.copy_(parameter.bfloat16())
         else:
             parameter.fill_(0.0 if name.endswith("bias") else 1.0)

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
-from engine.layers.experts import ExpertStack
+from engine.layers.experts import ExpertStack, Router
 from engine.layers.factory import Layers
 from engine.layers.linear_layer import Linear
 from engine.layers.modules import Embedding
@@ -68,7 +68,7 @@ class CausalLM(nn.Module, ABC):
     def pack(self) -> None:
         """Pack all weights for speed, one at a time. A head tied to the embedding becomes a copy."""
         for module in self.modules():
-            if isinstance(module, Linear | ExpertStack):
+            if isinstance(module, Linear | ExpertStack | Router):
                 module.pack()
 
     @abstractmethod

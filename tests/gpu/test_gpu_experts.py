@@ -91,6 +91,27 @@ def test_rows_are_multiplied_with_the_matrix_of_their_expert(tokens: int, depth:
     assert torch.equal(outputs, again)
 
 
+@pytest.mark.parametrize("tokens", [1, 17, 600])
+def test_a_packed_router_scores_16_bit_weights_as_32_bit_ones(tokens: int) -> None:
+    from engine.layers.experts import LiveRows, Router
+    from engine.layers.flashinfer_ops import FlashInferOps
+
+    torch.set_default_device(CUDA)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        router = Router(2048, SPECS[1], FlashInferOps(), LiveRows())
+    finally:
+        torch.set_default_device("cpu")
+        torch.set_default_dtype(torch.float32)
+    router.weight.data.normal_(0, 0.02)
+    router.weight.data.copy_(router.weight.bfloat16())
+    x = torch.randn(tokens, 2048, device=CUDA, dtype=torch.bfloat16)
+    plain = router._logits(x)
+    router.pack()
+    assert router._rounded is not None
+    torch.testing.assert_close(router._logits(x), plain, atol=1e-4, rtol=1e-5)
+
+
 def test_a_captured_layer_follows_the_number_of_live_rows() -> None:
     from engine.layers.experts import ExpertMLP, ExpertStack, LiveRows, Router
     from engine.layers.flashinfer_ops import FlashInferOps
@@ -109,6 +130,7 @@ def test_a_captured_layer_follows_the_number_of_live_rows() -> None:
         torch.set_default_dtype(torch.float32)
     for parameter in layer.parameters():
         parameter.data.normal_(0, 0.1)
+    router.pack()
     for stack in stacks:
         stack.pack()
     x = torch.randn(16, 256, device=CUDA, dtype=torch.bfloat16)

@@ -49,7 +49,7 @@ def stored(method: Fp8Rows | Fp8Blocks, *shape: int) -> dict[str, torch.Tensor]:
     return {"weight": weight, "weight_scale": scale}
 
 
-@pytest.mark.parametrize("tokens", [1, 5, 64, 1000])
+@pytest.mark.parametrize("tokens", [1, 5, 64, 67, 1000, 1023])
 @pytest.mark.parametrize(("depth", "features"), SHAPES)
 @pytest.mark.parametrize("kind", [Fp8Rows, Fp8Blocks])
 def test_products_equal_those_of_the_dequantized_values(

@@ -27,7 +27,6 @@ def engine_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--chunked-prefill-size", type=int, metavar="TOKENS", help="default: by GPU memory")
     parser.add_argument("--cuda-graph-max-bs", type=int, metavar="N", help="default: by GPU memory; 0: none")
     parser.add_argument("--cuda-graph-max-tokens", type=int, metavar="N", help="the same for mixed steps")
-    parser.add_argument("--quantization", metavar="METHOD", help="fp8: quantize bf16 weights at load")
     parser.add_argument("--no-overlap", action="store_true")
     parser.add_argument("--seed", type=int, default=1)
     sampling_arguments(parser)
