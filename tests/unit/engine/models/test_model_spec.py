@@ -104,7 +104,7 @@ def test_a_sliding_window_limits_the_context_to_where_the_answer_is_exact() -> N
         ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "'yarn'"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
-        ({"quantization_config": {"quant_method": "awq"}}, "awq"),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "bitsandbytes"),
         ({"num_key_value_heads": 5}, "num_key_value_heads=5"),
     ],
 )
