@@ -61,9 +61,15 @@ class NotBackInTime(Exception):
 class WorkerDrainer:
     """Drains, restarts and reassigns workers. Calls return when done; those for one worker run in order."""
 
-    def __init__(self, registry: Registry, evacuate: Evacuate | None = None) -> None:
-        """`evacuate` moves the running answers of a worker; None: none is moved."""
+    def __init__(
+        self, registry: Registry, evacuate: Evacuate | None = None, *, needs_roles: bool = True
+    ) -> None:
+        """`evacuate` moves the running answers of a worker; None: none is moved.
+
+        `needs_roles`: the mode needs workers of both roles; in adaptive mode a role is a preference.
+        """
         self._registry = registry
+        self._needs_roles = needs_roles
         self._evacuate = evacuate or _nothing_moves
         self._locks: dict[str, asyncio.Lock] = {}
         """By worker id: a drain that overlaps a restart would stop the restarted process."""
@@ -159,7 +165,8 @@ class WorkerDrainer:
             )
         if role == member.role:
             return
-        if not force and not any(other.role == member.role for other in self._others(member)):
+        needs_another = self._needs_roles and not force
+        if needs_another and not any(other.role == member.role for other in self._others(member)):
             raise LastWorker(
                 f"{worker_id} is the last worker of its role that is ready; --force overrides this"
             )

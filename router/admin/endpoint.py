@@ -49,6 +49,7 @@ def admin_app(
     registry: Registry,
     evacuate: Evacuate | None = None,
     *,
+    needs_roles: bool = True,
     explain: Callable[[str], Mapping[str, Any] | None] = lambda _: None,
     drain_timeout_s: float,
     startup_timeout_s: float,
@@ -61,9 +62,9 @@ def admin_app(
       `drain_timeout_s`) and `force=1`
     * POST /workers/{name}/role: query parameters `role=prefill` or `role=decode`, and `force=1`
 
-    POST requests are answered when the operation is complete. `evacuate`: see `WorkerDrainer`.
+    POST requests are answered when the operation is complete. `evacuate`, `needs_roles`: see `WorkerDrainer`.
     """
-    drainer = WorkerDrainer(registry, evacuate)
+    drainer = WorkerDrainer(registry, evacuate, needs_roles=needs_roles)
 
     async def workers(request: Request) -> Response:
         return _json([_described(member) for member in registry.members()])

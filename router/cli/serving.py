@@ -27,6 +27,7 @@ from router.cluster.placement_notice import PlacementNotice
 from router.cluster.ray_cluster import Cluster
 from router.cluster.ray_worker import RayWorker
 from router.cluster.worker_plan import WorkerPlan
+from router.config.choices import Mode
 from router.config.settings import RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher, OnEnd
 from router.dispatch.metrics import RouterMetrics
@@ -272,6 +273,7 @@ class Serving:
             admin_app(
                 registry,
                 dispatcher.evacuate,
+                needs_roles=self.config.mode is Mode.DISAGG,
                 explain=Explanation(generation, history, dispatcher.standings).find,
                 drain_timeout_s=self.config.operation.drain_timeout,
                 startup_timeout_s=self.config.cluster.startup_timeout,

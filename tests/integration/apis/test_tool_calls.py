@@ -99,7 +99,9 @@ async def test_a_required_call_is_held_to_the_tools_by_a_grammar(
     assert answer.choices[0].message.tool_calls
     schema = json.loads(frontends.dispatcher.calls[0].sampling.grammar.text)
     assert (schema["minItems"], schema["maxItems"]) == (1, 1)
-    assert schema["items"]["anyOf"][0]["properties"]["arguments"] == SCHEMA
+    [call] = schema["items"]["anyOf"]
+    name = call["properties"]["arguments"]["$ref"].removeprefix("#/$defs/")
+    assert schema["$defs"][name] == SCHEMA
 
 
 async def test_a_named_call_is_held_to_the_schema_of_its_arguments(

@@ -129,7 +129,7 @@ async def test_a_worker_changes_its_role_while_it_decodes(folder: Path, oracle: 
         slowly(served)
         asked = [asyncio.create_task(served.generate(prompt(seed), LENGTH)) for seed in range(4)]
         await until(lambda: writers(served))
-        drainer = WorkerDrainer(served.registry)
+        drainer = WorkerDrainer(served.registry, needs_roles=False)
         for role in (ROLE_PREFILL, ROLE_DECODE):
             await drainer.assign(D, role)
             assert [s.worker_id for s in served.registry.ready(role) if s.worker_id == D] == [D]
