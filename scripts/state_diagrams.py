@@ -1,4 +1,4 @@
-"""Draws the handoff's state machines into docs/reliability.md, from the tables that the code runs on.
+"""Draws the handoff's state machines into docs/handoff.md, from the tables that the code runs on.
 
 `python scripts/state_diagrams.py`
 """
@@ -13,7 +13,7 @@ from kv_transfer.handoff.receiver_states import RECEIVING
 from kv_transfer.handoff.sender_states import SENDING
 from kv_transfer.handoff.state_machine import Table
 
-DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "reliability.md"
+DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "handoff.md"
 END = "<!-- end of diagram -->"
 
 

@@ -1,4 +1,4 @@
-"""docs/reliability.md draws the state machines that run."""
+"""docs/handoff.md draws the state machines that run; the tests that docs/reliability.md names exist."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_the_state_diagrams_are_the_tables() -> None:
     assert spec.loader
     state_diagrams = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(state_diagrams)
-    document = (ROOT / "docs" / "reliability.md").read_text()
+    document = (ROOT / "docs" / "handoff.md").read_text()
     assert state_diagrams.with_diagrams(document) == document, "run: python scripts/state_diagrams.py"
 
 
