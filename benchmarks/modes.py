@@ -16,7 +16,7 @@ all modes. Arrivals are a Poisson process (open loop), and every run starts with
 --against measures OpenAI servers that are already running, also of other systems, with the same requests.
 
 Goodput counts answers that met the objective: first token within --ttft seconds, tokens after it every --tpot
-seconds in the mean, and none later than --pause seconds after the one before. --second-objective judges the
+seconds on average, and none later than --pause seconds after the one before. --second-objective judges the
 same answers by other bounds, too, into NAME-2. "came" is the rate of the
 requests that were sent: a short draw of a Poisson process has another rate than its mean. Figures are means
 over the seeds, with the lowest and the highest in brackets.

@@ -70,7 +70,7 @@ class Ops:
         heads.copy_(self.rms_norm(heads, weight, eps))
 
     def route(self, logits: Tensor, bias: Tensor | None, spec: ExpertSpec, live: Tensor) -> Routes:
-        """`routing.route`. `live` [1]: the rows of `logits` behind so many are padding."""
+        """`routing.route`. `live` [1]: how many rows of `logits` are tokens; the rest is padding."""
         return route(logits, bias, spec)
 
     def weighted_sum(self, outputs: Tensor, routes: Routes) -> Tensor:

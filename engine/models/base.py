@@ -50,7 +50,7 @@ class CausalLM(nn.Module, ABC):
         """Final hidden states [T, d] of tokens `input_ids` [T] at absolute `positions` [T]."""
 
     def expect(self, rows: int) -> None:
-        """Before a forward pass, also one by a CUDA graph: so many of its rows are tokens, the rest padding.
+        """Set how many rows of the next forward pass are tokens; the rest is padding of a CUDA graph.
 
         Enqueued on the device, for models that have experts.
         """

@@ -63,7 +63,7 @@ class RayWorker:
         self._node = ""
         """Of the last incarnation that answered."""
         self._silent_s = 0.0
-        """Waited in vain for an answer since Ray last failed to reach the node. A sum of waits: time in which
+        """Seconds without an answer since Ray last failed to reach the node. A sum of waits: time in which
         this router was stopped does not count."""
         self._replacing = asyncio.Lock()
         self._was_up = False

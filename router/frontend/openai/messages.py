@@ -29,7 +29,7 @@ class TextPart(BaseModel):
     prompt_cache_breakpoint: dict[str, Any] | None = None
     """No effect: prefixes are cached without marks."""
     cache_control: dict[str, Any] | None = None
-    """Anthropic's, without effect likewise."""
+    """Anthropic's; no effect."""
 
 
 _PART_FIELDS: Final = frozenset(TextPart.model_fields)
