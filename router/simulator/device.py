@@ -25,12 +25,12 @@ _MATRICES: Final = (
     (16_384, 371.0e-3),
 )
 """Seconds of all matrix products of a step, by number of rows. Up to 512: steps measured in the engine
-(`benchmarks.gpu_decode`, step 43 of benchmarks/NOTES.md), less the other terms of `DeviceCosts`."""
+(`benchmarks.gpu_decode`), less the other terms of `DeviceCosts`."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceCosts:
-    """Seconds. The defaults are Llama-3.1-8B's shape on an H200 (see `benchmarks/NOTES.md`)."""
+    """Seconds. The defaults are Llama-3.1-8B's shape on an H200."""
 
     matrices: tuple[tuple[int, float], ...] = _MATRICES
     """Rows and seconds, interpolated between; fewer rows take as long as the first."""
