@@ -125,7 +125,7 @@ def test_an_unknown_argument_is_a_type_error_that_suggests(name: str, words: lis
         ({"max_num_seqs": 0}, ["--max-running-requests 0", "max_num_seqs is --max-running-requests here"]),
         ({"max_num_batched_tokens": "many"}, ["max_num_batched_tokens", "'many' is not a whole number"]),
         ({"preset": "orca"}, ["preset", "'orca' is not one of baton, sglang"]),
-        ({"quantization": "fp8"}, ["--quantization: "]),
+        ({"quantization": "int3"}, ["quantization", "'int3' is not one of"]),
         ({"block_size": 32, "page_size": 16}, ["are one setting here"]),
         ({"tensor_parallel_size": 2}, ["one process"]),
     ],
