@@ -139,7 +139,7 @@ def test_connections_of_slow_senders_are_closed_and_other_clients_are_not_affect
 ) -> None:
     monkeypatch.setattr(BoundedProtocol, "arrival_s", 1.5)
     post = b"POST /v1/completions HTTP/1.1\r\n"
-    json_body = b"content-type: application/json\r\ncontent-length: 99\r\n\r\n{"
+    json_body = b"host: localhost\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n{"
     trickles = [(b"G", b""), (post, b"x"), (post + json_body, b" ")]
     with ExitStack() as stack:
         http = stack.enter_context(httpx.Client(base_url=frontends.url, timeout=30))

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from types import TracebackType
 from typing import IO, Self
 
@@ -134,7 +135,11 @@ class BatonServer:
 
 
 def free_port() -> int:
-    """A free port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A free port whose successor, by default the admin port, is free too."""
+    while True:
+        with socket.socket() as probe, socket.socket() as successor:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+            with suppress(OSError, OverflowError):
+                successor.bind(("127.0.0.1", port + 1))
+                return port

@@ -148,8 +148,8 @@ async def test_explain_shows_when_how_often_why_and_for_how_long_a_request_was_p
         [submitted] = worker.commands("submit")
         here = {"request_id": submitted.submit.work.request_id}
 
-        worker.say(preempted=[{**here, "reason": "pages"}])
         worker.report(waiting=1, waits_for="slots")
+        worker.say(preempted=[{**here, "reason": "pages"}])
         found = await opened.until("mine", "preempted")
         lines = list(explained(found))
         assert lines[1] == "  now: preempted, in the queue of decode-0 again, 0 tokens so far"
