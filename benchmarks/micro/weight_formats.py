@@ -15,9 +15,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from engine.layers.fp8 import Fp8Blocks, Fp8Rows
+from engine.layers.formats.fp8 import Fp8Blocks, Fp8Rows
+from engine.layers.formats.int4_gpu import Int4OnGpu, interleaved
 from engine.layers.grouped_gpu import GroupedWeight
-from engine.layers.int4_gpu import Int4OnGpu, interleaved
 from engine.layers.linear_layer import Linear, LinearMethod
 from engine.layers.ops import Ops
 from engine.layers.routing import Routes

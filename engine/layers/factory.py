@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from torch import nn
 
 from engine.layers.experts import ExpertMLP, ExpertStack, LiveRows, Router
-from engine.layers.formats import method_of
+from engine.layers.formats.choose import method_of
 from engine.layers.linear_layer import PLAIN, Linear, LinearMethod
 from engine.layers.mlp import GatedMLP, MlpNames
 from engine.layers.modules import AllHeadsNorm, Embedding, GateUp, HeadNorm, RMSNorm

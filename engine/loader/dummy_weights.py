@@ -7,7 +7,7 @@ from typing import Final
 import torch
 from torch import nn
 
-from engine.layers.fp8 import FP8
+from engine.layers.formats.fp8 import FP8
 
 __all__ = ["fill_randomly"]
 

@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 import torch
 
-from engine.layers.fp8 import FP8, Fp8Blocks, Fp8Rows, row_scales
+from engine.layers.formats.fp8 import FP8, Fp8Blocks, Fp8Rows, row_scales
 from engine.layers.linear_layer import Linear, LinearMethod
 from engine.layers.routing import Routes, route
 from engine.spec.expert_spec import ExpertSpec

@@ -37,7 +37,7 @@ def close(products: torch.Tensor, expected: torch.Tensor) -> None:
 def test_products_equal_those_of_the_dequantized_values(
     depth: int, features: int, group: int, tokens: int
 ) -> None:
-    from engine.layers.int4_gpu import Int4OnGpu, interleaved
+    from engine.layers.formats.int4_gpu import Int4OnGpu, interleaved
 
     parts = stored(features, depth, group=group)
     method = Int4OnGpu(*(part.unsqueeze(0) for part in interleaved(*parts)))
@@ -48,7 +48,7 @@ def test_products_equal_those_of_the_dequantized_values(
 
 @pytest.mark.parametrize("tokens", [1, 7, 100, 2000])
 def test_experts_products_equal_those_of_the_dequantized_values(tokens: int) -> None:
-    from engine.layers.int4_gpu import GroupedInt4, interleaved
+    from engine.layers.formats.int4_gpu import GroupedInt4, interleaved
 
     parts = stored(8, 768, 1024, group=128)
     spec = ExpertSpec(count=8, per_token=2, intermediate_size=8)

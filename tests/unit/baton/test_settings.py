@@ -10,7 +10,7 @@ from baton import LLM
 from baton.settings import ARGUMENTS, config_of
 from engine.config import Batching, Policy
 from engine.presets import Preset
-from router.config.flags.command_line import parse
+from router.config.flags.command_line import ConfigError, parse
 from router.config.flags.foreign_flags import TRANSLATIONS, Renamed, Switch, Unavailable
 from router.config.option import flag_name
 from router.config.settings import Device, Dtype, RouterConfig
@@ -95,7 +95,7 @@ def ended(make: Any) -> object:
     """The configuration apart from the bound of the queue; or that it was refused."""
     try:
         found = make()
-    except Exception:
+    except (ConfigError, TypeError, ValueError):
         return "refused"
     return {n: s.of(found) for n, s in SETTINGS.items() if n != "max_queued_requests"}
 

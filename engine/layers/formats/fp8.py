@@ -9,8 +9,8 @@ from typing import ClassVar, Final
 import torch
 from torch import Tensor, nn
 
+from engine.layers.formats.quantized import QuantizedWeight
 from engine.layers.linear_layer import GroupedProduct, LinearMethod, Slot
-from engine.layers.quantized import QuantizedWeight
 from engine.spec.quantization import FP8_BLOCK
 
 __all__ = ["FP8", "Fp8Blocks", "Fp8Rows", "row_scales"]
@@ -72,7 +72,7 @@ class Fp8Rows(QuantizedWeight):
         weight, scale = stored["weight"], stored["weight_scale"]
         if not has_kernels(weight) or self.dtype == torch.float32:
             return None
-        from engine.layers.fp8_gpu import Fp8RowsOnGpu  # Triton ships only with torch's CUDA builds
+        from engine.layers.formats.fp8_gpu import Fp8RowsOnGpu  # Triton ships only with torch's CUDA builds
 
         return Fp8RowsOnGpu(weight, scale)
 
@@ -80,7 +80,7 @@ class Fp8Rows(QuantizedWeight):
         weight, scale = stored["weight"], stored["weight_scale"]
         if not has_kernels(weight) or self.dtype == torch.float32:
             return None
-        from engine.layers.fp8_gpu import GroupedFp8Rows
+        from engine.layers.formats.fp8_gpu import GroupedFp8Rows
 
         return GroupedFp8Rows(weight, scale)
 
@@ -122,7 +122,7 @@ class Fp8Blocks(QuantizedWeight):
         weight, scale = stored["weight"], stored["weight_scale"]
         if not has_kernels(weight) or self.dtype == torch.float32:
             return None
-        from engine.layers.fp8_gpu import Fp8BlocksOnGpu
+        from engine.layers.formats.fp8_gpu import Fp8BlocksOnGpu
 
         return Fp8BlocksOnGpu(weight, scale)
 
@@ -130,6 +130,6 @@ class Fp8Blocks(QuantizedWeight):
         weight, scale = stored["weight"], stored["weight_scale"]
         if not has_kernels(weight) or self.dtype == torch.float32:
             return None
-        from engine.layers.fp8_gpu import GroupedFp8Blocks
+        from engine.layers.formats.fp8_gpu import GroupedFp8Blocks
 
         return GroupedFp8Blocks(weight, scale)

@@ -9,8 +9,8 @@ from typing import ClassVar, Final
 import torch
 from torch import Tensor, nn
 
+from engine.layers.formats.quantized import QuantizedWeight
 from engine.layers.linear_layer import GroupedProduct, LinearMethod, Slot
-from engine.layers.quantized import QuantizedWeight
 from engine.spec.quantization import Int4Packing
 
 __all__ = ["Int4Groups"]
@@ -98,7 +98,10 @@ class Int4Groups(QuantizedWeight):
     def on_device(self, stored: Mapping[str, Tensor]) -> LinearMethod | None:
         if not self._has_kernel(stored):
             return None
-        from engine.layers.int4_gpu import Int4OnGpu, interleaved  # Triton: only in torch's CUDA builds
+        from engine.layers.formats.int4_gpu import (  # Triton: only in torch's CUDA builds
+            Int4OnGpu,
+            interleaved,
+        )
 
         return Int4OnGpu(
             *(
@@ -110,7 +113,7 @@ class Int4Groups(QuantizedWeight):
     def grouped_on_device(self, stored: Mapping[str, Tensor]) -> GroupedProduct | None:
         if not self._has_kernel(stored):
             return None
-        from engine.layers.int4_gpu import GroupedInt4, interleaved
+        from engine.layers.formats.int4_gpu import GroupedInt4, interleaved
 
         return GroupedInt4(*interleaved(self.values(stored), self.zeros(stored), stored["scale"]))
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from engine.kernels.int4_matmul import int4_matmul
+from engine.layers.formats.quantized import PackedMethod
 from engine.layers.linear_layer import Linear
-from engine.layers.quantized import PackedMethod
 from engine.layers.routing import Routes
 
 __all__ = ["GroupedInt4", "Int4OnGpu", "interleaved"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from engine.layers.fp8 import Fp8Blocks, Fp8Rows
-from engine.layers.int4 import Int4Groups
+from engine.layers.formats.fp8 import Fp8Blocks, Fp8Rows
+from engine.layers.formats.int4 import Int4Groups
 from engine.layers.linear_layer import LinearMethod
 from engine.spec.quantization import Quantization, WeightFormat
 

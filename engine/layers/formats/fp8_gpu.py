@@ -11,8 +11,8 @@ from torch import Tensor
 from engine.kernels.fp8_quantize import quantize_groups, quantize_rows
 from engine.kernels.grouped_matmul import Scaling, grouped_matmul
 from engine.kernels.matvec import fp8_matvec, suits_fp8
+from engine.layers.formats.quantized import PackedMethod
 from engine.layers.linear_layer import Linear
-from engine.layers.quantized import PackedMethod
 from engine.layers.routing import Routes
 
 __all__ = ["Fp8BlocksOnGpu", "Fp8RowsOnGpu", "GroupedFp8Blocks", "GroupedFp8Rows"]
