@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from engine.spec.architectures import ARCHITECTURES, Config, QKNorm, architecture_of
+from engine.spec.attention_spec import AttentionSpec
 from engine.spec.errors import UnsupportedModel
 from engine.spec.expert_spec import ExpertSpec
 from engine.spec.quantization import ONLINE_FP8, Quantization
@@ -42,6 +43,7 @@ class ModelSpec:
     gated_mlp: bool = True
     """Whether the MLP has a gate, and so three matrices, or only two."""
     qk_norm: QKNorm | None = None
+    attention: AttentionSpec = field(default_factory=AttentionSpec)
     experts: ExpertSpec | None = None
     """Experts in place of the MLPs, `intermediate_size` being that of the layers that keep one."""
     num_draft_layers: int = 0
@@ -56,6 +58,11 @@ class ModelSpec:
         if self.num_heads % self.num_kv_heads:
             heads = f"num_attention_heads={self.num_heads}, num_key_value_heads={self.num_kv_heads}"
             raise UnsupportedModel(f"{heads}: query heads must divide evenly among the key heads")
+        windows = self.attention.windows
+        if windows and len(windows) != self.num_layers:
+            raise UnsupportedModel(
+                f"{len(windows)} layers have a window or none, of {self.num_layers} layers"
+            )
 
     @property
     def q_size(self) -> int:
@@ -127,6 +134,10 @@ class ModelSpec:
     @property
     def _dense_layers(self) -> int:
         return self.num_layers if self.experts is None else len(self.experts.dense_layers)
+
+    def window(self, layer: int) -> int | None:
+        """How many tokens a token attends to in this layer, itself included; None: all of its context."""
+        return self.attention.window(layer)
 
     def has_experts(self, layer: int) -> bool:
         return self.experts is not None and layer not in self.experts.dense_layers

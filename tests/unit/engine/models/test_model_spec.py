@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from engine.spec.attention_spec import AttentionSpec
 from engine.spec.errors import UnsupportedModel
 from engine.spec.model_spec import ModelSpec
 from engine.spec.rope_spec import RopeScaling
@@ -136,6 +138,16 @@ def test_a_broken_config_is_refused_with_its_path(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(UnsupportedModel, match=r"config\.json is not valid JSON"):
         ModelSpec.from_folder(tmp_path)
+
+
+def test_windows_are_given_for_every_layer_or_for_none() -> None:
+    llama = ModelSpec.from_config(LLAMA | {"num_hidden_layers": 3})
+    assert [llama.window(layer) for layer in range(3)] == [None] * 3
+
+    windowed = replace(llama, attention=AttentionSpec(windows=(4096, None, 4096)))
+    assert [windowed.window(layer) for layer in range(3)] == [4096, None, 4096]
+    with pytest.raises(UnsupportedModel, match="2 layers have a window or none, of 3 layers"):
+        replace(llama, attention=AttentionSpec(windows=(4096, None)))
 
 
 def test_the_router_can_read_a_spec_without_loading_torch() -> None:
