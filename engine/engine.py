@@ -15,7 +15,7 @@ from typing import Final
 from engine.config import EngineConfig
 from engine.core.events import EngineStats, Occupancy, StepMeasured, StepOutput, TokenOut
 from engine.core.kv_manager import KVManager, Reservation
-from engine.core.plan import Chunk, StepPlan
+from engine.core.plan import Chunk, ChunkKind, StepPlan
 from engine.core.request import Request
 from engine.core.sampling_params import FinishReason, PromptLogprobs, TokenLogprobs
 from engine.core.waits import WaitReason
@@ -314,7 +314,7 @@ class Engine:
             sampled += chunk.samples
             if chunk.num_scored:
                 self._score(request, next(scores), output)
-            if chunk.length > 1:
+            if chunk.kind is ChunkKind.PREFILL:
                 self._prompt_tokens += chunk.length
             if chunk.samples and sampled in result.errors:
                 self._fail(request, result.errors[sampled], output)

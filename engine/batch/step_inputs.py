@@ -74,7 +74,7 @@ class StepWriter:
         """The pages last written for each slot."""
 
     def write(self, plan: StepPlan) -> StepInputs:
-        requests, slots, starts, lengths, outputs, scored, _ = zip(*plan.chunks, strict=True)
+        requests, slots, starts, lengths, outputs, scored, *_ = zip(*plan.chunks, strict=True)
         moved = [
             (slot, request.pages.copy())
             for request, slot in zip(requests, slots, strict=True)

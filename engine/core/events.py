@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from engine.core.plan import StepPlan
+from engine.core.plan import ChunkKind, StepPlan
 from engine.core.request import Request, TokenId
 from engine.core.sampling_params import FinishReason, PromptLogprobs, TokenLogprobs
 from engine.core.waits import WaitReason
@@ -43,8 +43,8 @@ class StepMeasured:
     @classmethod
     def of(cls, plan: StepPlan, seconds: float) -> StepMeasured:
         """O(chunks)."""
-        prompts = [chunk for chunk in plan.chunks if chunk.length > 1]
-        decodes = [chunk for chunk in plan.chunks if chunk.length == 1]
+        prompts = [chunk for chunk in plan.chunks if chunk.kind is ChunkKind.PREFILL]
+        decodes = [chunk for chunk in plan.chunks if chunk.kind is not ChunkKind.PREFILL]
         return cls(
             prompt_tokens=sum(chunk.length for chunk in prompts),
             attention_pairs=sum(chunk.length * (chunk.start + chunk.length / 2) for chunk in prompts),

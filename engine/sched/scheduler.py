@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from engine.config import Batching, Policy, SchedulerConfig
 from engine.core.kv_manager import KVManager
-from engine.core.plan import Chunk, StepPlan, chunk_of
+from engine.core.plan import Chunk, ChunkKind, StepPlan, chunk_of
 from engine.core.request import PENDING, Request
 from engine.core.sampling_params import FinishReason
 from engine.core.waits import WaitReason
@@ -169,11 +169,12 @@ class Scheduler:
 
     def complete(self, chunk: Chunk) -> None:
         """A chunk's step has run: its KV is in the pool."""
-        if chunk.length > 1 and self._in_flight:
+        is_prompt = chunk.kind is ChunkKind.PREFILL
+        if is_prompt and self._in_flight:
             self._in_flight.discard(chunk.request, chunk.start)
         request = chunk.request
         is_running = request.slot >= 0 and request.admissions == chunk.admission
-        if is_running and chunk.length > 1:  # else it was preempted or has ended meanwhile
+        if is_running and is_prompt:  # else it was preempted or has ended meanwhile
             self.kv.store(request, chunk.end)
 
     def observe(self, cost: float, seconds: float) -> None:
@@ -212,7 +213,8 @@ class Scheduler:
         )
         self._note_waits(step, now)
         # Attention runs chunks and decodes through different kernels; see Batch.
-        step.chunks = [c for c in prompts if c.length > 1] + [c for c in prompts if c.length == 1] + decodes
+        prompts.sort(key=_is_single)
+        step.chunks = prompts + decodes
         return step
 
     # ---------------------------------------------------------------------------- decodes
@@ -258,12 +260,14 @@ class Scheduler:
 
     def _decode(self, ready: list[Request]) -> list[Chunk]:
         """Plan every running request with one token to compute; decodes are never starved."""
-        chunks = []
+        chunks, kind = [], ChunkKind.DECODE
         for request in ready:
             if request.slot < 0:
                 continue  # preempted for a more urgent one
             start, output = request.num_computed, request.output
-            chunks.append(chunk_of((request, request.slot, start, 1, len(output), 0, request.admissions)))
+            chunks.append(
+                chunk_of((request, request.slot, start, 1, len(output), 0, request.admissions, kind))
+            )
             request.num_computed = start + 1
             output.append(PENDING)
         return chunks
@@ -306,7 +310,8 @@ class Scheduler:
     def _chunk(self, request: Request, length: int) -> Chunk:
         """Plan the next `length` tokens of a prompt, and advance it as if they were computed."""
         start = request.num_computed
-        if length > 1 and self._shares_prefixes:
+        kind = ChunkKind.PREFILL if length > 1 else ChunkKind.DECODE
+        if kind is ChunkKind.PREFILL and self._shares_prefixes:
             self._in_flight.add(request, start)
         request.num_computed += length
         output_index = None
@@ -314,7 +319,7 @@ class Scheduler:
             output_index = len(request.output)
             request.output.append(PENDING)
         scored = max(min(start + length, request.scores_until) - max(start, request.num_scored), 0)
-        return Chunk(request, request.slot, start, length, output_index, scored, request.admissions)
+        return Chunk(request, request.slot, start, length, output_index, scored, request.admissions, kind)
 
     def _note_waits(self, step: StepPlan, now: float) -> None:
         reason, waiting = self._admission.stopped_by, self.waiting
@@ -324,6 +329,10 @@ class Scheduler:
             overtook = max(request.number for request in step.started) > waiting.oldest
             reason = WaitReason.POLICY if overtook else reason
         self._queues.waits.planned(reason, now)
+
+
+def _is_single(chunk: Chunk) -> bool:
+    return chunk.kind is ChunkKind.DECODE
 
 
 def _waiting_queue(config: SchedulerConfig, kv: KVManager, rules: PolicyRules) -> WaitingQueue:

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Final
 
-from engine.core.plan import StepPlan
+from engine.core.plan import ChunkKind, StepPlan
 from router.placement import StepWork
 
 __all__ = ["H200_8B", "DeviceCosts", "work_of"]
@@ -66,7 +66,7 @@ def work_of(plan: StepPlan) -> StepWork:
     prompt_tokens = decodes = context = 0
     attention = 0.0
     for chunk in plan.chunks:
-        if chunk.length > 1:
+        if chunk.kind is ChunkKind.PREFILL:
             prompt_tokens += chunk.length
             attention += StepWork.attention_of(chunk.start, chunk.length)
         else:

@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 from engine.config import PATIENCE, Policy, SchedulerConfig
 from engine.core.kv_manager import KVManager, Reservation
-from engine.core.plan import Chunk, StepPlan
+from engine.core.plan import Chunk, ChunkKind, StepPlan
 from engine.core.request import Request
 from engine.core.sampling_params import FinishReason
 from engine.sched.itl_controller import PromptCost
@@ -220,7 +220,7 @@ class SimWorker:
 
     def _finish_chunk(self, chunk: Chunk, at: float, report: StepReport) -> None:
         request = chunk.request
-        if chunk.length > 1:
+        if chunk.kind is ChunkKind.PREFILL:
             self.scheduler.complete(chunk)
             self._listener.computed(self, request, chunk.end, at)
         if chunk.output_index is None:

@@ -17,7 +17,7 @@ from benchmarks.lib.engines.step_fit import LinearSteps
 from benchmarks.lib.load.client import Record
 from benchmarks.lib.load.workload import Work
 from engine.config import EngineConfig
-from engine.core.plan import StepPlan
+from engine.core.plan import ChunkKind, StepPlan
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
 from engine.device.defaults import GPU_TOKEN_TILE
@@ -84,8 +84,8 @@ class Costs:
         """Of the device."""
         if self.fitted is not None:
             return self.fitted.seconds(plan)
-        contexts = sum(chunk.end for chunk in plan.chunks if chunk.length == 1)
-        prompts = [chunk for chunk in plan.chunks if chunk.length > 1]
+        contexts = sum(chunk.end for chunk in plan.chunks if chunk.kind is not ChunkKind.PREFILL)
+        prompts = [chunk for chunk in plan.chunks if chunk.kind is ChunkKind.PREFILL]
         pairs = sum(StepWork.attention_of(chunk.start, chunk.length) for chunk in prompts)
         rows = -(-plan.num_tokens // _PADDING) * _PADDING
         seconds = max(self.weights, self.row * rows) + self.step
