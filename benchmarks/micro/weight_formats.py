@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Final
 
 import torch
 from torch import Tensor
 
+from engine.kernels.packed4 import Packed4, packed4_matmul, packed4_matvec
 from engine.layers.formats.fp8 import Fp8Blocks, Fp8Rows
-from engine.layers.formats.int4_gpu import Int4OnGpu, interleaved
+from engine.layers.formats.packed4_gpu import Packed4OnGpu, interleaved
 from engine.layers.grouped_gpu import GroupedWeight
 from engine.layers.linear_layer import Linear, LinearMethod
 from engine.layers.ops import Ops
@@ -25,6 +27,7 @@ from engine.spec.expert_spec import ExpertSpec
 
 _BYTES: Final = 400 << 20
 """Weights that a graph reads: several times the cache."""
+_FEW_ROWS: Final = 16
 _DENSE: Final = "4096x6144,4096x4096,4096x28672,14336x4096"
 """Llama-3.1-8B's."""
 
@@ -65,14 +68,19 @@ def _applied(method: LinearMethod | None) -> Product:
     return lambda x: method.apply(layer, x, None)
 
 
-def _dense(weights: list[Tensor]) -> Iterator[tuple[str, list[Product]]]:
+def _dense(weights: list[Tensor], rows: int) -> Iterator[tuple[str, list[Product]]]:
     bf16 = torch.bfloat16
     yield "bf16 (cuBLAS, matvec)", [_plain(weight) for weight in weights]
-    rows = [Fp8Rows(bf16).on_device(_scaled(weight, blocks=False)) for weight in weights]
-    yield "fp8 rows", [_applied(method) for method in rows]
+    per_row = [Fp8Rows(bf16).on_device(_scaled(weight, blocks=False)) for weight in weights]
+    yield "fp8 rows", [_applied(method) for method in per_row]
     blocks = [_scaled(weight, blocks=True) for weight in weights]
     yield "fp8 blocks, ours", [_applied(Fp8Blocks(bf16).on_device(stored)) for stored in blocks]
-    yield "4-bit, groups of 128", [_int4(weight) for weight in weights]
+    int4 = [_int4(weight) for weight in weights]
+    yield "4-bit, groups of 128", [_applied(method) for method in int4]
+    if rows <= _FEW_ROWS:
+        yield "4-bit, each row a vector", [partial(_by_vectors, method.packed) for method in int4]
+    yield "4-bit, expanded in tiles", [partial(_in_tiles, method.packed) for method in int4]
+    yield "4-bit, expanded for cuBLAS", [method.by_cublas for method in int4]
     try:
         from flashinfer.gemm import fp8_blockscale_gemm_sm90  # compiled at first use: minutes
     except ImportError:
@@ -88,12 +96,20 @@ def _dense(weights: list[Tensor]) -> Iterator[tuple[str, list[Product]]]:
     )
 
 
-def _int4(weight: Tensor) -> Product:
+def _by_vectors(packed: Packed4, x: Tensor) -> Tensor:
+    return packed4_matvec(x, packed, None)
+
+
+def _in_tiles(packed: Packed4, x: Tensor) -> Tensor:
+    return packed4_matmul(x, packed)
+
+
+def _int4(weight: Tensor) -> Packed4OnGpu:
     rows, columns = weight.shape
     values = torch.randint(0, 16, weight.shape, dtype=torch.uint8, device=weight.device)
     scale = torch.full((rows, columns // 128), 0.004, device=weight.device)
     parts = interleaved(values, torch.full_like(scale, 8), scale)
-    return _applied(Int4OnGpu(*(part.unsqueeze(0) for part in parts)))
+    return Packed4OnGpu(parts)
 
 
 def _plain(weight: Tensor) -> Product:
@@ -148,7 +164,7 @@ def _candidates(
         weights = [
             torch.randn(features, depth, device="cuda", dtype=torch.bfloat16) * 0.02 for _ in range(count)
         ]
-        yield from _dense(weights)
+        yield from _dense(weights, rows)
         return
     of_all, per_token = (int(number) for number in experts.split(":"))
     spec = ExpertSpec(count=of_all, per_token=per_token, intermediate_size=features)

@@ -10,10 +10,11 @@ import triton.language as tl
 
 from engine.kernels.grouped_matmul import BLOCK
 
-__all__ = ["quantize_groups", "quantize_rows"]
+__all__ = ["LARGEST", "quantize_groups", "quantize_rows", "quantized", "scale_of"]
 
 _FP8: Final = torch.float8_e4m3fn
-_LARGEST: Final = 448.0
+LARGEST: Final = 448.0
+"""Of e4m3."""
 _GROUPS: Final = 16
 """Most groups that a program quantizes."""
 
@@ -31,7 +32,7 @@ def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             scales,
             x.stride(0),
             size=size,
-            largest=_LARGEST,
+            largest=LARGEST,
             block=block,
             num_warps=max(1, min(16, block // 512)),
         )
@@ -62,12 +63,24 @@ def quantize_groups(x: torch.Tensor, *, for_cublas: bool = False) -> tuple[torch
             scales.stride(1),
             size=size,
             groups=groups,
-            largest=_LARGEST,
+            largest=LARGEST,
             width=BLOCK,
             count=count,
             num_warps=4,
         )
     return out, scales
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def scale_of(high, largest: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The scale of values whose largest magnitude is `high`."""
+    return tl.maximum(high, 1e-12) / largest
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def quantized(x, scale, largest: tl.constexpr):  # type: ignore[no-untyped-def]
+    """`x` float32 in units of `scale`, rounded to e4m3."""
+    return tl.minimum(tl.maximum(x * (1.0 / scale), -largest), largest).to(tl.float8e4nv)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -78,9 +91,8 @@ def _quantize_rows(  # type: ignore[no-untyped-def]
     column = tl.arange(0, block)
     inside = column < size
     x = tl.load(x_ptr + row * stride + column, mask=inside, other=0.0).to(tl.float32)
-    scale = tl.maximum(tl.max(tl.abs(x), axis=0), 1e-12) / largest
-    values = tl.minimum(tl.maximum(x / scale, -largest), largest)
-    tl.store(out_ptr + row * size + column, values.to(out_ptr.dtype.element_ty), mask=inside)
+    scale = scale_of(tl.max(tl.abs(x), axis=0), largest)
+    tl.store(out_ptr + row * size + column, quantized(x, scale, largest), mask=inside)
     tl.store(scales_ptr + row, scale)
 
 
@@ -103,7 +115,6 @@ def _quantize_groups(  # type: ignore[no-untyped-def]
     column = group[:, None] * width + tl.arange(0, width)[None, :]
     inside = column < size
     x = tl.load(x_ptr + row * stride + column, mask=inside, other=0.0).to(tl.float32)
-    scale = tl.maximum(tl.max(tl.abs(x), axis=1), 1e-12) / largest
-    values = tl.minimum(tl.maximum(x / scale[:, None], -largest), largest)
-    tl.store(out_ptr + row * size + column, values.to(out_ptr.dtype.element_ty), mask=inside)
+    scale = scale_of(tl.max(tl.abs(x), axis=1), largest)
+    tl.store(out_ptr + row * size + column, quantized(x, scale[:, None], largest), mask=inside)
     tl.store(scales_ptr + row * scales_row + group * scales_group, scale, mask=group < groups)

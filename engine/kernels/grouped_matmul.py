@@ -1,10 +1,4 @@
-"""Matrix products of rows with the matrices of their experts, in one launch and without the host.
-
-Rows are ordered by expert. A program computes a tile of one expert's rows; which, it finds by counting the
-tiles of the experts before. The grid is the largest that any distribution of the rows needs, and programs
-behind the last tile end at once, so the launch does not depend on the routes and can be captured in a graph.
-A plain product is the case of one expert. (The idea of tiles per expert is vLLM's fused_moe.)
-"""
+"""Matrix products of rows with the matrices of their experts, in one launch and without the host."""
 
 from __future__ import annotations
 
@@ -15,12 +9,12 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = ["BLOCK", "Scaling", "grouped_matmul", "locate_tile"]
+from engine.kernels.expert_tiles import SWIZZLE, place_of, row_tiles, rows_of
+
+__all__ = ["BLOCK", "Scaling", "grouped_matmul"]
 
 BLOCK: Final = 128
 """Features of a row, and rows and columns of a weight, that share a scale in `Scaling.BLOCKS`."""
-_SWIZZLE: Final = 8
-"""Tiles of rows that are computed together, so that they find the weights in the cache."""
 
 
 class Scaling(IntEnum):
@@ -66,10 +60,8 @@ def grouped_matmul(
     if not num_rows:
         return out
     tiling = _tiling(num_rows, num_experts, x.element_size())
-    row_tiles = triton.cdiv(num_rows, tiling.rows)
-    if starts is not None:  # each expert that has rows may leave one tile incomplete
-        row_tiles = min(num_rows, row_tiles + num_experts)
-    _grouped_matmul[(row_tiles * triton.cdiv(num_features, tiling.features),)](
+    tiles = row_tiles(num_rows, num_experts, starts, tiling.rows)
+    _grouped_matmul[(tiles * triton.cdiv(num_features, tiling.features),)](
         x,
         weight,
         out,
@@ -78,7 +70,7 @@ def grouped_matmul(
         x if x_scale is None else x_scale,
         x if weight_scale is None else weight_scale,
         num_rows,
-        row_tiles,
+        tiles,
         0 if x_scale is None else x_scale.stride(0),
         0 if x_scale is None else x_scale.stride(-1),
         num_features=num_features,
@@ -93,7 +85,7 @@ def grouped_matmul(
         tile_rows=tiling.rows,
         tile_features=tiling.features,
         tile_depth=tiling.depth,
-        swizzle=_SWIZZLE,
+        swizzle=SWIZZLE,
         even=depth % tiling.depth == 0,
         num_warps=tiling.warps,
         num_stages=tiling.stages,
@@ -114,36 +106,6 @@ def _tiling(num_rows: int, num_experts: int, size: int) -> _Tiling:
     if rows <= 96:
         return _Tiling(rows=64, features=128, depth=64, warps=4, stages=3)
     return _Tiling(rows=128, features=256, depth=64, warps=8, stages=4)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def locate_tile(  # type: ignore[no-untyped-def]
-    starts_ptr,
-    row_tile,
-    num_rows,
-    num_experts: tl.constexpr,
-    columns: tl.constexpr,
-    tile_rows: tl.constexpr,
-    grouped: tl.constexpr,
-):
-    """The expert of a tile of rows, its first row, and the end of the expert's rows; none behind the last."""
-    if grouped:
-        expert = tl.arange(0, columns)
-        real = expert < num_experts
-        begins = tl.load(starts_ptr + expert, mask=real, other=0)
-        ends = tl.load(starts_ptr + expert + 1, mask=real, other=0)
-        tiles = (ends - begins + tile_rows - 1) // tile_rows
-        upto = tl.cumsum(tiles, axis=0)
-        index = tl.sum((upto <= row_tile).to(tl.int32), axis=0)
-        mine = expert == index
-        before = tl.sum(tl.where(mine, upto - tiles, 0), axis=0)
-        first = tl.sum(tl.where(mine, begins, 0), axis=0) + (row_tile - before) * tile_rows
-        end = tl.sum(tl.where(mine, ends, 0), axis=0)
-    else:
-        index = row_tile * 0
-        first = row_tile * tile_rows
-        end = row_tile * 0 + num_rows
-    return index.to(tl.int64), first, end
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -175,21 +137,23 @@ def _grouped_matmul(  # type: ignore[no-untyped-def]
     even: tl.constexpr,
 ):
     feature_tiles: tl.constexpr = (num_features + tile_features - 1) // tile_features
-    tile = tl.program_id(0)
-    band = tile // (swizzle * feature_tiles)
-    height = min(row_tiles - band * swizzle, swizzle)
-    row_tile = band * swizzle + (tile % (swizzle * feature_tiles)) % height
-    feature_tile = (tile % (swizzle * feature_tiles)) // height
-
-    chosen, first, end = locate_tile(starts_ptr, row_tile, num_rows, num_experts, columns, tile_rows, grouped)
+    row_tile, feature_tile = place_of(tl.program_id(0), row_tiles, feature_tiles, swizzle)
+    chosen, first, end, source = rows_of(
+        starts_ptr,
+        order_ptr,
+        row_tile,
+        num_rows,
+        num_experts,
+        columns,
+        per_token,
+        grouped,
+        gathered,
+        tile_rows,
+    )
     if first >= end:
         return
     row = first + tl.arange(0, tile_rows)
     inside = row < end
-    source = row.to(tl.int64)
-    if gathered:
-        source = (tl.load(order_ptr + row, mask=inside, other=0) // per_token).to(tl.int64)
-
     feature = feature_tile * tile_features + tl.arange(0, tile_features)
     present = feature < num_features
     k = tl.arange(0, tile_depth)

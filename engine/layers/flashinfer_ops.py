@@ -10,7 +10,6 @@ from flashinfer.rope import apply_rope_with_cos_sin_cache_inplace
 from torch import Tensor
 
 from engine.kernels.add_norm import add_norm
-from engine.kernels.matvec import gated_matvec, suits
 from engine.kernels.routing import route_tokens
 from engine.kernels.silu_mul import silu_mul
 from engine.kernels.weighted_sum import weighted_sum
@@ -47,9 +46,6 @@ class FlashInferOps(Ops):
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         add_norm(x, residual, weight, eps)
         return x, residual
-
-    def gated_product(self, x: Tensor, weight: Tensor) -> Tensor | None:
-        return gated_matvec(x, weight) if suits(x, weight) else None
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         return silu_mul(gate_up)

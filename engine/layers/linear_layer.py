@@ -86,6 +86,13 @@ class LinearMethod(ABC):
     def apply(self, layer: Linear, x: Tensor, bias: Tensor | None) -> Tensor:
         """x [T, in] times the weight transposed, plus `bias` [out]: [T, out]."""
 
+    def gated(self, layer: Linear, x: Tensor) -> Tensor | None:
+        """silu(gate) * up in one kernel, [T, I], where gate and up are the halves of the product, [T, 2I].
+
+        None: there is no such kernel for `x`.
+        """
+        return None
+
 
 @dataclass(frozen=True, slots=True)
 class PlainWeight(LinearMethod):
@@ -118,6 +125,13 @@ class PlainWeight(LinearMethod):
 
     def apply(self, layer: Linear, x: Tensor, bias: Tensor | None) -> Tensor:
         return _product(x, layer.weight, self.panels, bias)
+
+    def gated(self, layer: Linear, x: Tensor) -> Tensor | None:
+        if not x.is_cuda:
+            return None
+        from engine.kernels.matvec import gated_matvec, suits
+
+        return gated_matvec(x, layer.weight) if suits(x, layer.weight) else None
 
 
 def _packed(plain: Tensor) -> tuple[Tensor, Panels | None]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from engine.layers.linear_layer import PLAIN, Linear, LinearMethod, PlainWeight, weight
+from engine.layers.linear_layer import PLAIN, Linear, LinearMethod, weight
 from engine.layers.ops import Ops
 from engine.parallel.communicator import Communicator
 
@@ -24,11 +24,8 @@ class GateUp(Linear):
         self.ops = ops
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.bias is None and isinstance(self.method, PlainWeight):
-            fused = self.ops.gated_product(x, self.weight)
-            if fused is not None:
-                return fused
-        return self.ops.silu_mul(super().forward(x))
+        fused = self.method.gated(self, x) if self.bias is None else None
+        return self.ops.silu_mul(super().forward(x)) if fused is None else fused
 
 
 class Embedding(nn.Module):

@@ -52,10 +52,6 @@ class Ops:
         residual = residual.add_(x)
         return self.rms_norm(residual, weight, eps), residual
 
-    def gated_product(self, x: Tensor, weight: Tensor) -> Tensor | None:
-        """`silu_mul(x @ weight.T)` in one kernel, [T, d] -> [T, I]; None if there is no such kernel."""
-        return None
-
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """silu(gate) * up for `gate_up` [T, 2I], gate first: [T, I]."""
         gate, up = gate_up.chunk(2, dim=-1)

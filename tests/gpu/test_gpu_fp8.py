@@ -10,6 +10,7 @@ import torch
 
 from engine.layers.formats.fp8 import FP8, Fp8Blocks, Fp8Rows, row_scales
 from engine.layers.linear_layer import Linear, LinearMethod
+from engine.layers.ops import Ops
 from engine.layers.routing import Routes, route
 from engine.spec.expert_spec import ExpertSpec
 
@@ -65,6 +66,24 @@ def test_products_equal_those_of_the_dequantized_values(
 
     values = rows_as_values(x) if kind is Fp8Rows else groups_as_values(x)
     close(products, values @ kind(torch.float32).dense(parts).t() + bias.float())
+
+
+@pytest.mark.parametrize("rows_of_input", [1, 2])
+@pytest.mark.parametrize(("depth", "features"), SHAPES)
+def test_a_gated_product_is_that_of_its_halves(depth: int, features: int, rows_of_input: int) -> None:
+    """In one kernel for a single row, where quantization is part of it."""
+    method = Fp8Rows(BF16)
+    packed = cast(LinearMethod, method.on_device(stored(method, features, depth)))
+    x = torch.randn(rows_of_input, depth, device=CUDA, dtype=BF16) * 3
+    layer = Linear(1, 1, bias=False)
+
+    fused = packed.gated(layer, x)
+
+    if depth % 512 or rows_of_input > 1:
+        assert fused is None
+    else:
+        assert fused is not None
+        close(fused, Ops().silu_mul(packed.apply(layer, x, None).float()))
 
 
 @pytest.mark.parametrize("tokens", [1, 7, 100, 2000])

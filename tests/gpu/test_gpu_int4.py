@@ -31,24 +31,39 @@ def close(products: torch.Tensor, expected: torch.Tensor) -> None:
     assert error < 0.01, f"{float(error):.4f}: more than bfloat16's rounding"
 
 
-@pytest.mark.parametrize("tokens", [1, 5, 64, 1000])
+@pytest.mark.parametrize("tokens", [1, 4, 5, 64, 1000])
 @pytest.mark.parametrize("group", [32, 64, 128, 512])
 @pytest.mark.parametrize(("depth", "features"), [(512, 256), (4096, 6144), (1024, 72)])
 def test_products_equal_those_of_the_dequantized_values(
     depth: int, features: int, group: int, tokens: int
 ) -> None:
-    from engine.layers.formats.int4_gpu import Int4OnGpu, interleaved
+    from engine.layers.formats.packed4_gpu import Packed4OnGpu, interleaved
 
     parts = stored(features, depth, group=group)
-    method = Int4OnGpu(*(part.unsqueeze(0) for part in interleaved(*parts)))
+    method = Packed4OnGpu(interleaved(*parts))
     x = torch.randn(tokens, depth, device=CUDA, dtype=torch.bfloat16)
 
     close(method.apply(Linear(1, 1, bias=False), x, None), x.float() @ dense(*parts).t())
 
 
+def test_a_matrix_larger_than_the_memory_is_expanded_in_parts() -> None:
+    from engine.layers.formats import packed4_gpu
+
+    parts = stored(6144, 4096, group=128)
+    x = torch.randn(200, 4096, device=CUDA, dtype=torch.bfloat16)
+    memory = packed4_gpu._expanded(CUDA, torch.bfloat16)
+    small = memory[: 1000 * 4096]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packed4_gpu, "_expanded", lambda *_: small)
+        products = packed4_gpu.Packed4OnGpu(packed4_gpu.interleaved(*parts)).by_cublas(x)
+
+    close(products, x.float() @ dense(*parts).t())
+
+
 @pytest.mark.parametrize("tokens", [1, 7, 100, 2000])
 def test_experts_products_equal_those_of_the_dequantized_values(tokens: int) -> None:
-    from engine.layers.formats.int4_gpu import GroupedInt4, interleaved
+    from engine.layers.formats.packed4_gpu import GroupedPacked4, interleaved
 
     parts = stored(8, 768, 1024, group=128)
     spec = ExpertSpec(count=8, per_token=2, intermediate_size=8)
@@ -56,7 +71,7 @@ def test_experts_products_equal_those_of_the_dequantized_values(tokens: int) -> 
     routes = Routes(routed.weights, routed.order.int(), routed.starts.int(), routed.places.int())
     x = torch.randn(tokens, 1024, device=CUDA, dtype=torch.bfloat16)
 
-    products = GroupedInt4(*interleaved(*parts))(x, routes, True)
+    products = GroupedPacked4(interleaved(*parts))(x, routes, True)
 
     weights, expected = dense(*parts), torch.empty(products.shape, device=CUDA)
     for expert, (start, end) in enumerate(pairwise(routes.starts.tolist())):

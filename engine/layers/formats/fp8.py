@@ -80,9 +80,10 @@ class Fp8Rows(QuantizedWeight):
         weight, scale = stored["weight"], stored["weight_scale"]
         if not has_kernels(weight) or self.dtype == torch.float32:
             return None
-        from engine.layers.formats.fp8_gpu import GroupedFp8Rows
+        from engine.kernels.grouped_matmul import Scaling
+        from engine.layers.formats.fp8_gpu import GroupedFp8
 
-        return GroupedFp8Rows(weight, scale)
+        return GroupedFp8(weight, scale, Scaling.ROWS)
 
 
 def _scale_column(rows: Tensor) -> Tensor:
@@ -130,6 +131,7 @@ class Fp8Blocks(QuantizedWeight):
         weight, scale = stored["weight"], stored["weight_scale"]
         if not has_kernels(weight) or self.dtype == torch.float32:
             return None
-        from engine.layers.formats.fp8_gpu import GroupedFp8Blocks
+        from engine.kernels.grouped_matmul import Scaling
+        from engine.layers.formats.fp8_gpu import GroupedFp8
 
-        return GroupedFp8Blocks(weight, scale)
+        return GroupedFp8(weight, scale, Scaling.BLOCKS)

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from engine.kernels.fp8_quantize import quantize_groups, quantize_rows
 from engine.kernels.grouped_matmul import Scaling, grouped_matmul
-from engine.kernels.matvec import fp8_matvec, suits_fp8
+from engine.kernels.matvec import gated_matvec, matvec, suits
 from engine.layers.formats.quantized import PackedMethod
 from engine.layers.linear_layer import Linear
 from engine.layers.routing import Routes
 
-__all__ = ["Fp8BlocksOnGpu", "Fp8RowsOnGpu", "GroupedFp8Blocks", "GroupedFp8Rows"]
+__all__ = ["Fp8BlocksOnGpu", "Fp8RowsOnGpu", "GroupedFp8"]
 
 _MANY_ROWS: Final = 64
 """From which cuBLAS multiplies blocks faster than our kernel; with fewer than 16 it does not at all."""
@@ -29,9 +29,9 @@ class Fp8RowsOnGpu(PackedMethod):
     """[out] float32"""
 
     def apply(self, layer: Linear, x: Tensor, bias: Tensor | None) -> Tensor:
+        if suits(x, self.weight):
+            return matvec(x, self.weight, bias, self.scale)
         rows, scales = quantize_rows(x)
-        if suits_fp8(rows, self.weight):
-            return fp8_matvec(rows, scales, self.weight, self.scale, bias, x.dtype)
         product = torch._scaled_mm(
             rows,
             self.weight.t(),
@@ -41,6 +41,9 @@ class Fp8RowsOnGpu(PackedMethod):
             use_fast_accum=True,
         )
         return product if bias is None else product.add_(bias)
+
+    def gated(self, layer: Linear, x: Tensor) -> Tensor | None:
+        return gated_matvec(x, self.weight, self.scale) if suits(x, self.weight) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +78,17 @@ class Fp8BlocksOnGpu(PackedMethod):
 
 
 @dataclass(frozen=True, slots=True)
-class GroupedFp8Rows:
+class GroupedFp8:
     """A `GroupedProduct`."""
 
     weight: Tensor
     """[E, out, in]"""
     scale: Tensor
-    """[E, out] float32"""
+    """float32: [E, out], or [E, out / 128, in / 128]"""
+    scaling: Scaling
 
     def __call__(self, x: Tensor, routes: Routes, by_token: bool) -> Tensor:
-        rows, scales = quantize_rows(x)
+        rows, scales = quantize_rows(x) if self.scaling is Scaling.ROWS else quantize_groups(x)
         return grouped_matmul(
             rows,
             self.weight,
@@ -92,31 +96,7 @@ class GroupedFp8Rows:
             starts=routes.starts,
             order=routes.order if by_token else None,
             per_token=routes.per_token,
-            scaling=Scaling.ROWS,
-            x_scale=scales,
-            weight_scale=self.scale,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class GroupedFp8Blocks:
-    """A `GroupedProduct`."""
-
-    weight: Tensor
-    """[E, out, in]"""
-    scale: Tensor
-    """[E, out / 128, in / 128] float32"""
-
-    def __call__(self, x: Tensor, routes: Routes, by_token: bool) -> Tensor:
-        rows, scales = quantize_groups(x)
-        return grouped_matmul(
-            rows,
-            self.weight,
-            x.dtype,
-            starts=routes.starts,
-            order=routes.order if by_token else None,
-            per_token=routes.per_token,
-            scaling=Scaling.BLOCKS,
+            scaling=self.scaling,
             x_scale=scales,
             weight_scale=self.scale,
         )

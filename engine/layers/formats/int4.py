@@ -98,24 +98,19 @@ class Int4Groups(QuantizedWeight):
     def on_device(self, stored: Mapping[str, Tensor]) -> LinearMethod | None:
         if not self._has_kernel(stored):
             return None
-        from engine.layers.formats.int4_gpu import (  # Triton: only in torch's CUDA builds
-            Int4OnGpu,
+        from engine.layers.formats.packed4_gpu import (  # Triton: only in torch's CUDA builds
+            Packed4OnGpu,
             interleaved,
         )
 
-        return Int4OnGpu(
-            *(
-                part.unsqueeze(0)
-                for part in interleaved(self.values(stored), self.zeros(stored), stored["scale"])
-            )
-        )
+        return Packed4OnGpu(interleaved(self.values(stored), self.zeros(stored), stored["scale"]))
 
     def grouped_on_device(self, stored: Mapping[str, Tensor]) -> GroupedProduct | None:
         if not self._has_kernel(stored):
             return None
-        from engine.layers.formats.int4_gpu import GroupedInt4, interleaved
+        from engine.layers.formats.packed4_gpu import GroupedPacked4, interleaved
 
-        return GroupedInt4(*interleaved(self.values(stored), self.zeros(stored), stored["scale"]))
+        return GroupedPacked4(interleaved(self.values(stored), self.zeros(stored), stored["scale"]))
 
     def _has_kernel(self, stored: Mapping[str, Tensor]) -> bool:
         depth = stored["words"].shape[-1] * (1 if self.packing is Int4Packing.AWQ else _PER_WORD)

@@ -1,0 +1,311 @@
+"""Products with 4-bit weights, of one matrix or of experts; expert_tiles.py has the tiles.
+
+Each byte holds two weights of a group: one of its first half in the low bits, one of its second in the high.
+So the columns of either half are contiguous, and a group is two products.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from engine.kernels.expert_tiles import SWIZZLE, place_of, row_tiles, rows_of
+from engine.kernels.pdl import pdl_wait, supports_pdl
+
+__all__ = ["Packed4", "expand", "packed4_matmul", "packed4_matvec", "suits"]
+
+
+_BYTES: Final = 512
+"""Of a row of a matrix that a program of `packed4_matvec` multiplies at once, or twice as many."""
+_FEATURES: Final = 4
+
+
+class Packed4(NamedTuple):
+    """Matrices [E, N, K] of 4-bit values in groups of 32, 64 or 128 columns."""
+
+    codes: torch.Tensor
+    """[E, N, K / 2] uint8"""
+    scale: torch.Tensor
+    """[E, N, K / g] floats"""
+    zero: torch.Tensor | None
+    """[E, N, K / g] uint8: the code of the value 0, if codes are integers; None: they are e2m1."""
+
+    @property
+    def width(self) -> int:
+        """Columns of a group."""
+        return 2 * self.codes.shape[2] // self.scale.shape[2]
+
+
+def suits(x: torch.Tensor, packed: Packed4) -> bool:
+    """Whether `packed4_matvec` supports these."""
+    experts, features, half = packed.codes.shape
+    return experts == 1 and half % _BYTES == 0 and features % _FEATURES == 0 and x.dtype != torch.float32
+
+
+def packed4_matmul(
+    x: torch.Tensor,
+    packed: Packed4,
+    *,
+    starts: torch.Tensor | None = None,
+    order: torch.Tensor | None = None,
+    per_token: int = 1,
+) -> torch.Tensor:
+    """`x` [R, K] times the transposed weight of each row's expert: [P, N] in the dtype of `x`.
+
+    `starts`, `order` and `per_token`: as in `grouped_matmul`. Sums are in float32.
+    """
+    num_experts, num_features, half = packed.codes.shape
+    num_rows = len(x) if order is None else len(order)
+    out = torch.empty((num_rows, num_features), dtype=x.dtype, device=x.device)
+    if not num_rows:
+        return out
+    rows = num_rows / num_experts
+    tile_rows = 16 if rows <= 16 else 32 if rows <= 32 else 64
+    tile_features = 32 if num_rows * num_features < 132 * 16 * 64 else 128
+    tiles = row_tiles(num_rows, num_experts, starts, tile_rows)
+    _matmul[(tiles * triton.cdiv(num_features, tile_features),)](
+        x,
+        packed.codes,
+        packed.scale,
+        packed.scale if packed.zero is None else packed.zero,
+        out,
+        x if starts is None else starts,
+        x if order is None else order,
+        num_rows,
+        tiles,
+        num_features=num_features,
+        depth=2 * half,
+        groups=packed.scale.shape[2],
+        width=packed.width,
+        integers=packed.zero is not None,
+        num_experts=num_experts,
+        columns=triton.next_power_of_2(num_experts),
+        per_token=per_token,
+        grouped=starts is not None,
+        gathered=order is not None,
+        tile_rows=tile_rows,
+        tile_features=tile_features,
+        swizzle=SWIZZLE,
+        num_warps=4,
+        num_stages=4,
+    )
+    return out
+
+
+def packed4_matvec(x: torch.Tensor, packed: Packed4, bias: torch.Tensor | None) -> torch.Tensor:
+    """`x` [T, K] times the transposed matrix, plus `bias` [N]: [T, N]. Reads the matrix once for each row."""
+    _, num_features, half = packed.codes.shape
+    num_rows = len(x)
+    out = torch.empty((num_rows, num_features), dtype=x.dtype, device=x.device)
+    use_pdl = supports_pdl(x.device)
+    block = 2 * _BYTES if half % (2 * _BYTES) == 0 else _BYTES
+    # Neighbours multiply the same weights, which come from memory once.
+    _matvec[(num_rows * (num_features // _FEATURES),)](
+        x,
+        packed.codes,
+        packed.scale,
+        packed.scale if packed.zero is None else packed.zero,
+        out if bias is None else bias,
+        out,
+        num_rows,
+        num_features=num_features,
+        half_depth=half,
+        width=packed.width,
+        integers=packed.zero is not None,
+        has_bias=bias is not None,
+        tile_features=_FEATURES,
+        tile_groups=block // (packed.width // 2),
+        use_pdl=use_pdl,
+        num_warps=4,
+        launch_pdl=use_pdl,
+    )
+    return out
+
+
+def expand(packed: Packed4, features: slice, out: torch.Tensor) -> None:
+    """Write the weights of `features` of one matrix to `out` [n, K]."""
+    codes, scale = packed.codes[0, features], packed.scale[0, features]
+    zero = None if packed.zero is None else packed.zero[0, features]
+    half = codes.shape[1]
+    tile_groups = triton.next_power_of_2(min(scale.shape[1], 1024 // (packed.width // 2)))
+    grid = (len(codes), triton.cdiv(scale.shape[1], tile_groups))
+    _expand[grid](
+        codes,
+        scale,
+        scale if zero is None else zero,
+        out,
+        half_depth=half,
+        groups=scale.shape[1],
+        width=packed.width,
+        integers=zero is not None,
+        tile_groups=tile_groups,
+        num_warps=4,
+    )
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _value(code, integers: tl.constexpr):  # type: ignore[no-untyped-def]
+    """What a code stands for: an integer from 0 to 15, or e2m1, a sign and one of 0 0.5 1 1.5 2 3 4 6."""
+    if integers:
+        value = code.to(tl.float32)
+    else:
+        # The exponent's lowest bits and the mantissa's highest of a float, which is 2^126 times smaller.
+        bits = ((code & 8).to(tl.uint32) << 28) | ((code & 7).to(tl.uint32) << 22)
+        value = bits.to(tl.float32, bitcast=True) * 8.507059173023462e37
+    return value
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _matmul(  # type: ignore[no-untyped-def]
+    x_ptr,
+    codes_ptr,
+    scale_ptr,
+    zero_ptr,
+    out_ptr,
+    starts_ptr,
+    order_ptr,
+    num_rows,
+    row_tiles,
+    num_features: tl.constexpr,
+    depth: tl.constexpr,
+    groups: tl.constexpr,
+    width: tl.constexpr,
+    integers: tl.constexpr,
+    num_experts: tl.constexpr,
+    columns: tl.constexpr,
+    per_token: tl.constexpr,
+    grouped: tl.constexpr,
+    gathered: tl.constexpr,
+    tile_rows: tl.constexpr,
+    tile_features: tl.constexpr,
+    swizzle: tl.constexpr,
+):
+    feature_tiles: tl.constexpr = (num_features + tile_features - 1) // tile_features
+    half: tl.constexpr = width // 2
+    row_tile, feature_tile = place_of(tl.program_id(0), row_tiles, feature_tiles, swizzle)
+    chosen, first, end, source = rows_of(
+        starts_ptr,
+        order_ptr,
+        row_tile,
+        num_rows,
+        num_experts,
+        columns,
+        per_token,
+        grouped,
+        gathered,
+        tile_rows,
+    )
+    if first >= end:
+        return
+    row = first + tl.arange(0, tile_rows)
+    inside = row < end
+    feature = feature_tile * tile_features + tl.arange(0, tile_features)
+    present = feature < num_features
+    k = tl.arange(0, half)
+    x_ptrs = x_ptr + source[:, None] * depth + k[None, :]
+    codes_ptrs = codes_ptr + (chosen * num_features + feature[None, :]) * (depth // 2) + k[:, None]
+    of_group = (chosen * num_features + feature) * groups
+    total = tl.zeros([tile_rows, tile_features], dtype=tl.float32)
+    for group in range(groups):
+        both = tl.load(codes_ptrs + group * half, mask=present[None, :], other=0)
+        low = tl.load(x_ptrs + group * width, mask=inside[:, None], other=0.0)
+        high = tl.load(x_ptrs + group * width + half, mask=inside[:, None], other=0.0)
+        of_low, of_high = _value(both & 15, integers), _value(both >> 4, integers)
+        if integers:
+            zero = tl.load(zero_ptr + of_group + group, mask=present, other=0).to(tl.float32)[None, :]
+            of_low -= zero
+            of_high -= zero
+        scale = tl.load(scale_ptr + of_group + group, mask=present, other=0.0).to(tl.float32)[None, :]
+        total = tl.dot(low, (of_low * scale).to(low.dtype), total)
+        total = tl.dot(high, (of_high * scale).to(low.dtype), total)
+    out_ptrs = out_ptr + row[:, None].to(tl.int64) * num_features + feature[None, :]
+    tl.store(out_ptrs, total.to(out_ptr.dtype.element_ty), mask=inside[:, None] & present[None, :])
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _matvec(  # type: ignore[no-untyped-def]
+    x_ptr,
+    codes_ptr,
+    scale_ptr,
+    zero_ptr,
+    bias_ptr,
+    out_ptr,
+    num_rows,
+    num_features: tl.constexpr,
+    half_depth: tl.constexpr,
+    width: tl.constexpr,
+    integers: tl.constexpr,
+    has_bias: tl.constexpr,
+    tile_features: tl.constexpr,
+    tile_groups: tl.constexpr,
+    use_pdl: tl.constexpr,
+):
+    """Sums the products of codes group by group; scales and zero points apply to these sums."""
+    half: tl.constexpr = width // 2
+    groups: tl.constexpr = half_depth // half
+    block: tl.constexpr = tile_groups * half
+    program = tl.program_id(0)
+    row = (program % num_rows).to(tl.int64)
+    feature = (program // num_rows) * tile_features + tl.arange(0, tile_features)
+    group = tl.arange(0, tile_groups)
+    k = tl.arange(0, half)
+    of_feature = feature[:, None].to(tl.int64)
+    codes = codes_ptr + of_feature[:, :, None] * half_depth + (group[:, None] * half + k[None, :])[None, :, :]
+    scales = of_feature * groups + group[None, :]
+    x_ptrs = x_ptr + row * 2 * half_depth + group[:, None] * width + k[None, :]
+    both = tl.load(codes, eviction_policy="evict_first")
+    pdl_wait(use_pdl)
+    total = tl.zeros([tile_features, tile_groups], dtype=tl.float32)
+    for start in range(0, half_depth, block):
+        low, high = (
+            tl.load(x_ptrs + 2 * start).to(tl.float32),
+            tl.load(x_ptrs + 2 * start + half).to(tl.float32),
+        )
+        sums = _value(both & 15, integers) * low[None, :, :] + _value(both >> 4, integers) * high[None, :, :]
+        sums = tl.sum(sums, axis=2)
+        of_block = scales + start // half
+        further = start + block < half_depth
+        both = tl.load(codes + start + block, mask=further, other=0, eviction_policy="evict_first")
+        if integers:
+            zero = tl.load(zero_ptr + of_block).to(tl.float32)
+            sums -= zero * tl.sum(low + high, axis=1)[None, :]
+        total += sums * tl.load(scale_ptr + of_block).to(tl.float32)
+    result = tl.sum(total, axis=1)
+    if has_bias:
+        result += tl.load(bias_ptr + feature).to(tl.float32)
+    tl.store(out_ptr + row * num_features + feature, result.to(out_ptr.dtype.element_ty))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _expand(  # type: ignore[no-untyped-def]
+    codes_ptr,
+    scale_ptr,
+    zero_ptr,
+    out_ptr,
+    half_depth: tl.constexpr,
+    groups: tl.constexpr,
+    width: tl.constexpr,
+    integers: tl.constexpr,
+    tile_groups: tl.constexpr,
+):
+    half: tl.constexpr = width // 2
+    feature = tl.program_id(0).to(tl.int64)
+    group = tl.program_id(1) * tile_groups + tl.arange(0, tile_groups)
+    present = group < groups
+    k = tl.arange(0, half)
+    both = tl.load(
+        codes_ptr + feature * half_depth + group[:, None] * half + k[None, :], mask=present[:, None], other=0
+    )
+    low, high = _value(both & 15, integers), _value(both >> 4, integers)
+    if integers:
+        zero = tl.load(zero_ptr + feature * groups + group, mask=present, other=0).to(tl.float32)[:, None]
+        low -= zero
+        high -= zero
+    scale = tl.load(scale_ptr + feature * groups + group, mask=present, other=0.0).to(tl.float32)[:, None]
+    place = out_ptr + feature * 2 * half_depth + group[:, None] * width + k[None, :]
+    dtype = out_ptr.dtype.element_ty
+    tl.store(place, (low * scale).to(dtype), mask=present[:, None])
+    tl.store(place + half, (high * scale).to(dtype), mask=present[:, None])
