@@ -21,12 +21,13 @@ import torch
 from rich.progress import track
 
 from engine.attention import flashinfer_chunks
-from engine.attention.flashinfer_chunks import ChunkAttention
+from engine.attention.flashinfer_chunks import ChunkAttention, ChunkWorkspace
 from engine.attention.flashinfer_kernels import Heads
 from engine.attention.kernel_choice import splits_contexts
 from engine.batch.batch import Ints
 from engine.batch.block_tables import BlockTables, starts_of
 from engine.kv_cache.pool import KVPool
+from engine.layers.layer_attention import LayerAttention
 
 __all__ = ["measure"]
 
@@ -60,7 +61,7 @@ def measure(attention: ChunkAttention, pool: KVPool, lengths: Ints, contexts: In
 
     def run() -> None:
         for index in range(_RUNS):
-            attention.run(q, pool.layer(index % _LAYERS), out)
+            attention.run(q, pool.layer(index % _LAYERS), out, None)
 
     times = {}
     for name, splits, worth_a_copy in (("fa2", True, 0), ("fa3", False, 1 << 30), ("fa3, copied", False, 0)):
@@ -111,7 +112,8 @@ def main() -> None:
         device="cuda",
     )
     pool.tensor.normal_()
-    attention = ChunkAttention(pool, _HEADS)
+    rule = LayerAttention(scale=_HEADS.dim**-0.5)
+    attention = ChunkAttention(pool, _HEADS, ChunkWorkspace(pool, _HEADS), rule)
     multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
     alone = [
         ((length, context),)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from engine.batch.batch import Batch, Ints
 from engine.kernels.cpu.library import CpuKernels, Step
 from engine.kv_cache.pool import KVPool
 from engine.layers.cpu_ops import TableRotation
+from engine.layers.layer_attention import LayerAttention
 from engine.layers.ops import Rotation
 
 __all__ = ["CpuAttention"]
@@ -16,9 +19,12 @@ __all__ = ["CpuAttention"]
 class CpuAttention:
     """One call a layer: rotates queries and keys, writes keys and values into the pool, and attends."""
 
-    def __init__(self, pool: KVPool, num_heads: int, kernels: CpuKernels) -> None:
+    def __init__(
+        self, pool: KVPool, num_heads: int, layers: Sequence[LayerAttention], kernels: CpuKernels
+    ) -> None:
         self._pool = pool
         self._num_heads = num_heads
+        self._rules = layers
         self._kernels = kernels
         self._layers = [pool.layer(i) for i in range(pool.num_layers)]
         self._step = Step()
@@ -44,12 +50,17 @@ class CpuAttention:
         )
 
     def forward(self, layer: int, qkv: torch.Tensor, rotation: Rotation | None) -> torch.Tensor:
-        qkv = qkv.contiguous()
+        qkv, rule = qkv.contiguous(), self._rules[layer]
+        self._step.angles = None
         if isinstance(rotation, TableRotation):
             self._step.angles = rotation.table.data_ptr()
         elif rotation is not None:
             queries_and_keys = qkv[:, : -self._pool.num_kv_heads]
             queries_and_keys.copy_(rotation.turn(queries_and_keys))
+        self._step.sinks = None if rule.sinks is None else rule.sinks.data_ptr()
+        self._step.window = rule.window or 0
+        self._step.scale = rule.scale
+        self._step.soft_cap = rule.soft_cap or 0.0
         out = qkv.new_empty(len(qkv), self._num_heads, self._pool.head_dim)
         self._kernels.attend(self._step, self._layers[layer], qkv, out)
         return out

@@ -2,39 +2,73 @@
 
 A mixed batch takes two kernels: flashinfer's (FA3 on Hopper) for prompt chunks, and our own for decodes,
 which are bound by reading their contexts. One kernel for all rows is slower than the two in sequence.
+Windows, soft caps and scales are the kernels'; sinks are added to the divisor of each result.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
 import numpy as np
 import torch
 
-from engine.attention.flashinfer_chunks import ChunkAttention
+from engine.attention.decode_planner import DecodePlanner
+from engine.attention.flashinfer_chunks import ChunkAttention, ChunkWorkspace
 from engine.attention.flashinfer_kernels import Heads
 from engine.attention.paged_decodes import DecodeAttention
 from engine.batch.batch import Batch
 from engine.batch.block_tables import BlockTables
 from engine.batch.decode_plan import Decodes
+from engine.kernels.decode_attention import DecodeWorkspace
 from engine.kernels.rotate_store import rotate_store
 from engine.kv_cache.pool import KVPool
 from engine.layers.flashinfer_ops import Positions
+from engine.layers.layer_attention import LayerAttention
 from engine.layers.ops import Rotation
 
 __all__ = ["FlashInferAttention"]
 
 
+@dataclass(slots=True)
+class _Rule:
+    """What layers that attend by the same rule, except for sinks, share in a step."""
+
+    chunks: ChunkAttention
+    decodes: DecodeAttention
+    graph_ints: torch.Tensor
+    """Plans of decodes that graphs read."""
+
+
 class FlashInferAttention:
-    def __init__(self, pool: KVPool, num_heads: int, *, max_requests: int) -> None:
+    def __init__(
+        self, pool: KVPool, num_heads: int, layers: Sequence[LayerAttention], *, max_requests: int
+    ) -> None:
         self._pool = pool
         self._num_heads = num_heads
-        device = pool.tensor.device
+        device, page_size = pool.tensor.device, pool.page_size
         heads = Heads(num_heads, pool.num_kv_heads, pool.head_dim)
-        self._chunks = ChunkAttention(pool, heads)
-        self._decodes = DecodeAttention(heads, pool.page_size, device, max_requests=max_requests)
+        chunk_workspace = ChunkWorkspace(pool, heads)
+        self._planner = DecodePlanner(
+            multiprocessors=chunk_workspace.multiprocessors, num_kv_heads=heads.kv, page_size=page_size
+        )
+        parts = self._planner.most_parts(max_requests)
+        decode_workspace = DecodeWorkspace(parts, max_requests, heads.query, heads.kv, heads.dim, device)
+        without_sinks = [replace(layer, sinks=None) for layer in layers]
+        self._rules = {
+            rule: _Rule(
+                ChunkAttention(pool, heads, chunk_workspace, rule),
+                DecodeAttention(self._planner, decode_workspace, rule, page_size, device),
+                torch.empty(0, dtype=torch.int32, device=device),
+            )
+            for rule in dict.fromkeys(without_sinks)
+        }
+        self._layers = [
+            (self._rules[rule], layer.sinks) for rule, layer in zip(without_sinks, layers, strict=True)
+        ]
         self._num_chunk_rows = 0
         self._num_decodes = 0
         self._slots = torch.empty(0, dtype=torch.int64, device=device)
-        self._graph_ints = torch.empty(0, dtype=torch.int32, device=device)
         self._graph_slots = torch.empty(0, dtype=torch.int64, device=device)
 
     def prepare(self, batch: Batch) -> None:
@@ -44,11 +78,12 @@ class FlashInferAttention:
         self._slots = batch.slot_mapping
         if n:
             lists = batch.block_tables.part(0, n)
-            self._chunks.prepare(batch.query_indptr[: n + 1], batch.context_lens[:n], lists)
+            for rule in self._rules.values():
+                rule.chunks.prepare(batch.query_indptr[: n + 1], batch.context_lens[:n], lists)
         if self._num_decodes:
-            self._decodes.plan(
-                Decodes(batch.context_lens[n:], batch.block_tables.part(n, batch.num_requests))
-            )
+            decodes = Decodes(batch.context_lens[n:], batch.block_tables.part(n, batch.num_requests))
+            for rule in self._rules.values():
+                rule.decodes.plan(decodes)
 
     def forward(self, layer: int, qkv: torch.Tensor, rotation: Rotation | None) -> torch.Tensor:
         queries = qkv[:, : self._num_heads]
@@ -71,10 +106,11 @@ class FlashInferAttention:
 
     def attend(self, layer: int, queries: torch.Tensor, out: torch.Tensor) -> None:
         pages, rows = self._pool.layer(layer), self._num_chunk_rows
+        rule, sinks = self._layers[layer]
         if rows:
-            self._chunks.run(queries[:rows], pages, out[:rows])
+            rule.chunks.run(queries[:rows], pages, out[:rows], sinks)
         if self._num_decodes:
-            self._decodes.run(queries[rows:], pages, out[rows:])
+            rule.decodes.run(queries[rows:], pages, out[rows:], sinks)
 
     # -------------------------------------------------------------------------------------- graphs
 
@@ -82,8 +118,9 @@ class FlashInferAttention:
         device = self._pool.tensor.device
         pages = max_batch * -(-max_model_len // self._pool.page_size)
         # One buffer for graphs of all sizes; each size has its own layout.
-        size = self._decodes.ints_for(max_batch, pages)
-        self._graph_ints = torch.zeros(size, dtype=torch.int32, device=device)
+        for rule in self._rules.values():
+            size = rule.decodes.ints_for(max_batch, pages)
+            rule.graph_ints = torch.zeros(size, dtype=torch.int32, device=device)
         self._graph_slots = torch.full((max_batch,), self._scratch_slot, dtype=torch.int64, device=device)
 
     def prepare_capture(self, batch_size: int) -> None:
@@ -100,7 +137,8 @@ class FlashInferAttention:
         self._enter_graph(decodes.padded(batch_size - n, self._pool.scratch_page))
 
     def _enter_graph(self, decodes: Decodes) -> None:
-        self._decodes.plan_into(self._graph_ints, decodes)
+        for rule in self._rules.values():
+            rule.decodes.plan_into(rule.graph_ints, decodes)
         self._num_chunk_rows = 0
         self._num_decodes = len(decodes.context_lens)
         self._slots = self._graph_slots[: self._num_decodes]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,15 +12,18 @@ import torch
 
 from engine.attention.flashinfer_kernels import Heads, Kernel, PagedKernel, Ragged, RaggedKernel, Tables
 from engine.attention.kernel_choice import splits_contexts
+from engine.attention.windows import within
 from engine.batch.batch import Ints
 from engine.batch.block_tables import BlockTables, starts_of
 from engine.device.staging import send
 from engine.kernels.gather import gather_kv
 from engine.kv_cache.pool import KVPool
+from engine.layers.layer_attention import LayerAttention
 
-__all__ = ["ChunkAttention"]
+__all__ = ["ChunkAttention", "ChunkWorkspace"]
 
 _MIN_WORKSPACE: Final = 128 << 20
+_LN_2: Final = math.log(2)
 _FA2_ROWS: Final = 128
 """Largest query tile of an FA2 thread block."""
 _GATHERED_BYTES: Final = 512 << 20
@@ -37,32 +41,50 @@ class _Gathering:
     num_rows: int
 
 
-class ChunkAttention:
+class ChunkWorkspace:
+    """Memory that all layers of a pool share, one after another."""
+
     def __init__(self, pool: KVPool, heads: Heads) -> None:
+        dtype, device = pool.tensor.dtype, pool.tensor.device
+        self.hopper = torch.cuda.get_device_capability(device) == (9, 0)
+        self.multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+        # FA2 splits contexts as long as all parts fit into two thread blocks per multiprocessor.
+        rows = 2 * self.multiprocessors * heads.query // heads.kv * _FA2_ROWS
+        partial_results = max(rows * (heads.dim + 1) * 4, _MIN_WORKSPACE)
+        self.partial_results = torch.empty(partial_results, dtype=torch.uint8, device=device)
+        row_bytes = 2 * pool.num_kv_heads * pool.head_dim * pool.tensor.element_size()
+        max_rows = _GATHERED_BYTES // row_bytes if self.hopper else 0
+        self.copy = torch.empty((2, max_rows, pool.num_kv_heads, pool.head_dim), dtype=dtype, device=device)
+
+
+class ChunkAttention:
+    """Of the layers that attend by one rule."""
+
+    def __init__(self, pool: KVPool, heads: Heads, workspace: ChunkWorkspace, rule: LayerAttention) -> None:
+        """`rule`: without sinks."""
         self._pool = pool
         self._num_heads = heads.query
-        dtype, device = pool.tensor.dtype, pool.tensor.device
-        hopper = torch.cuda.get_device_capability(device) == (9, 0)
-        self._multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-        # FA2 splits contexts as long as all parts fit into two thread blocks per multiprocessor.
-        rows = 2 * self._multiprocessors * heads.query // heads.kv * _FA2_ROWS
-        partial_results = max(rows * (heads.dim + 1) * 4, _MIN_WORKSPACE)
-        workspace = torch.empty(partial_results, dtype=torch.uint8, device=device)
-        kernel = Kernel.FA3 if hopper else Kernel.FA2
-        self._paged = self._whole = PagedKernel(kernel, heads, pool.page_size, dtype, workspace)
-        self._split = (
-            PagedKernel(Kernel.FA2, heads, pool.page_size, dtype, workspace) if hopper else self._whole
-        )
+        self._window = rule.window
+        self._multiprocessors = workspace.multiprocessors
+        self._copy = workspace.copy
+
+        def paged(kernel: Kernel) -> PagedKernel:
+            dtype = pool.tensor.dtype
+            return PagedKernel(kernel, heads, pool.page_size, dtype, workspace.partial_results, rule)
+
+        kernel = Kernel.FA3 if workspace.hopper else Kernel.FA2
+        self._paged = self._whole = paged(kernel)
+        self._split = paged(Kernel.FA2) if workspace.hopper else self._whole
         # FA3 loads rows in bulk but has to collect pages token by token; FA2 does the same for both.
-        self._ragged = RaggedKernel(kernel, heads, 1, dtype, workspace)
-        row_bytes = 2 * pool.num_kv_heads * pool.head_dim * pool.tensor.element_size()
-        max_rows = _GATHERED_BYTES // row_bytes if hopper else 0
-        self._copy = torch.empty((2, max_rows, pool.num_kv_heads, pool.head_dim), dtype=dtype, device=device)
+        self._ragged = RaggedKernel(kernel, heads, 1, pool.tensor.dtype, workspace.partial_results, rule)
         self._gathering: _Gathering | None = None
 
     def prepare(self, query_indptr: Ints, context_lens: Ints, block_tables: BlockTables) -> None:
         """Plan a step of chunks; arrays as in Batch, for the chunks only."""
         lengths = np.diff(query_indptr)
+        context_lens, block_tables = within(
+            self._window, lengths, context_lens, block_tables, self._pool.page_size
+        )
         if splits_contexts(lengths, context_lens, self._num_heads, self._multiprocessors):
             self._paged = self._split
             self._plan_pages(query_indptr, context_lens, block_tables)
@@ -76,14 +98,22 @@ class ChunkAttention:
         else:
             self._plan_pages(query_indptr, context_lens, block_tables)
 
-    def run(self, q: torch.Tensor, pages: torch.Tensor, out: torch.Tensor) -> None:
-        """Attend with all rows of the chunks, `[T, heads, dim]`, to one layer of the pool."""
+    def run(
+        self, q: torch.Tensor, pages: torch.Tensor, out: torch.Tensor, sinks: torch.Tensor | None
+    ) -> None:
+        """Attend with all rows of the chunks, `[T, heads, dim]`, to one layer of the pool.
+
+        `sinks` [heads] float32 scale the result by the share of the tokens in the softmax.
+        """
+        lse = None if sinks is None else torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
         if self._gathering is None:
-            self._paged.run(q, pages, out)
-            return
-        rows = self._copy[:, : self._gathering.num_rows]
-        gather_kv(pages, self._gathering.sources, self._gathering.fills, rows)
-        self._ragged.run(q, rows[0], rows[1], out)
+            self._paged.run(q, pages, out, lse)
+        else:
+            rows = self._copy[:, : self._gathering.num_rows]
+            gather_kv(pages, self._gathering.sources, self._gathering.fills, rows)
+            self._ragged.run(q, rows[0], rows[1], out, lse)
+        if lse is not None and sinks is not None:
+            out.mul_(torch.sigmoid(lse * _LN_2 - sinks).unsqueeze(-1))
 
     def _plan_pages(self, query_indptr: Ints, context_lens: Ints, block_tables: BlockTables) -> None:
         batch = Ragged(_int32(query_indptr), _int32(block_tables.indptr), _int32(context_lens))

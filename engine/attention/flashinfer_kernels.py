@@ -15,6 +15,8 @@ import numpy.typing as npt
 import torch
 from flashinfer.prefill import get_batch_prefill_module
 
+from engine.layers.layer_attention import LayerAttention
+
 __all__ = [
     "Heads",
     "Kernel",
@@ -66,10 +68,12 @@ class Tables:
     last_page_lens: torch.Tensor
 
 
-def _compiled(kernel: Kernel, heads: Heads, dtype: torch.dtype) -> Any:
+def _compiled(kernel: Kernel, heads: Heads, dtype: torch.dtype, rule: LayerAttention) -> Any:
     """flashinfer's compiled functions, loaded or compiled at the first call."""
+    windowed = rule.window is not None and kernel is Kernel.FA2  # FA3's functions have both
+    capped = rule.soft_cap is not None
     return get_batch_prefill_module(
-        kernel.value, dtype, dtype, dtype, torch.int32, heads.dim, heads.dim, 0, False, False, False
+        kernel.value, dtype, dtype, dtype, torch.int32, heads.dim, heads.dim, 0, windowed, capped, False
     )
 
 
@@ -79,13 +83,18 @@ _UNROTATED: Final = (1.0, 1.0, 0)
 """Queries and keys are already rotated, and there are no items to score."""
 
 
-def _options(*, layout: int, head_dim: int) -> tuple[Any, ...]:
+def _window_left(rule: LayerAttention) -> int:
+    """Tokens to the left of a query that it attends to; -1: all."""
+    return -1 if rule.window is None else rule.window - 1
+
+
+def _options(rule: LayerAttention, layout: int, lse: torch.Tensor | None) -> tuple[Any, ...]:
     """Arguments that paged and ragged runs take after their tensors."""
     return (
-        None,  # no log-sum-exp
+        lse,
         _CAUSAL,
         layout,
-        -1,  # no sliding window
+        _window_left(rule),
         True,  # launch early, where the device can
         None,  # no custom mask, nor its offsets
         None,
@@ -93,8 +102,8 @@ def _options(*, layout: int, head_dim: int) -> tuple[Any, ...]:
         None,  # no items to score: prefix lengths, positions, longest item
         None,
         None,
-        0.0,  # no soft cap
-        head_dim**-0.5,
+        rule.soft_cap or 0.0,
+        rule.scale,
     )
 
 
@@ -108,8 +117,12 @@ class _Kernel:
         page_size: int,
         dtype: torch.dtype,
         workspace: torch.Tensor,
+        rule: LayerAttention,
     ) -> None:
-        """`workspace` holds partial results where contexts are split; kernels of one stream may share it."""
+        """`workspace` holds partial results where contexts are split; kernels of one stream may share it.
+
+        `rule`: without sinks, which a caller adds by the log-sum-exp of each row.
+        """
         self._kernel = kernel
         self._heads = heads
         self._page_size = page_size
@@ -120,7 +133,8 @@ class _Kernel:
         # work, so with planning one step ahead it has finished.
         self._pinned = torch.empty(_INT_WORKSPACE_BYTES, dtype=torch.uint8, pin_memory=True)
         self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._module = _compiled(kernel, heads, dtype)
+        self._rule = rule
+        self._module = _compiled(kernel, heads, dtype, rule)
         self._plan: Any = None
 
     def _make_plan(self, batch: Ragged) -> None:
@@ -142,7 +156,7 @@ class _Kernel:
             self._heads.dim,
             self._heads.dim,
             True,  # causal
-            -1,  # no sliding window
+            _window_left(self._rule),
         ]
         if self._kernel is Kernel.FA2:
             arguments += [-1, False, 0]  # no fixed split, splitting allowed, no kernel running concurrently
@@ -159,8 +173,13 @@ class PagedKernel(_Kernel):
         self._make_plan(batch)
         self._tables = tables
 
-    def run(self, q: torch.Tensor, pages: torch.Tensor, out: torch.Tensor) -> None:
-        """Attend with q `[T, heads, dim]` to one layer of the pool, `[page, 2, kv_head, token, dim]`."""
+    def run(
+        self, q: torch.Tensor, pages: torch.Tensor, out: torch.Tensor, lse: torch.Tensor | None = None
+    ) -> None:
+        """Attend with q `[T, heads, dim]` to one layer of the pool, `[page, 2, kv_head, token, dim]`.
+
+        `lse` [T, heads] float32 gets the base-2 logarithm of each row's sum of exponentials.
+        """
         tables = self._tables
         self._module.paged_run(
             self._floats,
@@ -174,7 +193,7 @@ class PagedKernel(_Kernel):
             tables.pages,
             tables.last_page_lens,
             out,
-            *_options(layout=_HND, head_dim=q.shape[-1]),
+            *_options(self._rule, _HND, lse),
             *_UNSCALED,
             *_UNROTATED,
             self._floats.numel(),
@@ -196,9 +215,16 @@ class RaggedKernel(_Kernel):
         self._make_plan(batch)
         self._indptrs = (query_indptr, kv_indptr)
 
-    def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor) -> None:
-        """Attend with q `[T, heads, dim]` to k and v, `[rows, kv_head, dim]`."""
-        options = _options(layout=_NHD, head_dim=q.shape[-1])
+    def run(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor | None = None,
+    ) -> None:
+        """Attend with q `[T, heads, dim]` to k and v, `[rows, kv_head, dim]`; `lse` as of a PagedKernel."""
+        options = _options(self._rule, _NHD, lse)
         self._module.ragged_run(
             self._floats, self._ints, self._plan, q, k, v, *self._indptrs, out, *options, *_UNROTATED
         )

@@ -6,25 +6,35 @@ computes another step after the array is rewritten.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from engine.attention.decode_planner import DecodePlanner
-from engine.attention.flashinfer_kernels import Heads
+from engine.attention.windows import within
 from engine.batch.decode_plan import DecodePlan, Decodes, PlanLayout
 from engine.kernels.decode_attention import DecodeWorkspace, attend
+from engine.layers.layer_attention import LayerAttention
 
 __all__ = ["DecodeAttention"]
 
 
 class DecodeAttention:
-    def __init__(self, heads: Heads, page_size: int, device: torch.device, *, max_requests: int) -> None:
+    """Of the layers that attend by one rule."""
+
+    def __init__(
+        self,
+        planner: DecodePlanner,
+        workspace: DecodeWorkspace,
+        rule: LayerAttention,
+        page_size: int,
+        device: torch.device,
+    ) -> None:
+        """`rule`: without sinks. All layers of a pool share the planner and the workspace."""
+        self._planner = planner
+        self._workspace = workspace
+        self._rule = rule
+        self._page_size = page_size
         self._device = device
-        multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-        self._planner = DecodePlanner(
-            multiprocessors=multiprocessors, num_kv_heads=heads.kv, page_size=page_size
-        )
-        parts = self._planner.most_parts(max_requests)
-        self._workspace = DecodeWorkspace(parts, max_requests, heads.query, heads.kv, heads.dim, device)
         self._plan: DecodePlan[torch.Tensor] | None = None
 
     def ints_for(self, max_requests: int, max_pages: int) -> int:
@@ -33,7 +43,7 @@ class DecodeAttention:
 
     def plan(self, decodes: Decodes) -> None:
         """Plan any number of requests, for a step that is launched eagerly."""
-        plan = self._planner.plan(decodes)
+        plan = self._planner.plan(self._seen(decodes))
         layout = PlanLayout(len(decodes.context_lens), len(plan.owners))
         packed = torch.from_numpy(layout.pack(plan))
         self._plan = _views(layout, packed.pin_memory().to(self._device, non_blocking=True))
@@ -42,14 +52,37 @@ class DecodeAttention:
         """Plan for a graph of exactly this number of requests, which reads `ints`."""
         requests = len(decodes.context_lens)
         layout = PlanLayout(requests, self._planner.most_parts(requests))
-        packed = torch.from_numpy(layout.pack(self._planner.plan(decodes)))
+        packed = torch.from_numpy(layout.pack(self._planner.plan(self._seen(decodes))))
         ints[: len(packed)].copy_(packed.pin_memory(), non_blocking=True)
         self._plan = _views(layout, ints)
 
-    def run(self, q: torch.Tensor, pages: torch.Tensor, out: torch.Tensor) -> None:
-        """Attend with q `[R, heads, dim]` to one layer of the pool, `[page, 2, kv_head, token, dim]`."""
+    def run(
+        self, q: torch.Tensor, pages: torch.Tensor, out: torch.Tensor, sinks: torch.Tensor | None
+    ) -> None:
+        """Attend with q `[R, heads, dim]` to one layer of the pool, `[page, 2, kv_head, token, dim]`.
+
+        `sinks`: [heads] float32.
+        """
         assert self._plan is not None, "plan comes first"
-        attend(q, pages, self._plan, self._workspace, out)
+        rule = self._rule
+        attend(
+            q,
+            pages,
+            self._plan,
+            self._workspace,
+            out,
+            scale=rule.scale,
+            window=rule.window,
+            soft_cap=rule.soft_cap,
+            sinks=sinks,
+        )
+
+    def _seen(self, decodes: Decodes) -> Decodes:
+        """The part of the contexts that the layers' window covers."""
+        one = np.ones(len(decodes.context_lens), dtype=np.int64)
+        return Decodes(
+            *within(self._rule.window, one, decodes.context_lens, decodes.block_tables, self._page_size)
+        )
 
 
 def _views(layout: PlanLayout, ints: torch.Tensor) -> DecodePlan[torch.Tensor]:

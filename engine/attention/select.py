@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Final
@@ -15,6 +16,7 @@ from engine.attention.torch_backend import TorchAttention
 from engine.errors import EngineError
 from engine.kernels.cpu.library import cpu_kernels
 from engine.kv_cache.pool import KVPool
+from engine.layers.layer_attention import LayerAttention
 
 __all__ = ["UnsupportedBackend", "attention_for"]
 
@@ -30,14 +32,19 @@ class UnsupportedBackend(EngineError):
     """The requested attention backend cannot serve this model on this device."""
 
 
-def attention_for(name: str, pool: KVPool, num_heads: int, *, max_requests: int) -> AttentionBackend:
-    """The backend called `name`; for "auto", the fastest that supports the pool's device, dtype and heads."""
+def attention_for(
+    name: str, pool: KVPool, num_heads: int, layers: Sequence[LayerAttention], *, max_requests: int
+) -> AttentionBackend:
+    """The backend called `name`; for "auto", the fastest that supports the pool's device, dtype and heads.
+
+    `layers`: how each layer attends.
+    """
     if name not in ("auto", "torch", "cpu", "flashinfer"):
         raise UnsupportedBackend(f"attention backend {name!r} is unknown; use auto, torch, cpu or flashinfer")
     if name == "cpu" or (name == "auto" and not pool.tensor.is_cuda):
         kernels = None if pool.tensor.is_cuda else cpu_kernels(pool.tensor.dtype)
         if kernels is not None:
-            return CpuAttention(pool, num_heads, kernels)
+            return CpuAttention(pool, num_heads, layers, kernels)
         if name == "cpu":
             raise UnsupportedBackend(
                 f"attention backend cpu: no compiled kernels for {pool.tensor.dtype} on {pool.tensor.device}"
@@ -48,10 +55,10 @@ def attention_for(name: str, pool: KVPool, num_heads: int, *, max_requests: int)
     if name == "torch" or obstacle:
         if pool.tensor.is_cuda and name == "auto":
             logger.warning("attention runs in plain torch, which is many times slower: %s", obstacle)
-        return TorchAttention(pool, num_heads)
+        return TorchAttention(pool, num_heads, layers)
     from engine.attention.flashinfer_backend import FlashInferAttention  # imports CUDA libraries
 
-    return FlashInferAttention(pool, num_heads, max_requests=max_requests)
+    return FlashInferAttention(pool, num_heads, layers, max_requests=max_requests)
 
 
 def _obstacle_to_flashinfer(pool: KVPool) -> str | None:

@@ -4,12 +4,15 @@ Prompt chunks run one by one through causal SDPA. Decodes run in groups: context
 gathered into one padded buffer, because CPUs are fastest with one large call. All index arithmetic happens
 once per step; a layer costs two scatters, and a gather and an SDPA per group.
 
+Layers with equal windows share a plan, which leaves out the pages before the window.
+
 Grouped-query heads are never repeated: the query heads that share a key head become a broadcast dimension
 in a chunk, and query rows in a decode, so that each key is read once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -17,8 +20,10 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from engine.attention.windows import within
 from engine.batch.batch import Batch, Ints
 from engine.kv_cache.pool import KVPool
+from engine.layers.layer_attention import LayerAttention
 from engine.layers.ops import Rotation
 
 __all__ = ["TorchAttention"]
@@ -39,6 +44,7 @@ class _ChunkPlan:
     gather: torch.Tensor | None
     """Locations of the context's keys and values; None if the chunk is the whole context."""
     context_len: int
+    """Tokens from the first page of the gather on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +53,28 @@ class _DecodePlan:
     gather: torch.Tensor
     size: int
     mask: torch.Tensor | None
-    """[size, 1, 1, padded context]: 0 where a request has a token, -inf behind its end."""
+    """[size, 1, 1, padded context]: 0 where a request has a token in the window, otherwise -inf."""
     context_len: int
-    """The longest in the group."""
+    """The longest in the group, from the first page of the gather on."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """A step, for the layers of one window."""
+
+    chunks: list[_ChunkPlan]
+    decodes: list[_DecodePlan]
+
+    @property
+    def gathers(self) -> list[torch.Tensor]:
+        of_chunks = [chunk.gather for chunk in self.chunks if chunk.gather is not None]
+        return of_chunks + [group.gather for group in self.decodes]
 
 
 class TorchAttention:
-    def __init__(self, pool: KVPool, num_heads: int) -> None:
+    def __init__(self, pool: KVPool, num_heads: int, layers: Sequence[LayerAttention]) -> None:
         self._pool = pool
+        self._rules = layers
         self._queries_per_key = num_heads // pool.num_kv_heads
         # The pool as rows of one page of one head: [.., page_size * head_dim], each a contiguous copy.
         self._flat = pool.tensor.view(-1, pool.page_size * pool.head_dim)
@@ -64,20 +84,16 @@ class TorchAttention:
         # For each layer its keys and its values as [page, token, kv_head, head_dim], to write tokens into.
         self._places = [pool.layer(i).transpose(2, 3).unbind(1) for i in range(pool.num_layers)]
         self._workspace = torch.empty(0, dtype=pool.tensor.dtype, device=pool.tensor.device)
-        self._mask = self._workspace
-        self._chunks: list[_ChunkPlan] = []
-        self._decodes: list[_DecodePlan] = []
+        self._masks: dict[int | None, torch.Tensor] = {}
+        self._plans: dict[int | None, _Plan] = {layer.window: _Plan([], []) for layer in layers}
         self._page = self._offset = torch.empty(0, dtype=torch.int64)
 
     def prepare(self, batch: Batch) -> None:
         page_size = self._pool.page_size
         self._page = torch.div(batch.slot_mapping, page_size, rounding_mode="floor")
         self._offset = batch.slot_mapping - self._page * page_size
-        tables = batch.block_tables.table(fill=self._pool.scratch_page)
-        self._clear_new_tails(batch, tables)
-        n = batch.num_chunks
-        self._chunks = [self._plan_chunk(batch, tables, r) for r in range(n)]
-        self._decodes = self._plan_decodes(int(batch.query_indptr[n]), tables[n:], batch.context_lens[n:])
+        self._clear_new_tails(batch)
+        self._plans = {window: self._plan(batch, window) for window in self._plans}
         self._reserve_workspace()
 
     def forward(self, layer: int, qkv: torch.Tensor, rotation: Rotation | None) -> torch.Tensor:
@@ -85,12 +101,13 @@ class TorchAttention:
         keys, values = self._places[layer]
         keys[self._page, self._offset] = k
         values[self._page, self._offset] = v
-        if not self._chunks and len(self._decodes) == 1:
-            return self._attend_decodes(layer, self._decodes[0], q)
+        plan = self._plans[self._rules[layer].window]
+        if not plan.chunks and len(plan.decodes) == 1:
+            return self._attend_decodes(layer, plan.decodes[0], q)
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
-        for chunk in self._chunks:
+        for chunk in plan.chunks:
             self._attend_chunk(layer, chunk, q[chunk.rows], k, v, out[chunk.rows])
-        for group in self._decodes:
+        for group in plan.decodes:
             out[group.rows] = self._attend_decodes(layer, group, q[group.rows])
         return out
 
@@ -107,28 +124,41 @@ class TorchAttention:
 
     # ------------------------------------------------------------------------------------ planning
 
-    def _clear_new_tails(self, batch: Batch, tables: Ints) -> None:
+    def _clear_new_tails(self, batch: Batch) -> None:
         """Zero the pages that this step starts and does not fill.
 
         A gather reads whole pages, and masked values are still multiplied by zero: a NaN left by a failed
         request would corrupt the results of the page's next owner.
         """
-        ends = batch.context_lens
+        ends, tables = batch.context_lens, batch.block_tables
         tail_starts = ends - ends % self._pool.page_size
         begun = tail_starts >= ends - np.diff(batch.query_indptr)
         fresh = np.flatnonzero(begun & (tail_starts < ends))
-        pages = tables[fresh, tail_starts[fresh] // self._pool.page_size]
+        pages = tables.pages[tables.indptr[1:][fresh] - 1]
         self._pool.tensor[torch.from_numpy(pages).to(self._flat.device)] = 0
 
-    def _plan_chunk(self, batch: Batch, tables: Ints, request: int) -> _ChunkPlan:
+    def _plan(self, batch: Batch, window: int | None) -> _Plan:
+        query_lens = np.diff(batch.query_indptr)
+        context_lens, lists = within(
+            window, query_lens, batch.context_lens, batch.block_tables, self._pool.page_size
+        )
+        tables = lists.table(fill=self._pool.scratch_page)
+        n = batch.num_chunks
+        chunks = [self._plan_chunk(batch, tables, context_lens, r) for r in range(n)]
+        first_row = int(batch.query_indptr[n])
+        return _Plan(chunks, self._plan_decodes(first_row, tables[n:], context_lens[n:], window))
+
+    def _plan_chunk(self, batch: Batch, tables: Ints, context_lens: Ints, request: int) -> _ChunkPlan:
         rows = slice(int(batch.query_indptr[request]), int(batch.query_indptr[request + 1]))
-        context_len = int(batch.context_lens[request])
+        context_len = int(context_lens[request])
         alone = context_len == rows.stop - rows.start
         num_pages = -(-context_len // self._pool.page_size)
         gather = None if alone else self._gather_rows(tables[request : request + 1, :num_pages])
         return _ChunkPlan(rows, gather, context_len)
 
-    def _plan_decodes(self, first_row: int, tables: Ints, context_lens: Ints) -> list[_DecodePlan]:
+    def _plan_decodes(
+        self, first_row: int, tables: Ints, context_lens: Ints, window: int | None
+    ) -> list[_DecodePlan]:
         """Group decodes longest first, so that padding stays small."""
         order = np.argsort(-context_lens, kind="stable")
         plans: list[_DecodePlan] = []
@@ -142,19 +172,24 @@ class TorchAttention:
             members = order[begin : begin + min(limit, similar)]
             if len(members) == len(order):
                 members = np.sort(members)
-            plans.append(self._plan_group(first_row, members, tables[:, :num_pages], context_lens))
+            plans.append(self._plan_group(first_row, members, tables[:, :num_pages], context_lens, window))
             begin += len(members)
         return plans
 
-    def _plan_group(self, first_row: int, members: Ints, tables: Ints, context_lens: Ints) -> _DecodePlan:
+    def _plan_group(
+        self, first_row: int, members: Ints, tables: Ints, context_lens: Ints, window: int | None
+    ) -> _DecodePlan:
         device = self._flat.device
         lens = context_lens[members]
         longest = int(lens.max())
         mask = None
-        if lens.min() < longest:
-            visible = torch.from_numpy(np.arange(longest) < lens[:, None]).to(device)
+        before = lens - (longest if window is None else window)
+        if lens.min() < longest or before.max() > 0:
+            token = np.arange(longest)
+            visible = (token < lens[:, None]) & (token >= before[:, None])
             mask = torch.zeros(visible.shape, dtype=self._flat.dtype, device=device)
-            mask = mask.masked_fill_(~visible, -torch.inf)[:, None, None, :]
+            hidden = torch.from_numpy(~visible).to(device)
+            mask = mask.masked_fill_(hidden, -torch.inf)[:, None, None, :]
         whole = len(members) == len(context_lens)
         rows: Rows = slice(first_row, None) if whole else torch.from_numpy(first_row + members).to(device)
         return _DecodePlan(rows, self._gather_rows(tables[members]), len(members), mask, longest)
@@ -167,8 +202,7 @@ class TorchAttention:
         return torch.from_numpy((first + inner).reshape(-1)).to(self._flat.device)
 
     def _reserve_workspace(self) -> None:
-        gathers = [plan.gather for plan in self._chunks if plan.gather is not None]
-        gathers += [plan.gather for plan in self._decodes]
+        gathers = [gather for plan in self._plans.values() for gather in plan.gathers]
         needed = max(map(len, gathers), default=0) * self._flat.shape[1]
         if needed > len(self._workspace):
             self._workspace = self._workspace.new_empty(needed)
@@ -189,6 +223,7 @@ class TorchAttention:
         v: torch.Tensor,
         out: torch.Tensor,
     ) -> None:
+        rule = self._rules[layer]
         kv_heads, head_dim, group = self._pool.num_kv_heads, self._pool.head_dim, self._queries_per_key
         q = q.view(-1, kv_heads, group, head_dim).permute(1, 2, 0, 3)
         out = out.view(-1, kv_heads, group, head_dim).permute(1, 2, 0, 3)  # [kv_head, group, token, head_dim]
@@ -201,25 +236,33 @@ class TorchAttention:
         for begin in range(0, num_rows, QUERY_BLOCK):
             end = min(begin + QUERY_BLOCK, num_rows)
             visible = chunk.context_len - num_rows + end
-            out[:, :, begin:end] = scaled_dot_product_attention(
+            unseen = 0 if rule.window is None else max(0, visible - (end - begin) + 1 - rule.window)
+            out[:, :, begin:end] = _attend(
                 q[:, :, begin:end],
-                keys[:, :, :visible],
-                values[:, :, :visible],
-                attn_mask=self._causal_mask(end - begin, visible),
+                keys[:, :, unseen:visible],
+                values[:, :, unseen:visible],
+                self._causal_mask(end - begin, visible - unseen, rule.window),
+                rule,
+                (kv_heads, group, 1, 1),
             )
 
-    def _causal_mask(self, rows: int, columns: int) -> torch.Tensor:
-        """The mask [rows, columns] in which the last row sees every column and each earlier row one less.
+    def _causal_mask(self, rows: int, columns: int, window: int | None) -> torch.Tensor:
+        """The mask [rows, columns] in which the last row sees the last columns and each earlier row one less.
 
-        Every such mask is the lower right corner of one mask, which is kept and grown with the context.
+        Every such mask is the lower right corner of one mask per window, which is kept and grown with the
+        context.
         """
-        if columns > self._mask.shape[-1]:
-            size = max(columns, 2 * self._mask.shape[-1])
+        kept = self._masks.get(window, self._workspace[:0])
+        if columns > kept.shape[-1]:
+            size = max(columns, 2 * kept.shape[-1])
             hidden = torch.full(
                 (QUERY_BLOCK, size), -torch.inf, dtype=self._flat.dtype, device=self._flat.device
             )
-            self._mask = hidden.triu_(size - QUERY_BLOCK + 1)
-        mask = self._mask[QUERY_BLOCK - rows :, self._mask.shape[-1] - columns :]
+            kept = hidden.triu(size - QUERY_BLOCK + 1)
+            if window is not None:
+                kept += hidden.tril_(size - QUERY_BLOCK - window)
+            self._masks[window] = kept
+        mask = kept[QUERY_BLOCK - rows :, kept.shape[-1] - columns :]
         # GPU kernels need aligned rows, and a corner may start anywhere.
         return mask.contiguous() if mask.is_cuda else mask
 
@@ -229,4 +272,31 @@ class TorchAttention:
         keys, values = kv[:, :, :, : group.context_len]
         # [request, kv_head, query heads of it, head_dim]: the heads of a group are the rows of one query.
         q = q.view(group.size, kv_heads, -1, head_dim)
-        return scaled_dot_product_attention(q, keys, values, attn_mask=group.mask).flatten(1, 2)
+        heads = (1, kv_heads, q.shape[2], 1)
+        return _attend(q, keys, values, group.mask, self._rules[layer], heads).flatten(1, 2)
+
+
+def _attend(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    rule: LayerAttention,
+    heads: tuple[int, ...],
+) -> torch.Tensor:
+    """q [.., rows, head_dim] over keys and values [.., tokens, head_dim].
+
+    `heads`: the shape in which sinks broadcast.
+    """
+    if rule.soft_cap is None and rule.sinks is None:
+        return scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=rule.scale)
+    scores = (q @ keys.transpose(-2, -1)).float() * rule.scale
+    if rule.soft_cap is not None:
+        scores = torch.tanh(scores / rule.soft_cap) * rule.soft_cap
+    if mask is not None:
+        scores += mask
+    if rule.sinks is None:
+        return scores.softmax(-1).to(q.dtype) @ values
+    sinks = rule.sinks.view(heads).expand(*scores.shape[:-1], 1)
+    weights = torch.cat((scores, sinks), dim=-1).softmax(-1)[..., :-1]
+    return weights.to(q.dtype) @ values

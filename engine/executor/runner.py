@@ -285,9 +285,12 @@ class ModelRunner:
             )
 
     def _attention_over(self, pool: KVPool, config: EngineConfig) -> AttentionBackend:
-        heads = self._model.part.num_heads
         return attention_for(
-            config.attention_backend, pool, heads, max_requests=config.scheduler.max_running_requests
+            config.attention_backend,
+            pool,
+            self._model.part.num_heads,
+            self._model.layer_attention(),
+            max_requests=config.scheduler.max_running_requests,
         )
 
     @torch.inference_mode()

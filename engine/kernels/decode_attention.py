@@ -20,7 +20,7 @@ from engine.kernels.pdl import pdl_wait, supports_pdl
 
 __all__ = ["DecodeWorkspace", "attend"]
 
-_LOG2_E: Final = 1.4426950408889634
+_LOG2_E: Final = tl.constexpr(1.4426950408889634)
 _FEWEST_ROWS: Final = 16
 """Smallest number of rows for tensor cores: a key head's queries are padded to it."""
 _TILE: Final = 64
@@ -48,10 +48,16 @@ def attend(
     plan: DecodePlan[torch.Tensor],
     workspace: DecodeWorkspace,
     out: torch.Tensor,
+    *,
+    scale: float,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> None:
     """Attend with q `[R, heads, dim]` to one layer of the pool, `[page, 2, kv_head, token, dim]`; into `out`.
 
-    Tokens of q and `out` may have any stride; dim is a power of two.
+    Tokens of q and `out` may have any stride; dim is a power of two. With a `window`, every part of the plan
+    has tokens in it. `sinks` are [heads] float32.
     """
     _, num_heads, dim = q.shape
     _, _, kv_heads, page_size, _ = pages.shape
@@ -71,7 +77,10 @@ def attend(
         workspace.results,
         workspace.scores,
         workspace.arrivals,
-        dim**-0.5 * _LOG2_E,
+        workspace.scores if sinks is None else sinks,
+        scale * _LOG2_E.value if soft_cap is None else scale / soft_cap,
+        (soft_cap or 0.0) * _LOG2_E.value,
+        window or 0,
         q.stride(0),
         out.stride(0),
         pages.stride(0),
@@ -86,6 +95,9 @@ def attend(
         dim=dim,
         tile=_TILE,
         stages=_STAGES,
+        windowed=window is not None,
+        capped=soft_cap is not None,
+        has_sinks=sinks is not None,
         use_pdl=use_pdl,
         num_warps=_WARPS,
         launch_pdl=use_pdl,
@@ -107,7 +119,10 @@ def _attend(  # type: ignore[no-untyped-def]
     results_ptr,
     scores_ptr,
     arrivals_ptr,
+    sinks_ptr,
     scale,
+    cap,
+    window,
     q_stride,
     out_stride,
     page_stride,
@@ -122,9 +137,12 @@ def _attend(  # type: ignore[no-untyped-def]
     dim: tl.constexpr,
     tile: tl.constexpr,
     stages: tl.constexpr,
+    windowed: tl.constexpr,
+    capped: tl.constexpr,
+    has_sinks: tl.constexpr,
     use_pdl: tl.constexpr,
 ):
-    # Key heads of a part are adjacent in the grid, as they are in memory.
+    # Scores are base-2 logarithms. Key heads of a part are adjacent in the grid, as they are in memory.
     head = tl.program_id(0)
     owner = tl.load(owners_ptr + tl.program_id(1))
     if owner < 0:
@@ -138,6 +156,8 @@ def _attend(  # type: ignore[no-untyped-def]
     part_tokens = tl.load(part_tokens_ptr)
     begin = index * part_tokens
     end = tl.minimum(begin + part_tokens, context)
+    if windowed:
+        begin = tl.maximum(begin, context - window)
 
     row = tl.arange(0, rows)
     feature = tl.arange(0, dim)[None, :]
@@ -157,7 +177,10 @@ def _attend(  # type: ignore[no-untyped-def]
         # Memory past the end of the context is undefined and may be NaN.
         k = tl.load(keys + at[:, None], mask=inside[:, None], other=0.0)
         v = tl.load(keys + kind_stride + at[:, None], mask=inside[:, None], other=0.0)
-        scores = tl.where(inside[None, :], tl.dot(q, k.T) * scale, -float("inf"))
+        scores = tl.dot(q, k.T) * scale
+        if capped:
+            scores = cap * (1.0 - 2.0 / (1.0 + tl.exp2(2.0 * _LOG2_E * scores)))
+        scores = tl.where(inside[None, :], scores, -float("inf"))
         higher = tl.maximum(highest, tl.max(scores, axis=1))
         shares = tl.exp2(scores - higher[:, None])
         faded = tl.exp2(highest - higher)
@@ -165,11 +188,14 @@ def _attend(  # type: ignore[no-untyped-def]
         sums = tl.dot(shares.to(v.dtype), v, sums * faded[:, None])
         highest = higher
 
-    result = sums / total[:, None]
     outs = out_ptr + owner.to(tl.int64) * out_stride
     if num_parts == 1:
+        if has_sinks:
+            total += _sink(sinks_ptr, head * group + row, row < group, highest)
+        result = sums / total[:, None]
         tl.store(outs + query, result.to(out_ptr.dtype.element_ty), mask=own_rows)
     else:
+        result = sums / total[:, None]
         num_heads: tl.constexpr = kv_heads * group
         part = (first_part + index).to(tl.int64) * num_heads
         tl.store(results_ptr + part * dim + query, result, mask=own_rows)
@@ -182,6 +208,7 @@ def _attend(  # type: ignore[no-untyped-def]
             merged = _merged(
                 results_ptr + first_part.to(tl.int64) * num_heads * dim,
                 scores_ptr + first_part.to(tl.int64) * num_heads,
+                sinks_ptr,
                 num_parts,
                 head * group + own,
                 own < group,
@@ -189,15 +216,24 @@ def _attend(  # type: ignore[no-untyped-def]
                 dim,
                 merged_rows,
                 merged_at_once,
+                has_sinks,
             )
             place = outs + (head * group + own[:, None]) * dim + feature
             tl.store(place, merged.to(out_ptr.dtype.element_ty), mask=own[:, None] < group)
+
+
+@triton.jit
+def _sink(sinks_ptr, heads, own_heads, highest):  # type: ignore[no-untyped-def]
+    """What the sinks of `heads` add to divisors of exponentials relative to `highest`."""
+    sinks = tl.load(sinks_ptr + heads, mask=own_heads, other=-float("inf"))
+    return tl.exp2(sinks * _LOG2_E - highest)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _merged(  # type: ignore[no-untyped-def]
     results_ptr,
     scores_ptr,
+    sinks_ptr,
     num_parts,
     rows,
     own_rows,
@@ -205,6 +241,7 @@ def _merged(  # type: ignore[no-untyped-def]
     dim: tl.constexpr,
     num_rows: tl.constexpr,
     at_once: tl.constexpr,
+    has_sinks: tl.constexpr,
 ):
     """Results of a context's parts, weighted by their scores: [num_rows, dim]."""
     feature = tl.arange(0, dim)[None, None, :]
@@ -229,4 +266,6 @@ def _merged(  # type: ignore[no-untyped-def]
         total = total * faded + tl.sum(weight, axis=0)
         sums = sums * faded[:, None] + tl.sum(weight[:, :, None] * result, axis=0)
         highest = higher
+    if has_sinks:
+        total += _sink(sinks_ptr, rows, own_rows, highest)
     return sums / tl.where(own_rows, total, 1.0)[:, None]

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from engine.layers.experts import ExpertStack, Router
 from engine.layers.factory import Layers
+from engine.layers.layer_attention import LayerAttention
 from engine.layers.linear_layer import Linear
 from engine.layers.modules import Embedding
 from engine.layers.ops import Rotation
@@ -20,10 +21,13 @@ __all__ = ["Attention", "CausalLM"]
 
 
 class Attention(Protocol):
-    """Causal attention over each sequence. It also stores keys and values, since it owns the KV pool."""
+    """Causal attention over each sequence, as `CausalLM.layer_attention` says for each layer.
+
+    It also stores keys and values, since it owns the KV pool.
+    """
 
     def forward(self, layer: int, qkv: Tensor, rotation: Rotation | None) -> Tensor:
-        """Queries, keys and values, concatenated: [T, H + 2 * KVH, D] -> [T, H, D], scaled by D ** -0.5.
+        """Queries, keys and values, concatenated: [T, H + 2 * KVH, D] -> [T, H, D].
 
         Queries and keys are not rotated yet: `rotation` does that; None for models without rotary positions.
         `qkv` may be overwritten.
@@ -48,6 +52,23 @@ class CausalLM(nn.Module, ABC):
     @abstractmethod
     def forward(self, input_ids: Tensor, positions: Tensor, attn: Attention) -> Tensor:
         """Final hidden states [T, d] of tokens `input_ids` [T] at absolute `positions` [T]."""
+
+    def layer_attention(self) -> list[LayerAttention]:
+        """How each layer attends, with this rank's heads."""
+        spec = self.spec
+        return [
+            LayerAttention(
+                scale=spec.attention_scale,
+                window=spec.window(layer),
+                soft_cap=spec.attention.soft_cap,
+                sinks=self.sinks(layer),
+            )
+            for layer in range(spec.num_layers)
+        ]
+
+    def sinks(self, layer: int) -> Tensor | None:
+        """Of a layer that has them, [heads] float32."""
+        return None
 
     def expect(self, rows: int) -> None:
         """Set how many rows of the next forward pass are tokens; the rest is padding of a CUDA graph.

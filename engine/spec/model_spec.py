@@ -135,6 +135,11 @@ class ModelSpec:
     def _dense_layers(self) -> int:
         return self.num_layers if self.experts is None else len(self.experts.dense_layers)
 
+    @property
+    def attention_scale(self) -> float:
+        """Factor of the products of queries and keys."""
+        return self.head_dim**-0.5 if self.attention.scale is None else self.attention.scale
+
     def window(self, layer: int) -> int | None:
         """How many tokens a token attends to in this layer, itself included; None: all of its context."""
         return self.attention.window(layer)

@@ -11,6 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from engine.batch.block_tables import BlockTables
 from engine.batch.decode_plan import Decodes
+from engine.layers.layer_attention import LayerAttention
 from engine.layers.ops import Ops
 from engine.layers.rope import rope_table
 from engine.spec.rope_spec import RopeSpec
@@ -74,8 +75,9 @@ def test_decodes_attend_to_their_contexts(
     contexts: list[int], page_size: int, heads: int, kv_heads: int
 ) -> None:
     """Planned for a step, and for a graph in which the batch leaves three rows empty."""
-    from engine.attention.flashinfer_kernels import Heads
+    from engine.attention.decode_planner import DecodePlanner
     from engine.attention.paged_decodes import DecodeAttention
+    from engine.kernels.decode_attention import DecodeWorkspace
 
     used = [-(-context // page_size) for context in contexts]
     pages = torch.randperm(sum(used) + 1)
@@ -95,10 +97,15 @@ def test_decodes_attend_to_their_contexts(
     for table, context in zip(lists, contexts, strict=True):
         pool[table[-1], :, :, (context - 1) % page_size + 1 :] = torch.nan  # what lies behind may be anything
     pool[scratch] = 0
-    kernel = DecodeAttention(Heads(heads, kv_heads, 128), page_size, pool.device, max_requests=len(q))
+    multiprocessors = torch.cuda.get_device_properties(pool.device).multi_processor_count
+    planner = DecodePlanner(multiprocessors=multiprocessors, num_kv_heads=kv_heads, page_size=page_size)
+    parts = planner.most_parts(len(q))
+    workspace = DecodeWorkspace(parts, len(q), heads, kv_heads, 128, pool.device)
+    rule = LayerAttention(scale=128**-0.5)
+    kernel = DecodeAttention(planner, workspace, rule, page_size, pool.device)
     out = torch.full_like(q, torch.nan)
     kernel.plan(decodes)
-    kernel.run(q[: len(contexts)], pool, out[: len(contexts)])
+    kernel.run(q[: len(contexts)], pool, out[: len(contexts)], None)
     torch.testing.assert_close(out[: len(contexts)].float(), torch.stack(expected), atol=4e-3, rtol=2e-2)
 
     ints = torch.zeros(kernel.ints_for(len(q), len(pages) + 3), dtype=torch.int32, device="cuda")
@@ -106,7 +113,7 @@ def test_decodes_attend_to_their_contexts(
     first = None
     for _ in range(5):  # who is done last, and merges, may be another every time
         again = torch.full_like(q, torch.nan)
-        kernel.run(q, pool, again)
+        kernel.run(q, pool, again, None)
         assert first is None or torch.equal(again, first)
         first = again
     torch.testing.assert_close(again[: len(contexts)], out[: len(contexts)], atol=4e-3, rtol=2e-2)

@@ -67,7 +67,7 @@ def test_logits_choose_the_same_tokens_as_transformers(
     ids = tokenizer.apply_chat_template(CHAT, add_generation_prompt=True, return_tensors="pt")["input_ids"]
 
     theirs = oracle(ids).logits[0]
-    ours = model.logits(model(ids[0], torch.arange(ids.shape[1]), DenseAttention(model.part.num_heads)))
+    ours = model.logits(model(ids[0], torch.arange(ids.shape[1]), DenseAttention(model)))
 
     torch.testing.assert_close(ours, theirs, atol=5e-4, rtol=0)
     assert torch.equal(ours.argmax(-1), theirs.argmax(-1))

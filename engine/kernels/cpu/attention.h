@@ -19,6 +19,10 @@ struct Step {
     const int64_t* slots;      // [T]: page * page_size + offset
     const int64_t* positions;  // [T]
     const float* angles;       // [positions, head_dim], cosines first; null: queries and keys are not rotated
+    // Of the layer:
+    const float* sinks;     // [heads]: scores in the softmax that have no value; null: there are none
+    int64_t window;         // a token attends to so many, itself included; 0: to all
+    float scale, soft_cap;  // soft_cap 0: scores are not capped
 };
 
 constexpr int64_t kKeys = 64;         // multiplied at once
@@ -35,6 +39,11 @@ struct Piece {
     int64_t parts;                         // in the first of several parts, their number; otherwise 0
 };
 
+// The first key that a query sees which sees none from `visible` on.
+inline int64_t earliest(const Step& s, int64_t visible) {
+    return s.window && visible > s.window ? visible - s.window : 0;
+}
+
 inline std::vector<Piece> cut(const Step& s, int64_t* partial_floats) {
     std::vector<Piece> pieces;
     int64_t group = s.heads / s.kv_heads, floats = 0;
@@ -44,12 +53,13 @@ inline std::vector<Piece> cut(const Step& s, int64_t* partial_floats) {
         int64_t part = tokens == 1 ? kDecodePart : kChunkPart;
         for (int64_t first = (tokens - 1) / most * most; first >= 0; first -= most) {  // long contexts first
             int64_t rows = lesser(tokens - first, most);
-            int64_t visible = before + first + rows, parts = up(visible, part) / part;
+            int64_t visible = before + first + rows, lowest = earliest(s, before + first + 1);
+            int64_t parts = up(visible, part) / part - lowest / part;
             for (int64_t head = 0; head < s.kv_heads; head++)
                 for (int64_t p = 0; p < parts; p++) {
-                    int64_t end = lesser((p + 1) * part, visible);
-                    pieces.push_back({r, head, first, rows, p * part, end, parts > 1 ? floats : -1,
-                                      parts > 1 && p == 0 ? parts : 0});
+                    int64_t begin = (lowest / part + p) * part, end = lesser(begin + part, visible);
+                    pieces.push_back({r, head, first, rows, begin < lowest ? lowest : begin, end,
+                                      parts > 1 ? floats : -1, parts > 1 && p == 0 ? parts : 0});
                     if (parts > 1) floats += rows * group * (up(s.head_dim, kLanes) + 2);
                 }
         }
@@ -81,7 +91,6 @@ struct Attention {
     int64_t group = s.heads / s.kv_heads, dim = s.head_dim;
     int64_t columns = up(dim, kLanes);  // of sums, padded with zeros after a head's features
     int64_t head_elements = s.page_size * dim, values_after = s.kv_heads * head_elements;
-    float scale = 1 / __builtin_sqrtf(float(dim));
 
     const T* row(int64_t token) const { return qkv + token * (s.heads + 2 * s.kv_heads) * dim; }
 
@@ -130,7 +139,9 @@ struct Attention {
             return;
         }
         int64_t token = s.query_indptr[piece.request] + piece.first + row / group;
-        T* to = out + (token * s.heads + piece.head * group + row % group) * dim;
+        int64_t head = piece.head * group + row % group;
+        T* to = out + (token * s.heads + head) * dim;
+        if (s.sinks) total += exponential(splat(s.sinks[head] - highest))[0];
         for (int64_t d = 0; d < dim; d += kLanes) store(to + d, load(sums + d) / total, dim - d);
     }
 
@@ -166,13 +177,20 @@ struct Attention {
 
     // ------------------------------------------------------------------------------ blocks of query rows
 
-    // Scores [kKeys] of a row become weights, zero from `visible` on. Returns the factor for earlier sums.
-    float weigh(float* scores, int64_t visible, float& highest, float& total) const {
+    vec score(vec product) const {
+        product *= s.scale;
+        return s.soft_cap ? s.soft_cap * hyperbolic_tangent(product / s.soft_cap) : product;
+    }
+
+    // Products [kKeys] of a row become weights, zero before `from` and from `visible` on. Returns the factor for
+    // earlier sums.
+    float weigh(float* scores, int64_t from, int64_t visible, float& highest, float& total) const {
         vec row[kKeys / kLanes], most = splat(highest);
         const ivec lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
         for (int i = 0; i < kKeys / kLanes; i++) {
-            row[i] = load(scores + i * kLanes) * scale;
+            row[i] = score(load(scores + i * kLanes));
             if (visible < kKeys) row[i] = lane < int32_t(visible - i * kLanes) ? row[i] : splat(-__builtin_inff());
+            if (from > 0) row[i] = lane < int32_t(from - i * kLanes) ? splat(-__builtin_inff()) : row[i];
             most = greater(row[i], most);
         }
         float now = largest(most);
@@ -212,7 +230,8 @@ struct Attention {
             multiply(rows, kKeys, columns, queries, columns, keys, kKeys, scores, kKeys, false);
             for (int64_t r = 0; r < rows; r++) {
                 int64_t visible = lesser(seen + r / group - begin, count);
-                float factor = weigh(scores + r * kKeys, visible, highest[r], totals[r]);
+                int64_t from = earliest(s, seen + r / group) - begin;
+                float factor = weigh(scores + r * kKeys, from, visible, highest[r], totals[r]);
                 if (factor != 1.0f)
                     for (int64_t d = 0; d < columns; d += kLanes)
                         store(sums + r * columns + d, load(sums + r * columns + d) * factor);
@@ -284,7 +303,7 @@ struct Attention {
                     __builtin_prefetch((const char*)(places[j] + values_after) + byte);
                 }
             for (int64_t r = 0; r < group; r++)
-                store(scores + r * kDecodePart + i, products(queries + r * columns, places + i) * scale);
+                store(scores + r * kDecodePart + i, score(products(queries + r * columns, places + i)));
         }
         float highest[kFewHeads], totals[kFewHeads];
         for (int64_t r = 0; r < group; r++) {

@@ -22,13 +22,15 @@ _NAMES: Final = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
 class Step(ctypes.Structure):
-    """Data that all layers of a step share; `struct Step` of attention.h."""
+    """A step and how the current layer attends; `struct Step` of attention.h."""
 
     _fields_ = (
         *((name, c_int64) for name in ("threads", "num_tokens", "num_requests", "heads", "kv_heads")),
         *((name, c_int64) for name in ("head_dim", "page_size", "page_stride")),
         *((name, c_void_p) for name in ("query_indptr", "context_lens", "page_indptr", "pages", "slots")),
-        *((name, c_void_p) for name in ("positions", "angles")),
+        *((name, c_void_p) for name in ("positions", "angles", "sinks")),
+        ("window", c_int64),
+        *((name, c_float) for name in ("scale", "soft_cap")),
     )
 
 

@@ -1,24 +1,52 @@
-"""Attention over one whole sequence in one call: no pages, no batch. The simplest thing that can be right."""
+"""Attention over one whole sequence, written out: no pages, no batch. The simplest correct form."""
 
 from __future__ import annotations
 
-from torch import Tensor
-from torch.nn import functional
+from collections.abc import Sequence
 
+import torch
+from torch import Tensor
+
+from engine.layers.layer_attention import LayerAttention
 from engine.layers.ops import Rotation
+from engine.models.base import CausalLM
+
+__all__ = ["DenseAttention", "attend", "plain"]
+
+
+def plain(layers: int, head_dim: int) -> list[LayerAttention]:
+    """Layers that attend to everything, as in Llama."""
+    return [LayerAttention(scale=head_dim**-0.5)] * layers
+
+
+def attend(q: Tensor, keys: Tensor, values: Tensor, rule: LayerAttention) -> Tensor:
+    """Queries [T, heads, head_dim] of the last of C tokens over keys and values [C, kv_heads, head_dim]."""
+    group = q.shape[1] // keys.shape[1]
+    keys, values = keys.repeat_interleave(group, dim=1), values.repeat_interleave(group, dim=1)
+    scores = torch.einsum("thd,chd->htc", q, keys) * rule.scale
+    if rule.soft_cap is not None:
+        scores = torch.tanh(scores / rule.soft_cap) * rule.soft_cap
+    positions = torch.arange(len(keys))
+    distance = positions[len(keys) - len(q) :, None] - positions
+    visible = distance >= 0 if rule.window is None else (distance >= 0) & (distance < rule.window)
+    scores = scores.masked_fill(~visible, -torch.inf)
+    if rule.sinks is not None:
+        sinks = rule.sinks.to(q.dtype)[:, None, None].expand(-1, len(q), 1)
+        scores = torch.cat((scores, sinks), dim=2)
+    weights = scores.softmax(-1)[:, :, : len(keys)]
+    return torch.einsum("htc,chd->thd", weights, values)
 
 
 class DenseAttention:
     """The step's tokens are one sequence from its start."""
 
-    def __init__(self, num_heads: int) -> None:
-        self._num_heads = num_heads
+    def __init__(self, model: CausalLM) -> None:
+        self._num_heads = model.part.num_heads
+        self._rules: Sequence[LayerAttention] = model.layer_attention()
 
     def forward(self, layer: int, qkv: Tensor, rotation: Rotation | None) -> Tensor:
         kv_heads = (qkv.shape[1] - self._num_heads) // 2
         q, k, v = qkv.split([self._num_heads, kv_heads, kv_heads], dim=1)
         if rotation is not None:
             q, k = rotation.turn(q), rotation.turn(k)
-        q, k, v = (heads.transpose(0, 1) for heads in (q, k, v))
-        attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        return attended.transpose(0, 1)
+        return attend(q, k, v, self._rules[layer])

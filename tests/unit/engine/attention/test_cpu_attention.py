@@ -18,7 +18,9 @@ from engine.batch.block_tables import BlockTables
 from engine.kernels.cpu.library import cpu_kernels
 from engine.kv_cache.pool import KVPool
 from engine.layers.cpu_ops import TableRotation
+from engine.layers.layer_attention import LayerAttention
 from engine.layers.ops import Ops
+from tests.unit.engine.dense_attention import attend, plain
 
 pytestmark = pytest.mark.skipif(cpu_kernels(torch.float32) is None, reason="there is no compiler")
 
@@ -93,7 +95,9 @@ def pool_and_batch(shape: Shape, requests: list[tuple[int, int]], seed: int) -> 
     )
 
 
-def written_out(shape: Shape, pool: KVPool, batch: Batch, layer: int, queries: torch.Tensor) -> torch.Tensor:
+def written_out(
+    pool: KVPool, batch: Batch, layer: int, queries: torch.Tensor, rule: LayerAttention
+) -> torch.Tensor:
     """What rotated `queries` attend to, in float64, by the keys and values that lie in the pool."""
     out = torch.empty(queries.shape, dtype=torch.float64)
     lists = batch.block_tables
@@ -101,26 +105,33 @@ def written_out(shape: Shape, pool: KVPool, batch: Batch, layer: int, queries: t
         rows = slice(int(batch.query_indptr[r]), int(batch.query_indptr[r + 1]))
         table = torch.from_numpy(lists.pages[lists.indptr[r] : lists.indptr[r + 1]])
         kv = pool.layer(layer)[table].permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :context].double()
-        keys, values = kv.repeat_interleave(shape.group, dim=1)
-        scores = torch.einsum("thd,hcd->htc", queries[rows].double(), keys) / shape.head_dim**0.5
-        new = rows.stop - rows.start
-        hidden = torch.ones(new, context, dtype=torch.bool).triu(context - new + 1)
-        weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
-        out[rows] = torch.einsum("htc,hcd->thd", weights, values)
+        keys, values = kv.transpose(1, 2)
+        out[rows] = attend(queries[rows].double(), keys, values, rule)
     return out
 
 
-def check(shape: Shape, requests: list[tuple[int, int]], *, rotated: bool = True, seed: int = 0) -> None:
+def check(
+    shape: Shape,
+    requests: list[tuple[int, int]],
+    *,
+    rotated: bool = True,
+    seed: int = 0,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    sinks: bool = False,
+) -> None:
     requests = sorted(requests, key=lambda request: request[1] == 1)
     pool, batch = pool_and_batch(shape, requests, seed)
     kernels = cpu_kernels(shape.dtype)
     assert kernels is not None
-    attention = CpuAttention(pool, shape.heads, kernels)
-    attention.prepare(batch)
     generator = torch.Generator().manual_seed(seed + 1)
+    sink = torch.randn(shape.heads, generator=generator) * 4 if sinks else None
+    rule = LayerAttention(scale=shape.head_dim**-0.5, window=window, soft_cap=soft_cap, sinks=sink)
+    attention = CpuAttention(pool, shape.heads, [*plain(LAYERS - 1, shape.head_dim), rule], kernels)
+    attention.prepare(batch)
     angles = torch.randn(int(batch.positions.max()) + 1, shape.head_dim // 2, generator=generator)
     table = torch.cat((angles.cos(), angles.sin()), dim=1)
-    for layer in range(LAYERS):
+    for layer, rule_of_layer in enumerate([*plain(LAYERS - 1, shape.head_dim), rule]):
         size = (len(batch.input_ids), shape.heads + 2 * shape.kv_heads, shape.head_dim)
         qkv = torch.randn(size, generator=generator).to(shape.dtype)
         queries, keys, values = qkv.split([shape.heads, shape.kv_heads, shape.kv_heads], dim=1)
@@ -136,7 +147,7 @@ def check(shape: Shape, requests: list[tuple[int, int]], *, rotated: bool = True
         for which, wanted in enumerate((keys, values)):
             stored = pool.layer(layer)[:, which].transpose(1, 2)[page, offset]
             torch.testing.assert_close(stored.double(), wanted.double(), atol=tolerance, rtol=tolerance)
-        expected = written_out(shape, pool, batch, layer, queries)
+        expected = written_out(pool, batch, layer, queries, rule_of_layer)
         torch.testing.assert_close(result.double(), expected, atol=tolerance, rtol=tolerance)
 
 
@@ -158,11 +169,20 @@ news = st.sampled_from([1, 1, 1, 2, 3, 16, 33, 65, 130])
     requests=st.lists(st.tuples(contexts, news), min_size=1, max_size=4),
     rotated=st.booleans(),
     seed=st.integers(0, 1000),
+    window=st.sampled_from([None, 1, 5, 64, 100, 257, 1000]),
+    soft_cap=st.sampled_from([None, None, 1.5, 30.0]),
+    sinks=st.booleans(),
 )
 def test_any_batch_attends_as_written_out(
-    shape: Shape, requests: list[tuple[int, int]], rotated: bool, seed: int
+    shape: Shape,
+    requests: list[tuple[int, int]],
+    rotated: bool,
+    seed: int,
+    window: int | None,
+    soft_cap: float | None,
+    sinks: bool,
 ) -> None:
-    check(shape, requests, rotated=rotated, seed=seed)
+    check(shape, requests, rotated=rotated, seed=seed, window=window, soft_cap=soft_cap, sinks=sinks)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -170,6 +190,7 @@ def test_threads_share_long_contexts(threads: int, dtype: torch.dtype) -> None:
     shape = Shape(page_size=16, kv_heads=3, group=3, head_dim=64, dtype=dtype)
 
     check(shape, [(5000, 70), (2047, 1), (3000, 1), (4090, 40)])
+    check(shape, [(5000, 70), (2047, 1), (3000, 1), (4090, 40)], window=1500, sinks=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -189,7 +210,7 @@ def test_an_answer_does_not_depend_on_threads_or_the_rest_of_the_batch(dtype: to
         qkv = torch.randn(len(batch.input_ids), 8, 32, generator=generator).to(dtype)
         before = torch.get_num_threads()
         torch.set_num_threads(threads)
-        attention = CpuAttention(pool, shape.heads, kernels)
+        attention = CpuAttention(pool, shape.heads, plain(LAYERS, shape.head_dim), kernels)
         attention.prepare(batch)
         results.append(attention.forward(0, qkv, None)[0])
         torch.set_num_threads(before)
@@ -202,7 +223,7 @@ def test_what_is_not_finite_stays_with_its_request() -> None:
     pool, batch = pool_and_batch(shape, [(70, 40), (0, 20), (100, 1), (30, 1)], seed=0)
     kernels = cpu_kernels(torch.float32)
     assert kernels is not None
-    attention = CpuAttention(pool, shape.heads, kernels)
+    attention = CpuAttention(pool, shape.heads, plain(LAYERS, shape.head_dim), kernels)
     attention.prepare(batch)
     qkv = torch.randn(62, 8, 64)
     qkv[0] = torch.nan
@@ -226,7 +247,12 @@ def test_rotation_that_is_no_table_is_applied_before_the_kernel() -> None:
         pool.tensor[:] = 0
         kernels = cpu_kernels(torch.float32)
         assert kernels is not None
-        attention = CpuAttention(pool, 4, kernels) if backend is CpuAttention else TorchAttention(pool, 4)
+        layers = plain(LAYERS, shape.head_dim)
+        attention = (
+            CpuAttention(pool, 4, layers, kernels)
+            if backend is CpuAttention
+            else TorchAttention(pool, 4, layers)
+        )
         attention.prepare(batch)
         qkv = torch.randn(40, 8, 64, generator=torch.Generator().manual_seed(1))
         rotation = Ops().rotation(table, batch.positions, torch.float32)

@@ -1,8 +1,9 @@
-"""The torch backend against attention written as a loop over tokens."""
+"""The torch backend against attention written out over whole sequences."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 import pytest
@@ -17,6 +18,8 @@ from engine.core.plan import Chunk, StepPlan
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
 from engine.kv_cache.pool import KVPool
+from engine.layers.layer_attention import LayerAttention
+from tests.unit.engine.dense_attention import attend
 
 LAYERS, KV_HEADS, HEAD_DIM = 2, 2, 8
 MAX_LEN = 96
@@ -31,20 +34,26 @@ class Sequence:
     values: torch.Tensor
 
 
-def loop_attention(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, start: int) -> torch.Tensor:
-    """q [T, heads, head_dim] at positions from `start` on; one token and one head at a time."""
-    out = torch.empty_like(q)
-    group = q.shape[1] // KV_HEADS
-    for row in range(q.shape[0]):
-        visible = start + row + 1
-        for head in range(q.shape[1]):
-            scores = keys[:visible, head // group] @ q[row, head] / HEAD_DIM**0.5
-            out[row, head] = scores.softmax(0) @ values[:visible, head // group]
-    return out
+PLAIN = LayerAttention(scale=HEAD_DIM**-0.5)
+RULES = [
+    PLAIN,
+    LayerAttention(scale=HEAD_DIM**-0.5, window=7),
+    LayerAttention(scale=1.5, window=16, soft_cap=2.0),
+    LayerAttention(scale=HEAD_DIM**-0.5, window=1, sinks=torch.tensor([0.5, -2.0, 4.0, 1.0, 0.0, 1e4])),
+    LayerAttention(scale=0.25, soft_cap=5.0, sinks=torch.tensor([0.5, -2.0, 4.0, 1.0, 0.0, 90.0])),
+]
+"""For up to 6 query heads."""
+Rules: TypeAlias = tuple[LayerAttention, LayerAttention]
 
 
 class World:
-    def __init__(self, page_size: int, group: int, num_requests: int) -> None:
+    def __init__(
+        self,
+        page_size: int,
+        group: int,
+        num_requests: int,
+        rules: tuple[LayerAttention, ...] = (PLAIN, PLAIN),
+    ) -> None:
         pages_each = -(-MAX_LEN // page_size)
         self.pool = KVPool(
             num_pages=pages_each * num_requests,
@@ -57,7 +66,10 @@ class World:
         )
         self.pool.tensor[:-1] = torch.nan  # whatever is read without having been written shows
         self.heads = KV_HEADS * group
-        self.attention = TorchAttention(self.pool, self.heads)
+        self.rules = [
+            rule if rule.sinks is None else replace(rule, sinks=rule.sinks[: self.heads]) for rule in rules
+        ]
+        self.attention = TorchAttention(self.pool, self.heads, self.rules)
         self.steps = StepWriter(num_requests)
         self.batches = BatchBuilder(
             page_size=page_size,
@@ -89,7 +101,7 @@ class World:
             k = torch.cat([s.keys[layer, c.start : c.end] for (s, _), c in zip(pairs, chunks, strict=True)])
             v = torch.cat([s.values[layer, c.start : c.end] for (s, _), c in zip(pairs, chunks, strict=True)])
             expected = [
-                loop_attention(rows, s.keys[layer], s.values[layer], c.start)
+                attend(rows, s.keys[layer, : c.end], s.values[layer, : c.end], self.rules[layer])
                 for (s, _), c, rows in zip(pairs, chunks, q.split([n for _, n in pairs]), strict=True)
             ]
             torch.testing.assert_close(
@@ -111,18 +123,19 @@ class World:
         min_size=1,
         max_size=4,
     ),
+    rules=st.tuples(st.sampled_from(RULES), st.sampled_from(RULES)),
 )
-def test_any_batch_of_chunks_and_decodes_attends_like_the_loop(
-    page_size: int, group: int, steps: list[list[int]]
+def test_any_batch_of_chunks_and_decodes_attends_as_written_out(
+    page_size: int, group: int, steps: list[list[int]], rules: Rules
 ) -> None:
-    world = World(page_size, group, num_requests=4)
+    world = World(page_size, group, num_requests=4, rules=rules)
     for lengths in steps:
         world.step(lengths)
 
 
 def test_long_chunks_are_cut_into_blocks_of_queries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_backend, "QUERY_BLOCK", 8)
-    world = World(page_size=4, group=2, num_requests=2)
+    world = World(page_size=4, group=2, num_requests=2, rules=(PLAIN, RULES[1]))
     for lengths in ([30, 3], [31, 17], [1, 9], [19, 1]):
         world.step(lengths)
 
@@ -132,7 +145,7 @@ def test_decodes_of_very_different_contexts_share_a_step(
     monkeypatch: pytest.MonkeyPatch, group_bytes: int
 ) -> None:
     monkeypatch.setattr(torch_backend, "GROUP_BYTES", group_bytes)
-    world = World(page_size=4, group=2, num_requests=5)
+    world = World(page_size=4, group=2, num_requests=5, rules=(PLAIN, RULES[2]))
     world.step([3, 90, 40, 85, 0])
     for _ in range(4):
         world.step([1, 1, 1, 1, 1])

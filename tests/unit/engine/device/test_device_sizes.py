@@ -18,6 +18,7 @@ from engine.device.staging import send, upload
 from engine.executor.cuda_graphs import graph_sizes
 from engine.executor.piecewise_graphs import token_sizes
 from engine.kv_cache.pool import KVPool
+from tests.unit.engine.dense_attention import plain
 
 CPU = torch.device("cpu")
 GIB = 1 << 30
@@ -91,13 +92,13 @@ def make_pool(head_dim: int = 64) -> KVPool:
 
 def test_a_cpu_gets_torch_attention_where_no_kernels_can_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.attention.select.cpu_kernels", lambda _: None)
-    assert isinstance(attention_for("auto", make_pool(), 4, max_requests=1), TorchAttention)
+    assert isinstance(attention_for("auto", make_pool(), 4, plain(1, 64), max_requests=1), TorchAttention)
 
 
 @pytest.mark.parametrize(("name", "why"), [("flashinfer", "it needs a GPU"), ("fastest", "is unknown")])
 def test_a_backend_that_cannot_serve_is_refused_with_its_reason(name: str, why: str) -> None:
     with pytest.raises(UnsupportedBackend, match=why):
-        attention_for(name, make_pool(), 4, max_requests=1)
+        attention_for(name, make_pool(), 4, plain(1, 64), max_requests=1)
 
 
 def test_plans_are_written_for_the_flashinfer_that_is_required() -> None:

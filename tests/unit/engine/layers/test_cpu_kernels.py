@@ -19,6 +19,7 @@ from engine.layers.cpu_ops import CpuOps
 from engine.layers.ops import Ops
 from engine.layers.panels import panels_of
 from engine.layers.select import ops_for
+from tests.unit.engine.dense_attention import plain
 
 compiled = pytest.mark.skipif(cpu_kernels(torch.float32) is None, reason="there is no compiler")
 
@@ -226,10 +227,10 @@ def test_without_a_library_torch_serves(
     )
 
     with caplog.at_level("INFO"):
-        attention = attention_for("auto", pool, 1, max_requests=1)
+        attention = attention_for("auto", pool, 1, plain(1, 8), max_requests=1)
         ops = ops_for(torch.device("cpu"), torch.float32)
     with pytest.raises(UnsupportedBackend, match="no compiled kernels"):
-        attention_for("cpu", pool, 1, max_requests=1)
+        attention_for("cpu", pool, 1, plain(1, 8), max_requests=1)
     library._library.cache_clear()
 
     assert isinstance(attention, TorchAttention)

@@ -135,7 +135,7 @@ def test_a_converted_model_computes_what_the_original_does(architecture: str, tm
     model = load_model(converted(tmp_path / "model.gguf"))
 
     ids = torch.arange(96)
-    ours = model.logits(model(ids, torch.arange(96), DenseAttention(model.part.num_heads)))
+    ours = model.logits(model(ids, torch.arange(96), DenseAttention(model)))
     torch.testing.assert_close(ours, oracle(ids[None]).logits[0], atol=1e-5, rtol=1e-5)
     assert model.spec.eos_token_ids == (5,)
 

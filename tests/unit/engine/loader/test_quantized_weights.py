@@ -69,7 +69,7 @@ def write(name: str, format: Format, folder: Path) -> tuple[Path, Path]:
 
 @torch.inference_mode()
 def logits(model: CausalLM) -> Tensor:
-    return model.logits(model(IDS, torch.arange(len(IDS)), DenseAttention(model.part.num_heads)))
+    return model.logits(model(IDS, torch.arange(len(IDS)), DenseAttention(model)))
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -145,7 +145,7 @@ NAMES = [
 
 @torch.inference_mode()
 def logits(model: CausalLM, ids: Tensor) -> Tensor:
-    return model.logits(model(ids, torch.arange(len(ids)), DenseAttention(model.part.num_heads)))
+    return model.logits(model(ids, torch.arange(len(ids)), DenseAttention(model)))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -183,8 +183,8 @@ def test_hidden_states_do_not_depend_on_what_the_caller_keeps(tmp_path: Path) ->
     model = load_model(tmp_path)
     ids, positions = torch.arange(20), torch.arange(20)
 
-    first = model(ids, positions, DenseAttention(model.part.num_heads))
-    second = model(ids, positions, DenseAttention(model.part.num_heads))
+    first = model(ids, positions, DenseAttention(model))
+    second = model(ids, positions, DenseAttention(model))
 
     assert torch.equal(first, second)
     assert torch.equal(ids, torch.arange(20))

@@ -50,7 +50,7 @@ def test_logits_are_those_of_the_whole_model(name: str, size: int, tmp_path: Pat
         ranks.all_reduce_min(
             0
         )  # loading sets torch's default dtype for the process, so nothing else may compute
-        return model.logits(model(ids, torch.arange(len(ids)), DenseAttention(model.part.num_heads)))
+        return model.logits(model(ids, torch.arange(len(ids)), DenseAttention(model)))
 
     leader, *others = together(size, logits)
     with torch.no_grad():

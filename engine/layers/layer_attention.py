@@ -1,0 +1,23 @@
+"""How one layer attends: what attention backends need to know of a model beyond the shape of its KV."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+__all__ = ["LayerAttention"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerAttention:
+    """Softmax of `soft_cap * tanh(scale * q k / soft_cap)` over the last `window` tokens and a sink."""
+
+    scale: float
+    """Factor of the products of queries and keys."""
+    window: int | None = None
+    """How many tokens a token attends to, itself included; None: all."""
+    soft_cap: float | None = None
+    """None: scores are not capped."""
+    sinks: Tensor | None = None
+    """[heads] float32, of this rank: scores that take part in the softmax and have no value."""
