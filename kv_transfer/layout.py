@@ -6,6 +6,8 @@ import hashlib
 from dataclasses import dataclass
 from typing import Final
 
+from common.kv_groups import KVGroup
+
 __all__ = ["SUM64", "XXH3", "KVLayout"]
 
 XXH3: Final = "xxh3-64"
@@ -15,18 +17,18 @@ SUM64: Final = "sum64"
 
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
 
-_FORMAT = "baton-kv-1:page,layer,kv,head,token,dim"
+_FORMAT = "baton-kv-2:page,layer of group,kv,head,token,dim"
 """Changes whenever the same fields would describe different bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """A page is `[layer, 2, kv_head, page_size, head_dim]`, contiguous: keys first, then values."""
+    """A page is `[layer of its group, 2, kv_head, page_size, head_dim]`, contiguous: keys, then values."""
 
     weights: str
     """Identity of the weights, not a name: KV of another revision of a model is invalid."""
     dtype: str
-    num_layers: int
+    groups: tuple[KVGroup, ...]
     num_kv_heads: int
     """Of the whole model, over all shards."""
     head_dim: int
@@ -40,7 +42,7 @@ class KVLayout:
     def __post_init__(self) -> None:
         if self.dtype not in _DTYPE_BYTES:
             raise ValueError(f"KV dtype {self.dtype!r} is not one of {', '.join(_DTYPE_BYTES)}")
-        for name in ("num_layers", "num_kv_heads", "head_dim", "page_size", "tp_size"):
+        for name in ("page_layers", "num_kv_heads", "head_dim", "page_size", "tp_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not 0 <= self.tp_rank < self.tp_size:
@@ -50,6 +52,11 @@ class KVLayout:
                 f"{self.num_kv_heads} kv heads cannot be sharded over {self.tp_size} ranks: "
                 "one number must divide the other"
             )
+
+    @property
+    def page_layers(self) -> int:
+        """Layers that a page has room for: those of the largest group."""
+        return max(len(group.layers) for group in self.groups)
 
     @property
     def heads_per_shard(self) -> int:
@@ -74,7 +81,7 @@ class KVLayout:
     @property
     def rows_per_page(self) -> int:
         """(layer, keys or values, head) triples: how many `head_bytes` make a page."""
-        return self.num_layers * 2 * self.heads_per_shard
+        return self.page_layers * 2 * self.heads_per_shard
 
     @property
     def page_bytes(self) -> int:
@@ -91,7 +98,7 @@ class KVLayout:
             _FORMAT,
             self.weights,
             self.dtype,
-            self.num_layers,
+            tuple((group.window, group.layers) for group in self.groups),
             self.num_kv_heads,
             self.head_dim,
             self.page_size,

@@ -68,7 +68,7 @@ def plan_shard_copies(
     length = (end - begin) * source.head_bytes
     copies: list[Copy] = []
     for mine, theirs in zip(local, remote, strict=True):
-        for block in range(source.num_layers * 2):  # keys and values of each layer
+        for block in range(source.page_layers * 2):  # keys and values of each layer
             my_head = block * source.heads_per_shard + begin - source.first_head
             their_head = block * target.heads_per_shard + begin - target.first_head
             copies.append(

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from common.kv_groups import full_group
 from kv_transfer import EndpointEvent, Final, KVEndpoint, KVLayout, KVPort, Peer, PoolMemory, Reopened
 from kv_transfer.handoff.receiver import KVReceiver
 from kv_transfer.handoff.sender import KVSender
@@ -16,7 +17,9 @@ from kv_transfer.transports import Transport
 
 __all__ = ["LAYOUT", "REQUEST", "Half", "Pool", "expect_handed_off", "final_for", "receiver_on", "sender_on"]
 
-LAYOUT = KVLayout(weights="tiny", dtype="float32", num_layers=2, num_kv_heads=2, head_dim=4, page_size=4)
+LAYOUT = KVLayout(
+    weights="tiny", dtype="float32", groups=full_group(2), num_kv_heads=2, head_dim=4, page_size=4
+)
 REQUEST = 0xFEED
 """A request digest."""
 

@@ -10,11 +10,12 @@ from typing import TypeVar
 
 import numpy as np
 
+from common.kv_groups import full_group
 from kv_transfer import Final, KVEndpoint, KVLayout, KVPort
 from tests.kv_network import Network, NetworkTransport
 from tests.kv_support import Pool
 
-LAYOUT = KVLayout(weights="m", dtype="float32", num_layers=1, num_kv_heads=1, head_dim=2, page_size=2)
+LAYOUT = KVLayout(weights="m", dtype="float32", groups=full_group(1), num_kv_heads=1, head_dim=2, page_size=2)
 NUM_PAGES = 12
 
 

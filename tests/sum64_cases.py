@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 
+from common.kv_groups import full_group
 from kv_transfer import KVLayout
 from kv_transfer.integrity.sum64 import MASK, HostSum64, Words
 from kv_transfer.layout import SUM64
@@ -14,7 +15,13 @@ from tests.kv_support import Pool
 __all__ = ["LAYOUTS", "as_words", "jobs_for", "name_of", "pool_of", "reference", "unsigned"]
 
 _LLAMA = KVLayout(
-    weights="m", dtype="bfloat16", num_layers=3, num_kv_heads=4, head_dim=64, page_size=16, digest=SUM64
+    weights="m",
+    dtype="bfloat16",
+    groups=full_group(3),
+    num_kv_heads=4,
+    head_dim=64,
+    page_size=16,
+    digest=SUM64,
 )
 LAYOUTS = [
     _LLAMA,

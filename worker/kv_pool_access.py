@@ -49,7 +49,7 @@ def layout_of(runner: ModelRunner) -> KVLayout:
     return KVLayout(
         weights=runner.weights,
         dtype=str(pool.tensor.dtype).removeprefix("torch."),
-        num_layers=spec.num_layers,
+        groups=pool.groups,
         num_kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
         page_size=pool.page_size,

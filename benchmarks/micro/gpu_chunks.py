@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from rich.progress import track
 
+from common.kv_groups import full_group
 from engine.attention import flashinfer_chunks
 from engine.attention.flashinfer_chunks import ChunkAttention, ChunkWorkspace
 from engine.attention.flashinfer_kernels import Heads
@@ -104,7 +105,7 @@ def main() -> None:
     options = parser.parse_args()
     pool = KVPool(
         num_pages=_NUM_PAGES,
-        num_layers=_LAYERS,
+        groups=full_group(_LAYERS),
         num_kv_heads=_HEADS.kv,
         head_dim=_HEADS.dim,
         page_size=_PAGE_SIZE,

@@ -26,7 +26,7 @@ class CpuAttention:
         self._num_heads = num_heads
         self._rules = layers
         self._kernels = kernels
-        self._layers = [pool.layer(i) for i in range(pool.num_layers)]
+        self._layers = [pool.layer(i) for i in range(len(pool.places))]
         self._step = Step()
         self._held: tuple[torch.Tensor | Ints, ...] = ()
         """Tensors that the step points to; they must not be freed before it ends."""

@@ -78,11 +78,11 @@ class TorchAttention:
         self._queries_per_key = num_heads // pool.num_kv_heads
         # The pool as rows of one page of one head: [.., page_size * head_dim], each a contiguous copy.
         self._flat = pool.tensor.view(-1, pool.page_size * pool.head_dim)
-        self._rows_per_page = pool.num_layers * 2 * pool.num_kv_heads
+        self._rows_per_page = pool.page_layers * 2 * pool.num_kv_heads
         # For each layer, a view that begins at its first row, so that one table of rows serves all layers.
-        self._layers = [self._flat[i * 2 * pool.num_kv_heads :] for i in range(pool.num_layers)]
+        self._layers = [self._flat[place * 2 * pool.num_kv_heads :] for _, place in pool.places]
         # For each layer its keys and its values as [page, token, kv_head, head_dim], to write tokens into.
-        self._places = [pool.layer(i).transpose(2, 3).unbind(1) for i in range(pool.num_layers)]
+        self._places = [pool.layer(i).transpose(2, 3).unbind(1) for i in range(len(pool.places))]
         self._workspace = torch.empty(0, dtype=pool.tensor.dtype, device=pool.tensor.device)
         self._masks: dict[int | None, torch.Tensor] = {}
         self._plans: dict[int | None, _Plan] = {layer.window: _Plan([], []) for layer in layers}

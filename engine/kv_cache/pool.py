@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
+
+from common.kv_groups import KVGroup
 
 __all__ = ["KVPool"]
 
@@ -10,8 +14,9 @@ __all__ = ["KVPool"]
 class KVPool:
     """`num_pages` pages of `page_size` tokens each, all layers of a page side by side.
 
-    The tensor is `[num_pages + 1, layer, 2, kv_head, page_size, head_dim]`, where index 0 of the third
-    axis is keys and 1 is values. A page is one contiguous block of `page_bytes`, so handing a page to
+    A page holds the layers of one group, of any group: all have room for as many layers as the largest. The
+    tensor is `[num_pages + 1, layer, 2, kv_head, page_size, head_dim]`, where index 0 of the third axis is
+    keys and 1 is values. A page is one contiguous block of `page_bytes`, so handing a page to
     another worker is one copy; each layer's attention sees a strided view of it. The last page is never
     given out: padding is read from it (zeros) and written to it.
     """
@@ -20,7 +25,7 @@ class KVPool:
         self,
         *,
         num_pages: int,
-        num_layers: int,
+        groups: Sequence[KVGroup],
         num_kv_heads: int,
         head_dim: int,
         page_size: int,
@@ -28,14 +33,24 @@ class KVPool:
         device: torch.device | str,
     ) -> None:
         self.num_pages = num_pages
-        self.num_layers = num_layers
+        self.groups = tuple(groups)
+        self.page_layers = max(len(group.layers) for group in groups)
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
         self.page_size = page_size
         # Zeroed, because attention still multiplies masked values: 0 * NaN would be NaN.
         self.tensor = torch.zeros(
-            (num_pages + 1, num_layers, 2, num_kv_heads, page_size, head_dim), dtype=dtype, device=device
+            (num_pages + 1, self.page_layers, 2, num_kv_heads, page_size, head_dim),
+            dtype=dtype,
+            device=device,
         )
+        places = {
+            layer: (number, place)
+            for number, group in enumerate(groups)
+            for place, layer in enumerate(group.layers)
+        }
+        self.places = [places[layer] for layer in range(len(places))]
+        """Of each layer: its group, and its place in the group's pages."""
         self._layers = list(self.tensor.unbind(1))
 
     @property
@@ -53,4 +68,4 @@ class KVPool:
 
     def layer(self, index: int) -> torch.Tensor:
         """View `[num_pages + 1, 2, kv_head, page_size, head_dim]` of one layer."""
-        return self._layers[index]
+        return self._layers[self.places[index][1]]

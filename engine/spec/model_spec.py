@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from common.kv_groups import KVGroup, full_group
 from engine.spec.architectures import ARCHITECTURES, Config, QKNorm, architecture_of
 from engine.spec.attention_spec import AttentionSpec
 from engine.spec.errors import UnsupportedModel
@@ -73,6 +74,17 @@ class ModelSpec:
     def kv_size(self) -> int:
         """Features of all key heads; the value heads have as many."""
         return self.num_kv_heads * self.head_dim
+
+    @property
+    def kv_groups(self) -> tuple[KVGroup, ...]:
+        """Layers whose KV shares a block table."""
+        return full_group(self.num_layers)
+
+    def kv_token_bytes(self, value_bytes: float) -> float:
+        """Bytes of a token's KV in the pages of all groups, with the layers by which they are padded."""
+        groups = self.kv_groups
+        layers = len(groups) * max(len(group.layers) for group in groups)
+        return 2 * layers * self.kv_size * value_bytes
 
     @property
     def parameters(self) -> int:

@@ -68,7 +68,7 @@ class Words:
             word_bytes=word_bytes,
             words_per_token=layout.token_bytes // word_bytes,
             tokens=layout.page_size,
-            kinds=2 * layout.num_layers,
+            kinds=2 * layout.page_layers,
             heads=layout.heads_per_shard,
             first_head=layout.first_head,
             all_heads=layout.num_kv_heads,

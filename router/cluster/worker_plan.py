@@ -250,7 +250,7 @@ def _pool_tokens(
 
 
 def _token_bytes(spec: ModelSpec, dtype: str) -> int:
-    return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * _BYTES_PER_VALUE[dtype]
+    return int(spec.kv_token_bytes(_BYTES_PER_VALUE[dtype]))
 
 
 def _quantization(config: RouterConfig) -> str | None:

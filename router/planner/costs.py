@@ -81,7 +81,7 @@ def costs_of(model: ModelSpec, gpu: Gpu, ranks: int) -> WorkerCosts:
 
 
 def kv_bytes_per_token(model: ModelSpec) -> int:
-    return 2 * model.num_layers * model.kv_size * _BYTES
+    return int(model.kv_token_bytes(_BYTES))
 
 
 def weight_bytes(model: ModelSpec) -> float:

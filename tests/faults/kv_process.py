@@ -14,6 +14,7 @@ from typing import Any
 
 import xxhash
 
+from common.kv_groups import full_group
 from kv_transfer import EndpointEvent, KVEndpoint, KVLayout, KVPort, Peer, Reopened, TransferThread
 from kv_transfer.transports import Transport
 from tests.faults.two_hosts import enter
@@ -22,7 +23,9 @@ from tests.processes import starting
 
 __all__ = ["LAYOUT", "NUM_PAGES", "Host", "Remote", "make_transport"]
 
-LAYOUT = KVLayout(weights="big", dtype="float32", num_layers=8, num_kv_heads=4, head_dim=64, page_size=16)
+LAYOUT = KVLayout(
+    weights="big", dtype="float32", groups=full_group(8), num_kv_heads=4, head_dim=64, page_size=16
+)
 NUM_PAGES = 512  # of 256 KiB: large enough for a write to be caught half way
 
 

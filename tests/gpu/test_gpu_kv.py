@@ -7,6 +7,7 @@ import time
 import pytest
 import torch
 
+from common.kv_groups import full_group
 from kv_transfer import KVLayout, Peer, PoolMemory
 from kv_transfer.integrity.device_digest import DeviceDigester
 from kv_transfer.integrity.sum64 import Words
@@ -15,7 +16,13 @@ from tests.kv_support import Pool
 from tests.sum64_cases import LAYOUTS, as_words, jobs_for, name_of, pool_of, reference, unsigned
 
 LLAMA_8B = KVLayout(
-    weights="m", dtype="bfloat16", num_layers=32, num_kv_heads=8, head_dim=128, page_size=16, digest="sum64"
+    weights="m",
+    dtype="bfloat16",
+    groups=full_group(32),
+    num_kv_heads=8,
+    head_dim=128,
+    page_size=16,
+    digest="sum64",
 )
 
 

@@ -15,6 +15,7 @@ import time
 from dataclasses import asdict
 from typing import Any, Final
 
+from common.kv_groups import full_group
 from common.ports import PortRange
 from kv_transfer import KVLayout, Peer, PoolMemory
 from kv_transfer.planner import Copy
@@ -26,7 +27,7 @@ __all__: list[str] = []
 
 _BLOCK: Final = 64 << 20
 _ROUNDS: Final = 5
-_LAYOUT: Final = KVLayout("doctor", "float8_e4m3fn", 1, 1, _BLOCK // 2, 1)
+_LAYOUT: Final = KVLayout("doctor", "float8_e4m3fn", full_group(1), 1, _BLOCK // 2, 1)
 """A page is one block."""
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from common.kv_groups import full_group
 from engine.kv_cache.pages import PageState
 from kv_transfer import KVEndpoint, KVLayout, KVPort, ReceiverCommands, SenderCommands
 from rpc.baton.v1 import worker_pb2
@@ -28,7 +29,9 @@ __all__ = ["HANDOFF_TIMEOUT_S", "PAGE", "WholeWorker"]
 
 PAGE = 4
 HANDOFF_TIMEOUT_S = 10.0
-LAYOUT = KVLayout(weights="m", dtype="float32", num_layers=1, num_kv_heads=1, head_dim=1, page_size=PAGE)
+LAYOUT = KVLayout(
+    weights="m", dtype="float32", groups=full_group(1), num_kv_heads=1, head_dim=1, page_size=PAGE
+)
 
 
 class _Page:

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from common.kv_groups import full_group, group_layers
 from kv_transfer import KVLayout
 
 LLAMA_8B = KVLayout(
-    weights="llama", dtype="bfloat16", num_layers=32, num_kv_heads=8, head_dim=128, page_size=16
+    weights="llama", dtype="bfloat16", groups=full_group(32), num_kv_heads=8, head_dim=128, page_size=16
 )
 
 
@@ -29,7 +30,10 @@ def test_a_partly_filled_last_page_is_counted(num_tokens: int, num_pages: int) -
     [
         {"weights": "llama-2"},
         {"dtype": "float16"},
-        {"num_layers": 31},
+        {"groups": full_group(31)},
+        {"groups": group_layers([None] * 31 + [4096], 8192)},
+        {"groups": group_layers([4096] * 32, 8192)},
+        {"groups": group_layers([1024] * 32, 8192)},
         {"num_kv_heads": 4},
         {"head_dim": 64},
         {"page_size": 32},

@@ -65,7 +65,7 @@ def shard(layout: KVLayout, size: int, rank: int) -> KVLayout:
 
 def whole_page(layout: KVLayout, page: int) -> np.ndarray:
     """A page of the unsharded model, `[block, head, byte]`; every byte differs from its neighbours."""
-    shape = (layout.num_layers * 2, layout.num_kv_heads, layout.head_bytes)
+    shape = (layout.page_layers * 2, layout.num_kv_heads, layout.head_bytes)
     generator = np.random.default_rng(page)
     return generator.integers(0, 256, shape, dtype=np.uint8)
 

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from common.kv_groups import full_group
 from engine.attention import TorchAttention
 from engine.attention.cpu_backend import CpuAttention
 from engine.batch.batch import Batch
@@ -55,7 +56,7 @@ def pool_and_batch(shape: Shape, requests: list[tuple[int, int]], seed: int) -> 
     counts = [-(-(before + new) // shape.page_size) for before, new in requests]
     pool = KVPool(
         num_pages=sum(counts) + 3,
-        num_layers=LAYERS,
+        groups=full_group(LAYERS),
         num_kv_heads=shape.kv_heads,
         head_dim=shape.head_dim,
         page_size=shape.page_size,

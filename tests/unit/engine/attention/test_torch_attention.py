@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from common.kv_groups import full_group
 from engine.attention import TorchAttention, torch_backend
 from engine.batch.batch import BatchBuilder
 from engine.batch.step_inputs import StepWriter
@@ -57,7 +58,7 @@ class World:
         pages_each = -(-MAX_LEN // page_size)
         self.pool = KVPool(
             num_pages=pages_each * num_requests,
-            num_layers=LAYERS,
+            groups=full_group(LAYERS),
             num_kv_heads=KV_HEADS,
             head_dim=HEAD_DIM,
             page_size=page_size,

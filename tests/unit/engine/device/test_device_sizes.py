@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 
+from common.kv_groups import full_group
 from engine.attention import TorchAttention, UnsupportedBackend, attention_for
 from engine.attention.select import FLASHINFER
 from engine.device.defaults import DeviceDefaults, defaults_for
@@ -81,7 +82,7 @@ def test_the_sizes_change_at_the_bounds_of_sglang(
 def make_pool(head_dim: int = 64) -> KVPool:
     return KVPool(
         num_pages=2,
-        num_layers=1,
+        groups=full_group(1),
         num_kv_heads=2,
         head_dim=head_dim,
         page_size=4,

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.kv_groups import full_group
 from engine.attention import TorchAttention, UnsupportedBackend, attention_for
 from engine.kernels.cpu import build, library
 from engine.kernels.cpu.build import BuildError, built_library
@@ -218,7 +219,7 @@ def test_without_a_library_torch_serves(
     library._library.cache_clear()
     pool = KVPool(
         num_pages=1,
-        num_layers=1,
+        groups=full_group(1),
         num_kv_heads=1,
         head_dim=8,
         page_size=4,

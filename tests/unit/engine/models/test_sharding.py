@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from common.kv_groups import full_group
 from engine.loader.model_loader import load_model
 from engine.models.base import CausalLM
 from engine.parallel import TorchCommunicator
@@ -81,7 +82,9 @@ def test_ranks_hold_the_key_heads_that_a_handoff_takes_them_to_hold(size: int, n
         shard = Shard(rank, size)
         part = shard.of(whole)
         (rows,) = shard.rows(whole.kv_size, part.kv_size).stretches
-        layout = KVLayout("m", "float32", 2, num_kv_heads, whole.head_dim, 16, tp_size=size, tp_rank=rank)
+        layout = KVLayout(
+            "m", "float32", full_group(2), num_kv_heads, whole.head_dim, 16, tp_size=size, tp_rank=rank
+        )
         assert rows.start == layout.first_head * whole.head_dim
         assert part.num_kv_heads == layout.heads_per_shard
         (queries,) = shard.rows(whole.q_size, part.q_size).stretches

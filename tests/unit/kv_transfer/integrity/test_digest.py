@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.kv_groups import full_group
 from kv_transfer import KVLayout, PoolMemory, request_digest
 from kv_transfer.integrity.digest import HostDigester, PageDigester
 from kv_transfer.integrity.sum64 import HostSum64
@@ -68,7 +69,9 @@ def test_memory_on_a_gpu_needs_a_digester_of_its_own() -> None:
 
 
 def test_a_pool_of_another_page_size_is_refused() -> None:
-    other = KVLayout(weights="tiny", dtype="float32", num_layers=2, num_kv_heads=2, head_dim=4, page_size=8)
+    other = KVLayout(
+        weights="tiny", dtype="float32", groups=full_group(2), num_kv_heads=2, head_dim=4, page_size=8
+    )
     with pytest.raises(ValueError, match="bytes per page"):
         HostDigester(Pool(4).memory, other)
 

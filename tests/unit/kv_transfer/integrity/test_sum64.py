@@ -41,7 +41,7 @@ def by_the_book(pool: Pool, page: int, tokens: int) -> int:
     values = iter(pool.bytes[page].view(f"<u{words.word_bytes}").tolist())
     total = 0
     shard = range(layout.first_head, layout.first_head + layout.heads_per_shard)
-    places = product(range(2 * layout.num_layers), shard, range(layout.page_size))
+    places = product(range(2 * layout.page_layers), shard, range(layout.page_size))
     for kind, head, token in places:
         for word in range(words.words_per_token):
             row = kind * layout.num_kv_heads + head
@@ -94,7 +94,7 @@ def test_swapped_parts_change_the_digest(axes: str) -> None:
     pool = pool_of(LAYOUT)
     before = digest_of(pool)
     page = pool.bytes[0].reshape(
-        LAYOUT.num_layers, 2, LAYOUT.num_kv_heads, LAYOUT.page_size, LAYOUT.token_bytes
+        LAYOUT.page_layers, 2, LAYOUT.num_kv_heads, LAYOUT.page_size, LAYOUT.token_bytes
     )
     axis = {"layer": 0, "kind": 1, "head": 2, "token": 3}[axes]
     page[:] = np.roll(page, 1, axis=axis)

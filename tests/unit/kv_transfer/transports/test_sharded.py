@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
+from common.kv_groups import full_group
 from kv_transfer import KVLayout, PoolMemory
 from kv_transfer.errors import PeerUnreachable
 from kv_transfer.integrity.digest import host_digester
@@ -27,7 +28,7 @@ NUM_PAGES = 6
 
 
 def layout(kv_heads: int, size: int = 1, rank: int = 0) -> KVLayout:
-    return KVLayout("m", "float32", 2, kv_heads, 3, 4, tp_size=size, tp_rank=rank, digest=SUM64)
+    return KVLayout("m", "float32", full_group(2), kv_heads, 3, 4, tp_size=size, tp_rank=rank, digest=SUM64)
 
 
 @dataclass

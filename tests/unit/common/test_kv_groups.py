@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.kv_groups import full_group, group_layers, kept_pages
+
+
+def sizes(windows: list[int | None], context: int = 131_072) -> list[tuple[str, int]]:
+    return [(group.kind, len(group.layers)) for group in group_layers(windows, context)]
+
+
+def test_layers_that_all_attend_to_everything_are_one_group() -> None:
+    assert group_layers([None] * 32, 8192) == full_group(32)
+
+
+def test_layers_with_one_window_are_one_group() -> None:
+    assert sizes([4096] * 32) == [("window-4096", 32)]
+
+
+def test_alternating_layers_are_two_groups() -> None:
+    assert sizes([128, None] * 12) == [("window-128", 12), ("full", 12)]
+
+
+@pytest.mark.parametrize(
+    ("layers", "full", "windows"),
+    [(26, [4], [4] * 5 + [2]), (34, [5], [5] * 5 + [4]), (62, [10], [10] * 5 + [2])],
+)
+def test_five_local_layers_to_a_global_one_are_cut_by_the_global_ones(
+    layers: int, full: list[int], windows: list[int]
+) -> None:
+    cut = sizes([None if (layer + 1) % 6 == 0 else 1024 for layer in range(layers)])
+    assert sorted(count for kind, count in cut if kind == "full") == full
+    assert [count for kind, count in cut if kind == "window-1024"] == windows
+
+
+@given(st.lists(st.sampled_from([None, 3, 16]), min_size=1, max_size=40), st.integers(1, 100))
+def test_every_layer_is_in_one_group_of_its_kind(windows: list[int | None], context: int) -> None:
+    groups = group_layers(windows, context)
+    assert sorted(layer for group in groups for layer in group.layers) == list(range(len(windows)))
+    assert all(windows[layer] == group.window for group in groups for layer in group.layers)
+
+
+@given(st.lists(st.sampled_from([None, 1, 3, 16]), min_size=1, max_size=6), st.integers(0, 60))
+def test_the_pages_kept_are_those_with_a_token_that_the_next_one_sees(
+    windows: list[int | None], num_tokens: int
+) -> None:
+    groups, page_size = group_layers(windows, 100), 4
+    kept = {
+        (number, token // page_size)
+        for number, group in enumerate(groups)
+        for token in range(num_tokens)
+        if group.window is None or token > num_tokens - group.window
+    }
+    pages = kept_pages(groups, page_size, num_tokens)
+    # A page may hold only tokens that no later one sees where the window ends at its boundary.
+    assert len(kept) <= pages <= len(kept) + len(groups)
