@@ -29,7 +29,7 @@ class Packed4(NamedTuple):
     codes: torch.Tensor
     """[E, N, K / 2] uint8"""
     scale: torch.Tensor
-    """[E, N, K / g] floats"""
+    """[E, N, K / g]: floats; of e2m1 e8m0, uint8"""
     zero: torch.Tensor | None
     """[E, N, K / g] uint8: the code of the value 0, if codes are integers; None: they are e2m1."""
 
@@ -159,6 +159,12 @@ def _value(code, integers: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _factor(scale, integers: tl.constexpr):  # type: ignore[no-untyped-def]
+    """What a scale stands for: a float, or e8m0, the exponent of one."""
+    return scale.to(tl.float32) if integers else (scale.to(tl.uint32) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _matmul(  # type: ignore[no-untyped-def]
     x_ptr,
     codes_ptr,
@@ -218,7 +224,7 @@ def _matmul(  # type: ignore[no-untyped-def]
             zero = tl.load(zero_ptr + of_group + group, mask=present, other=0).to(tl.float32)[None, :]
             of_low -= zero
             of_high -= zero
-        scale = tl.load(scale_ptr + of_group + group, mask=present, other=0.0).to(tl.float32)[None, :]
+        scale = _factor(tl.load(scale_ptr + of_group + group, mask=present, other=0), integers)[None, :]
         total = tl.dot(low, (of_low * scale).to(low.dtype), total)
         total = tl.dot(high, (of_high * scale).to(low.dtype), total)
     out_ptrs = out_ptr + row[:, None].to(tl.int64) * num_features + feature[None, :]
@@ -272,7 +278,7 @@ def _matvec(  # type: ignore[no-untyped-def]
         if integers:
             zero = tl.load(zero_ptr + of_block).to(tl.float32)
             sums -= zero * tl.sum(low + high, axis=1)[None, :]
-        total += sums * tl.load(scale_ptr + of_block).to(tl.float32)
+        total += sums * _factor(tl.load(scale_ptr + of_block), integers)
     result = tl.sum(total, axis=1)
     if has_bias:
         result += tl.load(bias_ptr + feature).to(tl.float32)
@@ -304,7 +310,7 @@ def _expand(  # type: ignore[no-untyped-def]
         zero = tl.load(zero_ptr + feature * groups + group, mask=present, other=0).to(tl.float32)[:, None]
         low -= zero
         high -= zero
-    scale = tl.load(scale_ptr + feature * groups + group, mask=present, other=0.0).to(tl.float32)[:, None]
+    scale = _factor(tl.load(scale_ptr + feature * groups + group, mask=present, other=0), integers)[:, None]
     place = out_ptr + feature * 2 * half_depth + group[:, None] * width + k[None, :]
     dtype = out_ptr.dtype.element_ty
     tl.store(place, (low * scale).to(dtype), mask=present[:, None])

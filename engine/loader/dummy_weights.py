@@ -13,6 +13,8 @@ __all__ = ["fill_randomly"]
 
 _STD: Final = 0.02
 """The standard deviation with which Llama and GPT-2 were initialised."""
+_E8M0_STD: Final = 127 - 7
+"""About a third of it, as an exponent: e2m1's values have a standard deviation of 3."""
 
 
 @torch.no_grad()
@@ -25,9 +27,11 @@ def fill_randomly(model: nn.Module, seed: int) -> None:
     for index, (name, parameter) in enumerate(model.named_parameters()):
         generator = torch.Generator(parameter.device).manual_seed(seed * 1_000_003 + index)
         if "scale" in name.rpartition(".")[2]:
-            parameter.fill_(_STD)
+            parameter.fill_(_STD if parameter.is_floating_point() else _E8M0_STD)
         elif parameter.dtype == torch.int32:
             parameter.random_(-(1 << 31), (1 << 31) - 1, generator=generator)
+        elif parameter.dtype == torch.uint8:
+            parameter.random_(0, 256, generator=generator)
         elif parameter.dtype == FP8:
             parameter.copy_(torch.empty_like(parameter, dtype=torch.float16).normal_(generator=generator))
         elif parameter.dim() > 1:

@@ -101,11 +101,19 @@ class ModelSpec:
     def weight_bytes(self, value_bytes: int) -> float:
         """Bytes of all matrices, where those that are not quantized have values of `value_bytes`."""
         embeddings = (1 if self.tied_embeddings else 2) * self.vocab_size * self.hidden_size
-        return (self.parameters - embeddings) * self.bytes_per_weight(value_bytes) + embeddings * value_bytes
+        experts = 0 if self.experts is None else self.experts.count * self.expert_parameters
+        others = self.parameters - embeddings - experts
+        in_layers = others * self.bytes_per_dense_weight(value_bytes)
+        return in_layers + experts * self.bytes_per_weight(value_bytes) + embeddings * value_bytes
 
     def bytes_per_weight(self, value_bytes: int) -> float:
-        """Of the layers' matrices."""
+        """Of the matrices of routed experts; in a model without them, of all in the layers."""
         return value_bytes if self.quantization is None else self.quantization.bytes_per_weight
+
+    def bytes_per_dense_weight(self, value_bytes: int) -> float:
+        """Of the layers' other matrices."""
+        of_experts = self.quantization is not None and self.quantization.experts_only
+        return value_bytes if of_experts else self.bytes_per_weight(value_bytes)
 
     def quantized(self, quantization: str | None) -> ModelSpec:
         """This model with weights that are quantized at load: "fp8", or None to take them as they are.

@@ -10,10 +10,13 @@ from typing import Any, Final
 
 from engine.spec.errors import UnsupportedModel
 
-__all__ = ["FP8_BLOCK", "ONLINE_FP8", "Int4Packing", "Quantization", "WeightFormat"]
+__all__ = ["FP8_BLOCK", "MXFP4_BLOCK", "ONLINE_FP8", "Int4Packing", "Quantization", "WeightFormat"]
 
 FP8_BLOCK: Final = 128
 """Rows and columns of a block that shares a scale."""
+
+MXFP4_BLOCK: Final = 32
+"""Input features that share an exponent."""
 
 Config = Mapping[str, Any]
 
@@ -27,6 +30,8 @@ class WeightFormat(Enum):
     """8-bit floats with a scale per block; activations are quantized in groups of `FP8_BLOCK` features."""
     INT4 = "4-bit"
     """4-bit integers with a scale per group of input features; activations are not quantized."""
+    MXFP4 = "mxfp4"
+    """4-bit floats (e2m1) with an exponent (e8m0) per 32 input features; activations are not quantized."""
 
 
 class Int4Packing(Enum):
@@ -59,20 +64,29 @@ class Quantization:
     """Names of tensors that hold nothing further."""
     left_out: tuple[str, ...] = ()
     """Modules that are not quantized: names, or regular expressions behind "re:"."""
+    experts_only: bool = False
+    """Whether all layers but the routed experts' are left out."""
 
     @property
     def bytes_per_weight(self) -> float:
-        if self.format is WeightFormat.INT4:
-            return 0.5 + (0.0 if self.group is None else 8 / self.group)  # scale and zero point in float32
-        return 1.0
+        match self.format:
+            case WeightFormat.INT4:
+                # A scale in 16 bits, as most checkpoints have it, and a zero point in 8.
+                return 0.5 + (0.0 if self.group is None else 3 / self.group)
+            case WeightFormat.MXFP4:
+                return 0.5 + 1 / MXFP4_BLOCK
+            case WeightFormat.FP8_ROWS | WeightFormat.FP8_BLOCKS:
+                return 1.0
 
     @property
     def arithmetic(self) -> float:
         """Rate of products relative to that of 16-bit weights, where a device computes in the format."""
-        return 1.0 if self.format is WeightFormat.INT4 else 2.0
+        return 2.0 if self.format in (WeightFormat.FP8_ROWS, WeightFormat.FP8_BLOCKS) else 1.0
 
     def covers(self, module: str) -> bool:
         """Whether the checkpoint's linear layer `module` is quantized."""
+        if self.experts_only:
+            return ".experts." in f".{module}."
         return not any(_names(pattern, module) for pattern in self.left_out)
 
     @classmethod
@@ -193,12 +207,23 @@ def _gptq(fields: Config) -> Quantization:
     )
 
 
+def _mxfp4(fields: Config) -> Quantization:
+    """Of gpt-oss, whose experts are the only ones that are quantized so."""
+    return Quantization(format=WeightFormat.MXFP4, group=MXFP4_BLOCK, experts_only=True)
+
+
 def _group(fields: Config) -> int | None:
     size = int(fields.get("group_size", 128))
     return None if size == -1 else size
 
 
-_READERS: Final = {"awq": _awq, "compressed-tensors": _compressed_tensors, "fp8": _fp8, "gptq": _gptq}
+_READERS: Final = {
+    "awq": _awq,
+    "compressed-tensors": _compressed_tensors,
+    "fp8": _fp8,
+    "gptq": _gptq,
+    "mxfp4": _mxfp4,
+}
 
 
 def _require(fields: Config, method: str, field: str, value: object) -> None:

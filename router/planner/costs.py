@@ -125,17 +125,18 @@ def _matrices(model: ModelSpec, gpu: Gpu, ranks: int) -> Iterator[tuple[int, flo
     size = model.bytes_per_weight(_BYTES) / _BYTES
     faster = 1.0 if model.quantization is None else model.quantization.arithmetic
     ridge = size * faster * (gpu.flops / gpu.bytes_per_s) / (H200.flops / H200.bytes_per_s)
-    slower = size * H200.bytes_per_s / gpu.bytes_per_s / LLAMA_8B.active_parameters / ranks
+    dense_size = model.bytes_per_dense_weight(_BYTES) / _BYTES
+    slower = H200.bytes_per_s / gpu.bytes_per_s / LLAMA_8B.active_parameters / ranks
     experts, of_expert = model.experts, model.expert_parameters
     of_all = model.active_parameters - (0 if experts is None else experts.per_token * of_expert)
     knots = [rows for rows, _ in H200_8B.matrices]
     for knot in knots if experts is None else sorted({*knots, *_FEW_ROWS}):
         rows = max(1, round(knot * ridge))
-        seconds = of_all * slower * H200_8B.of_matrices(knot)
+        seconds = of_all * dense_size * slower * H200_8B.of_matrices(knot)
         if experts is not None:
             reached = experts.reached(rows)
             share = rows * experts.per_token / reached
-            seconds += reached * of_expert * slower * H200_8B.of_matrices(share / ridge)
+            seconds += reached * of_expert * size * slower * H200_8B.of_matrices(share / ridge)
         yield rows, seconds
 
 

@@ -6,6 +6,7 @@ import torch
 
 from engine.layers.formats.fp8 import Fp8Blocks, Fp8Rows
 from engine.layers.formats.int4 import Int4Groups
+from engine.layers.formats.mxfp4 import Mxfp4
 from engine.layers.linear_layer import LinearMethod
 from engine.spec.quantization import Quantization, WeightFormat
 
@@ -28,3 +29,5 @@ def method_of(quantization: Quantization) -> LinearMethod:
                 zero_points=quantization.zero_points,
                 zero_offset=quantization.zero_offset,
             )
+        case WeightFormat.MXFP4:
+            return Mxfp4(dtype)

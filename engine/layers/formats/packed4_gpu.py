@@ -29,16 +29,17 @@ _EXPANDED_BYTES: Final = 64 << 20
 def interleaved(codes: Tensor, zero: Tensor | None, scale: Tensor) -> Packed4:
     """Codes [..., out, in], and zeros and scales [..., out, groups], in the kernels' layout.
 
-    Wider groups than 128 become several with the same scale.
+    Without zeros, codes are e2m1 and scales e8m0. Wider groups than 128 become several with the same scale.
     """
     groups = scale.shape[-1]
     parts = max(1, codes.shape[-1] // groups // _WIDEST)
     scale = scale.repeat_interleave(parts, -1)
     halves = codes.reshape(*codes.shape[:-1], groups * parts, 2, -1)
     packed = (halves[..., 0, :] | halves[..., 1, :] << 4).flatten(-2)
-    if zero is not None:
-        zero = _stacked(zero.repeat_interleave(parts, -1).to(torch.uint8))
-    return Packed4(_stacked(packed), _stacked(_narrowed(scale)), zero)
+    if zero is None:
+        return Packed4(_stacked(packed), _stacked(scale), None)
+    zero = zero.repeat_interleave(parts, -1).to(torch.uint8)
+    return Packed4(_stacked(packed), _stacked(_narrowed(scale)), _stacked(zero))
 
 
 def _stacked(tensor: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Products of 4-bit weights against float32 products of the values that they stand for."""
+"""Products of 4-bit integers and floats against float32 products of the values that they stand for."""
 
 from __future__ import annotations
 
@@ -66,15 +66,63 @@ def test_experts_products_equal_those_of_the_dequantized_values(tokens: int) -> 
     from engine.layers.formats.packed4_gpu import GroupedPacked4, interleaved
 
     parts = stored(8, 768, 1024, group=128)
-    spec = ExpertSpec(count=8, per_token=2, intermediate_size=8)
-    routed = route(torch.randn(tokens, 8, device=CUDA), None, spec)
-    routes = Routes(routed.weights, routed.order.int(), routed.starts.int(), routed.places.int())
+    routes = eight_experts(tokens)
     x = torch.randn(tokens, 1024, device=CUDA, dtype=torch.bfloat16)
 
     products = GroupedPacked4(interleaved(*parts))(x, routes, True)
 
-    weights, expected = dense(*parts), torch.empty(products.shape, device=CUDA)
+    close(products, each_expert(x, routes, dense(*parts)))
+
+
+def eight_experts(tokens: int) -> Routes:
+    """Two of them for each token."""
+    spec = ExpertSpec(count=8, per_token=2, intermediate_size=8)
+    routed = route(torch.randn(tokens, 8, device=CUDA), None, spec)
+    return Routes(routed.weights, routed.order.int(), routed.starts.int(), routed.places.int())
+
+
+def each_expert(x: torch.Tensor, routes: Routes, weights: torch.Tensor) -> torch.Tensor:
+    """The pairs' products, one expert after the other."""
+    expected = torch.empty(len(routes.order), weights.shape[1], device=CUDA)
     for expert, (start, end) in enumerate(pairwise(routes.starts.tolist())):
         rows = routes.order[start:end].long() // 2
         expected[start:end] = x[rows].float() @ weights[expert].t()
-    close(products, expected)
+    return expected
+
+
+def mxfp4(*shape: int) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """The parameters of MXFP4 weights [..., out, in], and their values."""
+    from engine.layers.formats.mxfp4 import Mxfp4
+
+    torch.manual_seed(0)
+    blocks = torch.randint(0, 256, (*shape[:-1], shape[-1] // 2), dtype=torch.uint8, device=CUDA)
+    scales = torch.randint(110, 125, (*shape[:-1], shape[-1] // 32), dtype=torch.uint8, device=CUDA)
+    parts = {"blocks": blocks, "scales": scales}
+    return parts, Mxfp4(torch.bfloat16).dense(parts).float()
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 64, 1000])
+@pytest.mark.parametrize(("depth", "features"), [(1024, 256), (2880, 5760), (64, 24)])
+def test_mxfp4_products_equal_those_of_the_values(depth: int, features: int, tokens: int) -> None:
+    from engine.layers.formats.mxfp4 import Mxfp4
+
+    parts, values = mxfp4(features, depth)
+    method = Mxfp4(torch.bfloat16).on_device(parts)
+    assert method is not None
+    x = torch.randn(tokens, depth, device=CUDA, dtype=torch.bfloat16)
+
+    close(method.apply(Linear(1, 1, bias=False), x, None), x.float() @ values.t())
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 100, 2000])
+@pytest.mark.parametrize(("depth", "features"), [(2880, 5760), (2880, 2880)])
+def test_mxfp4_experts_equal_those_of_the_values(depth: int, features: int, tokens: int) -> None:
+    from engine.layers.formats.mxfp4 import Mxfp4
+
+    parts, values = mxfp4(8, features, depth)
+    product = Mxfp4(torch.bfloat16).grouped_on_device(parts)
+    assert product is not None
+    routes = eight_experts(tokens)
+    x = torch.randn(tokens, depth, device=CUDA, dtype=torch.bfloat16)
+
+    close(product(x, routes, True), each_expert(x, routes, values))
