@@ -10,7 +10,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from collections.abc import Sequence as Tokens
-from dataclasses import replace
 from functools import partial
 from typing import Final, TypeAlias
 
@@ -26,8 +25,8 @@ from router.dispatch.identity import CURRENT_REQUEST, RequestIdentity
 from router.dispatch.interface import OnCut, ignore_cut
 from router.dispatch.metrics import RouterMetrics
 from router.dispatch.retry_state import RetryState, crashed_workers
-from router.dispatch.routing.route import Pick, Route, WorkerSelector
-from router.dispatch.routing.selectors import selector_for
+from router.dispatch.routing.route import Pick, Route
+from router.dispatch.routing.selector import MakePolicy, Selector, configured_policy
 from router.dispatch.sequence import Sequence
 from router.dispatch.standing import HELD_BACK, NO_WORKER, PAUSED, Standing
 from router.dispatch.token_stream import DeliveryQueue, TextEnded, TokenStream
@@ -36,7 +35,6 @@ from router.errors import Overloaded, RouterError, Unavailable
 from router.workers.registry import Registry
 from router.workers.session import WorkerSession
 from rpc.baton.v1 import router_pb2, sampling_pb2, worker_pb2
-from rpc.baton.v1.worker_pb2 import ROLE_DECODE
 
 __all__ = ["ClusterDispatcher", "OnEnd"]
 
@@ -60,10 +58,10 @@ class ClusterDispatcher:
         config: RouterConfig,
         registry: Registry,
         metrics: RouterMetrics,
-        selector: WorkerSelector | None = None,
+        policy: MakePolicy | None = None,
         on_end: OnEnd = lambda _sequence, _outcome, _at: None,
     ) -> None:
-        """`selector`: chooses workers; None: the one of `config.mode`.
+        """`policy`: chooses workers; None: the configured one.
 
         `on_end(sequence, outcome, at)` is called at the end of every admitted sequence; it must not block.
         """
@@ -71,7 +69,7 @@ class ClusterDispatcher:
         self._config = config
         self._registry = registry
         self._metrics = metrics
-        self._selector = selector or selector_for(config, registry)
+        self._selector = Selector(registry, policy or configured_policy(config))
         self.prefill_queue: Final = PrefillQueue(
             config.max_queued_tokens,
             config.max_queue_wait,
@@ -79,7 +77,7 @@ class ClusterDispatcher:
             held_back=lambda: len(self._admission),
         )
         self._poison_requests = PoisonRequests()
-        self._admission = Admission(self._selector.has_room, self._selector.claim, self._retry_window)
+        self._admission = Admission(self._selector.check, self._retry_window)
         self._answers = RunningAttempts(self._selector.move_target)
         registry.watch(self._admission.admit_waiting)
         metrics.watch_prefill_queue(self.prefill_queue)
@@ -219,7 +217,7 @@ class ClusterDispatcher:
         return self._attempt(sequence, self._selector.probe(pick))
 
     def able(self, role: worker_pb2.Role) -> list[WorkerSession]:
-        """See `WorkerSelector.able`."""
+        """See `Selector.able`."""
         return self._selector.able(role)
 
     async def evacuate(self, worker_id: str, timeout_s: float) -> int:
@@ -231,34 +229,20 @@ class ClusterDispatcher:
             return MixedAttempt(sequence, route)
         return DisaggAttempt(sequence, route, self._config.handoff_timeout)
 
-    def _route(self, sequence: Sequence, avoid: set[str], grant: AdmissionGrant) -> Route:
-        """Raises AttemptFailed."""
-        route = self._selector.route(sequence, avoid)
-        if route is None:
-            raise no_worker_ready(self._registry.complaints())
-        if route.claim is not None:
-            grant.hold(route.claim)
-        _log.debug("request %s: %s", sequence.id, route.why)
-
-        def pick(role: worker_pb2.Role) -> WorkerSession:
-            if role == ROLE_DECODE:
-                grant.release_claim()
-            return route.pick(role)
-
-        return replace(route, pick=pick)
-
     async def _with_retries(self, sequence: Sequence) -> int:
         """Compute the sequence, in as many attempts as it takes; returns the finish reason."""
         retries = RetryState(sequence.id, self._config.failover.max_attempts)
-        pause, want = _FIRST_PAUSE_S, AdmissionRequest(sequence.num_tokens)
+        place = partial(self._selector.route, sequence, retries.avoid)
+        pause, want = _FIRST_PAUSE_S, AdmissionRequest(sequence.num_tokens, place)
         if not self._selector.is_ready():
             with self.prefill_queue.waiting(want.tokens):
                 await self._wait_for_workers(sequence)
         while True:
-            grant = self._admission.try_admit(want) or await self._wait_for_admission(sequence, want)
             try:
+                grant = self._admission.try_admit(want) or await self._wait_for_admission(sequence, want)
                 with grant:
-                    attempt = self._attempt(sequence, self._route(sequence, retries.avoid, grant))
+                    _log.debug("request %s: %s", sequence.id, grant.route.why)
+                    attempt = self._attempt(sequence, grant.route)
                     uncounted = 0 if sequence.output else len(sequence.prompt)
                     attempt.on_first_token = partial(self._prefilled, grant, want, uncounted)
                     sequence.standing = attempt.standing
@@ -266,7 +250,7 @@ class ClusterDispatcher:
                         return await attempt.run()
             except AttemptFailed as failed:
                 self._record_failure(failed, retries, sequence)
-            want = AdmissionRequest(sequence.num_tokens, retries.avoid, is_retry=True)
+            want = AdmissionRequest(sequence.num_tokens, place, is_retry=True)
             with self.prefill_queue.waiting(want.tokens):
                 sequence.standing = lambda: PAUSED
                 await asyncio.sleep(min(pause * random.uniform(0.5, 1.5), sequence.seconds_left()))

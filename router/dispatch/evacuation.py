@@ -21,7 +21,7 @@ _MOVE_S: Final = 10.0
 """Timeout of one move; most take milliseconds."""
 
 FindTarget: TypeAlias = Callable[[int, str], WorkerSession | None]
-"""See `WorkerSelector.move_target`."""
+"""See `Selector.move_target`."""
 
 
 class Movable(Protocol):

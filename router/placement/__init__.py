@@ -1,20 +1,27 @@
-"""Decides which workers compute a request. Pure: no sockets, no clock, no tensors."""
+"""Decides which workers compute a request. Pure: no sockets, no clock, no tensors.
+
+`policy_for(...).place(request, view)` is the only choice that there is, of the server and of the simulator.
+"""
 
 from router.placement.adaptive import AdaptivePlacement
+from router.placement.by_load import POLICIES
 from router.placement.cluster_model import ClusterModel, WorkerFacts
-from router.placement.policies import (
+from router.placement.fixed import DisaggPlacement, MixedPlacement
+from router.placement.modes import policy_for
+from router.placement.policy import (
     Candidate,
-    DisaggPlacement,
-    MixedPlacement,
+    Handoffs,
     NoWorker,
     Placement,
     PlacementPolicy,
+    QuarantinedPages,
     Why,
 )
 from router.placement.step_time import PRIOR, StepTime, StepTimeFit, StepWork
 from router.placement.view import (
     ClusterView,
     Demand,
+    Health,
     Link,
     Preference,
     PromptWork,
@@ -24,6 +31,7 @@ from router.placement.view import (
 )
 
 __all__ = [
+    "POLICIES",
     "PRIOR",
     "AdaptivePlacement",
     "Candidate",
@@ -31,6 +39,8 @@ __all__ = [
     "ClusterView",
     "Demand",
     "DisaggPlacement",
+    "Handoffs",
+    "Health",
     "Link",
     "MixedPlacement",
     "NoWorker",
@@ -38,6 +48,7 @@ __all__ = [
     "PlacementPolicy",
     "Preference",
     "PromptWork",
+    "QuarantinedPages",
     "RequestView",
     "StepTime",
     "StepTimeFit",
@@ -46,4 +57,5 @@ __all__ = [
     "Why",
     "WorkerFacts",
     "WorkerView",
+    "policy_for",
 ]

@@ -9,12 +9,22 @@ prefixes or busy workers.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from heapq import nsmallest
 from typing import Final
 
+from router.placement.by_load import preferred
 from router.placement.estimates import Estimates
-from router.placement.plan import PrefillSplit
-from router.placement.policies import Candidate, NoWorker, Placement, Why
+from router.placement.policy import (
+    Candidate,
+    Handoffs,
+    NoWorker,
+    Placement,
+    PlacementPolicy,
+    QuarantinedPages,
+    Why,
+)
+from router.placement.prefill_split import PrefillSplit
 from router.placement.view import ClusterView, Preference, RequestView, Targets, WorkerId, WorkerView
 
 __all__ = ["AdaptivePlacement"]
@@ -25,8 +35,16 @@ _SHORTLIST: Final = 6
 """Workers of each kind that are considered for pairs."""
 
 
-class AdaptivePlacement:
-    """Implements PlacementPolicy. O(workers) to make a shortlist, then O(1) pairs."""
+class AdaptivePlacement(PlacementPolicy):
+    """O(workers) to make a shortlist, then O(1) pairs.
+
+    A retry runs on one worker only, on which it did not fail. A request also runs on the chosen decode worker
+    only if that has no room for its KV now: it queues there without holding pages, where a handoff would hold
+    all its pages on the prefill worker.
+    """
+
+    handoffs = Handoffs.ANY_WAY
+    predicts = True
 
     def __init__(self, targets: Targets) -> None:
         self.targets = targets
@@ -40,17 +58,24 @@ class AdaptivePlacement:
 
     def place(self, request: RequestView, view: ClusterView) -> Placement:
         if not view.workers:
-            raise NoWorker("no worker is ready")
-        self._estimates.look(view.workers)
-        prefill_only = self._split.prefill_workers(view.workers, view.demand, view.now)
-        pairs = self._pairs(request, view.workers, prefill_only)
+            raise NoWorker
+        workers, retry_on = _usable(request, view.workers)
+        if not workers:
+            raise QuarantinedPages
+        self._estimates.look(workers)
+        prefill_only = self._split.prefill_workers(workers, view.demand, view.now)
+        pairs = self._pairs(request, workers, prefill_only, retry_on)
         candidates = self._candidates(request, view, pairs)
         best = min(candidate.cost for candidate in candidates)
         equal = [i for i, c in enumerate(candidates) if c.cost <= best + _INDIFFERENT]
-        chosen = candidates[min(equal, key=lambda i: (_mismatch(*pairs[i]), candidates[i].cost))]
-        considered = sorted((c for c in candidates if c is not chosen), key=lambda c: c.cost)
-        why = Why("adaptive", (chosen, *considered))
-        return Placement(chosen.prefill_worker, chosen.decode_worker, why)
+        chosen = min(equal, key=lambda i: (_mismatch(*pairs[i]), candidates[i].cost))
+        prefill_worker, decode_worker = pairs[chosen]
+        exception = ""
+        if prefill_worker is not decode_worker and not decode_worker.room.has_room(request.prompt_tokens):
+            prefill_worker, exception = decode_worker, "the decode worker has no room for the KV"
+        others = sorted((c for i, c in enumerate(candidates) if i != chosen), key=lambda c: c.cost)
+        why = Why("adaptive", (candidates[chosen], *others), exception)
+        return Placement(prefill_worker.id, decode_worker.id, why)
 
     def _candidates(
         self, request: RequestView, view: ClusterView, pairs: Sequence[tuple[WorkerView, WorkerView]]
@@ -67,6 +92,7 @@ class AdaptivePlacement:
         request: RequestView,
         workers: Sequence[WorkerView],
         prefill_only: frozenset[WorkerId],
+        retry_on: Sequence[WorkerView],
     ) -> list[tuple[WorkerView, WorkerView]]:
         """Pairs of the workers that would compute the prompt soonest and those that decode fastest."""
         estimates, own = self._estimates, request.prompt_tokens
@@ -77,9 +103,8 @@ class AdaptivePlacement:
         def step(worker: WorkerView) -> float:
             return estimates.pace(worker).plain_s
 
-        if request.retry_on is not None:
-            left = [worker for worker in workers if worker.id in request.retry_on]
-            return [(worker, worker) for worker in nsmallest(_SHORTLIST, left, key=wait)]
+        if retry_on:
+            return [(worker, worker) for worker in nsmallest(_SHORTLIST, retry_on, key=wait)]
         fastest = [worker for worker in workers if worker.id not in prefill_only]
         decode_workers = nsmallest(_SHORTLIST, fastest, key=step)
         return [
@@ -87,6 +112,18 @@ class AdaptivePlacement:
             for prefill_worker in nsmallest(_SHORTLIST, workers, key=wait)
             for decode_worker in _decode_workers_for(prefill_worker, decode_workers, prefill_only)
         ] or [(worker, worker) for worker in decode_workers]
+
+
+def _usable(
+    request: RequestView, workers: Sequence[WorkerView]
+) -> tuple[Sequence[WorkerView], Sequence[WorkerView]]:
+    """Workers to choose from, and of those the ones that a retry may run on; () for a first attempt."""
+    usable = preferred(workers, replace(request, avoid=frozenset()))
+    if not request.avoid:
+        return usable, ()
+    left = preferred(workers, request)
+    ids = {worker.id for worker in usable}
+    return [*usable, *(worker for worker in left if worker.id not in ids)], left
 
 
 def _decode_workers_for(

@@ -4,75 +4,38 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from enum import IntEnum
 from typing import Final, TypeAlias
 
 from router.config.choices import Routing
-from router.workers.room import Room
+from router.placement.view import Health, RequestView, WorkerView
 
 __all__ = [
     "POLICIES",
     "Choose",
-    "Health",
-    "LoadView",
-    "any_has_room",
+    "has_room",
     "least_loaded",
-    "place",
+    "pick",
     "power_of_two",
     "preferred",
     "prefix_aware",
     "round_robin",
 ]
 
-
-class Health(IntEnum):
-    """Order of preference of a worker for a request; smaller is better. See `preferred`."""
-
-    GOOD = 0
-    SUSPECT = 1
-    """Several requests failed on it in a row."""
-    AVOIDED = 2
-    """This request has failed on it."""
-    LATE = 3
-    """Its heartbeats are late."""
+Choose: TypeAlias = Callable[[Sequence[WorkerView], RequestView, int], WorkerView]
+"""(workers, request, turn): one of `workers`, at least one. `turn` grows by one with every choice."""
 
 
-_UNKNOWN: Final = Room()
-"""Without a report there is room."""
-
-
-@dataclass(frozen=True, slots=True)
-class LoadView:
-    """The load of one worker, as policies by load see it."""
-
-    requests: int = 0
-    """Unfinished requests of this router."""
-    tokens: int = 0
-    """Of those requests when they were sent, without cached ones."""
-    cached_tokens: int = 0
-    """Longest cached prefix of the request to be placed."""
-    health: Health = Health.GOOD
-    room: Room = _UNKNOWN
-
-
-Choose: TypeAlias = Callable[[Sequence[LoadView], int], int]
-"""(workers, turn) -> index: one of `workers`, at least one. `turn` grows by one with every choice."""
-
-
-def round_robin(workers: Sequence[LoadView], turn: int) -> int:
+def round_robin(workers: Sequence[WorkerView], request: RequestView, turn: int) -> WorkerView:
     """Round-robin, regardless of load."""
-    return turn % len(workers)
+    return workers[turn % len(workers)]
 
 
-def least_loaded(workers: Sequence[LoadView], turn: int) -> int:
+def least_loaded(workers: Sequence[WorkerView], request: RequestView, turn: int) -> WorkerView:
     """The worker with the fewest unfinished tokens; ties are broken round-robin."""
-    first = turn % len(workers)
-    in_turn: list[int] = [*range(first, len(workers)), *range(first)]
-    return min(in_turn, key=lambda i: (workers[i].tokens, workers[i].requests))
+    return min(_in_turn(workers, turn), key=_load)
 
 
-def prefix_aware(workers: Sequence[LoadView], turn: int) -> int:
+def prefix_aware(workers: Sequence[WorkerView], request: RequestView, turn: int) -> WorkerView:
     """The worker with the least cost: queued tokens, plus twice the tokens of this request to compute there.
 
     Twice, because they delay this request and all later ones. Cached tokens do not count, neither of this
@@ -81,44 +44,52 @@ def prefix_aware(workers: Sequence[LoadView], turn: int) -> int:
     caches the prefix too, so requests with a popular prefix do not overload one worker. Ties are broken
     round-robin. The cost is that of Dynamo's KV-aware router.
     """
-    first = turn % len(workers)
-    in_turn: list[int] = [*range(first, len(workers)), *range(first)]
-    return min(in_turn, key=lambda i: (workers[i].tokens - 2 * workers[i].cached_tokens, workers[i].requests))
+    return min(_in_turn(workers, turn), key=lambda w: (w.tokens - 2 * request.cached_on(w), w.requests))
 
 
-def power_of_two(workers: Sequence[LoadView], turn: int) -> int:
+def power_of_two(workers: Sequence[WorkerView], request: RequestView, turn: int) -> WorkerView:
     """The less loaded of two drawn at random: O(1), and close to the least loaded of all."""
-    if len(workers) < 2:
-        return 0
-    drawn = random.Random(turn).sample(range(len(workers)), 2)
-    return min(drawn, key=lambda i: (workers[i].tokens, workers[i].requests))
+    return min(random.Random(turn).sample(workers, min(2, len(workers))), key=_load)
 
 
-def preferred(workers: Sequence[LoadView], tokens: int) -> list[int]:
-    """Indices of the workers of the best health present, among those that a request of this size fits.
+def _in_turn(workers: Sequence[WorkerView], turn: int) -> Sequence[WorkerView]:
+    first = turn % len(workers)
+    return [*workers[first:], *workers[:first]]
+
+
+def _load(worker: WorkerView) -> tuple[int, int]:
+    return worker.tokens, worker.requests
+
+
+def preferred(workers: Sequence[WorkerView], request: RequestView) -> list[WorkerView]:
+    """The workers of the best health present, among those that the request fits.
 
     A worker on which this request failed gets it again only if there is no other. A late worker gets it only
     if all are late: the request then waits for a heartbeat, or is retried when the worker is lost. Empty if
     the request fits none.
     """
-    fitting = [i for i, worker in enumerate(workers) if worker.room.fits(tokens)]
-    best = min((workers[i].health for i in fitting), default=Health.GOOD)
-    return [i for i in fitting if workers[i].health is best]
+    return _healthiest([w for w in workers if w.room.fits(request.prompt_tokens)], request)
 
 
-def any_has_room(workers: Sequence[LoadView], tokens: int) -> bool:
-    """Whether `place` would find a worker with room. True without workers, since waiting would not help."""
-    return not workers or any(workers[i].room.has_room(tokens) for i in preferred(workers, tokens))
+def _healthiest(workers: Sequence[WorkerView], request: RequestView) -> list[WorkerView]:
+    ranks = [max(w.health, Health.AVOIDED) if w.id in request.avoid else w.health for w in workers]
+    best = min(ranks, default=Health.GOOD)
+    return [worker for worker, rank in zip(workers, ranks, strict=True) if rank is best]
 
 
-def place(workers: Sequence[LoadView], tokens: int, choose: Choose, turn: int) -> int:
-    """Index of the worker that gets a request: a preferred one, with room if possible.
+def has_room(workers: Sequence[WorkerView], request: RequestView) -> bool:
+    """Whether `pick` would find a worker with room."""
+    return any(w.room.has_room(request.prompt_tokens) for w in preferred(workers, request))
+
+
+def pick(workers: Sequence[WorkerView], request: RequestView, choose: Choose, turn: int) -> WorkerView:
+    """The worker that gets a request: a preferred one, with room if possible.
 
     O(workers). `workers` must not be empty.
     """
-    best = preferred(workers, tokens) or preferred(workers, 0)
-    among = [i for i in best if workers[i].room.has_room(tokens)] or best
-    return among[choose([workers[i] for i in among], turn)]
+    best = preferred(workers, request) or _healthiest(workers, request)
+    with_room = [worker for worker in best if worker.room.has_room(request.prompt_tokens)]
+    return choose(with_room or best, request, turn)
 
 
 POLICIES: Final[dict[Routing, Choose]] = {

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Set as AbstractSet
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from router.placement.by_load import LoadView
 from router.placement.step_time import PRIOR, StepTime, StepWork
 from router.placement.step_times import StepTimes
 from router.placement.transfer_rate import TransferRates
 from router.placement.view import (
     ClusterView,
     Demand,
+    Health,
     Link,
     Preference,
     PromptWork,
@@ -119,11 +119,11 @@ class ClusterModel:
         """A handoff ended: bytes written, and seconds during which writes were in progress."""
         self._rates.observe(source, destination, num_bytes, seconds)
 
-    def view(self, now: float, among: AbstractSet[WorkerId] | None = None) -> ClusterView:
-        """`among`: the workers that can be used now; None: all."""
-        workers = tuple(
-            self._look(worker, now) for key, worker in self._workers.items() if among is None or key in among
-        )
+    def view(self, now: float, health: Mapping[WorkerId, Health] | None = None) -> ClusterView:
+        """`health`: of the workers that can be used now; None: all are, and are well."""
+        if health is None:
+            health = dict.fromkeys(self._workers, Health.GOOD)
+        workers = tuple(self._look(self._workers[key], now, well) for key, well in health.items())
         return ClusterView(
             now=now,
             workers=workers,
@@ -145,10 +145,10 @@ class ClusterModel:
             output_tokens=self._mean_output,
         )
 
-    def _look(self, worker: _Worker, now: float) -> WorkerView:
-        facts, load = worker.facts, worker.load
-        if worker.view is not None and worker.version == load.version:
-            return worker.view
+    def _look(self, worker: _Worker, now: float, health: Health) -> WorkerView:
+        facts, load, view = worker.facts, worker.load, worker.view
+        if view is not None and worker.version == load.version and view.health is health:
+            return view
         worker.version = load.version
         available = load.available_pages
         worker.view = WorkerView(
@@ -171,6 +171,9 @@ class ClusterModel:
             available_pages=facts.total_pages if available is None else available,
             total_pages=facts.total_pages,
             page_size=facts.page_size,
-            load=LoadView(*load.outstanding),
+            requests=load.requests,
+            tokens=load.tokens,
+            health=health,
+            room=load.room(),
         )
         return worker.view

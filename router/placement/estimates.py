@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from router.placement.policies import Candidate
+from router.placement.policy import Candidate
 from router.placement.predict import Pace, miss, pace_of, prefill_times
 from router.placement.slots import running_answers, slot_wait
 from router.placement.view import ClusterView, RequestView, Targets, WorkerId, WorkerView

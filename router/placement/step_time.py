@@ -64,6 +64,8 @@ class StepTime:
 
     def scaled(self, factor: float) -> StepTime:
         """Of a device on which everything takes `factor` times as long."""
+        if factor == 1.0:
+            return self
         return StepTime(*(factor * getattr(self, field.name) for field in fields(self)))
 
     def prompt_tokens_within(

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, IntEnum
 from typing import Final, TypeAlias
 
-from router.placement.by_load import LoadView
 from router.placement.step_time import StepTime
+from router.workers.room import Room
 
 __all__ = [
-    "IDLE",
     "ClusterView",
     "Demand",
+    "Health",
     "Link",
     "Preference",
     "PromptWork",
@@ -33,6 +34,18 @@ class Preference(Enum):
     PREFILL = "prefill"
     DECODE = "decode"
     BOTH = "both"
+
+
+class Health(IntEnum):
+    """Order of preference of a worker for a request; smaller is better. See `by_load.preferred`."""
+
+    GOOD = 0
+    SUSPECT = 1
+    """Several requests failed on it in a row."""
+    AVOIDED = 2
+    """This request has failed on it."""
+    LATE = 3
+    """Its heartbeats are late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +69,8 @@ class PromptWork:
     """When its request arrived at the router."""
 
 
-IDLE: Final = LoadView()
+_UNKNOWN: Final = Room()
+"""Without a report there is room."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +101,12 @@ class WorkerView:
     """Free, or cached and unlocked."""
     total_pages: int
     page_size: int
-    load: LoadView = IDLE
+    requests: int = 0
+    """Unfinished requests of this router."""
+    tokens: int = 0
+    """Of those requests when they were sent, without cached ones."""
+    health: Health = Health.GOOD
+    room: Room = _UNKNOWN
 
     @property
     def prompt_tokens(self) -> int:
@@ -157,8 +176,8 @@ class RequestView:
     """When it arrived at the router; earlier than `ClusterView.now` if it is placed again."""
     cached: Mapping[WorkerId, int] = field(default_factory=dict)
     """Tokens of its prompt cached on each worker; workers without any may be absent."""
-    retry_on: frozenset[WorkerId] | None = None
-    """An attempt has failed: one of these workers computes all of the request. None: any pair may."""
+    avoid: AbstractSet[WorkerId] = frozenset()
+    """Workers on which it has failed."""
 
     def cached_on(self, worker: WorkerView) -> int:
         return self.cached_by(worker.id, worker.page_size)

@@ -7,16 +7,8 @@ from typing import Final
 
 from engine.config import PATIENCE
 from engine.device.defaults import PREFILL_CHUNK
-from router.config.choices import Mode
-from router.placement import (
-    AdaptivePlacement,
-    DisaggPlacement,
-    MixedPlacement,
-    PlacementPolicy,
-    Preference,
-    Targets,
-)
-from router.placement.by_load import prefix_aware
+from router.config.choices import Mode, Routing
+from router.placement import Preference, Targets, policy_for
 from router.simulator.device import H200_8B, DeviceCosts
 from router.simulator.simulation import NVLINK, ClusterSpec, LinkCosts, Simulation
 from router.simulator.worker import WorkerSettings
@@ -87,13 +79,4 @@ class Deployment:
         spec = ClusterSpec(
             preferences=roles, settings=(settings,) * workers, device=self.device, link=self.link
         )
-        return Simulation(spec, self._policy())
-
-    def _policy(self) -> PlacementPolicy:
-        match self.mode:
-            case Mode.MIXED:
-                return MixedPlacement(prefix_aware)
-            case Mode.DISAGG:
-                return DisaggPlacement(prefix_aware)
-            case Mode.ADAPTIVE:
-                return AdaptivePlacement(self.targets)
+        return Simulation(spec, policy_for(self.mode, Routing.PREFIX_AWARE, self.targets))

@@ -24,6 +24,7 @@ from router.placement import (
     PRIOR,
     ClusterModel,
     Link,
+    Placement,
     PlacementPolicy,
     Preference,
     RequestView,
@@ -32,7 +33,6 @@ from router.placement import (
 )
 from router.simulator.device import H200_8B, DeviceCosts
 from router.simulator.outcome import Outcome
-from router.simulator.routing import Routing
 from router.simulator.traffic import Arrival
 from router.simulator.worker import SimWorker, StepReport, WorkerSettings
 from router.workers.load import Phase, Task
@@ -82,6 +82,7 @@ class _Handoff:
     request: Request
     """The source's."""
     view: RequestView
+    placement: Placement
     promise: Task
     """Of room at the destination, until that is asked for pages."""
     reservation: Reservation | None = None
@@ -110,6 +111,7 @@ class Simulation:
         )
         for worker, prefers in zip(self.workers, cluster.preferences, strict=True):
             settings = worker.settings
+            worker.load.report(worker.report(), 0)
             self.model.add(
                 WorkerFacts(
                     id=str(worker.number),
@@ -130,7 +132,7 @@ class Simulation:
         self._handoffs: dict[int, _Handoff] = {}
         self._tasks: dict[tuple[int, int], Task] = {}
         """By worker and request."""
-        self._routing = Routing(policy, self.model, self.workers, cluster.preferences)
+        self._policy = policy
         self._held: deque[tuple[int, Arrival]] = deque()
         """Requests that the router holds back, in order of arrival."""
         self._link_free = [0.0] * len(self.workers)
@@ -173,7 +175,7 @@ class Simulation:
             arrived=arrival.at + self.cluster.front_in_s,
             cached=self._cached(prompt),
         )
-        placement = self._routing.place(request, self.now)
+        placement = self._policy.place(request, self.model.view(self.now))
         if placement is None:
             return False
         self.model.placed(request, placement.prefill_worker, self.now)
@@ -189,20 +191,23 @@ class Simulation:
         if not placement.is_local and arrival.max_tokens > 1:
             destination = self.workers[outcome.decode_worker]
             promise = destination.load.promise(arrival.prompt_tokens)
-            self._handoffs[number] = _Handoff(source, destination, engine_request, request, promise)
+            handoff = _Handoff(source, destination, engine_request, request, placement, promise)
+            self._handoffs[number] = handoff
         self._begin(Phase.PREFILL if placement.is_local else Phase.PREFILL_FOR_OTHER, source, number, request)
         source.submit(engine_request, self.now)
         return True
 
     def _begin(self, phase: Phase, worker: SimWorker, number: int, request: RequestView) -> None:
         """A request is sent to a worker."""
-        self._tasks[worker.number, number] = worker.load.begin(
+        task = self._tasks[worker.number, number] = worker.load.begin(
             phase,
             request.prompt_tokens,
             cached=request.cached_by(str(worker.number), worker.settings.page_size),
             arrived_at=request.arrived,
             now=self.now,
         )
+        worker.num_commands += 1
+        worker.load.sent(worker.num_commands, task)
 
     def _end(self, worker: SimWorker, number: int) -> None:
         self._tasks.pop((worker.number, number)).end()
@@ -216,8 +221,10 @@ class Simulation:
                 cached[str(worker.number)] = pages * worker.settings.page_size
         return cached
 
-    def _heard(self, heard: tuple[SimWorker, StepReport]) -> None:
-        self._take_in(*heard)
+    def _heard(self, heard: tuple[SimWorker, StepReport, worker_pb2.Load, int]) -> None:
+        worker, report, load, commands = heard
+        self._take_in(worker, report)
+        worker.load.report(load, commands)
         self._send_held()
 
     def _take_in(self, worker: SimWorker, report: StepReport) -> None:
@@ -233,8 +240,6 @@ class Simulation:
         if report.at >= self._sampled[number] + _SAMPLED_EVERY_S:
             self._sampled[number] = report.at
             self.model.stepped(str(number), report.work, report.seconds)
-            pages = worker_pb2.Load(free_pages=worker.kv.num_available, total_pages=worker.settings.num_pages)
-            worker.load.report(pages, 0)
 
     # ------------------------------------------------------------------------------ what workers call
 
@@ -263,7 +268,8 @@ class Simulation:
         self.outcomes[request.id].token(at + self.cluster.front_out_s)
 
     def stepped(self, worker: SimWorker, report: StepReport) -> None:
-        self._at(report.at + self.cluster.hop_s, self._heard, (worker, report))
+        heard = (worker, report, worker.report(), worker.num_commands)
+        self._at(report.at + self.cluster.hop_s, self._heard, heard)
 
     def keeps(self, worker: SimWorker, request: Request, at: float) -> bool:
         handoff = self._handoffs.get(request.id)
@@ -286,6 +292,10 @@ class Simulation:
         source = handoff.request
         limit = self.outcomes[source.id].max_tokens
         handoff.promise.end()
+        view = self.model.view(self.now)
+        number = int(self._policy.decode_worker(handoff.placement, handoff.view, view))
+        handoff.destination = self.workers[number]
+        self.outcomes[source.id].decode_worker = number
         self._begin(Phase.INCOMING, handoff.destination, source.id, handoff.view)
         handoff.destination.reserve(_request(source.id, source.prompt, limit), self.now)
 

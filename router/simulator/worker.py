@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -24,6 +23,7 @@ from engine.sched.scheduler import Scheduler
 from router.placement import StepWork
 from router.simulator.device import DeviceCosts, work_of
 from router.workers.load import WorkerLoad
+from rpc.baton.v1 import worker_pb2
 
 __all__ = ["Listener", "SimWorker", "StepReport", "WorkerSettings"]
 
@@ -128,6 +128,7 @@ class SimWorker:
         )
         self.load = WorkerLoad(settings.page_size, settings.max_running)
         """The router's account of this worker."""
+        self.num_commands = 0
         self.due = math.inf
         """When `turn` is called next."""
         self.busy_s = 0.0
@@ -140,10 +141,18 @@ class SimWorker:
         self._borrowers: deque[Request] = deque()
         """Requests whose KV will arrive, waiting for pages."""
 
-    @property
-    def queued_handoffs(self) -> Collection[Request]:
-        """Requests whose KV will arrive, and that wait for pages or a slot."""
-        return self._borrowers
+    def report(self) -> worker_pb2.Load:
+        """As a worker reports its load."""
+        kv, scheduler, size = self.kv, self.scheduler, self.settings.page_size
+        return worker_pb2.Load(
+            total_pages=self.settings.num_pages,
+            free_pages=kv.num_available,
+            running=scheduler.num_active,
+            starved=scheduler.num_waiting if scheduler.wants_pages else 0,
+            incoming=len(kv.reservations),
+            queued_handoffs=len(self._borrowers),
+            queued_pages=sum(-(-request.num_tokens // size) for request in self._borrowers),
+        )
 
     def submit(self, request: Request, now: float) -> None:
         self.scheduler.submit(request)

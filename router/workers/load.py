@@ -90,13 +90,12 @@ class Task:
             self.context_tokens = context_tokens
             self._load.change(self, Phase.DECODE)
 
-    def end(self) -> None:
-        """The worker does not work for the attempt any more. Idempotent."""
-        if self.phase is not Phase.ENDED:
-            self._load.change(self, Phase.ENDED)
-
-    release = end
-    """As a `Claim`: the promised room was used, or will not be."""
+    def end(self) -> bool:
+        """The worker does not work for the attempt any more. False: it had ended before."""
+        if self.phase is Phase.ENDED:
+            return False
+        self._load.change(self, Phase.ENDED)
+        return True
 
 
 @dataclass(slots=True)
@@ -173,6 +172,7 @@ class WorkerLoad:
         pages = self._pages(task.tokens)
         self._unseen.append((command, pages))
         self._unseen_pages += pages
+        self.version += 1
 
     def change(self, task: Task, phase: Phase) -> None:
         """For `Task`: all that is counted changes here and in `decoded`."""
@@ -219,15 +219,17 @@ class WorkerLoad:
 
     def report(self, load: worker_pb2.Load, commands: int) -> None:
         """Take a report of the worker that covers the first `commands` commands of the session."""
-        self.version += load.free_pages != self._reported.free_pages
+        self.version += load != self._reported
         self._reported = load
         while self._unseen and self._unseen[0][0] <= commands:
             self._unseen_pages -= self._unseen.popleft()[1]
+            self.version += 1
 
     def reserved(self, pages: int, tokens: int) -> None:
         """Record that a request of `tokens` tokens reserved this many pages; the others were cached."""
         share = pages / max(self._pages(tokens), 1)
         self._fresh_share += _WEIGHT * (min(share, 1.0) - self._fresh_share)
+        self.version += 1
 
     @property
     def waiting(self) -> int:
@@ -263,18 +265,12 @@ class WorkerLoad:
     @property
     def incoming(self) -> int:
         """Requests that will decode here, and whose prompts are queued or in progress on any worker."""
-        return sum(self._sums[phase].tasks for phase in _BEFORE_DECODE)
+        return sum([self._sums[phase].tasks for phase in _BEFORE_DECODE])
 
     @property
     def incoming_tokens(self) -> int:
         """Of those requests."""
-        return sum(self._sums[phase].tokens for phase in _BEFORE_DECODE)
-
-    @property
-    def outstanding(self) -> tuple[int, int]:
-        """Requests that were sent or promised, and their tokens without cached ones."""
-        promised = self._sums[Phase.PROMISED]
-        return self.requests + promised.tasks, self.tokens + promised.tokens
+        return sum([self._sums[phase].tokens for phase in _BEFORE_DECODE])
 
     def room(self) -> Room:
         """What the worker has room for now."""

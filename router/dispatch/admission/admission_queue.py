@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Set
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
-from typing import Final, Protocol
+from typing import Final
 
 from engine.config import PATIENCE
+from router.dispatch.failures import AttemptFailed
+from router.dispatch.routing.route import Route
 from router.errors import RouterError
 
-__all__ = ["Admission", "AdmissionGrant", "AdmissionRequest", "Claim"]
+__all__ = ["Admission", "AdmissionGrant", "AdmissionRequest"]
 
 _LOOKAHEAD: Final = 64
 """Sequences without room behind which others are still looked at: bounds the cost of a look."""
@@ -30,43 +32,27 @@ class AdmissionRequest:
     """A sequence that waits for admission."""
 
     tokens: int
-    avoid: Set[str] = frozenset()
-    """Workers to avoid."""
+    place: Callable[[], Route | None]
+    """Reserves room for it and returns its workers; None if none has room. Raises RouterError if none ever
+    will, and AttemptFailed if no worker is ready."""
     is_retry: bool = False
-
-
-class Claim(Protocol):
-    """Room reserved on a decode worker until the sequence is sent."""
-
-    def release(self) -> None: ...
 
 
 class AdmissionGrant:
     """Admission of one attempt; must be closed when the attempt ends."""
 
-    __slots__ = ("_admission", "_claim", "_retry_tokens")
+    __slots__ = ("_admission", "_retry_tokens", "route")
 
-    def __init__(self, admission: Admission, claim: Claim | None, retry_tokens: int) -> None:
+    def __init__(self, admission: Admission, route: Route, retry_tokens: int) -> None:
         self._admission = admission
-        self._claim = claim
         self._retry_tokens = retry_tokens
+        self.route = route
 
     def __enter__(self) -> AdmissionGrant:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def hold(self, claim: Claim) -> None:
-        """Take ownership of a claim."""
-        self.release_claim()
-        self._claim = claim
-
-    def release_claim(self) -> None:
-        """Release the claim: the request now counts as load of its decode worker."""
-        claim, self._claim = self._claim, None
-        if claim is not None:
-            claim.release()
 
     def computed(self) -> None:
         """The prompt is computed. Idempotent."""
@@ -75,8 +61,7 @@ class AdmissionGrant:
             self._admission.retry_computed(tokens)
 
     def close(self) -> None:
-        had_claim = self._claim is not None
-        self.release_claim()
+        had_claim = self.route.claim is not None and self.route.claim.end()
         self.computed()
         if had_claim:
             self._admission.admit_waiting()
@@ -96,18 +81,11 @@ class Admission:
     A sequence of n tokens without room is passed by at most n * PATIENCE tokens of shorter ones.
     """
 
-    def __init__(
-        self,
-        has_room: Callable[[AdmissionRequest], bool],
-        claim: Callable[[AdmissionRequest], Claim | None],
-        retry_window: Callable[[], int],
-    ) -> None:
-        """`has_room(want)`: whether a decode worker has room, or a RouterError if none ever will;
-        `claim(want)` then reserves it, or returns None if nothing is reserved. `retry_window()`: tokens of
-        retries that may be in prefill at a time.
+    def __init__(self, check: Callable[[int], None], retry_window: Callable[[], int]) -> None:
+        """`check(tokens)`: raises RouterError if no worker will ever have room for so many. `retry_window()`:
+        tokens of retries that may be in prefill at a time.
         """
-        self._has_room = has_room
-        self._claim = claim
+        self._check = check
         self._retry_window = retry_window
         self._retries: dict[_Waiting, None] = {}
         self._new: dict[_Waiting, None] = {}
@@ -119,14 +97,14 @@ class Admission:
         return len(self._retries) + len(self._new)
 
     def try_admit(self, want: AdmissionRequest) -> AdmissionGrant | None:
-        """Admit a sequence without waiting; None if it must wait. O(workers). Raises as `has_room` does."""
+        """Admit a sequence without waiting; None if it must wait. O(workers). Raises as `place` does."""
         if self._retries or (self._new and not want.is_retry):
-            self._has_room(want)  # refused at once if waiting is useless
+            self._check(want.tokens)  # refused at once if waiting is useless
             return None
         return self._grant(want)
 
     async def wait(self, want: AdmissionRequest, patience_s: float) -> AdmissionGrant:
-        """Wait for admission. Raises TimeoutError after `patience_s`, and as `has_room` does."""
+        """Wait for admission. Raises TimeoutError after `patience_s`, and as `place` does."""
         waiting = _Waiting(want, asyncio.get_running_loop().create_future())
         self._queue_of(waiting)[waiting] = None
         try:
@@ -169,7 +147,7 @@ class Admission:
         """Admit or refuse a sequence; False if it has to wait."""
         try:
             grant = self._grant(waiting.want)
-        except RouterError as error:
+        except (RouterError, AttemptFailed) as error:
             waiting.grant.set_exception(error)
             return True
         if grant is not None:
@@ -191,8 +169,8 @@ class Admission:
         return self._retrying + want.tokens > self._retry_window()
 
     def _grant(self, want: AdmissionRequest) -> AdmissionGrant | None:
-        if self._must_pace(want) or not self._has_room(want):
+        if self._must_pace(want) or (route := want.place()) is None:
             return None
         retry_tokens = want.tokens if want.is_retry else 0
         self._retrying += retry_tokens
-        return AdmissionGrant(self, self._claim(want), retry_tokens)
+        return AdmissionGrant(self, route, retry_tokens)

@@ -16,7 +16,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from router.dispatch.attempts.move import Move
 from router.dispatch.attempts.part import Part
@@ -24,7 +24,6 @@ from router.dispatch.attempts.token_order import Diverged, TokenOrder
 from router.dispatch.evacuation import DRAIN
 from router.dispatch.failures import AttemptFailed, deadline_exceeded, lost_in_move
 from router.dispatch.routing.route import Route
-from router.dispatch.routing.worker_choice import GROWTH_TOKENS
 from router.dispatch.sequence import Sequence
 from router.dispatch.standing import Stage, Standing
 from router.errors import Unavailable
@@ -35,6 +34,9 @@ from rpc.baton.v1 import sampling_pb2, worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE
 
 __all__ = ["Attempt", "Handler", "MixedAttempt"]
+
+_GROWTH_TOKENS: Final = 256
+"""Tokens that may be decoded during a move. An answer that grows by more stays at its source."""
 
 Handler: TypeAlias = Callable[[Event], None]
 """Handles an event of one worker. Raises what `Attempt.run` raises."""
@@ -118,7 +120,7 @@ class Attempt(ABC):
 
     @property
     def _growth(self) -> int:
-        return min(GROWTH_TOKENS, self._sequence.sampling.max_tokens - self._order.position)
+        return min(_GROWTH_TOKENS, self._sequence.sampling.max_tokens - self._order.position)
 
     async def move(self, session: WorkerSession, timeout_s: float) -> bool:
         """Move the running answer and its KV to another worker; returns whether it has moved.

@@ -72,7 +72,9 @@ class DisaggAttempt(Attempt):
             case worker_pb2.HandedOver() as handed_off:
                 self._waterfall.on_handed_off(handed_off)
                 seconds = busy_seconds((push.begin_s, push.end_s) for push in handed_off.pushes)
-                self._route.on_transfer(handed_off.bytes, seconds)
+                if self._decode is not None:
+                    source, destination = self._prefill.session.key, self._decode.session.key
+                    self._route.on_transfer(source, destination, handed_off.bytes, seconds)
                 self._prefill.done()
             case worker_pb2.Failed() as failed:
                 error = self._prefill.failed(failed)

@@ -11,13 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from router.config.settings import Mode, RouterConfig, Routing
+from router.config.settings import Mode, RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics import RouterMetrics
-from router.dispatch.routing.adaptive import AdaptiveSelector
-from router.dispatch.routing.worker_choice import WorkerChoice
 from router.dispatch.token_stream import TokenStream
-from router.placement import PRIOR, ClusterView, Placement, RequestView, Why
+from router.placement import PRIOR, ClusterView, Handoffs, Placement, PlacementPolicy, RequestView, Why
 from router.workers.registry import Registry
 from rpc.baton.v1 import router_pb2, sampling_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
@@ -36,8 +34,10 @@ def prompt(seed: int, length: int = 50) -> list[int]:
     return [(seed * 31 + i * i * 7) % 97 for i in range(length)]
 
 
-class Forced:
+class Forced(PlacementPolicy):
     """Places requests on the given pairs in turn, or on the only worker that is left."""
+
+    handoffs = Handoffs.ANY_WAY
 
     def __init__(self, *pairs: tuple[str, str]) -> None:
         self.pairs = pairs
@@ -83,10 +83,9 @@ async def cluster(folder: Path, policy: Forced | None, **engine: int) -> AsyncIt
         ]
         registry = await stack.enter_async_context(Registry(handles))
         assert await registry.wait_for_all(20.0)
-        choice = WorkerChoice(registry, Routing.LEAST_LOADED)
-        selector = None if policy is None else AdaptiveSelector(registry, choice, lambda _: policy)
         config = RouterConfig(model="tiny", mode=Mode.ADAPTIVE)
-        dispatcher = ClusterDispatcher(config, registry, RouterMetrics("adaptive"), selector)
+        make_policy = None if policy is None else lambda _: policy
+        dispatcher = ClusterDispatcher(config, registry, RouterMetrics("adaptive"), make_policy)
         yield Cluster(dispatcher, registry, links)
 
 
@@ -123,9 +122,6 @@ async def test_handoffs_in_both_directions_complete_with_full_pools(folder: Path
 async def test_two_workers_with_full_pools_do_not_deadlock(folder: Path, oracle: Oracle) -> None:
     """Both pools are full of prompts whose KV is to be sent to the other worker."""
     async with cluster(folder, Forced((P, D), (D, P)), num_pages=24) as served:
-        selector = served.dispatcher._selector
-        assert isinstance(selector, AdaptiveSelector)
-        selector._choice.has_room = lambda session, tokens: True  # type: ignore[method-assign]
         for link in served.links.values():
             slow_down(link.host, seconds=0.01)
         prompts = [prompt(seed, 40) for seed in range(8)]
@@ -181,10 +177,7 @@ async def test_the_adaptive_policy_fits_measured_steps_and_explains_its_placemen
             answer, timings = await served.generate(prompt(seed))
             assert answer == oracle(prompt(seed), 12)
             assert timings.placement.startswith("adaptive: TTFT")
-        selector = served.dispatcher._selector
-        assert isinstance(selector, AdaptiveSelector)
-        assert selector._cluster is not None
-        view = selector._cluster.view(time.monotonic())
+        view = served.dispatcher._selector.cluster.view(time.monotonic())
         assert all(w.step_time != PRIOR for w in view.workers)
         assert all(
             (w.decodes, w.incoming, w.prompts, w.context_tokens) == (0, 0, (), 0) for w in view.workers

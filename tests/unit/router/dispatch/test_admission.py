@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import math
+from unittest.mock import Mock
 
 import pytest
 
 from engine.config import PATIENCE
 from router.dispatch.admission.admission_queue import Admission, AdmissionGrant, AdmissionRequest
 from router.dispatch.failures import pages_quarantined
+from router.dispatch.routing.route import Route
 from router.errors import Unavailable
 
 
@@ -19,16 +21,21 @@ class Pool:
     def __init__(self, room: int, window: int = 100) -> None:
         self.room = room
         self.most = math.inf
-        self.admission = Admission(self.has_room, self.claim, lambda: window)
+        self.admission = Admission(self.check, lambda: window)
 
-    def has_room(self, want: AdmissionRequest) -> bool:
-        if want.tokens > self.most:
-            raise pages_quarantined(want.tokens)
-        return want.tokens <= self.room
+    def check(self, tokens: int) -> None:
+        if tokens > self.most:
+            raise pages_quarantined(tokens)
 
-    def claim(self, want: AdmissionRequest) -> Claim:
-        self.room -= want.tokens
-        return Claim(self, want.tokens)
+    def place(self, tokens: int) -> Route | None:
+        self.check(tokens)
+        if tokens > self.room:
+            return None
+        self.room -= tokens
+        return Route(Mock(), is_local=False, why="test", claim=Claim(self, tokens))
+
+    def request(self, tokens: int, *, is_retry: bool = False) -> AdmissionRequest:
+        return AdmissionRequest(tokens, lambda: self.place(tokens), is_retry)
 
     def free(self, tokens: int) -> None:
         self.room += tokens
@@ -40,19 +47,21 @@ class Claim:
         self._pool = pool
         self._tokens = tokens
 
-    def release(self) -> None:
-        self._pool.room += self._tokens
+    def end(self) -> bool:
+        tokens, self._tokens = self._tokens, 0
+        self._pool.room += tokens
+        return tokens > 0
 
 
 def try_admit(pool: Pool, tokens: int, *, is_retry: bool = False) -> AdmissionGrant | None:
-    return pool.admission.try_admit(AdmissionRequest(tokens, is_retry=is_retry))
+    return pool.admission.try_admit(pool.request(tokens, is_retry=is_retry))
 
 
 async def waiting(
     pool: Pool, tokens: int, patience_s: float = math.inf, *, is_retry: bool = False
 ) -> asyncio.Task[AdmissionGrant]:
     assert try_admit(pool, tokens, is_retry=is_retry) is None
-    task = asyncio.create_task(pool.admission.wait(AdmissionRequest(tokens, is_retry=is_retry), patience_s))
+    task = asyncio.create_task(pool.admission.wait(pool.request(tokens, is_retry=is_retry), patience_s))
     await asyncio.sleep(0)
     return task
 
@@ -67,7 +76,7 @@ async def test_a_sequence_that_fits_is_admitted_at_once_and_keeps_its_room() -> 
     turn = try_admit(pool, 6)
     assert turn is not None
     assert pool.room == 4
-    turn.release_claim()
+    turn.close()
     turn.close()
     assert pool.room == 10
 

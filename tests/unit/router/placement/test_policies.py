@@ -27,6 +27,7 @@ from router.placement import (
 from router.placement.by_load import least_loaded, power_of_two, round_robin
 from router.placement.estimates import Estimates
 from router.workers.load import WorkerLoad
+from router.workers.room import Room
 
 TARGETS = Targets(0.5, 0.015)
 LINK = Link(170e9, 0.003)
@@ -64,7 +65,8 @@ def request(tokens: int = 2000, **cached: int) -> RequestView:
     return RequestView(prompt_tokens=tokens, expected_output=300, arrived=0.0, cached=cached)
 
 
-def pair(placement: Placement) -> tuple[str, str]:
+def pair(placement: Placement | None) -> tuple[str, str]:
+    assert placement is not None
     return placement.prefill_worker, placement.decode_worker
 
 
@@ -126,6 +128,14 @@ def test_a_worker_without_pages_is_avoided() -> None:
     full = replace(worker("a"), available_pages=10)
     placement = AdaptivePlacement(TARGETS).place(request(), view(full, worker("b")))
     assert placement.decode_worker == "b"
+
+
+def test_a_decode_worker_without_room_for_the_kv_gets_the_whole_request() -> None:
+    """There it waits without holding pages."""
+    starved = replace(decoding(D, 50), room=Room(total_pages=50_000, free_pages=50_000, starved=1))
+    placement = with_a_reader().place(request(8000), view(P, starved))
+    assert pair(placement) == ("d", "d")
+    assert str(placement.why).endswith("; the decode worker has no room for the KV")
 
 
 def test_the_reason_names_every_candidate_best_first() -> None:

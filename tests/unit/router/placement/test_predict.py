@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from engine.config import PATIENCE
 from router.placement import Demand, Preference, StepTime, Targets, WorkerView
-from router.placement.plan import PrefillSplit, expected_misses, with_running_answers
 from router.placement.predict import Pace, miss, pace_of, prefill_times
+from router.placement.prefill_split import PrefillSplit, expected_misses, with_running_answers
 
 PACE = Pace(plain_s=0.005, mixed_s=0.05, mixed_tokens=2048)
 PROMPTS = st.lists(st.integers(1, 20_000), min_size=1, max_size=40)

@@ -22,7 +22,7 @@ from router.placement import (
     WorkerView,
 )
 from router.placement.by_load import prefix_aware
-from router.placement.plan import expected_misses
+from router.placement.prefill_split import expected_misses
 from router.placement.slots import running_answers, slot_wait
 from router.simulator.simulation import ClusterSpec, Simulation
 from router.simulator.traffic import Arrival

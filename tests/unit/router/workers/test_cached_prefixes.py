@@ -1,4 +1,4 @@
-"""What the router knows of a worker's prefix cache, and what it makes of it."""
+"""What the router knows of a worker's prefix cache."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.block_hash import block_hashes
-from router.placement.by_load import LoadView, prefix_aware
 from router.workers.cached_prefixes import CachedPrefixes
 
 PAGE = 4
@@ -54,32 +53,3 @@ def test_a_prompt_under_way_counts_as_cached_until_its_request_ends() -> None:
     assert known.matching_tokens(first) == 2
     known.forget(second)
     assert known.matching_tokens(second) == 0
-
-
-def test_a_request_goes_where_the_least_is_left_to_compute() -> None:
-    hit = LoadView(tokens=1900, cached_tokens=1000)
-    assert prefix_aware([LoadView(tokens=100), hit], 0) == 1
-    assert prefix_aware([LoadView(tokens=100), LoadView(tokens=2200, cached_tokens=1000)], 0) == 0
-
-
-def test_without_a_hit_equals_take_turns() -> None:
-    workers = [LoadView(tokens=5), LoadView(tokens=5)]
-    assert [prefix_aware(workers, turn) for turn in range(4)] == [0, 1, 0, 1]
-
-
-def test_a_hot_prefix_spreads_instead_of_overloading_the_worker_that_has_it() -> None:
-    """448 requests with one prefix of 10,000 tokens and 500 of their own, none of which ends."""
-    workers = [CachedPrefixes(500) for _ in range(4)]
-    tokens, given_to = [0] * 4, [0] * 4
-    for request in range(448):
-        blocks = block_hashes([7] * 10_000 + [request] * 500, 500)
-        views = [
-            LoadView(tokens=load, cached_tokens=cache.matching_tokens(blocks))
-            for cache, load in zip(workers, tokens, strict=True)
-        ]
-        chosen = prefix_aware(views, request)
-        tokens[chosen] += 10_500 - views[chosen].cached_tokens
-        given_to[chosen] += 1
-        workers[chosen].expect(blocks)
-    assert sum(tokens) == 4 * 10_000 + 448 * 500  # each computed it once
-    assert max(given_to) - min(given_to) <= 41

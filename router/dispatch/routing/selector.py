@@ -1,0 +1,260 @@
+"""Chooses workers: shows the sessions to the placement policy, and makes a route of its answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Set
+from functools import cached_property, partial
+from typing import Final
+
+from router.config.settings import RouterConfig
+from router.dispatch.failures import no_worker_ready, pages_quarantined
+from router.dispatch.routing.route import Pick, Route
+from router.dispatch.sequence import Sequence
+from router.placement import (
+    ClusterModel,
+    ClusterView,
+    Handoffs,
+    Health,
+    Link,
+    NoWorker,
+    Placement,
+    PlacementPolicy,
+    Preference,
+    QuarantinedPages,
+    RequestView,
+    StepWork,
+    Targets,
+    WorkerFacts,
+    policy_for,
+)
+from router.placement.by_load import least_loaded, pick
+from router.placement.view import WorkerId
+from router.workers.circuit_breaker import CircuitState
+from router.workers.heartbeat_monitor import Liveness
+from router.workers.registry import Registry
+from router.workers.session import WorkerSession
+from rpc.baton.v1 import worker_pb2
+from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
+
+__all__ = ["MakePolicy", "Selector", "configured_policy"]
+
+MakePolicy = Callable[[str], PlacementPolicy]
+"""From the device of the workers to a policy."""
+
+_ITL_TARGET_MS: Final = {"cuda": 20.0, "cpu": 100.0}
+"""TPOT target of placement if --itl-target-ms is not given or 0, by device."""
+_LINK: Final = Link(bytes_per_s=10e9, latency_s=0.004)
+"""Assumed link until the link check and handoffs have measured the bandwidth."""
+_PREFERS: Final = {ROLE_PREFILL: Preference.PREFILL, ROLE_DECODE: Preference.DECODE}
+
+
+def configured_policy(config: RouterConfig) -> MakePolicy:
+    """The policy of `--mode`, `--routing` and the targets."""
+
+    def make(device: str) -> PlacementPolicy:
+        itl_ms = config.itl_target_ms or _ITL_TARGET_MS["cuda" if device.startswith("cuda") else "cpu"]
+        targets = Targets(ttft_s=config.ttft_target_ms / 1e3, tpot_s=itl_ms / 1e3)
+        return policy_for(config.mode, config.routing, targets)
+
+    return make
+
+
+class Selector:
+    """Chooses workers for sequences, in every mode."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        make_policy: MakePolicy,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`make_policy` is called once, when the first worker is known."""
+        self._registry = registry
+        self._make_policy = make_policy
+        self._clock = clock
+        self._known: dict[WorkerId, WorkerSession] = {}
+        """By key; also sessions that get no requests now, but whose requests still run."""
+
+    @cached_property
+    def policy(self) -> PlacementPolicy:
+        """Needs a connected worker."""
+        return self._make_policy(self._registry.sessions()[0].info.device)
+
+    @cached_property
+    def cluster(self) -> ClusterModel:
+        """Needs a connected worker."""
+        info = self._registry.sessions()[0].info
+        return ClusterModel(kv_bytes_per_token=info.peer.page_bytes // max(info.page_size, 1), link=_LINK)
+
+    def is_ready(self) -> bool:
+        """Whether there are ready workers that can compute a sequence."""
+        return bool(self._ready())
+
+    def route(self, sequence: Sequence, avoid: Set[str]) -> Route | None:
+        """Workers for the next attempt; None: it should wait until some have room.
+
+        `avoid`: names of the workers on which it failed. Raises AttemptFailed if no worker is ready, and
+        Unavailable if waiting is useless: the pages that it needs are quarantined on every worker.
+        """
+        if not self.is_ready():
+            raise no_worker_ready(self._registry.complaints())
+        view = self._view()
+        request = self._request(sequence, avoid)
+        try:
+            placement = self.policy.place(request, view)
+        except QuarantinedPages:
+            raise pages_quarantined(sequence.num_tokens) from None
+        if placement is None:
+            return None
+        self.cluster.placed(request, placement.prefill_worker, view.now)
+        return self._route(sequence, avoid, placement)
+
+    def check(self, tokens: int) -> None:
+        """Raises Unavailable if a sequence of this many tokens would wait for pages in quarantine."""
+        if self.is_ready() and self.policy.handoffs is not Handoffs.NEVER:
+            pool = self.policy.decode_workers(self._view().workers)
+            if not any(worker.room.fits(tokens) for worker in pool):
+                raise pages_quarantined(tokens)
+
+    def completed(self, output_tokens: int) -> None:
+        """An answer ended by a stop or by its length, with this many tokens."""
+        if self._known:
+            self.cluster.completed(output_tokens)
+
+    def probe(self, pick: Pick) -> Route:
+        """Route of a health probe of the workers that `pick` returns."""
+        if self.policy.handoffs is Handoffs.NEVER:
+            return Route(pick, is_local=True, why="probe")
+        sessions = {role: pick(role) for role in (ROLE_PREFILL, ROLE_DECODE)}
+        is_local = sessions[ROLE_PREFILL] is sessions[ROLE_DECODE]
+        return Route(
+            sessions.__getitem__, is_local=is_local, why="probe", on_transfer=self.cluster.transferred
+        )
+
+    def move_target(self, tokens: int, leaving: str) -> WorkerSession | None:
+        """Worker to which a running answer moves from `leaving`: the least loaded with room; None without."""
+        if not self.is_ready():
+            return None
+        others = [
+            worker
+            for worker in self.policy.decode_workers(self._view().workers)
+            if self._known[worker.id].worker_id != leaving and worker.room.has_room(tokens)
+        ]
+        request = RequestView(prompt_tokens=tokens, expected_output=1, arrived=self._clock())
+        return self._known[pick(others, request, least_loaded, 0).id] if others else None
+
+    def prefill_workers(self) -> list[WorkerSession]:
+        """Ready workers that compute prompts."""
+        if not self.is_ready():
+            return []
+        return [self._known[worker.id] for worker in self.policy.prefill_workers(self._view().workers)]
+
+    def able(self, role: worker_pb2.Role) -> list[WorkerSession]:
+        """Connected workers that a health probe may use for this role, also those that are not ready."""
+        sessions = self._registry.sessions()
+        if sessions and self.policy.handoffs is Handoffs.ANY_WAY:
+            return sessions
+        return [session for session in sessions if session.role == role]
+
+    def _route(self, sequence: Sequence, avoid: Set[str], placement: Placement) -> Route:
+        prefill, decode = self._known[placement.prefill_worker], self._known[placement.decode_worker]
+        why = str(placement.why)
+        if placement.is_local:
+            return Route(lambda _: self._session(decode.key), is_local=True, why=why)
+        claim = decode.load.promise(sequence.num_tokens)
+
+        def pick(role: worker_pb2.Role) -> WorkerSession:
+            if role == ROLE_PREFILL:
+                return self._session(prefill.key)
+            claim.end()
+            try:
+                view = self._view()
+                chosen = self.policy.decode_worker(placement, self._request(sequence, avoid), view)
+            except NoWorker:
+                raise no_worker_ready(self._registry.complaints()) from None
+            return self._session(chosen)
+
+        return Route(
+            pick,
+            is_local=False,
+            why=why,
+            claim=claim,
+            on_transfer=self.cluster.transferred,
+            may_wait=self.policy.handoffs is not Handoffs.ANY_WAY or _order(prefill) < _order(decode),
+        )
+
+    def _session(self, key: WorkerId) -> WorkerSession:
+        """Raises AttemptFailed if it was lost since it was chosen."""
+        session = self._known.get(key)
+        if session is None or not session.alive:
+            raise no_worker_ready(self._registry.complaints())
+        return session
+
+    def _request(self, sequence: Sequence, avoid: Set[str]) -> RequestView:
+        left = max(sequence.sampling.max_tokens - len(sequence.output), 1)
+        return RequestView(
+            prompt_tokens=sequence.num_tokens,
+            expected_output=self.cluster.expected_output(left),
+            arrived=sequence.waterfall.arrival,
+            cached={key: _cached_tokens(session, sequence) for key, session in self._known.items()},
+            avoid={key for key, session in self._known.items() if session.worker_id in avoid},
+        )
+
+    def _ready(self) -> list[WorkerSession]:
+        return [*self._registry.ready(ROLE_PREFILL), *self._registry.ready(ROLE_DECODE)]
+
+    def _view(self) -> ClusterView:
+        """The ready workers as they are now; at least one. O(workers)."""
+        cluster, known = self.cluster, self._known
+        for key in [key for key, session in known.items() if not session.alive]:
+            del known[key]
+            cluster.remove(key)
+        health: dict[WorkerId, Health] = {}
+        for session in self._ready():
+            key = session.key
+            if key not in known:
+                known[key] = session
+                cluster.add(_facts(session), session.load)
+                if self.policy.predicts:
+                    session.on_step = partial(_observe, cluster, key)
+            cluster.prefers(key, _PREFERS[session.role])
+            health[key] = _health(session)
+        return cluster.view(self._clock(), health)
+
+
+def _cached_tokens(session: WorkerSession, sequence: Sequence) -> int:
+    """Prompt tokens of the sequence that the worker has cached or is expected to have. O(log tokens)."""
+    return session.load.cached.matching_tokens(sequence.blocks(session.load.page_size))
+
+
+def _observe(cluster: ClusterModel, key: WorkerId, step: worker_pb2.StepWork) -> None:
+    """A worker has measured a step."""
+    work = StepWork(step.prompt_tokens, step.attention_pairs, step.decodes, step.context_tokens)
+    cluster.stepped(key, work, step.seconds)
+
+
+def _health(session: WorkerSession) -> Health:
+    if session.liveness is not Liveness.GOOD:
+        return Health.LATE
+    return Health.GOOD if session.breaker.state is CircuitState.CLOSED else Health.SUSPECT
+
+
+def _order(session: WorkerSession) -> tuple[int, str]:
+    """A fixed order of workers. A handoff may wait for pages only if its target follows its sender in this
+    order, so workers cannot deadlock."""
+    return session.info.role, session.worker_id
+
+
+def _facts(session: WorkerSession) -> WorkerFacts:
+    info = session.info
+    return WorkerFacts(
+        id=session.key,
+        prefers=_PREFERS[session.role],
+        chunk_tokens=info.chunked_prefill_size or info.max_model_len,
+        step_target_s=info.step_target_s or None,
+        pause_target_s=info.pause_target_s or None,
+        total_pages=info.num_pages,
+        page_size=max(info.page_size, 1),
+        max_running=info.max_running_requests or None,
+    )
