@@ -1,1 +1,1 @@
-"""Ray actor of decode workers, which use the default configuration."""
+"""The receiving side of a worker: reserves pages, takes in KV, admits the request. Every worker has it."""

@@ -1,1 +1,1 @@
-"""Configuration and Ray actor of prefill workers."""
+"""The sending side of a worker: finished chunks, handoffs, migrations. Every worker has it."""

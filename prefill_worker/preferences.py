@@ -1,4 +1,4 @@
-"""Configuration specific to prefill workers."""
+"""Configuration of the workers that prefer to prefill."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from engine.config import EngineConfig
 
-__all__ = ["prefer"]
+__all__ = ["prefill_engine_config"]
 
 
-def prefer(engine: EngineConfig) -> EngineConfig:
+def prefill_engine_config(engine: EngineConfig) -> EngineConfig:
     """No CUDA graphs of decode batches, since every step has prompts."""
     return replace(engine, cuda_graph_max_batch=0)

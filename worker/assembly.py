@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
+from decode_worker.incoming import IncomingHandoffs
 from kv_transfer import EndpointEvent, KVEndpoint, TransferThread
+from prefill_worker.migrations import Migrations
+from prefill_worker.outgoing import OutgoingHandoffs
+from prefill_worker.page_sender import PageSender
 from worker.grammar_loading import GrammarLoading
-from worker.handoffs.incoming import IncomingHandoffs
-from worker.handoffs.kv_port import open_port
-from worker.handoffs.migrations import Migrations
-from worker.handoffs.outgoing import OutgoingHandoffs
-from worker.handoffs.page_sender import PageSender
+from worker.kv_port import open_port
 from worker.parts import Parts
 from worker.request_handler import Handoffs, RequestHandler
 from worker.session.answers import Answers

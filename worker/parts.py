@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from engine.engine import Engine
 from worker.config import WorkerConfig
-from worker.metrics import WorkerMetrics
 from worker.session.inbox import Inbox
+from worker.session.metrics import WorkerMetrics
 from worker.session.outbox import Outbox
 
 __all__ = ["Parts"]

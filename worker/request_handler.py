@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple
 
+from decode_worker.incoming import IncomingHandoffs
 from engine.core.events import StepOutput, TokenOut
 from engine.core.request import Request, RequestId
 from engine.engine import Engine
@@ -24,12 +25,10 @@ from engine.grammar.matcher import Matcher
 from engine.kv_cache.journal import CacheChange
 from kv_transfer import CaughtUp, EndpointEvent, HandedOff, Reopened, SendFailed
 from kv_transfer.transfer_thread import TransferThread
+from prefill_worker.migrations import Migrations
+from prefill_worker.outgoing import OutgoingHandoffs
 from rpc.baton.v1 import worker_pb2
 from worker.grammar_loading import GrammarLoading
-from worker.handoffs.incoming import IncomingHandoffs
-from worker.handoffs.migrations import Migrations
-from worker.handoffs.outgoing import OutgoingHandoffs
-from worker.metrics import Outcome
 from worker.session.answers import Answers
 from worker.session.convert import (
     load_to_proto,
@@ -41,6 +40,7 @@ from worker.session.convert import (
     ticket_from_proto,
 )
 from worker.session.jobs import Job
+from worker.session.metrics import Outcome
 from worker.session.refusal import CommandRefused
 from worker.session.router_session import RouterSession
 

@@ -276,13 +276,9 @@ class Cluster:
 
 
 def _actor_class(role: WorkerRole) -> type:
-    if role is WorkerRole.PREFILL:
-        from prefill_worker.actor import PrefillWorker
+    from worker.process.roles import ACTORS
 
-        return PrefillWorker
-    from decode_worker.actor import DecodeWorker
-
-    return DecodeWorker
+    return ACTORS[role]
 
 
 def _bundle(plan: WorkerPlan) -> dict[str, float]:

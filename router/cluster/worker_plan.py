@@ -14,7 +14,7 @@ from engine.presets import PRESETS, Preset
 from engine.spec.errors import UnsupportedModel
 from engine.spec.model_spec import ModelSpec
 from engine.spec.shard import Shard
-from prefill_worker.preferences import prefer
+from prefill_worker.preferences import prefill_engine_config
 from router.cluster.accelerators import memory_of
 from router.cluster.scheduler_plan import scheduler_for
 from router.config.choices import Quantization
@@ -81,7 +81,7 @@ def plan_workers(config: RouterConfig, checkpoint: Checkpoint, machine: Machine)
     roles = [WorkerRole.PREFILL] * config.num_prefill_workers + [WorkerRole.DECODE] * config.decode_workers
     engines = {role: _engine(config, checkpoint, machine, role) for role in set(roles)}
     if config.mode is Mode.DISAGG:
-        engines[WorkerRole.PREFILL] = prefer(engines[WorkerRole.PREFILL])
+        engines[WorkerRole.PREFILL] = prefill_engine_config(engines[WorkerRole.PREFILL])
     ports = config.cluster.worker_ports
     counts = dict.fromkeys(WorkerRole, 0)
     plans = []

@@ -12,8 +12,8 @@ from kv_transfer.planner import Copy
 from kv_transfer.transports import Transport
 from kv_transfer.transports.base import Arrival, TransportEvent
 from worker.assembly import Parts, assemble
-from worker.handoffs.kv_port import open_port
 from worker.kv_pool_access import memory_of
+from worker.kv_port import open_port
 from worker.request_handler import RequestHandler
 
 __all__ = ["Corruption"]

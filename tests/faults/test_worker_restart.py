@@ -15,12 +15,12 @@ import pytest
 import ray
 from ray.exceptions import RayTaskError
 
-from decode_worker.actor import DecodeWorker
 from rpc.baton.v1 import worker_pb2, worker_pb2_grpc
 from rpc.channel import connect
 from tests.integration.tiny_cluster import work
 from tests.unit.tiny import make_config, save_tiny_llama
 from worker.config import WorkerConfig, WorkerRole
+from worker.process.roles import DecodeWorker
 
 RESTART_S = 150
 

@@ -14,11 +14,11 @@ from typing import Final, TypeAlias
 
 from engine.device.current import enter_device
 from engine.engine import Engine
-from worker.metrics import WorkerMetrics
 from worker.process.batch_log import BatchLog
 from worker.process.step_waker import StepWaker
 from worker.request_handler import RequestHandler
 from worker.session.inbox import Inbox
+from worker.session.metrics import WorkerMetrics
 from worker.session.outbox import Outbox
 
 __all__ = ["EngineDied", "EngineLoop"]

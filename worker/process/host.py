@@ -35,7 +35,6 @@ from rpc.server import GrpcServer
 from rpc.tls import Identity
 from worker.assembly import Assemble, Parts, assemble
 from worker.config import WorkerConfig, WorkerRole
-from worker.metrics import WorkerMetrics
 from worker.network import is_loopback
 from worker.process.batch_log import BatchLog
 from worker.process.engine_loop import EngineDied, EngineLoop
@@ -47,6 +46,7 @@ from worker.process.settings_line import settings_line
 from worker.process.watchdog import Watchdog
 from worker.request_handler import RequestHandler
 from worker.session.convert import peer_to_proto
+from worker.session.metrics import WorkerMetrics
 from worker.tensor_parallel.rank_processes import RankProcesses
 
 __all__ = ["WorkerHost"]

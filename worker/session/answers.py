@@ -7,9 +7,9 @@ import logging
 from engine.core.events import TokenOut
 from engine.core.sampling_params import FinishReason
 from rpc.baton.v1 import worker_pb2
-from worker.metrics import Outcome, WorkerMetrics
 from worker.session.convert import FINISH_REASONS, logprobs_to_proto
 from worker.session.jobs import Job, Jobs
+from worker.session.metrics import Outcome, WorkerMetrics
 from worker.session.outbox import Outbox
 
 __all__ = ["Answers"]

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from prefill_worker.migrations import _LONGEST_PAUSE_S
 from rpc.baton.v1 import worker_pb2
 from tests.integration.conftest import Oracle
 from tests.integration.tiny_cluster import PATIENCE_S, Link, before_each_step, slow_down, work, worker
 from tests.integration.workers.test_disagg_workers import prompt
 from worker.config import WorkerRole
-from worker.handoffs.migrations import _LONGEST_PAUSE_S
 
 LENGTH = 60
 

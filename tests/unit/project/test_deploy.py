@@ -23,7 +23,7 @@ from common.metric_export import VLLM
 from router.config.flags.command_line import parse
 from router.dispatch.metrics import RouterMetrics
 from rpc.baton.v1 import worker_pb2
-from worker.metrics import WorkerMetrics
+from worker.session.metrics import WorkerMetrics
 
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import Mock
 
+from decode_worker.incoming import IncomingHandoffs
+from prefill_worker.migrations import Migrations
+from prefill_worker.outgoing import OutgoingHandoffs
+from prefill_worker.page_sender import PageSender
 from worker.grammar_loading import GrammarLoading
-from worker.handoffs.incoming import IncomingHandoffs
-from worker.handoffs.migrations import Migrations
-from worker.handoffs.outgoing import OutgoingHandoffs
-from worker.handoffs.page_sender import PageSender
 from worker.request_handler import Handoffs, RequestHandler
 from worker.session.answers import Answers
 from worker.session.inbox import Inbox

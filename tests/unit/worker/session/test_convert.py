@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from engine.core.sampling_params import TokenLogprobs
 from kv_transfer import Peer, Ticket
 from rpc.baton.v1 import sampling_pb2, worker_pb2
-from worker.handoffs.request_digest import digest_of
 from worker.session.convert import (
     logprobs_to_proto,
     peer_from_proto,
@@ -18,6 +17,7 @@ from worker.session.convert import (
     ticket_from_proto,
     ticket_to_proto,
 )
+from worker.session.request_digest import digest_of
 
 u32 = st.integers(0, 2**32 - 1)
 u64 = st.integers(0, 2**64 - 1)

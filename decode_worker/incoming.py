@@ -13,11 +13,11 @@ from engine.engine import Engine
 from engine.errors import InvalidRequest
 from kv_transfer import Drained, Peer, Ready, ReceiveFailed, ReceiverCommands, ReceiverEvent, Reserved
 from rpc.baton.v1 import worker_pb2
-from worker.handoffs.request_digest import digest_of
 from worker.session.answers import Answers
 from worker.session.convert import peer_from_proto, ticket_to_proto
 from worker.session.jobs import Job
 from worker.session.refusal import CommandRefused
+from worker.session.request_digest import digest_of
 
 __all__ = ["IncomingHandoffs"]
 

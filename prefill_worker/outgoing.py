@@ -9,8 +9,8 @@ from engine.core.request import Request, RequestId
 from engine.core.sampling_params import FinishReason
 from engine.engine import Engine
 from kv_transfer import Final, HandedOff, SenderEvent, SendFailed, Ticket
+from prefill_worker.page_sender import PageSender, final_state
 from rpc.baton.v1 import worker_pb2
-from worker.handoffs.page_sender import PageSender, final_state
 from worker.session.answers import Answers
 from worker.session.jobs import Job
 

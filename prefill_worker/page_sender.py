@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from engine.core.request import Request
 from kv_transfer import Final, HandedOff, PushSpan, SenderCommands, Ticket
 from rpc.baton.v1 import worker_pb2
-from worker.handoffs.request_digest import digest_of
-from worker.metrics import Outcome
 from worker.session.answers import Answers
 from worker.session.jobs import Job
+from worker.session.metrics import Outcome
+from worker.session.request_digest import digest_of
 
 __all__ = ["PageSender", "final_state"]
 

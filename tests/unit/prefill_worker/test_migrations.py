@@ -8,11 +8,11 @@ import pytest
 
 from engine.engine import Engine
 from kv_transfer import CaughtUp, HandedOff, SendFailed
+from prefill_worker.migrations import _LONGEST_PAUSE_S
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from tests.unit.engine.engines import make_engine
 from tests.unit.engine.fake_runner import reference
 from tests.unit.worker.handlers import Handled, handled
-from worker.handoffs.migrations import _LONGEST_PAUSE_S
 from worker.session.router_session import RouterSession
 
 PROMPT = [5, 6, 7, 8, 9, 10]

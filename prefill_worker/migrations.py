@@ -16,7 +16,7 @@ from typing import Final
 from engine.core.request import Request, RequestId
 from engine.engine import Engine
 from kv_transfer import CaughtUp, HandedOff, SenderEvent, SendFailed, Ticket
-from worker.handoffs.page_sender import PageSender, final_state
+from prefill_worker.page_sender import PageSender, final_state
 from worker.session.answers import Answers
 from worker.session.jobs import Job
 

@@ -1,0 +1,21 @@
+"""The Ray actors of both roles: `ray.remote(ACTORS[role]).options(...).remote(config)`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from worker.config import WorkerRole
+from worker.process.actor import WorkerActor
+
+__all__ = ["ACTORS", "DecodeWorker", "PrefillWorker"]
+
+
+class PrefillWorker(WorkerActor):
+    """Executes every command, like all workers; `prefill_worker.preferences` configures it."""
+
+
+class DecodeWorker(WorkerActor):
+    """Executes every command, like all workers; it has the default configuration."""
+
+
+ACTORS: Final = {WorkerRole.PREFILL: PrefillWorker, WorkerRole.DECODE: DecodeWorker}
