@@ -44,6 +44,8 @@ class _Launched:
     at: float
     freed: set[int] = field(default_factory=set)
     """Pages given back since the launch that this step may still write."""
+    freed_slots: set[int] = field(default_factory=set)
+    """The same of slots for states."""
 
 
 class Engine:
@@ -61,7 +63,12 @@ class Engine:
         self.hooks = hooks
         self.runner = runner or ModelRunner(config)
         num_pages = config.num_pages or self.runner.kv.num_pages
-        self.kv = KVManager(num_pages, config.page_size, radix_cache=config.radix_cache)
+        self.kv = KVManager(
+            num_pages,
+            config.page_size,
+            radix_cache=config.radix_cache,
+            num_state_slots=self.runner.num_state_slots,
+        )
         self.grammars = GrammarCompiler(config.model_path, self.runner.spec)
         """Compiles what `submit` and `reserve` find not compiled, but may be asked before, on any thread."""
         self.max_tokens = min(config.max_model_len, num_pages * config.page_size)
@@ -213,7 +220,7 @@ class Engine:
         reservation = self.kv.reserve(request, headroom=active, room=room)
         if reservation is not None:
             request.arrival = self._clock()
-        if reservation is not None and self._may_be_written(reservation.incoming):
+        if reservation is not None and self._may_be_written(reservation):
             # The device's queue does not order a peer's write after the step in flight, so wait for the step
             # if it may still write one of these pages. Waiting leaves the device idle afterwards.
             assert self._launched is not None
@@ -385,9 +392,13 @@ class Engine:
         self._distrusted.discard(request.id)
         self.kv.release(request, keep=trusted)
 
-    def _may_be_written(self, pages: list[int]) -> bool:
-        """Whether the step in flight may write one of these pages, which were free until now."""
-        return self._launched is not None and not self._launched.freed.isdisjoint(pages)
+    def _may_be_written(self, reservation: Reservation) -> bool:
+        """Whether the step in flight may write its pages or its slot, which were free until now."""
+        launched = self._launched
+        return launched is not None and not (
+            launched.freed.isdisjoint(reservation.incoming)
+            and launched.freed_slots.isdisjoint(reservation.slots)
+        )
 
     def _note_late_writes(self, request: Request) -> None:
         """Record which pages of an ending request the step in flight may still write. O(chunks)."""
@@ -398,3 +409,5 @@ class Engine:
         for chunk in launched.plan.chunks:
             if chunk.request is request:
                 launched.freed.update(request.pages[chunk.start // size : -(-chunk.end // size)])
+                if request.state is not None:
+                    launched.freed_slots.update(request.state.written)

@@ -12,9 +12,29 @@ from engine.batch.block_tables import BlockTables, starts_of
 from engine.batch.step_inputs import Ints, StepInputs
 from engine.core.largest_step import Span
 from engine.core.request import PENDING
+from engine.core.request_state import NO_SLOT
 from engine.device.staging import send
 
-__all__ = ["Batch", "BatchBuilder", "Ints", "scratch_batch"]
+__all__ = ["Batch", "BatchBuilder", "Ints", "StateBatch", "scratch_batch"]
+
+
+@dataclass(frozen=True, slots=True)
+class StateBatch:
+    """Slots of the recurrent states of R requests; see `StepInputs.states`."""
+
+    sources: Ints
+    """[R]: the state that a request continues; NO_SLOT: the empty one."""
+    slots: Ints
+    """[R]: where its state goes."""
+    saves: Ints
+    """[R]: where its state after `save_rows` rows goes too, or NO_SLOT."""
+    save_rows: Ints
+    """[R]"""
+
+    @classmethod
+    def of(cls, states: Ints) -> StateBatch | None:
+        """From `StepInputs.states`."""
+        return cls(*states.reshape(-1, 4).T.copy()) if len(states) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +70,8 @@ class Batch:
     pending_rows: torch.Tensor
     """Rows whose input token was sampled by the step before and is known to the device alone."""
     pending_slots: torch.Tensor
+    states: StateBatch | None = None
+    """None for models without a recurrent state."""
 
     @property
     def num_requests(self) -> int:
@@ -112,6 +134,7 @@ class BatchBuilder:
             scored_rows=sent[5],
             pending_rows=sent[6],
             pending_slots=sent[7],
+            states=StateBatch.of(inputs.states),
         )
 
     def _block_tables(self, slots: Ints, counts: Ints) -> BlockTables:
@@ -135,8 +158,17 @@ def _scored_rows(ends: Ints, counts: Ints) -> Ints:
     return np.arange(counts.sum()) + np.repeat(ends - np.cumsum(counts), counts)
 
 
-def scratch_batch(spans: Sequence[Span], scratch_page: int, page_size: int, device: torch.device) -> Batch:
-    """A dummy batch whose requests use the scratch page only. Single tokens come last."""
+def scratch_batch(
+    spans: Sequence[Span],
+    scratch_page: int,
+    page_size: int,
+    device: torch.device,
+    scratch_slot: int | None = None,
+) -> Batch:
+    """A dummy batch whose requests use the scratch page only. Single tokens come last.
+
+    `scratch_slot`: of the state, for models that have one.
+    """
     lengths = np.array([span.length for span in spans], dtype=np.int64)
     context_lens = np.array([span.start + span.length for span in spans], dtype=np.int64)
     positions = np.concatenate([np.arange(start, start + length) for start, length in spans])
@@ -156,4 +188,10 @@ def scratch_batch(spans: Sequence[Span], scratch_page: int, page_size: int, devi
         scored_rows=sent[3],
         pending_rows=sent[3],
         pending_slots=sent[3],
+        states=None if scratch_slot is None else _scratch_states(len(spans), scratch_slot),
     )
+
+
+def _scratch_states(count: int, slot: int) -> StateBatch:
+    none, rows = np.full(count, NO_SLOT), np.zeros(count, dtype=np.int64)
+    return StateBatch(none, np.full(count, slot), none, rows)

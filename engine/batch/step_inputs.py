@@ -10,12 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.core.plan import Chunk, StepPlan
+from engine.core.request_state import NO_SLOT, Save
 
 __all__ = ["HEADER_INTS", "Ints", "StepInputs", "StepWriter"]
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
-HEADER_INTS: Final = 4
+HEADER_INTS: Final = 5
 """Length of a packed step's header."""
 
 
@@ -41,10 +42,19 @@ class StepInputs:
     """[U]: number of pages of each changed table."""
     pages: Ints
     """[P]: pages of the changed tables, one table after another."""
+    states: Ints
+    """[4 * R], or empty for models without a recurrent state: of each chunk the slot of the state that it
+    reads, that it writes, and of the checkpoint that it saves, or NO_SLOT; rows until it saves."""
 
     def header(self) -> Ints:
-        """R, T, U and P. R is never 0."""
-        counts = (len(self.slots), len(self.input_ids), len(self.moved), len(self.pages))
+        """R, T, U, P and the length of `states`. R is never 0."""
+        counts = (
+            len(self.slots),
+            len(self.input_ids),
+            len(self.moved),
+            len(self.pages),
+            len(self.states),
+        )
         return np.array(counts, dtype=np.int64)
 
     def payload(self) -> Ints:
@@ -62,8 +72,8 @@ class StepInputs:
 
 
 def _lengths(header: Ints) -> list[int]:
-    chunks, tokens, moved, pages = header.tolist()
-    return [chunks] * 5 + [tokens] + [moved] * 2 + [pages]
+    chunks, tokens, moved, pages, states = header.tolist()
+    return [chunks] * 5 + [tokens] + [moved] * 2 + [pages, states]
 
 
 class StepWriter:
@@ -92,7 +102,17 @@ class StepWriter:
             moved=_ints([slot for slot, _ in moved]),
             page_counts=_ints([len(pages) for _, pages in moved]),
             pages=_joined([_ints(pages) for _, pages in moved]),
+            states=_ints([number for chunk in plan.chunks for number in _state_of(chunk)]),
         )
+
+
+def _state_of(chunk: Chunk) -> tuple[int, ...]:
+    """Slots read, written and saved, and rows until the save; empty for models without a state."""
+    state = chunk.request.state
+    if state is None:
+        return ()
+    save = state.saved_by(chunk.start, chunk.end) or Save(chunk.start, NO_SLOT)
+    return state.read_by(chunk.start), state.slot, save.slot, save.position - chunk.start
 
 
 def _ints(values: Sequence[int]) -> Ints:

@@ -12,9 +12,10 @@ from typing import Final
 
 from common.token_array import token_array
 from engine.core.request import Request
+from engine.core.state_slots import StateSlots
 from engine.errors import PageLeak
 from engine.kv_cache.pages import PageCounts, PagePool, PageState
-from engine.kv_cache.radix import RadixCache, RadixNode
+from engine.kv_cache.radix import Match, RadixCache, RadixNode
 
 __all__ = ["KVManager", "Reservation"]
 
@@ -37,14 +38,24 @@ class Reservation:
     def pages(self) -> list[int]:
         return self.request.pages
 
+    @property
+    def slots(self) -> list[int]:
+        """The slot that the peer writes the state into, if the model has one."""
+        return [] if self.request.state is None else [self.request.state.slot]
+
 
 class KVManager:
     """Every method that takes pages takes all or none, and returns whether it did."""
 
-    def __init__(self, num_pages: int, page_size: int, *, radix_cache: bool = True) -> None:
+    def __init__(
+        self, num_pages: int, page_size: int, *, radix_cache: bool = True, num_state_slots: int = 0
+    ) -> None:
+        """`num_state_slots`: 0 for models without a recurrent state."""
         self.page_size = page_size
         self.pool = PagePool(num_pages)
-        self.cache = RadixCache(page_size) if radix_cache else None
+        self.states = StateSlots(num_state_slots, page_size) if num_state_slots else None
+        trimmed = (lambda node: None) if self.states is None else self.states.drop
+        self.cache = RadixCache(page_size, trimmed=trimmed) if radix_cache else None
         self.reservations: dict[int, Reservation] = {}
         """By handoff: those that may still become requests."""
         self._quarantined: dict[int, Reservation] = {}
@@ -67,6 +78,14 @@ class KVManager:
         `alone` is the number of pages that the request would not share. `headroom` must not grow with it.
         """
         return self._begin(request, headroom, PageState.HELD) is not None
+
+    def cached_tokens(self, request: Request) -> int:
+        """Tokens of a request that need not be computed. O(tokens)."""
+        if self.cache is None:
+            return 0
+        found = self.cache.match(request.tokens(0, request.num_reusable), touch=False)
+        depth = len(found.pages) if self.states is None else self.states.usable_depth(found)
+        return depth * self.page_size
 
     def pages_alone(self, request: Request) -> int:
         """Pages that become available when the request ends: its own, and cached ones with no other reader.
@@ -111,6 +130,14 @@ class KVManager:
 
     def store(self, request: Request, upto: int) -> None:
         """Tokens [0, upto) are computed: insert their full pages into the radix cache."""
+        if self.states is not None and request.state is not None:
+            for save in [save for save in request.state.saves if save.position <= upto]:
+                self._store_pages(request, save.position)
+                if request.locked is not None:
+                    self.states.attach(request, save, request.locked)
+        self._store_pages(request, upto)
+
+    def _store_pages(self, request: Request, upto: int) -> None:
         if self.cache is None or request.locked is None:
             return
         first, end = request.locked.depth, upto // self.page_size
@@ -133,6 +160,8 @@ class KVManager:
             self.store(request, min(request.num_computed, known))
         held = [page for page in request.pages if self.pool.state(page) is PageState.HELD]
         self.pool.give_back(held, request.id)
+        if self.states is not None:
+            self.states.release(request, request.id)
         self._drop_cached_part(request)
         if not keep:
             self.forget(request)
@@ -162,11 +191,15 @@ class KVManager:
         """All KV has arrived and is verified: the pages now belong to the request."""
         del self.reservations[reservation.handoff_id]
         self.pool.arrived(reservation.incoming, reservation.handoff_id, reservation.request.id)
+        if self.states is not None:
+            self.states.pool.arrived(reservation.slots, reservation.handoff_id, reservation.request.id)
 
     def quarantine(self, reservation: Reservation) -> None:
         """Abort a handoff whose peer may still write. Its pages stay unusable until `free_reservation`."""
         self._quarantined[reservation.handoff_id] = self.reservations.pop(reservation.handoff_id)
         self.pool.quarantine(reservation.incoming, reservation.handoff_id)
+        if self.states is not None:
+            self.states.pool.quarantine(reservation.slots, reservation.handoff_id)
         self._drop_cached_part(reservation.request)
 
     def free_reservation(self, reservation: Reservation) -> None:
@@ -176,6 +209,8 @@ class KVManager:
         if reservation.incoming:
             state = self.pool.state(reservation.incoming[0])
             self.pool.give_back(reservation.incoming, reservation.handoff_id, state)
+            if self.states is not None:
+                self.states.release(reservation.request, reservation.handoff_id, state)
         self._drop_cached_part(reservation.request)
 
     def check(self, owners: list[Request]) -> PageCounts:
@@ -197,6 +232,8 @@ class KVManager:
         for name, values in accounts.items():
             if len(set(values)) != 1:
                 raise PageLeak(f"pages {name} do not add up: {values}; {counts}")
+        if self.states is not None:
+            self.states.check(owners, [reservation.request for reservation in lent])
         return counts
 
     def _begin(
@@ -207,14 +244,26 @@ class KVManager:
         if headroom(needed) >= self.num_available:
             return None  # it does not fit even without sharing, so skip the search
         cached: list[int] = []
+        found: Match | None = None
+        branch = 0
         if self.cache is not None:
             found = self.cache.match(request.tokens(0, request.num_reusable))
+            branch = found.node.depth
+            if self.states is not None and state is PageState.HELD:  # else a peer sends the state
+                found = self.states.usable(found)
             self.cache.lock(found.node)
             request.locked, cached = found.node, found.pages
+        if self.states is not None:
+            continued = found if state is PageState.HELD else None
+            if not self.states.begin(request, continued, branch, state):
+                self._drop_cached_part(request)
+                return None
         count = needed - len(cached)
         fits = count + headroom(needed - _shared_part(request.locked).depth) <= self.num_available
         fresh = self._take(count, request.id, state) if fits else None
         if fresh is None:
+            if self.states is not None:
+                self.states.release(request, request.id, state)
             self._drop_cached_part(request)
             return None
         request.pages = cached + fresh

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from common.token_array import token_array
+from engine.core.request_state import RequestState
 from engine.core.sampling_params import FinishReason, SamplingParams
 from engine.core.waits import WaitMark, WaitReason
 from engine.grammar.matcher import Matcher
@@ -51,6 +52,8 @@ class Request:
     """Rows of the prompt that have given the log-probability of the token after them; see `scores_until`."""
     pages: list[PageId] = field(default_factory=list)
     """The block table: page i holds tokens [i * page_size, (i + 1) * page_size)."""
+    state: RequestState | None = None
+    """The slots of its recurrent state, while it has pages; None for models without one."""
     slot: int = -1
     """Row in the runner's per-request device buffers while running; -1 otherwise."""
     admissions: int = 0

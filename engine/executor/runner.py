@@ -25,10 +25,13 @@ from engine.executor.cuda_graphs import GRAPH_BYTES, DecodeGraphs
 from engine.executor.forward import Eager, Enqueuing, Forward
 from engine.executor.piecewise_graphs import PiecewiseGraphs
 from engine.kv_cache.pool import KVPool
+from engine.kv_cache.slot_count import share_out, wanted_slots
 from engine.loader.model_loader import load_model
 from engine.loader.weights_identity import weights_identity
 from engine.parallel.communicator import SINGLE_RANK, Communicator
 from engine.parallel.step_channel import StepChannel
+from engine.recurrence.stateful_attention import StatefulAttention
+from engine.recurrence.torch_recurrence import TorchRecurrence
 from engine.sampling.logprobs import LogprobTensors
 from engine.sampling.sampler import Sampler
 from engine.sampling.scoring import SCORE_TENSORS, Scored, logit_blocks, score
@@ -186,8 +189,12 @@ class ModelRunner:
         )
         progress("Sizing the KV pool", 0, 0)
         # Page ids are the same on all ranks, so the rank with the least memory decides.
-        num_pages = config.num_pages or self._pages_that_fit(config)
-        self.kv = self._pool(config, communicator.all_reduce_min(num_pages))
+        num_pages, slots = config.num_pages, 0 if self.spec.delta is None else wanted_slots(config)
+        if not num_pages:
+            num_pages, slots = self._pages_and_slots_that_fit(config, slots)
+        self.num_state_slots = communicator.all_reduce_min(slots)
+        """0 for models without a recurrent state."""
+        self.kv = self._pool(config, communicator.all_reduce_min(num_pages), self.num_state_slots)
         self._steps = StepWriter(config.scheduler.max_running_requests)
         self._batches = BatchBuilder(
             page_size=config.page_size,
@@ -271,7 +278,7 @@ class ModelRunner:
 
     # -------------------------------------------------------------------------------------- set-up
 
-    def _pool(self, config: EngineConfig, num_pages: int) -> KVPool:
+    def _pool(self, config: EngineConfig, num_pages: int, num_slots: int = 0) -> KVPool:
         tokens = num_pages * config.page_size
         with advising(f"a KV pool of {tokens} tokens", "lower --kv-pool-tokens or --kv-memory-fraction"):
             return KVPool(
@@ -282,30 +289,42 @@ class ModelRunner:
                 page_size=config.page_size,
                 dtype=self._model.embed.weight.dtype,
                 device=self._device,
+                delta=self._model.part.delta,
+                num_slots=num_slots,
             )
 
     def _attention_over(self, pool: KVPool, config: EngineConfig) -> AttentionBackend:
-        return attention_for(
+        attention = attention_for(
             config.attention_backend,
             pool,
             self._model.part.num_heads,
             self._model.layer_attention(),
             max_requests=config.scheduler.max_running_requests,
         )
+        if pool.states is None:
+            return attention
+        return StatefulAttention(attention, TorchRecurrence(pool.states))
 
     @torch.inference_mode()
-    def _pages_that_fit(self, config: EngineConfig) -> int:
+    def _pages_and_slots_that_fit(self, config: EngineConfig, wanted_slots: int) -> tuple[int, int]:
         """Profile run: measure the memory of the largest step, on a pool without pages."""
         if self._device.type != "cuda":
             raise EngineError("num_pages must be given: the pool sizes itself on a GPU only")
         pool = self._pool(config, 0)
         attention = self._attention_over(pool, config)
-        batch = scratch_batch(largest_step(config), pool.scratch_page, config.page_size, self._device)
+        batch = scratch_batch(
+            largest_step(config),
+            pool.scratch_page,
+            config.page_size,
+            self._device,
+            scratch_slot=None if pool.states is None else pool.states.scratch_slot,
+        )
         advice = "lower --chunked-prefill-size or --max-running-requests"
         with advising(f"a step of {len(batch.input_ids)} tokens", advice), Probe(self._device) as probe:
             self._profile_run(batch, attention, rows=config.scheduler.max_running_requests)
         reserve = GRAPH_BYTES if config.cuda_graph_max_batch or config.cuda_graph_max_tokens else 0
-        return probe.pages_that_fit(pool.page_bytes, fraction=config.kv_memory_fraction, reserve=reserve)
+        blocks = probe.pages_that_fit(pool.page_bytes, fraction=config.kv_memory_fraction, reserve=reserve)
+        return share_out(blocks, pool.slot_blocks, wanted_slots) if wanted_slots else (blocks, 0)
 
     @torch.inference_mode()
     def _profile_run(self, batch: Batch, attention: AttentionBackend, *, rows: int) -> None:

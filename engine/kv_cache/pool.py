@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 
 from common.kv_groups import KVGroup
+from engine.kv_cache.state_pool import StatePool
+from engine.spec.delta_spec import DeltaSpec
 
 __all__ = ["KVPool"]
 
@@ -19,6 +22,9 @@ class KVPool:
     keys and 1 is values. A page is one contiguous block of `page_bytes`, so handing a page to
     another worker is one copy; each layer's attention sees a strided view of it. The last page is never
     given out: padding is read from it (zeros) and written to it.
+
+    Slots for recurrent states follow in the same memory, for models that have them. A slot is as many blocks
+    of `page_bytes` as its state needs, so that a state is handed over like pages.
     """
 
     def __init__(
@@ -31,6 +37,8 @@ class KVPool:
         page_size: int,
         dtype: torch.dtype,
         device: torch.device | str,
+        delta: DeltaSpec | None = None,
+        num_slots: int = 0,
     ) -> None:
         self.num_pages = num_pages
         self.groups = tuple(groups)
@@ -39,11 +47,17 @@ class KVPool:
         self.head_dim = head_dim
         self.page_size = page_size
         # Zeroed, because attention still multiplies masked values: 0 * NaN would be NaN.
-        self.tensor = torch.zeros(
-            (num_pages + 1, self.page_layers, 2, num_kv_heads, page_size, head_dim),
-            dtype=dtype,
-            device=device,
-        )
+        shape = (num_pages + 1, self.page_layers, 2, num_kv_heads, page_size, head_dim)
+        self.page_bytes = math.prod(shape[1:]) * dtype.itemsize
+        self.slot_blocks = 0 if delta is None else -(-delta.state_bytes(dtype.itemsize) // self.page_bytes)
+        """Blocks of a slot."""
+        slots = 0 if delta is None else num_slots + 1
+        self.num_blocks = num_pages + 1 + slots * self.slot_blocks
+        self.memory = torch.zeros((self.num_blocks, self.page_bytes), dtype=torch.uint8, device=device)
+        self.tensor = self.memory[: num_pages + 1].view(dtype).view(shape)
+        self.states: StatePool | None = None
+        if delta is not None:
+            self.states = StatePool(self.memory[num_pages + 1 :].view(slots, -1), delta, dtype)
         places = {
             layer: (number, place)
             for number, group in enumerate(groups)
@@ -58,13 +72,14 @@ class KVPool:
         return self.num_pages
 
     @property
-    def page_bytes(self) -> int:
-        return self.tensor[0].numel() * self.tensor.element_size()
-
-    @property
     def data_ptr(self) -> int:
         """Address of page 0; page i starts `i * page_bytes` after it."""
         return self.tensor.data_ptr()
+
+    def blocks_of(self, slot: int) -> range:
+        """The blocks of a slot, counted as pages are."""
+        first = self.num_pages + 1 + slot * self.slot_blocks
+        return range(first, first + self.slot_blocks)
 
     def layer(self, index: int) -> torch.Tensor:
         """View `[num_pages + 1, 2, kv_head, page_size, head_dim]` of one layer."""

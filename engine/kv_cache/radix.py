@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import TypeAlias
@@ -79,8 +79,10 @@ class RadixCache:
     `match` and `insert` cost O(tokens named); `lock` and `unlock` O(nodes above); `evict` O(log n) per node.
     """
 
-    def __init__(self, page_size: int) -> None:
+    def __init__(self, page_size: int, *, trimmed: Callable[[RadixNode], None] = lambda node: None) -> None:
+        """`trimmed`: called when the tree drops the last pages of a node, or all."""
         self.page_size = page_size
+        self._trimmed = trimmed
         self.root = RadixNode(None, token_array(()), [], 0)
         self.root.locks = 1  # never evicted
         self.version = 0
@@ -203,6 +205,7 @@ class RadixCache:
         if node.parent is not None and not node.locks:
             for below in self._below(node):
                 dropped += below.pages
+                self._trimmed(below)
                 self._report_removed(below.blocks)
                 below.parent = None  # eviction skips it
             node.children.clear()
@@ -228,6 +231,7 @@ class RadixCache:
 
     def _trim(self, leaf: RadixNode, keep: int) -> None:
         self.version += 1
+        self._trimmed(leaf)
         parent = leaf.parent
         assert parent is not None
         leaf.changes += 1

@@ -67,10 +67,7 @@ class Admission:
 
     def cached_tokens(self, request: Request) -> int:
         """Tokens that the prefix cache holds of a request; O(tokens)."""
-        if self._kv.cache is None:
-            return 0
-        cached = self._kv.cache.match(request.tokens(0, request.num_reusable), touch=False)
-        return len(cached.pages) * self._kv.page_size
+        return self._kv.cached_tokens(request)
 
     def check_deadline(self, request: Request, now: float, prefill_rate: float) -> None:
         """Raises DeadlineUnreachable.

@@ -46,7 +46,8 @@ class Scheduler:
         self._share = PrefillShare(config, kv.page_size, context, self._lengths)
         self._forecaster = Forecaster(config, kv, self._lengths)
         self._admission = Admission(config, kv, self._queues, self._rules, self._share, self._forecaster)
-        self._shares_prefixes = kv.cache is not None and config.share_prefixes
+        # Another request's pages are of no use before its state is saved, at the end of its prompt.
+        self._shares_prefixes = kv.cache is not None and config.share_prefixes and kv.states is None
         self._in_flight = PrefixesInFlight(kv.page_size)
         """Chunks of steps that have not completed; empty unless prefixes are shared."""
         self._submitted = 0
@@ -174,6 +175,8 @@ class Scheduler:
             self._in_flight.discard(chunk.request, chunk.start)
         request = chunk.request
         is_running = request.slot >= 0 and request.admissions == chunk.admission
+        if is_running and self.kv.states is not None:
+            self.kv.states.computed(request, chunk.start)
         if is_running and is_prompt:  # else it was preempted or has ended meanwhile
             self.kv.store(request, chunk.end)
 
@@ -303,6 +306,9 @@ class Scheduler:
                 planned.add(request, start)
             prompts.append(request)
         lengths = self._share.lengths([Progress(r.num_computed, r.num_pending) for r in prompts], num_decodes)
+        if self.kv.states is not None and self.kv.cache is not None:
+            cut = self.kv.states.until_checkpoint
+            lengths = [cut(request, length) for request, length in zip(prompts, lengths, strict=True)]
         chunks = [self._chunk(r, length) for r, length in zip(prompts, lengths, strict=True) if length]
         self._queues.read()
         return chunks
@@ -313,6 +319,8 @@ class Scheduler:
         kind = ChunkKind.PREFILL if length > 1 else ChunkKind.DECODE
         if kind is ChunkKind.PREFILL and self._shares_prefixes:
             self._in_flight.add(request, start)
+        if self.kv.states is not None and self.kv.cache is not None:
+            self.kv.states.plan_checkpoint(request, start, start + length)
         request.num_computed += length
         output_index = None
         if request.num_pending == 0:

@@ -10,6 +10,7 @@ from typing import Any
 from common.kv_groups import KVGroup, full_group
 from engine.spec.architectures import ARCHITECTURES, Config, QKNorm, architecture_of
 from engine.spec.attention_spec import AttentionSpec
+from engine.spec.delta_spec import DeltaSpec
 from engine.spec.errors import UnsupportedModel
 from engine.spec.expert_spec import ExpertSpec
 from engine.spec.quantization import ONLINE_FP8, Quantization
@@ -44,6 +45,12 @@ class ModelSpec:
     gated_mlp: bool = True
     """Whether the MLP has a gate, and so three matrices, or only two."""
     qk_norm: QKNorm | None = None
+    centred_norms: bool = False
+    """Whether checkpoints store the difference of a norm's weight to 1."""
+    output_gate: bool = False
+    """Whether attention's output is multiplied by the sigmoid of a gate, a part of the query projection."""
+    delta: DeltaSpec | None = None
+    """Gated delta nets in place of the attention of some layers."""
     attention: AttentionSpec = field(default_factory=AttentionSpec)
     experts: ExpertSpec | None = None
     """Experts in place of the MLPs, `intermediate_size` being that of the layers that keep one."""
@@ -77,8 +84,8 @@ class ModelSpec:
 
     @property
     def kv_groups(self) -> tuple[KVGroup, ...]:
-        """Layers whose KV shares a block table."""
-        return full_group(self.num_layers)
+        """Layers whose KV shares a block table, numbered among those with attention."""
+        return full_group(len(self.attention_layers))
 
     def kv_token_bytes(self, value_bytes: float) -> float:
         """Bytes of a token's KV in the pages of all groups, with the layers by which they are padded."""
@@ -143,7 +150,7 @@ class ModelSpec:
     def balanced_context(self) -> float:
         """Tokens of context at which attention takes as much arithmetic as all matrices of the layers."""
         in_layers = self.active_parameters - self.vocab_size * self.hidden_size
-        return in_layers / (self.num_layers * 2 * self.q_size)
+        return in_layers / (len(self.attention_layers) * 2 * self.q_size)
 
     @property
     def widest_mlp(self) -> int:
@@ -164,6 +171,12 @@ class ModelSpec:
         """How many tokens a token attends to in this layer, itself included; None: all of its context."""
         return self.attention.window(layer)
 
+    @property
+    def attention_layers(self) -> tuple[int, ...]:
+        """Layers with keys and values; the others have a recurrent state."""
+        recurrent = frozenset() if self.delta is None else self.delta.layers
+        return tuple(layer for layer in range(self.num_layers) if layer not in recurrent)
+
     def has_experts(self, layer: int) -> bool:
         return self.experts is not None and layer not in self.experts.dense_layers
 
@@ -173,8 +186,11 @@ class ModelSpec:
         routed = self.num_layers - self._dense_layers
         mlps = mlp_matrices * (self._dense_layers * self.intermediate_size + routed * expert_features)
         routers = 0 if self.experts is None else routed * self.experts.count
-        attention = self.num_layers * (2 * self.q_size + 2 * self.kv_size)
-        return self.hidden_size * (attention + mlps + routers)
+        queries = (3 if self.output_gate else 2) * self.q_size  # with the output projection
+        mixers = len(self.attention_layers) * (queries + 2 * self.kv_size)
+        if self.delta is not None:
+            mixers += len(self.delta.layers) * self.delta.weights
+        return self.hidden_size * (mixers + mlps + routers)
 
     @classmethod
     def from_folder(cls, folder: Path) -> ModelSpec:
@@ -193,17 +209,27 @@ class ModelSpec:
     def from_config(cls, config: Config, generation: Config | None = None) -> ModelSpec:
         """Interpret a parsed config.json. Raises UnsupportedModel."""
         architecture = architecture_of(config)
+        shape = _of_the_text(config)
         try:
             return cls(
                 architecture=architecture,
-                vocab_size=config["vocab_size"],
-                eos_token_ids=_eos_token_ids(config, generation or {}),
-                dtype=config.get("dtype") or config.get("torch_dtype") or "float32",
+                vocab_size=shape["vocab_size"],
+                eos_token_ids=_eos_token_ids(shape, generation or {}),
+                dtype=shape.get("dtype") or shape.get("torch_dtype") or "float32",
                 quantization=Quantization.from_config(config),
-                **ARCHITECTURES[architecture].read(config),
+                **ARCHITECTURES[architecture].read(shape),
             )
         except KeyError as field:
             raise UnsupportedModel(f"config.json of this {architecture} lacks {field}") from field
+
+
+def _of_the_text(config: Config) -> Config:
+    """The fields of the language model, which configs of models with a vision part nest."""
+    text = config.get("text_config")
+    if not text:
+        return config
+    ties = "tie_word_embeddings"
+    return dict(text) | ({ties: config[ties]} if ties in config else {})
 
 
 def _eos_token_ids(config: Config, generation: Config) -> tuple[int, ...]:

@@ -104,6 +104,7 @@ class FakeRunner:
     """Ids of requests whose logits are not finite."""
     looks: int = 0
     """Number of times that a polled step is reported as still running."""
+    num_state_slots: int = 0
 
     def __post_init__(self) -> None:
         self.memory = [[-1] * self.page_size for _ in range(self.num_pages)]

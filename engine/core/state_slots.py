@@ -1,0 +1,180 @@
+"""Slots for the recurrent states of requests, and checkpoints of states in the prefix cache.
+
+A state covers all tokens before it, and every step changes it, unlike a page. A request has a slot of its
+own, which only its steps write. A prefix can be reused where a node of the radix tree owns a checkpoint: a
+slot that nobody writes any more, with the state after the tokens of that node. The first chunk after a hit
+reads the checkpoint and writes the request's slot.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
+
+from engine.core.request import Request
+from engine.core.request_state import NO_SLOT, RequestState, Save
+from engine.errors import PageLeak
+from engine.kv_cache.pages import PageCounts, PagePool, PageState
+from engine.kv_cache.radix import Match, RadixNode
+
+__all__ = ["StateSlots"]
+
+
+class StateSlots:
+    """Every slot is free, or owned by one request, one node (as a checkpoint) or one handoff.
+
+    Slots have the states of pages: a checkpoint is CACHED. Checkpoints are evicted least recently used first,
+    whenever a slot is wanted and none is free, except those that a chunk has yet to read.
+    """
+
+    def __init__(self, num_slots: int, page_size: int) -> None:
+        self.pool = PagePool(num_slots)
+        self._page_size = page_size
+        self._checkpoints: OrderedDict[RadixNode, int] = OrderedDict()
+        """By last use."""
+        self._readers: Counter[int] = Counter()
+        """Requests whose next chunk reads a checkpoint, by its slot."""
+
+    # ------------------------------------------------------------------------------ a request's slot
+
+    def begin(
+        self, request: Request, found: Match | None, branch: int = 0, state: PageState = PageState.HELD
+    ) -> bool:
+        """Give a request a slot; its state continues that of `found.node`. False if there is none.
+
+        `found`: a result of `usable`; None: the state begins empty, or a peer writes it. `branch`: pages that
+        the cache holds of the request.
+        """
+        source = NO_SLOT if found is None else self._checkpoints.get(found.node, NO_SLOT)
+        if source != NO_SLOT:
+            self._readers[source] += 1  # before a slot is taken, which may evict a checkpoint
+        slot = self._take(request.id, state)
+        if slot == NO_SLOT:
+            self._read(source)
+            return False
+        resumed = 0 if found is None else found.node.depth * self._page_size
+        request.state = RequestState(slot, source, resumed, branch * self._page_size)
+        return True
+
+    def computed(self, request: Request, start: int) -> None:
+        """The chunk at token `start` has run: it no longer reads a checkpoint."""
+        state = request.state
+        if state is not None and state.source != NO_SLOT and start == state.resumed:
+            self._read(state.source)
+            state.source = NO_SLOT
+
+    def release(self, request: Request, owner: int, state: PageState = PageState.HELD) -> None:
+        """Free the slot of a request, and checkpoints that are not in the cache yet."""
+        if request.state is None:
+            return
+        self._read(request.state.source)
+        self.pool.give_back([request.state.slot], owner, state)
+        self.pool.give_back([save.slot for save in request.state.saves], owner)
+        request.state = None
+
+    # ------------------------------------------------------------------------------ checkpoints
+
+    def usable(self, found: Match) -> Match:
+        """The part of a match in the whole tree that ends at a checkpoint; the root if there is none."""
+        node = found.node
+        while node.parent is not None and node not in self._checkpoints:
+            node = node.parent
+        if node in self._checkpoints:
+            self._checkpoints.move_to_end(node)
+        return Match(node, found.pages[: node.depth])
+
+    def usable_depth(self, found: Match) -> int:
+        """Pages of a match without `touch` up to its last checkpoint. Changes nothing."""
+        node, matched = found.node, len(found.pages)
+        while node.parent is not None and (node not in self._checkpoints or node.depth > matched):
+            node = node.parent
+        return node.depth
+
+    def until_checkpoint(self, request: Request, length: int) -> int:
+        """`length` tokens of the request's next chunk, or fewer, so that it ends where prompts branch."""
+        start, state = request.num_computed, request.state
+        if state is None or not start < state.branch < min(start + length, self._last(request)):
+            return length
+        return state.branch - start
+
+    def plan_checkpoint(self, request: Request, start: int, end: int) -> None:
+        """Let the chunk of tokens [start, end) save a checkpoint if it is worth one and a slot can be had.
+
+        Worth one is where a prompt branches from others, and its last page boundary: a later prompt that
+        begins with this one continues there, as does this one after a preemption.
+        """
+        state = request.state
+        if state is None:
+            return
+        last = self._last(request)
+        position = last if start < last <= end else end
+        if position not in (last, state.branch):
+            return
+        slot = self._take(request.id, PageState.HELD)
+        if slot != NO_SLOT:
+            state.saves.append(Save(position, slot))
+
+    def attach(self, request: Request, save: Save, node: RadixNode) -> None:
+        """The cache owns a checkpoint of the request from now on, unless it has one of the same tokens."""
+        assert request.state is not None
+        request.state.saves.remove(save)
+        if node in self._checkpoints or node.depth * self._page_size != save.position:
+            self.pool.give_back([save.slot], request.id)
+            return
+        self.pool.to_cache([save.slot], request.id)
+        self._checkpoints[node] = save.slot
+
+    def drop(self, node: RadixNode) -> None:
+        """The cache drops the last pages of a node, and with them its checkpoint."""
+        slot = self._checkpoints.pop(node, NO_SLOT)
+        if slot != NO_SLOT:
+            self.pool.from_cache([slot])
+
+    # ------------------------------------------------------------------------------ accounts
+
+    @property
+    def num_available(self) -> int:
+        """Slots that are free, or evictable checkpoints."""
+        return self.pool.num_free + len(self._checkpoints) - len(self._readers)
+
+    def check(self, owners: Iterable[Request], lent: Iterable[Request]) -> PageCounts:
+        """Check that every slot has exactly one owner. Raises PageLeak. O(slots).
+
+        `owners`: all requests that may have a slot; `lent`: those whose slot a peer may write.
+        """
+        counts = self.pool.recount()
+        held = [slot for request in owners if request.state for slot in request.state.written]
+        cached = list(self._checkpoints.values())
+        incoming = [slot for request in lent if request.state for slot in request.state.written]
+        accounts = {
+            "counters": (self.pool.counts(), counts),
+            "held": (len(set(held)), len(held), counts.held),
+            "cached": (len(set(cached)), len(cached), counts.cached),
+            "reserved": (len(set(incoming)), len(incoming), counts.in_flight + counts.quarantined),
+        }
+        for name, values in accounts.items():
+            if len(set(values)) != 1:
+                raise PageLeak(f"state slots {name} do not add up: {values}; {counts}")
+        return counts
+
+    # ------------------------------------------------------------------------------ inside
+
+    def _last(self, request: Request) -> int:
+        """The last page boundary that leaves a token to compute."""
+        return (request.num_tokens - 1) // self._page_size * self._page_size
+
+    def _take(self, owner: int, state: PageState) -> int:
+        """A free slot, if need be that of the least recently used checkpoint; NO_SLOT if there is none."""
+        if not self.pool.num_free:
+            unread = (node for node, slot in self._checkpoints.items() if slot not in self._readers)
+            if (oldest := next(unread, None)) is None:
+                return NO_SLOT
+            self.drop(oldest)
+        return self.pool.take(1, owner, state)[0]
+
+    def _read(self, source: int) -> None:
+        """One request fewer will read this checkpoint."""
+        if source != NO_SLOT:
+            self._readers[source] -= 1
+            if not self._readers[source]:
+                del self._readers[source]

@@ -1,0 +1,1 @@
+"""Layers with a recurrent state: the state's memory and the operations on it."""

@@ -1,0 +1,71 @@
+"""The gated delta nets of a model: layers with a recurrent state. Does not import torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.spec.errors import UnsupportedModel
+
+__all__ = ["DeltaSpec"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaSpec:
+    """Each key head serves `value_heads / key_heads` consecutive value heads.
+
+    Source: Yang, Kautz and Hatamizadeh, "Gated Delta Networks" (2024).
+    """
+
+    layers: frozenset[int]
+    """Layers with a delta net; all others have attention."""
+    key_heads: int
+    """There are as many query heads."""
+    value_heads: int
+    key_dim: int
+    """Features of a key head."""
+    value_dim: int
+    kernel: int
+    """Tokens that the causal convolution before the delta rule sees."""
+    interleaved: bool = False
+    """Whether checkpoints store q, k, v and z of each key head side by side (Qwen3-Next), and b and a too."""
+
+    def __post_init__(self) -> None:
+        if self.value_heads % self.key_heads:
+            raise UnsupportedModel(
+                f"linear_num_value_heads={self.value_heads}, linear_num_key_heads={self.key_heads}:"
+                " value heads must divide evenly among the key heads"
+            )
+
+    @property
+    def key_size(self) -> int:
+        """Features of all key heads."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def value_size(self) -> int:
+        """Features of all value heads."""
+        return self.value_heads * self.value_dim
+
+    @property
+    def mixed_size(self) -> int:
+        """Features of queries, keys and values, which the convolution mixes along the tokens."""
+        return 2 * self.key_size + self.value_size
+
+    @property
+    def matrix_values(self) -> int:
+        """Values in the state of the delta rule, of one layer: a matrix for each value head."""
+        return self.value_heads * self.key_dim * self.value_dim
+
+    @property
+    def window_values(self) -> int:
+        """Values in the state of the convolution, of one layer: its last inputs."""
+        return self.mixed_size * (self.kernel - 1)
+
+    def state_bytes(self, value_bytes: int) -> int:
+        """Of one request, all layers together; the matrices are in float32, the windows as activations."""
+        return len(self.layers) * (4 * self.matrix_values + value_bytes * self.window_values)
+
+    @property
+    def weights(self) -> int:
+        """Weights of one layer's matrices for each feature of the model."""
+        return self.mixed_size + 2 * self.value_size + 2 * self.value_heads
