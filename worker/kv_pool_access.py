@@ -9,6 +9,7 @@ import torch
 
 from engine.executor.runner import ModelRunner
 from engine.kv_cache.pool import KVPool
+from engine.spec.errors import UnsupportedModel
 from kv_transfer import KVLayout, PoolMemory
 from kv_transfer.integrity.device_digest import DeviceDigester
 from kv_transfer.integrity.digest import PageDigester, host_digester
@@ -44,8 +45,13 @@ def open_transport(config: WorkerConfig, name: str, memory: PoolMemory) -> Trans
 
 
 def layout_of(runner: ModelRunner) -> KVLayout:
-    """Layout of a worker with one rank."""
+    """Layout of a worker with one rank. Raises UnsupportedModel for KV that is not pages alone."""
     spec, pool = runner.spec, runner.kv
+    if spec.delta is not None:
+        raise UnsupportedModel(
+            f"{spec.architecture} has layers with a recurrent state, which is not handed over between workers"
+            " yet; use --mode mixed"
+        )
     return KVLayout(
         weights=runner.weights,
         dtype=str(pool.tensor.dtype).removeprefix("torch."),

@@ -102,8 +102,9 @@ class Layers:
             communicator=self.communicator,
         )
 
-    def norm(self, features: int, eps: float) -> RMSNorm:
-        return RMSNorm(features, eps, self.ops)
+    def norm(self, spec: ModelSpec) -> RMSNorm:
+        """Normalises hidden states."""
+        return RMSNorm(spec.hidden_size, spec.norm_eps, self.ops, centred=spec.centred_norms)
 
     def head_norm(self, spec: ModelSpec, heads: int) -> nn.Module | None:
         """Normalises this rank's `heads` of queries or of keys in place; None if the model does not."""
@@ -111,7 +112,7 @@ class Layers:
             case None:
                 return None
             case QKNorm.HEAD:
-                return HeadNorm(spec.head_dim, spec.norm_eps, self.ops)
+                return HeadNorm(spec.head_dim, spec.norm_eps, self.ops, centred=spec.centred_norms)
             case QKNorm.ALL_HEADS:
                 return AllHeadsNorm(heads * spec.head_dim, spec.norm_eps, self.communicator)
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from engine.layers.linear_layer import PLAIN, Linear, LinearMethod, weight
+from engine.layers.linear_layer import PLAIN, Linear, LinearMethod, Slot, weight
 from engine.layers.ops import Ops
 from engine.parallel.communicator import Communicator
 
@@ -40,11 +40,17 @@ class Embedding(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    def __init__(self, features: int, eps: float, ops: Ops) -> None:
+    def __init__(self, features: int, eps: float, ops: Ops, *, centred: bool = False) -> None:
+        """`centred`: the checkpoint stores the difference of the weight to 1."""
         super().__init__()
         self.weight = weight(features)
         self.eps = eps
         self.ops = ops
+        self._centred = centred
+
+    def slots(self) -> list[Slot]:
+        """The tensor that a checkpoint holds for this layer."""
+        return [_norm_slot(self.weight, centred=self._centred)]
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., features] -> the same shape."""
@@ -55,14 +61,24 @@ class RMSNorm(nn.Module):
         return self.ops.add_rms_norm(x, residual, self.weight, self.eps)
 
 
+def _norm_slot(target: Tensor, *, centred: bool) -> Slot:
+    return Slot("weight", target, convert=(lambda stored: stored.float() + 1.0) if centred else None)
+
+
 class HeadNorm(nn.Module):
     """Normalises each head of queries or of keys, [T, H, D], in place."""
 
-    def __init__(self, head_dim: int, eps: float, ops: Ops) -> None:
+    def __init__(self, head_dim: int, eps: float, ops: Ops, *, centred: bool = False) -> None:
+        """`centred`: as in `RMSNorm`."""
         super().__init__()
         self.weight = weight(head_dim)
         self.eps = eps
         self.ops = ops
+        self._centred = centred
+
+    def slots(self) -> list[Slot]:
+        """The tensor that a checkpoint holds for this layer."""
+        return [_norm_slot(self.weight, centred=self._centred)]
 
     def forward(self, heads: Tensor) -> None:
         self.ops.norm_heads(heads, self.weight, self.eps)

@@ -17,7 +17,7 @@ from engine.models.weight_table import ParamSlice, WeightTable
 from engine.spec.model_spec import ModelSpec
 from engine.spec.shard import Cut
 
-__all__ = ["Attention", "CausalLM"]
+__all__ = ["Attention", "CausalLM", "RecurrentAttention"]
 
 
 class Attention(Protocol):
@@ -31,6 +31,18 @@ class Attention(Protocol):
 
         Queries and keys are not rotated yet: `rotation` does that; None for models without rotary positions.
         `qkv` may be overwritten.
+        """
+        ...
+
+
+class RecurrentAttention(Attention, Protocol):
+    """The same for models whose other layers have a recurrent state, which it owns too."""
+
+    def recur(self, layer: int, mixed: Tensor, log_decay: Tensor, beta: Tensor, kernel: Tensor) -> Tensor:
+        """The gated delta rule over each sequence, from its state and into it.
+
+        `mixed` [T, features]: queries, keys and values, concatenated, before their convolution with `kernel`
+        [features, 1, K]. `log_decay` and `beta` [T, H] in float32. Returns [T, H, value_dim].
         """
         ...
 
@@ -54,7 +66,7 @@ class CausalLM(nn.Module, ABC):
         """Final hidden states [T, d] of tokens `input_ids` [T] at absolute `positions` [T]."""
 
     def layer_attention(self) -> list[LayerAttention]:
-        """How each layer attends, with this rank's heads."""
+        """How each layer with attention attends, with this rank's heads."""
         spec = self.spec
         return [
             LayerAttention(
@@ -63,7 +75,7 @@ class CausalLM(nn.Module, ABC):
                 soft_cap=spec.attention.soft_cap,
                 sinks=self.sinks(layer),
             )
-            for layer in range(spec.num_layers)
+            for layer in spec.attention_layers
         ]
 
     def sinks(self, layer: int) -> Tensor | None:

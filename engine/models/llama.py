@@ -29,11 +29,12 @@ class LlamaModel(CausalLM):
         if spec.rope is None:
             raise ValueError("the Llama family needs rotary positions")
         self.ops = layers.ops
+        within = [layers.within(f"model.layers.{index}.") for index in range(spec.num_layers)]
         self.layers = nn.ModuleList(
-            LlamaLayer(self.part, index, layers.within(f"model.layers.{index}."))
-            for index in range(spec.num_layers)
+            LlamaLayer(self.part, index, parts, self.mixer(index, parts))
+            for index, parts in enumerate(within)
         )
-        self.norm = layers.norm(spec.hidden_size, spec.norm_eps)
+        self.norm = layers.norm(spec)
         self.rope = rope_table(spec.rope, spec.head_dim, spec.max_position, device=self.embed.weight.device)
 
     def forward(self, input_ids: Tensor, positions: Tensor, attn: Attention) -> Tensor:
@@ -44,18 +45,39 @@ class LlamaModel(CausalLM):
             x, residual = layer(x, residual, rotation, attn)
         return self.norm.add(x, residual)[0]
 
+    def mixer(self, index: int, layers: Layers) -> nn.Module:
+        """What a layer has before its MLP: x [T, d], the step's rotation and attention -> [T, d]."""
+        return LlamaAttention(self.part, index, layers)
+
     def weight_table(self) -> WeightTable:
+        whole = self.spec
+        norms = {
+            "input_layernorm": ParamSlice("input_norm"),
+            "post_attention_layernorm": ParamSlice("mlp_norm"),
+        }
+        table = {"model.embed_tokens": ParamSlice("embed"), "model.norm": ParamSlice("norm")}
+        if not self.spec.tied_embeddings:
+            table["lm_head"] = self.head_param()
+        tables = [
+            norms | self.mixer_table(index) | mlp_table(whole, self.part, self.shard, index)
+            for index in range(whole.num_layers)
+        ]
+        return table | dict(per_layer(tables, "model.layers.{}.", "layers.{}."))
+
+    def mixer_table(self, index: int) -> dict[str, ParamSlice]:
+        """Which modules of a checkpoint's layer fill its `mixer`."""
         whole, shard = self.spec, self.shard
         q, kv = self.part.q_size, self.part.kv_size
         order = self._rotated_first
         heads, kv_heads = shard.rows(whole.q_size, q), shard.rows(whole.kv_size, kv)
+        queries = order(heads)
+        if whole.output_gate:
+            q, queries = 2 * q, self._gates_and_queries()
         layer = {
-            "input_layernorm": ParamSlice("input_norm"),
-            "self_attn.q_proj": ParamSlice("attention.qkv", 0, q, cut=order(heads)),
+            "self_attn.q_proj": ParamSlice("attention.qkv", 0, q, cut=queries),
             "self_attn.k_proj": ParamSlice("attention.qkv", q, kv, cut=order(kv_heads)),
             "self_attn.v_proj": ParamSlice("attention.qkv", q + kv, kv, cut=kv_heads),
             "self_attn.o_proj": ParamSlice("attention.out", cut=shard.columns(whole.q_size)),
-            "post_attention_layernorm": ParamSlice("mlp_norm"),
         }
         if whole.qk_norm is not None:
             each = whole.qk_norm is QKNorm.HEAD
@@ -64,11 +86,15 @@ class LlamaModel(CausalLM):
                 "self_attn.q_norm": ParamSlice("attention.q_norm", cut=order(one_head if each else heads)),
                 "self_attn.k_norm": ParamSlice("attention.k_norm", cut=order(one_head if each else kv_heads)),
             }
-        table = {"model.embed_tokens": ParamSlice("embed"), "model.norm": ParamSlice("norm")}
-        if not self.spec.tied_embeddings:
-            table["lm_head"] = self.head_param()
-        tables = [layer | mlp_table(whole, self.part, shard, index) for index in range(whole.num_layers)]
-        return table | dict(per_layer(tables, "model.layers.{}.", "layers.{}."))
+        return layer
+
+    def _gates_and_queries(self) -> Cut:
+        """This rank's gates, then its queries, from a tensor that has each head's query before its gate."""
+        size, extent = self.spec.head_dim, 2 * self.spec.q_size
+        (heads,) = self.shard.rows(self.spec.num_heads, self.part.num_heads).stretches
+        gates = [range((2 * head + 1) * size, (2 * head + 2) * size) for head in heads]
+        queries = tuple(range(2 * head * size, (2 * head + 1) * size) for head in heads)
+        return Cut(0, extent, (*gates, *self._rotated_first(Cut(0, extent, queries)).stretches))
 
     def _rotated_first(self, heads: Cut) -> Cut:
         """`heads` with the features that are rotated in the first part of either half of each head.
@@ -97,11 +123,11 @@ class LlamaModel(CausalLM):
 
 
 class LlamaLayer(nn.Module):
-    def __init__(self, spec: ModelSpec, index: int, layers: Layers) -> None:
+    def __init__(self, spec: ModelSpec, index: int, layers: Layers, mixer: nn.Module) -> None:
         super().__init__()
-        self.input_norm = layers.norm(spec.hidden_size, spec.norm_eps)
-        self.attention = LlamaAttention(spec, index, layers)
-        self.mlp_norm = layers.norm(spec.hidden_size, spec.norm_eps)
+        self.input_norm = layers.norm(spec)
+        self.attention = mixer
+        self.mlp_norm = layers.norm(spec)
         self.mlp = layers.mlp(spec, index, mlp_names(spec))
 
     def forward(
@@ -116,15 +142,17 @@ class LlamaLayer(nn.Module):
 
 class LlamaAttention(nn.Module):
     def __init__(self, spec: ModelSpec, index: int, layers: Layers) -> None:
+        """`index`: among the layers with attention."""
         super().__init__()
         self.index = index
         self.num_heads = spec.num_heads
         self.head_dim = spec.head_dim
         self.num_kv_heads = spec.num_kv_heads
+        self.gates = spec.q_size if spec.output_gate else 0
         self.qkv = layers.linear(
             *(f"self_attn.{name}_proj" for name in "qkv"),
             in_features=spec.hidden_size,
-            out_features=spec.q_size + 2 * spec.kv_size,
+            out_features=self.gates + spec.q_size + 2 * spec.kv_size,
             bias=spec.qkv_bias,
         )
         self.out = layers.sum_linear(
@@ -137,10 +165,14 @@ class LlamaAttention(nn.Module):
         self.k_norm = layers.head_norm(spec, spec.num_kv_heads)
 
     def forward(self, x: Tensor, rotation: Rotation, attn: Attention) -> Tensor:
-        qkv = self.qkv(x).view(len(x), -1, self.head_dim)
+        projected = self.qkv(x)
+        qkv = projected[:, self.gates :].contiguous().view(len(x), -1, self.head_dim)
         if self.q_norm is not None and self.k_norm is not None:
             q, k, _ = qkv.split([self.num_heads, self.num_kv_heads, self.num_kv_heads], dim=1)
             self.q_norm(q)
             self.k_norm(k)
-        output: Tensor = self.out(attn.forward(self.index, qkv, rotation).flatten(1))
+        heads = attn.forward(self.index, qkv, rotation).flatten(1)
+        if self.gates:
+            heads = heads * projected[:, : self.gates].sigmoid()
+        output: Tensor = self.out(heads)
         return output

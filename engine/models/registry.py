@@ -9,6 +9,7 @@ from engine.layers.factory import Layers
 from engine.models.base import CausalLM
 from engine.models.gpt2 import GPT2Model
 from engine.models.llama import LlamaModel
+from engine.models.qwen3_next import Qwen3NextModel
 from engine.spec.model_spec import ModelSpec
 
 __all__ = ["build"]
@@ -23,6 +24,11 @@ _MODELS: Final[dict[str, Callable[[ModelSpec, Layers], CausalLM]]] = {
     "Qwen3MoeForCausalLM": LlamaModel,
     "OlmoeForCausalLM": LlamaModel,
     "Glm4MoeForCausalLM": LlamaModel,
+    "Qwen3NextForCausalLM": Qwen3NextModel,
+    "Qwen3_5ForCausalLM": Qwen3NextModel,
+    "Qwen3_5ForConditionalGeneration": Qwen3NextModel,
+    "Qwen3_5MoeForCausalLM": Qwen3NextModel,
+    "Qwen3_5MoeForConditionalGeneration": Qwen3NextModel,
     "GPT2LMHeadModel": GPT2Model,
 }
 

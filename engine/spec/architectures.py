@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, TypeAlias
 
+from engine.spec.delta_spec import DeltaSpec
 from engine.spec.errors import UnsupportedModel
 from engine.spec.expert_spec import ExpertSpec, Scoring
 from engine.spec.rope_spec import RopeSpec
@@ -151,6 +152,55 @@ def _glm4_moe(config: Config) -> dict[str, Any]:
     }
 
 
+def _qwen3_next(config: Config) -> dict[str, Any]:
+    experts = ExpertSpec(
+        count=config["num_experts"],
+        per_token=config["num_experts_per_tok"],
+        intermediate_size=config["moe_intermediate_size"],
+        normalized=bool(config.get("norm_topk_prob", True)),
+        shared_size=config["shared_expert_intermediate_size"],
+        shared_gate=True,
+        dense_layers=_dense_layers(config),
+    )
+    return _with_delta_nets(config, interleaved=True) | {"experts": experts}
+
+
+def _qwen3_5(config: Config) -> dict[str, Any]:
+    return _with_delta_nets(config)
+
+
+def _qwen3_5_moe(config: Config) -> dict[str, Any]:
+    # Every layer has experts, so checkpoints state no size of a plain MLP.
+    sizes = {"intermediate_size": config["shared_expert_intermediate_size"]}
+    return _qwen3_next(sizes | dict(config)) | _with_delta_nets(sizes | dict(config))
+
+
+def _with_delta_nets(config: Config, *, interleaved: bool = False) -> dict[str, Any]:
+    """Qwen3-Next and Qwen3.5: of four layers, three have a gated delta net, unless `layer_types` says."""
+    interval = config.get("full_attention_interval", 4)
+    count = config["num_hidden_layers"]
+    kinds = config.get("layer_types") or [
+        "linear_attention" if (layer + 1) % interval else "full_attention" for layer in range(count)
+    ]
+    if unknown := set(kinds) - {"linear_attention", "full_attention"}:
+        raise UnsupportedModel(f"layer_types has {', '.join(sorted(unknown))}, which is not supported here")
+    delta = DeltaSpec(
+        layers=frozenset(layer for layer, kind in enumerate(kinds) if kind == "linear_attention"),
+        key_heads=config["linear_num_key_heads"],
+        value_heads=config["linear_num_value_heads"],
+        key_dim=config["linear_key_head_dim"],
+        value_dim=config["linear_value_head_dim"],
+        kernel=config["linear_conv_kernel_dim"],
+        interleaved=interleaved,
+    )
+    return _llama({"partial_rotary_factor": 0.25} | dict(config), partial_rotation=True) | {
+        "qk_norm": QKNorm.HEAD,
+        "centred_norms": True,
+        "output_gate": True,
+        "delta": delta,
+    }
+
+
 def _dense_layers(config: Config) -> frozenset[int]:
     """Layers without experts, as Qwen's models name them."""
     named, every = config.get("mlp_only_layers") or (), config.get("decoder_sparse_step", 1)
@@ -192,6 +242,11 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "Qwen3MoeForCausalLM": Architecture("qwen3_moe", _qwen3_moe),
     "OlmoeForCausalLM": Architecture("olmoe", _olmoe),
     "Glm4MoeForCausalLM": Architecture("glm4_moe", _glm4_moe),
+    "Qwen3NextForCausalLM": Architecture("qwen3_next", _qwen3_next),
+    "Qwen3_5ForCausalLM": Architecture("qwen3_5_text", _qwen3_5),
+    "Qwen3_5ForConditionalGeneration": Architecture("qwen3_5", _qwen3_5),
+    "Qwen3_5MoeForCausalLM": Architecture("qwen3_5_moe_text", _qwen3_5_moe),
+    "Qwen3_5MoeForConditionalGeneration": Architecture("qwen3_5_moe", _qwen3_5_moe),
     "GPT2LMHeadModel": Architecture("gpt2", _gpt2),
 }
 """By the class name that config.json gives."""

@@ -52,9 +52,14 @@ class Shard:
                 intermediate_size=experts.intermediate_size // self.size,
                 shared_size=experts.shared_size // self.size,
             )
+        delta = spec.delta
+        if delta is not None:
+            heads = delta.key_heads // self.size, delta.value_heads // self.size
+            delta = replace(delta, key_heads=heads[0], value_heads=heads[1])
         return replace(
             spec,
             experts=experts,
+            delta=delta,
             num_heads=spec.num_heads // self.size,
             num_kv_heads=max(1, spec.num_kv_heads // self.size),
             intermediate_size=spec.intermediate_size // self.size,
@@ -91,6 +96,8 @@ def _misfit(spec: ModelSpec, size: int) -> str:
     if spec.experts is not None:
         shared.append(("features of an expert", spec.experts.intermediate_size))
         shared.append(("features of the shared expert", spec.experts.shared_size))
+    if spec.delta is not None:
+        shared.append(("key heads of the delta nets", spec.delta.key_heads))
     for what, count in shared:
         if count % size:
             return f"{count} {what} cannot be shared equally by {size} ranks"

@@ -124,6 +124,10 @@ def test_prompts_computed_by_one_engine_and_answered_by_another(
         assert reservation is not None
         sent = source.pages[reservation.first_token // page :]
         decode.runner.kv.tensor[reservation.incoming] = prefill.runner.kv.tensor[sent]
+        if source.state is not None:
+            theirs = decode.runner.kv.blocks_of(*reservation.slots)
+            ours = prefill.runner.kv.blocks_of(source.state.slot)
+            decode.runner.kv.memory[list(theirs)] = prefill.runner.kv.memory[list(ours)]
         prefill.release(source)
         request.output += source.output
         decode.admit_remote(request, reservation, request.num_tokens - 1)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from engine.layers.layer_attention import LayerAttention
 from engine.layers.ops import Rotation
@@ -42,6 +43,7 @@ class DenseAttention:
 
     def __init__(self, model: CausalLM) -> None:
         self._num_heads = model.part.num_heads
+        self._delta = model.part.delta
         self._rules: Sequence[LayerAttention] = model.layer_attention()
 
     def forward(self, layer: int, qkv: Tensor, rotation: Rotation | None) -> Tensor:
@@ -50,3 +52,26 @@ class DenseAttention:
         if rotation is not None:
             q, k = rotation.turn(q), rotation.turn(k)
         return attend(q, k, v, self._rules[layer])
+
+    def recur(self, layer: int, mixed: Tensor, log_decay: Tensor, beta: Tensor, kernel: Tensor) -> Tensor:
+        """Token by token, as the rule is defined."""
+        heads, features, columns = log_decay.shape[1], mixed.shape[1], kernel.shape[2]
+        padded = torch.cat((mixed.new_zeros(columns - 1, features), mixed)).float()
+        taps = [padded[k : k + len(mixed)] * kernel[:, 0, k].float() for k in range(columns)]
+        convolved = functional.silu(torch.stack(taps).sum(dim=0))
+        delta = self._delta
+        assert delta is not None
+        key_heads, key_dim, value_dim = delta.key_heads, delta.key_dim, delta.value_dim
+        q, k, v = convolved.split([key_heads * key_dim, key_heads * key_dim, heads * value_dim], dim=1)
+        q, k = (x.view(len(x), key_heads, key_dim) for x in (q, k))
+        q, k = (x / (x.square().sum(dim=2, keepdim=True) + 1e-6).sqrt() for x in (q, k))
+        q, k = (x.repeat_interleave(heads // key_heads, dim=1) for x in (q / key_dim**0.5, k))
+        v = v.view(len(v), heads, value_dim)
+        state = torch.zeros(heads, key_dim, value_dim)
+        out = torch.empty(v.shape)
+        for t in range(len(mixed)):
+            state = state * log_decay[t].exp()[:, None, None]
+            error = v[t] - torch.einsum("hkv,hk->hv", state, k[t])
+            state = state + torch.einsum("hk,hv,h->hkv", k[t], error, beta[t])
+            out[t] = torch.einsum("hkv,hk->hv", state, q[t])
+        return out.to(mixed.dtype)

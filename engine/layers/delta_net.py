@@ -1,0 +1,50 @@
+"""A gated delta net without its state: projections, gates and norm."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from engine.layers.linear_layer import weight
+from engine.layers.ops import Ops
+
+__all__ = ["Convolution", "Decay", "GatedNorm"]
+
+
+class Convolution(nn.Module):
+    """The weight [features, 1, tokens] of a causal convolution; the state's memory applies it."""
+
+    def __init__(self, features: int, tokens: int) -> None:
+        super().__init__()
+        self.weight = weight(features, 1, tokens)
+
+
+class Decay(nn.Module):
+    """How much of its state each value head keeps at a token, from a projection of that token.
+
+    In float32 whatever the model's dtype: the decays of all tokens multiply.
+    """
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.A_log = nn.Parameter(torch.empty(heads, dtype=torch.float32), requires_grad=False)
+        self.dt_bias = nn.Parameter(torch.empty(heads, dtype=torch.float32), requires_grad=False)
+
+    def forward(self, a: Tensor) -> Tensor:
+        """a [T, heads] -> the logarithm of the decay, float32, at most 0."""
+        return -self.A_log.exp() * functional.softplus(a.float() + self.dt_bias)
+
+
+class GatedNorm(nn.Module):
+    """Normalises each head, [T, H, D], and multiplies it by the SiLU of its gate."""
+
+    def __init__(self, features: int, eps: float, ops: Ops) -> None:
+        super().__init__()
+        self.weight = weight(features)
+        self._eps = eps
+        self._ops = ops
+
+    def forward(self, heads: Tensor, gate: Tensor) -> Tensor:
+        normed = self._ops.rms_norm(heads, self.weight, self._eps)
+        return (normed * functional.silu(gate.float())).to(heads.dtype)
