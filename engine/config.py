@@ -230,6 +230,8 @@ class EngineConfig:
     """"auto" or "dummy" (random weights, from the configuration alone)."""
     quantization: str | None = None
     """"fp8" quantizes unquantized weights as they are loaded; None takes them as they are."""
+    fp8_kv: bool = False
+    """Whether keys and values are stored in 8 bits, with the checkpoint's scales; else in `dtype`."""
     page_size: int = 16
     num_pages: int = 1024
     """0: as many as `kv_memory_fraction` leaves room for (GPUs only)."""

@@ -36,6 +36,10 @@ class KVLayout:
     """Tokens per page."""
     tp_size: int = 1
     tp_rank: int = 0
+    scales: tuple[tuple[float, float], ...] = ()
+    """Of each layer: what stored keys and values are multiplied with; empty: nothing."""
+    computed_in: str | None = None
+    """The dtype that they were computed in, if they are stored in another."""
     digest: str = XXH3
     """Algorithm of the page digests, which must be the same on both sides."""
 
@@ -98,6 +102,8 @@ class KVLayout:
             _FORMAT,
             self.weights,
             self.dtype,
+            self.scales,
+            self.computed_in,
             tuple((group.window, group.layers) for group in self.groups),
             self.num_kv_heads,
             self.head_dim,

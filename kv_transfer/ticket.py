@@ -45,7 +45,8 @@ class Peer:
             raise LayoutMismatch(
                 f"{self.name} stores KV as {self.layout_hash} ({self.page_bytes} bytes per page), "
                 f"this worker as {layout.hash} ({layout.page_bytes}); start both with the same weights "
-                "(--model, at one revision), --device, --dtype, --page-size and tensor parallelism"
+                "(--model, at one revision), --device, --dtype, --kv-cache-dtype, --page-size and tensor"
+                " parallelism"
             )
 
 

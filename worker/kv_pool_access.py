@@ -54,15 +54,21 @@ def layout_of(runner: ModelRunner) -> KVLayout:
         )
     return KVLayout(
         weights=runner.weights,
-        dtype=str(pool.tensor.dtype).removeprefix("torch."),
+        dtype=_name(pool.tensor.dtype),
         groups=pool.groups,
         num_kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
         page_size=pool.page_size,
+        scales=() if pool.fp8 is None else tuple(pool.fp8.scales),
+        computed_in=None if pool.fp8 is None else _name(pool.dtype),
         # CPUs and GPUs use different digests, the fastest of each. The digest is part of the layout hash, so
         # workers on a CPU and on a GPU refuse each other's KV.
         digest=SUM64 if pool.tensor.is_cuda else XXH3,
     )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def digester_of(pool: KVPool, memory: PoolMemory, layout: KVLayout) -> PageDigester:

@@ -66,6 +66,7 @@ class FlashInferAttention:
         self._layers = [
             (self._rules[rule], layer.sinks) for rule, layer in zip(without_sinks, layers, strict=True)
         ]
+        self._scales = pool.fp8.scales if pool.fp8 else [(1.0, 1.0)] * len(layers)
         self._num_chunk_rows = 0
         self._num_decodes = 0
         self._slots = torch.empty(0, dtype=torch.int64, device=device)
@@ -102,15 +103,16 @@ class FlashInferAttention:
     ) -> None:
         assert rotation is None or isinstance(rotation, Positions), "its operations are those of GPUs"
         angles = None if rotation is None else (rotation.table, rotation.positions)
-        rotate_store(qkv, angles, self._pool.layer(layer), slots, queries)
+        scales = self._scales[layer] if self._pool.fp8 else None
+        rotate_store(qkv, angles, self._pool.layer(layer), slots, queries, scales)
 
     def attend(self, layer: int, queries: torch.Tensor, out: torch.Tensor) -> None:
         pages, rows = self._pool.layer(layer), self._num_chunk_rows
-        rule, sinks = self._layers[layer]
+        (rule, sinks), scales = self._layers[layer], self._scales[layer]
         if rows:
-            rule.chunks.run(queries[:rows], pages, out[:rows], sinks)
+            rule.chunks.run(queries[:rows], pages, out[:rows], sinks, scales)
         if self._num_decodes:
-            rule.decodes.run(queries[rows:], pages, out[rows:], sinks)
+            rule.decodes.run(queries[rows:], pages, out[rows:], sinks, scales)
 
     # -------------------------------------------------------------------------------------- graphs
 

@@ -45,14 +45,14 @@ class ChunkWorkspace:
     """Memory that all layers of a pool share, one after another."""
 
     def __init__(self, pool: KVPool, heads: Heads) -> None:
-        dtype, device = pool.tensor.dtype, pool.tensor.device
+        dtype, device = pool.dtype, pool.tensor.device
         self.hopper = torch.cuda.get_device_capability(device) == (9, 0)
         self.multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
         # FA2 splits contexts as long as all parts fit into two thread blocks per multiprocessor.
         rows = 2 * self.multiprocessors * heads.query // heads.kv * _FA2_ROWS
         partial_results = max(rows * (heads.dim + 1) * 4, _MIN_WORKSPACE)
         self.partial_results = torch.empty(partial_results, dtype=torch.uint8, device=device)
-        row_bytes = 2 * pool.num_kv_heads * pool.head_dim * pool.tensor.element_size()
+        row_bytes = 2 * pool.num_kv_heads * pool.head_dim * dtype.itemsize
         max_rows = _GATHERED_BYTES // row_bytes if self.hopper else 0
         self.copy = torch.empty((2, max_rows, pool.num_kv_heads, pool.head_dim), dtype=dtype, device=device)
 
@@ -69,14 +69,17 @@ class ChunkAttention:
         self._copy = workspace.copy
 
         def paged(kernel: Kernel) -> PagedKernel:
-            dtype = pool.tensor.dtype
-            return PagedKernel(kernel, heads, pool.page_size, dtype, workspace.partial_results, rule)
+            dtypes = pool.dtype, pool.tensor.dtype
+            return PagedKernel(kernel, heads, pool.page_size, dtypes, workspace.partial_results, rule)
 
         kernel = Kernel.FA3 if workspace.hopper else Kernel.FA2
-        self._paged = self._whole = paged(kernel)
-        self._split = paged(Kernel.FA2) if workspace.hopper else self._whole
+        # FA3 reads pages of 8 bits only with queries of 8 bits.
+        by_fa3 = workspace.hopper and pool.fp8 is None
+        self._split = paged(Kernel.FA2)
+        self._paged = self._whole = paged(Kernel.FA3) if by_fa3 else self._split
         # FA3 loads rows in bulk but has to collect pages token by token; FA2 does the same for both.
-        self._ragged = RaggedKernel(kernel, heads, 1, pool.tensor.dtype, workspace.partial_results, rule)
+        dtypes = pool.dtype, pool.dtype
+        self._ragged = RaggedKernel(kernel, heads, 1, dtypes, workspace.partial_results, rule)
         self._gathering: _Gathering | None = None
 
     def prepare(self, query_indptr: Ints, context_lens: Ints, block_tables: BlockTables) -> None:
@@ -99,19 +102,27 @@ class ChunkAttention:
             self._plan_pages(query_indptr, context_lens, block_tables)
 
     def run(
-        self, q: torch.Tensor, pages: torch.Tensor, out: torch.Tensor, sinks: torch.Tensor | None
+        self,
+        q: torch.Tensor,
+        pages: torch.Tensor,
+        out: torch.Tensor,
+        sinks: torch.Tensor | None,
+        scales: tuple[float, float] = (1.0, 1.0),
     ) -> None:
         """Attend with all rows of the chunks, `[T, heads, dim]`, to one layer of the pool.
 
-        `sinks` [heads] float32 scale the result by the share of the tokens in the softmax.
+        `sinks` [heads] float32 scale the result by the share of the tokens in the softmax. `scales`: of the
+        stored keys and values.
         """
         lse = None if sinks is None else torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
         if self._gathering is None:
-            self._paged.run(q, pages, out, lse)
+            self._paged.run(q, pages, out, lse, key_scale=scales[0])
         else:
             rows = self._copy[:, : self._gathering.num_rows]
             gather_kv(pages, self._gathering.sources, self._gathering.fills, rows)
-            self._ragged.run(q, rows[0], rows[1], out, lse)
+            self._ragged.run(q, rows[0], rows[1], out, lse, key_scale=scales[0])
+        if scales[1] != 1.0:
+            out.mul_(scales[1])
         if lse is not None and sinks is not None:
             out.mul_(torch.sigmoid(lse * _LN_2 - sinks).unsqueeze(-1))
 

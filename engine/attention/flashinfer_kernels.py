@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -68,12 +68,17 @@ class Tables:
     last_page_lens: torch.Tensor
 
 
-def _compiled(kernel: Kernel, heads: Heads, dtype: torch.dtype, rule: LayerAttention) -> Any:
+Dtypes: TypeAlias = tuple[torch.dtype, torch.dtype]
+"""Of queries, and of keys and values."""
+
+
+def _compiled(kernel: Kernel, heads: Heads, dtypes: Dtypes, rule: LayerAttention) -> Any:
     """flashinfer's compiled functions, loaded or compiled at the first call."""
+    q, kv = dtypes
     windowed = rule.window is not None and kernel is Kernel.FA2  # FA3's functions have both
     capped = rule.soft_cap is not None
     return get_batch_prefill_module(
-        kernel.value, dtype, dtype, dtype, torch.int32, heads.dim, heads.dim, 0, windowed, capped, False
+        kernel.value, q, kv, q, torch.int32, heads.dim, heads.dim, 0, windowed, capped, False
     )
 
 
@@ -88,7 +93,9 @@ def _window_left(rule: LayerAttention) -> int:
     return -1 if rule.window is None else rule.window - 1
 
 
-def _options(rule: LayerAttention, layout: int, lse: torch.Tensor | None) -> tuple[Any, ...]:
+def _options(
+    rule: LayerAttention, layout: int, lse: torch.Tensor | None, key_scale: float
+) -> tuple[Any, ...]:
     """Arguments that paged and ragged runs take after their tensors."""
     return (
         lse,
@@ -103,7 +110,7 @@ def _options(rule: LayerAttention, layout: int, lse: torch.Tensor | None) -> tup
         None,
         None,
         rule.soft_cap or 0.0,
-        rule.scale,
+        rule.scale * key_scale,
     )
 
 
@@ -115,7 +122,7 @@ class _Kernel:
         kernel: Kernel,
         heads: Heads,
         page_size: int,
-        dtype: torch.dtype,
+        dtypes: Dtypes,
         workspace: torch.Tensor,
         rule: LayerAttention,
     ) -> None:
@@ -134,7 +141,7 @@ class _Kernel:
         self._pinned = torch.empty(_INT_WORKSPACE_BYTES, dtype=torch.uint8, pin_memory=True)
         self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._rule = rule
-        self._module = _compiled(kernel, heads, dtype, rule)
+        self._module = _compiled(kernel, heads, dtypes, rule)
         self._plan: Any = None
 
     def _make_plan(self, batch: Ragged) -> None:
@@ -174,11 +181,18 @@ class PagedKernel(_Kernel):
         self._tables = tables
 
     def run(
-        self, q: torch.Tensor, pages: torch.Tensor, out: torch.Tensor, lse: torch.Tensor | None = None
+        self,
+        q: torch.Tensor,
+        pages: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor | None = None,
+        *,
+        key_scale: float = 1.0,
     ) -> None:
         """Attend with q `[T, heads, dim]` to one layer of the pool, `[page, 2, kv_head, token, dim]`.
 
-        `lse` [T, heads] float32 gets the base-2 logarithm of each row's sum of exponentials.
+        `lse` [T, heads] float32 gets the base-2 logarithm of each row's sum of exponentials. Stored keys are
+        multiplied with `key_scale`.
         """
         tables = self._tables
         self._module.paged_run(
@@ -193,7 +207,7 @@ class PagedKernel(_Kernel):
             tables.pages,
             tables.last_page_lens,
             out,
-            *_options(self._rule, _HND, lse),
+            *_options(self._rule, _HND, lse, key_scale),
             *_UNSCALED,
             *_UNROTATED,
             self._floats.numel(),
@@ -222,9 +236,11 @@ class RaggedKernel(_Kernel):
         v: torch.Tensor,
         out: torch.Tensor,
         lse: torch.Tensor | None = None,
+        *,
+        key_scale: float = 1.0,
     ) -> None:
-        """Attend with q `[T, heads, dim]` to k and v, `[rows, kv_head, dim]`; `lse` as of a PagedKernel."""
-        options = _options(self._rule, _NHD, lse)
+        """Attend with q `[T, heads, dim]` to k and v, `[rows, kv_head, dim]`; else as a PagedKernel."""
+        options = _options(self._rule, _NHD, lse, key_scale)
         self._module.ragged_run(
             self._floats, self._ints, self._plan, q, k, v, *self._indptrs, out, *options, *_UNROTATED
         )

@@ -57,11 +57,16 @@ class DecodeAttention:
         self._plan = _views(layout, ints)
 
     def run(
-        self, q: torch.Tensor, pages: torch.Tensor, out: torch.Tensor, sinks: torch.Tensor | None
+        self,
+        q: torch.Tensor,
+        pages: torch.Tensor,
+        out: torch.Tensor,
+        sinks: torch.Tensor | None,
+        scales: tuple[float, float] = (1.0, 1.0),
     ) -> None:
         """Attend with q `[R, heads, dim]` to one layer of the pool, `[page, 2, kv_head, token, dim]`.
 
-        `sinks`: [heads] float32.
+        `sinks`: [heads] float32. `scales`: of the stored keys and values.
         """
         assert self._plan is not None, "plan comes first"
         rule = self._rule
@@ -71,10 +76,11 @@ class DecodeAttention:
             self._plan,
             self._workspace,
             out,
-            scale=rule.scale,
+            scale=rule.scale * scales[0],
             window=rule.window,
             soft_cap=rule.soft_cap,
             sinks=sinks,
+            value_scale=scales[1],
         )
 
     def _seen(self, decodes: Decodes) -> Decodes:

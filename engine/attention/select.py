@@ -42,7 +42,7 @@ def attention_for(
     if name not in ("auto", "torch", "cpu", "flashinfer"):
         raise UnsupportedBackend(f"attention backend {name!r} is unknown; use auto, torch, cpu or flashinfer")
     if name == "cpu" or (name == "auto" and not pool.tensor.is_cuda):
-        kernels = None if pool.tensor.is_cuda else cpu_kernels(pool.tensor.dtype)
+        kernels = None if pool.tensor.is_cuda or pool.fp8 else cpu_kernels(pool.dtype)
         if kernels is not None:
             return CpuAttention(pool, num_heads, layers, kernels)
         if name == "cpu":
@@ -64,8 +64,8 @@ def attention_for(
 def _obstacle_to_flashinfer(pool: KVPool) -> str | None:
     if not pool.tensor.is_cuda:
         return f"it needs a GPU, not {pool.tensor.device}"
-    if pool.tensor.dtype not in (torch.bfloat16, torch.float16):
-        return f"it computes in 16 bits, not in {pool.tensor.dtype}"
+    if pool.dtype not in (torch.bfloat16, torch.float16):
+        return f"it computes in 16 bits, not in {pool.dtype}"
     if pool.head_dim not in _HEAD_DIMS:
         return f"it has no kernels for heads of {pool.head_dim} features"
     if find_spec("flashinfer") is None:

@@ -76,14 +76,16 @@ class TorchAttention:
         self._pool = pool
         self._rules = layers
         self._queries_per_key = num_heads // pool.num_kv_heads
+        # Torch indexes no 8-bit floats: their bytes.
+        self._memory = pool.tensor if pool.fp8 is None else pool.tensor.view(torch.uint8)
         # The pool as rows of one page of one head: [.., page_size * head_dim], each a contiguous copy.
-        self._flat = pool.tensor.view(-1, pool.page_size * pool.head_dim)
+        self._flat = self._memory.view(-1, pool.page_size * pool.head_dim)
         self._rows_per_page = pool.page_layers * 2 * pool.num_kv_heads
         # For each layer, a view that begins at its first row, so that one table of rows serves all layers.
         self._layers = [self._flat[place * 2 * pool.num_kv_heads :] for _, place in pool.places]
         # For each layer its keys and its values as [page, token, kv_head, head_dim], to write tokens into.
-        self._places = [pool.layer(i).transpose(2, 3).unbind(1) for i in range(len(pool.places))]
-        self._workspace = torch.empty(0, dtype=pool.tensor.dtype, device=pool.tensor.device)
+        self._places = [self._memory[:, place].transpose(2, 3).unbind(1) for _, place in pool.places]
+        self._workspace = torch.empty(0, dtype=self._memory.dtype, device=pool.tensor.device)
         self._masks: dict[int | None, torch.Tensor] = {}
         self._plans: dict[int | None, _Plan] = {layer.window: _Plan([], []) for layer in layers}
         self._page = self._offset = torch.empty(0, dtype=torch.int64)
@@ -98,9 +100,7 @@ class TorchAttention:
 
     def forward(self, layer: int, qkv: torch.Tensor, rotation: Rotation | None) -> torch.Tensor:
         q, k, v = self._rotated(qkv, rotation)
-        keys, values = self._places[layer]
-        keys[self._page, self._offset] = k
-        values[self._page, self._offset] = v
+        k, v = self._store(layer, k, v)
         plan = self._plans[self._rules[layer].window]
         if not plan.chunks and len(plan.decodes) == 1:
             return self._attend_decodes(layer, plan.decodes[0], q)
@@ -110,6 +110,17 @@ class TorchAttention:
         for group in plan.decodes:
             out[group.rows] = self._attend_decodes(layer, group, q[group.rows])
         return out
+
+    def _store(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write the step's keys and values into the pool; what is read from there."""
+        keys, values = self._places[layer]
+        fp8 = self._pool.fp8
+        stored = (k, v) if fp8 is None else fp8.write(layer, k, v)
+        keys[self._page, self._offset], values[self._page, self._offset] = stored
+        if fp8 is None:
+            return k, v
+        k, v = fp8.read(layer, torch.stack(stored), k.dtype).unbind()
+        return k, v
 
     def _rotated(
         self, qkv: torch.Tensor, rotation: Rotation | None
@@ -135,7 +146,7 @@ class TorchAttention:
         begun = tail_starts >= ends - np.diff(batch.query_indptr)
         fresh = np.flatnonzero(begun & (tail_starts < ends))
         pages = tables.pages[tables.indptr[1:][fresh] - 1]
-        self._pool.tensor[torch.from_numpy(pages).to(self._flat.device)] = 0
+        self._memory[torch.from_numpy(pages).to(self._flat.device)] = 0
 
     def _plan(self, batch: Batch, window: int | None) -> _Plan:
         query_lens = np.diff(batch.query_indptr)
@@ -187,7 +198,7 @@ class TorchAttention:
         if lens.min() < longest or before.max() > 0:
             token = np.arange(longest)
             visible = (token < lens[:, None]) & (token >= before[:, None])
-            mask = torch.zeros(visible.shape, dtype=self._flat.dtype, device=device)
+            mask = torch.zeros(visible.shape, dtype=self._pool.dtype, device=device)
             hidden = torch.from_numpy(~visible).to(device)
             mask = mask.masked_fill_(hidden, -torch.inf)[:, None, None, :]
         whole = len(members) == len(context_lens)
@@ -210,9 +221,10 @@ class TorchAttention:
     # ---------------------------------------------------------------------------------- per layer
 
     def _gather(self, layer: int, rows: torch.Tensor) -> torch.Tensor:
-        """[2, .., tokens, head_dim] flattened: valid until the next gather."""
+        """[2, .., tokens, head_dim] as [2, n]: valid until the next gather."""
         out = self._workspace[: len(rows) * self._flat.shape[1]].view(len(rows), -1)
-        return torch.index_select(self._layers[layer], 0, rows, out=out)
+        kv = torch.index_select(self._layers[layer], 0, rows, out=out).view(2, -1)
+        return kv if self._pool.fp8 is None else self._pool.fp8.read(layer, kv, self._pool.dtype)
 
     def _attend_chunk(
         self,
@@ -252,11 +264,11 @@ class TorchAttention:
         Every such mask is the lower right corner of one mask per window, which is kept and grown with the
         context.
         """
-        kept = self._masks.get(window, self._workspace[:0])
-        if columns > kept.shape[-1]:
-            size = max(columns, 2 * kept.shape[-1])
+        kept = self._masks.get(window)
+        if kept is None or columns > kept.shape[-1]:
+            size = columns if kept is None else max(columns, 2 * kept.shape[-1])
             hidden = torch.full(
-                (QUERY_BLOCK, size), -torch.inf, dtype=self._flat.dtype, device=self._flat.device
+                (QUERY_BLOCK, size), -torch.inf, dtype=self._pool.dtype, device=self._flat.device
             )
             kept = hidden.triu(size - QUERY_BLOCK + 1)
             if window is not None:

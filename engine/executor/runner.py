@@ -26,6 +26,8 @@ from engine.executor.forward import Eager, Enqueuing, Forward
 from engine.executor.piecewise_graphs import PiecewiseGraphs
 from engine.kv_cache.pool import KVPool
 from engine.kv_cache.slot_count import share_out, wanted_slots
+from engine.kv_cache.stored import Fp8KV
+from engine.loader.kv_scales import kv_scales
 from engine.loader.model_loader import load_model
 from engine.loader.weights_identity import weights_identity
 from engine.parallel.communicator import SINGLE_RANK, Communicator
@@ -181,6 +183,12 @@ class ModelRunner:
             config.model_path, config.load_format, config.seed, config.quantization
         )
         """Identity of the whole model's weights, the same on all ranks."""
+        self._fp8_kv: Fp8KV | None = None
+        if config.fp8_kv:
+            layers = self.spec.attention_layers
+            # A checkpoint's scales are those of its own weights.
+            own = config.load_format != "dummy"
+            self._fp8_kv = Fp8KV(kv_scales(config.model_path, layers) if own else ((1.0, 1.0),) * len(layers))
         self._sampler = Sampler(
             vocab_size=self.spec.vocab_size,
             eos_token_ids=self.spec.eos_token_ids,
@@ -291,6 +299,7 @@ class ModelRunner:
                 device=self._device,
                 delta=self._model.part.delta,
                 num_slots=num_slots,
+                fp8=self._fp8_kv,
             )
 
     def _attention_over(self, pool: KVPool, config: EngineConfig) -> AttentionBackend:

@@ -53,11 +53,12 @@ def attend(
     window: int | None = None,
     soft_cap: float | None = None,
     sinks: torch.Tensor | None = None,
+    value_scale: float = 1.0,
 ) -> None:
     """Attend with q `[R, heads, dim]` to one layer of the pool, `[page, 2, kv_head, token, dim]`; into `out`.
 
     Tokens of q and `out` may have any stride; dim is a power of two. With a `window`, every part of the plan
-    has tokens in it. `sinks` are [heads] float32.
+    has tokens in it. `sinks` are [heads] float32. Pages may be e4m3: `scale` then includes that of keys.
     """
     _, num_heads, dim = q.shape
     _, _, kv_heads, page_size, _ = pages.shape
@@ -80,6 +81,7 @@ def attend(
         workspace.scores if sinks is None else sinks,
         scale * _LOG2_E.value if soft_cap is None else scale / soft_cap,
         (soft_cap or 0.0) * _LOG2_E.value,
+        value_scale,
         window or 0,
         q.stride(0),
         out.stride(0),
@@ -122,6 +124,7 @@ def _attend(  # type: ignore[no-untyped-def]
     sinks_ptr,
     scale,
     cap,
+    value_scale,
     window,
     q_stride,
     out_stride,
@@ -175,8 +178,8 @@ def _attend(  # type: ignore[no-untyped-def]
         page = tl.load(page_ids_ptr + first_page + position // page_size, mask=inside, other=0)
         at = page.to(tl.int64) * page_stride + (position % page_size) * dim
         # Memory past the end of the context is undefined and may be NaN.
-        k = tl.load(keys + at[:, None], mask=inside[:, None], other=0.0)
-        v = tl.load(keys + kind_stride + at[:, None], mask=inside[:, None], other=0.0)
+        k = tl.load(keys + at[:, None], mask=inside[:, None], other=0.0).to(q.dtype)
+        v = tl.load(keys + kind_stride + at[:, None], mask=inside[:, None], other=0.0).to(q.dtype)
         scores = tl.dot(q, k.T) * scale
         if capped:
             scores = cap * (1.0 - 2.0 / (1.0 + tl.exp2(2.0 * _LOG2_E * scores)))
@@ -192,10 +195,10 @@ def _attend(  # type: ignore[no-untyped-def]
     if num_parts == 1:
         if has_sinks:
             total += _sink(sinks_ptr, head * group + row, row < group, highest)
-        result = sums / total[:, None]
+        result = sums / total[:, None] * value_scale
         tl.store(outs + query, result.to(out_ptr.dtype.element_ty), mask=own_rows)
     else:
-        result = sums / total[:, None]
+        result = sums / total[:, None] * value_scale
         num_heads: tl.constexpr = kv_heads * group
         part = (first_part + index).to(tl.int64) * num_heads
         tl.store(results_ptr + part * dim + query, result, mask=own_rows)

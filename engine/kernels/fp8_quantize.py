@@ -79,8 +79,9 @@ def scale_of(high, largest: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def quantized(x, scale, largest: tl.constexpr):  # type: ignore[no-untyped-def]
-    """`x` float32 in units of `scale`, rounded to e4m3."""
-    return tl.minimum(tl.maximum(x * (1.0 / scale), -largest), largest).to(tl.float8e4nv)
+    """`x` float32 in units of `scale`, rounded to e4m3. NaN stays NaN."""
+    cut = tl.minimum(tl.maximum(x * (1.0 / scale), -largest), largest)
+    return tl.where(x == x, cut, x).to(tl.float8e4nv)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -14,7 +14,8 @@ def gather_kv(pages: torch.Tensor, sources: torch.Tensor, fills: torch.Tensor, o
 
     `pages` is `[page, 2, kv_head, page_size, head_dim]`, whose last two sizes are powers of two; `out` is
     `[2, rows, kv_head, head_dim]`, contiguous. Only the first `fills[i]` tokens of a page are copied; the
-    rest is zeroed, since an earlier owner may have left NaN there. `sources` and `fills` are int32.
+    rest is zeroed, since an earlier owner may have left NaN there. `sources` and `fills` are int32. Pages of
+    8-bit floats are converted to the dtype of `out`.
     """
     num_heads, page_size, head_dim = pages.shape[2:]
     _gather_kv[(len(sources), 2 * num_heads)](
@@ -56,4 +57,5 @@ def _gather_kv(  # type: ignore[no-untyped-def]
     source = pages_ptr + page * page_stride + kind * kind_stride + head * head_stride
     values = tl.load(source + token * head_dim + feature, mask=token < fill, other=0.0)
     row = index * page_size + token
-    tl.store(out_ptr + kind * out_kind_stride + (row * num_heads + head) * head_dim + feature, values)
+    place = out_ptr + kind * out_kind_stride + (row * num_heads + head) * head_dim + feature
+    tl.store(place, values.to(out_ptr.dtype.element_ty))

@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from engine.kernels.fp8_quantize import LARGEST, quantized
 from engine.kernels.pdl import pdl_wait, supports_pdl
 
 __all__ = ["rotate_store"]
@@ -21,6 +22,7 @@ def rotate_store(
     pages: torch.Tensor,
     slots: torch.Tensor,
     queries: torch.Tensor,
+    scales: tuple[float, float] | None = None,
 ) -> None:
     """Rotate; write queries to `queries`, keys and values to their slots: page * page_size + offset.
 
@@ -28,6 +30,7 @@ def rotate_store(
     `rope_table` and the positions [T], None where positions are not rotary. `pages` is one layer of the pool,
     `[page, 2, kv_head, page_size, head_dim]`, whose head_dim is a power of two; `slots` is [T] int64;
     `queries` is `[T, heads, head_dim]` of any stride between tokens, and may be a view of `qkv`.
+    `scales`: of keys and of values, where `pages` are e4m3.
     """
     num_tokens, num_rows, head_dim = qkv.shape
     if num_tokens == 0:
@@ -35,6 +38,7 @@ def rotate_store(
     kv_heads = pages.shape[2]
     num_heads = num_rows - 2 * kv_heads
     table, positions = angles or (qkv, slots)
+    of_keys, of_values = scales or (1.0, 1.0)
     block = triton.next_power_of_2(kv_heads)
     use_pdl = supports_pdl(qkv.device)
     _rotate_store[(num_tokens, triton.cdiv(num_heads, block) + 2)](
@@ -49,12 +53,15 @@ def rotate_store(
         pages.stride(0),
         pages.stride(1),
         pages.stride(2),
+        of_keys,
+        of_values,
         num_heads=num_heads,
         kv_heads=kv_heads,
         page_size=pages.shape[3],
         half=head_dim // 2,
         block=block,
         rotary=angles is not None,
+        largest=LARGEST if scales is not None else 0.0,
         use_pdl=use_pdl,
         num_warps=max(1, min(8, block * head_dim // 512)),
         launch_pdl=use_pdl,
@@ -74,12 +81,15 @@ def _rotate_store(  # type: ignore[no-untyped-def]
     page_stride,
     kind_stride,
     head_stride,
+    key_scale,
+    value_scale,
     num_heads: tl.constexpr,
     kv_heads: tl.constexpr,
     page_size: tl.constexpr,
     half: tl.constexpr,
     block: tl.constexpr,
     rotary: tl.constexpr,
+    largest: tl.constexpr,
     use_pdl: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
@@ -108,7 +118,14 @@ def _rotate_store(  # type: ignore[no-untyped-def]
         slot = tl.load(slots_ptr + token)
         place = pages_ptr + (slot // page_size) * page_stride + (slot % page_size) * 2 * half
         target = place + (1 - part) * kind_stride + head * head_stride + column
+        if largest > 0.0:
+            scale = tl.where(part == 1, key_scale, value_scale)
+            tl.store(target, quantized(left.to(tl.float32), scale, largest), mask=inside)
+            tl.store(target + half, quantized(right.to(tl.float32), scale, largest), mask=inside)
+        else:
+            tl.store(target, left, mask=inside)
+            tl.store(target + half, right, mask=inside)
     else:
         target = queries_ptr + token * queries_stride + (first + head) * 2 * half + column
-    tl.store(target, left, mask=inside)
-    tl.store(target + half, right, mask=inside)
+        tl.store(target, left, mask=inside)
+        tl.store(target + half, right, mask=inside)

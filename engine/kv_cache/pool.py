@@ -9,6 +9,7 @@ import torch
 
 from common.kv_groups import KVGroup
 from engine.kv_cache.state_pool import StatePool
+from engine.kv_cache.stored import FP8, Fp8KV
 from engine.spec.delta_spec import DeltaSpec
 
 __all__ = ["KVPool"]
@@ -39,22 +40,27 @@ class KVPool:
         device: torch.device | str,
         delta: DeltaSpec | None = None,
         num_slots: int = 0,
+        fp8: Fp8KV | None = None,
     ) -> None:
+        """`dtype`: of the keys and values that are stored; as they are, or as `fp8` says."""
         self.num_pages = num_pages
         self.groups = tuple(groups)
         self.page_layers = max(len(group.layers) for group in groups)
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
         self.page_size = page_size
+        self.dtype = dtype
+        self.fp8 = fp8
         # Zeroed, because attention still multiplies masked values: 0 * NaN would be NaN.
+        stored = dtype if fp8 is None else FP8
         shape = (num_pages + 1, self.page_layers, 2, num_kv_heads, page_size, head_dim)
-        self.page_bytes = math.prod(shape[1:]) * dtype.itemsize
+        self.page_bytes = math.prod(shape[1:]) * stored.itemsize
         self.slot_blocks = 0 if delta is None else -(-delta.state_bytes(dtype.itemsize) // self.page_bytes)
         """Blocks of a slot."""
         slots = 0 if delta is None else num_slots + 1
         self.num_blocks = num_pages + 1 + slots * self.slot_blocks
         self.memory = torch.zeros((self.num_blocks, self.page_bytes), dtype=torch.uint8, device=device)
-        self.tensor = self.memory[: num_pages + 1].view(dtype).view(shape)
+        self.tensor = self.memory[: num_pages + 1].view(stored).view(shape)
         self.states: StatePool | None = None
         if delta is not None:
             self.states = StatePool(self.memory[num_pages + 1 :].view(slots, -1), delta, dtype)

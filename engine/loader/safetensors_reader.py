@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -38,9 +38,13 @@ def weight_files(folder: Path) -> list[Path]:
     return files
 
 
-def read_tensors(files: list[Path]) -> Iterator[tuple[str, Tensor]]:
-    """Name and value of every tensor, in CPU memory. The files are mapped: only what is used is read."""
+def read_tensors(files: list[Path], only: Callable[[str], object] = bool) -> Iterator[tuple[str, Tensor]]:
+    """Name and value of every tensor, in CPU memory. The files are mapped: only what is used is read.
+
+    `only`: of those whose names it is true for.
+    """
     for file in files:
         with safe_open(file, framework="pt", device="cpu") as opened:
             for name in opened.keys():  # noqa: SIM118  (safe_open is no mapping)
-                yield name, opened.get_tensor(name)
+                if only(name):
+                    yield name, opened.get_tensor(name)

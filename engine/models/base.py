@@ -120,4 +120,5 @@ class CausalLM(nn.Module, ABC):
     def ignores(self, name: str) -> bool:
         """Whether the checkpoint's tensor `name` is not needed by this model."""
         unused = () if self.spec.quantization is None else self.spec.quantization.unused
-        return name.endswith(unused) or (self.spec.tied_embeddings and name == "lm_head.weight")
+        head = self.spec.tied_embeddings and name == "lm_head.weight"
+        return head or name.endswith((*unused, ".k_scale", ".v_scale"))  # of KV: see kv_scales.py

@@ -118,15 +118,24 @@ def _fp8(fields: Config) -> Quantization:
     return Quantization(format=WeightFormat.FP8_BLOCKS, scale="weight_scale_inv", left_out=left_out)
 
 
-def _compressed_tensors(fields: Config) -> Quantization:
-    """Of llm-compressor."""
+def _compressed_tensors(fields: Config) -> Quantization | None:
+    """Of llm-compressor; None: it has calibrated the scales of KV alone."""
+    scheme = fields.get("kv_cache_scheme") or {}
+    for field, value in (("num_bits", 8), ("type", "float"), ("strategy", "tensor"), ("dynamic", False)):
+        _require(scheme, "compressed-tensors with kv_cache_scheme", field, value)
     groups = list(fields.get("config_groups", {}).values())
+    if scheme and not groups:
+        return None
     if len(groups) != 1 or list(groups[0].get("targets", [])) != ["Linear"]:
         raise UnsupportedModel("compressed-tensors weights in more than one format are not supported")
-    for feature in ("kv_cache_scheme", "sparsity_config", "transform_config"):
+    for feature in ("sparsity_config", "transform_config"):
         if fields.get(feature):
             raise UnsupportedModel(f"compressed-tensors with {feature} is not supported")
-    weights, activations = groups[0]["weights"], groups[0].get("input_activations")
+    return _compressed_weights(groups[0], fields)
+
+
+def _compressed_weights(group: Config, fields: Config) -> Quantization:
+    weights, activations = group["weights"], group.get("input_activations")
     left_out = tuple(fields.get("ignore") or ())
     kind = weights.get("num_bits"), weights.get("type")
     if kind == (8, "float") and activations is not None:

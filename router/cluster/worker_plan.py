@@ -18,7 +18,7 @@ from prefill_worker.preferences import prefill_engine_config
 from router.cluster.accelerators import memory_of
 from router.cluster.scheduler_plan import scheduler_for
 from router.config.choices import Quantization
-from router.config.settings import Device, Dtype, Mode, RouterConfig
+from router.config.settings import Device, Dtype, KVCacheDtype, Mode, RouterConfig
 from worker.config import WorkerConfig, WorkerRole
 
 __all__ = [
@@ -31,7 +31,7 @@ __all__ = [
     "plan_workers",
 ]
 
-_BYTES_PER_VALUE: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
+_BYTES_PER_VALUE: Final = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
 
 _CPU_POOL_TOKENS: Final = 16_384
 _CPU_CHUNK_TOKENS: Final = 256
@@ -135,7 +135,7 @@ def estimate_pool(config: RouterConfig, checkpoint: Checkpoint, machine: Machine
     scheduler = _scheduler(config, spec, machine, WorkerRole.DECODE, ranks=1)
     taken = weight_bytes + _step_bytes(scheduler, spec, dtype, limit)
     tokens = _pool_tokens(config, checkpoint, spec, machine, dtype, limit, taken)
-    return PoolEstimate(dtype, _token_bytes(spec, dtype), tokens, limit)
+    return PoolEstimate(_kv_dtype(config, dtype), _token_bytes(config, spec, dtype), tokens, limit)
 
 
 def _engine(config: RouterConfig, checkpoint: Checkpoint, machine: Machine, role: WorkerRole) -> EngineConfig:
@@ -170,6 +170,7 @@ def _engine(config: RouterConfig, checkpoint: Checkpoint, machine: Machine, role
         dtype=dtype,
         load_format=config.load_format,
         quantization=_quantization(config),
+        fp8_kv=config.kv_cache_dtype is KVCacheDtype.FP8,
         page_size=config.page_size,
         num_pages=0 if profiled else pool_tokens // config.page_size,
         kv_memory_fraction=config.kv_memory_fraction or _GPU_MEMORY_FRACTION,
@@ -239,7 +240,7 @@ def _pool_tokens(
         return math.ceil(max(_CPU_POOL_TOKENS, limit) / page) * page
     fraction = config.kv_memory_fraction or _GPU_MEMORY_FRACTION
     left = int(machine.memory_bytes * fraction) - taken
-    tokens = left // _token_bytes(part, dtype) // page * page
+    tokens = left // _token_bytes(config, part, dtype) // page * page
     if tokens < page:
         raise PlanError(
             f"{checkpoint.name} leaves no room for KV within {100 * fraction:g}% of"
@@ -249,8 +250,12 @@ def _pool_tokens(
     return tokens
 
 
-def _token_bytes(spec: ModelSpec, dtype: str) -> int:
-    return int(spec.kv_token_bytes(_BYTES_PER_VALUE[dtype]))
+def _token_bytes(config: RouterConfig, spec: ModelSpec, dtype: str) -> int:
+    return int(spec.kv_token_bytes(_BYTES_PER_VALUE[_kv_dtype(config, dtype)]))
+
+
+def _kv_dtype(config: RouterConfig, dtype: str) -> str:
+    return "fp8" if config.kv_cache_dtype is KVCacheDtype.FP8 else dtype
 
 
 def _quantization(config: RouterConfig) -> str | None:

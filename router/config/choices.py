@@ -9,6 +9,7 @@ from common.metric_export import MetricNames
 __all__ = [
     "Device",
     "Dtype",
+    "KVCacheDtype",
     "LogFormat",
     "LogLevel",
     "MetricNames",
@@ -47,6 +48,11 @@ class Dtype(Enum):
 class Quantization(Enum):
     """Of an unquantized model's weights."""
 
+    AUTO = "auto"
+    FP8 = "fp8"
+
+
+class KVCacheDtype(Enum):
     AUTO = "auto"
     FP8 = "fp8"
 

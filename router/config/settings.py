@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from router.config.choices import (
     Device,
     Dtype,
+    KVCacheDtype,
     LogFormat,
     LogLevel,
     MetricNames,
@@ -36,6 +37,7 @@ from router.config.option import Option, flag_name
 __all__ = [
     "Device",
     "Dtype",
+    "KVCacheDtype",
     "LogFormat",
     "LogLevel",
     "MetricNames",
@@ -126,6 +128,14 @@ class RouterConfig:
             " checkpoint has them",
         ),
     ] = Quantization.AUTO
+    kv_cache_dtype: Annotated[
+        KVCacheDtype,
+        Option(
+            _MEMORY,
+            "dtype of stored keys and values; fp8 (e4m3) with the checkpoint's k_scale and v_scale, or 1.0;"
+            " auto: that of --dtype",
+        ),
+    ] = KVCacheDtype.AUTO
     max_model_len: Annotated[
         int | None,
         Option(

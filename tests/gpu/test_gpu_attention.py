@@ -11,6 +11,7 @@ import torch
 from engine.attention import attention_for
 from engine.batch.batch import Batch
 from engine.kv_cache.pool import KVPool
+from engine.kv_cache.stored import Fp8KV
 from engine.layers.layer_attention import LayerAttention
 from tests.unit.engine.attention.test_cpu_attention import LAYERS, Shape, pool_and_batch, written_out
 
@@ -32,18 +33,19 @@ BATCHES = {
 }
 
 
-def moved(pool: KVPool, batch: Batch) -> tuple[KVPool, Batch]:
+def moved(pool: KVPool, batch: Batch, fp8: Fp8KV | None = None) -> tuple[KVPool, Batch]:
     device = torch.device("cuda")
     there = KVPool(
         num_pages=pool.num_pages,
-        num_layers=pool.num_layers,
+        groups=pool.groups,
         num_kv_heads=pool.num_kv_heads,
         head_dim=pool.head_dim,
         page_size=pool.page_size,
         dtype=pool.tensor.dtype,
         device=device,
+        fp8=fp8,
     )
-    there.tensor.copy_(pool.tensor.nan_to_num())
+    there.tensor.copy_(pool.tensor.nan_to_num() * (100 if fp8 else 1))
     tensors: dict[str, Any] = {
         name: getattr(batch, name).to(device) for name in ("input_ids", "positions", "slot_mapping")
     }
@@ -73,3 +75,33 @@ def test_layers_with_windows_soft_caps_and_sinks_attend_as_written_out(
         pool.tensor[:, layer].copy_(there.tensor[:, layer])
         expected = written_out(pool, batch, layer, qkv[:, : shape.heads], rules[layer])
         torch.testing.assert_close(result.double(), expected, atol=1e-2, rtol=3e-2)
+
+
+@pytest.mark.parametrize("requests", BATCHES.values(), ids=BATCHES)
+@pytest.mark.parametrize("name", ["plain", "window, soft cap", "sinks"])
+def test_keys_and_values_in_8_bits_are_attended_to_as_they_are_stored(
+    name: str, requests: list[tuple[int, int]]
+) -> None:
+    """Whichever kernel reads them: over pages, over a copy, or of decodes."""
+    shape = Shape(page_size=16, kv_heads=4, group=4, head_dim=128, dtype=torch.bfloat16)
+    pool, batch = pool_and_batch(shape, requests, seed=0)
+    fp8 = Fp8KV(((0.011, 0.02), (0.0078125, 0.013)))
+    rule = RULES[name] if RULES[name].sinks is None else replace(RULES[name], sinks=SINKS.to("cuda"))
+    there, its_batch = moved(pool, batch, fp8)
+    attention = attention_for("flashinfer", there, shape.heads, [RULES["plain"], rule], max_requests=8)
+    attention.prepare(its_batch)
+    page, offset = batch.slot_mapping // 16, batch.slot_mapping % 16
+    for layer in range(LAYERS):
+        size = (len(batch.input_ids), shape.heads + 2 * shape.kv_heads, 128)
+        qkv = torch.randn(size, generator=torch.Generator().manual_seed(layer)).bfloat16()
+
+        result = attention.forward(layer, qkv.cuda(), None).cpu()
+
+        stored = there.tensor[:, layer].cpu()
+        for kind, (own, scale) in enumerate(zip(qkv[:, -8:].split(4, 1), fp8.scales[layer], strict=True)):
+            written = stored[:, kind].transpose(1, 2)[page, offset].float()
+            torch.testing.assert_close(written * scale, own.float(), atol=scale, rtol=0.07)
+            pool.tensor[:, layer, kind] = (stored[:, kind].float() * scale).bfloat16()
+        chosen = RULES["plain"] if layer == 0 else RULES[name]
+        expected = written_out(pool, batch, layer, qkv[:, : shape.heads], chosen)
+        torch.testing.assert_close(result.double(), expected, atol=2e-2, rtol=3e-2)

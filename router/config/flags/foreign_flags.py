@@ -64,6 +64,7 @@ _RENAMED: Final[dict[str, Translation]] = {
     "--model-path": Renamed("--model"),
     "--dtype": Renamed("--dtype", {"half": "float16", "float": "float32"}),
     "-q": Renamed("--quantization"),
+    "--kv-cache-dtype": Renamed("--kv-cache-dtype", {"fp8_e4m3": "fp8"}),
     "--load-format": Renamed("--load-format", {"safetensors": "auto", "gguf": "auto", "hf": "auto"}),
     "--tp-size": _TENSOR_PARALLEL,
     "--tp": _TENSOR_PARALLEL,
@@ -177,7 +178,7 @@ _NO_MOE: Final = (
     "every rank holds a part of each expert (--tensor-parallel-size); there is no expert parallelism"
 )
 _NO_MM: Final = "there are no multimodal models here"
-_NO_QUANT: Final = "weights may be quantized (--quantization), KV and activations in memory may not"
+_NO_QUANT: Final = "weights and KV may be quantized: --quantization, --kv-cache-dtype"
 _NO_OFFLOAD: Final = "KV and weights stay in device memory; use --kv-memory-fraction or more ranks"
 _PER_REQUEST: Final = "every request has its own seed (the `seed` field)"
 _BACKEND: Final = "the kernels follow from the device and the model; see `router doctor`"
@@ -223,7 +224,7 @@ _UNAVAILABLE: Final[dict[str, Translation]] = {
     ),
     **_unavailable(
         _NO_QUANT,
-        *("--kv-cache-dtype", "--torchao-config", "--quantization-param-path"),
+        *("--torchao-config", "--quantization-param-path"),
         *("--calculate-kv-scales", "--modelopt-quant", "--quantize-and-serve", "--enable-fp32-lm-head"),
     ),
     **_unavailable(

@@ -78,17 +78,21 @@ class Move:
 
 @asynccontextmanager
 async def running(
-    folder: Path, transport: str = "loopback", target: dict[str, Any] | None = None, **sampling: Any
+    folder: Path,
+    transport: str = "loopback",
+    target: dict[str, Any] | None = None,
+    source: dict[str, Any] | None = None,
+    **sampling: Any,
 ) -> AsyncIterator[Move]:
     """An answer of which the client has three tokens. Steps of the source take 5 ms."""
     async with (
-        worker(folder, WorkerRole.DECODE, transport, "a") as source,
+        worker(folder, WorkerRole.DECODE, transport, "a", **(source or {})) as origin,
         worker(folder, WorkerRole.DECODE, transport, "b", **(target or {})) as destination,
     ):
-        slow_down(source.host, 0.005)
-        move = Move(source, destination, work(prompt(30), max_tokens=LENGTH, **sampling))
-        await source.submit(move.here)
-        await source.next(move.here.request_id, "started")
+        slow_down(origin.host, 0.005)
+        move = Move(origin, destination, work(prompt(30), max_tokens=LENGTH, **sampling))
+        await origin.submit(move.here)
+        await origin.next(move.here.request_id, "started")
         await move.run(3)
         yield move
 

@@ -129,7 +129,7 @@ def test_modules_that_are_left_out_stay_as_they_are(tmp_path: Path) -> None:
         ({"quant_method": "gptq", "bits": 4, "desc_act": True}, "desc_act=True"),
         ({"quant_method": "gptq", "bits": 8}, "gptq with bits=8"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "version='gemv'"),
-        ({"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),
+        ({"kv_cache_scheme": {"num_bits": 4, "type": "float"}}, "kv_cache_scheme with num_bits=4"),
     ],
 )
 def test_formats_that_cannot_be_read_are_refused_by_name(

@@ -13,7 +13,7 @@ from engine.config import STEP_SHARE
 from engine.loader.checkpoint import Checkpoint
 from router.cluster.worker_plan import Machine, PlanError, device_for, estimate_pool, plan_workers
 from router.config.groups.role import RoleSettings
-from router.config.settings import Device, Dtype, Mode, RouterConfig
+from router.config.settings import Device, Dtype, KVCacheDtype, Mode, RouterConfig
 from router.config.table import configured
 from worker.config import WorkerConfig, WorkerRole
 
@@ -94,6 +94,15 @@ def test_weights_steps_and_pool_together_take_the_fraction_of_the_memory(device:
     assert 0.74 * machine.memory_bytes < taken <= 0.75 * machine.memory_bytes
     more = replace(config, chunked_prefill_size=16384)
     assert estimate_pool(more, checkpoint, machine).tokens < pool.tokens, "larger steps take of it as well"
+
+
+def test_kv_in_8_bits_takes_a_quarter_of_float32(checkpoint: Checkpoint) -> None:
+    config = RouterConfig(model="m", dtype=Dtype.FLOAT32)
+    plain, small = (
+        estimate_pool(replace(config, kv_cache_dtype=dtype), checkpoint, CPU)
+        for dtype in (KVCacheDtype.AUTO, KVCacheDtype.FP8)
+    )
+    assert plain.token_bytes == 4 * small.token_bytes
 
 
 def test_a_fraction_that_the_weights_fill_alone_is_refused(tmp_path: Path) -> None:

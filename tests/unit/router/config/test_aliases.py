@@ -101,10 +101,10 @@ ANSWERED: dict[str, list[str]] = {
         "--mode disagg --prefill-workers N --decode-workers N",
     ],
     f"--model {LLAMA} --api-key secret": ["--api-key: ", "--api-key-file"],
-    f"--model {LLAMA} --pipeline-parallel-size 2 --kv-cache-dtype fp8": [
+    f"--model {LLAMA} --pipeline-parallel-size 2 --calculate-kv-scales": [
         "--pipeline-parallel-size: ",
         "--tensor-parallel-size",
-        "--kv-cache-dtype: ",
+        "--calculate-kv-scales: ",
     ],
     f"--model {LLAMA} --is-prefill-worker --migration-limit 3": [
         "--is-prefill-worker: ",

@@ -1,0 +1,33 @@
+"""The scales of 8-bit KV that a checkpoint was calibrated with."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from engine.loader.safetensors_reader import read_tensors, weight_files
+from engine.spec.errors import WeightsError
+
+__all__ = ["kv_scales"]
+
+_SCALE: Final = re.compile(r"\.layers\.(\d+)\.self_attn\.(?:k_proj\.|v_proj\.|attn\.)?([kv])_scale$")
+
+
+def kv_scales(folder: Path, layers: Sequence[int]) -> tuple[tuple[float, float], ...]:
+    """What stored keys and values of each of `layers` are multiplied with; 1.0 without a scale.
+
+    Raises:
+        WeightsError: a scale is not one positive number.
+    """
+    scales = {layer: [1.0, 1.0] for layer in layers}
+    for name, tensor in read_tensors(weight_files(folder), only=_SCALE.search):
+        found = _SCALE.search(name)
+        if found is None or int(found[1]) not in scales:
+            continue
+        scale = float(tensor) if tensor.numel() == 1 else 0.0
+        if not 0.0 < scale < float("inf"):
+            raise WeightsError(f"{name} has shape {list(tensor.shape)}: KV has one positive scale per layer")
+        scales[int(found[1])]["kv".index(found[2])] = scale
+    return tuple((keys, values) for keys, values in scales.values())
