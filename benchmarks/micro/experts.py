@@ -25,6 +25,7 @@ from engine.loader.dummy_weights import fill_randomly
 from engine.models.mlp_table import mlp_names
 from engine.parallel.communicator import SINGLE_RANK
 from engine.spec.expert_spec import ExpertSpec
+from engine.spec.layer_options import Activation
 from engine.spec.model_spec import ModelSpec
 
 _BYTES_PER_S: Final = 4.2e12
@@ -53,12 +54,12 @@ class _Layer:
         self.live.expect(tokens)
         routes: Routes = self.router(x)
         both = self.gate_up(x, routes, by_token=True)
-        inner = self.ops.silu_mul(both)
+        inner = self.ops.gate(both, Activation.SILU)
         output = self.down(inner, routes)
         return {
             "router": lambda: self.router(x),
             "gate and up": lambda: self.gate_up(x, routes, by_token=True),
-            "silu": lambda: self.ops.silu_mul(both),
+            "silu": lambda: self.ops.gate(both, Activation.SILU),
             "down": lambda: self.down(inner, routes),
             "sum": lambda: self.ops.weighted_sum(output, routes),
         }

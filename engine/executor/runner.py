@@ -174,13 +174,18 @@ class ModelRunner:
                 load_format=config.load_format,
                 seed=config.seed,
                 quantization=config.quantization,
+                context=config.max_model_len,
                 progress=progress,
                 communicator=communicator,
             )
         self.spec: ModelSpec = self._model.spec
         """Of the whole model."""
         self.weights = weights_identity(
-            config.model_path, config.load_format, config.seed, config.quantization
+            config.model_path,
+            config.load_format,
+            config.seed,
+            config.quantization,
+            long_angles=self.spec.rope is not None and self.spec.rope.is_for_long_contexts,
         )
         """Identity of the whole model's weights, the same on all ranks."""
         self._fp8_kv: Fp8KV | None = None

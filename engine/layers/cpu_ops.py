@@ -9,6 +9,7 @@ from torch import Tensor
 
 from engine.kernels.cpu.library import CpuKernels
 from engine.layers.ops import Ops, Rotation
+from engine.spec.layer_options import Activation
 
 __all__ = ["CpuOps", "TableRotation"]
 
@@ -41,9 +42,9 @@ class CpuOps(Ops):
         self._kernels.rms_norm(x, weight, eps, x, residual)
         return x, residual
 
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
+    def gate(self, gate_up: Tensor, activation: Activation) -> Tensor:
         out = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
-        self._kernels.silu_mul(gate_up, out)
+        self._kernels.gate(gate_up, activation, out)
         return out
 
     def norm_heads(self, heads: Tensor, weight: Tensor, eps: float) -> None:

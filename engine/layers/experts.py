@@ -8,11 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from engine.layers.linear_layer import Linear, LinearMethod, Slot
+from engine.layers.linear_layer import Linear, LinearMethod, Slot, float32, weight
 from engine.layers.ops import Ops
 from engine.layers.routing import Routes
 from engine.parallel.communicator import Communicator
 from engine.spec.expert_spec import ExpertSpec
+from engine.spec.layer_options import Activation
 
 __all__ = ["ExpertMLP", "ExpertStack", "LiveRows", "Router"]
 
@@ -33,8 +34,9 @@ class Router(nn.Module):
 
     def __init__(self, features: int, spec: ExpertSpec, ops: Ops, live: LiveRows) -> None:
         super().__init__()
-        self.weight = _float32(spec.count, features)
-        self.e_score_correction_bias = _float32(spec.count) if spec.score_bias else None
+        self.weight = float32(spec.count, features)
+        self.bias = float32(spec.count) if spec.bias else None
+        self.e_score_correction_bias = float32(spec.count) if spec.score_bias else None
         self._dtype = torch.get_default_dtype()
         self._rounded: Tensor | None = None
         """The weight in the activations' dtype, where that loses nothing and products add up in float32."""
@@ -51,8 +53,9 @@ class Router(nn.Module):
     def _logits(self, x: Tensor) -> Tensor:
         """[T, d] -> [T, E] float32"""
         if self._rounded is None:
-            return functional.linear(x.float(), self.weight)
-        return torch.mm(x, self._rounded.t(), out_dtype=torch.float32)
+            return functional.linear(x.float(), self.weight, self.bias)
+        logits = torch.mm(x, self._rounded.t(), out_dtype=torch.float32)
+        return logits if self.bias is None else logits + self.bias
 
     def forward(self, x: Tensor) -> Routes:
         """x [T, d] -> the experts of each row."""
@@ -60,27 +63,38 @@ class Router(nn.Module):
         return self._ops.route(logits, self.e_score_correction_bias, self._spec, self._live.count)
 
 
-def _float32(*shape: int) -> nn.Parameter:
-    return nn.Parameter(torch.empty(shape, dtype=torch.float32), requires_grad=False)
-
-
 class ExpertStack(nn.Module):
     """The same matrix of every expert: rows ordered by expert, [P, in] -> [P, out]."""
 
-    def __init__(self, count: int, in_features: int, out_features: int, method: LinearMethod) -> None:
+    def __init__(
+        self,
+        spec: ExpertSpec,
+        in_features: int,
+        out_features: int,
+        method: LinearMethod,
+        *,
+        adds_bias: bool = True,
+    ) -> None:
+        """`adds_bias`: false on ranks whose products are added to those of a rank that adds it."""
         super().__init__()
         self.method = method
-        method.create(self, in_features, out_features, stack=(count,))
+        method.create(self, in_features, out_features, stack=(spec.count,))
+        self.bias = weight(spec.count, out_features) if spec.bias else None
+        self._adds_bias = adds_bias
         self._product: Callable[[Tensor, Routes, bool], Tensor] | None = None
 
     def forward(self, x: Tensor, routes: Routes, *, by_token: bool = False) -> Tensor:
         """`by_token`: the rows of `x` are tokens, and each is multiplied once for each of its experts."""
         assert self._product is not None, "a stack multiplies once it is packed"
-        return self._product(x, routes, by_token)
+        product = self._product(x, routes, by_token)
+        return (
+            product if self.bias is None or not self._adds_bias else product.add_(self.bias[routes.experts])
+        )
 
     def slots(self) -> list[Slot]:
         """The tensors that a checkpoint holds for each expert, and what all experts' fill."""
-        return self.method.slots(self)
+        biases = [] if self.bias is None else [Slot("bias", self.bias)]
+        return self.method.slots(self) + biases
 
     def pack(self) -> None:
         """Repack the weights, once they are final, in the layout that the device multiplies fastest."""
@@ -97,6 +111,7 @@ class ExpertMLP(nn.Module):
         down: ExpertStack,
         shared: nn.Module | None,
         shared_gate: Linear | None,
+        activation: Activation,
         ops: Ops,
         communicator: Communicator,
     ) -> None:
@@ -107,12 +122,13 @@ class ExpertMLP(nn.Module):
         self.down = down
         self.shared = shared
         self.shared_gate = shared_gate
+        self._activation = activation
         self._ops = ops
         self._communicator = communicator
 
     def forward(self, x: Tensor) -> Tensor:
         routes: Routes = self.router(x)
-        inner = self._ops.silu_mul(self.gate_up(x, routes, by_token=True))
+        inner = self._ops.gate(self.gate_up(x, routes, by_token=True), self._activation)
         output = self._ops.weighted_sum(self.down(inner, routes), routes)
         if self.shared is not None:
             output = output + self._shared_part(x, self.shared)

@@ -18,9 +18,9 @@ from engine.layers.modules import AllHeadsNorm, Embedding, GateUp, HeadNorm, RMS
 from engine.layers.ops import Ops
 from engine.layers.sharded import SumLinear, VocabularyHead
 from engine.parallel.communicator import Communicator
-from engine.spec.architectures import QKNorm
 from engine.spec.errors import UnsupportedModel
 from engine.spec.expert_spec import ExpertSpec
+from engine.spec.layer_options import QKNorm
 from engine.spec.model_spec import ModelSpec
 from engine.spec.quantization import Quantization
 
@@ -73,13 +73,15 @@ class Layers:
             return self._experts(spec, spec.experts, names)
         hidden, inner, bias = spec.hidden_size, spec.intermediate_size, spec.mlp_bias
         return GatedMLP(
-            self._gate_up(hidden, inner, MlpNames(), bias=bias),
-            self.sum_linear(MlpNames().down, in_features=inner, out_features=hidden, bias=bias),
+            self._gate_up(spec, inner, names.dense, bias=bias),
+            self.sum_linear(names.dense.down, in_features=inner, out_features=hidden, bias=bias),
         )
 
-    def _gate_up(self, hidden: int, inner: int, names: MlpNames, *, bias: bool) -> GateUp:
-        method = self._method(names.gate, names.up)
-        return GateUp(hidden, inner, bias=bias, ops=self.ops, method=method)
+    def _gate_up(self, spec: ModelSpec, inner: int, names: MlpNames, *, bias: bool) -> GateUp:
+        method = self._method(*dict.fromkeys((names.gate, names.up)))
+        return GateUp(
+            spec.hidden_size, inner, bias=bias, activation=spec.activation, ops=self.ops, method=method
+        )
 
     def _experts(self, spec: ModelSpec, experts: ExpertSpec, names: MlpNames) -> ExpertMLP:
         hidden, inner = spec.hidden_size, experts.intermediate_size
@@ -87,15 +89,22 @@ class Layers:
         if size := experts.shared_size:
             of_shared = names.shared
             shared = GatedMLP(
-                self._gate_up(hidden, size, of_shared, bias=False),
+                self._gate_up(spec, size, of_shared, bias=False),
                 # Not summed over ranks: that is done for all experts' outputs together.
                 self.linear(of_shared.down, in_features=size, out_features=hidden, bias=False),
             )
         first = names.expert(0)
         return ExpertMLP(
             router=Router(hidden, experts, self.ops, self.live_rows),
-            gate_up=ExpertStack(experts.count, hidden, 2 * inner, self._method(first.gate, first.up)),
-            down=ExpertStack(experts.count, inner, hidden, self._method(first.down)),
+            gate_up=ExpertStack(experts, hidden, 2 * inner, self._method(first.gate, first.up)),
+            down=ExpertStack(
+                experts,
+                inner,
+                hidden,
+                self._method(first.down),
+                adds_bias=self.communicator.shard.is_first_rank,  # once, not once per rank
+            ),
+            activation=spec.activation,
             shared=shared,
             shared_gate=Linear(hidden, 1, bias=False) if experts.shared_gate else None,
             ops=self.ops,

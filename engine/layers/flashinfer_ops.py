@@ -10,12 +10,13 @@ from flashinfer.rope import apply_rope_with_cos_sin_cache_inplace
 from torch import Tensor
 
 from engine.kernels.add_norm import add_norm
+from engine.kernels.gate import gate
 from engine.kernels.routing import route_tokens
-from engine.kernels.silu_mul import silu_mul
 from engine.kernels.weighted_sum import weighted_sum
 from engine.layers.ops import Ops, Rotation
 from engine.layers.routing import Routes, scores_of
 from engine.spec.expert_spec import ExpertSpec, Scoring
+from engine.spec.layer_options import Activation
 
 __all__ = ["FlashInferOps", "Positions"]
 
@@ -47,8 +48,8 @@ class FlashInferOps(Ops):
         add_norm(x, residual, weight, eps)
         return x, residual
 
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        return silu_mul(gate_up)
+    def gate(self, gate_up: Tensor, activation: Activation) -> Tensor:
+        return gate(gate_up, activation)
 
     def norm_heads(self, heads: Tensor, weight: Tensor, eps: float) -> None:
         rmsnorm(heads, weight, eps, out=heads)

@@ -15,12 +15,27 @@ from engine.layers.onednn import packed
 from engine.layers.panels import Panels, faster_panels
 from engine.layers.routing import Routes
 
-__all__ = ["PLAIN", "GroupedProduct", "Linear", "LinearMethod", "PlainWeight", "Slot", "slots_of", "weight"]
+__all__ = [
+    "PLAIN",
+    "GroupedProduct",
+    "Linear",
+    "LinearMethod",
+    "PlainWeight",
+    "Slot",
+    "float32",
+    "slots_of",
+    "weight",
+]
 
 
 def weight(*shape: int) -> nn.Parameter:
     """An uninitialised parameter, in torch's current default dtype and device; the loader fills it."""
     return nn.Parameter(torch.empty(shape), requires_grad=False)
+
+
+def float32(*shape: int) -> nn.Parameter:
+    """The same in float32."""
+    return nn.Parameter(torch.empty(shape, dtype=torch.float32), requires_grad=False)
 
 
 @dataclass(frozen=True, slots=True)

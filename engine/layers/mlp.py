@@ -21,6 +21,12 @@ class MlpNames:
     up: str = "mlp.up_proj"
     down: str = "mlp.down_proj"
     shared_block: str = "mlp.shared_expert"
+    router: str = "mlp.gate"
+
+    @property
+    def dense(self) -> MlpNames:
+        """The names of a layer's plain MLP."""
+        return self if self.block == "mlp" else MlpNames()
 
     def expert(self, index: int) -> MlpNames:
         """The names of one expert, whose projections are called as those of `block`."""

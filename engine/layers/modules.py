@@ -9,23 +9,33 @@ from torch.nn import functional
 from engine.layers.linear_layer import PLAIN, Linear, LinearMethod, Slot, weight
 from engine.layers.ops import Ops
 from engine.parallel.communicator import Communicator
+from engine.spec.layer_options import Activation
 
-__all__ = ["AllHeadsNorm", "Embedding", "GateUp", "HeadNorm", "LayerNorm", "RMSNorm"]
+__all__ = ["AllHeadsNorm", "Embedding", "GateUp", "HeadNorm", "LayerNorm", "NoNorm", "RMSNorm"]
 
 
 class GateUp(Linear):
-    """The first half of a gated MLP: x [T, d] -> silu(gate) * up, [T, I]. The gate's rows come first."""
+    """The first half of a gated MLP: x [T, d] -> the activation, [T, I]. The gate's rows come first."""
 
     def __init__(
-        self, in_features: int, out_features: int, *, bias: bool, ops: Ops, method: LinearMethod = PLAIN
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool,
+        activation: Activation,
+        ops: Ops,
+        method: LinearMethod = PLAIN,
     ) -> None:
         """`out_features`: I, of gate and up each."""
         super().__init__(in_features, 2 * out_features, bias=bias, method=method)
+        self.activation = activation
         self.ops = ops
 
     def forward(self, x: Tensor) -> Tensor:
-        fused = self.method.gated(self, x) if self.bias is None else None
-        return self.ops.silu_mul(super().forward(x)) if fused is None else fused
+        may_fuse = self.bias is None and self.activation is Activation.SILU
+        fused = self.method.gated(self, x) if may_fuse else None
+        return self.ops.gate(super().forward(x), self.activation) if fused is None else fused
 
 
 class Embedding(nn.Module):
@@ -59,6 +69,15 @@ class RMSNorm(nn.Module):
     def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """(norm of x + residual, x + residual); both arguments are consumed."""
         return self.ops.add_rms_norm(x, residual, self.weight, self.eps)
+
+
+class NoNorm(nn.Module):
+    """In place of an RMSNorm, where a layer normalises its outputs only."""
+
+    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """(x + residual, x + residual), in memory of their own; both arguments are consumed."""
+        residual = residual.add_(x)
+        return x.copy_(residual), residual
 
 
 def _norm_slot(target: Tensor, *, centred: bool) -> Slot:

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from engine.layers.routing import Routes, route
 from engine.spec.expert_spec import ExpertSpec
+from engine.spec.layer_options import Activation
 
 __all__ = ["Ops", "Rotation"]
 
@@ -52,10 +53,17 @@ class Ops:
         residual = residual.add_(x)
         return self.rms_norm(residual, weight, eps), residual
 
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        """silu(gate) * up for `gate_up` [T, 2I], gate first: [T, I]."""
+    def gate(self, gate_up: Tensor, activation: Activation) -> Tensor:
+        """The activation of `gate_up` [T, 2I], gate first: [T, I]."""
         gate, up = gate_up.chunk(2, dim=-1)
-        return functional.silu(gate).mul_(up)
+        match activation:
+            case Activation.SILU:
+                return functional.silu(gate).mul_(up)
+            case Activation.GELU:
+                return functional.gelu(gate, approximate="tanh").mul_(up)
+            case Activation.CLAMPED:
+                gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+                return (gate * 1.702).sigmoid_().mul_(gate).mul_(up + 1.0)
 
     def gelu(self, x: Tensor) -> Tensor:
         """GELU in the tanh approximation, with which GPT-2 was trained."""

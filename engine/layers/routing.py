@@ -33,6 +33,13 @@ class Routes:
     def per_token(self) -> int:
         return self.weights.shape[1]
 
+    @property
+    def experts(self) -> Tensor:
+        """[P]: the expert of each pair of `order`; any of them for padding."""
+        pairs = torch.arange(len(self.order), dtype=self.starts.dtype, device=self.starts.device)
+        experts = torch.searchsorted(self.starts[1:].contiguous(), pairs, right=True)
+        return experts.clamp_(max=len(self.starts) - 2)
+
 
 def route(logits: Tensor, bias: Tensor | None, spec: ExpertSpec) -> Routes:
     """The routes of every row of `logits` [T, E] float32. Of equal scores the first expert's wins.

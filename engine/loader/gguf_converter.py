@@ -148,6 +148,8 @@ def _rope(metadata: _Metadata, head_dim: int) -> dict[str, Any]:
         rope["partial_rotary_factor"] = rotated / head_dim
     if (scaling := metadata.model("rope.scaling.type")) not in (None, "none"):
         rope |= {"rope_type": scaling, "factor": metadata.need("rope.scaling.factor")}
+    if original := metadata.model("rope.scaling.original_context_length"):
+        rope["original_max_position_embeddings"] = original
     return rope
 
 

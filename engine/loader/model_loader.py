@@ -38,20 +38,23 @@ def load_model(
     load_format: str = "auto",
     seed: int = 0,
     quantization: str | None = None,
+    context: int | None = None,
     progress: Progress = silent,
     communicator: Communicator = SINGLE_RANK,
 ) -> CausalLM:
     """Build the model of `folder` and fill its weights, from safetensors or, for "dummy", from `seed`.
 
-    `quantization`: "fp8" quantizes the weights of an unquantized checkpoint as they are loaded. With tensor
-    parallelism, only this rank's part. A few tensors at a time pass through host memory, so peak
-    memory is little more than the model.
+    `quantization`: "fp8" quantizes the weights of an unquantized checkpoint as they are loaded. `context`:
+    the longest request, by which LongRoPE chooses its angles. With tensor parallelism, only this rank's part.
+    A few tensors at a time pass through host memory, so peak memory is little more than the model.
 
     Raises:
         UnsupportedModel: the model of config.json is not supported, or cannot be split over the ranks.
         WeightsError: files are missing, or their tensors do not match the model.
     """
     spec = ModelSpec.from_folder(folder).quantized(quantization)
+    if context is not None:
+        spec = spec.for_context(context)
     target = torch.device(device)
     progress("Preparing kernels", 0, 0)  # compiled at the first start on a machine
     with _defaults(target, _DTYPES[dtype]):
@@ -114,12 +117,12 @@ def _copied(
         return tensor
 
     def placed() -> Iterator[tuple[str, Tensor, list[Place]]]:
-        for name, tensor in tensors:
-            source = model.source_name(name)
-            filled = places.pop(source, [])
-            if not filled and not model.ignores(source):
-                unexpected.append(name)
-            yield name, tensor, filled
+        for name, stored in tensors:
+            for source, tensor in model.unstacked(model.source_name(name), stored):
+                filled = places.pop(source, [])
+                if not filled and not model.ignores(source):
+                    unexpected.append(name)
+                yield name, tensor, filled
 
     on_host = next(model.parameters()).device.type == "cpu"
     return in_parallel(fill, placed()) if on_host else map(fill, placed())

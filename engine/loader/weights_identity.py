@@ -21,12 +21,18 @@ _SAYS_NOTHING: Final = {"_name_or_path", "transformers_version"}
 
 
 def weights_identity(
-    folder: Path, load_format: str = "auto", seed: int = 0, quantization: str | None = None
+    folder: Path,
+    load_format: str = "auto",
+    seed: int = 0,
+    quantization: str | None = None,
+    *,
+    long_angles: bool = False,
 ) -> str:
     """Hex digest of config.json and of the weights; of dummy weights, of their seed.
 
     `quantization`: how the weights are quantized as they are loaded, if they are: with other weights, KV is
-    other KV. The format of weights that are stored quantized is in config.json.
+    other KV; so it is with LongRoPE's angles for long contexts (`long_angles`). The format of weights that
+    are stored quantized is in config.json.
 
     Covers the name, dtype and shape of every tensor, and 4 KiB each of its beginning, middle and end:
     training changes almost every weight, and new tokens add rows at the end. Independent of how tensors are
@@ -36,6 +42,8 @@ def weights_identity(
     _add(digest, _config(folder))
     if quantization is not None:
         _add(digest, f"quantized {quantization}".encode())
+    if long_angles:
+        _add(digest, b"long angles")
     if load_format == "dummy":
         _add(digest, f"dummy {seed}".encode())
     else:

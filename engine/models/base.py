@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from typing import Protocol
 
+import torch
 from torch import Tensor, nn
 
 from engine.layers.experts import ExpertStack, Router
@@ -96,7 +98,8 @@ class CausalLM(nn.Module, ABC):
         Ranks other than the leader return the scores of their own part of the vocabulary.
         """
         scores: Tensor = self.head(hidden)
-        return scores
+        cap = self.spec.logit_soft_cap
+        return scores if cap is None else torch.tanh(scores / cap).mul_(cap)
 
     def pack(self) -> None:
         """Pack all weights for speed, one at a time. A head tied to the embedding becomes a copy."""
@@ -112,6 +115,10 @@ class CausalLM(nn.Module, ABC):
         """The source of an untied head's weight."""
         vocab = self.spec.vocab_size
         return ParamSlice("head", cut=Cut(0, vocab, (self.shard.vocabulary(vocab),)))
+
+    def unstacked(self, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
+        """The checkpoint's tensor as those of `weight_table`: several if it stacks those of all experts."""
+        yield name, tensor
 
     def source_name(self, name: str) -> str:
         """The name in `weight_table` of the checkpoint's tensor `name`; checkpoints vary in spelling."""

@@ -12,10 +12,18 @@ from engine.spec.shard import Shard
 __all__ = ["mlp_names", "mlp_table"]
 
 _MIXTRAL: Final = MlpNames(
-    "block_sparse_moe", "block_sparse_moe.w1", "block_sparse_moe.w3", "block_sparse_moe.w2"
+    "block_sparse_moe",
+    "block_sparse_moe.w1",
+    "block_sparse_moe.w3",
+    "block_sparse_moe.w2",
+    router="block_sparse_moe.gate",
 )
-_GLM4: Final = MlpNames(shared_block="mlp.shared_experts")
-_NAMES: Final = {"MixtralForCausalLM": _MIXTRAL, "Glm4MoeForCausalLM": _GLM4}
+_NAMES: Final = {
+    "MixtralForCausalLM": _MIXTRAL,
+    "Glm4MoeForCausalLM": MlpNames(shared_block="mlp.shared_experts"),
+    "GptOssForCausalLM": MlpNames(router="mlp.router"),
+    "Phi3ForCausalLM": MlpNames(gate="mlp.gate_up_proj", up="mlp.gate_up_proj"),
+}
 """Where they differ from Qwen's."""
 
 
@@ -27,8 +35,8 @@ def mlp_table(whole: ModelSpec, part: ModelSpec, shard: Shard, layer: int) -> di
     """Which modules of a checkpoint's layer fill its MLP or its experts."""
     experts, mine, names = whole.experts, part.experts, mlp_names(whole)
     if experts is None or mine is None or not whole.has_experts(layer):
-        return _gated("mlp", whole.intermediate_size, part.intermediate_size, shard, MlpNames())
-    table: dict[str, ParamSlice] = {f"{names.block}.gate": ParamSlice("mlp.router")}
+        return _gated("mlp", whole.intermediate_size, part.intermediate_size, shard, names.dense)
+    table: dict[str, ParamSlice] = {names.router: ParamSlice("mlp.router")}
     sizes = experts.intermediate_size, mine.intermediate_size
     for expert in range(experts.count):
         table |= _gated("mlp", *sizes, shard, names.expert(expert), expert=expert)
@@ -44,8 +52,11 @@ def _gated(
 ) -> dict[str, ParamSlice]:
     features = shard.rows(whole, part)
     gate_up, down = f"{target}.gate_up", f"{target}.down"
-    return {
+    table = {
         names.gate: ParamSlice(gate_up, 0, part, expert, cut=features),
         names.up: ParamSlice(gate_up, part, part, expert, cut=features),
         names.down: ParamSlice(down, expert=expert, cut=shard.columns(whole)),
     }
+    if names.gate == names.up:  # one tensor has both
+        table[names.gate] = ParamSlice(gate_up, cut=shard.rows(whole, part, blocks=2))
+    return table

@@ -7,7 +7,9 @@ from typing import Final
 
 from engine.layers.factory import Layers
 from engine.models.base import CausalLM
+from engine.models.gemma3 import Gemma3Model
 from engine.models.gpt2 import GPT2Model
+from engine.models.gpt_oss import GptOssModel
 from engine.models.llama import LlamaModel
 from engine.models.qwen3_next import Qwen3NextModel
 from engine.spec.model_spec import ModelSpec
@@ -17,6 +19,14 @@ __all__ = ["build"]
 _MODELS: Final[dict[str, Callable[[ModelSpec, Layers], CausalLM]]] = {
     "LlamaForCausalLM": LlamaModel,
     "MistralForCausalLM": LlamaModel,
+    "MinistralForCausalLM": LlamaModel,
+    "Phi3ForCausalLM": LlamaModel,
+    "SmolLM3ForCausalLM": LlamaModel,
+    "Olmo2ForCausalLM": LlamaModel,
+    "Olmo3ForCausalLM": LlamaModel,
+    "Gemma2ForCausalLM": LlamaModel,
+    "Gemma3ForCausalLM": Gemma3Model,
+    "Gemma3ForConditionalGeneration": Gemma3Model,
     "Qwen2ForCausalLM": LlamaModel,
     "Qwen3ForCausalLM": LlamaModel,
     "MixtralForCausalLM": LlamaModel,
@@ -24,6 +34,7 @@ _MODELS: Final[dict[str, Callable[[ModelSpec, Layers], CausalLM]]] = {
     "Qwen3MoeForCausalLM": LlamaModel,
     "OlmoeForCausalLM": LlamaModel,
     "Glm4MoeForCausalLM": LlamaModel,
+    "GptOssForCausalLM": GptOssModel,
     "Qwen3NextForCausalLM": Qwen3NextModel,
     "Qwen3_5ForCausalLM": Qwen3NextModel,
     "Qwen3_5ForConditionalGeneration": Qwen3NextModel,

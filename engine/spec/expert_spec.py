@@ -30,6 +30,8 @@ class ExpertSpec:
     """Whether the weights of a token's experts are scaled to a sum of 1."""
     scale: float = 1.0
     """Factor of the weights, after normalisation."""
+    bias: bool = False
+    """Whether the router and the matrices of the experts have biases."""
     score_bias: bool = False
     """Whether experts are chosen by their scores plus a bias, which does not affect their weights."""
     groups: int = 1

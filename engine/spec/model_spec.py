@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from common.kv_groups import KVGroup, full_group
-from engine.spec.architectures import ARCHITECTURES, Config, QKNorm, architecture_of
+from engine.spec.architectures import ARCHITECTURES, architecture_of
 from engine.spec.attention_spec import AttentionSpec
+from engine.spec.config_fields import Config
 from engine.spec.delta_spec import DeltaSpec
 from engine.spec.errors import UnsupportedModel
 from engine.spec.expert_spec import ExpertSpec
+from engine.spec.layer_options import Activation, Norms, QKNorm
 from engine.spec.quantization import ONLINE_FP8, Quantization
 from engine.spec.rope_spec import RopeSpec
 
@@ -37,6 +39,10 @@ class ModelSpec:
     norm_eps: float
     rope: RopeSpec | None
     """None: positions are learned embeddings."""
+    window_rope: RopeSpec | None = None
+    """Of the layers that have a window; None: the same."""
+    unrotated_layers: frozenset[int] = frozenset()
+    """Layers whose queries and keys are not rotated."""
     tied_embeddings: bool
     qkv_bias: bool = False
     output_bias: bool = False
@@ -44,9 +50,16 @@ class ModelSpec:
     mlp_bias: bool = False
     gated_mlp: bool = True
     """Whether the MLP has a gate, and so three matrices, or only two."""
-    qk_norm: QKNorm | None = None
+    activation: Activation = Activation.SILU
+    """Of gated MLPs and of experts."""
+    norms: Norms = Norms.BEFORE
     centred_norms: bool = False
     """Whether checkpoints store the difference of a norm's weight to 1."""
+    embedding_scale: float = 1.0
+    """Factor of the embeddings where they enter the first layer."""
+    logit_soft_cap: float | None = None
+    """Logits s become logit_soft_cap * tanh(s / logit_soft_cap)."""
+    qk_norm: QKNorm | None = None
     output_gate: bool = False
     """Whether attention's output is multiplied by the sigmoid of a gate, a part of the query projection."""
     delta: DeltaSpec | None = None
@@ -167,6 +180,17 @@ class ModelSpec:
         """Factor of the products of queries and keys."""
         return self.head_dim**-0.5 if self.attention.scale is None else self.attention.scale
 
+    def rope_of(self, layer: int) -> RopeSpec | None:
+        """How this layer rotates queries and keys; None: not at all."""
+        if layer in self.unrotated_layers:
+            return None
+        windowed = self.window_rope is not None and self.window(layer) is not None
+        return self.window_rope if windowed else self.rope
+
+    def for_context(self, longest: int) -> ModelSpec:
+        """This model for requests of up to `longest` tokens, by which LongRoPE chooses its angles."""
+        return self if self.rope is None else replace(self, rope=self.rope.for_context(longest))
+
     def window(self, layer: int) -> int | None:
         """How many tokens a token attends to in this layer, itself included; None: all of its context."""
         return self.attention.window(layer)
@@ -209,7 +233,8 @@ class ModelSpec:
     def from_config(cls, config: Config, generation: Config | None = None) -> ModelSpec:
         """Interpret a parsed config.json. Raises UnsupportedModel."""
         architecture = architecture_of(config)
-        shape = _of_the_text(config)
+        known = ARCHITECTURES[architecture]
+        shape = {**known.defaults, **_of_the_text(config)}
         try:
             return cls(
                 architecture=architecture,
@@ -217,7 +242,7 @@ class ModelSpec:
                 eos_token_ids=_eos_token_ids(shape, generation or {}),
                 dtype=shape.get("dtype") or shape.get("torch_dtype") or "float32",
                 quantization=Quantization.from_config(config),
-                **ARCHITECTURES[architecture].read(shape),
+                **known.read(shape),
             )
         except KeyError as field:
             raise UnsupportedModel(f"config.json of this {architecture} lacks {field}") from field
@@ -229,7 +254,7 @@ def _of_the_text(config: Config) -> Config:
     if not text:
         return config
     ties = "tie_word_embeddings"
-    return dict(text) | ({ties: config[ties]} if ties in config else {})
+    return {**config, **text, **({ties: config[ties]} if ties in config else {})}
 
 
 def _eos_token_ids(config: Config, generation: Config) -> tuple[int, ...]:

@@ -123,7 +123,7 @@ def test_a_captured_layer_follows_the_number_of_live_rows() -> None:
     try:
         ops, live, spec = FlashInferOps(), LiveRows(), SPECS[1]
         router = Router(256, spec, ops, live)
-        stacks = ExpertStack(spec.count, 256, 256, PLAIN), ExpertStack(spec.count, 128, 256, PLAIN)
+        stacks = ExpertStack(spec, 256, 256, PLAIN), ExpertStack(spec, 128, 256, PLAIN)
         layer = ExpertMLP(router, *stacks, None, None, ops, SINGLE_RANK)
     finally:
         torch.set_default_device("cpu")

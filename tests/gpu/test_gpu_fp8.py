@@ -13,6 +13,7 @@ from engine.layers.linear_layer import Linear, LinearMethod
 from engine.layers.ops import Ops
 from engine.layers.routing import Routes, route
 from engine.spec.expert_spec import ExpertSpec
+from engine.spec.layer_options import Activation
 
 CUDA = torch.device("cuda")
 BF16 = torch.bfloat16
@@ -83,7 +84,7 @@ def test_a_gated_product_is_that_of_its_halves(depth: int, features: int, rows_o
         assert fused is None
     else:
         assert fused is not None
-        close(fused, Ops().silu_mul(packed.apply(layer, x, None).float()))
+        close(fused, Ops().gate(packed.apply(layer, x, None).float(), Activation.SILU))
 
 
 @pytest.mark.parametrize("tokens", [1, 7, 100, 2000])

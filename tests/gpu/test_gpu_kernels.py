@@ -14,6 +14,7 @@ from engine.batch.decode_plan import Decodes
 from engine.layers.layer_attention import LayerAttention
 from engine.layers.ops import Ops
 from engine.layers.rope import rope_table
+from engine.spec.layer_options import Activation
 from engine.spec.rope_spec import RopeSpec
 
 
@@ -158,7 +159,7 @@ def test_a_gated_matvec_is_the_first_half_of_an_mlp(rows: int, columns: int) -> 
     x = torch.randn(1, columns, device="cuda", dtype=torch.bfloat16)
     weight = torch.randn(rows, columns, device="cuda", dtype=torch.bfloat16) / columns**0.5
     assert suits(x, weight)
-    expected = Ops().silu_mul(torch.nn.functional.linear(x.double(), weight.double()))
+    expected = Ops().gate(torch.nn.functional.linear(x.double(), weight.double()), Activation.SILU)
     result = gated_matvec(x, weight).double()
     assert (result - expected).norm() / expected.norm() < 6e-3
 
@@ -178,20 +179,21 @@ def test_a_sum_is_normed_and_kept(size: int, tokens: int) -> None:
 
 @pytest.mark.parametrize("tokens", [0, 1, 7, 300])
 @pytest.mark.parametrize("size", [1536, 2048, 14336])
-def test_an_mlp_is_gated(size: int, tokens: int) -> None:
-    from engine.kernels.silu_mul import silu_mul
+@pytest.mark.parametrize("activation", Activation)
+def test_an_mlp_is_gated(size: int, tokens: int, activation: Activation) -> None:
+    from engine.kernels.gate import gate
 
     gate_up = torch.randn(tokens, 2 * size, device="cuda", dtype=torch.bfloat16)
-    expected = Ops().silu_mul(gate_up.double())
-    torch.testing.assert_close(silu_mul(gate_up).double(), expected, atol=1e-6, rtol=8e-3)
+    expected = Ops().gate(gate_up.double(), activation)
+    torch.testing.assert_close(gate(gate_up, activation).double(), expected, atol=1e-6, rtol=8e-3)
 
 
 @pytest.mark.parametrize("tokens", [1, 40])
 def test_kernels_that_begin_early_wait_for_what_they_read(tokens: int) -> None:
     """A long chain of them gives what it gives with a halt after each."""
     from engine.kernels.add_norm import add_norm
+    from engine.kernels.gate import gate
     from engine.kernels.matvec import gated_matvec, matvec
-    from engine.kernels.silu_mul import silu_mul
 
     size, depth = 2048, 60
     into = [torch.randn(2 * size, size, device="cuda", dtype=torch.bfloat16) / 45 for _ in range(depth)]
@@ -204,7 +206,11 @@ def test_kernels_that_begin_early_wait_for_what_they_read(tokens: int) -> None:
         for wide, narrow in zip(into, back, strict=True):
             add_norm(x, residual, weight, 1e-5)
             halt()
-            inner = gated_matvec(x, wide) if tokens == 1 else silu_mul(torch.nn.functional.linear(x, wide))
+            inner = (
+                gated_matvec(x, wide)
+                if tokens == 1
+                else gate(torch.nn.functional.linear(x, wide), Activation.SILU)
+            )
             halt()
             x = matvec(inner, narrow, None) if tokens == 1 else torch.nn.functional.linear(inner, narrow)
             halt()

@@ -15,8 +15,9 @@
         rms_norm(threads, outer, inner, size, x, outer_stride, inner_stride, residual, weight, eps, out,         \
                  out_outer_stride, out_inner_stride);                                                            \
     }                                                                                                            \
-    void baton_silu_mul_##NAME(int64_t threads, int64_t rows, int64_t size, const T* gate_up, T* out) {          \
-        silu_mul(threads, rows, size, gate_up, out);                                                             \
+    void baton_gate_##NAME(int64_t activation, int64_t threads, int64_t rows, int64_t size, const T* gate_up,    \
+                           T* out) {                                                                             \
+        gate(activation, threads, rows, size, gate_up, out);                                                     \
     }                                                                                                            \
     void baton_linear_##NAME(int64_t threads, int64_t rows, int64_t columns, int64_t depth, const T* x,          \
                              int64_t x_stride, const void* weight, const T* bias, T* out) {                      \

@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from engine.kernels.cpu.build import BuildError, built_library
+from engine.spec.layer_options import Activation
 
 __all__ = ["CpuKernels", "Step", "cpu_kernels"]
 
 logger = logging.getLogger(__name__)
 
+_ACTIVATIONS: Final = {activation: index for index, activation in enumerate(Activation)}
 _NAMES: Final = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
@@ -51,7 +53,7 @@ class CpuKernels:
             c_void_p,
             *[c_int64] * 2,
         )
-        self._silu_mul = _function(library, f"baton_silu_mul_{name}", *[c_int64] * 3, *[c_void_p] * 2)
+        self._gate = _function(library, f"baton_gate_{name}", *[c_int64] * 4, *[c_void_p] * 2)
         self._linear = _function(
             library, f"baton_linear_{name}", *[c_int64] * 4, c_void_p, c_int64, *[c_void_p] * 3
         )
@@ -85,10 +87,11 @@ class CpuKernels:
             out.stride(1),
         )
 
-    def silu_mul(self, gate_up: Tensor, out: Tensor) -> None:
-        """silu(gate) * up for contiguous `gate_up` [T, 2I], gate first: `out` [T, I]."""
+    def gate(self, gate_up: Tensor, activation: Activation, out: Tensor) -> None:
+        """The activation of contiguous `gate_up` [T, 2I], gate first: `out` [T, I]."""
         rows, size = out.shape
-        self._silu_mul(torch.get_num_threads(), rows, size, gate_up.data_ptr(), out.data_ptr())
+        threads = torch.get_num_threads()
+        self._gate(_ACTIVATIONS[activation], threads, rows, size, gate_up.data_ptr(), out.data_ptr())
 
     def linear(self, x: Tensor, panels: Tensor, bias: Tensor | None, out: Tensor) -> None:
         """`out` [T, N] = `x` [T, K], rows contiguous, times a weight in the panels that linear.h describes.

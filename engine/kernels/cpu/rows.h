@@ -32,16 +32,28 @@ void rms_norm(int64_t threads, int64_t outer, int64_t inner, int64_t size, const
     }
 }
 
-// silu(gate) * up for rows of concatenated gate and up.
+enum Activation : int64_t { kSilu, kGelu, kClamped };  // as engine/spec/layer_options.py lists them
+
+inline vec gated(int64_t activation, vec gate, vec up) {
+    vec steepness = gate;
+    if (activation == kGelu) steepness = 1.5957691216057308f * (gate + 0.044715f * gate * gate * gate);
+    if (activation == kClamped) {
+        const vec limit = splat(7.0f);
+        gate = gate > limit ? limit : gate;
+        up = (up > limit ? limit : up < -limit ? -limit : up) + 1.0f;
+        steepness = 1.702f * gate;
+    }
+    return gate / (1.0f + exponential(-steepness)) * up;
+}
+
+// The activation of rows of concatenated gate and up.
 template <class T>
-void silu_mul(int64_t threads, int64_t rows, int64_t size, const T* gate_up, T* out) {
+void gate(int64_t activation, int64_t threads, int64_t rows, int64_t size, const T* gate_up, T* out) {
 #pragma omp parallel for num_threads(threads) if (rows * size > kWorthThreads)
     for (int64_t row = 0; row < rows; row++) {
-        const T *gate = gate_up + row * 2 * size, *factor = gate + size;
-        for (int64_t i = 0; i < size; i += kLanes) {
-            vec x = load(gate + i, size - i);
-            vec value = x / (1.0f + exponential(-x)) * load(factor + i, size - i);
-            store(out + row * size + i, value, size - i);
-        }
+        const T *from = gate_up + row * 2 * size, *up = from + size;
+        for (int64_t i = 0; i < size; i += kLanes)
+            store(out + row * size + i, gated(activation, load(from + i, size - i), load(up + i, size - i)),
+                  size - i);
     }
 }

@@ -20,6 +20,7 @@ from engine.layers.cpu_ops import CpuOps
 from engine.layers.ops import Ops
 from engine.layers.panels import panels_of
 from engine.layers.select import ops_for
+from engine.spec.layer_options import Activation
 from tests.unit.engine.dense_attention import plain
 
 compiled = pytest.mark.skipif(cpu_kernels(torch.float32) is None, reason="there is no compiler")
@@ -59,7 +60,8 @@ def test_norms_and_activations_are_those_of_torch(
     assert_close(normed, expected)
     assert_close(summed, total)
     assert_close(ops.rms_norm(x, weight, 1e-5), oracle.rms_norm(x, weight, 1e-5))
-    assert_close(ops.silu_mul(gate_up * 8), oracle.silu_mul((gate_up * 8).clone()))
+    for activation in Activation:
+        assert_close(ops.gate(gate_up * 8, activation), oracle.gate((gate_up * 8).clone(), activation))
 
 
 @compiled
@@ -87,7 +89,9 @@ def test_values_that_are_not_finite_stay_so(dtype: torch.dtype) -> None:
 
     weight = torch.ones(40, dtype=dtype)
 
-    torch.testing.assert_close(ops.silu_mul(x), Ops().silu_mul(x.clone()), equal_nan=True)
+    for activation in Activation:
+        expected = Ops().gate(x.clone(), activation)
+        torch.testing.assert_close(ops.gate(x, activation), expected, equal_nan=True)
     normed = ops.rms_norm(x, weight, 1e-5).isfinite()
     assert torch.equal(normed, Ops().rms_norm(x, weight, 1e-5).isfinite())
 

@@ -190,13 +190,13 @@ def test_linear_rope_scaling_comes_along_and_others_are_refused(tmp_path: Path) 
         return add
 
     write(tmp_path / "linear.gguf", "llama", MODELS["llama"](), extra=scaled("linear"))
-    write(tmp_path / "yarn.gguf", "llama", MODELS["llama"](), extra=scaled("yarn"))
+    write(tmp_path / "longrope.gguf", "llama", MODELS["llama"](), extra=scaled("longrope"))
 
     rope = load_model(converted(tmp_path / "linear.gguf")).spec.rope
     assert rope is not None
     assert rope.factor == 4.0
-    with pytest.raises(UnsupportedModel, match="'yarn'"):
-        converted(tmp_path / "yarn.gguf")
+    with pytest.raises(UnsupportedModel, match="short_factor"):
+        converted(tmp_path / "longrope.gguf")
 
 
 def test_llama3_factors_are_refused_rather_than_ignored(tmp_path: Path) -> None:

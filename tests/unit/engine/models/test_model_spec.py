@@ -88,13 +88,69 @@ def test_a_model_without_an_end_token_has_none() -> None:
     assert ModelSpec.from_config(LLAMA | {"eos_token_id": None}).eos_token_ids == ()
 
 
-def test_a_sliding_window_limits_the_context_to_where_the_answer_is_exact() -> None:
-    mistral = LLAMA | {"architectures": ["MistralForCausalLM"], "sliding_window": 4096}
-    assert ModelSpec.from_config(mistral).max_position == 4096
-    assert ModelSpec.from_config(mistral | {"sliding_window": None}).max_position == 131072
+def windows(architecture: str, **fields: Any) -> tuple[int | None, ...]:
+    config = LLAMA | {"architectures": [architecture], "num_hidden_layers": 4} | fields
+    return ModelSpec.from_config(config).attention.windows
 
-    qwen = mistral | {"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": False}
-    assert ModelSpec.from_config(qwen).max_position == 131072
+
+def test_layers_have_the_windows_of_their_type() -> None:
+    assert windows("MistralForCausalLM", sliding_window=4096) == (4096,) * 4
+    assert windows("MistralForCausalLM", sliding_window=None) == ()
+    assert windows("MistralForCausalLM", sliding_window=131072) == (), "it covers the longest context"
+    types = ["sliding_attention", "full_attention"] * 2
+    assert windows("MistralForCausalLM", sliding_window=64, layer_types=types) == (64, None, 64, None)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fields", "expected"),
+    [
+        ("Qwen2ForCausalLM", {"use_sliding_window": False}, ()),
+        ("Qwen2ForCausalLM", {"use_sliding_window": True, "max_window_layers": 3}, (None, None, None, 64)),
+        ("Gemma2ForCausalLM", {"hidden_activation": "gelu_pytorch_tanh"}, (64, None, 64, None)),
+        ("Gemma3ForCausalLM", {"sliding_window_pattern": 3}, (64, 64, None, 64)),
+        ("Olmo3ForCausalLM", {}, (64, 64, 64, None)),
+        ("GptOssForCausalLM", {"num_local_experts": 4, "num_experts_per_tok": 2}, (64, None, 64, None)),
+    ],
+)
+def test_families_know_which_layers_have_a_window(
+    architecture: str, fields: dict[str, Any], expected: tuple[int | None, ...]
+) -> None:
+    assert windows(architecture, sliding_window=64, **fields) == expected
+
+
+def test_what_an_unknown_architecture_needs_is_named() -> None:
+    config = {"architectures": ["MambaForCausalLM"], "state_size": 16}
+    with pytest.raises(UnsupportedModel, match=r"MambaForCausalLM .*it needs Mamba's or another"):
+        ModelSpec.from_config(config)
+    with pytest.raises(UnsupportedModel, match="chunked_attention are not supported"):
+        windows("MistralForCausalLM", layer_types=["chunked_attention"] * 4)
+
+
+def test_yarn_extends_the_context_that_the_checkpoint_states() -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    short = LLAMA | {"max_position_embeddings": 32768, "rope_scaling": yarn}
+    assert ModelSpec.from_config(short).max_position == 131072
+
+
+def test_gemma3_with_a_vision_part_is_read_as_its_language_model() -> None:
+    text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
+    config = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "eos_token_id": [1, 106],
+        "torch_dtype": "bfloat16",
+        "text_config": text | {"rope_scaling": {"factor": 8.0, "rope_type": "linear"}},
+        "vision_config": {"hidden_size": 1152},
+    }
+    spec = ModelSpec.from_config(config)
+
+    assert (spec.num_layers, spec.num_heads, spec.head_dim, spec.vocab_size) == (34, 8, 256, 262208)
+    assert spec.tied_embeddings
+    assert (spec.eos_token_ids, spec.dtype) == ((1, 106), "bfloat16")
+    assert [spec.window(layer) for layer in range(6)] == [1024] * 5 + [None]
+    near, far = spec.rope_of(0), spec.rope_of(5)
+    assert near is not None
+    assert far is not None
+    assert (near.theta, near.factor, far.theta, far.factor) == (1e4, 1.0, 1e6, 8.0)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +160,7 @@ def test_a_sliding_window_limits_the_context_to_where_the_answer_is_exact() -> N
         ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
         ({"architectures": None, "model_type": "bert"}, "'bert'"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "'yarn'"),
+        ({"rope_scaling": {"rope_type": "proportional", "factor": 4.0}}, "'proportional'"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, "bitsandbytes"),
         ({"num_key_value_heads": 5}, "num_key_value_heads=5"),
@@ -122,7 +178,7 @@ def test_a_config_that_lacks_a_field_is_refused_by_the_fields_name(field: str) -
 
 
 def test_the_refusal_of_an_architecture_lists_those_that_run() -> None:
-    with pytest.raises(UnsupportedModel, match=r"GPT2LMHeadModel, .*LlamaForCausalLM, MistralForCausalLM"):
+    with pytest.raises(UnsupportedModel, match=r"GPT2LMHeadModel, .*LlamaForCausalLM, .*MistralForCausalLM"):
         ModelSpec.from_config({"architectures": ["OPTForCausalLM"]})
 
 

@@ -9,18 +9,30 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     Glm4MoeConfig,
     Glm4MoeForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+    Olmo3Config,
+    Olmo3ForCausalLM,
     OlmoeConfig,
     OlmoeForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -32,6 +44,8 @@ from transformers import (
     Qwen3MoeForCausalLM,
     Qwen3NextConfig,
     Qwen3NextForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
 )
 from transformers.models.qwen3_5 import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 from transformers.models.qwen3_5_moe import Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig
@@ -68,6 +82,16 @@ DELTA = {
     "linear_value_head_dim": 12,
 }
 LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
+ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+YARN = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "beta_fast": 8.0,
+    "beta_slow": 1.0,
+    "original_max_position_embeddings": 128,
+    "rope_theta": 500.0,
+}
+NO_PADDING: dict[str, Any] = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -94,8 +118,62 @@ def reference(name: str, num_heads: int = 6) -> PreTrainedModel:
             model = LlamaForCausalLM(LlamaConfig(**tiny, rope_parameters=LLAMA3))
         case "mistral":
             model = MistralForCausalLM(MistralConfig(**tiny, sliding_window=None, head_dim=16))
-        case "mistral within its window":
-            model = MistralForCausalLM(MistralConfig(**tiny, sliding_window=256))
+        case "mistral with windows":
+            model = MistralForCausalLM(MistralConfig(**tiny, sliding_window=20))
+        case "llama with yarn":
+            model = LlamaForCausalLM(LlamaConfig(**tiny, rope_parameters=YARN))
+        case "phi3":
+            model = Phi3ForCausalLM(Phi3Config(**tiny, sliding_window=50, rope_parameters=ROPE, **NO_PADDING))
+        case "phi3 with longrope":
+            longrope = {
+                "rope_type": "longrope",
+                "short_factor": [1.0, 1.5, 2.0, 2.0][: 24 // num_heads],
+                "long_factor": [2.0, 9.0, 9.0, 30.0][: 24 // num_heads],
+            }
+            config = Phi3Config(
+                **(tiny | {"hidden_size": 96}),
+                **NO_PADDING,
+                original_max_position_embeddings=300,
+                rope_parameters=ROPE | longrope | {"partial_rotary_factor": 0.5},
+            )
+            model = Phi3ForCausalLM(config)
+        case "smollm3":
+            model = SmolLM3ForCausalLM(SmolLM3Config(**tiny, **NO_PADDING, no_rope_layer_interval=2))
+        case "olmo2":
+            model = Olmo2ForCausalLM(Olmo2Config(**tiny, **NO_PADDING))
+        case "olmo3":
+            kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+            ropes = {"full_attention": YARN, "sliding_attention": ROPE}
+            config = Olmo3Config(
+                **tiny, **NO_PADDING, sliding_window=20, layer_types=kinds, rope_parameters=ropes
+            )
+            model = Olmo3ForCausalLM(config)
+        case "gemma2":
+            config = Gemma2Config(
+                **tiny, **NO_PADDING, head_dim=16, sliding_window=20, query_pre_attn_scalar=24
+            )
+            config.attn_logit_softcapping, config.final_logit_softcapping = 2.0, 5.0
+            model = Gemma2ForCausalLM(config)
+        case "gemma3":
+            config = Gemma3TextConfig(
+                **tiny,
+                **NO_PADDING,
+                head_dim=16,
+                sliding_window=20,
+                sliding_window_pattern=2,
+                query_pre_attn_scalar=24,
+                rope_parameters={"full_attention": LINEAR, "sliding_attention": ROPE | {"rope_theta": 100.0}},
+            )
+            model = Gemma3ForCausalLM(config)
+        case "qwen2 with windows":
+            config = Qwen2Config(**tiny, sliding_window=20, use_sliding_window=True, max_window_layers=1)
+            model = Qwen2ForCausalLM(config)
+        case "gpt-oss":
+            config = GptOssConfig(
+                **tiny, num_local_experts=5, num_experts_per_tok=2, head_dim=16, sliding_window=20
+            )
+            config.rope_parameters = YARN | {"truncate": False}
+            model = GptOssForCausalLM(config)
         case "qwen2":
             model = Qwen2ForCausalLM(Qwen2Config(**tiny))
         case "qwen3":
@@ -135,6 +213,7 @@ def reference(name: str, num_heads: int = 6) -> PreTrainedModel:
                 vocab_size=97, n_embd=48, n_head=num_heads, n_layer=3, n_positions=512, initializer_range=0.1
             )
             model = GPT2LMHeadModel(config)
+    model.set_attn_implementation("eager")  # others leave out soft caps or sinks
     for name, buffer in model.named_buffers():
         if name.endswith("e_score_correction_bias"):
             buffer.copy_(torch.randn_like(buffer) * 0.2)
@@ -153,7 +232,17 @@ NAMES = [
     "llama with linear scaling",
     "llama 3",
     "mistral",
-    "mistral within its window",
+    "mistral with windows",
+    "llama with yarn",
+    "phi3",
+    "phi3 with longrope",
+    "smollm3",
+    "olmo2",
+    "olmo3",
+    "gemma2",
+    "gemma3",
+    "qwen2 with windows",
+    "gpt-oss",
     "qwen2",
     "qwen3",
     "mixtral",
@@ -188,6 +277,21 @@ def test_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
     ours = logits(load_model(tmp_path), ids)
 
     torch.testing.assert_close(ours, oracle(ids[None]).logits[0], atol=tolerance(name), rtol=1e-5)
+
+
+@torch.inference_mode()
+def test_longrope_has_other_angles_for_requests_beyond_the_original_context(tmp_path: Path) -> None:
+    oracle = reference("phi3 with longrope")
+    oracle.save_pretrained(tmp_path)
+    ids = torch.randint(97, (301,), generator=torch.Generator().manual_seed(1))
+
+    ours = logits(load_model(tmp_path, context=301), ids)
+
+    torch.testing.assert_close(ours, oracle(ids[None]).logits[0], atol=1e-5, rtol=1e-5)
+    within = oracle(ids[None, :300]).logits[0]
+    torch.testing.assert_close(
+        logits(load_model(tmp_path, context=300), ids[:300]), within, atol=1e-5, rtol=1e-5
+    )
 
 
 def test_every_architecture_that_a_spec_accepts_has_a_model() -> None:

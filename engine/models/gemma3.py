@@ -1,0 +1,27 @@
+"""Gemma 3, of which checkpoints with a vision part nest the language model."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from engine.models.llama import LlamaModel
+
+__all__ = ["Gemma3Model"]
+
+_NESTED: Final = {
+    "model.language_model.": "model.",  # transformers from 4.52 on
+    "language_model.model.": "model.",  # before
+    "language_model.lm_head.": "lm_head.",
+}
+_VISION: Final = ("vision_tower.", "multi_modal_projector.")
+
+
+class Gemma3Model(LlamaModel):
+    def source_name(self, name: str) -> str:
+        for nested, plain in _NESTED.items():
+            if name.startswith(nested):
+                return plain + name.removeprefix(nested)
+        return name
+
+    def ignores(self, name: str) -> bool:
+        return super().ignores(name) or name.removeprefix("model.").startswith(_VISION)

@@ -1,0 +1,63 @@
+"""Families with gated delta nets, and how each spells its shape in config.json. Does not import torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.spec.config_fields import Config, dense_layers, llama
+from engine.spec.delta_spec import DeltaSpec
+from engine.spec.errors import UnsupportedModel
+from engine.spec.expert_spec import ExpertSpec
+from engine.spec.layer_options import QKNorm
+
+__all__ = ["qwen3_5", "qwen3_5_moe", "qwen3_next"]
+
+
+def qwen3_next(config: Config) -> dict[str, Any]:
+    experts = ExpertSpec(
+        count=config["num_experts"],
+        per_token=config["num_experts_per_tok"],
+        intermediate_size=config["moe_intermediate_size"],
+        normalized=bool(config.get("norm_topk_prob", True)),
+        shared_size=config["shared_expert_intermediate_size"],
+        shared_gate=True,
+        dense_layers=dense_layers(config),
+    )
+    return _with_delta_nets(config, interleaved=True) | {"experts": experts}
+
+
+def qwen3_5(config: Config) -> dict[str, Any]:
+    return _with_delta_nets(config)
+
+
+def qwen3_5_moe(config: Config) -> dict[str, Any]:
+    # Every layer has experts, so checkpoints state no size of a plain MLP.
+    sizes = {"intermediate_size": config["shared_expert_intermediate_size"]}
+    return qwen3_next(sizes | dict(config)) | _with_delta_nets(sizes | dict(config))
+
+
+def _with_delta_nets(config: Config, *, interleaved: bool = False) -> dict[str, Any]:
+    """Qwen3-Next and Qwen3.5: of four layers, three have a gated delta net, unless `layer_types` says."""
+    interval = config.get("full_attention_interval", 4)
+    count = config["num_hidden_layers"]
+    kinds = config.get("layer_types") or [
+        "linear_attention" if (layer + 1) % interval else "full_attention" for layer in range(count)
+    ]
+    if unknown := set(kinds) - {"linear_attention", "full_attention"}:
+        raise UnsupportedModel(f"layer_types has {', '.join(sorted(unknown))}, which is not supported here")
+    delta = DeltaSpec(
+        layers=frozenset(layer for layer, kind in enumerate(kinds) if kind == "linear_attention"),
+        key_heads=config["linear_num_key_heads"],
+        value_heads=config["linear_num_value_heads"],
+        key_dim=config["linear_key_head_dim"],
+        value_dim=config["linear_value_head_dim"],
+        kernel=config["linear_conv_kernel_dim"],
+        interleaved=interleaved,
+    )
+    attention = {"partial_rotary_factor": 0.25} | dict(config) | {"layer_types": None}
+    return llama(attention, partial_rotation=True) | {
+        "qk_norm": QKNorm.HEAD,
+        "centred_norms": True,
+        "output_gate": True,
+        "delta": delta,
+    }

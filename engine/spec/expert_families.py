@@ -1,0 +1,103 @@
+"""Families with experts, and how each spells its shape in config.json. Does not import torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.spec.attention_spec import AttentionSpec
+from engine.spec.config_fields import Config, dense_layers, llama, require, windows
+from engine.spec.dense_families import qwen2, qwen3
+from engine.spec.expert_spec import ExpertSpec, Scoring
+from engine.spec.layer_options import Activation, QKNorm
+from engine.spec.rope_spec import RopeSpec
+
+__all__ = ["glm4_moe", "gpt_oss", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe"]
+
+
+def mixtral(config: Config) -> dict[str, Any]:
+    experts = ExpertSpec(
+        count=config["num_local_experts"],
+        per_token=config["num_experts_per_tok"],
+        intermediate_size=config["intermediate_size"],
+    )
+    return llama(config) | {"experts": experts}
+
+
+def qwen2_moe(config: Config) -> dict[str, Any]:
+    experts = ExpertSpec(
+        count=config["num_experts"],
+        per_token=config["num_experts_per_tok"],
+        intermediate_size=config["moe_intermediate_size"],
+        normalized=bool(config.get("norm_topk_prob", False)),
+        shared_size=config["shared_expert_intermediate_size"],
+        shared_gate=True,
+        dense_layers=dense_layers(config),
+    )
+    last = config.get("max_window_layers", 28)
+    attention = AttentionSpec(windows=windows(config, lambda layer: layer % 2 == 0 and layer < last))
+    bias = bool(config.get("qkv_bias", True))
+    return qwen2(config) | {"qkv_bias": bias, "experts": experts, "attention": attention}
+
+
+def qwen3_moe(config: Config) -> dict[str, Any]:
+    experts = ExpertSpec(
+        count=config.get("num_experts") or config["num_local_experts"],
+        per_token=config["num_experts_per_tok"],
+        intermediate_size=config["moe_intermediate_size"],
+        normalized=bool(config.get("norm_topk_prob", False)),
+        dense_layers=dense_layers(config),
+    )
+    return qwen3(config) | {"experts": experts, "attention": AttentionSpec(windows=windows(config))}
+
+
+def olmoe(config: Config) -> dict[str, Any]:
+    require(config, "clip_qkv", None)
+    experts = ExpertSpec(
+        count=config["num_experts"],
+        per_token=config["num_experts_per_tok"],
+        intermediate_size=config["intermediate_size"],
+        normalized=bool(config.get("norm_topk_prob", False)),
+    )
+    return llama(config) | {"qk_norm": QKNorm.ALL_HEADS, "experts": experts}
+
+
+def glm4_moe(config: Config) -> dict[str, Any]:
+    size = config["moe_intermediate_size"]
+    experts = ExpertSpec(
+        count=config["n_routed_experts"],
+        per_token=config["num_experts_per_tok"],
+        intermediate_size=size,
+        scoring=Scoring.SIGMOID,
+        normalized=bool(config.get("norm_topk_prob", True)),
+        scale=float(config.get("routed_scaling_factor", 1.0)),
+        score_bias=True,
+        groups=config.get("n_group", 1),
+        groups_per_token=config.get("topk_group", 1),
+        shared_size=size * config.get("n_shared_experts", 1),
+        dense_layers=frozenset(range(config.get("first_k_dense_replace", 1))),
+    )
+    norm = QKNorm.HEAD if config.get("use_qk_norm", False) else None
+    return llama({"partial_rotary_factor": 0.5} | dict(config), partial_rotation=True) | {
+        "output_bias": False,
+        "qk_norm": norm,
+        "experts": experts,
+        "num_draft_layers": config.get("num_nextn_predict_layers", 0),
+    }
+
+
+def gpt_oss(config: Config) -> dict[str, Any]:
+    require(config, "swiglu_alpha", 1.702)
+    require(config, "swiglu_limit", 7.0)
+    experts = ExpertSpec(
+        count=config["num_local_experts"],
+        per_token=config.get("num_experts_per_tok") or config["experts_per_token"],
+        intermediate_size=config["intermediate_size"],
+        bias=True,
+    )
+    rope: RopeSpec = RopeSpec.from_config(config, theta=150_000.0)
+    return llama({"attention_bias": True} | dict(config)) | {
+        "rope": rope,
+        "experts": experts,
+        "activation": Activation.CLAMPED,
+        "attention": AttentionSpec(windows=windows(config, lambda layer: layer % 2 == 0), sinks=True),
+    }
