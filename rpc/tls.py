@@ -1,7 +1,8 @@
 """TLS between processes that know each other's certificates, and for servers whose certificate is in files.
 
-Two of Baton's own processes need no certificate authority: each generates a key that never leaves it, and
-gets the other's certificate, which is public. No other process can authenticate as either of them.
+Baton's own processes need no certificate authority. A worker generates a key that never leaves it; the
+routers of a cluster share one. Each side gets the other's certificate, which is public. No other process can
+authenticate as either of them.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ __all__ = ["NAME", "BadCertificate", "Identity", "TlsFiles"]
 NAME: Final = "baton"
 """Common name of every generated certificate; processes are distinguished by their keys."""
 
+_CERTIFICATE: Final = b"-----BEGIN CERTIFICATE-----"
 _CLOCK_SKEW: Final = datetime.timedelta(days=1)
 _LIFETIME: Final = datetime.timedelta(days=3650)
-"""Longer than any process runs; its key is not stored."""
+"""Longer than any cluster runs; no key is stored in a file."""
 
 
 class BadCertificate(Exception):
@@ -35,12 +37,22 @@ class BadCertificate(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Key and self-signed certificate of a process, kept in memory only."""
+    """Key and self-signed certificate of a worker, or of the routers of a cluster."""
 
     certificate: bytes
     """PEM; public."""
     key: bytes = field(repr=False)
-    """PEM; must not be sent, stored or logged."""
+    """PEM; must not be logged, and leaves the process only as `pem`."""
+
+    @property
+    def pem(self) -> bytes:
+        """Key and certificate, for another router of the same cluster."""
+        return self.key + self.certificate
+
+    @classmethod
+    def from_pem(cls, pem: bytes) -> Identity:
+        key, mark, certificate = pem.partition(_CERTIFICATE)
+        return cls(mark + certificate, key)
 
     @classmethod
     def generate(cls) -> Identity:

@@ -43,6 +43,9 @@ class WorkerConfig:
     """Ray's id of its node, set by the worker itself; empty without Ray."""
     predecessor: str = ""
     """How the worker's previous process on this node ended, set by the worker itself; empty: not known."""
+    settings_digest: str = ""
+    """Of everything that the router decides about the worker: a router takes a worker over as it is only
+    if its own plan has the same digest."""
     router_certificate: bytes | None = None
     """PEM. Only the holder of its key may connect. None: no authentication, allowed on loopback only."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -59,7 +62,7 @@ class WorkerConfig:
     step_timeout_s: float = 300.0
     """End the worker when an engine step takes longer than this."""
     router_timeout_s: float = 60.0
-    """End the worker when it has had no session of a router for this long."""
+    """End the worker when it has had no session of a router for this long, unless Ray still answers it."""
 
     def __post_init__(self) -> None:
         if self.role is WorkerRole.PREFILL and self.transport is None:

@@ -9,6 +9,7 @@ import torch
 
 from engine.executor.runner import ModelRunner
 from engine.kv_cache.pool import KVPool
+from engine.spec.errors import UnsupportedModel
 from kv_transfer import KVLayout, PoolMemory
 from kv_transfer.integrity.device_digest import DeviceDigester
 from kv_transfer.integrity.digest import PageDigester, host_digester
@@ -44,8 +45,13 @@ def open_transport(config: WorkerConfig, name: str, memory: PoolMemory) -> Trans
 
 
 def layout_of(runner: ModelRunner) -> KVLayout:
-    """Layout of a worker with one rank."""
+    """Layout of a worker with one rank. Raises UnsupportedModel for KV that is not pages alone."""
     spec, pool = runner.spec, runner.kv
+    if spec.delta is not None:
+        raise UnsupportedModel(
+            f"{spec.architecture} has layers with a recurrent state, which is not handed over between workers"
+            " yet; use --mode mixed"
+        )
     return KVLayout(
         weights=runner.weights,
         dtype=_name(pool.tensor.dtype),
@@ -58,8 +64,6 @@ def layout_of(runner: ModelRunner) -> KVLayout:
         # CPUs and GPUs use different digests, the fastest of each. The digest is part of the layout hash, so
         # workers on a CPU and on a GPU refuse each other's KV.
         digest=SUM64 if pool.tensor.is_cuda else XXH3,
-        state_pages=pool.slot_blocks,
-        state="" if spec.delta is None else spec.delta.state_format(runner.communicator.shard.size),
     )
 
 
@@ -70,18 +74,18 @@ def _name(dtype: torch.dtype) -> str:
 def digester_of(pool: KVPool, memory: PoolMemory, layout: KVLayout) -> PageDigester:
     """Digester of one rank's pool, on the pool's device."""
     if pool.tensor.is_cuda:
-        return DeviceDigester(pool.memory, layout)
+        return DeviceDigester(pool.tensor, layout)
     return host_digester(memory, layout)
 
 
 def memory_of(pool: KVPool) -> PoolMemory:
     view = None
     if pool.tensor.device.type == "cpu":
-        view = pool.memory.view(-1).numpy().data
+        view = pool.tensor.view(torch.uint8).reshape(-1).numpy().data
     return PoolMemory(
         address=pool.data_ptr,
         page_bytes=pool.page_bytes,
-        num_pages=pool.num_blocks,
+        num_pages=pool.num_pages,
         device=str(pool.tensor.device),
         view=view,
     )

@@ -42,6 +42,7 @@ from worker.session.convert import (
 from worker.session.jobs import Job
 from worker.session.metrics import Outcome
 from worker.session.refusal import CommandRefused
+from worker.session.router_loads import router_loads
 from worker.session.router_session import RouterSession
 
 __all__ = ["Handoffs", "RequestHandler"]
@@ -206,6 +207,7 @@ class RequestHandler:
 
     def load(self) -> worker_pb2.Load:
         load = load_to_proto(self._engine.stats())
+        load.routers.extend(router_loads(self._answers.outbox.sessions, self._answers.jobs))
         if self._handoffs is not None:
             self._handoffs.incoming.add_load(load)
         return load

@@ -1,4 +1,4 @@
-"""`router workers`, `explain`, `drain`, `restart` and `role`: operator commands for a running router."""
+"""`router workers`, `explain`, `drain`, `restart`, `role`, `stop`: operator commands for a running router."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from urllib.parse import quote, urlencode
 from urllib.request import ProxyHandler, Request, build_opener
 
 from router.admin.explain import explained
+from router.config.flags.command_line import ConfigError, parse
 from router.config.table import SETTINGS
 
 __all__ = ["COMMANDS", "run"]
@@ -86,12 +87,41 @@ def _role(arguments: argparse.Namespace, ask: Ask) -> None:
     print(f"{arguments.worker} is a {arguments.role} worker now")
 
 
+def _stop(arguments: argparse.Namespace, ask: Ask) -> None:
+    """Through the running router; with --config through Ray, for workers that no router uses."""
+    if arguments.config is not None:
+        if not arguments.workers:
+            raise _Refused("--config is for --workers, when no router runs")
+        ended = _end_workers(arguments.config)
+        print(f"ended {', '.join(ended) or 'no worker: there was none'}")
+        return
+    query = urlencode({"workers": int(arguments.workers), "force": int(arguments.force)})
+    ask("POST", f"/stop?{query}")
+    print(f"the router{' and its workers are' if arguments.workers else ' is'} stopping; see its log")
+
+
+def _end_workers(file: str) -> list[str]:
+    try:
+        settings = parse(["--config", file]).cluster
+    except ConfigError as error:
+        raise _Refused("; ".join(error.problems)) from None
+    if settings.ray_address is None:
+        raise _Refused(f"{file} has no ray-address: the workers of a router's own Ray end with it")
+    from router.cluster.ray_cluster import ClusterError, end_workers  # Ray: a second, which only this needs
+
+    try:
+        return end_workers(settings)
+    except ClusterError as error:
+        raise _Refused(str(error)) from None
+
+
 COMMANDS: Final[dict[str, Callable[[argparse.Namespace, Ask], None]]] = {
     "workers": _workers,
     "explain": _explain,
     "drain": _drain,
     "restart": _restart,
     "role": _role,
+    "stop": _stop,
 }
 
 
@@ -136,6 +166,14 @@ def _parser() -> argparse.ArgumentParser:
     role.add_argument("worker", help="worker id, such as prefill-1")
     role.add_argument("role", choices=["prefill", "decode"])
     role.add_argument("--force", action="store_true", help="also if it is the last worker of its role")
+    stop = command("stop", "stop a router: running requests get --drain-timeout to finish")
+    stop.add_argument(
+        "--workers", action="store_true", help="end the workers too (default: they wait for the next router)"
+    )
+    stop.add_argument("--force", action="store_true", help="also if other routers use the workers")
+    stop.add_argument(
+        "--config", metavar="FILE", help="with --workers, when no router runs: settings of the last one"
+    )
     return parser
 
 

@@ -1,6 +1,6 @@
-"""Admin API on loopback: list, drain and restart workers.
+"""Admin API on loopback: list, drain and restart workers, stop the router.
 
-Every local user may use it. Clients: `router workers`, `router drain` and `router restart`.
+Every local user may use it. Clients: `router workers`, `router drain`, `router restart` and `router stop`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from starlette.routing import Route
 
 from router.admin.drain import (
     CannotChangeRole,
-    Evacuate,
     LastWorker,
     NoSuchWorker,
     NotBackInTime,
@@ -47,9 +46,9 @@ _STATUS: Final = {
 
 def admin_app(
     registry: Registry,
-    evacuate: Evacuate | None = None,
+    drainer: WorkerDrainer,
     *,
-    needs_roles: bool = True,
+    stop: Callable[[bool], None] = lambda _: None,
     explain: Callable[[str], Mapping[str, Any] | None] = lambda _: None,
     drain_timeout_s: float,
     startup_timeout_s: float,
@@ -61,10 +60,12 @@ def admin_app(
     * POST /workers/{name}/drain, /workers/{name}/restart: query parameters `timeout` in seconds (default:
       `drain_timeout_s`) and `force=1`
     * POST /workers/{name}/role: query parameters `role=prefill` or `role=decode`, and `force=1`
+    * POST /stop: drain and end this router; with `workers=1` its workers too, which `force=1` takes from
+    other
+      routers. Answered before the router ends
 
-    POST requests are answered when the operation is complete. `evacuate`, `needs_roles`: see `WorkerDrainer`.
+    Other POST requests are answered when the operation is complete. `stop(workers)` begins the end.
     """
-    drainer = WorkerDrainer(registry, evacuate, needs_roles=needs_roles)
 
     async def workers(request: Request) -> Response:
         return _json([_described(member) for member in registry.members()])
@@ -91,6 +92,14 @@ def admin_app(
         await drainer.assign(request.path_params["name"], asked, force=_forced(request))
         return _json({})
 
+    async def stopped(request: Request) -> Response:
+        workers = request.query_params.get("workers") == "1"
+        others = registry.other_routers()
+        if workers and others and not _forced(request):
+            raise HTTPException(409, f"{', '.join(others)} uses these workers too; --force overrides this")
+        stop(workers)
+        return _json({"others": others})
+
     async def explained(request: Request) -> Response:
         found = explain(request.path_params["id"])
         if found is None:
@@ -101,6 +110,7 @@ def admin_app(
         routes=[
             Route("/requests/{id:path}", _finishing(explained), methods=["GET"]),
             Route("/workers", _finishing(workers), methods=["GET"]),
+            Route("/stop", _finishing(stopped), methods=["POST"]),
             Route("/workers/{name}/drain", _finishing(drain), methods=["POST"]),
             Route("/workers/{name}/restart", _finishing(restart), methods=["POST"]),
             Route("/workers/{name}/role", _finishing(role), methods=["POST"]),

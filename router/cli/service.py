@@ -58,7 +58,7 @@ async def serve(config: RouterConfig) -> None:
     async with AsyncExitStack() as stack:
         try:
             with StartupDisplay() as display:
-                service = await shutdown.unless_requested(_Start(config, display, stack).run())
+                service = await shutdown.unless_requested(_Start(config, display, stack, shutdown).run())
                 shutdown.install()
         except Interrupted:
             _log.info("interrupted while starting")
@@ -66,6 +66,10 @@ async def serve(config: RouterConfig) -> None:
         loss = await shutdown.unless(service.cluster.lost(service.placement_notice))
         if loss is None:
             await service.drain(config.operation.drain_timeout)
+            if shutdown.ends_workers:
+                _log.info("ended %s", ", ".join(await service.cluster.end_workers()))
+            elif config.cluster.ray_address is not None:
+                _log.info("the workers go on; `router stop --workers` ends them")
             return
         _log.error("%s; the router ends", loss)
         # Workers may outlive Ray for a while and finish their requests, but none is restarted.
@@ -80,6 +84,7 @@ class _Start:
     config: RouterConfig
     display: StartupDisplay
     stack: AsyncExitStack
+    shutdown: Shutdown
 
     async def run(self) -> Service:
         config = self.config
@@ -105,7 +110,7 @@ class _Start:
         if plans is None:
             plans = await self._plans(checkpoint, connected)
         serving = await importing
-        start = serving.Serving(config, self.display, self.stack, access, checkpoint)
+        start = serving.Serving(config, self.display, self.stack, access, checkpoint, self.shutdown.request)
         try:
             service: Service = await start.run(cluster, plans)
         except serving.CANNOT_SERVE as error:

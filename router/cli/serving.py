@@ -7,17 +7,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Final
 
 from common.garbage_collection import freeze_gc
 from common.metric_export import exported
 from engine.config import EngineConfig, Policy
 from engine.loader.checkpoint import Checkpoint
+from router.admin.drain import WorkerDrainer
 from router.admin.endpoint import AdminServer, admin_app
+from router.admin.roll import Roll
 from router.cli.loop_lag import watch_loop
 from router.cli.ports import taking
 from router.cli.progress import StartupDisplay
@@ -54,6 +59,8 @@ __all__ = ["CANNOT_SERVE", "Service", "Serving"]
 _log = logging.getLogger(__name__)
 
 _WATCH_S: Final = 0.3
+_FOUND_S: Final = 3.0
+"""For all workers that ran before this router to connect, before it serves with those that have."""
 
 
 class NotReady(Exception):
@@ -95,6 +102,8 @@ class Serving:
     stack: AsyncExitStack
     access: Access
     checkpoint: Checkpoint
+    stop: Callable[[bool], None]
+    """Begins the orderly end of this process; with True, the workers end too."""
 
     async def run(self, cluster: Cluster, plans: list[WorkerPlan]) -> Service:
         """Raises what placing and loading the workers raises, and the errors of the front ends."""
@@ -106,9 +115,14 @@ class Serving:
         self.stack.callback(tokenizing.cancel)
         metrics = RouterMetrics(config.mode.value)
         registry = await self._workers(cluster, plans, metrics)
-
+        name = config.served_model_name or checkpoint.name
+        dispatcher = ClusterDispatcher(config, registry, metrics, on_end=self._tracing(name))
+        drainer = WorkerDrainer(registry, dispatcher.evacuate, needs_roles=config.mode is Mode.DISAGG)
+        roll = asyncio.create_task(self._roll(registry, drainer).run(), name="roll")
+        self.stack.callback(roll.cancel)
+        await self._ready(cluster, registry)
         model = ServedModel(
-            name=config.served_model_name or checkpoint.name,
+            name=name,
             path=checkpoint.path,
             mode=config.mode.value,
             max_model_len=min(session.info.max_model_len for session in registry.sessions()),
@@ -118,8 +132,7 @@ class Serving:
             decode_workers=config.decode_workers,
         )
         tokenizer = await tokenizing
-        dispatcher = ClusterDispatcher(config, registry, metrics, on_end=self._tracing(model.name))
-        if config.uses_handoffs:
+        if config.uses_handoffs and not cluster.found_workers:
             await self._check_links(registry, dispatcher)
         await self.stack.enter_async_context(
             WorkerProbe(
@@ -142,7 +155,7 @@ class Serving:
             config.frontend.tool_call_parser.value, config.frontend.reasoning_parser.value
         )
         generation = Generation(model, tokenizer, dispatcher, limits, formats, history)
-        service = await self._frontends(generation, history, cluster, dispatcher, registry, metrics)
+        service = await self._frontends(generation, history, cluster, dispatcher, drainer, registry, metrics)
         freeze_gc()
         workers = [(session.worker_id, session.info.node) for session in registry.sessions()]
         self.display.say(f"workers: {residents(workers, await cluster.nodes())}")
@@ -158,17 +171,18 @@ class Serving:
         return self.stack.enter_context(TraceExporter(endpoint, model)).ended
 
     async def _workers(self, cluster: Cluster, plans: list[WorkerPlan], metrics: RouterMetrics) -> Registry:
-        """Start all workers and wait until they are ready. Raises NotReady, WorkerBroken."""
+        """Connect to all workers, and start those that there are not. Raises ClusterError."""
 
         def on_change(member: Member, up: bool) -> None:
             metrics.worker_changed(member.handle.worker_id, member.role_name, up=up)
             if up:
                 self.display.done(member.handle.worker_id, "ready")
 
-        with self.display.stage("workers"):
+        with self.display.stage("room for workers"):
             handles = await cluster.place(plans, on_wait=self.display.waiting)
-            for handle in handles:
-                self.display.show(handle.worker_id, "starting a process, importing torch")
+            if not cluster.found_workers:
+                for handle in handles:
+                    self.display.show(handle.worker_id, "starting a process, importing torch")
             # A local Ray has one node, and the router cannot outlive it.
             fencing = Fencing(cluster.dead_nodes) if self.config.cluster.ray_address is not None else None
             if fencing is not None:
@@ -180,22 +194,48 @@ class Serving:
                     silence_s=self.config.failover.worker_timeout,
                     grace_s=self.config.failover.worker_grace,
                     fencing=fencing,
+                    digests={plan.config.worker_id: cluster.settings_digest(plan) for plan in plans},
+                    name=_name(),
                 )
             )
-            patience = self.config.cluster.startup_timeout
-            watch = asyncio.create_task(self._watch_loading(registry, handles))
+            for handle in handles:
+                handle.leads = lambda: registry.leads
+        return registry
+
+    async def _ready(self, cluster: Cluster, registry: Registry) -> None:
+        """Wait until all workers are ready, or any if they ran before. Raises NotReady, WorkerBroken."""
+        patience = self.config.cluster.startup_timeout
+        with self.display.stage("workers"):
+            watch = asyncio.create_task(self._watch_loading(registry, cluster.workers))
             try:
-                all_ready = await registry.wait_for_all(patience)
+                if cluster.found_workers:
+                    await registry.wait_until(registry.all_ready, _FOUND_S)
+                    ready = await registry.wait_for_any(patience)
+                else:
+                    ready = await registry.wait_for_all(patience)
             finally:
                 watch.cancel()
-            if not all_ready:
+            if not ready:
                 raise NotReady(
                     f"not all workers were ready within --startup-timeout {patience:g} s: "
                     + "; ".join(registry.complaints())
                 )
-        for handle in handles:
-            self.display.say(_started(handle))
-        return registry
+        if cluster.found_workers:
+            ids = ", ".join(session.worker_id for session in registry.sessions())
+            self.display.say(f"found workers of --cluster-name {self.config.cluster.cluster_name}: {ids}")
+            for complaint in registry.complaints():
+                _log.warning("not ready yet: %s", complaint)
+            return
+        for worker in cluster.workers:
+            self.display.say(_started(worker))
+
+    def _roll(self, registry: Registry, drainer: WorkerDrainer) -> Roll:
+        return Roll(
+            registry,
+            drainer,
+            drain_timeout_s=self.config.operation.drain_timeout,
+            startup_timeout_s=self.config.cluster.startup_timeout,
+        )
 
     async def _check_links(self, registry: Registry, dispatcher: ClusterDispatcher) -> None:
         """Raises LinkBroken."""
@@ -221,10 +261,13 @@ class Serving:
         history: History,
         cluster: Cluster,
         dispatcher: ClusterDispatcher,
+        drainer: WorkerDrainer,
         registry: Registry,
         metrics: RouterMetrics,
     ) -> Service:
         config, access = self.config, self.access
+        if access.keys is not None:
+            access.keys.share.place = registry.place
         lag = asyncio.create_task(watch_loop(metrics.loop_lag.observe), name="loop lag")
         self.stack.callback(lag.cancel)
         status = StatusReader(
@@ -272,8 +315,8 @@ class Serving:
         admin = AdminServer(
             admin_app(
                 registry,
-                dispatcher.evacuate,
-                needs_roles=self.config.mode is Mode.DISAGG,
+                drainer,
+                stop=self.stop,
                 explain=Explanation(generation, history, dispatcher.standings).find,
                 drain_timeout_s=self.config.operation.drain_timeout,
                 startup_timeout_s=self.config.cluster.startup_timeout,
@@ -300,6 +343,11 @@ class Serving:
             f" in {engine.dtype}; {scheme}://{config.frontend.host}:{service.http.port}/v1"
             f" and gRPC {config.frontend.host}:{service.grpc.port}; --admin-port {service.admin.port}"
         )
+
+
+def _name() -> str:
+    """Of this router, for the workers: by time of its start, then by process."""
+    return f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S.%fZ} {socket.gethostname()}:{os.getpid()}"
 
 
 def _started(worker: RayWorker) -> str:

@@ -24,6 +24,13 @@ class Shutdown:
 
     def __init__(self) -> None:
         self._asked = asyncio.Event()
+        self.ends_workers = False
+        """Whether an operator asked for the end of the workers too."""
+
+    def request(self, workers: bool) -> None:
+        """As a first signal does."""
+        self.ends_workers = workers
+        self._asked.set()
 
     def install(self) -> None:
         """Install the handlers. Call it again after libraries that install their own, such as Ray."""
@@ -53,6 +60,6 @@ class Shutdown:
 
     def _on_signal(self, signal_: signal.Signals) -> None:
         if self._asked.is_set():
-            # Second signal: end at once. Workers end when they notice that the router is gone.
+            # Second signal: end at once. Workers abort the requests of a router that is gone.
             os._exit(128 + signal_)
         self._asked.set()

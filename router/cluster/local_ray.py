@@ -24,7 +24,9 @@ _OBJECT_STORE_BYTES: Final = 100 << 20
 """Ray's least would do: nothing but addresses goes through it."""
 
 
-def start_local_ray(*, num_cpus: int, logging_level: int, log_to_driver: bool) -> None:
+def start_local_ray(
+    *, num_cpus: int, logging_level: int, log_to_driver: bool, namespace: str | None = None
+) -> None:
     """`ray.init` on the loopback address. The calling thread must live as long as Ray.
 
     `log_to_driver`: print what workers log. Raises what Ray raises.
@@ -44,6 +46,7 @@ def start_local_ray(*, num_cpus: int, logging_level: int, log_to_driver: bool) -
             object_store_memory=_OBJECT_STORE_BYTES,
             logging_level=logging_level,
             log_to_driver=log_to_driver,
+            namespace=namespace,
             _node_ip_address=_LOOPBACK,
             _system_config={"prestart_worker_first_driver": False},
         )

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 import ray
 from ray._raylet import GcsClient  # type: ignore[attr-defined]
 
-__all__ = ["AskNodes", "Node", "RayLost", "nodes", "residents", "until_enough", "until_lost"]
+__all__ = ["AskNodes", "Node", "RayLost", "gcs", "nodes", "residents", "until_enough", "until_lost"]
 
 _log = logging.getLogger(__name__)
 
@@ -56,8 +56,7 @@ def nodes() -> list[Node]:
     `ray.nodes()` is not used: after a restart of the head, another Ray answers at the same address, and
     `ray.nodes()` then aborts the process (SIGABRT).
     """
-    joined = ray.get_runtime_context()
-    entries = _gcs_client(joined.gcs_address, joined.get_node_id()).get_all_node_info(timeout=_ANSWER_S)
+    entries = gcs().get_all_node_info(timeout=_ANSWER_S)
     return [
         Node(
             node_id.hex(),
@@ -68,6 +67,12 @@ def nodes() -> list[Node]:
         )
         for node_id, entry in entries.items()
     ]
+
+
+def gcs() -> Any:
+    """A client of the GCS of the Ray that this process has joined."""
+    joined = ray.get_runtime_context()
+    return _gcs_client(joined.gcs_address, joined.get_node_id())
 
 
 @cache

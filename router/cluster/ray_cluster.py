@@ -2,6 +2,10 @@
 
 Requests never pass through Ray. The router holds a `RayWorker` for each worker, which resolves the address of
 the worker's current incarnation.
+
+Workers are detached actors in a namespace of their cluster, and their placement group is detached too, so
+both live as long as Ray. A router that joins a Ray finds the workers of its cluster there, and takes them
+over; a Ray that the router itself has started ends with it.
 """
 
 from __future__ import annotations
@@ -12,26 +16,32 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from hashlib import blake2b
 from typing import Any, Final
 
 import ray
 from ray.exceptions import RayError
-from ray.util.placement_group import PlacementGroup, placement_group
+from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from common.error_text import first_line
+from common.version import build
+from engine.config import SchedulerConfig
 from router.cluster.accelerators import resource_of
+from router.cluster.detached_workers import DETACHED, DetachedWorkers, InUse
 from router.cluster.local_ray import num_local_gpus, start_local_ray
-from router.cluster.nodes import Node, RayLost, nodes, until_enough, until_lost
+from router.cluster.nodes import Node, RayLost, gcs, nodes, until_enough, until_lost
 from router.cluster.ray_thread import RayThread
-from router.cluster.ray_worker import RayWorker
+from router.cluster.ray_worker import RayWorker, end_actor
+from router.cluster.record import ClusterRecord
 from router.cluster.worker_plan import Machine, WorkerPlan, device_for
 from router.config.flags.environment import environment_of
+from router.config.groups.cluster import ClusterSettings
 from router.config.settings import LogLevel, RouterConfig
 from rpc.tls import Identity
 from worker.config import WorkerRole
 
-__all__ = ["Cluster", "ClusterError"]
+__all__ = ["Cluster", "ClusterError", "end_workers"]
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +57,7 @@ class ClusterError(Exception):
 
 
 class Cluster:
-    """A Ray cluster that this process started or joined, until `close`."""
+    """The workers of one name in a Ray that this process started or joined, until `close`."""
 
     def __init__(self, config: RouterConfig, actor_class: Callable[[WorkerRole], type] | None = None) -> None:
         """`actor_class` is for tests: replaces the actor class of each role."""
@@ -55,8 +65,7 @@ class Cluster:
         self._actor_class = actor_class or _actor_class
         self._settings = config.cluster
         self._is_local = self._settings.ray_address is None
-        self._identity = Identity.generate()
-        """Authenticates this router to the workers, which get its certificate when they are created."""
+        self._namespace = f"baton.{self._settings.cluster_name}"
         self._num_ranks = config.num_ranks
         self._thread = RayThread()
         self._asking = RayThread()
@@ -64,8 +73,10 @@ class Cluster:
         self._acting = RayThread()
         """For operations on workers."""
         self._is_lost = False
-        self._workers: list[RayWorker] = []
-        self._group: PlacementGroup | None = None
+        self.workers: list[RayWorker] = []
+        """After `place`."""
+        self.found_workers = False
+        """Whether the workers were there before this router."""
         self._rank_cpus = self._settings.worker_cpus or max(1, (os.cpu_count() or 1) // self._num_ranks)
 
     def known_machine(self) -> Machine | None:
@@ -85,6 +96,15 @@ class Cluster:
 
         Raises ClusterError, PlanError.
         """
+        await self.join()
+        self.found_workers = await self._thread.call(lambda: self._record.group is not None)
+        # Workers that were placed before serve, even if a node has left since.
+        if self._settings.wait_for_nodes is not None and not self.found_workers:
+            await self._wait_for_nodes(self._settings.wait_for_nodes, on_wait)
+        return await self._thread.call(self._machine)
+
+    async def join(self) -> None:
+        """The part of `connect` that does not depend on the workers. Raises ClusterError."""
         try:
             async with asyncio.timeout(_CONNECT_S):
                 await self._thread.call(self._init)
@@ -92,9 +112,6 @@ class Cluster:
             raise ClusterError(self._cannot_connect("no answer")) from None
         except Exception as error:  # Ray also raises plain Exceptions
             raise ClusterError(self._cannot_connect(first_line(error))) from error
-        if self._settings.wait_for_nodes is not None:
-            await self._wait_for_nodes(self._settings.wait_for_nodes, on_wait)
-        return await self._thread.call(self._machine)
 
     async def _wait_for_nodes(self, wanted: int, on_wait: Callable[[str], None]) -> None:
         try:
@@ -126,6 +143,7 @@ class Cluster:
         operation = self._config.operation
         common: dict[str, Any] = {
             "logging_level": logging.ERROR,
+            "namespace": self._namespace,
             "log_to_driver": operation.log_workers or operation.log_level is LogLevel.DEBUG,
         }
         if self._is_local:
@@ -133,6 +151,9 @@ class Cluster:
         else:
             ray.init(address=self._settings.ray_address, **common)
         self._own_node: str = ray.get_runtime_context().get_node_id()
+        self._record = ClusterRecord(gcs(), self._namespace)
+        self._identity: Identity = self._record.identity()
+        self._detached = DetachedWorkers(self._record, self._namespace)
 
     def _machine(self) -> Machine:
         """The machine on which workers will run."""
@@ -150,20 +171,27 @@ class Cluster:
         )
 
     async def place(self, plans: Sequence[WorkerPlan], on_wait: Callable[[str], None]) -> list[RayWorker]:
-        """Reserve room for all workers, or for none, and start their processes.
+        """Handles of all workers. Reserves room for all of them, or for none, unless that was done before.
 
-        `on_wait` is called once if there is no room at first. Raises ClusterError.
+        Their processes start when they are asked for their address. `on_wait` is called once if there is no
+        room at first. Raises ClusterError.
         """
         bundles = [_bundle(plan) for plan in plans]
         placement = self._settings.placement
-        strategy = placement.name
-        self._group = placement_group(bundles, strategy=strategy)
+        ids = [plan.config.worker_id for plan in plans]
+        try:
+            group = await self._acting.call(partial(self._detached.group, ids, bundles, placement.name))
+        except InUse as error:
+            raise ClusterError(
+                f"{error} with --cluster-name {self._settings.cluster_name}; use the same --decode-workers,"
+                " --prefill-workers, resources and --placement, or another --cluster-name, or stop it first"
+            ) from None
         try:
             async with asyncio.timeout(self._settings.startup_timeout):
                 # `ready()` would start a worker process for this alone.
-                if not await self._has_room(self._group):
+                if not await self._has_room(group):
                     on_wait(f"waiting for room for {len(plans)} workers ({_summed(bundles)})")
-                    while not await self._has_room(self._group):
+                    while not await self._has_room(group):
                         pass
         except TimeoutError:
             raise ClusterError(
@@ -171,17 +199,29 @@ class Cluster:
                 f" {len(plans)} workers ({_summed(bundles)}) with --placement {placement.value};"
                 " ask for fewer, or add nodes"
             ) from None
-        self._workers = [
+        self.workers = [
             RayWorker(
                 plan,
-                partial(self._actor, plan, self._group, index),
-                self._identity,
+                partial(self._actor, plan, group, index),
+                self._record,
                 self._acting,
+                identity=self._identity,
                 reaches=self._reaches,
             )
             for index, plan in enumerate(plans)
         ]
-        return self._workers
+        return self.workers
+
+    async def routers(self) -> list[str]:
+        """The routers that are connected to the workers that there are."""
+        return await self._acting.call(self._detached.routers)
+
+    async def end_workers(self) -> list[str]:
+        """End all workers of the cluster, and give their room back. Returns their names."""
+        actors = await self._acting.call(self._detached.actors)
+        await asyncio.gather(*(end_actor(actor, self._acting) for actor in actors.values()))
+        await self._acting.call(self._detached.forget)
+        return sorted(actors)
 
     async def _has_room(self, group: PlacementGroup) -> bool:
         return await self._asking.call(partial(group.wait, _ROOM_S))
@@ -199,18 +239,21 @@ class Cluster:
             return False
 
     async def close(self) -> None:
-        """End the workers, and Ray if this process started it. Safe to call at any point."""
+        """Leave Ray; if this process started it, end it with its workers. Safe to call at any point."""
         if self._is_lost or not ray.is_initialized():
             return
-        await asyncio.gather(*(worker.stop() for worker in self._workers))
+        if self._is_local:
+            await self.end_workers()
         await self._thread.call(ray.shutdown)
 
     def _actor(self, plan: WorkerPlan, group: PlacementGroup, index: int) -> Any:
         users = environment_of(self._settings.worker_env)
+        own = {k: v for k, v in self._worker_environment(plan).items() if k not in users}
         config = replace(
             plan.config,
+            settings_digest=self.settings_digest(plan),
             router_certificate=self._identity.certificate,
-            environment={k: v for k, v in self._worker_environment(plan).items() if k not in users},
+            environment=own,
         )
         # Ray sets these when the process starts, as the dynamic loader may need them. Such a process takes
         # half a second longer to start.
@@ -221,11 +264,24 @@ class Cluster:
                 num_cpus=plan.cpus,
                 num_gpus=plan.gpus,  # the leader's; its other ranks take the rest of the bundle
                 max_restarts=_FOREVER,
+                name=plan.config.worker_id,
+                lifetime=DETACHED,
+                get_if_exists=True,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(group, index),
                 **runtime_env,
             )
             .remote(config, index, logging.getLevelName(self._config.operation.log_level.value.upper()))
         )
+
+    def settings_digest(self, plan: WorkerPlan) -> str:
+        """Of everything that a router decides about a worker, in two parts: see `registry.computes`."""
+        config, users = plan.config, environment_of(self._settings.worker_env)
+        engine = replace(
+            config.engine, scheduler=SchedulerConfig(), num_pages=0, kv_memory_fraction=0.0, max_model_len=0
+        )
+        what = config.model, config.source, config.transport, config.kv_by_ranks, engine, build()
+        how = plan, self._worker_environment(plan), users, self._config.operation.log_level
+        return "-".join(blake2b(repr(part).encode(), digest_size=6).hexdigest() for part in (what, how))
 
     def _worker_environment(self, plan: WorkerPlan) -> dict[str, str]:
         environment = {"OMP_NUM_THREADS": str(plan.cpus)}
@@ -253,8 +309,11 @@ class Cluster:
             )
 
     def _memory_bytes(self, device: str) -> int:
+        """Measured before the workers take it, for as long as they live: their settings depend on it."""
         if device == "cpu" and self._is_local:
             return _free_main_memory() // self._num_ranks
+        if (known := self._record.memory(device)) is not None:
+            return known
         measure = ray.remote(_gpu_memory if device == "cuda" else _free_main_memory)
         try:
             memory: int = ray.get(
@@ -263,6 +322,7 @@ class Cluster:
             )
         except RayError as error:
             raise ClusterError(f"no node could be asked for its memory: {first_line(error)}") from error
+        self._record.keep_memory(device, memory)
         return memory
 
     def _cannot_connect(self, reason: str) -> str:
@@ -273,6 +333,22 @@ class Cluster:
             " (`ray start --head`, or `ray up deploy/cluster.yaml`) and give this process its token"
             " (RAY_AUTH_MODE=token and the same RAY_AUTH_TOKEN), or leave the flag out for a local Ray"
         )
+
+
+def end_workers(settings: ClusterSettings) -> list[str]:
+    """End the workers of a cluster that no router uses; returns their names. Raises ClusterError."""
+
+    async def end() -> list[str]:
+        cluster = Cluster(RouterConfig(cluster=settings))
+        await cluster.join()
+        try:
+            if routers := await cluster.routers():
+                raise ClusterError(f"{', '.join(routers)} uses these workers: `router stop --workers` there")
+            return await cluster.end_workers()
+        finally:
+            await cluster.close()
+
+    return asyncio.run(end())
 
 
 def _actor_class(role: WorkerRole) -> type:

@@ -1,4 +1,8 @@
-"""A worker as a Ray actor, over all of its incarnations."""
+"""A worker as a Ray actor, over all of its incarnations.
+
+The actor is detached and named after the worker: it outlives the routers, and any router of the cluster finds
+it.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +17,15 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError, RayT
 
 from common.error_text import first_line
 from router.cluster.ray_thread import RayThread
+from router.cluster.record import ClusterRecord
 from router.cluster.worker_plan import WorkerPlan
-from router.workers.registry import WorkerBroken, WorkerUnavailable
+from router.workers.registry import WorkerBroken, WorkerStopped, WorkerUnavailable
 from rpc.baton.v1 import worker_pb2
 from rpc.channel import Endpoint
 from rpc.tls import Identity
 from worker.config import WorkerRole
 
-__all__ = ["RayWorker"]
+__all__ = ["RayWorker", "end_actor"]
 
 _log = logging.getLogger(__name__)
 
@@ -41,21 +46,25 @@ class RayWorker:
     def __init__(
         self,
         plan: WorkerPlan,
-        create: Callable[[], Any],
-        identity: Identity,
+        find: Callable[[], Any],
+        record: ClusterRecord,
         thread: RayThread,
         *,
+        identity: Identity,
         reaches: Callable[[str], Awaitable[bool]],
     ) -> None:
-        """`create` makes the actor in the worker's reserved place; `identity` is the router's.
+        """`find` returns the actor of this name, which it creates in the worker's reserved place if there is
+        none; `identity` is that of the cluster's routers.
 
         Calls that may wait for Ray run on `thread`: a Ray that does not answer must not block the streams.
         `reaches(node)`: whether Ray answers and reaches the node with this id.
         """
         self.worker_id = plan.config.worker_id
         self.role = _ROLES[plan.config.role]
-        self._create = create
-        self._actor = create()
+        self._find = find
+        self._actor: Any = None
+        """None: not found yet, or ended for good."""
+        self._record = record
         self._identity = identity
         self._thread = thread
         self._reaches = reaches
@@ -65,18 +74,20 @@ class RayWorker:
         self._silent_s = 0.0
         """Seconds without an answer since Ray last failed to reach the node. A sum of waits: time in which
         this router was stopped does not count."""
-        self._replacing = asyncio.Lock()
+        self._finding = asyncio.Lock()
         self._was_up = False
         """Whether this incarnation has answered."""
         self._has_served = False
         """Whether any incarnation has answered."""
-        self._was_stopped = False
+        self.leads: Callable[[], bool] = lambda: True
+        """Whether this router, of those that are connected to the workers, is the one that kills hung ones.
+        """
         self.stages: tuple[tuple[str, float], ...] = ()
         """The stages of the last start that ended, each with its seconds."""
 
     async def endpoint(self) -> Endpoint:
         """The worker's address, once its model is loaded. Raises WorkerUnavailable, WorkerBroken."""
-        actor = self._actor
+        actor = await self._found()
         try:
             listening = await asyncio.wait_for(
                 actor.start.remote(), _ANSWER_S if self._was_up else _ASK_AGAIN_S
@@ -93,6 +104,19 @@ class RayWorker:
         self.stages = listening.stages
         return Endpoint(listening.address, self._identity.call(listening.certificate))
 
+    async def _found(self) -> Any:
+        """The actor. Raises WorkerUnavailable, WorkerStopped."""
+        async with self._finding:
+            if self._actor is None:
+                try:
+                    if await self._thread.call(partial(self._record.is_stopped, self.worker_id)):
+                        raise WorkerStopped("it was drained; `router restart` starts it")
+                    self._actor = await self._thread.call(self._find)
+                except RayError as error:
+                    raise WorkerUnavailable(first_line(error)) from error
+                self._was_up, self._silent_s = False, 0.0
+            return self._actor
+
     async def _trouble_of(self, actor: Any, error: TimeoutError | RayError) -> WorkerUnavailable:
         """Interpret a failure of the current actor's `start`, and restart the actor if that helps."""
         match error:
@@ -101,22 +125,18 @@ class RayWorker:
             case RayTaskError():
                 return WorkerBroken(_last_line(error))
             case ActorDiedError():
-                return await self._after_death(actor, error)
+                # Ray restarts a process that dies. Its actor has ended if its constructor failed, or if a
+                # router ended it: it was drained, or replaced by one with the same name.
+                self._actor = None
+                if error.actor_init_failed:
+                    return WorkerBroken(_last_line(error))
+                return WorkerUnavailable("a router has ended its process")
             case ActorUnavailableError():
                 self._was_up = False
                 return WorkerUnavailable("its process has ended, and Ray restarts it")
             case _:
                 self._was_up = False
                 return WorkerUnavailable(first_line(error))
-
-    async def _after_death(self, actor: Any, error: ActorDiedError) -> WorkerUnavailable:
-        """Ray restarts a process that dies, but not an actor whose constructor fails."""
-        async with self._replacing:
-            if actor is not self._actor:
-                return WorkerUnavailable("it was restarted")
-            if not self._was_stopped:
-                await self._replace()
-        return WorkerBroken(_last_line(error))
 
     async def _no_answer(self) -> WorkerUnavailable:
         if not self._was_up:
@@ -133,6 +153,8 @@ class RayWorker:
                 f"no answer for {self._silent_s:g} s; it is restarted after --router-timeout"
                 f" {self._hung_after_s:g} s"
             )
+        if not self.leads():
+            return WorkerUnavailable(f"no answer for {self._silent_s:g} s; another router restarts it")
         _log.warning("%s has not answered for %g s and is killed", self.worker_id, self._silent_s)
         self._was_up, self._silent_s = False, 0.0
         await self._thread.call(partial(ray.kill, self._actor, no_restart=False))
@@ -140,6 +162,8 @@ class RayWorker:
 
     async def progress(self) -> tuple[str, int, int] | None:
         """What the worker is loading, bytes done and bytes in total; None while it cannot answer."""
+        if self._actor is None:
+            return None
         try:
             state = await self._actor.progress.remote()
         except RayError:
@@ -147,25 +171,35 @@ class RayWorker:
         return state.stage, state.done, state.total
 
     async def revive(self) -> None:
-        """Replace the actor by a new one in the same place."""
-        async with self._replacing:
-            self._was_stopped = False  # if this fails, `endpoint` tries again
-            await self._replace()
-
-    async def _replace(self) -> None:
-        self._actor = await self._thread.call(self._create)
-        self._was_up = self._was_stopped = False
-        self._silent_s = 0.0
+        """Start a new process in the same place, after `stop`."""
+        async with self._finding:
+            # In this order: until then no other router, whose settings may be others, creates it.
+            self._actor = await self._thread.call(self._find)
+            self._was_up, self._silent_s = False, 0.0
+            await self._thread.call(partial(self._record.keep_stopped, self.worker_id, False))
 
     async def stop(self) -> None:
-        """Stop the worker: orderly if it answers, by killing it otherwise."""
-        self._was_stopped = True
-        try:
-            async with asyncio.timeout(_STOP_S):
-                await self._actor.stop.remote()
-        except (RayError, TimeoutError) as error:
-            _log.debug("%s did not stop by itself: %s", self.worker_id, error)
-        await self._thread.call(partial(ray.kill, self._actor, no_restart=True))
+        """Stop the worker: orderly if it answers, by killing it otherwise. No router starts it before
+        `revive`.
+        """
+        async with self._finding:
+            was_stopped = await self._thread.call(partial(self._record.is_stopped, self.worker_id))
+            await self._thread.call(partial(self._record.keep_stopped, self.worker_id, True))
+            if self._actor is None and was_stopped:
+                return
+            actor = self._actor or await self._thread.call(self._find)
+            self._actor = None
+        await end_actor(actor, self._thread)
+
+
+async def end_actor(actor: Any, thread: RayThread) -> None:
+    """Stop the worker of this actor if it answers, and end its process."""
+    try:
+        async with asyncio.timeout(_STOP_S):
+            await actor.stop.remote()
+    except (RayError, TimeoutError) as error:
+        _log.debug("a worker did not stop by itself: %s", error)
+    await thread.call(partial(ray.kill, actor, no_restart=True))
 
 
 def _last_line(error: RayError) -> str:

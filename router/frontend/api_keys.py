@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Final
 
 from router.errors import Unauthenticated
-from router.processing.clients import Client
+from router.processing.clients import Client, Share
 
 __all__ = ["ApiKeys", "BadKeyFile"]
 
@@ -45,6 +45,8 @@ class ApiKeys:
         """
         self._salt: Final = secrets.token_bytes(32)
         self._max_requests: Final = max_requests
+        self.share: Final = Share()
+        """This router's part of each client's limit."""
         self._clients: dict[bytes, Client] = {}
         self._file: _KeyFile | None = None
         self._set(names, priorities)
@@ -82,9 +84,12 @@ class ApiKeys:
         for key, name in names.items():
             digest = self._digest(key)
             # A client that stays is the same object: its running requests count against its limit.
-            client = clients[digest] = self._clients.get(digest) or Client(name, self._max_requests)
+            client = clients[digest] = self._clients.get(digest) or self._client(name)
             client.name, client.max_priority = name, priorities.get(key, 0)
         self._clients = clients
+
+    def _client(self, name: str) -> Client:
+        return Client(name, self._max_requests, share=self.share)
 
     def identify(self, authorization: str | None) -> Client:
         """The client of an `Authorization` header. Raises Unauthenticated."""

@@ -150,6 +150,8 @@ class ClusterModel:
         if view is not None and worker.version == load.version and view.health is health:
             return view
         worker.version = load.version
+        others = load.others
+        foreign = (PromptWork(others.queued_tokens, 0, now),) if others.queued_tokens else ()
         available = load.available_pages
         worker.view = WorkerView(
             id=facts.id,
@@ -158,21 +160,22 @@ class ClusterModel:
             chunk_tokens=facts.chunk_tokens,
             step_target_s=facts.step_target_s,
             pause_target_s=facts.pause_target_s,
-            prompts=tuple(
+            prompts=foreign
+            + tuple(
                 PromptWork(task.tokens - task.computed, task.computed, task.arrived_at)
                 for task in load.prompts
             ),
-            decodes=load.decodes,
-            context_tokens=load.context_tokens,
-            incoming=load.incoming,
-            incoming_tokens=load.incoming_tokens,
+            decodes=load.decodes + others.decodes,
+            context_tokens=load.context_tokens + others.context_tokens,
+            incoming=load.incoming + others.incoming,
+            incoming_tokens=load.incoming_tokens + others.queued_tokens,
             max_running=facts.max_running,
             prompt_rate=load.given.rate(now),
             available_pages=facts.total_pages if available is None else available,
             total_pages=facts.total_pages,
             page_size=facts.page_size,
-            requests=load.requests,
-            tokens=load.tokens,
+            requests=load.requests + others.requests,
+            tokens=load.tokens + others.tokens,
             health=health,
             room=load.room(),
         )

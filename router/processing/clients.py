@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from router.errors import InvalidRequest, Overloaded
 
-__all__ = ["ANYBODY", "CURRENT_CLIENT", "Client"]
+__all__ = ["ANYBODY", "CURRENT_CLIENT", "Client", "Share"]
 
 _RETRY_AFTER_S: Final = 1.0
+
+
+@dataclass(slots=True, eq=False)
+class Share:
+    """This router's part of the limits that hold for all routers of the cluster together."""
+
+    place: Callable[[], tuple[int, int]] = lambda: (0, 1)
+    """Index of this router among those that are alive, and their number."""
+
+    def of(self, limit: int) -> int:
+        """The parts of all routers add up to `limit`, but none is less than 1."""
+        index, count = self.place()
+        return max(limit // count + (index < limit % count), 1)
 
 
 @dataclass(slots=True, eq=False)
@@ -22,11 +35,12 @@ class Client:
     name: str
     """Name in logs; not derived from the key."""
     max_requests: int | None = None
-    """Concurrent sequences; None: no limit."""
+    """Concurrent sequences, on all routers together; None: no limit."""
     max_priority: int | None = None
     """Priorities may range from minus this to this; None: any."""
     running: int = 0
     """Running sequences."""
+    share: Share = field(default_factory=Share)
 
     def require_priority(self, priority: int) -> None:
         """Raises InvalidRequest for a priority beyond the key's limit."""
@@ -48,9 +62,10 @@ class Client:
                 " at a time.",
                 param="n",
             )
-        if self.running + sequences > self.max_requests:
+        limit = self.share.of(self.max_requests)
+        if self.running and self.running + sequences > limit:
             raise Overloaded(
-                f"This API key has {self.running} completions running and may have {self.max_requests};"
+                f"This API key has {self.running} completions running and may have {limit};"
                 f" wait until there is room for {sequences} more.",
                 code="too_many_requests",
                 retry_after_s=_RETRY_AFTER_S,

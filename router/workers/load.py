@@ -18,6 +18,7 @@ from typing import Final
 from common.block_hash import BlockHash
 from router.workers.cached_prefixes import CachedPrefixes
 from router.workers.decaying_rate import DecayingRate
+from router.workers.others import NOBODY, Others
 from router.workers.room import Room
 from rpc.baton.v1 import worker_pb2
 
@@ -112,7 +113,9 @@ class WorkerLoad:
     those are counted here until a report covers them. Every method costs O(1), except `prompts`.
     """
 
-    def __init__(self, page_size: int = 1, max_running: int = 0) -> None:
+    def __init__(self, page_size: int = 1, max_running: int = 0, router: str = "") -> None:
+        """`router`: the name of this router, whose part of a report is older than the tasks."""
+        self._router = router
         self.page_size: Final = page_size
         self.max_running: Final = max_running
         self.cached: Final = CachedPrefixes(page_size)
@@ -132,6 +135,8 @@ class WorkerLoad:
         self._sums = {phase: _Sum() for phase in Phase}
         self._prompts: dict[Task, None] = {}
         self._reported = worker_pb2.Load()
+        self.others = NOBODY
+        """What other routers have the worker compute, as it last reported."""
         self._unseen: deque[tuple[int, int]] = deque()
         """(command number, pages) of tasks that no report covers yet."""
         self._unseen_pages = 0
@@ -221,6 +226,9 @@ class WorkerLoad:
         """Take a report of the worker that covers the first `commands` commands of the session."""
         self.version += load != self._reported
         self._reported = load
+        if (others := Others.of(load.routers, self._router)) != self.others:
+            self.others = others
+            self.version += 1
         while self._unseen and self._unseen[0][0] <= commands:
             self._unseen_pages -= self._unseen.popleft()[1]
             self.version += 1
@@ -246,6 +254,11 @@ class WorkerLoad:
         """Free or evictable pages, as last reported; None before the first report."""
         return self._reported.free_pages if self._reported.total_pages else None
 
+    @property
+    def routers(self) -> list[str]:
+        """Names of the routers that are connected to the worker, as it last reported."""
+        return [load.router for load in self._reported.routers]
+
     # ------------------------------------------------------------------------------ views
 
     @property
@@ -255,8 +268,8 @@ class WorkerLoad:
 
     @property
     def queued_tokens(self) -> int:
-        """Of all those prompts, computed and cached ones included."""
-        return sum(self._sums[phase].tokens for phase in _PROMPTS)
+        """Of all those prompts, computed and cached ones included, and of other routers' prompts."""
+        return sum(self._sums[phase].tokens for phase in _PROMPTS) + self.others.queued_tokens
 
     @property
     def decodes(self) -> int:

@@ -13,7 +13,7 @@ from router.workers.session import WorkerSession
 from rpc.baton.v1 import worker_pb2
 from rpc.channel import Endpoint
 
-__all__ = ["Member", "WorkerBroken", "WorkerHandle", "WorkerState", "WorkerUnavailable"]
+__all__ = ["Member", "WorkerBroken", "WorkerHandle", "WorkerState", "WorkerStopped", "WorkerUnavailable"]
 
 
 class WorkerUnavailable(Exception):
@@ -22,6 +22,10 @@ class WorkerUnavailable(Exception):
 
 class WorkerBroken(WorkerUnavailable):
     """The worker runs but cannot start its engine, for a reason that a restart does not fix."""
+
+
+class WorkerStopped(WorkerUnavailable):
+    """The worker was drained, and no router starts it before `revive`."""
 
 
 class WorkerHandle(Protocol):
@@ -73,6 +77,10 @@ class Member:
     trouble: str = "starting"
     broken: WorkerBroken | None = None
     keeper: asyncio.Task[None] | None = field(default=None, repr=False)
+    is_stopped: bool = False
+    """It was drained, through this router or another one."""
+    is_outdated: bool = False
+    """It was started with other settings than this router's: it is restarted when others can take over."""
     assigned: worker_pb2.Role | None = None
     """Role assigned by an operator; None: the role that the worker was started with."""
 
@@ -91,7 +99,7 @@ class Member:
         if not self.wanted.is_set():
             return WorkerState.DRAINING if here else WorkerState.STOPPED
         if self.session is None or not here:
-            return WorkerState.UNAVAILABLE
+            return WorkerState.STOPPED if self.is_stopped else WorkerState.UNAVAILABLE
         state = _BY_CIRCUIT_STATE[self.breaker.state]
         is_late = self.session.liveness is not Liveness.GOOD and state is not WorkerState.UNHEALTHY
         return WorkerState.LATE if is_late else state

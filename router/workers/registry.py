@@ -9,18 +9,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, TypeAlias
 
 from common.version import build
 from router.workers.fencing import Fencing
 from router.workers.heartbeat_monitor import HeartbeatMonitor
-from router.workers.member import Member, WorkerBroken, WorkerHandle, WorkerState, WorkerUnavailable
+from router.workers.member import (
+    Member,
+    WorkerBroken,
+    WorkerHandle,
+    WorkerState,
+    WorkerStopped,
+    WorkerUnavailable,
+)
 from router.workers.session import WorkerSession
 from rpc.baton.v1 import worker_pb2
 from rpc.status import RpcError
 
-__all__ = ["Registry", "WorkerBroken", "WorkerHandle", "WorkerUnavailable"]
+__all__ = ["Registry", "WorkerBroken", "WorkerHandle", "WorkerStopped", "WorkerUnavailable"]
 
 _log = logging.getLogger(__name__)
 
@@ -44,11 +52,15 @@ class Registry:
         silence_s: float = 1.0,
         grace_s: float = 3.0,
         fencing: Fencing | None = None,
+        digests: Mapping[str, str] = MappingProxyType({}),
+        name: str = "",
     ) -> None:
         """`on_change(member, up)` is called whenever a worker connects, is lost, or gets another role.
 
         A worker is late after `silence_s` without a message or heartbeat, and lost after `grace_s` more.
-        `fencing` is notified of all sessions; None if all workers run on one node.
+        `fencing` is notified of all sessions; None if all workers run on one node. `digests`: by worker id,
+        of the settings that this router would start it with. `name`: of this router, unique among those of
+        the workers; later ones sort after earlier ones.
         """
         self._members = [Member(handle, asyncio.Event()) for handle in handles]
         for member in self._members:
@@ -58,6 +70,8 @@ class Registry:
         self._grace_s = grace_s
         self._on_news: Callable[[], None] = lambda: None
         self._fencing = fencing
+        self._digests = digests
+        self._name = name
         self._changed = asyncio.Condition()
 
     async def __aenter__(self) -> Registry:
@@ -84,7 +98,29 @@ class Registry:
         return [member.session for member in self._members if member.session is not None]
 
     def all_ready(self) -> bool:
-        return all(member.usable for member in self._members)
+        """Whether all are that were not drained."""
+        return all(member.usable or member.is_stopped for member in self._members)
+
+    def any_ready(self) -> bool:
+        return any(member.usable for member in self._members)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this router is the latest of those that the workers report.
+
+        Routers may disagree about that for a moment, so whatever the leader does must be safe to do twice.
+        """
+        return all(self._name > other for other in self.other_routers())
+
+    def place(self) -> tuple[int, int]:
+        """The index of this router among all that are connected to the workers, and their number."""
+        others = self.other_routers()
+        return sum(other < self._name for other in others), len(others) + 1
+
+    def other_routers(self) -> list[str]:
+        """The other routers that the workers report."""
+        names = {name for session in self.sessions() for name in session.load.routers}
+        return sorted(names - {self._name})
 
     def complaints(self) -> list[str]:
         """For each worker that is not ready, its last error."""
@@ -105,6 +141,18 @@ class Registry:
         if broken is not None:
             raise broken
         return self.all_ready()
+
+    async def wait_for_any(self, timeout_s: float) -> bool:
+        """Wait until one is ready; False after `timeout_s`. Raises WorkerBroken if none can start."""
+
+        def is_decided() -> bool:
+            return self.any_ready() or all(m.broken or m.is_stopped for m in self._members)
+
+        await self.wait_until(is_decided, timeout_s)
+        broken = self._first_broken()
+        if broken is not None and not self.any_ready():
+            raise broken
+        return self.any_ready()
 
     def _first_broken(self) -> WorkerBroken | None:
         return next((member.broken for member in self._members if member.broken is not None), None)
@@ -174,10 +222,13 @@ class Registry:
 
     async def _note_trouble(self, member: Member, error: Exception) -> None:
         expected = isinstance(error, WorkerUnavailable | RpcError)
+        member.is_stopped = isinstance(error, WorkerStopped)
         is_news = isinstance(error, WorkerBroken) and str(error) != member.trouble
         level = logging.WARNING if is_news else logging.DEBUG if expected else logging.ERROR
         _log.log(level, "%s is not ready: %s", member.handle.worker_id, error, exc_info=not expected)
         member.trouble = str(error)
+        if member.is_stopped:
+            await self.reconsider()
         if isinstance(error, WorkerBroken):
             member.broken = WorkerBroken(f"{member.handle.worker_id} could not start: {error}")
             await self.reconsider()
@@ -190,7 +241,15 @@ class Registry:
             member.breaker,
             monitor=HeartbeatMonitor(self._silence_s, self._grace_s),
             on_news=lambda: self._on_news(),
+            router=self._name,
         )
+        found = session.info.settings_digest
+        wanted = self._digests.get(worker_id, found)
+        member.is_outdated = found != wanted
+        if computes(found) != computes(wanted):
+            await session.close()
+            await self.reconsider()
+            raise WorkerUnavailable("it has another model, KV layout or version of Baton than this router")
         odd = self._incompatible(session)
         if odd:
             await session.close()
@@ -227,12 +286,20 @@ class Registry:
             self._fencing.begun(session)
         session.role = member.role
         member.session, member.epoch = session, session.info.epoch
-        member.trouble, member.broken = "", None
+        member.trouble, member.broken, member.is_stopped = "", None, False
         await self._announce(member, up=True)
 
     async def _announce(self, member: Member, *, up: bool) -> None:
         self._on_change(member, up)
         await self.reconsider()
+
+
+def computes(settings_digest: str) -> str:
+    """The part of a digest by which workers compute the same tokens, exchange KV and speak one protocol.
+
+    They differ otherwise in settings such as limits and chunk sizes, which a session states.
+    """
+    return settings_digest.partition("-")[0]
 
 
 def _described(session: WorkerSession) -> str:

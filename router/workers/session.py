@@ -25,6 +25,7 @@ from router.workers.heartbeat_monitor import HeartbeatMonitor, Liveness
 from router.workers.load import WorkerLoad
 from rpc.baton.v1 import worker_pb2, worker_pb2_grpc
 from rpc.channel import Endpoint, connect
+from rpc.session import BEAT_S, ROUTER_METADATA
 from rpc.status import RpcUnreachable, translate
 
 __all__ = ["WorkerSession"]
@@ -33,6 +34,7 @@ _log = logging.getLogger(__name__)
 
 _Call: TypeAlias = "grpc.aio.StreamStreamCall[worker_pb2.Command, worker_pb2.EventBatch]"
 
+_BEAT: Final = worker_pb2.Command(beat=worker_pb2.Beat())
 _numbers: Final = itertools.count(1)
 _TURN_S: Final = 0.05
 _LONGEST_TURN_S: Final = 0.15
@@ -53,6 +55,7 @@ class WorkerSession:
         breaker: CircuitBreaker,
         monitor: HeartbeatMonitor,
         on_news: Callable[[], None],
+        router: str,
     ) -> None:
         self.worker_id = worker_id
         self.info = info
@@ -61,7 +64,7 @@ class WorkerSession:
         """The role that the router uses the worker for; initially `info.role`."""
         self.key: Final = f"{worker_id}@{next(_numbers)}"
         """Unique over all sessions."""
-        self.load = WorkerLoad(max(info.page_size, 1), info.max_running_requests)
+        self.load = WorkerLoad(max(info.page_size, 1), info.max_running_requests, router)
         self.num_sent = 0
         """Commands so far."""
         self.num_cut = 0
@@ -70,6 +73,7 @@ class WorkerSession:
         """Step counter of the worker's engine in its last message; it grows while the engine works."""
         self.on_step: Callable[[worker_pb2.StepWork], None] = lambda _step: None
         """Called with every step whose duration the worker reports."""
+        self._router = router
         self._monitor = monitor
         self._on_news = on_news
         self._channel = channel
@@ -93,12 +97,13 @@ class WorkerSession:
         *,
         monitor: HeartbeatMonitor,
         on_news: Callable[[], None] = lambda: None,
+        router: str = "",
         timeout_s: float = 10.0,
     ) -> WorkerSession:
         """Connect, get the worker's description, and wait for its first message. Raises RpcError.
 
         `monitor` decides when a worker without messages is late and when it is lost. `on_news` is called when
-        the worker reports its load, becomes late or is no longer late.
+        the worker reports its load, becomes late or is no longer late. `router`: this router's name.
         """
         channel = connect(endpoint.address, endpoint.credentials)
         stub = worker_pb2_grpc.WorkerStub(channel)  # type: ignore[no-untyped-call]
@@ -110,7 +115,7 @@ class WorkerSession:
         except BaseException:
             await channel.close()
             raise
-        session = cls(worker_id, channel, stub, info, breaker, monitor, on_news)
+        session = cls(worker_id, channel, stub, info, breaker, monitor, on_news, router)
         try:
             await session._speaks
         except BaseException:
@@ -181,7 +186,7 @@ class WorkerSession:
         await self._channel.close()
 
     async def _run(self) -> None:
-        call = self._stub.Session()
+        call = self._stub.Session(metadata=((ROUTER_METADATA, self._router),))
         writer = asyncio.create_task(self._write(call), name=f"commands {self.worker_id}")
         watch = asyncio.create_task(self._watch_silence(call), name=f"silence {self.worker_id}")
         loss = WorkerLost("the session was closed")
@@ -273,7 +278,12 @@ class WorkerSession:
     async def _write(self, call: _Call) -> None:
         try:
             while True:
-                await self._wake_writer.wait()
+                try:
+                    async with asyncio.timeout(BEAT_S):
+                        await self._wake_writer.wait()
+                except TimeoutError:
+                    await call.write(_BEAT)
+                    continue
                 self._wake_writer.clear()
                 while self._outgoing:
                     await call.write(self._outgoing.popleft())

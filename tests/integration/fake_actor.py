@@ -27,6 +27,9 @@ class FakeActor:
         node = ray.get_runtime_context().get_node_id()
         return Listening(endpoint.address, self._worker.identity.certificate, node)
 
+    async def routers(self) -> list[str]:
+        return []
+
     async def stop(self) -> None:
         await self._worker.stop()
 

@@ -17,6 +17,7 @@ import grpc
 from engine.executor.runner import PreparedStep, StepInFlight
 from rpc.baton.v1 import sampling_pb2, worker_pb2, worker_pb2_grpc
 from rpc.channel import connect
+from rpc.session import BEAT_S
 from tests.local_rank_processes import LocalRankProcesses
 from tests.unit.tiny import make_config
 from worker.config import WorkerConfig, WorkerRole
@@ -94,6 +95,12 @@ class Link:
                     return
                 await asyncio.sleep(0.01)
 
+    async def beat(self) -> None:
+        """As routers do, or the worker ends the session."""
+        while True:
+            await asyncio.sleep(BEAT_S)
+            await self.send(beat=worker_pb2.Beat())
+
     async def read(self) -> None:
         async for batch in self.call:
             self.batches.append(batch)
@@ -149,11 +156,13 @@ async def session(host: WorkerHost, deaths: list[EngineDied]) -> AsyncIterator[L
         stub = worker_pb2_grpc.WorkerStub(channel)
         link = Link(stub, stub.Session(), host, deaths)
         link.reader = asyncio.create_task(link.read())
+        beating = asyncio.create_task(link.beat())
         try:
             yield link
         finally:
+            beating.cancel()
             link.call.cancel()
-            await asyncio.gather(link.reader, return_exceptions=True)
+            await asyncio.gather(link.reader, beating, return_exceptions=True)
 
 
 @dataclass

@@ -21,6 +21,7 @@ from worker.config import WorkerConfig
 from worker.log import log_to_stderr
 from worker.network import own_address
 from worker.process.last_words import LastWords
+from worker.process.ray_contact import RayContact
 
 if TYPE_CHECKING:
     from worker.process.engine_loop import EngineDied
@@ -75,6 +76,7 @@ class WorkerActor:
             on_death=self._end_process,
             progress=self._on_progress,
             rank_processes=rank_processes_of(config, bundle, log_level),
+            is_reachable=RayContact().answers,
         )
         self._progress = LoadProgress("starting", 0, 0)
         self._starting: asyncio.Task[Listening] | None = None
@@ -90,6 +92,10 @@ class WorkerActor:
     async def progress(self) -> LoadProgress:
         """Progress of `start`."""
         return self._progress
+
+    async def routers(self) -> list[str]:
+        """The names of the connected routers."""
+        return self._host.routers if self._starting is not None and self._starting.done() else []
 
     async def stop(self) -> None:
         """Stop the worker, but not the actor."""
@@ -122,9 +128,9 @@ def _host(config: WorkerConfig) -> str:
 def _file_of(config: WorkerConfig) -> Path:
     """Where this worker's processes on this node leave their last words: beside Ray's logs.
 
-    Workers of two routers may have the same name; the certificate is the router's own.
+    Workers of two clusters may have the same name; the certificate is that of the cluster's routers.
     """
-    router = hashlib.blake2b(config.router_certificate or b"", digest_size=4).hexdigest()
+    cluster = hashlib.blake2b(config.router_certificate or b"", digest_size=4).hexdigest()
     node: Any = ray._private.worker._global_node
     logs = Path(node.get_logs_dir_path())
-    return logs / f"baton-{config.worker_id}-{router}.end"
+    return logs / f"baton-{config.worker_id}-{cluster}.end"

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NoAnswer
 from contextlib import ExitStack
@@ -68,8 +68,10 @@ class WorkerHost:
         on_death: Callable[[EngineDied], None],
         progress: Progress = silent,
         rank_processes: RankProcesses | None = None,
+        is_reachable: Callable[[], Awaitable[bool]] | None = None,
     ) -> None:
-        """`on_death`: called on the asyncio loop when the engine has failed, after health and sessions have
+        """`is_reachable`: whether a router could find this worker; None: only the router that started it.
+        `on_death`: called on the asyncio loop when the engine has failed, after health and sessions have
         reported it; the process should exit and be restarted. `rank_processes` runs the other ranks of a
         worker that has several. Raises ValueError if other machines could connect without a certificate.
         """
@@ -88,7 +90,9 @@ class WorkerHost:
         self._on_death = on_death
         self._progress = progress
         self._router_watch = RouterWatch(
-            config.router_timeout_s, lambda reason: self._on_engine_death(EngineDied(reason))
+            config.router_timeout_s,
+            lambda reason: self._on_engine_death(EngineDied(reason)),
+            is_reachable or _is_not_reachable,
         )
         self._ports = None if config.ports is None else config.ports.halves()[0]
         self._running = ExitStack()
@@ -118,6 +122,11 @@ class WorkerHost:
         self._parts.metrics.ready.set(1)
         log.info("%s serves on %s", self.config.worker_id, self.address)
         return info
+
+    @property
+    def routers(self) -> list[str]:
+        """The names of the connected routers."""
+        return self._service.routers
 
     async def stop(self) -> None:
         """Close all sessions and stop all threads. Remaining requests are aborted."""
@@ -213,8 +222,10 @@ class WorkerHost:
         return BatchLog(self.config.decode_log_interval, engine.page_size, pace)
 
     async def _serve(self, info: worker_pb2.WorkerInfo) -> None:
-        service = WorkerService(self._parts.inbox, self._handler, info, self._parts.clock, self._router_watch)
-        self._server = GrpcServer(_SERVICE, partial(_register, service))
+        self._service = WorkerService(
+            self._parts.inbox, self._handler, info, self._parts.clock, self._router_watch
+        )
+        self._server = GrpcServer(_SERVICE, partial(_register, self._service))
         credentials = self._credentials()
         port = bind_within(self._ports, lambda port: self._server.bind(self.config.host, port, credentials))
         await self._server.start()
@@ -277,12 +288,17 @@ class WorkerHost:
             ),
             build=build(),
             predecessor=config.predecessor,
+            settings_digest=config.settings_digest,
         )
         log.info(info.settings)
         if transfer is not None:
             info.peer.CopyFrom(peer_to_proto(transfer.peer))
             info.layout_hash = transfer.peer.layout_hash
         return info
+
+
+async def _is_not_reachable() -> bool:
+    return False
 
 
 def _free_memory(device: str) -> int | None:

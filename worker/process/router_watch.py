@@ -1,13 +1,13 @@
-"""Ends a worker that has lost its router.
+"""Ends a worker that no router can reach.
 
-Ray ends the workers of a router that exits, but not on a node that is partitioned from the cluster. Such a
-worker would keep its GPU, and keep connecting to its peers, until the network recovers.
+A worker outlives its routers, and waits for the next one. On a node that is partitioned from the cluster it
+would wait in vain: it would keep its GPU, and keep connecting to its peers, until the network recovers.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
 __all__ = ["RouterWatch"]
@@ -16,10 +16,17 @@ __all__ = ["RouterWatch"]
 class RouterWatch:
     """Timeout without router sessions. All methods belong to one asyncio loop."""
 
-    def __init__(self, timeout_s: float, on_gone: Callable[[str], None]) -> None:
-        """`on_gone(reason)` is called once, `timeout_s` after `start` or after the last session ended."""
+    def __init__(
+        self, timeout_s: float, on_gone: Callable[[str], None], is_reachable: Callable[[], Awaitable[bool]]
+    ) -> None:
+        """`on_gone(reason)` is called once, `timeout_s` after `start` or after the last session ended.
+
+        If `is_reachable()`, a router may still find the worker, and the timeout starts again.
+        """
         self._timeout_s = timeout_s
         self._on_gone = on_gone
+        self._is_reachable = is_reachable
+        self._asking: asyncio.Task[None] | None = None
         self._sessions = 0
         self._timer: asyncio.TimerHandle | None = None
         self._is_stopped = False
@@ -54,4 +61,10 @@ class RouterWatch:
             self._timer.cancel()
 
     def _on_timeout(self) -> None:
-        self._on_gone(f"no router was connected for {self._timeout_s:g} s")
+        self._asking = asyncio.create_task(self._ask(), name="is Ray there?")
+
+    async def _ask(self) -> None:
+        if await self._is_reachable():
+            self.start()
+        elif not (self._is_stopped or self._sessions):
+            self._on_gone(f"no router was connected for {self._timeout_s:g} s, and Ray does not answer")

@@ -11,10 +11,12 @@ from typing import Any, TypeAlias, TypeVar
 import grpc
 
 from rpc.baton.v1 import worker_pb2, worker_pb2_grpc
+from rpc.session import ROUTER_METADATA
 from worker.process.engine_loop import EngineDied
 from worker.process.router_watch import RouterWatch
 from worker.request_handler import RequestHandler
 from worker.session.inbox import Inbox
+from worker.session.lease import TURN_S, Lease
 from worker.session.router_session import RouterSession, SessionBroken
 
 __all__ = ["WorkerService"]
@@ -40,11 +42,18 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._info = info
         self._clock = clock
         self._router_watch = router_watch
+        self._sessions: set[RouterSession] = set()
+
+    @property
+    def routers(self) -> list[str]:
+        """The names of the connected routers."""
+        return sorted({session.router for session in self._sessions})
 
     async def Session(  # noqa: N802
         self, request_iterator: AsyncIterator[worker_pb2.Command], context: Context
     ) -> None:
-        """The stream ends when the router disconnects, which aborts all requests received over it.
+        """The stream ends when the router disconnects or its lease expires, which aborts all requests
+        received over it.
 
         Heartbeats start at once, also during a long engine step.
         """
@@ -52,11 +61,14 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             await self._serve(request_iterator, context)
 
     async def _serve(self, request_iterator: AsyncIterator[worker_pb2.Command], context: Context) -> None:
-        session = RouterSession()
+        session = RouterSession(_router_of(context))
+        self._sessions.add(session)
+        lease = Lease()
         try:
             opened = self._inbox.ask(lambda: self._handler.open(session))
             opened.add_done_callback(partial(_fail_with, session))
-            reader = asyncio.create_task(self._read(request_iterator, session))
+            reader = asyncio.create_task(self._read(request_iterator, session, lease))
+            watch = asyncio.create_task(self._watch(session, lease))
             try:
                 async for batch in session.batches():
                     await context.write(batch)
@@ -64,7 +76,9 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                 await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
             finally:
                 reader.cancel()
+                watch.cancel()
         finally:
+            self._sessions.discard(session)
             self._inbox.post(self._handler.close, session)
 
     async def Describe(  # noqa: N802
@@ -78,12 +92,26 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         """Answered between two steps, after all earlier commands."""
         return await self._ask_engine(self._handler.stats, context)
 
-    async def _read(self, commands: AsyncIterator[worker_pb2.Command], session: RouterSession) -> None:
+    async def _read(
+        self, commands: AsyncIterator[worker_pb2.Command], session: RouterSession, lease: Lease
+    ) -> None:
         try:
             async for command in commands:
-                self._inbox.post(self._handler.handle, session, command, self._clock())
+                lease.heard()
+                if not command.HasField("beat"):
+                    self._inbox.post(self._handler.handle, session, command, self._clock())
         finally:
             session.close()
+
+    async def _watch(self, session: RouterSession, lease: Lease) -> None:
+        """End the session when the lease ends."""
+        while not lease.has_ended:
+            began = self._clock()
+            await asyncio.sleep(TURN_S)
+            lease.passed(self._clock() - began)
+        session.fail(f"the router was silent for {lease.lease_s:g} s")
+        # Now: a stopped router reads nothing, so the stream may not end before its connection does.
+        self._inbox.post(self._handler.close, session)
 
     async def _ask_engine(self, question: Callable[[], T], context: Context) -> T:
         try:
@@ -91,6 +119,11 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         except EngineDied as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
             raise
+
+
+def _router_of(context: Context) -> str:
+    metadata = dict(context.invocation_metadata() or ())
+    return str(metadata.get(ROUTER_METADATA, context.peer()))
 
 
 def _fail_with(session: RouterSession, opened: Future[None]) -> None:

@@ -31,6 +31,10 @@ class Outbox:
         self._peer: worker_pb2.Peer | None = None
         self._step = 0
 
+    @property
+    def sessions(self) -> Iterable[RouterSession]:
+        return self._handled
+
     def open(self, session: RouterSession, cached: Sequence[BlockHash] = ()) -> None:
         """Send load and cache reports to `session` from now on, the first one at once."""
         self._handled[session] = self._counted[session] = 0

@@ -27,8 +27,9 @@ class RouterSession:
     session ends.
     """
 
-    def __init__(self) -> None:
-        """Create it on the asyncio loop that reads `batches`."""
+    def __init__(self, router: str = "") -> None:
+        """Create it on the asyncio loop that reads `batches`. `router`: the router's name."""
+        self.router: Final = router
         self._loop = asyncio.get_running_loop()
         self._unsent: asyncio.Queue[worker_pb2.EventBatch | SessionBroken | None] = asyncio.Queue()
         self._closed = False

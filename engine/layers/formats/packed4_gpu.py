@@ -20,9 +20,8 @@ _WIDEST: Final = 128
 """Columns of the widest group that the kernels multiply."""
 _VECTORS: Final = 4
 """Rows up to which each is multiplied as a vector."""
-_MANY_ROWS: Final = 33
-"""Rows from which expanding the weights for cuBLAS is faster than expanding them in a product's tiles: on an
-H200 an 8B model's take 9 ms for any few rows, and in tiles 4.5 for 16 rows and 13 for 64."""
+_MANY_ROWS: Final = 96
+"""Rows from which expanding the weights for cuBLAS is faster than expanding them in a product's tiles."""
 _EXPANDED_BYTES: Final = 64 << 20
 """Of the memory that all layers expand their weights into, part by part."""
 

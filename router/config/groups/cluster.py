@@ -19,6 +19,15 @@ class ClusterSettings:
         str | None,
         Option(_GROUP, "Ray cluster to join, as host:port or 'auto' (default: start a local one)", "ADDRESS"),
     ] = None
+    cluster_name: Annotated[
+        str,
+        Option(
+            _GROUP,
+            "with --ray-address: name of the cluster of workers in Ray; they outlive the router, and routers"
+            " of one name share them",
+            "NAME",
+        ),
+    ] = "baton"
     worker_cpus: Annotated[
         int | None,
         Option(

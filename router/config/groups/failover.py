@@ -46,8 +46,9 @@ class FailoverSettings:
         float,
         Option(
             _GROUP,
-            "seconds without a connection to this router after which a worker ends itself; the router kills a"
-            " worker that has not answered it for as long, if Ray reaches its node",
+            "seconds without a connection to any router after which a worker ends itself, if Ray does not"
+            " answer it either; the router kills a worker that has not answered it for as long, if Ray"
+            " reaches its node",
             "SECONDS",
         ),
     ] = 60.0

@@ -28,9 +28,10 @@ if _version_not_supported:
 class WorkerStub:
     """Commands of the router to a worker, and events of the worker.
 
-    Each worker has one bidirectional stream for all requests: commands in, and out one EventBatch per
-    engine step with the new tokens of every request. When the stream breaks, the worker aborts every
-    request that it received over it, so nothing is left over from a router that died.
+    Each router has one bidirectional stream for all its requests on a worker: commands in, and out one EventBatch
+    per engine step with the new tokens of those requests. When the stream breaks, or no command or heartbeat of the
+    router arrives for some seconds, the worker aborts every request that it received over it, so nothing is left over
+    from a router that died. The router names itself in the metadata `baton-router`.
     """
 
     def __init__(self, channel):
@@ -59,9 +60,10 @@ class WorkerStub:
 class WorkerServicer:
     """Commands of the router to a worker, and events of the worker.
 
-    Each worker has one bidirectional stream for all requests: commands in, and out one EventBatch per
-    engine step with the new tokens of every request. When the stream breaks, the worker aborts every
-    request that it received over it, so nothing is left over from a router that died.
+    Each router has one bidirectional stream for all its requests on a worker: commands in, and out one EventBatch
+    per engine step with the new tokens of those requests. When the stream breaks, or no command or heartbeat of the
+    router arrives for some seconds, the worker aborts every request that it received over it, so nothing is left over
+    from a router that died. The router names itself in the metadata `baton-router`.
     """
 
     def Session(self, request_iterator, context):
@@ -111,9 +113,10 @@ def add_WorkerServicer_to_server(servicer, server):
 class Worker:
     """Commands of the router to a worker, and events of the worker.
 
-    Each worker has one bidirectional stream for all requests: commands in, and out one EventBatch per
-    engine step with the new tokens of every request. When the stream breaks, the worker aborts every
-    request that it received over it, so nothing is left over from a router that died.
+    Each router has one bidirectional stream for all its requests on a worker: commands in, and out one EventBatch
+    per engine step with the new tokens of those requests. When the stream breaks, or no command or heartbeat of the
+    router arrives for some seconds, the worker aborts every request that it received over it, so nothing is left over
+    from a router that died. The router names itself in the metadata `baton-router`.
     """
 
     @staticmethod

@@ -252,7 +252,9 @@ async def test_a_request_that_its_client_ended_says_where_its_time_went(by: str)
 async def test_a_request_of_the_http_api_is_found_by_its_id_while_it_runs(stream: bool) -> None:
     worker = decode_worker("decode-0", waits_before={"start"})
     async with router(worker) as opened:
-        admin = admin_app(Mock(), explain=opened.explanation.find, drain_timeout_s=1.0, startup_timeout_s=1.0)
+        admin = admin_app(
+            Mock(), Mock(), explain=opened.explanation.find, drain_timeout_s=1.0, startup_timeout_s=1.0
+        )
         async with (
             opened.http() as client,
             httpx.AsyncClient(transport=httpx.ASGITransport(admin), base_url="http://localhost") as operator,

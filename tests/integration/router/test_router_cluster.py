@@ -68,7 +68,7 @@ async def one_worker(local_ray: LocalRay, folder: Path, actor_class: object) -> 
         async with Registry([worker]) as registry:
             yield registry
     finally:
-        await worker.stop()
+        await local_ray.cluster.end_workers()
 
 
 async def test_a_killed_worker_is_restarted_and_its_request_continues(

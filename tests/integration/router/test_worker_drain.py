@@ -126,7 +126,12 @@ async def test_every_worker_is_restarted_under_load_and_no_request_fails() -> No
 
 @asynccontextmanager
 async def admin(served: Service) -> AsyncIterator[AdminServer]:
-    server = AdminServer(admin_app(served.registry, drain_timeout_s=0.3, startup_timeout_s=5.0), 0)
+    server = AdminServer(
+        admin_app(
+            served.registry, WorkerDrainer(served.registry), drain_timeout_s=0.3, startup_timeout_s=5.0
+        ),
+        0,
+    )
     await server.start()
     try:
         yield server

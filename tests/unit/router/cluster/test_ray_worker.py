@@ -9,13 +9,15 @@ from typing import Any, cast
 
 import pytest
 import ray
-from ray.exceptions import ActorDiedError
+from ray.exceptions import ActorDiedError, RayTaskError
 
 from router.cluster.ray_thread import RayThread
 from router.cluster.ray_worker import RayWorker
+from router.cluster.record import ClusterRecord
 from router.cluster.worker_plan import WorkerPlan
-from router.workers.registry import WorkerBroken, WorkerUnavailable
+from router.workers.registry import WorkerBroken, WorkerStopped, WorkerUnavailable
 from rpc.tls import Identity
+from tests.unit.router.cluster.key_values import KeyValues
 from worker.config import WorkerRole
 
 
@@ -23,6 +25,7 @@ class Actor:
     """Answers `start` with what its test says, when it says so."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.has_ended = False
         self.listening: asyncio.Future[Any] = loop.create_future()
         self.start = SimpleNamespace(remote=lambda: asyncio.shield(self.listening))
         self.stop = SimpleNamespace(remote=self._stop)
@@ -36,8 +39,10 @@ class Actor:
     def hang(self) -> None:
         self.listening = asyncio.get_running_loop().create_future()
 
-    def die(self) -> None:
-        self.listening.set_exception(ActorDiedError())
+    def die(self, cause: RayTaskError | None = None) -> None:
+        """For good; with `cause`, in its constructor."""
+        self.has_ended = True
+        self.listening.set_exception(ActorDiedError(cause))
 
 
 class Place:
@@ -49,32 +54,42 @@ class Place:
         """Whether Ray reaches the node."""
         self._loop = asyncio.get_running_loop()
         config = SimpleNamespace(worker_id="decode-0", role=WorkerRole.DECODE, router_timeout_s=60.0)
+        self.record = ClusterRecord(KeyValues(), "here")
         self.worker = RayWorker(
             cast(WorkerPlan, SimpleNamespace(config=config)),
-            self._create,
-            Identity.generate(),
+            self._find,
+            self.record,
             RayThread(),
+            identity=Identity.generate(),
             reaches=self._reaches,
         )
 
     async def _reaches(self, node: str) -> bool:
         return self.reached and node == "A"
 
-    def _create(self) -> Actor:
-        self.actors.append(Actor(self._loop))
+    def _find(self) -> Actor:
+        if not self.actors or self.actors[-1].has_ended:
+            self.actors.append(Actor(self._loop))
         return self.actors[-1]
 
 
 @pytest.fixture(autouse=True)
 def killed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     actors: list[Any] = []
-    monkeypatch.setattr(ray, "kill", lambda actor, no_restart: actors.append(actor))
+
+    def kill(actor: Actor, no_restart: bool) -> None:
+        actors.append(actor)
+        actor.has_ended = no_restart
+
+    monkeypatch.setattr(ray, "kill", kill)
     return actors
 
 
 async def starting(place: Place) -> asyncio.Task[Any]:
+    """A call that waits for the actor."""
     task = asyncio.create_task(place.worker.endpoint())
-    await asyncio.sleep(0)
+    while place.worker._actor is None:  # noqa: ASYNC110
+        await asyncio.sleep(0)
     await asyncio.sleep(0)
     return task
 
@@ -93,25 +108,49 @@ async def test_a_restart_while_a_start_waits_makes_one_new_actor() -> None:
 async def test_the_late_answer_of_a_replaced_actor_is_not_its_successors() -> None:
     place = Place()
     start = await starting(place)
+    await place.worker.stop()
     await place.worker.revive()
     place.actors[0].listening.set_result(SimpleNamespace(address="old:1", certificate=None))
     with pytest.raises(WorkerUnavailable, match="restarted"):
         await start
 
 
-async def test_two_tasks_that_wait_for_a_dead_actor_create_one_new_actor() -> None:
+async def test_tasks_that_wait_for_a_dead_actor_create_one_new_actor() -> None:
     place = Place()
     starts = [await starting(place), await starting(place)]
     place.actors[0].die()
     outcomes = await asyncio.gather(*starts, return_exceptions=True)
-    assert {type(outcome) for outcome in outcomes} == {WorkerBroken, WorkerUnavailable}
+    assert {type(outcome) for outcome in outcomes} == {WorkerUnavailable}
+    again = [await starting(place), await starting(place)]
+    place.actors[1].answer()
+    await asyncio.gather(*again)
     assert len(place.actors) == 2
+
+
+async def test_an_actor_whose_constructor_fails_is_broken_and_created_again() -> None:
+    place = Place()
+    start = await starting(place)
+    place.actors[0].die(RayTaskError("__init__", "no such library", ImportError()))
+    with pytest.raises(WorkerBroken):
+        await start
+    await starting(place)
+    assert len(place.actors) == 2
+
+
+async def test_the_actor_of_another_router_is_found_and_none_is_created() -> None:
+    first = Place()
+    await starting(first)
+    second = Place()
+    second.actors = first.actors
+    await starting(second)
+    assert len(first.actors) == 1
 
 
 async def test_a_call_that_ray_does_not_answer_blocks_no_other_task(monkeypatch: pytest.MonkeyPatch) -> None:
     place = Place()
     release = threading.Event()
     monkeypatch.setattr(ray, "kill", lambda *_, **__: release.wait())
+    await starting(place)
     stop = asyncio.create_task(place.worker.stop())
     await asyncio.sleep(0.01)  # would not return
     assert not stop.done()
@@ -124,9 +163,19 @@ async def test_a_stopped_worker_is_not_revived_by_its_own_death() -> None:
     start = await starting(place)
     await place.worker.stop()
     place.actors[0].die()
-    with pytest.raises(WorkerBroken):
+    with pytest.raises(WorkerUnavailable):
         await start
+    with pytest.raises(WorkerStopped, match="router restart"):
+        await place.worker.endpoint()
     assert len(place.actors) == 1
+
+
+async def test_a_worker_that_another_router_has_drained_is_not_created() -> None:
+    place = Place()
+    place.record.keep_stopped("decode-0", True)
+    with pytest.raises(WorkerStopped):
+        await place.worker.endpoint()
+    assert not place.actors
 
 
 @pytest.fixture
@@ -144,7 +193,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 async def hung() -> Place:
     """A place whose worker has answered once, and answers no more."""
     place = Place()
-    place.actors[0].answer()
+    place._find().answer()
     await asyncio.sleep(0)
     await place.worker.endpoint()
     place.actors[0].hang()
@@ -164,6 +213,18 @@ async def test_a_silent_worker_is_killed_only_after_the_router_timeout(killed: l
         assert "--router-timeout 60 s" in await complaint(place)
     assert not killed
     assert "is restarted" in await complaint(place)
+    assert killed == [place.actors[0]]
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_only_one_of_several_routers_kills_a_silent_worker(killed: list[Any]) -> None:
+    place = await hung()
+    place.worker.leads = lambda: False
+    for _ in range(10):
+        await complaint(place)
+    assert not killed
+    place.worker.leads = lambda: True
+    await complaint(place)
     assert killed == [place.actors[0]]
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from router.errors import InvalidRequest, Overloaded, Unauthenticated
 from router.frontend.api_keys import ApiKeys, BadKeyFile
-from router.processing.clients import Client
+from router.processing.clients import Client, Share
 
 ALICE, BOB = "alice-0123456789", "bob-abcdefghijkl"
 
@@ -138,3 +138,20 @@ def test_a_file_that_cannot_be_used_any_more_leaves_the_keys_as_they_were(file: 
     with pytest.raises(BadKeyFile, match="line 1"):
         keys.reload()
     assert keys.identify(f"Bearer {ALICE}").name == "key-3"
+
+
+@pytest.mark.parametrize(("limit", "routers"), [(64, 2), (7, 3), (100, 8), (5, 5)])
+def test_the_parts_of_all_routers_add_up_to_the_limit_of_a_key(limit: int, routers: int) -> None:
+    parts = [Share(lambda index=index: (index, routers)).of(limit) for index in range(routers)]
+    assert sum(parts) == limit
+    assert max(parts) - min(parts) <= 1
+
+
+def test_a_request_for_many_completions_runs_where_a_router_has_a_smaller_part(file: Path) -> None:
+    keys = ApiKeys.load(file, max_requests=4)
+    keys.share.place = lambda: (0, 2)
+    alice = keys.identify(f"Bearer {ALICE}")
+    with alice.request(3), pytest.raises(Overloaded, match="may have 2"):
+        alice.require_room(1)
+    with alice.request(1):
+        alice.require_room(1)

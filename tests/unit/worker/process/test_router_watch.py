@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable, Iterator
 
 from worker.process.router_watch import RouterWatch
 
@@ -15,9 +16,29 @@ async def timed_out(watch: RouterWatch, gone: asyncio.Future[str]) -> str:
         return await gone
 
 
-def watched() -> tuple[RouterWatch, asyncio.Future[str]]:
+def watched(answers: Iterable[bool] = ()) -> tuple[RouterWatch, asyncio.Future[str]]:
+    """`answers`: whether Ray answers, by time; afterwards it does not."""
     gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    return RouterWatch(SOON_S, gone.set_result), gone
+    left = iter(answers)
+
+    async def is_reachable() -> bool:
+        return next(left, False)
+
+    return RouterWatch(SOON_S, gone.set_result, is_reachable), gone
+
+
+async def test_a_worker_without_a_router_waits_for_as_long_as_ray_answers() -> None:
+    asked: list[bool] = []
+
+    def answers() -> Iterator[bool]:
+        for _ in range(3):
+            asked.append(True)
+            yield True
+
+    watch, gone = watched(answers())
+    watch.start()
+    assert "Ray does not answer" in await timed_out(watch, gone)
+    assert len(asked) == 3
 
 
 async def test_a_worker_that_no_router_ever_connected_to_ends() -> None:

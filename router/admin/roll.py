@@ -1,0 +1,67 @@
+"""Restarts, one by one, the workers that were started with other settings than this router's."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+
+from router.admin.drain import LastWorker, NotBackInTime, OperationFailed, WorkerDrainer
+from router.workers.member import Member
+from router.workers.registry import Registry
+
+__all__ = ["Roll"]
+
+_log = logging.getLogger(__name__)
+
+
+class Roll:
+    """One pass over the workers that the router has found at its start.
+
+    A worker that can serve with its old settings does so until its turn, and its answers move to others.
+    Those that cannot (another model, KV layout or version) are restarted together if there is no other
+    worker.
+    """
+
+    def __init__(
+        self, registry: Registry, drainer: WorkerDrainer, *, drain_timeout_s: float, startup_timeout_s: float
+    ) -> None:
+        self._registry = registry
+        self._drainer = drainer
+        self._drain_timeout_s = drain_timeout_s
+        self._startup_timeout_s = startup_timeout_s
+
+    async def run(self) -> None:
+        """Return when every worker has this router's settings, or at the first that does not come back.
+
+        The others then keep their settings, so settings that do not work take one worker out of service.
+        """
+        try:
+            while True:
+                await self._registry.wait_until(lambda: bool(self._outdated()) or self._is_done(), math.inf)
+                outdated = self._outdated()
+                if not outdated:
+                    return
+                in_service = any(member.usable for member in self._registry.members())
+                batch = outdated[:1] if in_service else [m for m in outdated if m.session is None]
+                await asyncio.gather(*(self._restart(member) for member in batch))
+        except (LastWorker, NotBackInTime, OperationFailed) as error:
+            _log.error("%s; workers that were not restarted yet keep their settings", error)
+
+    async def _restart(self, member: Member) -> None:
+        worker_id = member.handle.worker_id
+        _log.info("%s was started with other settings or code, and is restarted", worker_id)
+        await self._drainer.restart(
+            worker_id, self._drain_timeout_s, self._startup_timeout_s, force=self._is_last(member)
+        )
+
+    def _is_last(self, member: Member) -> bool:
+        return not any(other.usable for other in self._registry.members() if other is not member)
+
+    def _outdated(self) -> list[Member]:
+        """Those that cannot serve first."""
+        outdated = [m for m in self._registry.members() if m.is_outdated and not m.is_stopped]
+        return sorted(outdated, key=lambda member: member.usable)
+
+    def _is_done(self) -> bool:
+        return self._registry.all_ready() and not self._outdated()

@@ -1,0 +1,92 @@
+"""What the routers of one cluster share: a few values in the key-value store of Ray's GCS.
+
+Whoever can read them holds Ray's token, and can run code as this user anyway.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+from rpc.tls import Identity
+
+__all__ = ["ClusterRecord", "KeyValueStore"]
+
+_ANSWER_S: Final = 5.0
+_IDENTITY: Final = b"identity"
+_GROUP: Final = b"placement group"
+_MEMORY: Final = b"memory/"
+_STOPPED: Final = b"stopped/"
+
+
+class KeyValueStore(Protocol):
+    """The part of `ray._raylet.GcsClient` that is used here. Raises what Ray raises."""
+
+    def internal_kv_put(
+        self, key: bytes, value: bytes, overwrite: bool, namespace: bytes, timeout: float
+    ) -> int:
+        """The number of added keys: 0 if there was one."""
+        ...
+
+    def internal_kv_get(self, key: bytes, namespace: bytes, timeout: float) -> bytes | None: ...
+
+    def internal_kv_del(self, key: bytes, del_by_prefix: bool, namespace: bytes, timeout: float) -> int: ...
+
+
+class ClusterRecord:
+    """Values that outlive every router, and end with Ray. All methods block, for at most 5 s each."""
+
+    def __init__(self, store: KeyValueStore, namespace: str) -> None:
+        self._store = store
+        self._namespace = namespace.encode()
+
+    def identity(self) -> Identity:
+        """The key and certificate by which routers of this cluster authenticate to its workers.
+
+        The first router generates them.
+        """
+        return Identity.from_pem(self._first(_IDENTITY, Identity.generate().pem))
+
+    def memory(self, device: str) -> int | None:
+        """What was measured for the workers that there are; None if nothing was."""
+        value = self._get(_MEMORY + device.encode())
+        return None if value is None else int(value)
+
+    def keep_memory(self, device: str, num_bytes: int) -> None:
+        self._put(_MEMORY + device.encode(), str(num_bytes).encode())
+
+    @property
+    def group(self) -> str | None:
+        """Name of the placement group of the workers; None before the first one."""
+        value = self._get(_GROUP)
+        return None if value is None else value.decode()
+
+    def keep_group(self, name: str) -> None:
+        self._put(_GROUP, name.encode())
+
+    def is_stopped(self, worker_id: str) -> bool:
+        """Whether an operator has drained the worker, through any router."""
+        return self._get(_STOPPED + worker_id.encode()) is not None
+
+    def keep_stopped(self, worker_id: str, stopped: bool) -> None:
+        key = _STOPPED + worker_id.encode()
+        if stopped:
+            self._put(key, b"1")
+        else:
+            self._store.internal_kv_del(key, False, self._namespace, _ANSWER_S)
+
+    def clear(self) -> None:
+        """Forget everything: the workers have ended."""
+        self._store.internal_kv_del(b"", True, self._namespace, _ANSWER_S)
+
+    def _first(self, key: bytes, value: bytes) -> bytes:
+        """The value of the first caller, whichever router that is."""
+        self._store.internal_kv_put(key, value, False, self._namespace, _ANSWER_S)
+        first = self._get(key)
+        assert first is not None, "put above, and removed only with all workers"
+        return first
+
+    def _get(self, key: bytes) -> bytes | None:
+        return self._store.internal_kv_get(key, self._namespace, _ANSWER_S)
+
+    def _put(self, key: bytes, value: bytes) -> None:
+        self._store.internal_kv_put(key, value, True, self._namespace, _ANSWER_S)

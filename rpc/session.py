@@ -1,0 +1,14 @@
+"""What a router and a worker agree on for the stream between them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["BEAT_S", "LEASE_S", "ROUTER_METADATA"]
+
+ROUTER_METADATA: Final = "baton-router"
+"""Metadata key under which a router names itself to a worker."""
+BEAT_S: Final = 1.0
+"""Interval of a router's heartbeats."""
+LEASE_S: Final = 10.0
+"""Silence of a router after which a worker ends its session: longer than the pauses of a loaded router."""

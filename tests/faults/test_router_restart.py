@@ -1,0 +1,143 @@
+"""Routers come and go, and the workers stay: the same processes, with their weights and prefix caches."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.faults.load import Answers, Load
+from tests.faults.service import Service, serve
+from tests.faults.small_model import SmallModel
+from tests.running_ray import running_ray
+
+pytestmark = [pytest.mark.timeout(600), pytest.mark.alone]
+
+CLIENTS = 8
+WORKERS = 2
+
+
+@pytest.fixture(scope="module")
+def ray_address() -> Iterator[str]:
+    with running_ray(num_cpus=WORKERS) as address:
+        yield address
+
+
+def joined(small: SmallModel, address: str, log: Path, *flags: str) -> AbstractContextManager[Service]:
+    """A router that joins that Ray."""
+    return serve(
+        small,
+        log,
+        "--ray-address",
+        address,
+        "--worker-cpus",
+        "1",
+        *flags,
+        prefill_workers=1,
+        decode_workers=1,
+    )
+
+
+async def worker_pids(service: Service) -> dict[str, int]:
+    lines = (await service.operate("workers")).splitlines()
+    found = [re.match(r"(\S+) .* pid (\d+) on ", line) for line in lines]
+    return {match[1]: int(match[2]) for match in found if match}
+
+
+async def cached_tokens(service: Service, prompt: tuple[int, ...]) -> int:
+    body = {"prompt": prompt, "max_tokens": 4, "ignore_eos": True}
+    async with httpx.AsyncClient(timeout=60) as client:
+        answer = (await client.post(f"{service.url}/v1/completions", json=body)).json()
+    return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+async def test_a_killed_router_leaves_workers_weights_and_prefix_caches_to_the_next_one(
+    small: SmallModel, answers: Answers, ray_address: str, tmp_path: Path
+) -> None:
+    with joined(small, ray_address, tmp_path / "first") as first:
+        before = await worker_pids(first)
+        assert len(before) == WORKERS
+        async with Load(first.clients(CLIENTS, router_may_die=True), answers) as load:
+            await load.everybody_streams()
+            first.running.process.send_signal(signal.SIGKILL)
+            began = time.monotonic()
+            load.stop()
+    with joined(small, ray_address, tmp_path / "second") as second:
+        serves_after = time.monotonic() - began
+        assert await worker_pids(second) == before
+        assert await cached_tokens(second, answers.questions[0].prompt) > 0
+        await second.all_pages_back()  # those of the killed router's requests too
+        async with Load(second.clients(CLIENTS), answers) as load:
+            await load.everybody_streams()
+        assert not load.refusals
+        await second.all_pages_back()
+        print(f"\nthe next router serves {serves_after:.1f} s after the kill", end="")
+    assert all(psutil.pid_exists(pid) for pid in before.values())
+
+
+async def test_two_routers_share_the_workers_and_only_the_streams_of_a_killed_one_end(
+    small: SmallModel, answers: Answers, ray_address: str, tmp_path: Path
+) -> None:
+    with (
+        joined(small, ray_address, tmp_path / "first") as first,
+        joined(small, ray_address, tmp_path / "second") as second,
+    ):
+        before = await worker_pids(first)
+        assert await worker_pids(second) == before
+        async with (
+            Load(second.clients(CLIENTS // 2), answers) as going_on,
+            Load(first.clients(CLIENTS // 2, router_may_die=True), answers) as broken,
+        ):
+            await going_on.everybody_streams()
+            await broken.everybody_streams()
+            first.running.process.send_signal(signal.SIGKILL)
+            broken.stop()
+            await going_on.everybody_streams(since=time.monotonic())
+        assert not going_on.refusals
+        assert broken.refusals
+        assert await worker_pids(second) == before
+        await second.all_pages_back()
+
+
+async def test_a_router_with_other_settings_restarts_the_workers_one_by_one(
+    small: SmallModel, answers: Answers, ray_address: str, tmp_path: Path
+) -> None:
+    with joined(small, ray_address, tmp_path / "first") as first:
+        before = await worker_pids(first)
+    with joined(small, ray_address, tmp_path / "second", "--max-running-requests", "32") as second:
+        async with Load(second.clients(CLIENTS), answers) as load:
+            await load.everybody_streams()
+            await second.says(r"decode-0 is ready again", 0, 90.0)
+            await second.says(r"prefill-0 is ready again", 0, 90.0)
+            await load.everybody_streams(since=time.monotonic())
+        assert not load.refusals
+        assert not set((await worker_pids(second)).values()) & set(before.values())
+        await second.all_pages_back()
+
+
+async def test_stop_with_workers_ends_them_and_gives_their_room_back(
+    small: SmallModel, ray_address: str, tmp_path: Path
+) -> None:
+    with joined(small, ray_address, tmp_path / "first") as first:
+        before = await worker_pids(first)
+        await first.operate("stop", "--workers")
+        assert first.running.process.wait(60) == 0
+    assert not psutil.wait_procs(
+        [psutil.Process(pid) for pid in before.values() if psutil.pid_exists(pid)], 15
+    )[1]
+    flags = ("--cluster-name", "another")
+    with joined(small, ray_address, tmp_path / "second", *flags) as second:
+        assert len(await worker_pids(second)) == WORKERS
+        pids = await worker_pids(second)
+    settings = tmp_path / "router.yaml"
+    settings.write_text(f"model: {small.folder}\nray-address: {ray_address}\ncluster-name: another\n")
+    said = await second.operate("stop", "--workers", "--config", str(settings))
+    assert "decode-0, prefill-0" in said
+    assert not any(psutil.pid_exists(pid) for pid in pids.values())

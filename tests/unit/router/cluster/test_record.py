@@ -1,0 +1,41 @@
+"""What the routers of a cluster share."""
+
+from __future__ import annotations
+
+from router.cluster.record import ClusterRecord
+from rpc.tls import Identity
+from tests.unit.router.cluster.key_values import KeyValues
+
+
+def test_every_router_of_a_cluster_has_the_identity_of_the_first_one() -> None:
+    store = KeyValues()
+    first = ClusterRecord(store, "a").identity()
+    assert ClusterRecord(store, "a").identity() == first
+    assert ClusterRecord(store, "b").identity() != first
+
+
+def test_an_identity_is_the_same_after_it_was_stored() -> None:
+    identity = Identity.generate()
+    assert Identity.from_pem(identity.pem) == identity
+
+
+def test_a_drained_worker_stays_so_for_every_router_until_one_starts_it() -> None:
+    store = KeyValues()
+    first, second = ClusterRecord(store, "a"), ClusterRecord(store, "a")
+    first.keep_stopped("decode-0", True)
+    assert second.is_stopped("decode-0")
+    assert not second.is_stopped("decode-1")
+    second.keep_stopped("decode-0", False)
+    assert not first.is_stopped("decode-0")
+
+
+def test_the_end_of_the_workers_leaves_nothing_and_no_other_cluster_is_touched() -> None:
+    store = KeyValues()
+    ended, other = ClusterRecord(store, "a"), ClusterRecord(store, "b")
+    for record in (ended, other):
+        record.identity()
+        record.keep_group("group")
+        record.keep_memory("cuda", 1 << 40)
+    ended.clear()
+    assert (ended.group, ended.memory("cuda")) == (None, None)
+    assert (other.group, other.memory("cuda")) == ("group", 1 << 40)
