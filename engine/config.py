@@ -8,6 +8,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Final, Literal
 
+from engine.speculation.kinds import DrafterKind
+
 __all__ = [
     "PATIENCE",
     "STEP_SHARE",
@@ -16,6 +18,7 @@ __all__ = [
     "Forecast",
     "Policy",
     "SchedulerConfig",
+    "SpeculationConfig",
     "Victim",
 ]
 
@@ -81,6 +84,25 @@ class Forecast(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationConfig:
+    """Drafted tokens that steps verify beside decodes. They change no token."""
+
+    drafters: frozenset[DrafterKind] = frozenset(DrafterKind)
+    num_draft_tokens: int = 16
+    """Of one request and step, at most."""
+    adaptive: bool = True
+    """False: draft as many as there are, whatever steps take."""
+    max_rows: int | None = None
+    """Decodes and drafts of a step at most; None: no limit."""
+    earlier_tokens: int = 100_000
+    """Of earlier answers of a tenant, for the drafter "suffix"."""
+
+    def __post_init__(self) -> None:
+        if self.num_draft_tokens < 1:
+            raise ValueError(f"num_draft_tokens {self.num_draft_tokens}: use 1 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
     """All that the scheduler decides by. Raises ValueError for what cannot work."""
 
@@ -129,6 +151,9 @@ class SchedulerConfig:
     tenant_quantum: int | None = None
     """Prompt tokens that each tenant may have admitted in its turn while requests of several tenants wait
     (deficit round robin); None: all tenants share one queue."""
+
+    speculation: SpeculationConfig | None = None
+    """None: no tokens are drafted."""
 
     itl_target_s: float | None = None
     """While requests decode, prompts get as much of a step as keeps the time between steps near this."""

@@ -10,13 +10,12 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
 
 from engine.config import EngineConfig
-from engine.core.events import EngineStats, Occupancy, StepMeasured, StepOutput, TokenOut
+from engine.core.events import EngineStats, Occupancy, StepOutput, TokenOut
 from engine.core.kv_manager import KVManager, Reservation
 from engine.core.plan import Chunk, ChunkKind, StepPlan
-from engine.core.request import Request
+from engine.core.request import PENDING, Request
 from engine.core.sampling_params import FinishReason, PromptLogprobs, TokenLogprobs
 from engine.core.waits import WaitReason
 from engine.errors import EngineError, GrammarError, InvalidRequest, NotFinite
@@ -24,17 +23,11 @@ from engine.executor.runner import ModelRunner, StepInFlight, StepResult
 from engine.grammar.compiler import GrammarCompiler
 from engine.hooks import NO_HOOKS, Hooks
 from engine.kv_cache.pages import PageCounts
-from engine.sched.itl_controller import PromptCost
 from engine.sched.plan_log import log_chunks
-from engine.sched.prefill_rate import PrefillRate
 from engine.sched.scheduler import Scheduler
-from engine.sched.step_timing import StepTiming
+from engine.step_clock import StepClock
 
 __all__ = ["NO_HOOKS", "Engine", "Hooks"]
-
-
-_MEASURE_S: Final = 0.05
-"""Interval between two steps measured for `StepOutput.measured`, which costs O(chunks)."""
 
 
 @dataclass(slots=True)
@@ -84,11 +77,7 @@ class Engine:
         self._launched: _Launched | None = None
         self._crowded = False
         """The last step had no room for all waiting requests: a new one would not join the next step."""
-        self._completed_at = -math.inf
-        self._measure_at = self._ended_at = -math.inf
-        self._timing = StepTiming()
-        self._prefill_rate = PrefillRate()
-        self._cost = PromptCost(config.scheduler.costly_context)
+        self._times = StepClock(config.scheduler, self.scheduler, clock)
         self._steps = self._prompt_tokens = self._generated_tokens = self._cache_hit_tokens = 0
 
     @property
@@ -99,7 +88,7 @@ class Engine:
         """Queue a request. Raises InvalidRequest, QueueFull, or DeadlineUnreachable (a QueueFull)."""
         self._check_new(request)
         request.arrival = self._clock()
-        self.scheduler.submit(request, request.arrival, self._prefill_rate.tokens_a_second)
+        self.scheduler.submit(request, request.arrival, self._times.prefill_rate)
         self._take_in(request)
 
     def abort(self, request_id: int) -> bool:
@@ -118,20 +107,22 @@ class Engine:
 
         With nothing to plan, it waits for the step in flight. `block` False leaves that to the caller: the
         output is `blocked` until `step_in_flight` is done; a request that comes meanwhile is planned at once.
+
+        A step with drafts is waited for before the next is planned, which depends on how many are right.
         """
-        began = self._clock()
+        output = StepOutput()
         self.proceed()
+        verifying = self._launched
+        if verifying is not None and verifying.plan.num_drafted:
+            if not (block or verifying.step.done()):
+                output.blocked = True
+                return output
+            self._launched = None
+            self._finish(verifying, output)
+        began = self._clock()
         plan = self.scheduler.plan(began)
         self._crowded = self.scheduler.is_crowded
-        output = StepOutput(
-            started=plan.started,
-            preempted=plan.preempted,
-            resumed=plan.resumed,
-            num_tokens=plan.num_tokens,
-            num_prompts=plan.num_prompts,
-            prompt_tokens=plan.prompt_tokens,
-            num_single=plan.num_single,
-        )
+        output.describe(plan)
         log_chunks(plan)
         for request in plan.started:
             self._cache_hit_tokens += request.num_cached or 0
@@ -146,26 +137,25 @@ class Engine:
         if plan:
             step = self.runner.prepare(plan)
             if self.config.overlap:
-                now, before = self._clock(), self._launched
-                dry = before is not None and before.step.done()
-                self._timing.prepared(self._cost.of_step(plan), now - began, now, dry=dry)
+                before = self._launched
+                self._times.prepared(plan, began, dry=before is not None and before.step.done())
             at = self._clock()
             launched = _Launched(plan, self.runner.launch(step), at)
         if self.config.overlap:
             launched, self._launched = self._launched, launched
-        if launched is None:
-            self._completed_at = -math.inf  # the device was idle, so the next step did not wait for this one
-        else:
-            waited = not launched.step.done()
-            result = self._result_of(launched)
-            now = self._clock()
-            self._timing.completed(now, waited=waited, more=self._launched is not None)
-            if waited and now >= self._measure_at:
-                self._measure_at = now + _MEASURE_S
-                output.measured = StepMeasured.of(launched.plan, now - max(launched.at, self._ended_at))
-            self._ended_at = now
-            self._complete(launched.plan, result, output)
+        if launched is not None:
+            self._finish(launched, output)
+        elif not (plan and output.completed):
+            self._times.rest()
         return output
+
+    def _finish(self, launched: _Launched, output: StepOutput) -> None:
+        """Wait for a step that is `_launched` no more, and report what it brought."""
+        waited = not launched.step.done()
+        result = self._result_of(launched)
+        more = self._launched is not None
+        output.measured = self._times.ended(launched.plan, launched.at, waited=waited, more=more)
+        self._complete(launched.plan, result, output)
 
     @property
     def step_in_flight(self) -> StepInFlight | None:
@@ -197,7 +187,7 @@ class Engine:
         """
         if self._launched is None or self._crowded:
             return -math.inf
-        return self._timing.plan_at(self.scheduler.has_prompts)
+        return self._times.plan_at()
 
     def computed(self, request: Request) -> int:
         """Tokens whose KV is in the pool, without those that the step in flight computes. O(chunks)."""
@@ -218,9 +208,10 @@ class Engine:
             return None  # a preempted request, or one that waits for pages, must not starve behind newcomers
         room = min(room, self.max_tokens - request.num_tokens)
         reservation = self.kv.reserve(request, headroom=active, room=room)
-        if reservation is not None:
-            request.arrival = self._clock()
-        if reservation is not None and self._may_be_written(reservation):
+        if reservation is None:
+            return None
+        request.arrival = self._clock()
+        if self._may_be_written(reservation):
             # The device's queue does not order a peer's write after the step in flight, so wait for the step
             # if it may still write one of these pages. Waiting leaves the device idle afterwards.
             assert self._launched is not None
@@ -247,8 +238,7 @@ class Engine:
 
     def release(self, request: Request) -> None:
         """Release pages that `Hooks.on_finished` kept."""
-        del self._kept[request.id]
-        self._release(request)
+        self._release(self._kept.pop(request.id))
 
     def check_pages(self) -> PageCounts:
         """Raises PageLeak unless every page has exactly one owner. O(pages): for idle times and tests."""
@@ -285,40 +275,24 @@ class Engine:
 
     def _take_in(self, request: Request) -> None:
         if not self.has_work:
-            self._completed_at = -math.inf  # the engine was idle, so no request waited for this step
+            self._times.rest()
         self._requests[request.id] = request
 
     def _check_new(self, request: Request) -> None:
         if request.id in self._requests or request.id in self._kept:
             raise InvalidRequest(f"request {request.id} is here already")
-        if not request.prompt:
-            raise InvalidRequest("the prompt is empty")
-        vocab = self.runner.spec.vocab_size
-        if min(request.prompt) < 0 or max(request.prompt) >= vocab:
-            raise InvalidRequest(f"token ids must be in [0, {vocab})")
-        if request.output and request.num_scored < request.scores_until:
-            raise InvalidRequest("the log-probabilities of a prompt come before the first token")
+        request.check(self.runner.spec.vocab_size)
         if request.sampling.grammar is not None and request.matcher is None:
             request.matcher = self.grammars.matcher(request.sampling.grammar)
 
-    def _observe_itl(self, plan: StepPlan) -> None:
-        """Report the time since the previous step to the controllers that size prompts."""
-        now = self._clock()
-        since, self._completed_at = self._completed_at, now
-        if since > -math.inf and plan.leaves_prompts:
-            self._prefill_rate.observe(plan.prompt_tokens, now - since)
-        has_decodes = plan.num_tokens > plan.prompt_tokens
-        if has_decodes and since > -math.inf:
-            self.scheduler.observe(self._cost.of_step(plan), now - since)
-
     def _complete(self, plan: StepPlan, result: StepResult, output: StepOutput) -> None:
-        self._observe_itl(plan)
+        since = self._times.completed(plan)
         self._steps += 1
         output.completed = True
-        sampled, scores = -1, iter(result.scores)
+        row, scores, accepted = 0, iter(result.scores), 0
         for chunk in plan.chunks:
-            request = chunk.request
-            sampled += chunk.samples
+            request, sampled = chunk.request, row
+            row += chunk.samples + len(chunk.draft)
             if chunk.num_scored:
                 self._score(request, next(scores), output)
             if chunk.kind is ChunkKind.PREFILL:
@@ -326,10 +300,36 @@ class Engine:
             if chunk.samples and sampled in result.errors:
                 self._fail(request, result.errors[sampled], output)
             self.scheduler.complete(chunk)
-            if request.finish is None:
-                self.hooks.on_computed(request, chunk.end)
-                if chunk.samples:
-                    self._deliver(chunk, result.tokens[sampled], result.logprobs[sampled], output)
+            if request.finish is not None:
+                continue
+            if chunk.kind is ChunkKind.VERIFY:
+                accepted += self._verify(chunk, result, sampled, output)
+                continue
+            self.hooks.on_computed(request, chunk.end)
+            if chunk.samples:
+                self._deliver(chunk, result.tokens[sampled], result.logprobs[sampled], output)
+        if self.scheduler.speculator is not None and not plan.prompt_tokens and since < math.inf:
+            self.scheduler.speculator.observe(len(plan.chunks), plan.num_drafted, accepted, since)
+
+    def _verify(self, chunk: Chunk, result: StepResult, first: int, output: StepOutput) -> int:
+        """Deliver the tokens of a verify chunk; `first` is its first row. Returns how many drafts are right.
+
+        A row samples what a decode would sample there if all tokens before it are right. So the first token
+        that differs from the draft is delivered, and nothing behind it.
+        """
+        request = chunk.request
+        accepted = result.accepted(chunk.draft, first)
+        self.scheduler.verified(chunk, accepted)
+        self.hooks.on_computed(request, request.num_computed)
+        for row, place in enumerate(chunk.rows()[: accepted + 1], first):
+            if row in result.errors:
+                self._fail(request, result.errors[row], output)
+                break
+            request.output.append(PENDING)
+            self._deliver(place, result.tokens[row], result.logprobs[row], output)
+            if request.id not in self._requests:
+                break
+        return accepted
 
     def _score(self, request: Request, scores: PromptLogprobs | None, output: StepOutput) -> None:
         """Report the log-probabilities of a chunk, without those that were reported before a preemption."""

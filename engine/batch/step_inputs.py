@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Final, TypeAlias
 
@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.core.plan import Chunk, StepPlan
+from engine.core.request import Request
 from engine.core.request_state import NO_SLOT, Save
 
 __all__ = ["HEADER_INTS", "Ints", "StepInputs", "StepWriter"]
@@ -84,11 +85,11 @@ class StepWriter:
         """The pages last written for each slot."""
 
     def write(self, plan: StepPlan) -> StepInputs:
-        requests, slots, starts, lengths, outputs, scored, *_ = zip(*plan.chunks, strict=True)
+        rows = plan.rows()
+        requests, slots, starts, lengths, outputs, scored, *_ = zip(*rows, strict=True)
+        owners = zip(requests, slots, strict=True) if rows is plan.chunks else _owners(plan.chunks)
         moved = [
-            (slot, request.pages.copy())
-            for request, slot in zip(requests, slots, strict=True)
-            if request.pages != self._pages[slot]
+            (slot, request.pages.copy()) for request, slot in owners if request.pages != self._pages[slot]
         ]
         for slot, pages in moved:
             self._pages[slot] = pages
@@ -98,7 +99,7 @@ class StepWriter:
             lengths=_ints(lengths),
             samples=_ints([output is not None for output in outputs]),
             scored=_ints(scored),
-            input_ids=_input_ids(plan.chunks),
+            input_ids=_input_ids(rows),
             moved=_ints([slot for slot, _ in moved]),
             page_counts=_ints([len(pages) for _, pages in moved]),
             pages=_joined([_ints(pages) for _, pages in moved]),
@@ -115,6 +116,10 @@ def _state_of(chunk: Chunk) -> tuple[int, ...]:
     return state.read_by(chunk.start), state.slot, save.slot, save.position - chunk.start
 
 
+def _owners(chunks: Sequence[Chunk]) -> Iterator[tuple[Request, int]]:
+    return ((chunk.request, chunk.slot) for chunk in chunks)
+
+
 def _ints(values: Sequence[int]) -> Ints:
     return np.array(values, dtype=np.int64)
 
@@ -126,5 +131,5 @@ def _joined(arrays: list[Ints]) -> Ints:
 def _input_ids(chunks: list[Chunk]) -> Ints:
     """Token ids of all chunks, [T]. Chunks of more than one token come first."""
     prompts = [np.asarray(c.request.tokens(c.start, c.end)) for c in chunks if c.length > 1]
-    decodes = [c.request.token(c.start) for c in chunks if c.length == 1]
+    decodes = [c.draft[-1] if c.draft else c.request.token(c.start) for c in chunks if c.length == 1]
     return _joined([*prompts, _ints(decodes)])

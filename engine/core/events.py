@@ -80,6 +80,13 @@ class StepOutput:
     measured: StepMeasured | None = None
     """Work and time of that step; only a sample of steps is measured."""
 
+    def describe(self, plan: StepPlan) -> None:
+        """Take over what a step's plan says about it."""
+        self.started, self.preempted, self.resumed = plan.started, plan.preempted, plan.resumed
+        self.num_tokens = plan.num_tokens
+        self.num_prompts, self.prompt_tokens = plan.num_prompts, plan.prompt_tokens
+        self.num_single = plan.num_single
+
     @property
     def has_both(self) -> bool:
         """Prompts and decodes in one step."""

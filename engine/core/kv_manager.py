@@ -128,6 +128,16 @@ class KVManager:
         request.pages += pages
         return True
 
+    def room_for(self, request: Request, tokens: int, *, spare: int) -> int:
+        """How many of the next `tokens` tokens have room, with pages taken where more than `spare` stay."""
+        ends = request.num_computed + tokens
+        missing = -(-ends // self.page_size) - len(request.pages)
+        if missing > 0 and self.num_available - missing > spare:
+            pages = self._take(missing, request.id, PageState.HELD)
+            assert pages is not None
+            request.pages += pages
+        return min(tokens, len(request.pages) * self.page_size - request.num_computed)
+
     def store(self, request: Request, upto: int) -> None:
         """Tokens [0, upto) are computed: insert their full pages into the radix cache."""
         if self.states is not None and request.state is not None:
@@ -156,8 +166,7 @@ class KVManager:
         keep=False: its KV is invalid, so the part that is cached already is dropped too.
         """
         if keep and request.pages:
-            known = request.num_tokens - (1 if request.awaits_token else 0)
-            self.store(request, min(request.num_computed, known))
+            self.store(request, min(request.num_computed, request.num_known))
         held = [page for page in request.pages if self.pool.state(page) is PageState.HELD]
         self.pool.give_back(held, request.id)
         if self.states is not None:

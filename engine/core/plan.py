@@ -8,7 +8,7 @@ from enum import Enum
 from functools import partial
 from typing import Final, NamedTuple, TypeAlias
 
-from engine.core.request import Request
+from engine.core.request import Request, TokenId
 
 __all__ = ["Chunk", "ChunkKind", "StepPlan", "chunk_of"]
 
@@ -20,6 +20,8 @@ class ChunkKind(Enum):
     """Several tokens of a prompt, or of a preempted request's answer."""
     DECODE = "decode"
     """One token. The last token of a prompt, computed alone, is one too: it costs what a decode costs."""
+    VERIFY = "verify"
+    """A decode and drafted tokens behind it, each of which samples the token that comes after it."""
 
 
 class Chunk(NamedTuple):
@@ -41,6 +43,8 @@ class Chunk(NamedTuple):
     admission: int = 0
     """`request.admissions` when planned. Later, the request's pages may be others."""
     kind: ChunkKind = ChunkKind.DECODE
+    draft: tuple[TokenId, ...] = ()
+    """Of a verify chunk: guesses of the tokens behind its first one. Of a row of it: those up to its own."""
 
     @property
     def end(self) -> int:
@@ -50,6 +54,16 @@ class Chunk(NamedTuple):
     def samples(self) -> bool:
         return self.output_index is not None
 
+    def rows(self) -> list[Chunk]:
+        """A verify chunk as one decode for each of its tokens; any other chunk as it is."""
+        output, draft = self.output_index, self.draft
+        if self.kind is not ChunkKind.VERIFY or output is None:
+            return [self]
+        return [
+            self._replace(start=self.start + j, length=1, output_index=output + j, draft=draft[:j])
+            for j in range(self.length)
+        ]
+
     @property
     def scored(self) -> range:
         """Positions of the rows whose logits score the token that follows."""
@@ -57,14 +71,14 @@ class Chunk(NamedTuple):
         return range(end - self.num_scored, end)
 
 
-_Fields: TypeAlias = tuple[Request, int, int, int, int | None, int, int, ChunkKind]
+_Fields: TypeAlias = tuple[Request, int, int, int, int | None, int, int, ChunkKind, tuple[TokenId, ...]]
 chunk_of: Final[Callable[[_Fields], Chunk]] = partial(tuple.__new__, Chunk)
 """`Chunk` of its fields as one tuple: a quarter faster, since no Python function is called."""
 
 
 @dataclass(slots=True)
 class StepPlan:
-    """Prefill chunks come first, then decodes."""
+    """Prefill chunks come first, then decodes and verify chunks."""
 
     chunks: list[Chunk] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
@@ -74,6 +88,8 @@ class StepPlan:
     """Prompts would have taken more tokens than the step had for them."""
     started: list[Request] = field(default_factory=list)
     """Requests of which this step computes the first chunk."""
+    num_drafted: int = 0
+    """Drafted tokens of all verify chunks."""
 
     @property
     def num_tokens(self) -> int:
@@ -83,6 +99,16 @@ class StepPlan:
     def prompt_tokens(self) -> int:
         """Tokens of prompt chunks."""
         return sum(chunk.length for chunk in self.chunks if chunk.kind is ChunkKind.PREFILL)
+
+    def rows(self) -> list[Chunk]:
+        """The chunks as the device computes them, with the rows of each verify chunk.
+
+        Those share the request's slot and pages. Row j attends to the rows before it through the pool, so
+        that decodes and drafts run through the same kernels.
+        """
+        if not self.num_drafted:
+            return self.chunks
+        return [row for chunk in self.chunks for row in chunk.rows()]
 
     @property
     def num_prompts(self) -> int:

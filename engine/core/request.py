@@ -12,8 +12,10 @@ from common.token_array import token_array
 from engine.core.request_state import RequestState
 from engine.core.sampling_params import FinishReason, SamplingParams
 from engine.core.waits import WaitMark, WaitReason
+from engine.errors import InvalidRequest
 from engine.grammar.matcher import Matcher
 from engine.kv_cache.radix import RadixNode
+from engine.speculation.kinds import NO_HINTS, DraftHints
 
 __all__ = ["PENDING", "PageId", "Request", "RequestId", "TokenId"]
 
@@ -45,6 +47,7 @@ class Request:
     ttft_target_s: float = math.inf
     """The first token is wanted within this time of `arrival`."""
     arrival: float = 0.0
+    hints: DraftHints = NO_HINTS
 
     num_computed: int = 0
     """Tokens whose KV is in the pool, counting those of the step in flight."""
@@ -91,6 +94,16 @@ class Request:
     def __post_init__(self) -> None:
         self.prompt = token_array(self.prompt)
 
+    def check(self, vocab_size: int) -> None:
+        """Raises InvalidRequest for unknown tokens, and for log-probabilities that come too late."""
+        if not self.prompt:
+            raise InvalidRequest("the prompt is empty")
+        for tokens in (self.prompt, self.hints.prediction):
+            if tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
+                raise InvalidRequest(f"token ids must be in [0, {vocab_size})")
+        if self.output and self.num_scored < self.scores_until:
+            raise InvalidRequest("the log-probabilities of a prompt come before the first token")
+
     @property
     def num_tokens(self) -> int:
         return len(self.prompt) + len(self.output)
@@ -124,6 +137,14 @@ class Request:
     def awaits_token(self) -> bool:
         """Whether its last token is still being computed by the step in flight."""
         return bool(self.output) and self.output[-1] == PENDING
+
+    @property
+    def num_known(self) -> int:
+        """`num_tokens` without those that the step in flight computes, drafted ones included."""
+        output, end = self.output, len(self.output)
+        while end and output[end - 1] == PENDING:
+            end -= 1
+        return len(self.prompt) + end
 
     def tokens(self, start: int, end: int) -> array[TokenId]:
         """Token ids at absolute positions [start, end)."""

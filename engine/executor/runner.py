@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TypeAlias
@@ -45,14 +45,21 @@ __all__ = ["ModelRunner", "PreparedStep", "StepInFlight", "StepResult"]
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """`tokens` and `logprobs` have an entry for each sampling chunk of the plan, in its order."""
+    """`tokens` and `logprobs` have an entry for each row of the plan that samples, in its order."""
 
     tokens: list[int]
     logprobs: list[TokenLogprobs | None]
     errors: dict[int, EngineError] = field(default_factory=dict)
-    """Errors by index among the sampling chunks; the token of such an entry is undefined, but in range."""
+    """Errors by index among these rows; the token of such an entry is undefined, but in range."""
     scores: list[PromptLogprobs | None] = field(default_factory=list)
     """For each chunk with scored rows, in the plan's order; None: its logits were not finite."""
+
+    def accepted(self, draft: Sequence[int], first: int) -> int:
+        """How many tokens of a draft are what was sampled, without an error, from row `first` on."""
+        for count, token in enumerate(draft):
+            if self.tokens[first + count] != token or first + count in self.errors:
+                return count
+        return len(draft)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +69,7 @@ class PreparedStep:
     forward: Forward
     batch: Batch
     sampling: list[Chunk]
-    """The chunks that sample."""
+    """The rows that sample: see `StepPlan.rows`."""
     scored: Scored
 
 
@@ -229,7 +236,7 @@ class ModelRunner:
         """Copy a step's inputs, plan its attention. A step must be launched before the next is prepared."""
         inputs = self._steps.write(plan)
         self._step_channel.send(inputs)
-        sampling = [chunk for chunk in plan.chunks if chunk.samples]
+        sampling = [row for row in plan.rows() if row.samples]
         return PreparedStep(*self._prepared(inputs), sampling, Scored.of(plan.chunks))
 
     def launch(self, step: PreparedStep) -> StepInFlight:

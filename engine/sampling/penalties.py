@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from engine.core.plan import Chunk
+from engine.core.plan import Chunk, ChunkKind
 
 __all__ = ["Penalties"]
 
@@ -16,7 +16,8 @@ class Penalties:
     """Token counts of each slot's request, and the penalties that follow from them.
 
     Tokens are counted when they are sampled, since the next step may begin before the request has its newest
-    token. Memory is 5 bytes * vocabulary * requests, allocated with the first request with a penalty.
+    token; drafted ones when they are accepted, and until then for their own rows alone. Memory is 5 bytes *
+    vocabulary * requests, allocated with the first request with a penalty.
     """
 
     def __init__(self, vocab_size: int, max_requests: int) -> None:
@@ -37,6 +38,9 @@ class Penalties:
         self._catch_up(chunks)
         slots = self._slots(chunks)
         said, prompted = self._said[slots], self._prompted[slots]
+        for row, chunk in enumerate(chunks):
+            for token in chunk.draft:
+                said[row, token] += 1
         samplings = [chunk.request.sampling for chunk in chunks]
         repetition = self._column([s.repetition_penalty for s in samplings])
         presence = self._column([s.presence_penalty for s in samplings])
@@ -48,7 +52,11 @@ class Penalties:
 
     def record(self, chunks: Sequence[Chunk], tokens: torch.Tensor) -> None:
         """Count the tokens [S] that were sampled for `chunks`, after `apply`."""
-        self._said[self._slots(chunks), tokens] += 1
+        rows = [row for row, chunk in enumerate(chunks) if chunk.kind is not ChunkKind.VERIFY]
+        if not rows:
+            return
+        chunks = [chunks[row] for row in rows]
+        self._said[self._slots(chunks), tokens[rows]] += 1
         for chunk in chunks:
             self._counted[chunk.slot] = (chunk.request.id, _sampled_before(chunk) + 1)
 
@@ -65,6 +73,11 @@ class Penalties:
 
     def _count(self, chunk: Chunk) -> None:
         vocab, request = self._shape[1], chunk.request
+        counted = self._counted[chunk.slot]
+        if counted is not None and counted[0] == request.id and counted[1] < _sampled_before(chunk):
+            for token in request.output[counted[1] : _sampled_before(chunk)]:  # accepted drafts
+                self._said[chunk.slot, token] += 1
+            return
         said = request.output[: _sampled_before(chunk)]
         output = np.bincount(np.array(said, dtype=np.int64), minlength=vocab)
         self._said[chunk.slot] = torch.from_numpy(output)
@@ -80,4 +93,4 @@ class Penalties:
 
 def _sampled_before(chunk: Chunk) -> int:
     assert chunk.output_index is not None, "only chunks that sample reach the sampler"
-    return chunk.output_index
+    return chunk.output_index - len(chunk.draft)

@@ -56,6 +56,11 @@ class PrefillShare:
         return self.budget
 
     @property
+    def largest(self) -> int:
+        """Tokens of a step."""
+        return self._config.chunk_budget or self._limits.largest
+
+    @property
     def largest_prompt(self) -> float:
         """Tokens of the longest prompt that the scheduler can compute."""
         limits = self._limits

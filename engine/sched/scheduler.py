@@ -22,6 +22,7 @@ from engine.sched.prefill_share import PrefillShare
 from engine.sched.prefix_ranker import PrefixRanker
 from engine.sched.prefixes_in_flight import PrefixesInFlight
 from engine.sched.queues import Queues
+from engine.sched.speculator import Speculator
 from engine.sched.token_budget import Progress
 from engine.sched.waiting_queue import WaitingQueue
 
@@ -56,6 +57,11 @@ class Scheduler:
         """Output tokens that a decode has at least: with separate batches, the last prompt token is
         prefill."""
         self._prompts_were_last = False
+        self.speculator: Speculator | None = None
+        if config.speculation is not None and kv.states is None:  # a recurrent state cannot be rolled back
+            self.speculator = Speculator(
+                config.speculation, context=context, step_target_s=config.itl_target_s
+            )
 
     @property
     def waiting(self) -> WaitingQueue:
@@ -163,6 +169,8 @@ class Scheduler:
         if reason is not FinishReason.ABORT and not request.pinned:  # else another worker continues it
             self._lengths.ended(request)
         self._queues.remove(request)
+        if self.speculator is not None:
+            self.speculator.ended(request)
 
     def preempt(self, request: Request) -> None:
         """Free the request's pages and put it back in the queue."""
@@ -179,6 +187,17 @@ class Scheduler:
             self.kv.states.computed(request, chunk.start)
         if is_running and is_prompt:  # else it was preempted or has ended meanwhile
             self.kv.store(request, chunk.end)
+
+    def verified(self, chunk: Chunk, accepted: int) -> None:
+        """A verify chunk's step has run: of its draft, this many tokens are right, and the others are not.
+
+        The KV of wrong ones is overwritten. Their pages stay with the request.
+        """
+        request = chunk.request
+        request.num_computed = chunk.start + 1 + accepted
+        del request.output[chunk.output_index :]
+        if self.speculator is not None:
+            self.speculator.verified(chunk, accepted)
 
     def observe(self, cost: float, seconds: float) -> None:
         """A step with decodes, and with prompt tokens of this cost or 0, completed `seconds` after the one
@@ -217,6 +236,8 @@ class Scheduler:
         self._note_waits(step, now)
         # Attention runs chunks and decodes through different kernels; see Batch.
         prompts.sort(key=_is_single)
+        if decodes and self.speculator is not None:
+            step.num_drafted = self._add_drafts(decodes, sum(chunk.length for chunk in prompts))
         step.chunks = prompts + decodes
         return step
 
@@ -269,11 +290,33 @@ class Scheduler:
                 continue  # preempted for a more urgent one
             start, output = request.num_computed, request.output
             chunks.append(
-                chunk_of((request, request.slot, start, 1, len(output), 0, request.admissions, kind))
+                chunk_of((request, request.slot, start, 1, len(output), 0, request.admissions, kind, ()))
             )
             request.num_computed = start + 1
             output.append(PENDING)
         return chunks
+
+    def _add_drafts(self, decodes: list[Chunk], prompt_tokens: int) -> int:
+        """Turn decodes into verify chunks, within what prompts leave of the step's budget.
+
+        Drafts never preempt a request, and never take the last pages: each decode may need one soon.
+        """
+        assert self.speculator is not None
+        room = self._share.largest - len(decodes) - prompt_tokens
+        spare, total = len(self.running), 0
+        for index, draft in enumerate(self.speculator.draft(decodes, room)):
+            if not draft:
+                continue
+            chunk = decodes[index]
+            request = chunk.request
+            count = self.kv.room_for(request, len(draft), spare=spare)
+            if count:
+                request.num_computed += count
+                request.output += [PENDING] * count
+                kind, tokens = ChunkKind.VERIFY, tuple(draft[:count])
+                decodes[index] = chunk._replace(length=1 + count, kind=kind, draft=tokens)
+                total += count
+        return total
 
     # ---------------------------------------------------------------------------- prompts
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from typing import Final
 
+from engine.sched.line_fit import LineFit
+
 __all__ = ["StepTiming"]
 
 _MARGIN_S: Final = 0.0003
@@ -20,9 +22,6 @@ _MEMORY: Final = 0.9
 _DRY_S: Final = 0.0005
 """When the device ran dry, plan at least this much earlier; twice as much if it runs dry again."""
 
-_NARROW: Final = 0.1
-"""Standard deviation, relative to the mean, below which costs of steps are too alike to fit a slope."""
-
 
 class StepTiming:
     """Estimates how long a step takes on the device, and how long the host takes to plan and prepare one.
@@ -33,7 +32,7 @@ class StepTiming:
     """
 
     def __init__(self) -> None:
-        self._length = _Line()
+        self._length = LineFit(_MEMORY)
         self._host = {False: 0.01, True: 0.01}
         """Seconds to plan and prepare a step without prompts, and one with."""
         self._errors = {False: 0.0, True: 0.0}
@@ -86,32 +85,3 @@ class StepTiming:
 
     def _ends(self) -> float:
         return self._began + self._length.at(self._cost)
-
-
-class _Line:
-    """A least-squares fit of y = a + b * x, b >= 0, with exponentially decaying weights."""
-
-    def __init__(self) -> None:
-        self._n = self._x = self._y = self._xx = self._xy = 0.0
-
-    def observe(self, x: float, y: float) -> None:
-        self._n = _MEMORY * self._n + 1.0
-        self._x = _MEMORY * self._x + x
-        self._y = _MEMORY * self._y + y
-        self._xx = _MEMORY * self._xx + x * x
-        self._xy = _MEMORY * self._xy + x * y
-
-    def at(self, x: float) -> float:
-        """The fitted y; 0 if nothing was observed.
-
-        Where all observations have about one x, a smaller x has its share of y: the steps say nothing about
-        others, and a decode step after prompts of one size does not take as long as they do.
-        """
-        if not self._n:
-            return 0.0
-        mean_x, mean_y = self._x / self._n, self._y / self._n
-        spread = self._xx / self._n - mean_x * mean_x
-        if spread <= max(1.0, (_NARROW * mean_x) ** 2):
-            return mean_y * min(x / mean_x, 1.0) if mean_x > 1.0 else mean_y
-        slope = (self._xy / self._n - mean_x * mean_y) / spread
-        return max(0.0, mean_y + max(0.0, slope) * (x - mean_x))

@@ -112,8 +112,9 @@ class FakeRunner:
         self.enqueuing: FakeStep | None = None
 
     def prepare(self, plan: StepPlan) -> list[Work]:
-        lengths = [chunk.length for chunk in plan.chunks]
+        lengths = [chunk.length for chunk in plan.rows()]
         assert sorted(lengths, key=lambda n: n == 1) == lengths, "single tokens come last"
+        rows = plan.rows()
         slots = [chunk.slot for chunk in plan.chunks]
         assert len(set(slots)) == len(slots)
         assert all(slot >= 0 for slot in slots)
@@ -124,10 +125,12 @@ class FakeRunner:
                 slot=chunk.slot,
                 pages=chunk.request.pages.copy(),
                 start=chunk.start,
-                tokens=list(chunk.request.tokens(chunk.start, chunk.end)),
+                tokens=[chunk.draft[-1]]
+                if chunk.draft
+                else list(chunk.request.tokens(chunk.start, chunk.end)),
                 samples=chunk.samples,
             )
-            for chunk in plan.chunks
+            for chunk in rows
         ]
 
     def launch(self, step: list[Work]) -> FakeStep:

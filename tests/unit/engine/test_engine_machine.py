@@ -52,6 +52,7 @@ class EngineMachine(RuleBasedStateMachine):
         looks=st.integers(0, 3),
         slots=st.sampled_from([2, 4]),
         limits=st.sampled_from(PARTIAL_PREFILLS),
+        data=st.data(),
     )
     def start(
         self,
@@ -65,6 +66,7 @@ class EngineMachine(RuleBasedStateMachine):
         looks: int,
         slots: int,
         limits: dict[str, Any],
+        data: st.DataObject,
     ) -> None:
         self.engine = make_engine(
             page_size=page,
@@ -83,6 +85,10 @@ class EngineMachine(RuleBasedStateMachine):
         self.live: dict[int, Request] = {}
         self.reserved: list[tuple[Request, Reservation]] = []
         self.quarantined: list[Reservation] = []
+        self.prepare(data)
+
+    def prepare(self, data: st.DataObject) -> None:
+        """Another machine's settings of the engine."""
 
     def new_request(self, prompt: list[int], max_tokens: int) -> Request:
         self.next_id += 1

@@ -223,8 +223,8 @@ def test_a_grammar_that_fails_midway_ends_its_own_request_alone(
     engine = Engine(config(model, num_pages=128, overlap=overlap))
     victim, *others = requests()[: len(GRAMMARS)]
 
-    def fill(matchers: Sequence[Any], words: Any) -> list[GrammarError | None]:
-        failures = fill_masks(matchers, words)
+    def fill(matchers: Sequence[Any], words: Any, drafts: Any) -> list[GrammarError | None]:
+        failures = fill_masks(matchers, words, drafts)
         failing = victim.matcher is not None and len(victim.output) > 3
         return [
             GrammarError("too complex") if failing and matcher is victim.matcher else failure

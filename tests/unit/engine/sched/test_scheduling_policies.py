@@ -297,7 +297,7 @@ def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], message
 def test_only_steps_that_leave_prompts_waiting_are_used_to_measure_the_rate() -> None:
     now = 0.0
     engine = make_engine(chunk_budget=64, num_pages=400)
-    engine._clock = lambda: now
+    engine._clock = engine._times._clock = lambda: now
 
     def serve(id: int, tokens: int) -> None:
         nonlocal now
@@ -308,9 +308,9 @@ def test_only_steps_that_leave_prompts_waiting_are_used_to_measure_the_rate() ->
 
     for id in range(1, 6):
         serve(id, 20)
-    assert engine._prefill_rate.tokens_a_second == math.inf
+    assert engine._times.prefill_rate == math.inf
     serve(9, 640)
-    assert engine._prefill_rate.tokens_a_second == pytest.approx(128.0)
+    assert engine._times.prefill_rate == pytest.approx(128.0)
     late = make_request(10, [10] * 640, max_tokens=1)
     late.ttft_target_s = 4.0
     with pytest.raises(DeadlineUnreachable, match=r"640 prompt tokens at 128 a second"):

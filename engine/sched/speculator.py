@@ -1,0 +1,182 @@
+"""Drafts tokens for a step's decodes: which drafter, and how many tokens, for each request."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+from engine.config import SpeculationConfig
+from engine.core.plan import Chunk
+from engine.core.request import Request, RequestId, TokenId
+from engine.sched.draft_length import DraftLength
+from engine.speculation.acceptance import Acceptance
+from engine.speculation.drafters import Drafter, EarlierAnswers, NGram, Predicted, Suffix
+from engine.speculation.kinds import DrafterKind
+
+__all__ = ["DraftCounts", "DraftersOf", "Speculator"]
+
+DraftersOf: TypeAlias = "Callable[[Request], list[Drafter]]"
+
+_PRIORS: Final = {DrafterKind.PREDICTION: 0.9, DrafterKind.NGRAM: 0.6, DrafterKind.SUFFIX: 0.6}
+_MOST_KEYS: Final = 64
+"""Tenants whose earlier answers are kept: those that were used last."""
+
+
+@dataclass(slots=True)
+class DraftCounts:
+    """Since the start."""
+
+    drafts: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    accepted_at: list[int] = field(default_factory=list)
+    """By position in the draft."""
+
+    def add(self, drafted: int, accepted: int) -> None:
+        self.drafts += 1
+        self.drafted += drafted
+        self.accepted += accepted
+        for position in range(accepted):
+            self.accepted_at[position] += 1
+
+
+@dataclass(slots=True)
+class _Drafting:
+    """One request."""
+
+    drafters: list[tuple[Drafter, Acceptance]]
+    tokens: list[TokenId]
+    """Of the prompt and of the answer, as far as they are known."""
+    current: tuple[Drafter, Acceptance] | None = None
+    """Who drafted what the step in flight verifies."""
+
+
+class Speculator:
+    """Used by one scheduler. `draft` costs O(decodes * places that match), new tokens O(1) each."""
+
+    def __init__(
+        self,
+        config: SpeculationConfig,
+        *,
+        context: int,
+        step_target_s: float | None = None,
+        drafters_of: DraftersOf | None = None,
+    ) -> None:
+        """`context`: most tokens of a request. `drafters_of`: in place of the configured ones."""
+        self.config: Final = config
+        self.counts = DraftCounts(accepted_at=[0] * config.num_draft_tokens)
+        self._context = context
+        self._drafters_of = drafters_of or self._configured
+        self._length = DraftLength(step_target_s) if config.adaptive else None
+        self._drafting: dict[RequestId, _Drafting] = {}
+        self._answers: dict[str, EarlierAnswers] = {}
+        """By tenant, the one that was used last at the end: drafts of one never show answers of another."""
+
+    def draft(self, decodes: Sequence[Chunk], room: int) -> list[list[TokenId]]:
+        """Tokens that may follow those of each chunk, at most `room` together."""
+        least = 0.0
+        if self._length is not None:
+            rows = min(len(decodes) + room, self.config.max_rows or math.inf)
+            room = self._length.room(len(decodes), int(rows))
+            least = self._length.least_probability(len(decodes))
+        drafts: list[list[TokenId]] = []
+        for chunk in decodes:
+            draft = self._draft(chunk, room, least) if room > 0 else []
+            room -= len(draft)
+            drafts.append(draft)
+        return drafts
+
+    def verified(self, chunk: Chunk, accepted: int) -> None:
+        """The step has shown how many tokens of the chunk's draft are right."""
+        drafted = len(chunk.draft)
+        self.counts.add(drafted, accepted)
+        drafting = self._drafting.get(chunk.request.id)
+        if drafting is not None and drafting.current is not None:
+            drafting.current[1].record(drafted, accepted)
+
+    def drafter_of(self, request: Request) -> DrafterKind | None:
+        """Which drafter the request's latest draft came from."""
+        drafting = self._drafting.get(request.id)
+        return None if drafting is None or drafting.current is None else drafting.current[0].kind
+
+    def observe(self, decodes: int, drafted: int, accepted: int, seconds: float) -> None:
+        """A step without prompts took `seconds` since the one before it."""
+        if self._length is not None:
+            self._length.observe(decodes, drafted, accepted, seconds)
+
+    def ended(self, request: Request) -> None:
+        self._drafting.pop(request.id, None)
+        if DrafterKind.SUFFIX in self.config.drafters and request.output:
+            self._answers_of(request.tenant).add(request.output)
+
+    def _draft(self, chunk: Chunk, room: int, least: float) -> list[TokenId]:
+        request, start = chunk.request, chunk.start
+        assert chunk.output_index is not None
+        limit = min(
+            room,
+            self.config.num_draft_tokens,
+            request.sampling.max_tokens - chunk.output_index - 1,
+            self._context - start - 2,
+        )
+        if limit <= 0:
+            return []
+        drafting = self._drafting.get(request.id) or self._begin(request)
+        drafting.tokens += request.tokens(len(drafting.tokens), request.num_known)
+        unknown = (
+            start + 1 - len(drafting.tokens)
+        )  # 1 while the step in flight samples the chunk's first token
+        best: list[TokenId] = []
+        most, drafting.current = 0.0, None
+        for drafter, acceptance in drafting.drafters:
+            probability = acceptance.probability
+            length = min(limit, _likely(probability, least))
+            acceptance.rest()
+            if not length or length * probability <= most:
+                continue
+            found = drafter.draft(drafting.tokens, len(request.prompt), length + unknown)[unknown:]
+            expected = _expected(probability, len(found))
+            if expected > most:
+                best, most, drafting.current = found, expected, (drafter, acceptance)
+        return best
+
+    def _begin(self, request: Request) -> _Drafting:
+        drafters = [(d, Acceptance(_PRIORS[d.kind])) for d in self._drafters_of(request)]
+        self._drafting[request.id] = drafting = _Drafting(drafters, [])
+        return drafting
+
+    def _configured(self, request: Request) -> list[Drafter]:
+        hints = request.hints
+        allowed = self.config.drafters if hints.drafters is None else hints.drafters & self.config.drafters
+        drafters: list[Drafter] = []
+        if DrafterKind.PREDICTION in allowed and len(hints.prediction):
+            drafters.append(Predicted(hints.prediction))
+        if DrafterKind.NGRAM in allowed:
+            drafters.append(NGram())
+        if DrafterKind.SUFFIX in allowed:
+            drafters.append(Suffix(self._answers_of(request.tenant)))
+        return drafters
+
+    def _answers_of(self, tenant: str) -> EarlierAnswers:
+        answers = self._answers.pop(tenant, None) or EarlierAnswers(self.config.earlier_tokens)
+        self._answers[tenant] = answers
+        if len(self._answers) > _MOST_KEYS:
+            del self._answers[next(iter(self._answers))]
+        return answers
+
+
+def _likely(probability: float, least: float) -> int:
+    """Tokens of a draft of which each is right with at least the probability `least`."""
+    if probability < least:
+        return 0
+    if least <= 0.0 or probability >= 1.0:
+        return 1 << 30
+    return int(math.log(least) / math.log(probability))
+
+
+def _expected(probability: float, length: int) -> float:
+    """Tokens that are accepted of a draft."""
+    if probability >= 1.0:
+        return float(length)
+    return probability * (1 - probability**length) / (1 - probability)

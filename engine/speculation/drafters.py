@@ -1,0 +1,105 @@
+"""Guesses of a request's next tokens. Plain Python; a guess may be wrong, which costs time and no token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final, Protocol
+
+from engine.core.request import TokenId
+from engine.speculation.kinds import DrafterKind
+from engine.speculation.suffix_index import END, ORDER, SuffixIndex
+
+__all__ = ["Drafter", "EarlierAnswers", "NGram", "Predicted", "Suffix"]
+
+
+class Drafter(Protocol):
+    """Drafts for one request."""
+
+    @property
+    def kind(self) -> DrafterKind: ...
+
+    def draft(self, tokens: Sequence[TokenId], num_prompt: int, limit: int) -> list[TokenId]:
+        """At most `limit` tokens that may follow `tokens`: the prompt, of `num_prompt` tokens, and the answer
+        so far. From call to call, `tokens` only grows."""
+
+
+class NGram:
+    """Prompt lookup (Saxena 2023; vLLM's and SGLang's n-gram drafters), by the longest match."""
+
+    kind: Final = DrafterKind.NGRAM
+
+    def __init__(self) -> None:
+        self._index = SuffixIndex()
+
+    def draft(self, tokens: Sequence[TokenId], num_prompt: int, limit: int) -> list[TokenId]:
+        self._index.extend(tokens[len(self._index) :])
+        found = self._index.continuation(tokens, limit)
+        return [] if found is None else found.tokens
+
+
+class EarlierAnswers:
+    """Answers of one tenant that have ended: the newest `capacity` tokens, and at least half of that."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._newer, self._older = SuffixIndex(), SuffixIndex()
+
+    def add(self, answer: Iterable[TokenId]) -> None:
+        self._newer.extend(answer)
+        self._newer.extend((END,))
+        if len(self._newer) > self._capacity // 2:
+            self._newer, self._older = SuffixIndex(), self._newer
+
+    def continuation(self, tail: Sequence[TokenId], limit: int) -> list[TokenId]:
+        found = [index.continuation(tail, limit) for index in (self._newer, self._older)]
+        return max((f for f in found if f), key=lambda f: f.match).tokens if any(found) else []
+
+
+class Suffix:
+    kind: Final = DrafterKind.SUFFIX
+
+    def __init__(self, answers: EarlierAnswers) -> None:
+        self._answers = answers
+
+    def draft(self, tokens: Sequence[TokenId], num_prompt: int, limit: int) -> list[TokenId]:
+        return self._answers.continuation(tokens[-_TAIL:], limit)
+
+
+class Predicted:
+    """Follows the client's prediction; after a divergence, from where the answer joins it again.
+
+    The answer joins where its last tokens are in the prediction: at the first such place behind the last
+    token that was right, else at the last one before it.
+    """
+
+    kind: Final = DrafterKind.PREDICTION
+
+    def __init__(self, prediction: Sequence[TokenId]) -> None:
+        self._index = SuffixIndex(prediction)
+        self._at: int | None = 0
+        """Where the answer is in the prediction; None: nowhere."""
+        self._joined = 0
+        """Position behind the last token of the prediction that was right."""
+        self._seen = 0
+        """Tokens of the answer that were compared."""
+
+    def draft(self, tokens: Sequence[TokenId], num_prompt: int, limit: int) -> list[TokenId]:
+        for end in range(num_prompt + self._seen + 1, len(tokens) + 1):
+            self._follow(tokens, num_prompt, end)
+        self._seen = len(tokens) - num_prompt
+        return [] if self._at is None else self._index.tokens[self._at : self._at + limit]
+
+    def _follow(self, tokens: Sequence[TokenId], num_prompt: int, end: int) -> None:
+        at, predicted = self._at, self._index.tokens
+        if at is not None and at < len(predicted) and predicted[at] == tokens[end - 1]:
+            self._at = self._joined = at + 1
+            return
+        self._at = None
+        places = self._index.places(tokens[max(end - ORDER, num_prompt) : end])
+        if places:
+            ahead = [place for place in places if place > self._joined]
+            self._at = self._joined = ahead[0] if ahead else places[-1]
+
+
+_TAIL: Final = 64
+"""Tokens of the end of an answer that are looked up."""

@@ -1,0 +1,34 @@
+"""Kinds of drafters, and what a request says about them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+__all__ = ["NO_HINTS", "DraftHints", "DrafterKind"]
+
+
+class DrafterKind(Enum):
+    """Where drafted tokens come from."""
+
+    PREDICTION = "prediction"
+    """The client's own guess of the answer (OpenAI's Predicted Outputs)."""
+    NGRAM = "ngram"
+    """The request's prompt and its answer so far."""
+    SUFFIX = "suffix"
+    """Earlier answers to requests of the same tenant."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftHints:
+    """Of one request. They change how fast tokens come, and none of them."""
+
+    prediction: Sequence[int] = ()
+    """Tokens of the answer as its client expects it, in the vocabulary."""
+    drafters: frozenset[DrafterKind] | None = None
+    """Those it may use, of the worker's; None: all of them."""
+
+
+NO_HINTS: Final = DraftHints()

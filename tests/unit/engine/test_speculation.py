@@ -1,0 +1,136 @@
+"""Answers of a real model with drafts: the tokens, log-probabilities and ends that there are without."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.config import SpeculationConfig
+from engine.core.request import Request
+from engine.core.sampling_params import SamplingParams
+from engine.engine import Engine
+from engine.speculation.drafters import Drafter
+from engine.speculation.kinds import DraftHints
+from tests.drafters import Oracle, Random, speculate
+from tests.faults.small_model import SmallModel, save_small_model
+from tests.unit.engine.grammar.test_structured_output import GRAMMARS, PROMPTS
+from tests.unit.tiny import make_config
+
+MAX_TOKENS = 40
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> SmallModel:
+    return save_small_model(tmp_path_factory.mktemp("model"))
+
+
+@st.composite
+def samplings(draw: st.DrawFn) -> SamplingParams:
+    sampling = SamplingParams(
+        max_tokens=draw(st.sampled_from([1, 2, 7, MAX_TOKENS])),
+        temperature=draw(st.sampled_from([0.0, 0.6, 1.3])),
+        top_p=draw(st.sampled_from([1.0, 0.8])),
+        top_k=draw(st.sampled_from([0, 5])),
+        min_p=draw(st.sampled_from([0.0, 0.05])),
+        seed=draw(st.integers(0, 5)),
+        repetition_penalty=draw(st.sampled_from([1.0, 1.2])),
+        presence_penalty=draw(st.sampled_from([0.0, 0.5])),
+        frequency_penalty=draw(st.sampled_from([0.0, 0.7])),
+        logprobs=draw(st.sampled_from([None, 0, 3])),
+        logit_bias=draw(st.sampled_from([(), ((5, 3.0), (9, -4.0))])),
+        stop_token_ids=draw(st.sampled_from([(), (17, 40, 41, 42)])),
+    )
+    grammar = draw(st.sampled_from([None, None, *GRAMMARS]))
+    if grammar is not None:
+        return replace(sampling, grammar=grammar)
+    ends = {"min_tokens": min(draw(st.sampled_from([0, 5])), sampling.max_tokens)}
+    return replace(sampling, ignore_eos=draw(st.booleans()), **ends)
+
+
+def answers(engine: Engine, requests: list[Request]) -> dict[int, list[Any]]:
+    """By request, what each token came with; log-probabilities as far as rounding cannot show."""
+    told: dict[int, list[Any]] = {request.id: [] for request in requests}
+    for request in requests:
+        engine.submit(request)
+    while engine.has_work:
+        output = engine.step()
+        for out in output.tokens:
+            told[out.request.id].append((out.token, out.position, out.finish, out.is_stop))
+            if out.logprobs is not None:
+                near = round(out.logprobs.logprob, 3)
+                told[out.request.id][-1] += (near, len(out.logprobs.top))
+        for request, error in output.failed:
+            told[request.id].append(type(error))
+    engine.check_pages()
+    return told
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    chosen=st.lists(samplings(), min_size=1, max_size=4),
+    drafter=st.sampled_from(["random", "wrong", "sometimes", "right", "configured"]),
+    most=st.integers(1, 6),
+    config=st.fixed_dictionaries(
+        {
+            "overlap": st.booleans(),
+            "num_pages": st.sampled_from([128, 40]),
+            "chunk_budget": st.sampled_from([8, 64, None]),
+        }
+    ),
+    seed=st.integers(0, 99),
+)
+def test_every_answer_is_what_it_is_without_drafts(
+    model: SmallModel,
+    chosen: list[SamplingParams],
+    drafter: str,
+    most: int,
+    config: dict[str, Any],
+    seed: int,
+) -> None:
+    def requests(hints: dict[int, DraftHints]) -> list[Request]:
+        return [
+            Request(id, PROMPTS[id % len(PROMPTS)], sampling, hints=hints.get(id, DraftHints()))
+            for id, sampling in enumerate(chosen)
+        ]
+
+    engine = Engine(make_config(model.folder, max_model_len=256, **config))
+    plain = answers(engine, requests({}))
+    rng = random.Random(seed)
+    vocab = engine.runner.spec.vocab_size
+    tokens = {id: [t[0] for t in told if isinstance(t, tuple)] for id, told in plain.items()}
+
+    def drafters_of(request: Request) -> list[Drafter]:
+        if drafter == "random":
+            return [Random(vocab, rng)]
+        right = {"wrong": 0.0, "sometimes": 0.7, "right": 1.0}[drafter]
+        return [Oracle(tokens[request.id], vocab, right, rng)]
+
+    speculation = SpeculationConfig(num_draft_tokens=most, adaptive=rng.random() < 0.3)
+    speculate(engine, speculation, None if drafter == "configured" else drafters_of)
+    hints = {id: DraftHints(prediction=found[:3] + found[4:]) for id, found in tokens.items()}
+    drafted = answers(engine, requests(hints))
+    assert drafted == plain
+    speculator = engine.scheduler.speculator
+    assert speculator is not None
+    if drafter == "right" and any(len(found) > 3 for found in tokens.values()) and not config["overlap"]:
+        assert speculator.counts.accepted
+    engine.close()
+
+
+def test_right_drafts_need_a_step_for_several_tokens(model: SmallModel) -> None:
+    engine = Engine(make_config(model.folder, max_model_len=256))
+    greedy = SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True)
+    plain = answers(engine, [Request(1, PROMPTS[0], greedy)])
+    right = [token for token, *_ in plain[1]]
+    before = engine.stats().steps
+    speculate(engine, SpeculationConfig(num_draft_tokens=4, adaptive=False))
+    hints = DraftHints(prediction=right)
+    assert answers(engine, [Request(2, PROMPTS[0], greedy, hints=hints)])[2] == plain[1]
+    # All but the last token of the prompt are cached: five tokens a step, from the first one on.
+    assert engine.stats().steps - before == MAX_TOKENS // 5
+    engine.close()
