@@ -280,3 +280,20 @@ class EngineConfig:
     """Largest step with prompts captured as piecewise CUDA graphs, in tokens; 0: none."""
     seed: int = 0
     """For dummy weights and the random policy."""
+
+    @property
+    def max_decode_rows(self) -> int:
+        """Decodes and drafted tokens of a step: with CUDA graphs, what the largest has room for."""
+        running, speculation = self.scheduler.max_running_requests, self.scheduler.speculation
+        if speculation is None:
+            return running
+        most = running * (1 + speculation.num_draft_tokens)
+        if self.cuda_graph_max_batch:
+            most = min(most, self.cuda_graph_max_batch)
+        return max(running, min(most, speculation.max_rows or most))
+
+    @property
+    def edits_rows(self) -> bool:
+        """Whether the sampler edits each row of a request by itself, which drafts need under penalties and
+        grammars. On GPUs it has one table for each request."""
+        return self.device == "cpu"

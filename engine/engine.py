@@ -66,7 +66,14 @@ class Engine:
         """Compiles what `submit` and `reserve` find not compiled, but may be asked before, on any thread."""
         self.max_tokens = min(config.max_model_len, num_pages * config.page_size)
         """A request that fills the pool alone ends there, as one that fills the model's context does."""
-        self.scheduler = Scheduler(config.scheduler, self.kv, context=self.max_tokens, seed=config.seed)
+        self.scheduler = Scheduler(
+            config.scheduler,
+            self.kv,
+            context=self.max_tokens,
+            seed=config.seed,
+            max_rows=config.max_decode_rows,
+            edits_rows=config.edits_rows,
+        )
         self._clock = clock
         self._requests: dict[int, Request] = {}
         """All that have not ended, by id."""

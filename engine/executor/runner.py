@@ -205,6 +205,7 @@ class ModelRunner:
             vocab_size=self.spec.vocab_size,
             eos_token_ids=self.spec.eos_token_ids,
             max_requests=config.scheduler.max_running_requests,
+            max_rows=config.max_decode_rows,
             device=self._device,
         )
         progress("Sizing the KV pool", 0, 0)
@@ -320,7 +321,7 @@ class ModelRunner:
             pool,
             self._model.part.num_heads,
             self._model.layer_attention(),
-            max_requests=config.scheduler.max_running_requests,
+            max_requests=config.max_decode_rows,
         )
         if pool.states is None:
             return attention
@@ -342,7 +343,7 @@ class ModelRunner:
         )
         advice = "lower --chunked-prefill-size or --max-running-requests"
         with advising(f"a step of {len(batch.input_ids)} tokens", advice), Probe(self._device) as probe:
-            self._profile_run(batch, attention, rows=config.scheduler.max_running_requests)
+            self._profile_run(batch, attention, rows=config.max_decode_rows)
         reserve = GRAPH_BYTES if config.cuda_graph_max_batch or config.cuda_graph_max_tokens else 0
         blocks = probe.pages_that_fit(pool.page_bytes, fraction=config.kv_memory_fraction, reserve=reserve)
         return share_out(blocks, pool.slot_blocks, wanted_slots) if wanted_slots else (blocks, 0)
@@ -360,7 +361,7 @@ class ModelRunner:
     def _ways(self, attention: AttentionBackend, config: EngineConfig, progress: Progress) -> list[Forward]:
         ways: list[Forward] = []
         if isinstance(attention, GraphableAttention):
-            largest_batch = min(config.cuda_graph_max_batch, config.scheduler.max_running_requests)
+            largest_batch = min(config.cuda_graph_max_batch, config.max_decode_rows)
             if largest_batch:
                 ways.append(
                     DecodeGraphs(

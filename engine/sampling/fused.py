@@ -52,8 +52,16 @@ class FusedSampling:
     """
 
     def __init__(
-        self, *, vocab_size: int, eos_token_ids: Sequence[int], max_requests: int, device: torch.device
+        self,
+        *,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        max_requests: int,
+        max_rows: int | None = None,
+        device: torch.device,
     ) -> None:
+        """`max_rows`: sampled at once; several of one request if it has drafts. None: `max_requests`."""
+        max_rows = max_rows or max_requests
         self._device = device
         self._vocab_size = vocab_size
         self._marks = TokenMarks(vocab_size, eos_token_ids, max_requests, device)
@@ -66,30 +74,30 @@ class FusedSampling:
         splits = -(-vocab_size // tiles.SPLIT.value)
         self._splits = splits
         self._padded = triton.next_power_of_2(splits)
-        self._capacity = max_requests
+        self._capacity = max_rows
         lanes = tiles.LANES.value
-        self._stats = self._empty(torch.float32, max_requests, splits, tiles.STATS.value)
-        self._picks = self._empty(torch.int32, max_requests, splits)
-        self._peaks = self._empty(torch.float32, max_requests, splits, lanes)
-        self._raw_peaks = self._empty(torch.int64, max_requests, splits, lanes)
-        self._highest = self._empty(torch.float32, max_requests)
-        self._state = self._empty(torch.int64, PASSES.value, max_requests, STATE.value)
-        self._sums = self._empty(torch.int64, PASSES.value, max_requests, splits, PIVOTS.value)
+        self._stats = self._empty(torch.float32, max_rows, splits, tiles.STATS.value)
+        self._picks = self._empty(torch.int32, max_rows, splits)
+        self._peaks = self._empty(torch.float32, max_rows, splits, lanes)
+        self._raw_peaks = self._empty(torch.int64, max_rows, splits, lanes)
+        self._highest = self._empty(torch.float32, max_rows)
+        self._state = self._empty(torch.int64, PASSES.value, max_rows, STATE.value)
+        self._sums = self._empty(torch.int64, PASSES.value, max_rows, splits, PIVOTS.value)
         self._list = (
-            self._empty(torch.int32, max_requests),
-            self._empty(torch.float32, max_requests, LIST.value),
-            self._empty(torch.int32, max_requests, LIST.value),
+            self._empty(torch.int32, max_rows),
+            self._empty(torch.float32, max_rows, LIST.value),
+            self._empty(torch.int32, max_rows, LIST.value),
         )
         """For each row, the number of listed tokens, their edited logits, and their ids."""
-        self._cuts = self._empty(torch.int32, max_requests, 2)
-        self._jobs = torch.zeros(JOBS.value, max_requests + 1, dtype=torch.int32, device=device)
-        self._kept_scores = self._empty(torch.float32, max_requests, splits)
-        self._kept_picks = self._empty(torch.int32, max_requests, splits)
-        self._floors = self._empty(torch.float32, max_requests, 2)
-        self._limits = self._empty(torch.int32, max_requests)
-        self._found = self._empty(torch.int32, max_requests)
-        self._rivals = self._empty(torch.int64, max_requests, RIVALS.value)
-        self._ahead = self._empty(torch.int32, max_requests, splits)
+        self._cuts = self._empty(torch.int32, max_rows, 2)
+        self._jobs = torch.zeros(JOBS.value, max_rows + 1, dtype=torch.int32, device=device)
+        self._kept_scores = self._empty(torch.float32, max_rows, splits)
+        self._kept_picks = self._empty(torch.int32, max_rows, splits)
+        self._floors = self._empty(torch.float32, max_rows, 2)
+        self._limits = self._empty(torch.int32, max_rows)
+        self._found = self._empty(torch.int32, max_rows)
+        self._rivals = self._empty(torch.int64, max_rows, RIVALS.value)
+        self._ahead = self._empty(torch.int32, max_rows, splits)
 
     def sample(
         self, logits: torch.Tensor, chunks: Sequence[Chunk], masks: TokenMasks | None = None

@@ -47,15 +47,27 @@ class _Way(Protocol):
 
 class Sampler:
     def __init__(
-        self, *, vocab_size: int, eos_token_ids: Sequence[int], max_requests: int, device: torch.device
+        self,
+        *,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        max_requests: int,
+        max_rows: int | None = None,
+        device: torch.device,
     ) -> None:
+        """`max_rows`: most rows of a call; None: `max_requests`."""
+        self._max_requests = max_requests
         self._vocab_size = vocab_size
         self._way: _Way
         if device.type == "cuda":
             from engine.sampling.fused import FusedSampling  # Triton ships only with torch's CUDA builds
 
             self._way = FusedSampling(
-                vocab_size=vocab_size, eos_token_ids=eos_token_ids, max_requests=max_requests, device=device
+                vocab_size=vocab_size,
+                eos_token_ids=eos_token_ids,
+                max_requests=max_requests,
+                max_rows=max_rows,
+                device=device,
             )
         else:
             self._way = TorchSampling(
@@ -78,7 +90,7 @@ class Sampler:
     def profile_run(self, logits: torch.Tensor) -> None:
         """Run every operation once on rows like `logits`: compiles all kernels and allocates their memory.
 
-        `logits` are consumed and have at most as many rows as there are requests.
+        `logits` are consumed. Without drafts, they have at most as many rows as there are requests.
         """
         everything = replace(_EVERYTHING, top_k=min(_EVERYTHING.top_k, self._vocab_size - 1))
         number = len(logits)
@@ -87,5 +99,7 @@ class Sampler:
             (SamplingParams(max_tokens=2), None),
             (everything, TokenMasks(list(range(number)), words)),
         ):
-            requests = [Request(-1 - slot, [0], sampling, slot=slot) for slot in range(number)]
-            self.sample(logits, [Chunk(request, request.slot, 0, 1, 0) for request in requests], masks)
+            slots = min(number, self._max_requests)
+            requests = [Request(-1 - slot, [0], sampling, slot=slot) for slot in range(slots)]
+            rows = (requests[row % slots] for row in range(number))
+            self.sample(logits, [Chunk(request, request.slot, 0, 1, 0) for request in rows], masks)

@@ -36,8 +36,18 @@ class Scheduler:
     differ only in the number of tokens that are still to be computed.
     """
 
-    def __init__(self, config: SchedulerConfig, kv: KVManager, *, context: int, seed: int = 0) -> None:
-        """`context`: largest number of prompt and output tokens of a request."""
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        kv: KVManager,
+        *,
+        context: int,
+        seed: int = 0,
+        max_rows: int | None = None,
+        edits_rows: bool = True,
+    ) -> None:
+        """`context`: largest number of prompt and output tokens of a request. `max_rows`, `edits_rows`: see
+        `Speculator`."""
         self.config = config
         self.kv = kv
         self.context = context
@@ -60,7 +70,11 @@ class Scheduler:
         self.speculator: Speculator | None = None
         if config.speculation is not None and kv.states is None:  # a recurrent state cannot be rolled back
             self.speculator = Speculator(
-                config.speculation, context=context, step_target_s=config.itl_target_s
+                config.speculation,
+                context=context,
+                max_rows=max_rows,
+                edits_rows=edits_rows,
+                step_target_s=config.itl_target_s,
             )
 
     @property

@@ -61,13 +61,20 @@ class Speculator:
         config: SpeculationConfig,
         *,
         context: int,
+        max_rows: int | None = None,
+        edits_rows: bool = True,
         step_target_s: float | None = None,
         drafters_of: DraftersOf | None = None,
     ) -> None:
-        """`context`: most tokens of a request. `drafters_of`: in place of the configured ones."""
+        """`context`: most tokens of a request. `max_rows`: most decodes and drafts of a step; None: any
+        number. `edits_rows`: False: requests with penalties or a grammar draft nothing. `drafters_of`: in
+        place of the configured ones.
+        """
         self.config: Final = config
         self.counts = DraftCounts(accepted_at=[0] * config.num_draft_tokens)
         self._context = context
+        self._max_rows = min(max_rows or math.inf, config.max_rows or math.inf)
+        self._edits_rows = edits_rows
         self._drafters_of = drafters_of or self._configured
         self._length = DraftLength(step_target_s) if config.adaptive else None
         self._drafting: dict[RequestId, _Drafting] = {}
@@ -77,9 +84,10 @@ class Speculator:
     def draft(self, decodes: Sequence[Chunk], room: int) -> list[list[TokenId]]:
         """Tokens that may follow those of each chunk, at most `room` together."""
         least = 0.0
+        rows = int(min(len(decodes) + room, self._max_rows))
+        room = rows - len(decodes)
         if self._length is not None:
-            rows = min(len(decodes) + room, self.config.max_rows or math.inf)
-            room = self._length.room(len(decodes), int(rows))
+            room = self._length.room(len(decodes), rows)
             least = self._length.least_probability(len(decodes))
         drafts: list[list[TokenId]] = []
         for chunk in decodes:
@@ -120,7 +128,7 @@ class Speculator:
             request.sampling.max_tokens - chunk.output_index - 1,
             self._context - start - 2,
         )
-        if limit <= 0:
+        if limit <= 0 or not (self._edits_rows or _is_plain(request)):
             return []
         drafting = self._drafting.get(request.id) or self._begin(request)
         drafting.tokens += request.tokens(len(drafting.tokens), request.num_known)
@@ -164,6 +172,10 @@ class Speculator:
         if len(self._answers) > _MOST_KEYS:
             del self._answers[next(iter(self._answers))]
         return answers
+
+
+def _is_plain(request: Request) -> bool:
+    return request.sampling.grammar is None and not request.sampling.has_penalties
 
 
 def _likely(probability: float, least: float) -> int:

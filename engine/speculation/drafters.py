@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final, Protocol
 
-from engine.core.request import TokenId
-from engine.speculation.kinds import DrafterKind
+from engine.speculation.kinds import DrafterKind, TokenId
 from engine.speculation.suffix_index import END, ORDER, SuffixIndex
 
 __all__ = ["Drafter", "EarlierAnswers", "NGram", "Predicted", "Suffix"]

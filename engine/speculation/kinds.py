@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Final, TypeAlias
 
-__all__ = ["NO_HINTS", "DraftHints", "DrafterKind"]
+__all__ = ["NO_HINTS", "DraftHints", "DrafterKind", "TokenId"]
+
+TokenId: TypeAlias = int
 
 
 class DrafterKind(Enum):

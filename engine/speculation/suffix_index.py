@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from engine.core.request import TokenId
+from engine.speculation.kinds import TokenId
 
 __all__ = ["ORDER", "Continuation", "SuffixIndex"]
 

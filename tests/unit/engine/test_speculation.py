@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.lib.engines.oracle import Oracle, speculate
 from engine.config import SpeculationConfig
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
 from engine.engine import Engine
 from engine.speculation.drafters import Drafter
 from engine.speculation.kinds import DraftHints
-from tests.drafters import Oracle, Random, speculate
+from tests.drafters import Random
 from tests.faults.small_model import SmallModel, save_small_model
 from tests.unit.engine.grammar.test_structured_output import GRAMMARS, PROMPTS
 from tests.unit.tiny import make_config

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import random
+from functools import partial
+from itertools import accumulate, repeat
 from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
 
+from benchmarks.lib.engines.oracle import Oracle, speculate
 from engine.config import SpeculationConfig
 from engine.core.request import Request
 from engine.speculation.drafters import Drafter
 from engine.speculation.kinds import DraftHints
-from tests.drafters import Oracle, Random, speculate
+from tests.drafters import Random
 from tests.unit.engine.fake_runner import VOCAB, reference
 from tests.unit.engine.test_engine_machine import EngineMachine
 
@@ -25,6 +28,9 @@ class SpeculationMachine(EngineMachine):
 
     def prepare(self, data: st.DataObject) -> None:
         self.rng = random.Random(data.draw(st.integers(0, 1000)))
+        # How much is drafted depends on how long steps take, and an example must be repeatable.
+        times: Any = self.engine._times
+        times._clock = partial(next, accumulate(repeat(0.001)))
         self.drafters = data.draw(st.sampled_from(["random", "configured", *RIGHT]))
         config = SpeculationConfig(
             num_draft_tokens=data.draw(st.integers(1, 9)),
