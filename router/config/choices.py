@@ -92,6 +92,8 @@ class ToolCallParser(Enum):
     HERMES = "hermes"
     """Also Qwen's."""
     MISTRAL = "mistral"
+    HARMONY = "harmony"
+    """gpt-oss's."""
 
 
 class ReasoningParser(Enum):
@@ -104,6 +106,8 @@ class ReasoningParser(Enum):
     THINK = "think"
     DEEPSEEK_R1 = "deepseek-r1"
     """Like think, for models that leave <think> out."""
+    HARMONY = "harmony"
+    """gpt-oss's channels."""
 
 
 class LogLevel(Enum):

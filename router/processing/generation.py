@@ -180,7 +180,7 @@ class Generation:
             text = await tokenizer.rendered(messages, prompt.template_options, use.offered, prompt.end)
             if use.forced and prompt.end is not PromptEnd.ANSWER:
                 raise InvalidRequest("A forced tool call must begin its message.", param="tool_choice")
-            parser, visible = partial(self.formats.parser, use, text), self.formats.markers
+            parser, visible = partial(self.formats.parser, use, text), self.formats.markers(use)
             counter = partial(self.formats.counter, use, text)
             parser()  # raises for tools whose calls cannot be parsed
             self._check_length(tokenizer.fewest_tokens(text), param, "at least ")
@@ -193,7 +193,7 @@ class Generation:
             token_ids, param = prompt, "prompt"
         self._check_length(len(token_ids), param)
         self.check_ids(token_ids, param)
-        return PreparedPrompt(token_ids, use, parser, counter, visible if use.offered else ())
+        return PreparedPrompt(token_ids, use, parser, counter, visible)
 
     def check_ids(self, token_ids: Sequence[int], param: str) -> None:
         """Raise InvalidRequest unless these are token ids, and at least one."""

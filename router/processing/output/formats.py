@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any
 
 from router.errors import InvalidRequest
+from router.processing.output import harmony
 from router.processing.output.first_call import FirstCallOnly
 from router.processing.output.forced import NamedCallParser, RequiredCallsParser
 from router.processing.output.hermes import HermesParser
@@ -24,6 +25,7 @@ class ToolFormat(Enum):
     LLAMA_JSON = "llama3-json"
     HERMES = "hermes"
     MISTRAL = "mistral"
+    HARMONY = "harmony"
 
 
 class ReasoningFormat(Enum):
@@ -31,6 +33,8 @@ class ReasoningFormat(Enum):
     """The model or the template opens <think>."""
     DEEPSEEK_R1 = "deepseek-r1"
     """Answers begin with reasoning, with or without <think>."""
+    HARMONY = "harmony"
+    """Messages of the analysis channel (gpt-oss)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,8 @@ class OutputFormats:
 
         If it does not, this server describes them in Hermes' format.
         """
+        if "<|channel|>" in source:
+            return cls(ToolFormat.HARMONY, ReasoningFormat.HARMONY)
         reasoning = ReasoningFormat.THINK if "</think>" in source or "<think>" in source else None
         return cls(_tools_of(source) if takes_tools else ToolFormat.HERMES, reasoning)
 
@@ -58,22 +64,41 @@ class OutputFormats:
         )
 
     def messages(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-        """The conversation with call ids that the chat template accepts."""
-        return with_short_ids(messages) if self.tools is ToolFormat.MISTRAL else messages
+        """The conversation with the call ids and the names of fields that the chat template accepts."""
+        match self.tools:
+            case ToolFormat.MISTRAL:
+                return with_short_ids(messages)
+            case ToolFormat.HARMONY:
+                return [_with_thinking(message) for message in messages]
+            case _:
+                return messages
 
-    @property
-    def markers(self) -> tuple[str, ...]:
+    def markers(self, use: ToolUse) -> tuple[str, ...]:
         """Special tokens that must be visible in the text of an answer."""
-        return MARKERS if self.tools is ToolFormat.MISTRAL else ()
+        if self._harmony(use):
+            return harmony.MARKERS
+        return MARKERS if self.tools is ToolFormat.MISTRAL and use.offered else ()
 
     def parser(self, use: ToolUse, prompt: str) -> OutputParser | None:
         """A parser of one answer to `prompt`; None if it needs no parsing. Raises InvalidRequest."""
+        if self._harmony(use):
+            parser = harmony.HarmonyParser(calls=bool(use.offered), reasoning=self.reasoning is not None)
+            return parser if use.parallel else FirstCallOnly(parser)
         tools = self._tool_parser(use)
         return ReasoningParser(tools, inside=self._begins_inside(prompt)) if self._reasons(use) else tools
 
     def counter(self, use: ToolUse, prompt: str) -> ReasoningCounter | None:
         """Of the reasoning tokens of one answer to `prompt`; None where there is no reasoning."""
-        return ReasoningCounter(inside=self._begins_inside(prompt)) if self._reasons(use) else None
+        if not self._reasons(use):
+            return None
+        if self._harmony(use):
+            return ReasoningCounter(harmony.HarmonyParser(calls=bool(use.offered)))
+        return ReasoningCounter(ReasoningParser(inside=self._begins_inside(prompt)))
+
+    def _harmony(self, use: ToolUse) -> bool:
+        """Whether an answer is written in channels: it is, unless a grammar enforces another format."""
+        named = ToolFormat.HARMONY is self.tools or ReasoningFormat.HARMONY is self.reasoning
+        return named and not use.forced
 
     def _reasons(self, use: ToolUse) -> bool:
         return self.reasoning is not None and not use.forced
@@ -97,7 +122,7 @@ class OutputFormats:
                     parser = MistralParser()
                 case ToolFormat.LLAMA_JSON:
                     parser = LlamaJsonParser({tool.name for tool in use.tools})
-                case None:
+                case ToolFormat.HARMONY | None:
                     raise InvalidRequest(
                         "The format of this model's tool calls is not known; start the router with"
                         " --tool-call-parser, or send tool_choice: required.",
@@ -105,6 +130,14 @@ class OutputFormats:
                         code="unsupported_parameter",
                     )
         return parser if use.parallel else FirstCallOnly(parser)
+
+
+def _with_thinking(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Harmony's template reads the reasoning of a message as `thinking`."""
+    fields = dict(message)
+    if (reasoning := fields.pop("reasoning_content", None)) is None:
+        return message
+    return fields | {"thinking": reasoning}
 
 
 def _tools_of(source: str) -> ToolFormat | None:

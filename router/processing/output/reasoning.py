@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from enum import Enum, auto
-from typing import Final
+from typing import Final, Protocol
 
 from router.processing.output.parts import Content, OutputParser, Part, Reasoning
 from router.processing.output.scan import MarkerFinder, Prose
 
-__all__ = ["ReasoningCounter", "ReasoningParser", "begins_inside"]
+__all__ = ["FindsReasoning", "ReasoningCounter", "ReasoningParser", "begins_inside"]
 
 _OPEN: Final = "<think>"
 _CLOSE: Final = "</think>"
@@ -92,15 +92,26 @@ class ReasoningParser:
         return [Content(text)] if self._rest is None else self._rest.feed(text)
 
 
+class FindsReasoning(OutputParser, Protocol):
+    @property
+    def has_reasoning(self) -> bool:
+        """Whether the answer begins with reasoning, as far as is known."""
+
+    @property
+    def has_answer(self) -> bool:
+        """Whether all text to come belongs to the answer."""
+
+
 class ReasoningCounter:
-    """Counts the tokens up to and including `</think>`, whose text is fed token by token.
+    """Counts the tokens up to and including the one with which the answer begins, such as `</think>`.
+
+    The text is fed token by token.
 
     Independent of how tokens are grouped in messages, and of text that is held back for stop strings.
     """
 
-    def __init__(self, *, inside: bool = False) -> None:
-        """`inside`: the prompt has opened the reasoning."""
-        self._parser: Final = ReasoningParser(inside=inside)
+    def __init__(self, parser: FindsReasoning) -> None:
+        self._parser: Final = parser
         self._seen = 0
 
     @property

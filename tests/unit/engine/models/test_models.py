@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
     Gemma2Config,
@@ -47,6 +49,7 @@ from transformers import (
     SmolLM3Config,
     SmolLM3ForCausalLM,
 )
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from transformers.models.qwen3_5 import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 from transformers.models.qwen3_5_moe import Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig
 
@@ -322,3 +325,31 @@ def test_hidden_states_do_not_depend_on_what_the_caller_keeps(tmp_path: Path) ->
 
     assert torch.equal(first, second)
     assert torch.equal(ids, torch.arange(20))
+
+
+@torch.inference_mode()
+def test_experts_in_mxfp4_are_those_of_their_dequantized_weights(tmp_path: Path) -> None:
+    """gpt-oss's tensors hold the blocks of all experts, with gate and up interleaved."""
+    sizes = {"hidden_size": 64, "intermediate_size": 32, "head_dim": 16, "num_local_experts": 3}
+    config = GptOssConfig(**(TINY | sizes), num_experts_per_tok=2, sliding_window=20)
+    oracle = GptOssForCausalLM(config).eval()
+    oracle.set_attn_implementation("eager")
+    oracle.save_pretrained(tmp_path)
+    (file,) = tmp_path.glob("*.safetensors")
+    tensors = load_file(file)
+    weights = dict(oracle.named_parameters())
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, depth, features = tensors.pop(name).shape
+        blocks = torch.randint(256, (experts, features, depth // 32, 16), dtype=torch.uint8)
+        scales = torch.randint(120, 124, blocks.shape[:-1], dtype=torch.uint8)
+        tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        weights[name].copy_(convert_moe_packed_tensors(blocks, scales, dtype=torch.float32))
+    save_file(tensors, file)
+    described = json.loads((tmp_path / "config.json").read_text())
+    described["quantization_config"] = {"quant_method": "mxfp4"}
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    ids = torch.arange(60)
+
+    ours = logits(load_model(tmp_path), ids)
+
+    torch.testing.assert_close(ours, oracle(ids[None]).logits[0], atol=1e-4, rtol=1e-4)

@@ -100,7 +100,7 @@ def test_an_aborted_completion_has_that_finish_reason() -> None:
 
 def reasoning(text: str, cuts: list[int], *stops: str, inside: bool = False) -> Completion:
     """A completion that was fed `text`, a byte a token, in deltas that end at `cuts`, and then EOS."""
-    counter = ReasoningCounter(inside=inside)
+    counter = ReasoningCounter(ReasoningParser(inside=inside))
     made = Completion(0, ByteDetokenizer(TABLE), stops=stops, parser=ReasoningParser(), counter=counter)
     tokens = [*ids(text), EOS]
     ends = [*sorted({cut for cut in cuts if cut < len(tokens)}), len(tokens)]
@@ -142,6 +142,10 @@ def test_reasoning_tokens_after_a_stop_string_do_not_count(cuts: list[int]) -> N
 
 
 def test_a_token_with_the_end_of_the_tag_and_the_beginning_of_the_answer_is_reasoning() -> None:
-    made = Completion(0, ByteDetokenizer([b"<think>a</th", b"ink>\n\nY", b"es"]), counter=ReasoningCounter())
+    made = Completion(
+        0,
+        ByteDetokenizer([b"<think>a</th", b"ink>\n\nY", b"es"]),
+        counter=ReasoningCounter(ReasoningParser()),
+    )
     made.feed(Delta([0, 1, 2, 2]))
     assert (made.reasoning_tokens, made.num_tokens) == (2, 4)

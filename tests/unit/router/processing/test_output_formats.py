@@ -22,6 +22,7 @@ LLAMA_31 = (
 )
 LLAMA_32 = """{{- '"parameters": ' }}{{- "Environment: ipython\\n" }}"""
 MISTRAL = """{{- "[TOOL_CALLS] [" }}{%- for tool_call in message.tool_calls %}"""
+GPT_OSS = """{{- "<|start|>assistant<|channel|>analysis<|message|>" + message.thinking + "<|end|>" }}"""
 TOOLS = (
     Tool("a", parameters={"type": "object"}),
     Tool("b", parameters={"$ref": "#/$defs/X", "$defs": {"X": {}}}),
@@ -37,6 +38,7 @@ TOOLS = (
         (LLAMA_31, ToolFormat.LLAMA_JSON, None),
         (LLAMA_32, ToolFormat.LLAMA_JSON, None),
         (MISTRAL, ToolFormat.MISTRAL, None),
+        (GPT_OSS, ToolFormat.HARMONY, ReasoningFormat.HARMONY),
         ("{{ tools }}", None, None),
     ],
 )
@@ -55,6 +57,24 @@ def test_flags_override_the_template() -> None:
     assert found.chosen("auto", "auto") == found
     assert found.chosen("mistral", "none") == OutputFormats(ToolFormat.MISTRAL, None)
     assert found.chosen("llama3-json", "deepseek-r1").reasoning is ReasoningFormat.DEEPSEEK_R1
+
+
+def test_reasoning_of_earlier_turns_has_the_name_that_harmonys_template_reads() -> None:
+    formats = OutputFormats.of_template(GPT_OSS, takes_tools=True)
+    user, answer = {"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}
+    assert formats.messages([user, answer | {"reasoning_content": "hm"}]) == [
+        user,
+        answer | {"thinking": "hm"},
+    ]
+
+
+def test_harmonys_tokens_are_visible_to_its_parser_and_where_a_grammar_writes_the_answer_to_nobody() -> None:
+    formats = OutputFormats.of_template(GPT_OSS, takes_tools=True)
+    assert "<|channel|>" in formats.markers(ToolUse())
+    assert formats.markers(ToolUse(TOOLS, ToolChoice.REQUIRED)) == ()
+    forced = formats.parser(ToolUse(TOOLS, ToolChoice.REQUIRED), "")
+    assert forced
+    assert forced.feed('[{"name": "a", "arguments": {}}]') == [Call(0, "a"), Arguments(0, "{}")]
 
 
 def test_tools_of_a_model_whose_format_is_unknown_are_refused_unless_a_call_is_forced() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from router.processing.output.first_call import FirstCallOnly
 from router.processing.output.forced import NamedCallParser, RequiredCallsParser
+from router.processing.output.harmony import HarmonyParser
 from router.processing.output.hermes import HermesParser
 from router.processing.output.llama import LlamaJsonParser
 from router.processing.output.mistral import MistralParser
@@ -25,6 +26,7 @@ PARSERS: dict[str, Callable[[], OutputParser]] = {
     "named": lambda: NamedCallParser("f"),
     "required": RequiredCallsParser,
     "first": lambda: FirstCallOnly(HermesParser()),
+    "harmony": lambda: HarmonyParser(calls=True),
     "reasoning": ReasoningParser,
     "reasoning, opened by the template": lambda: ReasoningParser(inside=True),
     "reasoning, then calls": lambda: ReasoningParser(HermesParser()),
@@ -37,6 +39,9 @@ PIECES = [
     "[ARGS]",
     "<|python_tag|>",
     "<think>",
+    "<|channel|>analysis<|message|>",
+    "<|channel|>commentary to=functions.f <|constrain|>json<|message|>",
+    "<|end|><|start|>assistant",
     "</think>",
     '{"name": "f", "arguments": {"a": "}"}}',
     '{"name": "weather", "parameters": {}}',
@@ -81,7 +86,10 @@ def merged(parts: Sequence[Part]) -> list[Part]:
 
 
 def parsed(name: str, *pieces: str) -> list[Part]:
-    parser = PARSERS[name]()
+    return whole(PARSERS[name](), *pieces)
+
+
+def whole(parser: OutputParser, *pieces: str) -> list[Part]:
     parts = [part for piece in pieces for part in parser.feed(piece)]
     return merged(parts + parser.finish())
 
@@ -198,3 +206,44 @@ def test_without_parallel_calls_only_the_first_is_passed_on() -> None:
 )
 def test_reasoning_comes_before_the_answer(name: str, text: str, parts: list[Part]) -> None:
     assert parsed(name, *text) == parts
+
+
+HARMONY = (
+    "<|channel|>analysis<|message|>They ask < a city.<|end|>"
+    "<|start|>assistant<|channel|>commentary<|message|>Looking it up.<|end|>"
+    "<|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>"
+    + BERN
+    + "<|call|>"
+)
+
+
+def test_harmonys_channels_are_reasoning_content_and_calls() -> None:
+    expected = [
+        Reasoning("They ask < a city."),
+        Content("Looking it up."),
+        Call(0, "weather"),
+        Arguments(0, BERN),
+    ]
+    assert whole(HarmonyParser(calls=True), HARMONY) == expected
+    without_tools = whole(HarmonyParser(calls=False), HARMONY)
+    assert without_tools == [Reasoning("They ask < a city."), Content("Looking it up." + BERN)]
+    assert whole(HarmonyParser(calls=True, reasoning=False), HARMONY)[0] == Content(
+        "They ask < a city.Looking it up."
+    )
+
+
+def test_harmonys_recipient_may_stand_before_the_channel() -> None:
+    text = " to=functions.f<|channel|>commentary<|message|>{}"
+    assert whole(HarmonyParser(calls=True), text) == [Call(0, "f"), Arguments(0, "{}")]
+
+
+def test_an_answer_that_knows_nothing_of_harmony_is_content() -> None:
+    assert whole(HarmonyParser(calls=True), "Hello.") == [Content("Hello.")]
+
+
+@pytest.mark.parametrize("cut", [HARMONY.index("<|end|>"), HARMONY.index("Looking"), len(HARMONY)])
+def test_harmonys_reasoning_is_over_where_another_message_begins(cut: int) -> None:
+    parser = HarmonyParser(calls=True)
+    parser.feed(HARMONY[:cut])
+    assert parser.has_reasoning
+    assert parser.has_answer == (cut > HARMONY.index("<|end|>"))
