@@ -272,6 +272,8 @@ class EngineConfig:
     """Plan step N+1 while step N runs on the device."""
     tensor_parallel_size: int = 1
     """Ranks that share the model, each with a process and a device of its own."""
+    expert_parallel_size: int = 1
+    """Groups of these ranks that hold other experts each; 1: every rank holds a part of each expert."""
     attention_backend: str = "auto"
     """"auto", "torch", "cpu" (compiled kernels) or "flashinfer"."""
     cuda_graph_max_batch: int = 0

@@ -182,6 +182,7 @@ class ModelRunner:
                 seed=config.seed,
                 quantization=config.quantization,
                 context=config.max_model_len,
+                expert_parallel_size=config.expert_parallel_size,
                 progress=progress,
                 communicator=communicator,
             )

@@ -58,13 +58,14 @@ class Router(nn.Module):
         return logits if self.bias is None else logits + self.bias
 
     def forward(self, x: Tensor) -> Routes:
-        """x [T, d] -> the experts of each row."""
+        """x [T, d] -> the experts of each row, of those that this rank holds."""
         logits = self._logits(x)
-        return self._ops.route(logits, self.e_score_correction_bias, self._spec, self._live.count)
+        routes = self._ops.route(logits, self.e_score_correction_bias, self._spec, self._live.count)
+        return routes if self._spec.parallel == 1 else routes.only(self._spec.held)
 
 
 class ExpertStack(nn.Module):
-    """The same matrix of every expert: rows ordered by expert, [P, in] -> [P, out]."""
+    """The same matrix of every expert that a rank holds: rows ordered by expert, [P, in] -> [P, out]."""
 
     def __init__(
         self,
@@ -78,8 +79,8 @@ class ExpertStack(nn.Module):
         """`adds_bias`: false on ranks whose products are added to those of a rank that adds it."""
         super().__init__()
         self.method = method
-        method.create(self, in_features, out_features, stack=(spec.count,))
-        self.bias = weight(spec.count, out_features) if spec.bias else None
+        method.create(self, in_features, out_features, stack=(len(spec.held),))
+        self.bias = weight(len(spec.held), out_features) if spec.bias else None
         self._adds_bias = adds_bias
         self._product: Callable[[Tensor, Routes, bool], Tensor] | None = None
 

@@ -85,6 +85,7 @@ class Layers:
 
     def _experts(self, spec: ModelSpec, experts: ExpertSpec, names: MlpNames) -> ExpertMLP:
         hidden, inner = spec.hidden_size, experts.intermediate_size
+        shard = self.communicator.shard
         shared = None
         if size := experts.shared_size:
             of_shared = names.shared
@@ -102,7 +103,7 @@ class Layers:
                 inner,
                 hidden,
                 self._method(first.down),
-                adds_bias=self.communicator.shard.is_first_rank,  # once, not once per rank
+                adds_bias=shard.within_experts(experts).is_first_rank,  # once, not once per rank
             ),
             activation=spec.activation,
             shared=shared,

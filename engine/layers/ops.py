@@ -82,8 +82,9 @@ class Ops:
 
         Summed in float32, in the order of the token's choice.
         """
-        chosen = outputs[routes.places.flatten()].view(*routes.places.shape, -1)
-        return (chosen.float() * routes.weights.unsqueeze(2)).sum(dim=1).to(outputs.dtype)
+        places = routes.places
+        chosen = outputs[places.flatten()].view(*places.shape, -1).float() * routes.weights.unsqueeze(2)
+        return chosen.masked_fill_((places < 0).unsqueeze(2), 0.0).sum(dim=1).to(outputs.dtype)
 
     def rotation(self, table: Tensor, positions: Tensor, dtype: torch.dtype) -> Rotation:
         """Look up the angles of `positions` [T] in a `rope_table`."""

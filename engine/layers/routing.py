@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ class Routes:
     """The pairs of a token and one of its experts, ordered by expert.
 
     T tokens, k experts for each, P = T * k pairs, E experts. Pairs of rows that pad a CUDA graph belong to no
-    expert.
+    expert, nor do those of experts that other ranks hold.
     """
 
     weights: Tensor
@@ -27,7 +27,7 @@ class Routes:
     starts: Tensor
     """[E + 1]: pairs starts[e] to starts[e + 1] of `order` belong to expert e."""
     places: Tensor
-    """[T, k]: where `order` has each pair; negative for padding."""
+    """[T, k]: where `order` has each pair; negative for those that belong to no expert."""
 
     @property
     def per_token(self) -> int:
@@ -39,6 +39,12 @@ class Routes:
         pairs = torch.arange(len(self.order), dtype=self.starts.dtype, device=self.starts.device)
         experts = torch.searchsorted(self.starts[1:].contiguous(), pairs, right=True)
         return experts.clamp_(max=len(self.starts) - 2)
+
+    def only(self, experts: range) -> Routes:
+        """The pairs of these experts, which are E from now on; their places stay."""
+        starts = self.starts[experts.start : experts.stop + 1]
+        among = (self.places >= starts[0]) & (self.places < starts[-1])
+        return replace(self, starts=starts, places=self.places.where(among, -1))
 
 
 def route(logits: Tensor, bias: Tensor | None, spec: ExpertSpec) -> Routes:

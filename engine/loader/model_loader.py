@@ -39,20 +39,22 @@ def load_model(
     seed: int = 0,
     quantization: str | None = None,
     context: int | None = None,
+    expert_parallel_size: int = 1,
     progress: Progress = silent,
     communicator: Communicator = SINGLE_RANK,
 ) -> CausalLM:
     """Build the model of `folder` and fill its weights, from safetensors or, for "dummy", from `seed`.
 
     `quantization`: "fp8" quantizes the weights of an unquantized checkpoint as they are loaded. `context`:
-    the longest request, by which LongRoPE chooses its angles. With tensor parallelism, only this rank's part.
-    A few tensors at a time pass through host memory, so peak memory is little more than the model.
+    the longest request, by which LongRoPE chooses its angles. With tensor parallelism, only this rank's part;
+    `expert_parallel_size` groups of ranks have experts of their own. A few tensors at a time pass through
+    host memory, so peak memory is little more than the model.
 
     Raises:
         UnsupportedModel: the model of config.json is not supported, or cannot be split over the ranks.
         WeightsError: files are missing, or their tensors do not match the model.
     """
-    spec = ModelSpec.from_folder(folder).quantized(quantization)
+    spec = ModelSpec.from_folder(folder).quantized(quantization).with_expert_parallel(expert_parallel_size)
     if context is not None:
         spec = spec.for_context(context)
     target = torch.device(device)

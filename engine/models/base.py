@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,8 @@ from engine.spec.model_spec import ModelSpec
 from engine.spec.shard import Cut
 
 __all__ = ["Attention", "CausalLM", "RecurrentAttention"]
+
+_OF_EXPERT: Final = re.compile(r"\.experts\.(\d+)\.")
 
 
 class Attention(Protocol):
@@ -128,4 +131,12 @@ class CausalLM(nn.Module, ABC):
         """Whether the checkpoint's tensor `name` is not needed by this model."""
         unused = () if self.spec.quantization is None else self.spec.quantization.unused
         head = self.spec.tied_embeddings and name == "lm_head.weight"
-        return head or name.endswith((*unused, ".k_scale", ".v_scale"))  # of KV: see kv_scales.py
+        # Scales of KV: see kv_scales.py.
+        return head or self._is_elsewhere(name) or name.endswith((*unused, ".k_scale", ".v_scale"))
+
+    def _is_elsewhere(self, name: str) -> bool:
+        """Whether the tensor is of an expert that other ranks hold."""
+        experts, of_expert = self.part.experts, _OF_EXPERT.search(name)
+        if experts is None or of_expert is None:
+            return False
+        return int(of_expert[1]) in set(range(experts.count)) - set(experts.held)

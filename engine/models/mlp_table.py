@@ -38,8 +38,9 @@ def mlp_table(whole: ModelSpec, part: ModelSpec, shard: Shard, layer: int) -> di
         return _gated("mlp", whole.intermediate_size, part.intermediate_size, shard, names.dense)
     table: dict[str, ParamSlice] = {names.router: ParamSlice("mlp.router")}
     sizes = experts.intermediate_size, mine.intermediate_size
-    for expert in range(experts.count):
-        table |= _gated("mlp", *sizes, shard, names.expert(expert), expert=expert)
+    within = shard.within_experts(experts)
+    for index, expert in enumerate(mine.held):
+        table |= _gated("mlp", *sizes, within, names.expert(expert), expert=index)
     if experts.shared_size:
         table |= _gated("mlp.shared", experts.shared_size, mine.shared_size, shard, names.shared)
     if experts.shared_gate:

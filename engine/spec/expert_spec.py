@@ -43,6 +43,10 @@ class ExpertSpec:
     """Whether the shared expert's output is multiplied by a gate of its own."""
     dense_layers: frozenset[int] = frozenset()
     """Layers that have a plain MLP instead."""
+    parallel: int = 1
+    """Groups of ranks. Each holds experts of its own, and each of its ranks a part of these."""
+    group: int = 0
+    """That of a rank."""
 
     def __post_init__(self) -> None:
         if not 0 < self.per_token <= self.count:
@@ -54,6 +58,14 @@ class ExpertSpec:
                 f"{self.per_token} of {self.count} experts cannot be chosen from {self.groups_per_token} of"
                 f" {self.groups} groups"
             )
+        if self.parallel > self.count:
+            raise UnsupportedModel(f"{self.parallel} groups of ranks cannot share {self.count} experts")
+
+    @property
+    def held(self) -> range:
+        """The experts of the rank's group, as many as of any other or one more."""
+        first, last = (group * self.count // self.parallel for group in (self.group, self.group + 1))
+        return range(first, last)
 
     @property
     def features(self) -> int:

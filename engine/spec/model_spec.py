@@ -151,6 +151,16 @@ class ModelSpec:
             )
         return replace(self, quantization=ONLINE_FP8)
 
+    def with_expert_parallel(self, groups: int) -> ModelSpec:
+        """This model with experts that are distributed over groups of ranks. Raises UnsupportedModel."""
+        if groups == 1:
+            return self
+        if self.experts is None:
+            raise UnsupportedModel(
+                f"--expert-parallel-size {groups}: this model has no experts; leave it out"
+            )
+        return replace(self, experts=replace(self.experts, parallel=groups))
+
     @property
     def expert_parameters(self) -> int:
         """Weights of one routed expert in all layers that have experts."""

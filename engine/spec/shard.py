@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from engine.spec.errors import UnsupportedModel
+from engine.spec.expert_spec import ExpertSpec
 from engine.spec.model_spec import ModelSpec
 
 __all__ = ["Cut", "Shard", "sizes_for"]
@@ -47,10 +48,12 @@ class Shard:
             raise UnsupportedModel(f"{reason}; the number of ranks can be {usual}")
         experts = spec.experts
         if experts is not None:
+            within = self.within_experts(experts)
             experts = replace(
                 experts,
-                intermediate_size=experts.intermediate_size // self.size,
+                intermediate_size=experts.intermediate_size // within.size,
                 shared_size=experts.shared_size // self.size,
+                group=self.rank // within.size,
             )
         delta = spec.delta
         if delta is not None:
@@ -64,6 +67,11 @@ class Shard:
             num_kv_heads=max(1, spec.num_kv_heads // self.size),
             intermediate_size=spec.intermediate_size // self.size,
         )
+
+    def within_experts(self, experts: ExpertSpec) -> Shard:
+        """This rank among those that hold the same experts."""
+        size = self.size // experts.parallel
+        return Shard(self.rank % size, size)
 
     def rows(self, whole: int, part: int, *, blocks: int = 1) -> Cut:
         """`part` of `whole` output features. With fewer parts than ranks, neighbours share one.
@@ -92,15 +100,20 @@ def sizes_for(spec: ModelSpec, sizes: Iterable[int] = _USUAL_SIZES) -> list[int]
 
 def _misfit(spec: ModelSpec, size: int) -> str:
     """Why the model cannot be split over this many ranks; empty if it can."""
-    shared = [("attention heads", spec.num_heads), ("features of the MLP", spec.intermediate_size)]
-    if spec.experts is not None:
-        shared.append(("features of an expert", spec.experts.intermediate_size))
-        shared.append(("features of the shared expert", spec.experts.shared_size))
+    shared = [
+        ("attention heads", spec.num_heads, size),
+        ("features of the MLP", spec.intermediate_size, size),
+    ]
+    if experts := spec.experts:
+        if size % experts.parallel:
+            return f"{size} ranks cannot form {experts.parallel} equal groups for experts"
+        shared.append(("features of an expert", experts.intermediate_size, size // experts.parallel))
+        shared.append(("features of the shared expert", experts.shared_size, size))
     if spec.delta is not None:
-        shared.append(("key heads of the delta nets", spec.delta.key_heads))
-    for what, count in shared:
-        if count % size:
-            return f"{count} {what} cannot be shared equally by {size} ranks"
+        shared.append(("key heads of the delta nets", spec.delta.key_heads, size))
+    for what, count, ranks in shared:
+        if count % ranks:
+            return f"{count} {what} cannot be shared equally by {ranks} ranks"
     if spec.num_kv_heads % size and size % spec.num_kv_heads:
         return f"{spec.num_kv_heads} key heads and {size} ranks: neither number divides the other"
     return ""

@@ -139,7 +139,7 @@ def estimate_pool(config: RouterConfig, checkpoint: Checkpoint, machine: Machine
 
 
 def _engine(config: RouterConfig, checkpoint: Checkpoint, machine: Machine, role: WorkerRole) -> EngineConfig:
-    spec = _spec(config, checkpoint)
+    spec = _spec(config.for_role(prefill=role is WorkerRole.PREFILL), checkpoint)
     part = _part(config, checkpoint, spec, role)
     config = config.for_role(prefill=role is WorkerRole.PREFILL)
     machine, ranks = _where(config, machine), config.tensor_parallel_size
@@ -181,6 +181,7 @@ def _engine(config: RouterConfig, checkpoint: Checkpoint, machine: Machine, role
         cuda_graph_max_batch=graphs.batch,
         cuda_graph_max_tokens=graphs.tokens,
         tensor_parallel_size=ranks,
+        expert_parallel_size=config.expert_parallel_size,
     )
 
 
@@ -265,7 +266,8 @@ def _quantization(config: RouterConfig) -> str | None:
 def _spec(config: RouterConfig, checkpoint: Checkpoint) -> ModelSpec:
     """Raises PlanError, UnsupportedModel."""
     try:
-        return checkpoint.spec().quantized(_quantization(config))
+        spec = checkpoint.spec().quantized(_quantization(config))
+        return spec.with_expert_parallel(config.expert_parallel_size)
     except UnsupportedModel as error:
         raise PlanError(f"{checkpoint.name}: {error}") from None
 

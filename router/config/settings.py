@@ -98,6 +98,15 @@ class RouterConfig:
             _WORKERS, "tensor-parallel ranks of each worker: processes on one node, one GPU each on cuda", "N"
         ),
     ] = 1
+    expert_parallel_size: Annotated[
+        int,
+        Option(
+            _WORKERS,
+            "groups of a worker's ranks, each with its own experts: a divisor of --tensor-parallel-size"
+            " (1: every rank holds a part of each expert)",
+            "N",
+        ),
+    ] = 1
     accelerator: Annotated[
         str | None,
         Option(_WORKERS, "Ray accelerator type of the workers' GPUs, such as H100 (default: any)", "TYPE"),

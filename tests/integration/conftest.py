@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM
+from transformers import PreTrainedModel
 
 from tests.unit.tiny import save_tiny_llama
 
@@ -12,7 +12,7 @@ from tests.unit.tiny import save_tiny_llama
 class Oracle:
     """What transformers generates, greedily and without a cache."""
 
-    def __init__(self, model: LlamaForCausalLM) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
 
     @torch.no_grad()

@@ -69,6 +69,8 @@ _RENAMED: Final[dict[str, Translation]] = {
     "--tp-size": _TENSOR_PARALLEL,
     "--tp": _TENSOR_PARALLEL,
     "-tp": _TENSOR_PARALLEL,
+    "--ep-size": Renamed("--expert-parallel-size"),
+    "--ep": Renamed("--expert-parallel-size"),
     "--disaggregation-decode-tp": Renamed("--decode-tensor-parallel-size"),
     "--disaggregation-decode-dp": _REPLICAS,
     "--dp-size": _REPLICAS,
@@ -174,9 +176,7 @@ _NODES: Final = "Ray places workers on nodes; start Ray on each (deploy/start_ra
 _ENGINE: Final = "the engine has one loop, whose steps hold prefill and decode; it cannot be changed"
 _NO_LORA: Final = "there are no LoRA adapters here; merge the adapter into the checkpoint"
 _NO_SPEC: Final = "there is no speculative decoding here"
-_NO_MOE: Final = (
-    "every rank holds a part of each expert (--tensor-parallel-size); there is no expert parallelism"
-)
+_NO_MOE: Final = "ranks share the experts of a model: --tensor-parallel-size N --expert-parallel-size N"
 _NO_MM: Final = "there are no multimodal models here"
 _NO_QUANT: Final = "weights and KV may be quantized: --quantization, --kv-cache-dtype"
 _NO_OFFLOAD: Final = "KV and weights stay in device memory; use --kv-memory-fraction or more ranks"
@@ -219,7 +219,7 @@ _UNAVAILABLE: Final[dict[str, Translation]] = {
     ),
     **_unavailable(
         _NO_MOE,
-        *("--ep-size", "--ep", "--expert-parallel-size", "--enable-expert-parallel", "--enable-eplb"),
+        *("--enable-expert-parallel", "--enable-eplb"),
         *("--moe-a2a-backend", "--moe-runner-backend", "--enable-deepep-moe", "--enable-dp-attention"),
     ),
     **_unavailable(

@@ -98,9 +98,19 @@ def _ranks(config: RouterConfig) -> Iterator[str]:
     for flag, value in config.everywhere("tensor_parallel_size"):
         if value < 1:
             yield f"{flag} {value}: use 1 (a worker is one process), or 2 or 4 to share a model"
+    yield from dict.fromkeys(_expert_groups(config))
     for flag, value in config.everywhere("accelerator"):
         if config.device is Device.CPU:
             yield f"{flag} {value} names a GPU, but --device is cpu; leave one of them out"
+
+
+def _expert_groups(config: RouterConfig) -> Iterator[str]:
+    for prefill in (True, False):
+        ranks, groups = config.ranks(prefill=prefill), config.for_role(prefill=prefill).expert_parallel_size
+        if groups < 1 or ranks % groups:
+            flag = config.flag_for("expert_parallel_size", prefill=prefill)
+            size = config.flag_for("tensor_parallel_size", prefill=prefill)
+            yield f"{flag} {groups} does not divide {size} {ranks}; use 1, or a divisor of it"
 
 
 def _roles(config: RouterConfig) -> Iterator[str]:

@@ -21,6 +21,8 @@ def _like(base: str, workers: str, metavar: str, default: str = "") -> Option:
 class RoleSettings:
     prefill_tensor_parallel_size: Annotated[int | None, _like("--tensor-parallel-size", _PREFILL, "N")] = None
     decode_tensor_parallel_size: Annotated[int | None, _like("--tensor-parallel-size", _DECODE, "N")] = None
+    prefill_expert_parallel_size: Annotated[int | None, _like("--expert-parallel-size", _PREFILL, "N")] = None
+    decode_expert_parallel_size: Annotated[int | None, _like("--expert-parallel-size", _DECODE, "N")] = None
     prefill_accelerator: Annotated[str | None, _like("--accelerator", _PREFILL, "TYPE")] = None
     decode_accelerator: Annotated[str | None, _like("--accelerator", _DECODE, "TYPE")] = None
     prefill_chunked_prefill_size: Annotated[

@@ -17,6 +17,7 @@ from tests.integration.conftest import Oracle
 from tests.integration.tiny_cluster import Pair, pair, work
 from tests.integration.workers.test_mixed_worker import prompt
 from tests.local_rank_processes import LocalRankProcesses
+from tests.unit.engine.models.test_models import reference
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -42,6 +43,25 @@ async def test_any_number_of_ranks_hands_off_to_any_other(
 ) -> None:
     async with sharded(folder, prefill, decode) as workers:
         jobs = [work(prompt(length, seed=length), max_tokens=6) for length in (3, 33, 70)]
+        outputs = await asyncio.gather(*(workers.generate(job) for job in jobs))
+        assert outputs == [oracle(list(job.prompt), 6) for job in jobs]
+        await workers.all_pages_back()
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [((2, 2), (1, 1)), ((2, 1), (2, 2))])
+async def test_ranks_with_experts_of_their_own_hand_off_to_any_others(
+    prefill: tuple[int, int], decode: tuple[int, int], tmp_path: Path
+) -> None:
+    """KV does not depend on where experts are."""
+    model = reference("mixtral", num_heads=4)
+    model.save_pretrained(tmp_path)
+    oracle = Oracle(model.eval())
+
+    def ranks(size: int, groups: int) -> dict[str, Any]:
+        return {"tensor_parallel_size": size, "expert_parallel_size": groups, "kv_by_ranks": True}
+
+    async with pair(tmp_path, "nixl", ranks(*prefill), ranks(*decode)) as workers:
+        jobs = [work(prompt(length, seed=length), max_tokens=6) for length in (3, 33)]
         outputs = await asyncio.gather(*(workers.generate(job) for job in jobs))
         assert outputs == [oracle(list(job.prompt), 6) for job in jobs]
         await workers.all_pages_back()

@@ -85,3 +85,21 @@ def test_experts_reached_by_a_batch() -> None:
     one, many = spec().reached(1), spec().reached(1000)
     assert one == pytest.approx(2)
     assert many == pytest.approx(6)
+
+
+def test_a_rank_adds_up_the_outputs_of_its_own_experts() -> None:
+    """Rows of other experts are undefined."""
+    routes = route(torch.randn(9, 6, generator=torch.Generator().manual_seed(2)), None, spec())
+    outputs = torch.randn(18, 4)
+    whole = Ops().weighted_sum(outputs, routes)
+
+    parts = []
+    for held in (range(2), range(2, 5), range(5, 6)):
+        mine = routes.only(held)
+        assert mine.starts.tolist() == routes.starts[held.start : held.stop + 1].tolist()
+        garbage = torch.full_like(outputs, torch.nan)
+        rows = slice(int(mine.starts[0]), int(mine.starts[-1]))
+        garbage[rows] = outputs[rows]
+        parts.append(Ops().weighted_sum(garbage, mine))
+
+    torch.testing.assert_close(sum(parts), whole)

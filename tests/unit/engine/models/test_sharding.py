@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from engine.loader.model_loader import load_model
 from engine.models.base import CausalLM
 from engine.parallel import TorchCommunicator
 from engine.spec.errors import UnsupportedModel
+from engine.spec.expert_spec import ExpertSpec
 from engine.spec.model_spec import ModelSpec
 from engine.spec.shard import Shard, sizes_for
 from kv_transfer import KVLayout
@@ -59,6 +61,46 @@ def test_logits_are_those_of_the_whole_model(name: str, size: int, tmp_path: Pat
     share = -(-97 // size)
     for rank, piece in enumerate(others, start=1):
         torch.testing.assert_close(piece, leader[:, rank * share : (rank + 1) * share])
+
+
+@pytest.mark.parametrize(("size", "groups"), [(2, 2), (4, 2), (4, 4)])
+@pytest.mark.parametrize("name", ["mixtral", "qwen2 with experts", "glm4 with experts in groups", "gpt-oss"])
+def test_ranks_with_experts_of_their_own_compute_the_whole_models_logits(
+    name: str, size: int, groups: int, tmp_path: Path
+) -> None:
+    oracle = reference(name, num_heads=8)
+    oracle.save_pretrained(tmp_path)
+    ids = torch.randint(97, (60,), generator=torch.Generator().manual_seed(1))
+
+    @torch.inference_mode()
+    def logits(ranks: TorchCommunicator) -> tuple[Tensor, range]:
+        model = load_model(tmp_path, communicator=ranks, expert_parallel_size=groups)
+        ranks.all_reduce_min(0)
+        assert model.part.experts
+        return model.logits(
+            model(ids, torch.arange(len(ids)), DenseAttention(model))
+        ), model.part.experts.held
+
+    (leader, _), *_ = shares = together(size, logits)
+
+    with torch.no_grad():
+        torch.testing.assert_close(leader, oracle(ids[None]).logits[0], atol=2 * tolerance(name), rtol=2e-5)
+    held = [expert for _, share in shares[:: size // groups] for expert in share]
+    assert held == list(range(len(held))), "each group has its own"
+
+
+def test_experts_that_groups_or_ranks_cannot_share_are_refused() -> None:
+    experts = ExpertSpec(count=6, per_token=2, intermediate_size=12)
+    whole = replace(spec(num_kv_heads=8), experts=experts)
+    with pytest.raises(UnsupportedModel, match="7 groups of ranks cannot share 6 experts"):
+        whole.with_expert_parallel(7)
+    with pytest.raises(UnsupportedModel, match="2 ranks cannot form 3 equal groups"):
+        Shard(0, 2).of(whole.with_expert_parallel(3))
+    with pytest.raises(UnsupportedModel, match="--expert-parallel-size 2: this model has no experts"):
+        spec().with_expert_parallel(2)
+    assert Shard(0, 8).of(whole.with_expert_parallel(2)).experts == replace(
+        experts, parallel=2, intermediate_size=3
+    )
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])

@@ -118,6 +118,14 @@ def test_disagg_has_a_prefill_worker_by_default_and_mixed_has_none() -> None:
         ("--model m --max-logprobs 21", ["--max-logprobs 21", "0 to 20"]),
         ("--model m --tensor-parallel-size 0", ["--tensor-parallel-size 0", "2 or 4"]),
         (
+            "--model m --tensor-parallel-size 4 --expert-parallel-size 3",
+            ["--expert-parallel-size 3 does not divide --tensor-parallel-size 4", "divisor"],
+        ),
+        (
+            "--model m --mode disagg --prefill-workers 1 --prefill-expert-parallel-size 2",
+            ["--prefill-expert-parallel-size 2 does not divide --tensor-parallel-size 1", "divisor"],
+        ),
+        (
             "--model m --prefill-tensor-parallel-size 2",
             ["--prefill-tensor-parallel-size 2", "--mode mixed", "--tensor-parallel-size"],
         ),
