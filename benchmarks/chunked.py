@@ -42,7 +42,7 @@ from benchmarks.lib.engines.chunk_engines import (
     cuda_config,
     with_preset,
 )
-from benchmarks.lib.engines.simulated_gpu import Costs, simulated_config
+from benchmarks.lib.engines.simulated_gpu import simulated_config
 from benchmarks.lib.engines.step_fit import LinearSteps
 from benchmarks.lib.load.client import Record
 from benchmarks.lib.load.workload import Work, are_long, make_workload, parse_lengths, with_long_prompts
@@ -224,7 +224,7 @@ def _points(
     """Of all settings and loads that have a run."""
     simulated = None
     if options.device == "cpu" and log.steps:
-        simulated = SimulatedEngine(Costs.of_steps(LinearSteps.fit(log.steps)), _config(options))
+        simulated = SimulatedEngine(LinearSteps.fit(log.steps), _config(options), front_s=0.0)
     points = []
     for setting in settings:
         for scale in options.scales:

@@ -30,10 +30,10 @@ from benchmarks.lib.provenance import provenance
 from benchmarks.modes import WARM_UP_SEED
 from router.config.choices import Mode
 from router.placement import Targets
-from router.simulator.deployment import Deployment
-from router.simulator.objective import Objective
-from router.simulator.outcome import Outcome
-from router.simulator.traffic import Arrival
+from simulator.deployment import Deployment
+from simulator.objective import Objective
+from simulator.outcome import Outcome
+from simulator.traffic import Arrival
 
 __all__ = ["Figures", "Replayed", "deployment_of", "make_parser", "replay"]
 

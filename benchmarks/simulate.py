@@ -8,8 +8,8 @@
     python -m benchmarks.simulate --cluster --help
 
 The real engine plans the steps: scheduler, pages, ITL controller, planning ahead. A formula gives the time of
-each step on device and host, and the clock advances from event to event. `Costs` are those of Llama-3.1-8B on
-an H200, fitted to measured steps. A scheduler is given by flags of `router`, whose defaults it has.
+each step on device and host, and the clock advances from event to event. The costs are those of Llama-3.1-8B
+on an H200, fitted to measured steps. A scheduler is given by flags of `router`, whose defaults it has.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.cluster import main as cluster
+from benchmarks.lib.engines.chunk_engines import simulate
 from benchmarks.lib.engines.flag_lines import FlagLineError, config_of_flags
-from benchmarks.lib.engines.simulated_gpu import Costs, simulate
 from benchmarks.lib.load.client import Record
 from benchmarks.lib.load.workload import Uniform, Work, parse_lengths, with_long_prompts
 from benchmarks.lib.provenance import provenance
@@ -95,7 +95,7 @@ def main() -> None:
                 config = config_of_flags(line)
             except FlagLineError as error:
                 sys.exit(f"benchmarks.simulate: --flags {line!r}: {error}")
-            runs[line] = simulate(case.works, None, Costs(), config=config, late=not options.early)
+            runs[line] = simulate(case.works, config, early=options.early)
     rows = {line: case.row(records) for line, records in runs.items()}
     console.print(_table(rows, case.title))
     if options.output:

@@ -1,1 +1,1 @@
-"""Placements compared on a simulated cluster (`router.simulator`)."""
+"""Placements compared on a simulated cluster (`simulator`)."""

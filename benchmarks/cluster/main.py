@@ -23,10 +23,10 @@ from benchmarks.cluster.scenario import LOADS
 from engine.config import PATIENCE
 from router.config.choices import Mode
 from router.placement import Targets
-from router.simulator.deployment import Deployment
-from router.simulator.objective import Objective
-from router.simulator.outcome import GOOD, Outcome, result_of
-from router.simulator.traffic import Arrival, mooncake
+from simulator.deployment import Deployment
+from simulator.objective import Objective
+from simulator.outcome import GOOD, Outcome, result_of
+from simulator.traffic import Arrival, mooncake
 
 __all__ = ["main", "make_parser"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from router.simulator.lengths import LogNormal, Uniform
-from router.simulator.traffic import Arrival, bursts, chats, day, merged, poisson
+from simulator.lengths import LogNormal, Uniform
+from simulator.traffic import Arrival, bursts, chats, day, merged, poisson
 
 __all__ = ["LOADS"]
 

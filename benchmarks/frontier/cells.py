@@ -9,9 +9,9 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from router.placement import Targets
-from router.simulator.lengths import Lengths, LogNormal, Uniform
-from router.simulator.objective import Objective
-from router.simulator.traffic import Arrival
+from simulator.lengths import Lengths, LogNormal, Uniform
+from simulator.objective import Objective
+from simulator.traffic import Arrival
 
 __all__ = ["REGIMES", "WORKLOADS", "Regime", "Workload", "scaled"]
 

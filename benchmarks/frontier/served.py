@@ -17,8 +17,8 @@ from benchmarks.lib.load.offer import offer
 from benchmarks.lib.load.workload import Work
 from benchmarks.lib.report import summarize
 from benchmarks.lib.servers.mode_servers import MODEL_NAME, ModeServers, require_answers
-from router.simulator.deployment import TUNED_STEP_SHARE
-from router.simulator.traffic import Arrival
+from simulator.deployment import TUNED_STEP_SHARE
+from simulator.traffic import Arrival
 
 __all__ = ["served_variants", "serving"]
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 from benchmarks.frontier.cells import Regime, Workload
 from benchmarks.frontier.search import ShareAt
 from router.config.choices import Mode
-from router.simulator.deployment import TUNED_STEP_SHARE, Deployment
-from router.simulator.traffic import Arrival, last_deadline
+from simulator.deployment import TUNED_STEP_SHARE, Deployment
+from simulator.traffic import Arrival, last_deadline
 
 __all__ = ["good_share", "simulated_variants"]
 

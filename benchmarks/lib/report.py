@@ -10,7 +10,7 @@ import numpy as np
 from rich.table import Table
 
 from benchmarks.lib.load.client import Record
-from router.simulator.objective import Objective
+from simulator.objective import Objective
 
 __all__ = ["Objective", "Percentiles", "Summary", "summarize", "summary_table"]
 

@@ -20,7 +20,7 @@ from engine.config import SchedulerConfig
 from engine.device.defaults import GPU_TOKEN_TILE, PREFILL_CHUNK
 from engine.engine import Engine
 from engine.executor.runner import ModelRunner
-from router.simulator.objective import Objective
+from simulator.objective import Objective
 
 _MOST_RUNNING = 256
 

@@ -11,6 +11,7 @@ from typing import Final
 __all__ = ["shadowed_packages"]
 
 _PACKAGES: Final = ("common", "decode_worker", "engine", "kv_transfer", "prefill_worker", "rpc", "worker")
+"""Those that serving imports; `router plan` alone needs `simulator`."""
 _ROOT: Final = Path(__file__).resolve().parents[2]
 
 

@@ -15,15 +15,15 @@ from rich.table import Table
 
 from engine.spec.model_spec import ModelSpec
 from router.placement import Targets
-from router.planner.advice import Advice, advise, ranked
-from router.planner.candidates import Candidate, DoesNotFit, candidates
-from router.planner.costs import Basis
-from router.planner.hardware import GPUS
-from router.planner.load import Load, drawn, of_trace
-from router.planner.model_shape import SHAPES, UnknownModel, shape_of
-from router.planner.prediction import Prediction, predictions
-from router.simulator.lengths import Lengths, parse_lengths
-from router.simulator.traffic import mooncake
+from simulator.lengths import Lengths, parse_lengths
+from simulator.planner.advice import Advice, advise, ranked
+from simulator.planner.candidates import Candidate, DoesNotFit, candidates
+from simulator.planner.costs import Basis
+from simulator.planner.hardware import GPUS
+from simulator.planner.load import Load, drawn, of_trace
+from simulator.planner.model_shape import SHAPES, UnknownModel, shape_of
+from simulator.planner.prediction import Prediction, predictions
+from simulator.traffic import mooncake
 
 __all__ = ["make_parser", "run"]
 

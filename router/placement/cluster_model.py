@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+from router.placement.account.decaying_rate import DecayingRate
+from router.placement.account.load import WorkerLoad
 from router.placement.step_time import PRIOR, StepTime, StepWork
 from router.placement.step_times import StepTimes
 from router.placement.transfer_rate import TransferRates
@@ -20,8 +22,6 @@ from router.placement.view import (
     WorkerId,
     WorkerView,
 )
-from router.workers.decaying_rate import DecayingRate
-from router.workers.load import WorkerLoad
 
 __all__ = ["ClusterModel", "WorkerFacts"]
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import Final, TypeAlias
 
+from router.placement.account.room import Room
 from router.placement.step_time import StepTime
-from router.workers.room import Room
 
 __all__ = [
     "ClusterView",

@@ -19,10 +19,10 @@ from typing import Final, TypeAlias
 
 import grpc
 
+from router.placement.account.load import WorkerLoad
 from router.workers.circuit_breaker import CircuitBreaker
 from router.workers.events import Event, Listener, Loss, WorkerLost
 from router.workers.heartbeat_monitor import HeartbeatMonitor, Liveness
-from router.workers.load import WorkerLoad
 from rpc.baton.v1 import worker_pb2, worker_pb2_grpc
 from rpc.channel import Endpoint, connect
 from rpc.session import BEAT_S, ROUTER_METADATA

@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import torch
 
-from benchmarks.lib.engines.simulated_gpu import Costs, simulate, simulated_config
+from benchmarks.lib.engines.simulated_gpu import FRONT_S, simulated_config
 from benchmarks.lib.load.client import Record
 from benchmarks.lib.load.workload import Work
 from benchmarks.lib.memory.peak_memory import CpuPeak, CudaPeak
@@ -25,6 +25,9 @@ from engine.device.defaults import GPU_TOKEN_TILE
 from engine.engine import Engine
 from engine.executor.runner import ModelRunner
 from engine.presets import PRESETS, Preset
+from simulator.device import ENGINE_H200_8B, StepCosts
+from simulator.runner import Clock as SimulatedClock
+from simulator.runner import simulated_engine
 
 __all__ = [
     "Alone",
@@ -36,6 +39,7 @@ __all__ = [
     "cuda_config",
     "drive",
     "scheduler_of",
+    "simulate",
     "with_preset",
 ]
 
@@ -201,11 +205,17 @@ class RealEngine:
 
 
 def drive(
-    engine: Engine, load: Sequence[Work], clock: Clock, steps: list[StepMeasured] | None = None
+    engine: Engine,
+    load: Sequence[Work],
+    clock: Clock,
+    steps: list[StepMeasured] | None = None,
+    *,
+    early: bool = False,
 ) -> list[Record]:
     """Send the load to an engine at its times of arrival, by the engine's clock; one record a request.
 
     `steps` gets a sample of the steps, with the time that `Engine.step` took for them; not with overlap.
+    `early`: plan each step as soon as possible.
     """
     began = clock.now()
     records = [Record(sent=began + work.arrival_s, prompt_tokens=len(work.prompt)) for work in load]
@@ -216,7 +226,7 @@ def drive(
             engine.submit(Request(coming, load[coming].prompt, sampling))  # type: ignore[arg-type]
             coming += 1
         now = clock.now()
-        due = engine.plan_at() if engine.has_work else math.inf
+        due = (-math.inf if early else engine.plan_at()) if engine.has_work else math.inf
         if due > now:
             if coming < len(load):
                 due = min(due, records[coming].sent)
@@ -236,16 +246,36 @@ def drive(
     return records
 
 
+def simulate(
+    load: Sequence[Work],
+    config: EngineConfig,
+    costs: StepCosts = ENGINE_H200_8B,
+    front_s: float = FRONT_S,
+    *,
+    early: bool = False,
+) -> list[Record]:
+    """`drive` on a simulated device; a client's request takes `front_s` more, there and back."""
+    clock = SimulatedClock()
+    records = drive(simulated_engine(config, costs, clock), load, clock, early=early)
+    return [replace(record, sent=record.sent - front_s) for record in records]
+
+
 class SimulatedEngine:
     """A simulated H200, or the device whose costs are given."""
 
-    def __init__(self, costs: Costs | None = None, config: EngineConfig | None = None) -> None:
-        self._costs = Costs() if costs is None else costs
+    def __init__(
+        self,
+        costs: StepCosts = ENGINE_H200_8B,
+        config: EngineConfig | None = None,
+        front_s: float = FRONT_S,
+    ) -> None:
+        self._costs = costs
+        self._front_s = front_s
         self._config = simulated_config() if config is None else config
 
     def run(self, setting: Setting, load: Sequence[Work]) -> list[Record]:
         config = replace(self._config, scheduler=scheduler_of(setting, self._config.scheduler))
-        return simulate(load, None, self._costs, config=config)
+        return simulate(load, config, self._costs, self._front_s)
 
     def alone(self, setting: Setting, prompt: Sequence[int]) -> Alone | None:
         return None

@@ -6,11 +6,12 @@ import shlex
 from dataclasses import replace
 from typing import Final
 
-from benchmarks.lib.engines.simulated_gpu import CHUNK_BUDGET, COSTLY_CONTEXT, simulated_config
+from benchmarks.lib.engines.simulated_gpu import CHUNK_BUDGET, simulated_config
 from engine.config import EngineConfig
 from engine.presets import PRESETS, Preset
 from router.cluster.scheduler_plan import scheduler_for
 from router.config.flags.command_line import ConfigError, parse
+from simulator.worker import COSTLY_CONTEXT
 
 __all__ = ["FlagLineError", "config_of_flags"]
 

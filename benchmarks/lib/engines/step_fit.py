@@ -15,7 +15,7 @@ __all__ = ["LinearSteps"]
 
 @dataclass(frozen=True, slots=True)
 class LinearSteps:
-    """Seconds."""
+    """Seconds. Implements `simulator.device.StepCosts`."""
 
     step: float
     """Of every step."""
@@ -44,8 +44,14 @@ class LinearSteps:
         coefficients[used] = found
         return cls(*coefficients.tolist())
 
-    def seconds(self, plan: StepPlan) -> float:
+    def device_s(self, plan: StepPlan) -> float:
         return float(np.dot(_features(StepMeasured.of(plan, 0.0)), astuple(self)))
+
+    def host_s(self, plan: StepPlan) -> float:
+        return 0.0  # in the measured steps
+
+    def launch_s(self, plan: StepPlan) -> float:
+        return 0.0
 
 
 def _features(step: StepMeasured) -> tuple[float, ...]:

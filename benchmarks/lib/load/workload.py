@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from router.simulator.lengths import Fixed, Lengths, LogNormal, Uniform, parse_lengths
+from simulator.lengths import Fixed, Lengths, LogNormal, Uniform, parse_lengths
 
 __all__ = [
     "Fixed",

@@ -27,8 +27,8 @@ from router.dispatch.routing.route import Route
 from router.dispatch.sequence import Sequence
 from router.dispatch.standing import Stage, Standing
 from router.errors import Unavailable
+from router.placement.account.load import Phase
 from router.workers.events import Event, WorkerLost
-from router.workers.load import Phase
 from router.workers.session import WorkerSession
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE

@@ -8,8 +8,8 @@ from router.dispatch.routing.route import Route
 from router.dispatch.sequence import Sequence
 from router.dispatch.standing import Stage, Standing
 from router.dispatch.waterfall import busy_seconds
+from router.placement.account.load import Phase
 from router.workers.events import Event, WorkerLost
-from router.workers.load import Phase
 from router.workers.session import WorkerSession
 from rpc.baton.v1 import worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL

@@ -15,7 +15,7 @@ import pytest
 from router.config.settings import RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics import RouterMetrics
-from router.workers.load import WorkerLoad
+from router.placement.account.load import WorkerLoad
 from router.workers.registry import Registry
 from rpc.baton.v1 import sampling_pb2, worker_pb2, worker_pb2_grpc
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE

@@ -13,8 +13,8 @@ import pytest
 from engine.config import STEP_SHARE
 from router.config.choices import Mode
 from router.placement import Targets
-from router.simulator.deployment import Deployment
 from rpc.baton.v1 import worker_pb2
+from simulator.deployment import Deployment
 from tests.integration.conftest import Oracle
 from tests.integration.tiny_cluster import Link, before_each_step, work, worker
 from worker.config import WorkerRole
@@ -77,5 +77,5 @@ async def test_the_target_decides_how_much_of_a_prompt_a_step_takes(
 def test_simulated_workers_of_an_adaptive_cluster_have_the_target_of_real_ones() -> None:
     targets = Targets(ttft_s=0.5, tpot_s=0.015)
     for simulated in Deployment(mode=Mode.ADAPTIVE, targets=targets).simulation().workers:
-        assert simulated.scheduler.config.tpot_target_s == targets.tpot_s
-        assert simulated.scheduler.config.itl_target_s is None
+        assert simulated.engine.scheduler.config.tpot_target_s == targets.tpot_s
+        assert simulated.engine.scheduler.config.itl_target_s is None

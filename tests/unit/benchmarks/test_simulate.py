@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.lib.engines.simulated_gpu import Costs, simulate
+from benchmarks.lib.engines.chunk_engines import simulate
+from benchmarks.lib.engines.simulated_gpu import FRONT_S, simulated_config
 from benchmarks.lib.load.workload import Fixed, LogNormal, Work, make_workload
 from benchmarks.lib.report import summarize
 from engine.presets import Preset
+from router.placement import StepWork
+from simulator.device import ENGINE_H200_8B
 
 LOAD = make_workload(
     count=60,
@@ -19,21 +22,24 @@ LOAD = make_workload(
 
 
 def test_everything_is_answered_and_the_same_each_time() -> None:
-    records = simulate(LOAD, 0.02, Costs())
+    config = simulated_config(itl_target_s=0.02)
+    records = simulate(LOAD, config)
     assert [record.output_tokens for record in records] == [40] * 60
-    assert [record.arrivals for record in simulate(LOAD, 0.02, Costs())] == [r.arrivals for r in records]
+    assert [record.arrivals for record in simulate(LOAD, config)] == [r.arrivals for r in records]
 
 
 def test_a_request_alone_takes_what_its_steps_cost() -> None:
-    costs = Costs()
-    (record,) = simulate([Work(0.0, [1] * 1000, 11)], None, costs)
-    prompt = costs.front + 1000 * costs.row + 1000 * 1000 * costs.pair + costs.step + costs.prompts
-    assert record.ttft == pytest.approx(prompt + costs.host + costs.host_prompts, rel=0.1)
-    assert record.tpot == pytest.approx(costs.weights + costs.step, rel=0.1)
+    costs = ENGINE_H200_8B
+    (record,) = simulate([Work(0.0, [1] * 1000, 11)], simulated_config())
+    prompt = costs.seconds(StepWork(1000, 1000 * 500.0))
+    assert record.ttft == pytest.approx(FRONT_S + prompt + costs.host + costs.host_prompts, rel=0.1)
+    assert record.tpot == pytest.approx(costs.of_matrices(1) + costs.step, rel=0.1)
 
 
 def test_a_lower_target_makes_for_smaller_gaps() -> None:
-    tight, loose = (summarize(simulate(LOAD, target, Costs())) for target in (0.012, 0.040))
+    tight, loose = (
+        summarize(simulate(LOAD, simulated_config(itl_target_s=target))) for target in (0.012, 0.040)
+    )
     assert tight.itl.p99 < loose.itl.p99
     assert tight.ttft.p99 > loose.ttft.p99
 
@@ -42,11 +48,11 @@ def test_a_long_prompt_gets_on_though_short_ones_end_with_every_step() -> None:
     short = [Work(k / 150, [k % 1000 + 1] * 100, 4) for k in range(900)]
     long = Work(1.001, [7] * 16_000, 4)
     load = sorted([*short, long], key=lambda work: work.arrival_s)
-    record = simulate(load, 0.02, Costs())[load.index(long)]
+    record = simulate(load, simulated_config(itl_target_s=0.02))[load.index(long)]
     assert record.arrivals[0] < 4.5  # starved, it would wait until the last arrival, at 6 s
 
 
 @pytest.mark.parametrize("preset", Preset)
 def test_every_preset_can_be_simulated(preset: Preset) -> None:
-    records = simulate(LOAD, None, Costs(), preset=preset)
+    records = simulate(LOAD, simulated_config(preset))
     assert [record.output_tokens for record in records] == [work.max_tokens for work in LOAD]

@@ -50,9 +50,9 @@ def test_a_simulation_saves_its_command_and_the_figures_of_each_scheduler(
 def test_prompts_behind_a_long_one_wait_for_it_with_fcfs_whatever_the_chunks() -> None:
     case = simulate._behind_long()
     first_tokens = {
-        line: simulate._behind_row(
-            simulate.simulate(case.works, None, simulate.Costs(), config=config_of_flags(line))
-        )["TTFT of those behind, p50, ms"]
+        line: simulate._behind_row(simulate.simulate(case.works, config_of_flags(line)))[
+            "TTFT of those behind, p50, ms"
+        ]
         for line in ("--preset vllm --chunked-prefill-size -1", "--preset vllm", "")
     }
     whole, chunked, ours = first_tokens.values()

@@ -21,6 +21,7 @@ PRODUCT = (
     "prefill_worker",
     "router",
     "rpc",
+    "simulator",
     "worker",
 )
 
@@ -33,6 +34,9 @@ ALLOWED: Mapping[str, frozenset[str]] = {
     "prefill_worker": frozenset({"common", "engine", "kv_transfer", "rpc", "worker.session"}),
     "decode_worker": frozenset({"common", "engine", "kv_transfer", "rpc", "worker.session"}),
     "worker": frozenset({"common", "decode_worker", "engine", "kv_transfer", "prefill_worker", "rpc"}),
+    "router.config.choices": frozenset({"common"}),
+    "router.placement": frozenset({"common", "engine", "router.config.choices", "rpc"}),
+    "simulator": frozenset({"common", "engine", "router.config.choices", "router.placement", "rpc"}),
     "router": frozenset(PRODUCT) - {"baton", "benchmarks"},
     "baton": frozenset({"engine", "router", "rpc", "worker"}),
     "benchmarks": frozenset(PRODUCT) - {"baton"},

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 OWN = {
     *("baton", "common", "decode_worker", "engine", "kv_transfer", "prefill_worker"),
-    *("router", "rpc", "worker"),
+    *("router", "rpc", "simulator", "worker"),
 }
 OPTIONAL = {"flashinfer", "ucxx", "rmm", "libucx", "triton", "cuda", "pydantic_core"}
 """Imported where an extra, or torch for CUDA, has installed them; pydantic and its core are one version."""

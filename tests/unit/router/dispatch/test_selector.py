@@ -27,8 +27,8 @@ from router.placement import (
     Why,
     WorkerView,
 )
+from router.placement.account.load import Phase, Task
 from router.workers.heartbeat_monitor import Liveness
-from router.workers.load import Phase, Task
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 from tests.unit.router.dispatch.attempts.fake_session import FakeSession

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from router.placement import Health, RequestView, WorkerView
 from router.placement.by_load import Choose, has_room, least_loaded, pick, preferred, round_robin
+from tests.unit.router.placement.account.test_room import EMPTY, rooms, sizes
 from tests.unit.router.placement.views import loaded
-from tests.unit.router.workers.test_room import EMPTY, rooms, sizes
 
 IDLE = loaded("idle", room=EMPTY)
 FULL = loaded("full", room=replace(EMPTY, free_pages=1))

@@ -24,10 +24,10 @@ from router.placement import (
     WorkerFacts,
     WorkerView,
 )
+from router.placement.account.load import WorkerLoad
+from router.placement.account.room import Room
 from router.placement.by_load import least_loaded, power_of_two, round_robin
 from router.placement.estimates import Estimates
-from router.workers.load import WorkerLoad
-from router.workers.room import Room
 
 TARGETS = Targets(0.5, 0.015)
 LINK = Link(170e9, 0.003)

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from common.block_hash import block_hashes
 from router.config.settings import Routing
 from router.placement import RequestView
+from router.placement.account.cached_prefixes import CachedPrefixes
 from router.placement.by_load import POLICIES, least_loaded, power_of_two, prefix_aware, round_robin
-from router.workers.cached_prefixes import CachedPrefixes
 from tests.unit.router.placement.views import loaded
 
 REQUEST = RequestView(prompt_tokens=100, expected_output=1, arrived=0.0)

@@ -21,13 +21,13 @@ from router.placement import (
     WorkerFacts,
     WorkerView,
 )
+from router.placement.account.load import Phase, WorkerLoad
 from router.placement.by_load import prefix_aware
 from router.placement.prefill_split import expected_misses
 from router.placement.slots import running_answers, slot_wait
-from router.simulator.simulation import ClusterSpec, Simulation
-from router.simulator.traffic import Arrival
-from router.simulator.worker import WorkerSettings
-from router.workers.load import Phase, WorkerLoad
+from simulator.simulation import ClusterSpec, Simulation
+from simulator.traffic import Arrival
+from simulator.worker import WorkerSettings
 
 TARGETS = Targets(0.5, 0.040)
 LINK = Link(170e9, 0.003)

@@ -8,10 +8,10 @@ from collections import deque
 from collections.abc import Callable
 from itertools import count
 
+from router.placement.account.load import WorkerLoad
 from router.workers.circuit_breaker import CircuitBreaker
 from router.workers.events import Event, Listener, Loss, Message, WorkerLost
 from router.workers.heartbeat_monitor import Liveness
-from router.workers.load import WorkerLoad
 from rpc.baton.v1 import worker_pb2
 
 __all__ = ["FakeSession", "ManualClockLoop"]

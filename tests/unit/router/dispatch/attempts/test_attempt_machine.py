@@ -18,7 +18,7 @@ from router.dispatch.routing.route import Route
 from router.dispatch.sequence import Sequence
 from router.dispatch.token_stream import DeliveryQueue, Delta, TokenStream
 from router.dispatch.waterfall import Waterfall
-from router.workers.load import Phase
+from router.placement.account.load import Phase
 from rpc.baton.v1 import sampling_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_PREFILL
 from tests.unit.router.dispatch.attempts.fake_session import ManualClockLoop

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.workers.room import Room
+from router.placement.account.room import Room
 
 EMPTY = Room(page_size=16, max_running=8, total_pages=100, free_pages=100)
 rooms = st.builds(

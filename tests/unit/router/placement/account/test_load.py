@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from router.workers.load import Phase, Task, WorkerLoad
+from router.placement.account.load import Phase, Task, WorkerLoad
 from rpc.baton.v1 import worker_pb2
 
 PAGE = 16

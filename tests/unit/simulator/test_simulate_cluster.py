@@ -14,10 +14,10 @@ from benchmarks.lib.outcomes import Run
 from benchmarks.modes import WARM_UP_SEED
 from benchmarks.replay import deployment_of, replay
 from router.config.choices import Mode
-from router.simulator.deployment import Deployment
-from router.simulator.objective import Objective
-from router.simulator.outcome import STRICT
-from router.simulator.traffic import Arrival, bursts, chats, day, mooncake, poisson
+from simulator.deployment import Deployment
+from simulator.objective import Objective
+from simulator.outcome import STRICT
+from simulator.traffic import Arrival, bursts, chats, day, mooncake, poisson
 
 MODES = [Deployment(mode=mode) for mode in Mode]
 
@@ -38,7 +38,7 @@ def test_afterwards_every_page_is_free_and_no_load_is_left(deployment: Deploymen
     simulation = deployment.simulation()
     simulation.run(LOADS["table"](12.0, 2.0, 2))
     for worker in simulation.workers:
-        assert worker.kv.check([]).free == worker.settings.num_pages
+        assert worker.engine.check_pages().free == worker.settings.num_pages
     for seen in simulation.model.view(simulation.now).workers:
         assert (seen.prompts, seen.decodes, seen.incoming, seen.context_tokens) == ((), 0, 0, 0)
 

@@ -16,10 +16,10 @@ from enum import Enum
 from typing import Final
 
 from common.block_hash import BlockHash
-from router.workers.cached_prefixes import CachedPrefixes
-from router.workers.decaying_rate import DecayingRate
-from router.workers.others import NOBODY, Others
-from router.workers.room import Room
+from router.placement.account.cached_prefixes import CachedPrefixes
+from router.placement.account.decaying_rate import DecayingRate
+from router.placement.account.others import NOBODY, Others
+from router.placement.account.room import Room
 from rpc.baton.v1 import worker_pb2
 
 __all__ = ["Phase", "Task", "WorkerLoad"]

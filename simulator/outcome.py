@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from router.simulator.objective import Objective
+from simulator.objective import Objective
 
 __all__ = ["GOOD", "STRICT", "Outcome", "Result", "result_of"]
 

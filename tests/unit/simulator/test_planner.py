@@ -14,16 +14,16 @@ from router.cli.plan import run
 from router.config.choices import Mode
 from router.config.flags.command_line import parse
 from router.placement import StepWork, Targets
-from router.planner.advice import advise, ranked
-from router.planner.candidates import Candidate, DoesNotFit, candidates
-from router.planner.costs import LLAMA_8B, Basis, costs_of, kv_bytes_per_token, weight_bytes
-from router.planner.hardware import GPUS, H200
-from router.planner.load import drawn, of_trace
-from router.planner.model_shape import UnknownModel, shape_of
-from router.planner.prediction import Prediction, predictions
-from router.simulator.device import H200_8B
-from router.simulator.lengths import Fixed, LogNormal, Uniform
-from router.simulator.traffic import Arrival
+from simulator.device import H200_8B
+from simulator.lengths import Fixed, LogNormal, Uniform
+from simulator.planner.advice import advise, ranked
+from simulator.planner.candidates import Candidate, DoesNotFit, candidates
+from simulator.planner.costs import LLAMA_8B, Basis, costs_of, kv_bytes_per_token, weight_bytes
+from simulator.planner.hardware import GPUS, H200
+from simulator.planner.load import drawn, of_trace
+from simulator.planner.model_shape import UnknownModel, shape_of
+from simulator.planner.prediction import Prediction, predictions
+from simulator.traffic import Arrival
 
 STRICT = Targets(0.5, 0.015)
 LLAMA_70B = shape_of("llama-3.1-70b")
@@ -223,7 +223,7 @@ def test_requests_of_the_warm_up_do_not_count_in_the_rate() -> None:
 
 
 def test_a_model_is_known_by_its_config_alone(tmp_path: Path) -> None:
-    from router.planner.model_shape import SHAPES
+    from simulator.planner.model_shape import SHAPES
 
     file = tmp_path / "config.json"
     file.write_text(json.dumps(SHAPES["llama-3.1-8b"]))

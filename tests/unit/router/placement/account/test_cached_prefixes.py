@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.block_hash import block_hashes
-from router.workers.cached_prefixes import CachedPrefixes
+from router.placement.account.cached_prefixes import CachedPrefixes
 
 PAGE = 4
 prompts = st.lists(st.integers(0, 1), max_size=24)

@@ -9,11 +9,11 @@ from typing import Final
 
 from router.config.choices import Mode
 from router.placement import Targets
-from router.planner.candidates import Candidate
-from router.planner.load import Load
-from router.simulator.objective import Objective
-from router.simulator.outcome import Outcome
-from router.simulator.traffic import last_deadline
+from simulator.objective import Objective
+from simulator.outcome import Outcome
+from simulator.planner.candidates import Candidate
+from simulator.planner.load import Load
+from simulator.traffic import last_deadline
 
 __all__ = ["Prediction", "predict", "predictions"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from router.simulator.lengths import Lengths
-from router.simulator.traffic import Arrival, poisson
+from simulator.lengths import Lengths
+from simulator.traffic import Arrival, poisson
 
 __all__ = ["Load", "drawn", "of_trace"]
 

@@ -29,19 +29,16 @@ from router.placement import (
     Preference,
     RequestView,
     StepTime,
+    StepWork,
     WorkerFacts,
 )
-from router.simulator.device import H200_8B, DeviceCosts
-from router.simulator.outcome import Outcome
-from router.simulator.traffic import Arrival
-from router.simulator.worker import SimWorker, StepReport, WorkerSettings
-from router.workers.load import Phase, Task
-from rpc.baton.v1 import worker_pb2
+from router.placement.account.load import Phase, Task
+from simulator.device import H200_8B, DeviceCosts
+from simulator.outcome import Outcome
+from simulator.traffic import Arrival
+from simulator.worker import SimWorker, StepReport, WorkerSettings
 
 __all__ = ["NVLINK", "ClusterSpec", "LinkCosts", "Simulation"]
-
-_SAMPLED_EVERY_S: Final = 0.05
-"""Interval at which a worker reports the time of a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +108,14 @@ class Simulation:
         )
         for worker, prefers in zip(self.workers, cluster.preferences, strict=True):
             settings = worker.settings
-            worker.load.report(worker.report(), 0)
+            worker.load.report(worker.load_report(), 0)
             self.model.add(
                 WorkerFacts(
                     id=str(worker.number),
                     prefers=prefers,
                     chunk_tokens=settings.chunk_tokens or settings.whole_tokens,
-                    step_target_s=worker.scheduler.config.step_target_s,
-                    pause_target_s=worker.scheduler.config.pause_s,
+                    step_target_s=worker.engine.scheduler.config.step_target_s,
+                    pause_target_s=worker.engine.scheduler.config.pause_s,
                     total_pages=settings.num_pages,
                     page_size=settings.page_size,
                     max_running=settings.max_running,
@@ -136,7 +133,6 @@ class Simulation:
         self._held: deque[tuple[int, Arrival]] = deque()
         """Requests that the router holds back, in order of arrival."""
         self._link_free = [0.0] * len(self.workers)
-        self._sampled = [0.0] * len(self.workers)
 
     def run(self, arrivals: Sequence[Arrival], *, until: float = math.inf) -> list[Outcome]:
         """One outcome per arrival, in order; answers that take longer than `until` are incomplete."""
@@ -193,12 +189,12 @@ class Simulation:
             promise = destination.load.promise(arrival.prompt_tokens)
             handoff = _Handoff(source, destination, engine_request, request, placement, promise)
             self._handoffs[number] = handoff
-        self._begin(Phase.PREFILL if placement.is_local else Phase.PREFILL_FOR_OTHER, source, number, request)
         source.submit(engine_request, self.now)
+        self._begin(Phase.PREFILL if placement.is_local else Phase.PREFILL_FOR_OTHER, source, number, request)
         return True
 
     def _begin(self, phase: Phase, worker: SimWorker, number: int, request: RequestView) -> None:
-        """A request is sent to a worker."""
+        """A request was sent to a worker with its last command."""
         task = self._tasks[worker.number, number] = worker.load.begin(
             phase,
             request.prompt_tokens,
@@ -206,7 +202,6 @@ class Simulation:
             arrived_at=request.arrived,
             now=self.now,
         )
-        worker.num_commands += 1
         worker.load.sent(worker.num_commands, task)
 
     def _end(self, worker: SimWorker, number: int) -> None:
@@ -216,15 +211,16 @@ class Simulation:
         """The cached prefixes known to a prefix-aware router; here, exactly those in the cache."""
         cached = {}
         for worker in self.workers:
-            if worker.kv.cache is not None:
-                pages = len(worker.kv.cache.match(prompt[:-1], touch=False).pages)
+            if (cache := worker.engine.kv.cache) is not None:
+                pages = len(cache.match(prompt[:-1], touch=False).pages)
                 cached[str(worker.number)] = pages * worker.settings.page_size
         return cached
 
-    def _heard(self, heard: tuple[SimWorker, StepReport, worker_pb2.Load, int]) -> None:
-        worker, report, load, commands = heard
+    def _heard(self, heard: tuple[SimWorker, StepReport]) -> None:
+        worker, report = heard
         self._take_in(worker, report)
-        worker.load.report(load, commands)
+        if report.load is not None:
+            worker.load.report(report.load, report.num_commands)
         self._send_held()
 
     def _take_in(self, worker: SimWorker, report: StepReport) -> None:
@@ -237,9 +233,9 @@ class Simulation:
             if request.id not in self._handoffs:
                 self._end(worker, request.id)
                 self.model.completed(self.outcomes[request.id].tokens)
-        if report.at >= self._sampled[number] + _SAMPLED_EVERY_S:
-            self._sampled[number] = report.at
-            self.model.stepped(str(number), report.work, report.seconds)
+        if (step := report.measured) is not None:
+            work = StepWork(step.prompt_tokens, step.attention_pairs, step.decodes, step.context_tokens)
+            self.model.stepped(str(number), work, step.seconds)
 
     # ------------------------------------------------------------------------------ what workers call
 
@@ -261,23 +257,19 @@ class Simulation:
     def computed(self, worker: SimWorker, request: Request, upto: int, at: float) -> None:
         handoff = self._handoffs.get(request.id)
         if handoff is not None and handoff.source is worker:
-            handoff.computed = upto
-            self._push(handoff, at)
+            self._at(at, self._computed, (handoff, upto, False))
 
     def token(self, worker: SimWorker, request: Request, at: float) -> None:
         self.outcomes[request.id].token(at + self.cluster.front_out_s)
 
     def stepped(self, worker: SimWorker, report: StepReport) -> None:
-        heard = (worker, report, worker.report(), worker.num_commands)
-        self._at(report.at + self.cluster.hop_s, self._heard, heard)
+        self._at(report.at + self.cluster.hop_s, self._heard, (worker, report))
 
     def keeps(self, worker: SimWorker, request: Request, at: float) -> bool:
         handoff = self._handoffs.get(request.id)
         if handoff is None or handoff.source is not worker:
             return False
-        handoff.computed = len(request.prompt)
-        handoff.done = True
-        self._push(handoff, at)
+        self._at(at, self._computed, (handoff, len(request.prompt), True))
         return True
 
     def lent(self, worker: SimWorker, reservation: Reservation, now: float) -> None:
@@ -296,20 +288,26 @@ class Simulation:
         number = int(self._policy.decode_worker(handoff.placement, handoff.view, view))
         handoff.destination = self.workers[number]
         self.outcomes[source.id].decode_worker = number
-        self._begin(Phase.INCOMING, handoff.destination, source.id, handoff.view)
         handoff.destination.reserve(_request(source.id, source.prompt, limit), self.now)
+        self._begin(Phase.INCOMING, handoff.destination, source.id, handoff.view)
 
     def _attached(self, handoff: _Handoff) -> None:
         handoff.attached = True
-        self._push(handoff, self.now)
+        self._push(handoff)
 
-    def _push(self, handoff: _Handoff, at: float) -> None:
+    def _computed(self, computed: tuple[_Handoff, int, bool]) -> None:
+        handoff, upto, done = computed
+        handoff.computed = upto
+        handoff.done |= done
+        self._push(handoff)
+
+    def _push(self, handoff: _Handoff) -> None:
         """Send what is computed and not sent yet; after the last piece, tell the destination."""
         if not handoff.attached:
             return
         link, sender = self.cluster.link, handoff.source.number
         tokens = max(0, handoff.computed - handoff.sent)
-        begins = max(at, self._link_free[sender])
+        begins = max(self.now, self._link_free[sender])
         ends = begins + tokens * link.kv_bytes_per_token / link.bytes_per_s
         self._link_free[sender] = ends
         handoff.sent = max(handoff.sent, handoff.computed)

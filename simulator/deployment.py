@@ -9,9 +9,9 @@ from engine.config import PATIENCE
 from engine.device.defaults import PREFILL_CHUNK
 from router.config.choices import Mode, Routing
 from router.placement import Preference, Targets, policy_for
-from router.simulator.device import H200_8B, DeviceCosts
-from router.simulator.simulation import NVLINK, ClusterSpec, LinkCosts, Simulation
-from router.simulator.worker import WorkerSettings
+from simulator.device import H200_8B, DeviceCosts
+from simulator.simulation import NVLINK, ClusterSpec, LinkCosts, Simulation
+from simulator.worker import WorkerSettings
 
 __all__ = ["TUNED_STEP_SHARE", "Deployment"]
 

@@ -10,9 +10,9 @@ from engine.device.defaults import PREFILL_CHUNK
 from engine.spec.model_spec import ModelSpec
 from router.config.choices import Mode
 from router.placement import Targets
-from router.planner.costs import Basis, WorkerCosts, costs_of
-from router.planner.hardware import Gpu
-from router.simulator.deployment import TUNED_STEP_SHARE, Deployment
+from simulator.deployment import TUNED_STEP_SHARE, Deployment
+from simulator.planner.costs import Basis, WorkerCosts, costs_of
+from simulator.planner.hardware import Gpu
 
 __all__ = ["Candidate", "DoesNotFit", "candidates"]
 

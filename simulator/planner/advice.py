@@ -8,7 +8,7 @@ from typing import Final
 
 from router.config.choices import Mode
 from router.placement import Targets
-from router.planner.prediction import Prediction
+from simulator.planner.prediction import Prediction
 
 __all__ = ["Advice", "advise", "ranked"]
 

@@ -1,6 +1,6 @@
 """Step times of a model on a GPU: measured for one pair, scaled by a roofline for all others.
 
-The steps of Llama-3.1-8B on an H200 are measured (`router.simulator.device`). For another model or GPU, the
+The steps of Llama-3.1-8B on an H200 are measured (`simulator.device`). For another model or GPU, the
 curve of matrix products is scaled: in time by the time to read the weights, in rows by the number of rows at
 which steps become compute-bound. The efficiency at each distance from that ridge point is kept.
 """
@@ -13,9 +13,9 @@ from enum import Enum
 from typing import Final
 
 from engine.spec.model_spec import ModelSpec
-from router.planner.hardware import H200, Gpu
-from router.simulator.device import H200_8B, DeviceCosts
-from router.simulator.simulation import NVLINK, LinkCosts
+from simulator.device import H200_8B, DeviceCosts
+from simulator.planner.hardware import H200, Gpu
+from simulator.simulation import NVLINK, LinkCosts
 
 __all__ = ["LLAMA_8B", "Basis", "WorkerCosts", "costs_of", "kv_bytes_per_token", "weight_bytes"]
 

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from router.placement import Targets
-from router.simulator.lengths import Lengths
+from simulator.lengths import Lengths
 
 __all__ = ["Arrival", "bursts", "chats", "day", "last_deadline", "merged", "mooncake", "poisson"]
 
@@ -35,7 +35,7 @@ class Arrival:
         if not self.blocks:
             return array("q", bytes(8 * self.prompt_tokens))  # zeros
         tokens = [block * _BLOCK + i for block in self.blocks for i in range(_BLOCK)]
-        own = -1 - int(self.at * 1e6)  # unique
+        own = (1 << 48) + int(self.at * 1e6)  # unique
         tokens += [own] * (self.prompt_tokens - len(tokens))
         return tokens[: self.prompt_tokens]
 

@@ -1,0 +1,113 @@
+"""The time of a step on a GPU: a formula fitted to measured steps."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from engine.core.events import StepMeasured
+from engine.core.plan import StepPlan
+from router.placement import StepWork
+
+__all__ = ["ENGINE_H200_8B", "H200_8B", "DeviceCosts", "StepCosts"]
+
+
+class StepCosts(Protocol):
+    """What a step costs, in seconds."""
+
+    def device_s(self, plan: StepPlan) -> float:
+        """On the device."""
+
+    def host_s(self, plan: StepPlan) -> float:
+        """On the host, until the device can begin."""
+
+    def launch_s(self, plan: StepPlan) -> float:
+        """On the host, once the device can begin."""
+
+
+_MATRICES: Final = (
+    (1.0, 3.45e-3),
+    (64.0, 3.9e-3),
+    (96.0, 4.75e-3),
+    (160.0, 5.3e-3),
+    (256.0, 6.8e-3),
+    (396.0, 9.9e-3),
+    (512.0, 12.45e-3),
+    (1024.0, 22.4e-3),
+    (2048.0, 46.0e-3),
+    (16_384.0, 371.0e-3),
+)
+"""Seconds of all matrix products of a step, by number of rows. Up to 512: steps measured in the engine
+(`benchmarks.gpu_decode`), less the other terms of `DeviceCosts`."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceCosts:
+    """Seconds. Implements StepCosts. The defaults are Llama-3.1-8B's shape on an H200."""
+
+    matrices: tuple[tuple[float, float], ...] = _MATRICES
+    """Rows and seconds, interpolated between; fewer rows take as long as the first."""
+    padding: int = 1
+    """Rows to whose multiple a step is padded."""
+    context: float = 31e-9
+    """To read the KV of one token of a decode's context."""
+    pair: float = 1.1e-9
+    """Attention, per pair of a prompt token and a token that it attends to."""
+    step: float = 0.5e-3
+    """Everything else on the device."""
+    prompts: float = 1.0e-3
+    """Added by any prompt tokens."""
+    host: float = 1.3e-3
+    """Host time to plan and prepare a step."""
+    host_prompts: float = 1.1e-3
+    """Added by any prompt tokens."""
+    host_request: float = 0.0
+    """Added by each request."""
+    launch: float = 0.0
+    """Host time once the device can begin: a graph."""
+    launch_prompts: float = 0.0
+    """The same for a chain of graphs."""
+
+    def seconds(self, work: StepWork) -> float:
+        rows = -(-(work.prompt_tokens + work.decodes) // self.padding) * self.padding
+        seconds = self.step + self.of_matrices(rows) + self.context * work.context_tokens
+        return seconds + (self.prompts + self.pair * work.attention if work.prompt_tokens else 0.0)
+
+    def of_matrices(self, rows: float) -> float:
+        points = self.matrices
+        at = min(max(bisect_left(points, (rows, 0.0)), 1), len(points) - 1)
+        (low, fast), (high, slow) = points[at - 1], points[at]
+        return max(fast, fast + (slow - fast) * (rows - low) / (high - low))
+
+    def device_s(self, plan: StepPlan) -> float:
+        work = StepMeasured.of(plan, 0.0)
+        return self.seconds(
+            StepWork(work.prompt_tokens, work.attention_pairs, work.decodes, work.context_tokens)
+        )
+
+    def host_s(self, plan: StepPlan) -> float:
+        return (
+            self.host
+            + self.host_request * len(plan.chunks)
+            + (self.host_prompts if plan.prompt_tokens else 0.0)
+        )
+
+    def launch_s(self, plan: StepPlan) -> float:
+        return self.launch_prompts if plan.prompt_tokens else self.launch
+
+
+H200_8B: Final = DeviceCosts()
+
+ENGINE_H200_8B: Final = DeviceCosts(
+    matrices=((1.0, 4.2e-3), (221.0, 4.2e-3), (16_384.0, 311.3e-3)),
+    padding=32,
+    context=34e-9,
+    pair=1.05e-9,
+    step=0.9e-3,
+    prompts=1.1e-3,
+    host_request=4e-6,
+    launch=0.6e-3,
+    launch_prompts=3.2e-3,
+)
+"""With the host's time to launch graphs: an earlier fit, to steps of one engine without a router."""

@@ -1,0 +1,122 @@
+"""A model runner without a model: a formula gives the time of each step, and a clock jumps to its end."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any, Final
+
+from engine.config import EngineConfig
+from engine.core.plan import StepPlan
+from engine.engine import Engine
+from engine.executor.runner import StepResult
+from engine.hooks import NO_HOOKS, Hooks
+from simulator.device import StepCosts
+
+__all__ = ["Clock", "end_of_step", "simulated_engine"]
+
+_TOKEN: Final = 5
+_GRAPH_S: Final = 1e-4
+"""To launch one graph of a chain."""
+_LEAD: Final = 0.25
+"""Part of a launch after which the host may turn to something else."""
+_HOST_NOISE: Final = (0.9, 1.4)
+_DEVICE_NOISE: Final = (0.985, 1.03)
+
+
+@dataclass(slots=True)
+class Clock:
+    """The time of one engine, in seconds. It is ahead of other engines' by a step at most."""
+
+    time: float = 0.0
+
+    def now(self) -> float:
+        return self.time
+
+    def wait_until(self, at: float) -> None:
+        self.time = max(self.time, at)
+
+
+def simulated_engine(
+    config: EngineConfig, costs: StepCosts, clock: Clock, *, hooks: Hooks = NO_HOOKS, seed: int = 1
+) -> Engine:
+    """The real engine on a device that is only a formula. Every token it samples is the same.
+
+    `seed`: of small random deviations from `costs`.
+    """
+    runner: Any = _Runner(costs, clock, seed)
+    return Engine(config, hooks=hooks, runner=runner, clock=clock.now)
+
+
+def end_of_step(engine: Engine) -> float:
+    """When the device has computed the step in flight of a simulated engine."""
+    step: Any = engine.step_in_flight
+    ends: float = step.ends
+    return ends
+
+
+class _Spec:
+    vocab_size = 1 << 60
+    eos_token_ids = ()
+
+
+class _Runner:
+    """Implements the runner interface of an engine."""
+
+    spec = _Spec()
+    num_state_slots = 0
+
+    def __init__(self, costs: StepCosts, clock: Clock, seed: int) -> None:
+        self._costs = costs
+        self._clock = clock
+        self._noise = random.Random(seed)
+        self._free = 0.0
+        """When the device has done all that was launched."""
+
+    def prepare(self, plan: StepPlan) -> StepPlan:
+        self._clock.time += self._costs.host_s(plan) * self._noise.uniform(*_HOST_NOISE)
+        return plan
+
+    def launch(self, plan: StepPlan) -> _Step:
+        seconds = self._costs.device_s(plan) * self._noise.uniform(*_DEVICE_NOISE)
+        self._free = max(self._free, self._clock.time) + seconds
+        launch = self._costs.launch_s(plan)
+        self._clock.time += _LEAD * launch
+        sampled = sum(row.samples for row in plan.rows())
+        answer = StepResult([_TOKEN] * sampled, [None] * sampled)
+        return _Step(self._clock, self._free, (1 - _LEAD) * launch, answer)
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass(slots=True)
+class _Step:
+    clock: Clock
+    ends: float
+    launch: float
+    """What of it is still to be launched, in the host's seconds."""
+    answer: StepResult
+
+    def proceed(self) -> bool:
+        if not self.launch:
+            return False
+        now = min(self.launch, _GRAPH_S)
+        self.launch -= now
+        self.clock.time += now
+        return True
+
+    def proceed_early(self) -> bool:
+        return self.proceed()
+
+    def done(self) -> bool:
+        return not self.launch and self.ends <= self.clock.time
+
+    def wait(self) -> None:
+        self.clock.wait_until(self.ends)
+
+    def result(self) -> StepResult:
+        while self.proceed():
+            pass
+        self.wait()
+        return self.answer
