@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from engine.config import EngineConfig
@@ -126,6 +126,7 @@ class Engine:
                 return output
             self._launched = None
             self._finish(verifying, output)
+        self.tend()
         began = self._clock()
         plan = self.scheduler.plan(began)
         self._crowded = self.scheduler.is_crowded
@@ -137,6 +138,8 @@ class Engine:
             self.hooks.on_started(plan.started)
         # Pages of a preempted request are free now, and the step in flight may write them: it is waited for.
         waits = block or bool(plan.preempted)
+        if self.kv.tiers is not None:
+            self.kv.tiers.send((lambda _: True) if plan.preempted else self._may_be_written)
         if not (waits or plan or self._launched is None or self._launched.step.done()):
             output.blocked = True
             return output
@@ -184,7 +187,20 @@ class Engine:
         behind = self._launched
         while behind is not None and not launched.step.done() and behind.step.proceed_early():
             pass
-        return launched.step.result()
+        result = launched.step.result()
+        if self.kv.tiers is not None:
+            self.kv.tiers.settle()
+        return result
+
+    def tend(self) -> None:
+        """Take the results of copies between the KV pool and its tiers, and start others.
+
+        Call it, or `step`, whenever the tiers' copier has results.
+        """
+        if (tiers := self.kv.tiers) is not None:
+            rate = self._times.prefill_rate
+            tiers.tend(self._clock(), settled=self._launched is None, prefill_rate=rate)
+            tiers.send(self._may_be_written)
 
     def plan_at(self) -> float:
         """When to call `step` next, by this engine's clock, if more requests may arrive before.
@@ -218,7 +234,7 @@ class Engine:
         if reservation is None:
             return None
         request.arrival = self._clock()
-        if self._may_be_written(reservation):
+        if self._may_be_written(reservation.incoming, reservation.slots):
             # The device's queue does not order a peer's write after the step in flight, so wait for the step
             # if it may still write one of these pages. Waiting leaves the device idle afterwards.
             assert self._launched is not None
@@ -275,6 +291,7 @@ class Engine:
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated_tokens,
             cache_hit_tokens=self._cache_hit_tokens,
+            tiers=self.kv.tiers.tiers.stats() if self.kv.tiers else None,
         )
 
     def close(self) -> None:
@@ -399,12 +416,11 @@ class Engine:
         self._distrusted.discard(request.id)
         self.kv.release(request, keep=trusted)
 
-    def _may_be_written(self, reservation: Reservation) -> bool:
-        """Whether the step in flight may write its pages or its slot, which were free until now."""
+    def _may_be_written(self, pages: Sequence[int], slots: Sequence[int] = ()) -> bool:
+        """Whether the step in flight may write these pages or slots, which were free until now."""
         launched = self._launched
         return launched is not None and not (
-            launched.freed.isdisjoint(reservation.incoming)
-            and launched.freed_slots.isdisjoint(reservation.slots)
+            launched.freed.isdisjoint(pages) and launched.freed_slots.isdisjoint(slots)
         )
 
     def _note_late_writes(self, request: Request) -> None:

@@ -5,17 +5,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 
 from common.metric_export import MetricNames
 from common.ports import PortRange
 from engine.config import EngineConfig
 
-__all__ = ["WorkerConfig", "WorkerRole"]
+__all__ = ["TierConfig", "WorkerConfig", "WorkerRole"]
 
 
 class WorkerRole(Enum):
     PREFILL = "prefill"
     DECODE = "decode"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierConfig:
+    """Memory below the KV pool."""
+
+    host_bytes: int
+    """Host memory, pinned on a machine with a GPU."""
+    disk_dir: Path | None = None
+    """Of all workers of the node: each has a folder of its own there."""
+    disk_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +40,7 @@ class WorkerConfig:
     engine: EngineConfig
     source: str = ""
     """Value of --model, which a machine without a folder at `engine.model_path` resolves itself."""
+    tiers: TierConfig | None = None
     transport: str | None = None
     """"nixl", "ucxx" or "loopback"; None without KV transfer."""
     kv_by_ranks: bool = False

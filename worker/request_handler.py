@@ -94,8 +94,7 @@ class RequestHandler:
     # ------------------------------------------------------------------------------ from the router
 
     def open(self, session: RouterSession) -> None:
-        cache = self._engine.kv.cache
-        self._answers.outbox.open(session, () if cache is None else cache.blocks())
+        self._answers.outbox.open(session, self._engine.kv.blocks())
 
     def close(self, session: RouterSession) -> None:
         """The router has disconnected: abort all its requests."""
@@ -188,7 +187,7 @@ class RequestHandler:
 
     def next_wakeup(self) -> float:
         """The next deadline for `tick`, on the handler's clock; math.inf: none."""
-        deadline = self._answers.jobs.next_deadline()
+        deadline = min(self._answers.jobs.next_deadline(), self._engine.scheduler.promotions_until)
         if self._handoffs is None:
             return deadline
         return min(deadline, self._handoffs.incoming.next_wakeup(), self._handoffs.migrations.next_wakeup())
@@ -202,8 +201,7 @@ class RequestHandler:
 
     def cache_changes(self) -> list[CacheChange]:
         """Since the last call."""
-        cache = self._engine.kv.cache
-        return [] if cache is None else cache.take_changes()
+        return self._engine.kv.take_changes()
 
     def load(self) -> worker_pb2.Load:
         load = load_to_proto(self._engine.stats())

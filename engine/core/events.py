@@ -10,6 +10,7 @@ from engine.core.sampling_params import FinishReason, PromptLogprobs, TokenLogpr
 from engine.core.waits import WaitReason
 from engine.errors import EngineError
 from engine.kv_cache.pages import PageCounts
+from engine.kv_tiers.stats import TierStats
 
 __all__ = ["EngineStats", "Occupancy", "StepMeasured", "StepOutput", "TokenOut"]
 
@@ -129,3 +130,4 @@ class EngineStats:
     prompt_tokens: int
     generated_tokens: int
     cache_hit_tokens: int
+    tiers: TierStats | None = None

@@ -10,12 +10,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from common.block_hash import BlockHash
+from common.block_key import BlockKey
 from common.token_array import token_array
+from engine.core.page_tiers import PageTiers
 from engine.core.request import Request
 from engine.core.state_slots import StateSlots
-from engine.errors import PageLeak
+from engine.errors import EngineError, PageLeak
+from engine.kv_cache.journal import CacheChange
 from engine.kv_cache.pages import PageCounts, PagePool, PageState
 from engine.kv_cache.radix import Match, RadixCache, RadixNode
+from engine.kv_tiers.jobs import Copier
+from engine.kv_tiers.tiers import KVTiers
 
 __all__ = ["KVManager", "Reservation"]
 
@@ -56,10 +62,20 @@ class KVManager:
         self.states = StateSlots(num_state_slots, page_size) if num_state_slots else None
         trimmed = (lambda node: None) if self.states is None else self.states.drop
         self.cache = RadixCache(page_size, trimmed=trimmed) if radix_cache else None
+        self.tiers: PageTiers | None = None
         self.reservations: dict[int, Reservation] = {}
         """By handoff: those that may still become requests."""
         self._quarantined: dict[int, Reservation] = {}
         """Aborted handoffs whose pages a remote peer may still write."""
+
+    def use_tiers(self, tiers: KVTiers, copier: Copier, root: BlockKey) -> None:
+        """Evicted pages go down to `tiers`, and come up again. `root`: the key before the first page.
+
+        Raises EngineError without a radix cache.
+        """
+        if self.cache is None:
+            raise EngineError("KV tiers need the radix cache")
+        self.tiers = PageTiers(self.pool, self.cache, self._take, tiers, copier, root)
 
     @property
     def active_reservations(self) -> int:
@@ -68,8 +84,14 @@ class KVManager:
 
     @property
     def num_available(self) -> int:
-        """Pages that are free or evictable."""
-        return self.pool.num_free + (self.cache.num_evictable if self.cache else 0)
+        """Pages that are free, or would be at once if they were evicted."""
+        evictable = self.cache.num_evictable if self.cache else 0
+        return self.pool.num_free + max(0, evictable - (self.tiers.tiers.num_copying if self.tiers else 0))
+
+    @property
+    def num_returning(self) -> int:
+        """Pages that will be available as soon as copies under way have ended."""
+        return self.tiers.tiers.num_returning if self.tiers else 0
 
     def admit(self, request: Request, headroom: Callable[[int], int]) -> bool:
         """Give a waiting request pages for all its tokens, its cached prefix first.
@@ -156,6 +178,8 @@ class KVManager:
         tokens = request.tokens(first * self.page_size, end * self.page_size)
         inserted = self.cache.insert(tokens, request.pages[first:end], after=request.locked)
         self.pool.to_cache(inserted.adopted, request.id)
+        if self.tiers is not None:
+            self.tiers.stored(request, end, inserted)
         self.cache.lock(inserted.node)
         self.cache.unlock(request.locked)
         request.locked = inserted.node
@@ -167,6 +191,7 @@ class KVManager:
         """
         if keep and request.pages:
             self.store(request, min(request.num_computed, request.num_known))
+        self._stop_waiting(request)
         held = [page for page in request.pages if self.pool.state(page) is PageState.HELD]
         self.pool.give_back(held, request.id)
         if self.states is not None:
@@ -182,7 +207,9 @@ class KVManager:
         """
         if self.cache is not None:
             last = self.cache.match(request.tokens(0, request.num_tokens)).node
-            self.pool.from_cache(self.cache.forget(last))
+            self._evicted(self.cache.forget(last))
+            if self.tiers is not None:
+                self.tiers.revoke(request)
 
     def reserve(self, request: Request, headroom: int, room: int = 0) -> Reservation | None:
         """Set pages aside for a request whose KV another worker will send; None if there are too few.
@@ -222,6 +249,18 @@ class KVManager:
                 self.states.release(reservation.request, reservation.handoff_id, state)
         self._drop_cached_part(reservation.request)
 
+    def blocks(self) -> list[BlockHash]:
+        """Hashes of all blocks in the radix cache and on tiers; empty unless the cache keeps a journal."""
+        if self.tiers is not None:
+            return self.tiers.tiers.blocks()
+        return [] if self.cache is None else self.cache.blocks()
+
+    def take_changes(self) -> list[CacheChange]:
+        """Changes of `blocks` since the last call, in order."""
+        if self.tiers is not None:
+            return self.tiers.take_changes()
+        return [] if self.cache is None else self.cache.take_changes()
+
     def check(self, owners: list[Request]) -> PageCounts:
         """Check that every page has exactly one owner; `owners` are all requests that may have pages.
 
@@ -232,11 +271,16 @@ class KVManager:
         cached = [page for node in self.cache.nodes() for page in node.pages] if self.cache else []
         lent = [*self.reservations.values(), *self._quarantined.values()]
         incoming = [page for reservation in lent for page in reservation.incoming]
+        leaving: frozenset[int] = frozenset()
+        if self.tiers is not None:
+            incoming += self.tiers.promoting
+            leaving = self.tiers.tiers.leaving
         accounts = {
             "counters": (self.pool.counts(), counts),
             "held": (len(set(held)), len(held), counts.held),
             "cached": (len(set(cached)), len(cached), counts.cached),
             "reserved": (len(set(incoming)), len(incoming), counts.in_flight + counts.quarantined),
+            "leaving": (len(leaving), counts.leaving),
         }
         for name, values in accounts.items():
             if len(set(values)) != 1:
@@ -275,6 +319,7 @@ class KVManager:
                 self.states.release(request, request.id, state)
             self._drop_cached_part(request)
             return None
+        self._stop_waiting(request)
         request.pages = cached + fresh
         request.num_computed = len(cached) * self.page_size
         if request.num_cached is None:
@@ -289,12 +334,25 @@ class KVManager:
         request.num_computed = 0
 
     def _take(self, count: int, owner: int, state: PageState) -> list[int] | None:
-        short = count - self.pool.num_free
-        if short > 0:
-            if self.cache is None or short > self.cache.num_evictable:
-                return None
-            self.pool.from_cache(self.cache.evict(short))
+        if count > self.num_available and self.tiers is not None:
+            self.tiers.let_all_go()
+        if count > self.num_available:
+            return None
+        while self.cache is not None and (short := count - self.pool.num_free) > 0:
+            self._evicted(self.cache.evict(short))
         return self.pool.take(count, owner, state)
+
+    def _stop_waiting(self, request: Request) -> None:
+        """For KV on tiers."""
+        request.promotion = None
+        if self.tiers is not None:
+            self.tiers.let_go(request)
+
+    def _evicted(self, pages: list[int]) -> None:
+        if self.tiers is None:
+            self.pool.from_cache(pages)
+        else:
+            self.tiers.evicted(pages)
 
 
 _NOTHING: Final = RadixNode(None, token_array(()), [], 0)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
+from common.block_key import BlockKey
 from common.token_array import token_array
 from engine.core.request_state import RequestState
 from engine.core.sampling_params import FinishReason, SamplingParams
@@ -15,9 +16,10 @@ from engine.core.waits import WaitMark, WaitReason
 from engine.errors import InvalidRequest
 from engine.grammar.matcher import Matcher
 from engine.kv_cache.radix import RadixNode
+from engine.kv_tiers.stats import Tier
 from engine.speculation.kinds import NO_HINTS, DraftHints
 
-__all__ = ["PENDING", "PageId", "Request", "RequestId", "TokenId"]
+__all__ = ["PENDING", "PageId", "PromotionWait", "Request", "RequestId", "TokenId"]
 
 RequestId: TypeAlias = int
 TokenId: TypeAlias = int
@@ -29,6 +31,17 @@ PENDING: Final = -1
 The scheduler plans step N+1 while step N runs and needs only the number of tokens. The model runner reads the
 token itself from device memory.
 """
+
+
+@dataclass(slots=True)
+class PromotionWait:
+    """A waiting request waits for KV that comes up from a tier."""
+
+    until: float
+    """By the engine's clock; afterwards it computes the KV."""
+    version: int = -1
+    """`KVTiers.version` when `holds` was decided."""
+    holds: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -72,6 +85,12 @@ class Request:
     """Prompt tokens that the prefix cache is expected to hold, until the request is admitted."""
     num_cached: int | None = None
     """Tokens found in the prefix cache at first admission; None before that."""
+    block_keys: list[BlockKey] = field(default_factory=list)
+    """Of its first pages, as far as they were computed; empty without KV tiers."""
+    promoted: dict[Tier, int] = field(default_factory=dict)
+    """Tokens whose KV came up for this request, by tier."""
+    promotion: PromotionWait | None = None
+    """Since it waits for KV on a tier, until it is admitted."""
     number: int = 0
     """Counts submissions to one scheduler."""
     tokens_before: int = 0

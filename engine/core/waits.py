@@ -23,6 +23,8 @@ class WaitReason(Enum):
     """Requests that came later were admitted before those that waited."""
     TRANSFER = "transfer"
     """KV that another worker computes."""
+    PROMOTION = "promotion"
+    """KV that comes up from a tier."""
 
 
 _REASONS = tuple(WaitReason)

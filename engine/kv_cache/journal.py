@@ -14,7 +14,7 @@ __all__ = ["CacheChange", "CacheJournal"]
 class CacheChange:
     stored: bool
     """False: removed."""
-    blocks: tuple[BlockHash, ...]
+    blocks: Sequence[BlockHash]
     """From shallow to deep."""
 
 
@@ -22,15 +22,21 @@ class CacheJournal:
     """Collects changes in order until they are taken."""
 
     def __init__(self) -> None:
-        self._changes: list[CacheChange] = []
+        self._changes: list[tuple[bool, list[BlockHash]]] = []
 
     def stored(self, blocks: Sequence[BlockHash]) -> None:
-        self._changes.append(CacheChange(True, tuple(blocks)))
+        self._append(True, blocks)
 
     def removed(self, blocks: Sequence[BlockHash]) -> None:
-        self._changes.append(CacheChange(False, tuple(blocks)))
+        self._append(False, blocks)
 
     def take(self) -> list[CacheChange]:
         """The changes since the last call."""
         changes, self._changes = self._changes, []
-        return changes
+        return [CacheChange(stored, blocks) for stored, blocks in changes]
+
+    def _append(self, stored: bool, blocks: Sequence[BlockHash]) -> None:
+        if self._changes and self._changes[-1][0] is stored:
+            self._changes[-1][1].extend(blocks)
+        else:
+            self._changes.append((stored, list(blocks)))

@@ -1,7 +1,7 @@
 """Ownership of the pages of the KV pool.
 
 A page is in exactly one state, and only the transitions in `_LEGAL` exist; all others raise. Therefore adding
-five numbers checks at any time that no page is lost or used twice.
+six numbers checks at any time that no page is lost or used twice.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ class PageState(IntEnum):
     """Owned by a handoff: a remote peer may write it."""
     QUARANTINED = 4
     """The handoff was aborted, but the peer's writes may still land."""
+    LEAVING = 5
+    """Evicted from the radix cache, but still being copied to a tier."""
 
 
 _LEGAL: Final = frozenset(
@@ -37,6 +39,8 @@ _LEGAL: Final = frozenset(
         (PageState.HELD, PageState.FREE),
         (PageState.HELD, PageState.CACHED),
         (PageState.CACHED, PageState.FREE),
+        (PageState.CACHED, PageState.LEAVING),
+        (PageState.LEAVING, PageState.FREE),
         (PageState.IN_FLIGHT, PageState.HELD),
         (PageState.IN_FLIGHT, PageState.QUARANTINED),
         (PageState.IN_FLIGHT, PageState.FREE),
@@ -60,6 +64,7 @@ class PageCounts:
     cached: int
     in_flight: int
     quarantined: int
+    leaving: int
     total: int
 
 
@@ -72,7 +77,7 @@ class PagePool:
         self._free = list(range(num_pages - 1, -1, -1))
         self._state = [PageState.FREE] * num_pages
         self._owner = [NOBODY] * num_pages
-        self._counts = [num_pages, 0, 0, 0, 0]
+        self._counts = [num_pages, *[0] * (len(PageState) - 1)]
 
     @property
     def num_free(self) -> int:
@@ -107,6 +112,14 @@ class PagePool:
         """Free evicted pages, which no request reads any more."""
         self._move(pages, NOBODY, PageState.CACHED, NOBODY, PageState.FREE)
         self._free.extend(reversed(pages))
+
+    def leave(self, pages: Sequence[int]) -> None:
+        """Evicted pages that a copy to a tier still reads."""
+        self._move(pages, NOBODY, PageState.CACHED, NOBODY, PageState.LEAVING)
+
+    def left(self, pages: Sequence[int]) -> None:
+        """The copies of these LEAVING pages have ended."""
+        self.give_back(pages, NOBODY, PageState.LEAVING)
 
     def arrived(self, pages: Sequence[int], handoff: int, request: int) -> None:
         """The handoff's KV is complete and verified: its pages now belong to the request."""
@@ -144,5 +157,5 @@ class PagePool:
 
 
 def _page_counts(by_state: Sequence[int]) -> PageCounts:
-    free, held, cached, in_flight, quarantined = by_state
-    return PageCounts(free, held, cached, in_flight, quarantined, total=sum(by_state))
+    free, held, cached, in_flight, quarantined, leaving = by_state
+    return PageCounts(free, held, cached, in_flight, quarantined, leaving, total=sum(by_state))

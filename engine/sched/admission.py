@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections import deque
 from functools import partial
+from itertools import islice
+from typing import Final
 
 from engine.config import SchedulerConfig
 from engine.core.kv_manager import KVManager
@@ -19,6 +21,9 @@ from engine.sched.queues import Queues
 from engine.sched.token_budget import Progress
 
 __all__ = ["Admission"]
+
+_PROMOTED_AHEAD: Final = 8
+"""Waiting requests, from the head of the queue, whose KV is promoted before they can be admitted."""
 
 
 class Admission:
@@ -50,9 +55,12 @@ class Admission:
             self.stopped_by = WaitReason.PAGES
             return []
         self.stopped_by = None
+        held_back = _HeldBack(self._kv, now)
+        for _, request in islice(self._queues.waiting.in_order(), _PROMOTED_AHEAD * held_back.is_possible):
+            held_back.decide(request)
         admitted: list[Request] = []
         if len(self._queues.waiting):
-            self.stopped_by = self._in_order(step, now, num_decodes, admitted)
+            self.stopped_by = self._in_order(step, now, num_decodes, held_back, admitted)
         return admitted
 
     @property
@@ -64,6 +72,12 @@ class Admission:
         """Prompts in progress, in the order in which they are served."""
         reading = self._queues.reading
         return sorted(reading, key=self._rules.admission_key) if self._rules.interleaves else reading
+
+    def expected_tokens(self, request: Request) -> int:
+        """Tokens of a new request that the prefix cache holds or can get from tiers; O(tokens)."""
+        cached = self.cached_tokens(request)
+        tiers = self._kv.tiers
+        return cached if tiers is None else cached + tiers.expected_tokens(request, cached)
 
     def cached_tokens(self, request: Request) -> int:
         """Tokens that the prefix cache holds of a request; O(tokens)."""
@@ -85,7 +99,12 @@ class Admission:
             )
 
     def _in_order(
-        self, step: StepPlan, now: float, num_decodes: int, admitted: list[Request]
+        self,
+        step: StepPlan,
+        now: float,
+        num_decodes: int,
+        held_back: _HeldBack,
+        admitted: list[Request],
     ) -> WaitReason | None:
         """Admit in order; returns why the first of the remaining requests waits."""
         queues, key_of = self._queues, self._rules.admission_key
@@ -94,11 +113,15 @@ class Admission:
         room = self._share.room(num_decodes, len(queues.reading) + len(queues.waiting))
         before = deque(self.in_turn())
         forecast = self._forecaster.forecast(queues.running)
+        passed: WaitReason | None = None
         for key, request in queues.waiting.in_order():
             while before and (not self._rules.interleaves or key_of(before[0]) <= key):
                 room.grant(_progress(before.popleft()))
             if request.awaits_token:
                 continue  # preempted; its last token comes with this step's results
+            if held_back.decide(request):
+                passed = WaitReason.PROMOTION
+                continue
             if room.left <= 0:
                 return WaitReason.BUDGET
             if not room.offer(Progress(0, request.num_tokens)):
@@ -126,12 +149,20 @@ class Admission:
             admitted.append(request)
             if queues.is_prompt(request):
                 room.grant(_progress(request))
-        return None
+        return passed
 
     def _take_pages(self, request: Request, forecast: AdmissionForecast, step: StepPlan) -> WaitReason | None:
         """Take pages and a slot for a waiting request, if need be by preempting; returns what was missing."""
         queues = self._queues
-        if queues.has_slot and self._kv.admit(request, headroom=partial(forecast.headroom, request)):
+        headroom = partial(forecast.headroom, request)
+        if queues.has_slot and (
+            self._kv.admit(request, headroom)
+            or (
+                self._kv.tiers is not None
+                and self._kv.tiers.let_all_go()
+                and self._kv.admit(request, headroom)
+            )
+        ):
             return None
         lacking = WaitReason.PAGES if queues.has_slot else WaitReason.SLOTS
         if not self._preempts:
@@ -151,6 +182,33 @@ class Admission:
         if running.pinned or self._queues.waiting.is_aged(running):
             return False
         return self._rules.may_preempt(waiting, running)
+
+
+class _HeldBack:
+    """Which waiting requests wait for KV on a tier, decided once a step for each, in the order of the queue.
+
+    KV comes up for a request if it fits beside those before it, so that they do not evict each other's.
+    """
+
+    def __init__(self, kv: KVManager, now: float) -> None:
+        self._kv = kv
+        self._now = now
+        self._room = kv.num_available
+        self._decided: dict[int, bool] = {}
+
+    @property
+    def is_possible(self) -> bool:
+        return self._kv.tiers is not None
+
+    def decide(self, request: Request) -> bool:
+        if self._kv.tiers is None or request.awaits_token:
+            return False
+        known = self._decided.get(request.number)
+        if known is None:
+            known = self._kv.tiers.holds_back(request, self._room, self._now)
+            self._decided[request.number] = known
+            self._room -= -(-request.num_tokens // self._kv.page_size)
+        return known
 
 
 def _progress(request: Request) -> Progress:

@@ -137,6 +137,12 @@ class Scheduler:
         """Whether the next step would compute prompts, new or in progress."""
         return bool(self._queues.reading) or any(r.num_pending > 1 for r in self.waiting)
 
+    @property
+    def promotions_until(self) -> float:
+        """When the first waiting request gives up waiting for KV on a tier; math.inf: none waits for that."""
+        waits = (request.promotion for request in self.waiting)
+        return min((wait.until for wait in waits if wait is not None and wait.holds), default=math.inf)
+
     def submit(self, request: Request, now: float = 0.0, prefill_rate: float = math.inf) -> None:
         """Queue a request. `prefill_rate`: prompt tokens a second, as measured.
 
@@ -155,7 +161,7 @@ class Scheduler:
             )
         if len(self.waiting) >= self.config.max_waiting_requests:
             raise QueueFull(f"{len(self.waiting)} requests wait already")
-        request.num_expected = self._admission.cached_tokens(request)
+        request.num_expected = self._admission.expected_tokens(request)
         request.handicap = self._submitted / self.config.prompt_patience
         if request.ttft_target_s < math.inf:
             self._admission.check_deadline(request, now, prefill_rate)
@@ -260,7 +266,8 @@ class Scheduler:
     def _make_room(self, step: StepPlan) -> list[Request]:
         """Requests that decode, each with a page for its next token; preempts others if pages run out.
 
-        Pinned requests keep their pages: if all are pinned, a decode waits until a handoff ends.
+        Pinned requests keep their pages: if all are pinned, a decode waits until a handoff ends. It also
+        waits for pages that are being copied to a tier.
         """
         size, decodes = self.kv.page_size, self._decodable(self.running)
         waits = False
@@ -269,7 +276,7 @@ class Scheduler:
                 continue
             while request.slot >= 0 and not self.kv.grow(request):
                 victims = self._queues.victims([r for r in self.running if not r.pinned])
-                if not victims:
+                if not victims or self.kv.num_returning:
                     waits = True
                     break
                 self._queues.preempt(victims[0], WaitReason.PAGES, step)

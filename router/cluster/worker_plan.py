@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
 from common.ports import PortRange
@@ -19,7 +20,7 @@ from router.cluster.accelerators import memory_of
 from router.cluster.scheduler_plan import scheduler_for
 from router.config.choices import Quantization
 from router.config.settings import Device, Dtype, KVCacheDtype, Mode, RouterConfig
-from worker.config import WorkerConfig, WorkerRole
+from worker.config import TierConfig, WorkerConfig, WorkerRole
 
 __all__ = [
     "Machine",
@@ -94,6 +95,7 @@ def plan_workers(config: RouterConfig, checkpoint: Checkpoint, machine: Machine)
             engine=engines[role],
             mode=config.mode.value,
             metric_names=config.operation.metrics_names,
+            tiers=_tiers(config),
             transport=config.kv_transport.value if config.uses_handoffs else None,
             kv_by_ranks=config.uses_handoffs and config.num_ranks > len(roles),
             host=machine.host,
@@ -182,6 +184,17 @@ def _engine(config: RouterConfig, checkpoint: Checkpoint, machine: Machine, role
         cuda_graph_max_tokens=graphs.tokens,
         tensor_parallel_size=ranks,
         expert_parallel_size=config.expert_parallel_size,
+    )
+
+
+def _tiers(config: RouterConfig) -> TierConfig | None:
+    if not config.host_kv_gb:
+        return None
+    directory = config.disk_kv_dir
+    return TierConfig(
+        host_bytes=int(config.host_kv_gb * 2**30),
+        disk_dir=None if directory is None else Path(directory),
+        disk_bytes=0 if directory is None else int(config.disk_kv_gb * 2**30),
     )
 
 

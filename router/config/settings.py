@@ -168,6 +168,26 @@ class RouterConfig:
             "0..1",
         ),
     ] = None
+    host_kv_gb: Annotated[
+        float,
+        Option(
+            _MEMORY,
+            "host memory of each worker for KV that the pool has no room for, in GiB; 0: none",
+            "GIB",
+        ),
+    ] = 0.0
+    disk_kv_dir: Annotated[
+        str | None,
+        Option(
+            _MEMORY,
+            "directory on each node for KV that host memory has no room for; it survives a restart of the"
+            " workers; needs --host-kv-gb",
+            "DIR",
+        ),
+    ] = None
+    disk_kv_gb: Annotated[
+        float, Option(_MEMORY, "size limit of --disk-kv-dir for each worker, in GiB", "GIB")
+    ] = 16.0
     disable_radix_cache: Annotated[bool, Option(_MEMORY, "disable prefix caching")] = False
 
     chunked_prefill_size: Annotated[

@@ -74,6 +74,8 @@ class Waterfall:
     why: str = ""
     waited: dict[str, float] = field(default_factory=dict)
     """Seconds in the worker's queue by reason."""
+    promoted: dict[str, int] = field(default_factory=dict)
+    """Cached prompt tokens that came from a KV tier, by its name."""
     _moves: list[router_pb2.TimingMove] = field(default_factory=list)
     _preemptions: list[router_pb2.TimingPreemption] = field(default_factory=list)
     _records_spans: bool = True
@@ -119,6 +121,7 @@ class Waterfall:
         if self.started is None and self.first_token is None and self.submitted is not None:
             self.started = min(self.submitted + event.queued_s, at)
             self.waited = dict(event.waited)
+            self.promoted = dict(event.promoted)
 
     def reserve(self, at: float) -> None:
         self.reserved = self.reserved or at
@@ -175,6 +178,7 @@ class Waterfall:
             moves=self._moves,
             preemptions=self._preemptions,
             waited=self.waited,
+            promoted=self.promoted,
         )
 
 

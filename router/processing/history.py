@@ -129,6 +129,7 @@ def _completion(record: CompletionRecord) -> dict[str, Any]:
                 for p in timings.preemptions
             ],
             "waited": dict(timings.waited),
+            "promoted": dict(timings.promoted),
             "chunks": [_span(span) for span in timings.chunks],
             "pushes": [_span(span) for span in timings.pushes],
         }

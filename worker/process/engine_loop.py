@@ -122,6 +122,7 @@ class EngineLoop:
             else:
                 self._settled = False  # a message arrived; others may, before the step is planned
         else:
+            self._engine.tend()
             self._batch_log.rest()
             if self._handler.idle and not self._pages_checked:
                 # When idle, every page must be free or cached; abort rather than risk corrupt KV.

@@ -35,6 +35,7 @@ from rpc.server import GrpcServer
 from rpc.tls import Identity
 from worker.assembly import Assemble, Parts, assemble
 from worker.config import WorkerConfig, WorkerRole
+from worker.kv_tiers import open_tiers
 from worker.network import is_loopback
 from worker.process.batch_log import BatchLog
 from worker.process.engine_loop import EngineDied, EngineLoop
@@ -145,6 +146,9 @@ class WorkerHost:
             metrics=WorkerMetrics(config.role.value, config.mode, config.worker_id),
         )
         self._running.callback(engine.close)
+        if config.tiers is not None:
+            self._progress("Opening the KV tiers", 0, 0)
+            self._running.callback(open_tiers(parts, config.tiers).stop)
         if config.transport is not None:
             self._progress("Opening the KV transport", 0, 0)
         handler = engine.hooks = self._assemble(parts)

@@ -13,6 +13,7 @@ from engine.core.request import Request
 from engine.core.sampling_params import FinishReason, PromptLogprobs, SamplingParams, TokenLogprobs
 from engine.errors import InvalidRequest
 from engine.grammar.grammar import Grammar, GrammarKind
+from engine.kv_tiers.stats import Tier, TierStats
 from kv_transfer import Peer, Ticket
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 
@@ -186,4 +187,26 @@ def stats_to_proto(stats: EngineStats, unexpected_messages: int) -> worker_pb2.W
         generated_tokens=stats.generated_tokens,
         cache_hit_tokens=stats.cache_hit_tokens,
         unexpected_messages=unexpected_messages,
+        tiers=None if stats.tiers is None else _tiers_to_proto(stats.tiers),
+    )
+
+
+def _tiers_to_proto(stats: TierStats) -> worker_pb2.KVTiers:
+    counts = stats.counts
+    down = {Tier.HOST: counts.demoted, Tier.DISK: counts.saved}
+    return worker_pb2.KVTiers(
+        tiers=[
+            worker_pb2.KVTier(
+                name=tier.value,
+                pages=stats.pages[tier],
+                capacity=stats.capacity[tier],
+                demoted=down[tier],
+                promoted=counts.promoted[tier],
+            )
+            for tier in Tier
+            if stats.capacity[tier]
+        ],
+        page_bytes=stats.page_bytes,
+        dropped=counts.dropped,
+        faults={fault.value: number for fault, number in counts.faults.items()},
     )

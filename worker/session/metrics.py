@@ -141,9 +141,11 @@ class _StatsCollector(Collector):
         pages = GaugeMetricFamily(
             "baton_kv_pages", "Pages of the KV pool by state", labels=(*_LABELS, "state")
         )
-        for state in ("free", "held", "cached", "in_flight", "quarantined"):
+        for state in ("free", "held", "cached", "in_flight", "quarantined", "leaving"):
             pages.add_metric((*labels, state), getattr(stats.pages, state))
         yield pages
+        if stats.HasField("tiers"):
+            yield from _tier_metrics(stats.tiers, labels)
         gauges = (
             ("baton_waiting_requests", "Requests queued at the worker", stats.load.waiting),
             ("baton_running_requests", "Requests being computed", stats.load.running),
@@ -180,3 +182,46 @@ class _StatsCollector(Collector):
             counter = CounterMetricFamily(name, text, labels=_LABELS)
             counter.add_metric(labels, value)
             yield counter
+
+
+def _tier_metrics(tiers: worker_pb2.KVTiers, labels: tuple[str, str, str]) -> Iterable[Metric]:
+    size = tiers.page_bytes
+    by_tier: tuple[
+        tuple[type[GaugeMetricFamily | CounterMetricFamily], str, str, Callable[..., int]], ...
+    ] = (
+        (GaugeMetricFamily, "baton_kv_tier_bytes", "KV on a tier", lambda tier: tier.pages * size),
+        (
+            GaugeMetricFamily,
+            "baton_kv_tier_capacity_bytes",
+            "Size of a tier",
+            lambda tier: tier.capacity * size,
+        ),
+        (
+            CounterMetricFamily,
+            "baton_kv_demoted_bytes",
+            "KV copied down to a tier",
+            lambda tier: tier.demoted * size,
+        ),
+        (
+            CounterMetricFamily,
+            "baton_kv_promoted_bytes",
+            "KV copied from a tier into the pool, and verified",
+            lambda tier: tier.promoted * size,
+        ),
+    )
+    for kind, name, text, value in by_tier:
+        metric = kind(name, text, labels=(*_LABELS, "tier"))
+        for tier in tiers.tiers:
+            metric.add_metric((*labels, tier.name), value(tier))
+        yield metric
+    dropped = CounterMetricFamily(
+        "baton_kv_dropped_pages", "Pages evicted before there was a copy on a tier", labels=_LABELS
+    )
+    dropped.add_metric(labels, tiers.dropped)
+    yield dropped
+    faults = CounterMetricFamily(
+        "baton_kv_tier_faults", "Copies that failed or did not verify", labels=(*_LABELS, "reason")
+    )
+    for reason, number in tiers.faults.items():
+        faults.add_metric((*labels, reason), number)
+    yield faults

@@ -131,6 +131,7 @@ class Outbox:
             cached_tokens=job.request.num_cached,
             queued_s=queued_s,
             waited={reason.value: seconds for reason, seconds in job.request.waited.items()},
+            promoted={tier.value: tokens for tier, tokens in job.request.promoted.items()},
         )
 
     def progress(self, job: Job, num_computed: int) -> None:

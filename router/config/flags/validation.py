@@ -188,6 +188,29 @@ def _memory(config: RouterConfig) -> Iterator[str]:
             yield f"{flag} {tokens} cannot hold {least} tokens; raise the one or lower the other"
 
 
+def _tiers(config: RouterConfig) -> Iterator[str]:
+    for name in ("host_kv_gb", "disk_kv_gb"):
+        value = SETTINGS[name].of(config)
+        if not 0 <= value < float("inf"):
+            yield f"{flag_name(name)} {value:g}: use a number of GiB, 0 for none"
+    if config.disk_kv_dir is not None and config.host_kv_gb == 0:
+        yield (
+            f"--disk-kv-dir {config.disk_kv_dir} needs --host-kv-gb, since KV passes through host memory;"
+            " set it to 1 or more"
+        )
+    if config.host_kv_gb > 0 and config.disable_radix_cache:
+        yield (
+            f"--host-kv-gb {config.host_kv_gb:g} means nothing with --disable-radix-cache: no KV is cached;"
+            " leave one of them out"
+        )
+    for flag, ranks in config.everywhere("tensor_parallel_size"):
+        if config.host_kv_gb > 0 and ranks > 1:
+            yield (
+                f"--host-kv-gb {config.host_kv_gb:g} does not support {flag} {ranks} yet: each rank has its"
+                " part of a page; leave one of them out"
+            )
+
+
 def _handoff(config: RouterConfig) -> Iterator[str]:
     if config.uses_handoffs and config.kv_transport is Transport.LOOPBACK:
         yield (
@@ -229,6 +252,7 @@ _CHECKS: Final[tuple[Callable[[RouterConfig], Iterator[str]], ...]] = (
     _frontends,
     _security,
     _memory,
+    _tiers,
     batching_problems,
     scheduling_problems,
     _handoff,

@@ -99,6 +99,7 @@ class Timings(TypedDict):
     preemptions: list[Preemption]
     """Times at which a worker freed the request's pages."""
     waited: dict[str, float]
+    promoted: dict[str, int]
     """Seconds of queue_s by reason: budget, pages, slots, policy, transfer."""
 
 

@@ -283,6 +283,7 @@ def timings_object(timings: router_pb2.Timings) -> dict[str, Any]:
             for p in timings.preemptions
         ],
         "waited": dict(timings.waited),
+        "promoted": dict(timings.promoted),
     }
 
 

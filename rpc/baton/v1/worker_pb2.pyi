@@ -309,7 +309,7 @@ class Scored(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., logprobs: _Optional[_Union[_sampling_pb2.PromptLogprobs, _Mapping]] = ...) -> None: ...
 
 class Started(_message.Message):
-    __slots__ = ("request_id", "cached_tokens", "queued_s", "waited")
+    __slots__ = ("request_id", "cached_tokens", "queued_s", "waited", "promoted")
     class WaitedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -317,15 +317,24 @@ class Started(_message.Message):
         key: str
         value: float
         def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class PromotedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     QUEUED_S_FIELD_NUMBER: _ClassVar[int]
     WAITED_FIELD_NUMBER: _ClassVar[int]
+    PROMOTED_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     cached_tokens: int
     queued_s: float
     waited: _containers.ScalarMap[str, float]
-    def __init__(self, request_id: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., queued_s: _Optional[float] = ..., waited: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    promoted: _containers.ScalarMap[str, int]
+    def __init__(self, request_id: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., queued_s: _Optional[float] = ..., waited: _Optional[_Mapping[str, float]] = ..., promoted: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class Preempted(_message.Message):
     __slots__ = ("request_id", "reason")
@@ -472,7 +481,7 @@ class GetStatsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerStats(_message.Message):
-    __slots__ = ("load", "pages", "steps", "preemptions", "prompt_tokens", "generated_tokens", "cache_hit_tokens", "unexpected_messages")
+    __slots__ = ("load", "pages", "steps", "preemptions", "prompt_tokens", "generated_tokens", "cache_hit_tokens", "unexpected_messages", "tiers")
     LOAD_FIELD_NUMBER: _ClassVar[int]
     PAGES_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
@@ -481,6 +490,7 @@ class WorkerStats(_message.Message):
     GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHE_HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     UNEXPECTED_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
     load: Load
     pages: PageCounts
     steps: int
@@ -489,20 +499,56 @@ class WorkerStats(_message.Message):
     generated_tokens: int
     cache_hit_tokens: int
     unexpected_messages: int
-    def __init__(self, load: _Optional[_Union[Load, _Mapping]] = ..., pages: _Optional[_Union[PageCounts, _Mapping]] = ..., steps: _Optional[int] = ..., preemptions: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., cache_hit_tokens: _Optional[int] = ..., unexpected_messages: _Optional[int] = ...) -> None: ...
+    tiers: KVTiers
+    def __init__(self, load: _Optional[_Union[Load, _Mapping]] = ..., pages: _Optional[_Union[PageCounts, _Mapping]] = ..., steps: _Optional[int] = ..., preemptions: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., cache_hit_tokens: _Optional[int] = ..., unexpected_messages: _Optional[int] = ..., tiers: _Optional[_Union[KVTiers, _Mapping]] = ...) -> None: ...
+
+class KVTiers(_message.Message):
+    __slots__ = ("tiers", "page_bytes", "dropped", "faults")
+    class FaultsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    TIERS_FIELD_NUMBER: _ClassVar[int]
+    PAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    FAULTS_FIELD_NUMBER: _ClassVar[int]
+    tiers: _containers.RepeatedCompositeFieldContainer[KVTier]
+    page_bytes: int
+    dropped: int
+    faults: _containers.ScalarMap[str, int]
+    def __init__(self, tiers: _Optional[_Iterable[_Union[KVTier, _Mapping]]] = ..., page_bytes: _Optional[int] = ..., dropped: _Optional[int] = ..., faults: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
+class KVTier(_message.Message):
+    __slots__ = ("name", "pages", "capacity", "demoted", "promoted")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_FIELD_NUMBER: _ClassVar[int]
+    DEMOTED_FIELD_NUMBER: _ClassVar[int]
+    PROMOTED_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    pages: int
+    capacity: int
+    demoted: int
+    promoted: int
+    def __init__(self, name: _Optional[str] = ..., pages: _Optional[int] = ..., capacity: _Optional[int] = ..., demoted: _Optional[int] = ..., promoted: _Optional[int] = ...) -> None: ...
 
 class PageCounts(_message.Message):
-    __slots__ = ("free", "held", "cached", "in_flight", "quarantined", "total")
+    __slots__ = ("free", "held", "cached", "in_flight", "quarantined", "total", "leaving")
     FREE_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     CACHED_FIELD_NUMBER: _ClassVar[int]
     IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
     QUARANTINED_FIELD_NUMBER: _ClassVar[int]
     TOTAL_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
     free: int
     held: int
     cached: int
     in_flight: int
     quarantined: int
     total: int
-    def __init__(self, free: _Optional[int] = ..., held: _Optional[int] = ..., cached: _Optional[int] = ..., in_flight: _Optional[int] = ..., quarantined: _Optional[int] = ..., total: _Optional[int] = ...) -> None: ...
+    leaving: int
+    def __init__(self, free: _Optional[int] = ..., held: _Optional[int] = ..., cached: _Optional[int] = ..., in_flight: _Optional[int] = ..., quarantined: _Optional[int] = ..., total: _Optional[int] = ..., leaving: _Optional[int] = ...) -> None: ...

@@ -13,7 +13,7 @@ from rpc.baton.v1 import sampling_pb2, worker_pb2
 from tests.unit.worker.handlers import Handled, handled
 
 PAGE = 16
-COUNTS = PageCounts(free=40, held=53, cached=0, in_flight=0, quarantined=7, total=100)
+COUNTS = PageCounts(free=40, held=53, cached=0, in_flight=0, quarantined=7, leaving=0, total=100)
 STATS = EngineStats(
     waiting=1,
     starved=1,

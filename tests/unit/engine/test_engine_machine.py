@@ -8,11 +8,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from common.block_key import root_key
 from engine.config import Batching, Forecast, Policy
 from engine.core.kv_manager import Reservation
 from engine.core.request import Request
+from engine.kv_tiers.tiers import KVTiers, TierLimits
 from tests.unit.engine.engines import deliver, make_engine, make_request
 from tests.unit.engine.fake_runner import EOS, reference
+from tests.unit.engine.kv_tiers.fake_copier import FakeCopier
 
 PARTIAL_PREFILLS: list[dict[str, Any]] = [
     {},
@@ -38,6 +41,21 @@ def orders(draw: st.DrawFn) -> dict[str, Any]:
     return settings
 
 
+@st.composite
+def tier_limits(draw: st.DrawFn) -> TierLimits | None:
+    if draw(st.booleans()):
+        return None
+    slots = draw(st.integers(1, 60))
+    return TierLimits(
+        host_slots=slots,
+        disk_files=draw(st.sampled_from([0, 3, 100])),
+        ahead=draw(st.integers(0, slots)),
+        batch=draw(st.integers(1, 4)),
+        loads=draw(st.integers(1, 4)),
+        disk_pause_s=0.0,
+    )
+
+
 class EngineMachine(RuleBasedStateMachine):
     """Anything may happen to requests at any time; what they get is always the reference."""
 
@@ -53,6 +71,7 @@ class EngineMachine(RuleBasedStateMachine):
         slots=st.sampled_from([2, 4]),
         limits=st.sampled_from(PARTIAL_PREFILLS),
         data=st.data(),
+        tiers=tier_limits(),
     )
     def start(
         self,
@@ -67,6 +86,7 @@ class EngineMachine(RuleBasedStateMachine):
         slots: int,
         limits: dict[str, Any],
         data: st.DataObject,
+        tiers: TierLimits | None,
     ) -> None:
         self.engine = make_engine(
             page_size=page,
@@ -81,6 +101,10 @@ class EngineMachine(RuleBasedStateMachine):
         )
         runner: Any = self.engine.runner
         runner.looks = looks
+        self.copier: Any = None
+        if tiers is not None and radix:
+            self.copier = FakeCopier(runner.memory, tiers.host_slots)
+            self.engine.kv.use_tiers(KVTiers(tiers), self.copier, root_key("model"))
         self.next_id = 0
         self.live: dict[int, Request] = {}
         self.reserved: list[tuple[Request, Reservation]] = []
@@ -146,6 +170,36 @@ class EngineMachine(RuleBasedStateMachine):
         request = self.live.pop(data.draw(st.sampled_from(sorted(self.live))))
         assert self.engine.abort(request.id)
 
+    @precondition(lambda self: self.copier is not None)
+    @rule(disk=st.booleans(), most=st.integers(1, 8))
+    def copy(self, disk: bool, most: int) -> None:
+        self.copier.work(disk=disk, most=most)
+
+    @precondition(lambda self: self.copier is not None)
+    @rule()
+    def tend(self) -> None:
+        self.engine.tend()
+        self.engine.check_pages()
+
+    @precondition(lambda self: self.copier is not None)
+    @rule(full=st.booleans())
+    def fill_the_disk(self, full: bool) -> None:
+        self.copier.disk_full = full
+
+    @precondition(lambda self: self.copier is not None)
+    @rule(data=st.data())
+    def damage(self, data: st.DataObject) -> None:
+        """Flip a bit in host memory or in a file, or lose the file."""
+        if self.copier.slots and data.draw(st.booleans()):
+            page = self.copier.slots[data.draw(st.sampled_from(sorted(self.copier.slots)))]
+            page[data.draw(st.integers(0, len(page) - 1))] ^= 1 << data.draw(st.integers(0, 30))
+        elif self.copier.files:
+            key = data.draw(st.sampled_from(sorted(self.copier.files)))
+            if data.draw(st.booleans()):
+                del self.copier.files[key]
+            else:
+                self.copier.files[key][1][0] ^= 1
+
     @rule()
     def proceed(self) -> None:
         self.engine.proceed()
@@ -171,8 +225,15 @@ class EngineMachine(RuleBasedStateMachine):
         for _ in range(5000):
             if not self.engine.has_work:
                 break
+            if self.copier is not None:
+                self.copier.work(disk=False)
+                self.copier.work(disk=True)
             self.step(1)
         assert not self.live, "a request was forgotten"
+        self.engine.tend()
+        if self.copier is not None:
+            self.copier.work(disk=False)
+            self.engine.tend()
         counts = self.engine.check_pages()
         assert counts.free + counts.cached == counts.total
         assert not self.engine.scheduler._in_flight

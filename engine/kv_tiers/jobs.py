@@ -1,0 +1,81 @@
+"""What a tier's copies are told, and what they answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from common.block_hash import BlockHash
+from common.block_key import BlockKey
+
+__all__ = ["Copier", "Demote", "Done", "Job", "Load", "Promote", "Remove", "Save"]
+
+
+@dataclass(frozen=True, slots=True)
+class Demote:
+    """Digest pool pages, and copy them to host slots."""
+
+    id: int
+    pages: tuple[int, ...]
+    slots: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Promote:
+    """Copy host slots to pool pages, and digest those."""
+
+    id: int
+    slots: tuple[int, ...]
+    pages: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Write a host slot to a file."""
+
+    id: int
+    key: BlockKey
+    hash: BlockHash
+    digest: int
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Read a file into a host slot."""
+
+    id: int
+    key: BlockKey
+    hash: BlockHash
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Remove:
+    """Delete a file, after the writes that were ordered before. Has no answer."""
+
+    key: BlockKey
+    hash: BlockHash
+
+
+Job: TypeAlias = Demote | Promote | Save | Load | Remove
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The end of a job."""
+
+    id: int
+    digests: tuple[int | None, ...]
+    """For each page: its digest where the KV was read (Demote, Save), as it arrived (Promote), or as the
+    file states it (Load). None: there is no copy of it."""
+
+
+class Copier(Protocol):
+    """Does jobs in the background. One thread calls both methods."""
+
+    def submit(self, job: Job) -> None:
+        """Queue a job; never blocks."""
+
+    def poll(self) -> list[Done]:
+        """Jobs that have ended since the last call."""

@@ -1,0 +1,70 @@
+"""A copier whose memory can be read, damaged and delayed: the shell of tiers in tests."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable, MutableSequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from common.block_key import BlockKey
+from engine.kv_tiers.jobs import Demote, Done, Job, Load, Promote, Remove, Save
+
+__all__ = ["FakeCopier"]
+
+
+def _digest(content: Hashable) -> int:
+    return hash(content)
+
+
+@dataclass
+class FakeCopier:
+    """Pages are lists of numbers. Jobs wait in two queues, one of the device and one of the disk, until
+    `work` does them in order."""
+
+    pool: MutableSequence[list[int]]
+    num_slots: int
+    slots: dict[int, list[int]] = field(default_factory=dict)
+    files: dict[BlockKey, tuple[int, list[int]]] = field(default_factory=dict)
+    """Digest and content."""
+    disk_full: bool = False
+    device_jobs: deque[Any] = field(default_factory=deque)
+    disk_jobs: deque[Any] = field(default_factory=deque)
+    dones: list[Done] = field(default_factory=list)
+
+    def submit(self, job: Job) -> None:
+        (self.device_jobs if isinstance(job, Demote | Promote) else self.disk_jobs).append(job)
+
+    def poll(self) -> list[Done]:
+        dones, self.dones = self.dones, []
+        return dones
+
+    def work(self, *, disk: bool, most: int = 1_000_000) -> None:
+        jobs = self.disk_jobs if disk else self.device_jobs
+        for _ in range(min(most, len(jobs))):
+            self._do(jobs.popleft())
+
+    def _do(self, job: Job) -> None:
+        match job:
+            case Demote(id, pages, slots):
+                for page, slot in zip(pages, slots, strict=True):
+                    assert 0 <= slot < self.num_slots
+                    self.slots[slot] = self.pool[page].copy()
+                self._done(id, [_digest(tuple(self.pool[page])) for page in pages])
+            case Promote(id, slots, pages):
+                for slot, page in zip(slots, pages, strict=True):
+                    self.pool[page][:] = self.slots[slot]
+                self._done(id, [_digest(tuple(self.pool[page])) for page in pages])
+            case Save(id, key, _, digest, slot):
+                if not self.disk_full:
+                    self.files[key] = digest, self.slots[slot].copy()
+                self._done(id, [None if self.disk_full else digest])
+            case Load(id, key, _, slot):
+                if (file := self.files.get(key)) is not None:
+                    self.slots[slot] = file[1].copy()
+                self._done(id, [None if file is None else file[0]])
+            case Remove(key, _):
+                self.files.pop(key, None)
+
+    def _done(self, id: int, digests: list[Any]) -> None:
+        self.dones.append(Done(id, tuple(digests)))

@@ -1,0 +1,185 @@
+"""The shell of tiers: memory, files and threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.block_key import block_keys, root_key
+from engine.kv_tiers.block_files import BlockFiles, DirectoryInUse
+from engine.kv_tiers.copier import BackgroundCopier
+from engine.kv_tiers.host_pages import HostPages, runs
+from engine.kv_tiers.jobs import Demote, Done, Job, Load, Promote, Remove, Save
+
+Bytes = npt.NDArray[np.uint8]
+
+KEY, OTHER_KEY = block_keys([1, 2, 3, 4], 2, root_key("model"))
+BYTES = 96
+
+
+def content(seed: int) -> Bytes:
+    return np.random.default_rng(seed).integers(0, 256, BYTES, dtype=np.uint8)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Iterator[BlockFiles]:
+    opened = BlockFiles(tmp_path, "model", BYTES)
+    yield opened
+    opened.close()
+
+
+def read(files: BlockFiles) -> tuple[int | None, Bytes]:
+    into = np.zeros(BYTES, dtype=np.uint8)
+    return files.read(KEY, 7, into), into
+
+
+def test_a_file_is_read_as_it_was_written(files: BlockFiles) -> None:
+    files.write(KEY, 7, 99, content(1))
+    digest, found = read(files)
+    assert digest == 99
+    assert (found == content(1)).all()
+
+
+def test_files_are_found_again_by_the_next_process(tmp_path: Path) -> None:
+    before = BlockFiles(tmp_path, "model", BYTES)
+    before.write(KEY, 7, 99, content(1))
+    before.write(OTHER_KEY, 2**64 - 1, 5, content(2))
+    before.close()
+    after = BlockFiles(tmp_path, "model", BYTES)
+    assert sorted(after.scan()) == sorted([(KEY, 7), (OTHER_KEY, 2**64 - 1)])
+    assert read(after)[0] == 99
+    after.close()
+
+
+def test_files_of_another_model_are_deleted(tmp_path: Path) -> None:
+    before = BlockFiles(tmp_path, "model", BYTES)
+    before.write(KEY, 7, 99, content(1))
+    before.close()
+    after = BlockFiles(tmp_path, "another", BYTES)
+    assert after.scan() == []
+    assert read(after)[0] is None
+    assert not list(tmp_path.rglob("*.kv"))
+    after.close()
+
+
+def test_a_folder_serves_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.kv_tiers.block_files._LOCK_PATIENCE_S", 0.0)
+    files = BlockFiles(tmp_path, "model", BYTES)
+    with pytest.raises(DirectoryInUse, match=str(tmp_path)):
+        BlockFiles(tmp_path, "model", BYTES)
+    files.close()
+    BlockFiles(tmp_path, "model", BYTES).close()
+
+
+def test_any_flipped_byte_of_a_header_and_any_other_length_is_a_miss(
+    tmp_path: Path, files: BlockFiles
+) -> None:
+    files.write(KEY, 7, 99, content(1))
+    (path,) = tmp_path.rglob("*.kv")
+    good = path.read_bytes()
+    header = len(good) - BYTES
+    for position in range(header):
+        path.write_bytes(good[:position] + bytes([good[position] ^ 1]) + good[position + 1 :])
+        assert read(files)[0] is None, position
+    for bad in (b"", good[:header], good[:-1], good + b"x"):
+        path.write_bytes(bad)
+        assert read(files)[0] is None
+    path.write_bytes(good)
+    assert read(files)[0] == 99
+    path.unlink()
+    assert read(files)[0] is None
+
+
+def test_a_partial_file_is_no_hit_and_is_deleted(tmp_path: Path, files: BlockFiles) -> None:
+    files.write(KEY, 7, 99, content(1))
+    (path,) = tmp_path.rglob("*.kv")
+    path.with_suffix(".new").write_bytes(path.read_bytes()[:50])
+    path.write_bytes(path.read_bytes()[:-1])
+    assert files.scan() == []
+    assert not [found for found in tmp_path.rglob("*") if found.is_file() and found.name != "lock"]
+
+
+def test_a_failed_write_leaves_nothing_behind(tmp_path: Path, files: BlockFiles) -> None:
+    files.write(OTHER_KEY, 1, 1, content(1))
+    for shard in tmp_path.glob(f"*/{KEY.hex()[:2]}"):
+        shard.rmdir()
+    with pytest.raises(OSError, match=r"\.new"):
+        files.write(KEY, 7, 99, content(1))
+    assert read(files)[0] is None
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=30, unique_by=lambda pair: pair[1])
+)
+def test_runs_cover_every_copy_once_and_stay_within_a_segment(pairs: list[tuple[int, int]]) -> None:
+    pages, slots = [page for page, _ in pairs], [slot for _, slot in pairs]
+    found = list(runs(pages, slots, per_segment=7))
+    assert [(page + k, slot + k) for page, slot, length in found for k in range(length)] == pairs
+    assert all(slot // 7 == (slot + length - 1) // 7 for _, slot, length in found)
+    for (page, slot, length), (next_page, next_slot, _) in pairwise(found):
+        assert (next_page, next_slot) != (page + length, slot + length) or next_slot % 7 == 0
+
+
+class XorDigester:
+    def __init__(self, pool: torch.Tensor) -> None:
+        self._pool = pool
+
+    def digest(self, pages: Sequence[int], tail_tokens: int) -> list[int]:
+        return [int(self._pool[page].view(torch.uint8).long().sum()) for page in pages]
+
+
+class Threads:
+    """A copier, and a way to wait for its answers."""
+
+    def __init__(self, folder: Path) -> None:
+        self.pool = torch.rand(9, 2, 12)
+        self.woken = threading.Semaphore(0)
+        host = HostPages(self.pool, num_slots=8)
+        files = BlockFiles(folder, "model", host.page_bytes)
+        self.copier = BackgroundCopier(host, XorDigester(self.pool), 4, files, wake=self.woken.release)
+        self.copier.start()
+
+    def do(self, job: Job) -> Done:
+        self.copier.submit(job)
+        assert self.woken.acquire(timeout=30)
+        (done,) = self.copier.poll()
+        return done
+
+
+@pytest.fixture
+def threads(tmp_path: Path) -> Iterator[Threads]:
+    running = Threads(tmp_path)
+    yield running
+    running.copier.stop()
+
+
+def test_what_comes_up_is_what_went_down(threads: Threads) -> None:
+    pool = threads.pool
+    before = pool.clone()
+    down = threads.do(Demote(1, (2, 3, 6), (0, 1, 5)))
+    saved = threads.do(Save(2, KEY, 7, digest := down.digests[1] or 0, slot=1))
+    pool.zero_()
+    assert saved.digests == (digest,)
+    loaded = threads.do(Load(3, KEY, 7, slot=7))
+    up = threads.do(Promote(4, (7, 0, 5), (8, 0, 1)))
+    assert loaded.digests == (digest,)
+    assert up.digests == (digest, down.digests[0], down.digests[2])
+    assert torch.equal(pool[[8, 0, 1]], before[[3, 2, 6]])
+    assert not pool[2:8].any()
+
+
+def test_a_removed_file_is_a_miss(threads: Threads) -> None:
+    threads.do(Demote(1, (2,), (0,)))
+    threads.do(Save(2, KEY, 7, 5, slot=0))
+    threads.copier.submit(Remove(KEY, 7))
+    threads.do(Save(3, OTHER_KEY, 8, 5, slot=0))  # after the removal
+    assert threads.do(Load(4, KEY, 7, slot=1)).digests == (None,)

@@ -1,0 +1,171 @@
+"""What a request finds on tiers, through an engine whose KV can be read."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from common.block_key import root_key
+from engine.core.request import Request
+from engine.engine import Engine
+from engine.kv_tiers.stats import Fault, Tier
+from engine.kv_tiers.tiers import KVTiers, TierLimits
+from tests.unit.engine.engines import make_engine, make_request
+from tests.unit.engine.fake_runner import reference
+from tests.unit.engine.kv_tiers.fake_copier import FakeCopier
+
+FIRST = list(range(1, 25))
+"""Six pages, as many as a pool of eight can cache beside the next prompt's only for a while."""
+OTHER = list(range(40, 64))
+
+
+class Tiered:
+    """An engine with tiers, and the copies between them."""
+
+    def __init__(self, *, clock: Any = None, num_pages: int = 8, **limits: Any) -> None:
+        sizes: dict[str, Any] = {"host_slots": 64, "ahead": num_pages} | limits
+        self.tiers = KVTiers(TierLimits(**sizes))
+        self.engine: Engine = make_engine(num_pages=num_pages, max_running_requests=4)
+        if clock is not None:
+            self.engine._clock = clock
+        runner: Any = self.engine.runner
+        self.copier = FakeCopier(runner.memory, sizes["host_slots"])
+        self.engine.kv.use_tiers(self.tiers, self.copier, root_key("model"))
+
+    def copy_all(self) -> None:
+        for _ in range(100):
+            self.engine.tend()
+            if not (self.copier.device_jobs or self.copier.disk_jobs or self.copier.dones):
+                return
+            self.copier.work(disk=False)
+            self.copier.work(disk=True)
+        raise AssertionError("copies do not end")
+
+    def answer(self, request: Request) -> None:
+        """Compute a request while all copies make progress; checks its tokens."""
+        self.engine.submit(request)
+        for _ in range(1000):
+            if not self.engine.has_work:
+                break
+            self.engine.step()
+            self.engine.check_pages()
+            self.copier.work(disk=False)
+            self.copier.work(disk=True)
+        assert request.output == reference(request.prompt, request.sampling.max_tokens)
+        self.copy_all()
+
+
+def test_a_prefix_that_was_evicted_comes_up_from_host_memory() -> None:
+    tiered = Tiered()
+    tiered.answer(make_request(1, FIRST, 2))
+    tiered.answer(make_request(2, OTHER, 2))
+    again = make_request(3, [*FIRST, 90], 2)
+    tiered.answer(again)
+    assert again.num_cached == len(FIRST)
+    assert again.promoted[Tier.HOST] == 4 * tiered.tiers.counts.promoted[Tier.HOST] > 0
+    assert tiered.tiers.counts.dropped == 0
+
+
+def test_a_prefix_that_left_host_memory_comes_up_from_disk() -> None:
+    tiered = Tiered(host_slots=8, disk_files=100)
+    tiered.answer(make_request(1, FIRST, 2))
+    for number in range(2, 6):
+        tiered.answer(make_request(number, [token + number for token in OTHER], 2))
+    again = make_request(9, [*FIRST, 90], 2)
+    tiered.answer(again)
+    assert again.num_cached == len(FIRST)
+    assert tiered.tiers.counts.promoted[Tier.DISK] > 0
+
+
+def test_a_bit_flip_in_host_memory_is_computed_again() -> None:
+    tiered = Tiered()
+    tiered.answer(make_request(1, FIRST, 2))
+    tiered.answer(make_request(2, OTHER, 2))
+    for page in tiered.copier.slots.values():
+        page[0] ^= 1
+    again = make_request(3, [*FIRST, 90], 2)
+    tiered.answer(again)  # with the reference's tokens
+    assert tiered.tiers.counts.faults[Fault.DIGEST] > 0
+
+
+def test_a_lost_file_is_a_miss_and_is_counted() -> None:
+    tiered = Tiered(host_slots=8, disk_files=100)
+    tiered.answer(make_request(1, FIRST, 2))
+    for number in range(2, 6):
+        tiered.answer(make_request(number, [token + number for token in OTHER], 2))
+    tiered.copier.files.clear()
+    again = make_request(9, [*FIRST, 90], 2)
+    tiered.answer(again)
+    assert tiered.tiers.counts.faults[Fault.LOAD] > 0
+
+
+def test_other_requests_pass_one_that_waits_for_a_promotion() -> None:
+    tiered = Tiered(num_pages=16)
+    tiered.answer(make_request(1, FIRST, 2))
+    for number in range(2, 5):
+        tiered.answer(make_request(number, [token + number for token in OTHER], 2))
+    waiting = make_request(8, [*FIRST, 90], 2)
+    passing = make_request(9, [5, 5, 5], 2)
+    tiered.engine.submit(waiting)
+    tiered.engine.submit(passing)
+    for _ in range(6):
+        tiered.engine.step()  # no copy makes progress
+    assert passing.finish is not None
+    assert waiting in list(tiered.engine.scheduler.waiting)
+    tiered.copier.work(disk=False)
+    while tiered.engine.has_work:
+        tiered.engine.step()
+    assert waiting.num_cached == len(FIRST)
+    assert waiting.output == reference(waiting.prompt, 2)
+
+
+def test_a_request_computes_what_a_slow_disk_does_not_bring_in_time() -> None:
+    now = 0.0
+    tiered = Tiered(clock=lambda: now, host_slots=8, disk_files=100)
+    tiered.answer(make_request(1, FIRST, 2))
+    for number in range(2, 6):
+        tiered.answer(make_request(number, [token + number for token in OTHER], 2))
+    waiting = make_request(9, [*FIRST, 90], 2)
+    tiered.engine.submit(waiting)
+    for _ in range(5):
+        tiered.engine.step()
+    assert waiting in list(tiered.engine.scheduler.waiting)
+    now = tiered.engine.scheduler.promotions_until
+    assert 0 < now < 10
+    while tiered.engine.has_work:
+        tiered.engine.step()  # no file arrives
+        tiered.engine.check_pages()
+    assert waiting.num_cached == 0
+    assert waiting.output == reference(waiting.prompt, 2)
+    assert tiered.engine.scheduler.promotions_until == math.inf
+    tiered.copy_all()
+
+
+def test_kv_that_is_not_trusted_leaves_all_tiers() -> None:
+    tiered = Tiered(disk_files=100)
+    tiered.answer(make_request(1, FIRST, 2))
+    runner: Any = tiered.engine.runner
+    runner.fails = {2}
+    tiered.engine.submit(make_request(2, [*FIRST, 90], 2))
+    while tiered.engine.has_work:
+        tiered.engine.step()
+        tiered.copier.work(disk=False)
+    tiered.copy_all()
+    assert not tiered.engine.kv.blocks()
+    assert not tiered.copier.files
+
+
+@pytest.mark.parametrize("disk_files", [0, 100])
+def test_the_report_of_blocks_is_what_can_be_reused(disk_files: int) -> None:
+    tiered = Tiered(host_slots=12, disk_files=disk_files)
+    reported: set[int] = set()
+    for number in range(8):
+        tiered.answer(make_request(number + 1, [token + number // 2 for token in FIRST], 2))
+        for change in tiered.engine.kv.take_changes():
+            (reported.update if change.stored else reported.difference_update)(change.blocks)
+        assert reported == set(tiered.engine.kv.blocks())
+    cache = tiered.engine.kv.cache
+    assert cache is not None
+    assert set(cache.blocks()) < reported

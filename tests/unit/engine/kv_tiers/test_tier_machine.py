@@ -1,0 +1,134 @@
+"""Hypothesis drives a full pool with tiers: what comes up is what went down, or it is computed again.
+
+Prompts repeat, so that most of them continue on a tier; the pool holds one or two of them. The reference's
+tokens depend on all KV that a request reads.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from common.block_key import root_key
+from engine.core.request import Request
+from engine.kv_tiers.tiers import KVTiers, TierLimits
+from tests.unit.engine.engines import make_engine, make_request
+from tests.unit.engine.fake_runner import reference
+from tests.unit.engine.kv_tiers.fake_copier import FakeCopier
+
+PREFIXES = [[seed] * 9 + [1] * 9 for seed in range(4)]
+
+
+class TierMachine(RuleBasedStateMachine):
+    @initialize(
+        overlap=st.booleans(),
+        slots=st.integers(2, 30),
+        files=st.sampled_from([0, 4, 100]),
+        batch=st.integers(1, 4),
+        pages=st.integers(9, 14),
+    )
+    def start(self, overlap: bool, slots: int, files: int, batch: int, pages: int) -> None:
+        self.now = 0.0
+        self.engine = make_engine(
+            page_size=3, num_pages=pages, overlap=overlap, max_running_requests=3, chunk_budget=9
+        )
+        self.engine._clock = lambda: self.now
+        runner: Any = self.engine.runner
+        limits = TierLimits(
+            host_slots=slots,
+            disk_files=files,
+            ahead=min(slots, pages),
+            batch=batch,
+            loads=batch,
+            disk_pause_s=0.0,
+        )
+        self.copier = FakeCopier(runner.memory, slots)
+        self.tiers = KVTiers(limits)
+        self.engine.kv.use_tiers(self.tiers, self.copier, root_key("model"))
+        self.reported: set[int] = set()
+        self.next_id = 0
+        self.live: dict[int, Request] = {}
+
+    prompts = st.tuples(st.sampled_from(PREFIXES), st.lists(st.integers(0, 1), min_size=1, max_size=4))
+
+    @rule(
+        prompts=st.lists(prompts, min_size=1, max_size=3), steps=st.integers(0, 8), copies=st.integers(0, 4)
+    )
+    def ask(self, prompts: list[tuple[list[int], list[int]]], steps: int, copies: int) -> None:
+        for prefix, rest in prompts:
+            self.next_id += 1
+            request = make_request(self.next_id, prefix + rest, 3)
+            self.engine.submit(request)
+            self.live[request.id] = request
+        self.run(steps, copies, copies)
+
+    @rule(steps=st.integers(1, 20), device=st.integers(0, 4), disk=st.integers(0, 4))
+    def run(self, steps: int, device: int, disk: int) -> None:
+        for _ in range(steps):
+            self.copier.work(disk=False, most=device)
+            self.copier.work(disk=True, most=disk)
+            self.step()
+
+    def step(self) -> None:
+        output = self.engine.step(block=False)
+        self.engine.check_pages()
+        in_use = self.tiers.host.slots_in_use()
+        assert len(set(in_use)) == len(in_use) <= self.tiers.host.num_slots
+        assert len(self.tiers.disk) <= self.tiers.disk.num_slots
+        for change in self.engine.kv.take_changes():
+            (self.reported.update if change.stored else self.reported.difference_update)(change.blocks)
+        assert self.reported == set(self.engine.kv.blocks())
+        assert not output.failed
+        for out in output.tokens:
+            if out.finish is not None:
+                request = self.live.pop(out.request.id)
+                assert request.output == reference(request.prompt, request.sampling.max_tokens)
+
+    @rule(kind=st.sampled_from(["host", "files", "deleted", "full", "room", "slow"]), bit=st.integers(0, 30))
+    def fault(self, kind: str, bit: int) -> None:
+        copier = self.copier
+        match kind:
+            case "host":
+                for page in copier.slots.values():
+                    page[-1] ^= 1 << bit
+            case "files":
+                for _, content in copier.files.values():
+                    content[0] ^= 1 << bit
+            case "deleted":
+                copier.files.clear()
+            case "slow":
+                self.now += 1.0
+            case _:
+                copier.disk_full = kind == "full"
+
+    @rule(data=st.data(), abort=st.booleans())
+    def interrupt(self, data: st.DataObject, abort: bool) -> None:
+        running = [r for r in self.engine.scheduler.running if self.engine._launched is None]
+        if abort and self.live:
+            request = self.live.pop(data.draw(st.sampled_from(sorted(self.live))))
+            assert self.engine.abort(request.id)
+        elif running:
+            self.engine.scheduler.preempt(data.draw(st.sampled_from(running)))
+
+    def teardown(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        for _ in range(2000):
+            if not self.engine.has_work:
+                break
+            self.run(1, 10, 10)
+        assert not self.live, "a request was forgotten"
+        self.copier.disk_full = False
+        for _ in range(200):
+            self.run(1, 10, 10)
+        assert not self.tiers._jobs
+        assert not self.tiers.num_returning
+        counts = self.engine.check_pages()
+        assert counts.free + counts.cached == counts.total
+
+
+TestTierMachine = TierMachine.TestCase
+TestTierMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
