@@ -13,7 +13,7 @@ from engine.core.plan import Chunk, StepPlan
 from engine.core.request import Request
 from engine.core.request_state import NO_SLOT, Save
 
-__all__ = ["HEADER_INTS", "Ints", "StepInputs", "StepWriter"]
+__all__ = ["HEADER_INTS", "Ints", "StepInputs", "StepWriter", "state_of"]
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
@@ -103,11 +103,11 @@ class StepWriter:
             moved=_ints([slot for slot, _ in moved]),
             page_counts=_ints([len(pages) for _, pages in moved]),
             pages=_joined([_ints(pages) for _, pages in moved]),
-            states=_ints([number for chunk in plan.chunks for number in _state_of(chunk)]),
+            states=_ints([number for chunk in plan.chunks for number in state_of(chunk)]),
         )
 
 
-def _state_of(chunk: Chunk) -> tuple[int, ...]:
+def state_of(chunk: Chunk) -> tuple[int, ...]:
     """Slots read, written and saved, and rows until the save; empty for models without a state."""
     state = chunk.request.state
     if state is None:

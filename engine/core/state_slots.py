@@ -9,7 +9,7 @@ reads the checkpoint and writes the request's slot.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from engine.core.request import Request
 from engine.core.request_state import NO_SLOT, RequestState, Save
@@ -137,7 +137,7 @@ class StateSlots:
         """Slots that are free, or evictable checkpoints."""
         return self.pool.num_free + len(self._checkpoints) - len(self._readers)
 
-    def check(self, owners: Iterable[Request], lent: Iterable[Request]) -> PageCounts:
+    def check(self, owners: Sequence[Request], lent: Iterable[Request]) -> PageCounts:
         """Check that every slot has exactly one owner. Raises PageLeak. O(slots).
 
         `owners`: all requests that may have a slot; `lent`: those whose slot a peer may write.
@@ -145,6 +145,7 @@ class StateSlots:
         counts = self.pool.recount()
         held = [slot for request in owners if request.state for slot in request.state.written]
         cached = list(self._checkpoints.values())
+        sources = Counter(r.state.source for r in owners if r.state and r.state.source != NO_SLOT)
         incoming = [slot for request in lent if request.state for slot in request.state.written]
         accounts = {
             "counters": (self.pool.counts(), counts),
@@ -152,6 +153,8 @@ class StateSlots:
             "cached": (len(set(cached)), len(cached), counts.cached),
             "reserved": (len(set(incoming)), len(incoming), counts.in_flight + counts.quarantined),
         }
+        if sources != self._readers or not sources.keys() <= set(cached):
+            raise PageLeak(f"checkpoints {self._readers} are to be read, but requests read {sources}")
         for name, values in accounts.items():
             if len(set(values)) != 1:
                 raise PageLeak(f"state slots {name} do not add up: {values}; {counts}")

@@ -17,7 +17,7 @@ __all__ = ["deliver", "make_engine", "make_request", "run"]
 def make_engine(hooks: Any = NO_HOOKS, **settings: Any) -> Engine:
     settings = {"page_size": 4, "num_pages": 64, "chunk_budget": 16, "max_running_requests": 8} | settings
     config = engine_config(**settings)
-    runner: Any = FakeRunner(config.page_size, config.num_pages)
+    runner: Any = FakeRunner(config.page_size, config.num_pages, num_state_slots=config.num_state_slots or 0)
     return Engine(config, hooks=hooks, runner=runner)
 
 
@@ -50,6 +50,8 @@ def deliver(engine: Engine, request: Request, reservation: Reservation, upto: in
         if position >= reservation.first_token:
             page = reservation.pages[position // engine.config.page_size]
             runner.memory[page][position % engine.config.page_size] = digest
+    if request.state is not None:
+        runner.states[request.state.slot] = digest
     if upto is None:
         request.output.append(reference(request.prompt, 1)[0])
     engine.admit_remote(request, reservation, request.num_tokens - 1 if upto is None else upto)

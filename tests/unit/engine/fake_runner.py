@@ -12,8 +12,10 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from engine.batch.step_inputs import state_of
 from engine.core.plan import StepPlan
 from engine.core.request import PENDING
+from engine.core.request_state import NO_SLOT
 from engine.errors import NotFinite
 from engine.executor.runner import StepResult
 
@@ -37,6 +39,8 @@ class Work:
     start: int
     tokens: list[int]
     samples: bool
+    state: tuple[int, ...]
+    """As `StepInputs.states` has it."""
 
 
 class FakeStep:
@@ -105,9 +109,11 @@ class FakeRunner:
     looks: int = 0
     """Number of times that a polled step is reported as still running."""
     num_state_slots: int = 0
+    """If any, a token depends on a state too, which holds the digest of all tokens so far."""
 
     def __post_init__(self) -> None:
         self.memory = [[-1] * self.page_size for _ in range(self.num_pages)]
+        self.states = [-1] * self.num_state_slots
         self.last_tokens: dict[int, int] = {}
         self.enqueuing: FakeStep | None = None
 
@@ -129,6 +135,7 @@ class FakeRunner:
                 if chunk.draft
                 else list(chunk.request.tokens(chunk.start, chunk.end)),
                 samples=chunk.samples,
+                state=state_of(chunk),
             )
             for chunk in rows
         ]
@@ -143,9 +150,16 @@ class FakeRunner:
         for work in step:
             yield
             digest = self._read(work.pages, work.start - 1) if work.start else 0
+            source, own, save, rows = work.state or (NO_SLOT,) * 4
+            if work.state and digest != (state := 0 if source == NO_SLOT else self.states[source]):
+                digest = extend(digest, state & 1)  # neither the one's token nor the other's
             for position, token in enumerate(work.tokens, work.start):
                 digest = extend(digest, self.last_tokens[work.slot] if token == PENDING else token)
                 self.memory[work.pages[position // self.page_size]][position % self.page_size] = digest
+                if save != NO_SLOT and position + 1 == work.start + rows:
+                    self.states[save] = digest
+            if work.state:
+                self.states[own] = digest
             if work.samples:
                 if work.request_id in self.fails:
                     answer.errors[len(answer.tokens)] = NotFinite("not finite")

@@ -59,6 +59,9 @@ def tier_limits(draw: st.DrawFn) -> TierLimits | None:
 class EngineMachine(RuleBasedStateMachine):
     """Anything may happen to requests at any time; what they get is always the reference."""
 
+    with_states = True
+    """Whether the model may have recurrent states."""
+
     @initialize(
         page=st.sampled_from([1, 2, 4]),
         chunk=st.sampled_from([4, 8, 20, None]),
@@ -72,6 +75,7 @@ class EngineMachine(RuleBasedStateMachine):
         limits=st.sampled_from(PARTIAL_PREFILLS),
         data=st.data(),
         tiers=tier_limits(),
+        states=st.sampled_from([0, 2, 3, 9]),
     )
     def start(
         self,
@@ -87,6 +91,7 @@ class EngineMachine(RuleBasedStateMachine):
         limits: dict[str, Any],
         data: st.DataObject,
         tiers: TierLimits | None,
+        states: int,
     ) -> None:
         self.engine = make_engine(
             page_size=page,
@@ -96,6 +101,7 @@ class EngineMachine(RuleBasedStateMachine):
             radix_cache=radix,
             batching=batching,
             max_running_requests=slots,
+            num_state_slots=states if self.with_states else 0,
             **order,
             **limits,
         )
@@ -236,6 +242,9 @@ class EngineMachine(RuleBasedStateMachine):
             self.engine.tend()
         counts = self.engine.check_pages()
         assert counts.free + counts.cached == counts.total
+        if self.engine.kv.states is not None:
+            slots = self.engine.kv.states.pool.counts()
+            assert slots.free + slots.cached == slots.total
         assert not self.engine.scheduler._in_flight
 
 
