@@ -262,7 +262,7 @@ class EngineConfig:
     """0: as many as `kv_memory_fraction` leaves room for (GPUs only)."""
     num_state_slots: int | None = None
     """Slots for recurrent states, of models that have them: for running requests and for checkpoints of
-    prefixes. None: see `state_slots`."""
+    prefixes. None: see `slot_count`."""
     kv_memory_fraction: float = 0.9
     """Share of the GPU's total memory that weights, activations and KV pool may take together."""
     max_model_len: int = 8192

@@ -286,6 +286,7 @@ class Engine:
             waiting_tokens=sum(r.num_pending for r in self._requests.values() if r.num_pending > 1),
             available_pages=self.kv.num_available,
             pages=self.kv.pool.counts(),
+            state_slots=None if self.kv.states is None else self.kv.states.pool.counts(),
             steps=self._steps,
             preemptions=self.scheduler.num_preemptions,
             prompt_tokens=self._prompt_tokens,

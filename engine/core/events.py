@@ -125,6 +125,8 @@ class EngineStats:
     available_pages: int
     """Free, or cached and unlocked."""
     pages: PageCounts
+    state_slots: PageCounts | None
+    """None for models without a recurrent state. CACHED: checkpoints."""
     steps: int
     preemptions: int
     prompt_tokens: int

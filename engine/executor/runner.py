@@ -211,7 +211,9 @@ class ModelRunner:
         )
         progress("Sizing the KV pool", 0, 0)
         # Page ids are the same on all ranks, so the rank with the least memory decides.
-        num_pages, slots = config.num_pages, 0 if self.spec.delta is None else wanted_slots(config)
+        num_pages, slots = config.num_pages, 0
+        if self.spec.delta is not None:
+            slots = wanted_slots(config.num_state_slots, config.scheduler.max_running_requests)
         if not num_pages:
             num_pages, slots = self._pages_and_slots_that_fit(config, slots)
         self.num_state_slots = communicator.all_reduce_min(slots)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from engine.config import EngineConfig
 from engine.errors import EngineError
 
 __all__ = ["share_out", "wanted_slots"]
@@ -13,11 +12,9 @@ _SLOTS_PER_REQUEST: Final = 2
 """One for the request, and one for a checkpoint at the end of its prompt."""
 
 
-def wanted_slots(config: EngineConfig) -> int:
+def wanted_slots(configured: int | None, max_running_requests: int) -> int:
     """As configured, or enough for every request that may run and as many checkpoints."""
-    if config.num_state_slots is not None:
-        return config.num_state_slots
-    return _SLOTS_PER_REQUEST * config.scheduler.max_running_requests
+    return _SLOTS_PER_REQUEST * max_running_requests if configured is None else configured
 
 
 def share_out(blocks: int, slot_blocks: int, wanted: int) -> tuple[int, int]:

@@ -10,6 +10,7 @@ from typing import Final
 from common.ports import PortRange
 from engine.config import EngineConfig, SchedulerConfig
 from engine.device.defaults import PREFILL_CHUNK, defaults_for
+from engine.kv_cache.slot_count import wanted_slots
 from engine.loader.checkpoint import Checkpoint
 from engine.presets import PRESETS, Preset
 from engine.spec.errors import UnsupportedModel
@@ -136,7 +137,8 @@ def estimate_pool(config: RouterConfig, checkpoint: Checkpoint, machine: Machine
     weight_bytes = _weight_bytes(checkpoint, spec, dtype, machine.device)
     scheduler = _scheduler(config, spec, machine, WorkerRole.DECODE, ranks=1)
     taken = weight_bytes + _step_bytes(scheduler, spec, dtype, limit)
-    tokens = _pool_tokens(config, checkpoint, spec, machine, dtype, limit, taken)
+    states = _state_bytes(config, scheduler, spec, dtype)
+    tokens = _pool_tokens(config, checkpoint, spec, machine, dtype, limit, taken, states)
     return PoolEstimate(_kv_dtype(config, dtype), _token_bytes(config, spec, dtype), tokens, limit)
 
 
@@ -150,7 +152,8 @@ def _engine(config: RouterConfig, checkpoint: Checkpoint, machine: Machine, role
     scheduler = _scheduler(config, part, machine, role, ranks)
     taken = _weight_bytes(checkpoint, spec, dtype, machine.device) // ranks
     taken += _step_bytes(scheduler, part, dtype, limit)
-    pool_tokens = _pool_tokens(config, checkpoint, part, machine, dtype, limit, taken)
+    states = _state_bytes(config, scheduler, part, dtype)
+    pool_tokens = _pool_tokens(config, checkpoint, part, machine, dtype, limit, taken, states)
     if config.max_model_len is not None and pool_tokens < limit:
         raise PlanError(
             f"--max-model-len {limit} needs a KV pool of as many tokens, but there is room for {pool_tokens};"
@@ -175,6 +178,7 @@ def _engine(config: RouterConfig, checkpoint: Checkpoint, machine: Machine, role
         fp8_kv=config.kv_cache_dtype is KVCacheDtype.FP8,
         page_size=config.page_size,
         num_pages=0 if profiled else pool_tokens // config.page_size,
+        num_state_slots=config.state_slots,
         kv_memory_fraction=config.kv_memory_fraction or _GPU_MEMORY_FRACTION,
         max_model_len=longest,
         scheduler=scheduler,
@@ -242,8 +246,10 @@ def _pool_tokens(
     dtype: str,
     limit: int,
     taken: int,
+    states: int,
 ) -> int:
-    """A multiple of the page size. `part`, and `taken` by weights and activations, are of one rank.
+    """A multiple of the page size. `part`, `taken` by weights and activations, and the most bytes for
+    recurrent `states` are of one rank.
 
     The memory fraction means the same on every device: the share of weights, activations and pool together.
     """
@@ -254,6 +260,7 @@ def _pool_tokens(
         return math.ceil(max(_CPU_POOL_TOKENS, limit) / page) * page
     fraction = config.kv_memory_fraction or _GPU_MEMORY_FRACTION
     left = int(machine.memory_bytes * fraction) - taken
+    left -= min(states, left // 2) if machine.device == "cuda" else states
     tokens = left // _token_bytes(config, part, dtype) // page * page
     if tokens < page:
         raise PlanError(
@@ -262,6 +269,14 @@ def _pool_tokens(
             " --dtype bfloat16, a smaller model, or more ranks (--tensor-parallel-size)"
         )
     return tokens
+
+
+def _state_bytes(config: RouterConfig, scheduler: SchedulerConfig, part: ModelSpec, dtype: str) -> int:
+    """Of all slots for recurrent states, as many as wanted."""
+    if part.delta is None:
+        return 0
+    slots = wanted_slots(config.state_slots, scheduler.max_running_requests)
+    return slots * part.delta.state_bytes(_BYTES_PER_VALUE[dtype])
 
 
 def _token_bytes(config: RouterConfig, spec: ModelSpec, dtype: str) -> int:

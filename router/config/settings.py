@@ -188,6 +188,16 @@ class RouterConfig:
     disk_kv_gb: Annotated[
         float, Option(_MEMORY, "size limit of --disk-kv-dir for each worker, in GiB", "GIB")
     ] = 16.0
+    state_slots: Annotated[
+        int | None,
+        Option(
+            _MEMORY,
+            "slots of each worker for recurrent states, of models that have them: one for each running"
+            " request, the others for checkpoints in the prefix cache (default: twice"
+            " --max-running-requests; on GPUs at most half of the memory for KV)",
+            "COUNT",
+        ),
+    ] = None
     disable_radix_cache: Annotated[bool, Option(_MEMORY, "disable prefix caching")] = False
 
     chunked_prefill_size: Annotated[

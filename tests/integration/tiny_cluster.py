@@ -87,11 +87,12 @@ class Link:
         return (await self.stub.GetStats(worker_pb2.GetStatsRequest())).pages
 
     async def all_pages_back(self) -> None:
-        """Wait until free + cached = total; fails after a while."""
+        """Wait until free + cached = total, of slots for states too; fails after a while."""
         async with asyncio.timeout(PATIENCE_S):
             while True:
-                pages = await self.pages()
-                if pages.free + pages.cached == pages.total:
+                stats = await self.stub.GetStats(worker_pb2.GetStatsRequest())
+                accounts = (stats.pages, stats.state_slots)
+                if all(counts.free + counts.cached == counts.total for counts in accounts):
                     return
                 await asyncio.sleep(0.01)
 

@@ -181,6 +181,7 @@ def stats_to_proto(stats: EngineStats, unexpected_messages: int) -> worker_pb2.W
     return worker_pb2.WorkerStats(
         load=load_to_proto(stats),
         pages=worker_pb2.PageCounts(**asdict(stats.pages)),
+        state_slots=None if stats.state_slots is None else worker_pb2.PageCounts(**asdict(stats.state_slots)),
         steps=stats.steps,
         preemptions=stats.preemptions,
         prompt_tokens=stats.prompt_tokens,

@@ -138,12 +138,9 @@ class _StatsCollector(Collector):
         if stats is None:
             return
         labels = self._labels.values()
-        pages = GaugeMetricFamily(
-            "baton_kv_pages", "Pages of the KV pool by state", labels=(*_LABELS, "state")
-        )
-        for state in ("free", "held", "cached", "in_flight", "quarantined", "leaving"):
-            pages.add_metric((*labels, state), getattr(stats.pages, state))
-        yield pages
+        yield self._by_state("baton_kv_pages", "Pages of the KV pool by state", stats.pages)
+        text = "Slots for recurrent states by state; cached are checkpoints of prefixes"
+        yield self._by_state("baton_state_slots", text, stats.state_slots)
         if stats.HasField("tiers"):
             yield from _tier_metrics(stats.tiers, labels)
         gauges = (
@@ -182,6 +179,12 @@ class _StatsCollector(Collector):
             counter = CounterMetricFamily(name, text, labels=_LABELS)
             counter.add_metric(labels, value)
             yield counter
+
+    def _by_state(self, name: str, text: str, counts: worker_pb2.PageCounts) -> Metric:
+        gauge = GaugeMetricFamily(name, text, labels=(*_LABELS, "state"))
+        for state in ("free", "held", "cached", "in_flight", "quarantined", "leaving"):
+            gauge.add_metric((*self._labels.values(), state), getattr(counts, state))
+        return gauge
 
 
 def _tier_metrics(tiers: worker_pb2.KVTiers, labels: tuple[str, str, str]) -> Iterable[Metric]:

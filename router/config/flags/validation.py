@@ -172,6 +172,8 @@ def _memory(config: RouterConfig) -> Iterator[str]:
             f"--kv-pool-tokens {config.kv_pool_tokens} and --kv-memory-fraction {config.kv_memory_fraction}"
             " both size the KV pool; give one of them"
         )
+    if config.state_slots is not None and config.state_slots < 1:
+        yield f"--state-slots {config.state_slots} leaves no request a state; use 1 or more"
     for role in ("prefill", "decode"):
         if {"kv_pool_tokens", "kv_memory_fraction"} <= config.roles.of(role).keys():
             yield (

@@ -481,7 +481,7 @@ class GetStatsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerStats(_message.Message):
-    __slots__ = ("load", "pages", "steps", "preemptions", "prompt_tokens", "generated_tokens", "cache_hit_tokens", "unexpected_messages", "tiers")
+    __slots__ = ("load", "pages", "steps", "preemptions", "prompt_tokens", "generated_tokens", "cache_hit_tokens", "unexpected_messages", "tiers", "state_slots")
     LOAD_FIELD_NUMBER: _ClassVar[int]
     PAGES_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
@@ -491,6 +491,7 @@ class WorkerStats(_message.Message):
     CACHE_HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     UNEXPECTED_MESSAGES_FIELD_NUMBER: _ClassVar[int]
     TIERS_FIELD_NUMBER: _ClassVar[int]
+    STATE_SLOTS_FIELD_NUMBER: _ClassVar[int]
     load: Load
     pages: PageCounts
     steps: int
@@ -500,7 +501,8 @@ class WorkerStats(_message.Message):
     cache_hit_tokens: int
     unexpected_messages: int
     tiers: KVTiers
-    def __init__(self, load: _Optional[_Union[Load, _Mapping]] = ..., pages: _Optional[_Union[PageCounts, _Mapping]] = ..., steps: _Optional[int] = ..., preemptions: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., cache_hit_tokens: _Optional[int] = ..., unexpected_messages: _Optional[int] = ..., tiers: _Optional[_Union[KVTiers, _Mapping]] = ...) -> None: ...
+    state_slots: PageCounts
+    def __init__(self, load: _Optional[_Union[Load, _Mapping]] = ..., pages: _Optional[_Union[PageCounts, _Mapping]] = ..., steps: _Optional[int] = ..., preemptions: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., cache_hit_tokens: _Optional[int] = ..., unexpected_messages: _Optional[int] = ..., tiers: _Optional[_Union[KVTiers, _Mapping]] = ..., state_slots: _Optional[_Union[PageCounts, _Mapping]] = ...) -> None: ...
 
 class KVTiers(_message.Message):
     __slots__ = ("tiers", "page_bytes", "dropped", "faults")

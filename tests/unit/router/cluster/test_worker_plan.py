@@ -298,3 +298,32 @@ def test_sizes_follow_from_the_accelerator_of_the_role(checkpoint: Checkpoint) -
 def test_an_accelerator_needs_a_gpu(checkpoint: Checkpoint) -> None:
     with pytest.raises(PlanError, match="--accelerator H100 needs GPUs"):
         plan(checkpoint, accelerator="H100")
+
+
+STATES = {
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_conv_kernel_dim": 4,
+    "layer_types": ["linear_attention", "full_attention"],
+}
+
+
+def test_slots_for_states_leave_less_memory_to_pages(tmp_path: Path) -> None:
+    folder = write_model(tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | STATES))
+    machine = replace(CPU, memory_bytes=64 << 20)
+
+    def pool(slots: int) -> int:
+        checkpoint = Checkpoint(folder, "tiny")
+        worker = plan(checkpoint, machine, state_slots=slots, kv_memory_fraction=0.9, dtype=Dtype.FLOAT32)
+        assert worker.engine.num_state_slots == slots
+        return worker.engine.num_pages * worker.engine.page_size
+
+    state = 4 * (4 * 16 * 16 + (2 * 2 * 16 + 4 * 16) * 3)
+    token = 4 * 2 * 2 * 16  # one layer with attention
+    assert abs(pool(100) - pool(1100) - 1000 * state / token) <= 16
