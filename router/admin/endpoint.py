@@ -49,6 +49,7 @@ def admin_app(
     drainer: WorkerDrainer,
     *,
     stop: Callable[[bool], None] = lambda _: None,
+    num_siblings: int = 0,
     explain: Callable[[str], Mapping[str, Any] | None] = lambda _: None,
     drain_timeout_s: float,
     startup_timeout_s: float,
@@ -64,7 +65,8 @@ def admin_app(
     other
       routers. Answered before the router ends
 
-    Other POST requests are answered when the operation is complete. `stop(workers)` begins the end.
+    Other POST requests are answered when the operation is complete. `stop(workers)` begins the end, also
+    of the `num_siblings` other front ends of this command.
     """
 
     async def workers(request: Request) -> Response:
@@ -95,7 +97,7 @@ def admin_app(
     async def stopped(request: Request) -> Response:
         workers = request.query_params.get("workers") == "1"
         others = registry.other_routers()
-        if workers and others and not _forced(request):
+        if workers and len(others) > num_siblings and not _forced(request):
             raise HTTPException(409, f"{', '.join(others)} uses these workers too; --force overrides this")
         stop(workers)
         return _json({"others": others})

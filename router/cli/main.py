@@ -15,12 +15,14 @@ from router.admin.client import COMMANDS, run
 from router.cli.open_files import allow_many_connections
 from router.cli.packages import shadowed_packages
 from router.config.flags.command_line import ConfigError, parse
-from router.config.settings import LogFormat, LogLevel
+from router.config.settings import LogFormat, LogLevel, RouterConfig
 
 __all__ = ["main"]
 
 _USAGE_ERROR = 2
 _RAY_LOST = 3
+_FRONT_END = "front-end"
+"""Of `--frontends`: the settings come through standard input."""
 _CLIENTS = ("chat", "top", "batch")
 _QUIET = {"GRPC_VERBOSITY": "ERROR", "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
 """Read by the libraries when they are imported. Variables that the user has set take precedence."""
@@ -43,9 +45,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from router.client.commands import COMMANDS as CLIENTS  # not needed by the server
 
         return CLIENTS[arguments[0]](arguments[1:])
+    is_front_end = arguments[:1] == [_FRONT_END]
     try:
         _check_command(arguments)
-        config = parse(arguments)
+        config = parse(arguments[1:] if is_front_end else arguments)
     except ConfigError as error:
         for problem in error.problems:
             print(f"router: {problem}", file=sys.stderr)
@@ -55,23 +58,45 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"router: {problem}", file=sys.stderr)
         return 1
     allow_many_connections()
-    _configure_logging(config.operation.log_level, config.operation.log_format)
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
+    if config.frontend.frontends > 1 and not is_front_end:
+        return _serve_several(config)
+    return _serve(config)
+
+
+def _serve(config: RouterConfig) -> int:
+    """Run one router; returns the exit status of this process."""
+    _configure_logging(config.operation.log_level, config.operation.log_format)
 
     # Imported here, so that --help and usage errors do not wait a second for Ray and gRPC.
+    from router.cli.frontends import END_WORKERS, end_with_parent
     from router.cli.service import CANNOT_START, serve
     from router.cluster.nodes import RayLost
 
+    if config.frontend.frontends > 1:
+        end_with_parent()
     try:
-        asyncio.run(serve(config))
+        ends_workers = asyncio.run(serve(config))
     except CANNOT_START as error:
         print(f"router: {error}", file=sys.stderr)
         return 1
     except RayLost as error:
         print(f"router: {error}", file=sys.stderr, flush=True)
         os._exit(_RAY_LOST)  # Ray's exit handlers would wait for the lost cluster
-    return 0
+    return END_WORKERS if ends_workers and config.frontend.frontends > 1 else 0
+
+
+def _serve_several(config: RouterConfig) -> int:
+    _configure_logging(config.operation.log_level, config.operation.log_format)
+    from router.cli.frontends import run_frontends
+    from router.cli.service import CANNOT_START
+
+    try:
+        return asyncio.run(run_frontends(config))
+    except CANNOT_START as error:
+        print(f"router: {error}", file=sys.stderr)
+        return 1
 
 
 def _check_command(arguments: Sequence[str]) -> None:

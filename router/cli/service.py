@@ -51,8 +51,11 @@ CANNOT_START: Final = (
 """Errors that the user can act on. They are printed as one line, without a traceback."""
 
 
-async def serve(config: RouterConfig) -> None:
-    """Run until SIGTERM or SIGINT, then drain. Raises the errors of CANNOT_START, and RayLost."""
+async def serve(config: RouterConfig) -> bool:
+    """Run until SIGTERM or SIGINT, then drain. Raises the errors of CANNOT_START, and RayLost.
+
+    Returns whether the workers are to end too, when all front ends have ended.
+    """
     shutdown = Shutdown()
     shutdown.install()
     async with AsyncExitStack() as stack:
@@ -62,15 +65,17 @@ async def serve(config: RouterConfig) -> None:
                 shutdown.install()
         except Interrupted:
             _log.info("interrupted while starting")
-            return
+            return False
         loss = await shutdown.unless(service.cluster.lost(service.placement_notice))
         if loss is None:
             await service.drain(config.operation.drain_timeout)
+            if config.frontend.frontends > 1:
+                return shutdown.ends_workers
             if shutdown.ends_workers:
                 _log.info("ended %s", ", ".join(await service.cluster.end_workers()))
             elif config.cluster.ray_address is not None:
                 _log.info("the workers go on; `router stop --workers` ends them")
-            return
+            return False
         _log.error("%s; the router ends", loss)
         # Workers may outlive Ray for a while and finish their requests, but none is restarted.
         await service.drain(config.operation.drain_timeout, workers_return=False)
@@ -89,8 +94,9 @@ class _Start:
     async def run(self) -> Service:
         config = self.config
         host = config.frontend.host
-        check_free("--http-port", host, config.frontend.http_port)
-        check_free("--grpc-port", host, config.frontend.grpc_port)
+        if config.frontend.frontends == 1:  # otherwise they are held for all front ends
+            check_free("--http-port", host, config.frontend.http_port)
+            check_free("--grpc-port", host, config.frontend.grpc_port)
         check_free("--admin-port", _LOOPBACK, config.effective_admin_port)
         access = Access.load(config)
         if access.has_files:

@@ -278,6 +278,7 @@ class Serving:
             HttpConfig(
                 host=config.frontend.host,
                 port=config.frontend.http_port,
+                shared=config.frontend.frontends > 1,
                 max_body_bytes=config.access.max_body_bytes,
                 tls=access.tls,
                 keys=access.keys,
@@ -303,6 +304,7 @@ class Serving:
             GrpcConfig(
                 host=config.frontend.host,
                 port=config.frontend.grpc_port,
+                shared=config.frontend.frontends > 1,
                 max_message_bytes=config.access.max_body_bytes,
                 tls=access.tls,
                 keys=access.keys,
@@ -317,6 +319,7 @@ class Serving:
                 registry,
                 drainer,
                 stop=self.stop,
+                num_siblings=config.frontend.frontends - 1,
                 explain=Explanation(generation, history, dispatcher.standings).find,
                 drain_timeout_s=self.config.operation.drain_timeout,
                 startup_timeout_s=self.config.cluster.startup_timeout,

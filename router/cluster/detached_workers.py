@@ -51,22 +51,16 @@ class DetachedWorkers:
         """
         shape = repr((strategy, list(zip(worker_ids, bundles, strict=True))))
         name = f"{self._namespace} {blake2b(shape.encode(), digest_size=6).hexdigest()}"
-        before = self._record.group
-        if before is not None and before != name:
+        before = self._record.first_group(name)
+        if before != name:
             if routers := self.routers():
                 raise InUse(f"{', '.join(routers)} serves other workers")
             _log.warning("workers of other settings are ended: their number, resources or placement differ")
             for actor in self.actors().values():
                 ray.kill(actor, no_restart=True)
             _remove(before)
-        self._record.keep_group(name)
-        try:
-            group: PlacementGroup = placement_group(
-                list(bundles), strategy=strategy, name=name, lifetime=DETACHED
-            )
-        except RayError:  # there is one with this name
-            group = get_placement_group(name)
-        return group
+            self._record.keep_group(name)
+        return _found(name) or _made(name, bundles, strategy)
 
     def actors(self) -> dict[str, Any]:
         """By worker id."""
@@ -89,6 +83,24 @@ class DetachedWorkers:
         if (group := self._record.group) is not None:
             _remove(group)
         self._record.clear()
+
+
+def _found(name: str) -> PlacementGroup | None:
+    try:
+        group: PlacementGroup = get_placement_group(name)
+    except ValueError:
+        return None
+    return group
+
+
+def _made(name: str, bundles: Sequence[dict[str, float]], strategy: str) -> PlacementGroup:
+    try:
+        group: PlacementGroup = placement_group(
+            list(bundles), strategy=strategy, name=name, lifetime=DETACHED
+        )
+    except RayError:  # another router was faster
+        group = get_placement_group(name)
+    return group
 
 
 def _remove(group: str) -> None:

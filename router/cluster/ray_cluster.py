@@ -77,7 +77,7 @@ class Cluster:
         """After `place`."""
         self.found_workers = False
         """Whether the workers were there before this router."""
-        self._rank_cpus = self._settings.worker_cpus or max(1, (os.cpu_count() or 1) // self._num_ranks)
+        self.rank_cpus = self._settings.worker_cpus or max(1, (os.cpu_count() or 1) // self._num_ranks)
 
     def known_machine(self) -> Machine | None:
         """The machine of a local Ray without GPUs; None if only Ray can tell.
@@ -147,7 +147,7 @@ class Cluster:
             "log_to_driver": operation.log_workers or operation.log_level is LogLevel.DEBUG,
         }
         if self._is_local:
-            start_local_ray(num_cpus=self._rank_cpus * self._num_ranks, **common)
+            start_local_ray(num_cpus=self.rank_cpus * self._num_ranks, **common)
         else:
             ray.init(address=self._settings.ray_address, **common)
         self._own_node: str = ray.get_runtime_context().get_node_id()
@@ -166,7 +166,7 @@ class Cluster:
         return Machine(
             device=device,
             memory_bytes=self._memory_bytes(device),
-            cpus=self._rank_cpus if self._is_local else self._settings.worker_cpus or 1,
+            cpus=self.rank_cpus if self._is_local else self._settings.worker_cpus or 1,
             host=_LOOPBACK if self._is_local else "",
         )
 

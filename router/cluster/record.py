@@ -60,6 +60,10 @@ class ClusterRecord:
         value = self._get(_GROUP)
         return None if value is None else value.decode()
 
+    def first_group(self, name: str) -> str:
+        """The name that there is, which is `name` if there was none."""
+        return self._first(_GROUP, name.encode()).decode()
+
     def keep_group(self, name: str) -> None:
         self._put(_GROUP, name.encode())
 

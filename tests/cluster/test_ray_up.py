@@ -161,6 +161,17 @@ def restart(cluster: ThreeNodes) -> None:
     cluster.wait_until(cluster.is_ready)
 
 
+def place_anew(cluster: ThreeNodes) -> None:
+    """New workers, wherever Ray places them."""
+    cluster.type(command_with("service stop").replace("stop", "stop --workers"))
+    cluster.type(command_with("service start"))
+    cluster.wait_until(cluster.is_ready)
+
+
+def pids_of_workers(cluster: ThreeNodes) -> dict[str, int]:
+    return {name: worker.pid for name, worker in cluster.workers().items()}
+
+
 def load(cluster: ThreeNodes, small: SmallModel, *, seed: int) -> tuple[list[Question], list[Stream]]:
     """Six long answers, all of them being written."""
     questions = [question(small, seed + i, max_tokens=600) for i in range(6)]
@@ -225,6 +236,22 @@ def test_streams_of_a_killed_worker_continue_elsewhere(cluster: ThreeNodes, smal
     kill_under_load(cluster, small, seed=10)
 
 
+def test_a_killed_router_is_started_again_and_finds_its_workers(
+    cluster: ThreeNodes, small: SmallModel
+) -> None:
+    before = pids_of_workers(cluster)
+    head = cluster.machines["head"]
+    (router,) = head.processes("bin/router --config")
+    killed = time.monotonic()
+    head.run(f"kill -9 {router}")
+    cluster.wait_until(lambda: not cluster.is_ready(), 30)
+    cluster.wait_until(cluster.is_ready, 60)
+    show(serves_again=f"{time.monotonic() - killed:.1f} s after the kill, 5 s of them the supervisor's")
+    assert pids_of_workers(cluster) == before
+    asked = question(small, 15)
+    expect(small, asked, cluster.ask(asked))
+
+
 def test_streams_of_a_partitioned_node_continue_before_ray_detects_it(
     cluster: ThreeNodes, small: SmallModel
 ) -> None:
@@ -249,7 +276,7 @@ def test_pages_lent_to_a_prefill_worker_on_a_lost_node_come_back_after_the_fence
     cluster: ThreeNodes, small: SmallModel
 ) -> None:
     while (homes := cluster.homes())["prefill-0"] == "head":
-        restart(cluster)
+        place_anew(cluster)
     node = cluster.machines[homes["prefill-0"]]
     receiver = next(w for w, home in homes.items() if w.startswith("decode") and home != node.name)
     questions = [question(small, seed, length=1500, max_tokens=16) for seed in range(70, 86)]

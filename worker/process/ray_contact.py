@@ -17,7 +17,8 @@ class RayContact:
     """Asks the GCS of the Ray in which this process is an actor."""
 
     def __init__(self) -> None:
-        self._client: Any = None
+        # Now: without the GCS, a new client waits for a minute.
+        self._client: Any = GcsClient(address=ray.get_runtime_context().gcs_address)
 
     async def answers(self) -> bool:
         """Whether the GCS answers; a node that it has declared dead is ended by Ray itself."""
@@ -28,6 +29,4 @@ class RayContact:
         return True
 
     def _ask(self) -> None:
-        if self._client is None:
-            self._client = GcsClient(address=ray.get_runtime_context().gcs_address)
         self._client.get_all_node_info(timeout=_ANSWER_S)

@@ -130,6 +130,8 @@ def _network(network: str) -> Iterator[str]:
 
 
 def _frontends(config: RouterConfig) -> Iterator[str]:
+    if config.frontend.frontends < 1:
+        yield f"--frontends {config.frontend.frontends}: at least one process must serve; use 1 or more"
     ports = {
         "http_port": config.frontend.http_port,
         "grpc_port": config.frontend.grpc_port,

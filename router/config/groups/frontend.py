@@ -33,6 +33,14 @@ class FrontendSettings:
         int, Option(_GROUP, "port of the gRPC API (baton.v1.Router); 0 picks a free one", "PORT")
     ] = 50051
 
+    frontends: Annotated[
+        int,
+        Option(
+            _GROUP,
+            "router processes that share the ports and the workers; each can use one core",
+            "N",
+        ),
+    ] = 1
     http_keep_alive: Annotated[
         float,
         Option(

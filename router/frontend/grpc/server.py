@@ -39,6 +39,8 @@ class GrpcConfig:
     host: str = "127.0.0.1"
     port: int = 50051
     """0: any free port; see GrpcServer.port."""
+    shared: bool = False
+    """Whether other processes serve on the same port."""
     max_message_bytes: int = 4 << 20
     """Larger requests get RESOURCE_EXHAUSTED."""
     tls: TlsFiles | None = None
@@ -66,7 +68,7 @@ class GrpcServer:
             interceptors=() if config.keys is None else (RequireApiKey(config.keys),),
             options=(
                 ("grpc.max_receive_message_length", config.max_message_bytes),
-                ("grpc.so_reuseport", 0),
+                ("grpc.so_reuseport", int(config.shared)),
             ),
         )
         router_pb2_grpc.add_RouterServicer_to_server(  # type: ignore[no-untyped-call]

@@ -45,6 +45,8 @@ class HttpConfig:
     host: str = "127.0.0.1"
     port: int = 30000
     """0: any free port; see HttpServer.port."""
+    shared: bool = False
+    """Whether other processes serve on the same port."""
     max_body_bytes: int = 4 << 20
     """Larger requests get 413 without being read into memory."""
     tls: TlsFiles | None = None
@@ -96,7 +98,7 @@ class HttpServer:
 
     async def start(self) -> None:
         """Return when connections are accepted. Raises OSError if the address cannot be bound."""
-        listener = listen(self._config.host, self._config.port)
+        listener = listen(self._config.host, self._config.port, shared=self._config.shared)
         self.port = listener.getsockname()[1]
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]), name="http-server")
         started = asyncio.create_task(self._server.accepting.wait())
@@ -174,14 +176,19 @@ async def _done_within(task: asyncio.Task[None], seconds: float) -> bool:
     return bool(done)
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A bound socket for uvicorn, which would exit the process if binding failed."""
+def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    """A bound socket for uvicorn, which would exit the process if binding failed.
+
+    `shared`: other processes of this user may bind the port too, and each gets a part of the connections.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio disables Nagle's algorithm only if the protocol is given explicitly. With it, the first token on
     # a reused connection waits 40 ms for the client to acknowledge the headers.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind((host, port))
     except OSError:
         listener.close()

@@ -34,7 +34,8 @@ def test_the_end_of_the_workers_leaves_nothing_and_no_other_cluster_is_touched()
     ended, other = ClusterRecord(store, "a"), ClusterRecord(store, "b")
     for record in (ended, other):
         record.identity()
-        record.keep_group("group")
+        assert record.first_group("group") == "group"
+        assert record.first_group("another") == "group"
         record.keep_memory("cuda", 1 << 40)
     ended.clear()
     assert (ended.group, ended.memory("cuda")) == (None, None)

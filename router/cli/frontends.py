@@ -1,0 +1,162 @@
+"""`--frontends N`: N routers behind the same ports, each a process, over the same workers.
+
+The kernel gives each new connection to one of them (SO_REUSEPORT). They are routers like any others of a
+cluster, and know each other only by what the workers report. This process starts them, and the Ray that they
+join if there is no --ray-address; it carries no request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from asyncio.subprocess import Process
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any, Final
+
+import ray
+import yaml
+
+from router.cli.ports import check_free
+from router.cli.shutdown import Interrupted, Shutdown
+from router.cluster.ray_cluster import Cluster, end_workers
+from router.config.flags.environment import environment_of
+from router.config.settings import RouterConfig
+from router.config.table import SETTINGS
+from router.frontend.http.server import listen
+
+__all__ = ["END_WORKERS", "end_with_parent", "run_frontends"]
+
+_log = logging.getLogger(__name__)
+
+END_WORKERS: Final = 10
+"""Exit status of a front end that an operator has asked to end the workers too: only when all have ended."""
+_AGAIN_S: Final = 1.0
+_LOOPBACK_NETWORK: Final = "127.0.0.0/8"
+_PR_SET_PDEATHSIG: Final = 1
+
+
+async def run_frontends(config: RouterConfig) -> int:
+    """Run until all front ends have ended; returns the exit status of this process.
+
+    One that was killed is started again; any other end of one, such as an error at its start, ends all.
+    Raises PortTaken, ClusterError, PlanError.
+    """
+    shutdown = Shutdown()
+    shutdown.install()
+    async with AsyncExitStack() as stack:
+        config = _with_ports(config, stack)
+        try:
+            if config.cluster.ray_address is None:
+                config = await shutdown.unless_requested(_with_ray(config, stack))
+                shutdown.install()
+        except Interrupted:
+            return 0
+        status = await _FrontEnds(config).run(shutdown)
+        if status == END_WORKERS:
+            if config.cluster.ray_address is not None:
+                await asyncio.to_thread(end_workers, config.cluster)
+            status = 0
+        return status
+
+
+def _with_ports(config: RouterConfig, stack: AsyncExitStack) -> RouterConfig:
+    """Hold the ports, which all front ends bind too, for as long as `stack` is open."""
+    frontend = config.frontend
+    for flag, port in (("--http-port", frontend.http_port), ("--grpc-port", frontend.grpc_port)):
+        check_free(flag, frontend.host, port)
+    held = [listen(frontend.host, port, shared=True) for port in (frontend.http_port, frontend.grpc_port)]
+    for holder in held:
+        stack.callback(holder.close)
+    http, grpc = (holder.getsockname()[1] for holder in held)
+    admin = config.effective_admin_port
+    return replace(
+        config,
+        frontend=replace(frontend, http_port=http, grpc_port=grpc),
+        operation=replace(config.operation, admin_port=admin),
+    )
+
+
+async def _with_ray(config: RouterConfig, stack: AsyncExitStack) -> RouterConfig:
+    """Start a local Ray, which ends with `stack`; the front ends join it as they would any other."""
+    cluster = Cluster(config)
+    cluster.known_machine()
+    stack.push_async_callback(cluster.close)
+    await cluster.join()
+    os.environ["RAY_AUTH_MODE"] = "token"
+    settings = config.cluster
+    own = {"UCX_NET_DEVICES": os.environ.get("UCX_NET_DEVICES", "lo")} | environment_of(settings.worker_env)
+    return replace(
+        config,
+        cluster=replace(
+            settings,
+            ray_address=ray.get_runtime_context().gcs_address,
+            worker_cpus=cluster.rank_cpus,
+            worker_network=settings.worker_network or _LOOPBACK_NETWORK,
+            worker_env=" ".join(f"{name}={shlex.quote(value)}" for name, value in own.items()),
+        ),
+    )
+
+
+@dataclass
+class _FrontEnds:
+    config: RouterConfig
+
+    async def run(self, shutdown: Shutdown) -> int:
+        count = self.config.frontend.frontends
+        keeping = [asyncio.create_task(self._keep(index, shutdown)) for index in range(count)]
+        await asyncio.wait(keeping, return_when=asyncio.FIRST_COMPLETED)
+        shutdown.request(workers=False)  # the others end too
+        statuses = await asyncio.gather(*keeping)
+        errors = [status for status in statuses if status not in (0, END_WORKERS)]
+        return errors[0] if errors else max(statuses)
+
+    async def _keep(self, index: int, shutdown: Shutdown) -> int:
+        """Run one front end until the shutdown, or until it ends by itself."""
+        while True:
+            process = await self._start(index)
+            status = await shutdown.unless(process.wait())
+            if status is None:
+                with suppress(ProcessLookupError):
+                    process.terminate()
+                return await process.wait()
+            if status >= 0:
+                return status
+            _log.error("front end %d was ended by signal %d, and is started again", index, -status)
+            await asyncio.sleep(_AGAIN_S)
+
+    async def _start(self, index: int) -> Process:
+        """In a process group of its own: a Ctrl-C on the terminal reaches it once, through this process."""
+        port = self.config.operation.admin_port
+        config = replace(
+            self.config, operation=replace(self.config.operation, admin_port=port + index if port else 0)
+        )
+        command = [sys.executable, "-m", "router.cli.main", "front-end", "--config", "/dev/stdin"]
+        process = await asyncio.create_subprocess_exec(*command, stdin=subprocess.PIPE, process_group=0)
+        assert process.stdin is not None
+        process.stdin.write(yaml.safe_dump(_as_file(config)).encode())
+        process.stdin.close()
+        return process
+
+
+def _as_file(config: RouterConfig) -> dict[str, Any]:
+    """The settings as `--config` reads them."""
+    values = {setting.flag.removeprefix("--"): setting.of(config) for setting in SETTINGS.values()}
+    return {
+        name: value.value if isinstance(value, Enum) else value
+        for name, value in values.items()
+        if value is not None
+    }
+
+
+def end_with_parent() -> None:
+    """For a front end: it drains when the process that started it has ended."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    os.environ["TTY_COMPATIBLE"] = "0"  # progress bars of several processes would overwrite each other
