@@ -1,26 +1,30 @@
-"""Throughput and latency of the router: HTTP streams, with a worker that computes nothing.
+"""Throughput and latency of the router: HTTP streams, with workers that compute nothing.
 
     python -m benchmarks.router_throughput
+    python -m benchmarks.router_throughput --frontends 2       # needs 4 cores
 
-The router has a core of its own; the worker and all clients share another. Each stream gets one token per
-step of a given time. The latency of a token is measured from when the worker passes its step's tokens to gRPC
-until the client has read it, which includes both ends of two sockets. If the router cannot keep up, it sends
-several tokens per event, which is reported.
+Each of the routers, which share a port, has a core of its own; a worker and its part of the clients share
+another. Streams are given for each router. Each stream gets one token per step of a given time. The latency
+of a token is measured from when the worker passes its step's tokens to gRPC until the client has read it,
+which includes both ends of two sockets. If the router cannot keep up, it sends several tokens per event,
+which is reported.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import multiprocessing
 import os
-import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, field
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import psutil
 from rich.console import Console
@@ -28,9 +32,10 @@ from rich.table import Table
 
 from benchmarks.lib.machine import describe_machine
 from benchmarks.lib.report import Percentiles
-from benchmarks.lib.servers.mock_worker import MockWorker
 from benchmarks.lib.servers.rayless_router import run_router
+from benchmarks.lib.stream_clients import Heard, Load, first_token, play
 from engine.loader.checkpoint import Checkpoint, resolve
+from router.frontend.http.server import listen
 from router.processing.text.tokenizer import Tokenizer
 
 __all__ = ["Outcome", "Setting", "measure", "stage"]
@@ -42,6 +47,7 @@ _LOADS: Final = ((1, 10.0), (32, 12.5), (128, 12.5), (256, 12.5), (512, 12.5))
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
+    frontends: int
     streams: int
     step_ms: float
     offered: float
@@ -56,131 +62,115 @@ class Outcome:
 def main() -> None:
     options = _parser().parse_args()
     console = Console()
-    title = f"The router on one of {describe_machine()}"
-    outcomes = asyncio.run(_measure_all(options.model, options.seconds, console))
+    count = options.frontends
+    routers = "The router on one" if count == 1 else f"{count} front ends, each on one"
+    title = f"{routers} of {describe_machine()}"
+    outcomes = asyncio.run(_measure_all(options.model, options.seconds, count, console))
     console.print(_table(outcomes, title))
     options.results.mkdir(parents=True, exist_ok=True)
-    path = options.results / "router-throughput.json"
+    path = options.results / f"router-throughput{f'-{count}' if count > 1 else ''}.json"
     results = {"title": title, "outcomes": [asdict(outcome) for outcome in outcomes]}
     path.write_text(json.dumps(results, indent=2) + "\n")
     console.print(f"Written to {path}")
 
 
-async def _measure_all(model: str, seconds: float, console: Console) -> list[Outcome]:
+async def _measure_all(model: str, seconds: float, frontends: int, console: Console) -> list[Outcome]:
     checkpoint = await asyncio.to_thread(resolve, model)
-    cores = sorted(os.sched_getaffinity(0))
-    async with stage(checkpoint, router_core=cores[0]) as setting:
-        os.sched_setaffinity(0, cores[1:2] or cores)
+    async with stage(checkpoint, frontends) as setting:
         await measure(setting, streams=8, step_ms=5.0, seconds=1.0)  # warm
         outcomes = []
         for streams, step_ms in _LOADS:
-            with console.status(f"{streams} streams …"):
-                outcomes.append(await measure(setting, streams=streams, step_ms=step_ms, seconds=seconds))
+            with console.status(f"{streams * frontends} streams …"):
+                outcomes.append(
+                    await measure(setting, streams=streams * frontends, step_ms=step_ms, seconds=seconds)
+                )
         return outcomes
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    mock_worker: MockWorker
-    router: psutil.Process
+    players: Sequence[Connection]
+    routers: Sequence[psutil.Process]
     port: int
-    """The router's, for HTTP."""
+    """The routers', for HTTP."""
 
 
 @asynccontextmanager
-async def stage(checkpoint: Checkpoint, *, router_core: int) -> AsyncIterator[Setting]:
-    """A worker here and a router in a process of its own, with the tokenizer of the checkpoint."""
+async def stage(checkpoint: Checkpoint, frontends: int = 1) -> AsyncIterator[Setting]:
+    """Routers on one port, and as many players, each of all on a core of its own while there are cores.
+
+    Every router is connected to the workers of all players.
+    """
     folder, vocab_size = checkpoint.path, checkpoint.spec().vocab_size
-    mock_worker = MockWorker(_words(Tokenizer.load(folder, vocab_size=vocab_size)))
-    endpoint = await mock_worker.start()
+    words = _words(Tokenizer.load(folder, vocab_size=vocab_size))
+    cores = itertools.cycle(sorted(os.sched_getaffinity(0)))
+    router_cores = [next(cores) for _ in range(frontends)]
+    with ExitStack() as stack:
+        players = [
+            _start(stack, play, words, f"decode-{index}", next(cores))[0] for index in range(frontends)
+        ]
+        workers = [await asyncio.to_thread(player.recv) for player in players]
+        port = stack.enter_context(listen("127.0.0.1", 0, shared=True)).getsockname()[1]
+        settings = folder, vocab_size, workers, port
+        started = [_start(stack, run_router, *settings, core) for core in router_cores]
+        for pipe, _ in started:
+            await asyncio.to_thread(pipe.recv)
+        yield Setting(players, [psutil.Process(process.pid) for _, process in started], port)
+
+
+def _start(
+    stack: ExitStack, target: Callable[..., None], *arguments: object
+) -> tuple[Connection, BaseProcess]:
+    """A process that ends with `stack`, and a pipe to it."""
     pipe, far_end = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(
-        target=run_router, args=(folder, vocab_size, endpoint.address, router_core, far_end), daemon=True
+        target=target, args=(*arguments, far_end), daemon=True
     )
     process.start()
-    try:
-        port = await asyncio.to_thread(pipe.recv)
-        yield Setting(mock_worker, psutil.Process(process.pid), port)
-    finally:
-        process.terminate()
-        await asyncio.to_thread(process.join)
-        await mock_worker.stop()
+    stack.callback(process.join)
+    stack.callback(process.terminate)
+    return pipe, process
 
 
 async def measure(setting: Setting, *, streams: int, step_ms: float, seconds: float) -> Outcome:
     """Run `streams` streams for about `seconds`; they begin at the same time and have the same length."""
-    mock_worker = setting.mock_worker
-    mock_worker.step_s = step_ms / 1e3
-    mock_worker.by_prompt.clear()
     num_tokens = max(2, round(seconds * 1e3 / step_ms))
-    cpu = _cpu_seconds(setting.router)
-    began = time.monotonic()
-    listeners = await asyncio.gather(*(_listen(setting.port, k, num_tokens) for k in range(streams)))
-    took = time.monotonic() - began
-    cpu = _cpu_seconds(setting.router) - cpu
+    players = setting.players
+    for index, player in enumerate(players):
+        own = range(index, streams, len(players))
+        player.send(Load(setting.port, own, step_ms / 1e3, num_tokens))
+    await _answers(players)
+    cpu = sum(map(_cpu_seconds, setting.routers))
+    heard: list[Heard] = await _ask(players)
+    cpu = sum(map(_cpu_seconds, setting.routers)) - cpu
+    sent = {token: times for part in await _ask(players) for token, times in part.items()}
+    took = max(part.ended for part in heard) - min(part.began for part in heard)
     latencies: list[float] = []
-    for k, listener in enumerate(listeners):
-        sent_at = mock_worker.by_prompt[_first_token(k)].sent_at
-        if len(listener.heard) != len(sent_at):
-            raise SystemExit(f"Stream {k} had {len(listener.heard)} of {len(sent_at)} tokens.")
-        latencies += [1e3 * (heard - at) for heard, at in zip(listener.heard, sent_at, strict=True)]
+    for stream, times in (pair for part in heard for pair in part.times.items()):
+        sent_at = sent[first_token(stream)]
+        if len(times) != len(sent_at):
+            raise SystemExit(f"Stream {stream} had {len(times)} of {len(sent_at)} tokens.")
+        latencies += [1e3 * (came - at) for came, at in zip(times, sent_at, strict=True)]
     return Outcome(
+        frontends=len(setting.routers),
         streams=streams,
         step_ms=step_ms,
         offered=streams * 1e3 / step_ms,
         streamed=streams * num_tokens / took,
-        tokens_an_event=len(latencies) / sum(listener.num_events for listener in listeners),
+        tokens_an_event=len(latencies) / sum(part.num_events for part in heard),
         router_cores=cpu / took,
         latency_ms=Percentiles.of(latencies),
     )
 
 
-@dataclass(slots=True, eq=False)
-class _Listener(asyncio.Protocol):
-    """Reads one answer; as little as possible a token, for it shares its core with hundreds of others."""
-
-    done: asyncio.Future[None]
-    heard: list[float] = field(default_factory=list)
-    """When each token came."""
-    num_events: int = 0
-    _rest: bytes = b""
-
-    def data_received(self, data: bytes) -> None:
-        now = time.monotonic()
-        if not (self.heard or self._rest or data.startswith(b"HTTP/1.1 200 ")):
-            self.done.set_exception(ConnectionError(data.decode(errors="replace")))
-            return
-        whole, _, self._rest = (self._rest + data).rpartition(b"\n\n")
-        for event in whole.split(b"\n\n"):
-            text = event.partition(b'"text":"')[2].partition(b'"')[0]
-            self.num_events += bool(text)
-            self.heard += [now] * text.count(b" ")  # every word begins with one
-        if whole.endswith(b"data: [DONE]") and not self.done.done():
-            self.done.set_result(None)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if not self.done.done():
-            self.done.set_exception(exc or ConnectionError("the router hung up"))
+async def _ask(players: Sequence[Connection]) -> list[Any]:
+    for player in players:
+        player.send(None)
+    return await _answers(players)
 
 
-async def _listen(port: int, k: int, num_tokens: int) -> _Listener:
-    loop = asyncio.get_running_loop()
-    listener = _Listener(loop.create_future())
-    transport, _ = await loop.create_connection(lambda: listener, "127.0.0.1", port)
-    body = {"model": "m", "prompt": [_first_token(k)], "max_tokens": num_tokens, "stream": True}
-    content = json.dumps(body | {"ignore_eos": True}).encode()
-    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    head += f"Content-Length: {len(content)}\r\n\r\n"
-    transport.write(head.encode() + content)
-    try:
-        await listener.done
-    finally:
-        transport.close()
-    return listener
-
-
-def _first_token(k: int) -> int:
-    return 1000 + k
+async def _answers(players: Sequence[Connection]) -> list[Any]:
+    return list(await asyncio.gather(*(asyncio.to_thread(player.recv) for player in players)))
 
 
 def _words(tokenizer: Tokenizer) -> list[int]:
@@ -225,6 +215,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--model", default="smollm2", help="whose tokenizer is used")
     parser.add_argument("--seconds", type=float, default=5.0, help="for each load")
+    parser.add_argument("--frontends", type=int, default=1, metavar="N", help="routers on one port")
     parser.add_argument("--results", type=Path, default=_RESULTS, metavar="FOLDER")
     return parser
 

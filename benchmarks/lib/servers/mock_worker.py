@@ -34,11 +34,11 @@ class MockRequest:
 class MockWorker(worker_pb2_grpc.WorkerServicer):
     """One decode worker, whose engine takes `step_s` seconds a step, whatever there is to do."""
 
-    def __init__(self, words: Sequence[int]) -> None:
+    def __init__(self, words: Sequence[int], worker_id: str = "decode-0") -> None:
         """`words`: the tokens to send, in turn."""
         self.step_s = 1.0
         self._words = words
-        self._requests: dict[int, MockRequest] = {}
+        self._worker_id = worker_id
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
         worker_pb2_grpc.add_WorkerServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
         self.by_prompt: dict[int, MockRequest] = {}
@@ -57,36 +57,39 @@ class MockWorker(worker_pb2_grpc.WorkerServicer):
         self, request: worker_pb2.DescribeRequest, context: _Context
     ) -> worker_pb2.WorkerInfo:
         return worker_pb2.WorkerInfo(
-            worker_id="decode-0", role=worker_pb2.ROLE_DECODE, epoch=1, max_model_len=8192, build=build()
+            worker_id=self._worker_id, role=worker_pb2.ROLE_DECODE, epoch=1, max_model_len=8192, build=build()
         )
 
     async def Session(  # noqa: N802
         self, commands: AsyncIterator[worker_pb2.Command], context: _Context
     ) -> AsyncIterator[worker_pb2.EventBatch]:
-        reader = asyncio.create_task(self._read(commands))
+        requests: dict[int, MockRequest] = {}
+        reader = asyncio.create_task(self._read(commands, requests))
         step, next_step = 0, time.monotonic()
         try:
             while True:
-                yield self._step_events(step)
+                yield self._step_events(step, requests)
                 step += 1
                 next_step = max(next_step + self.step_s, time.monotonic())
                 await asyncio.sleep(next_step - time.monotonic())
         finally:
             reader.cancel()
 
-    async def _read(self, commands: AsyncIterator[worker_pb2.Command]) -> None:
+    async def _read(
+        self, commands: AsyncIterator[worker_pb2.Command], requests: dict[int, MockRequest]
+    ) -> None:
         async for command in commands:
             if command.WhichOneof("kind") == "submit":
                 work = command.submit.work
                 request = MockRequest(work.request_id, work.sampling.max_tokens)
-                self._requests[work.request_id] = self.by_prompt[work.prompt[0]] = request
+                requests[work.request_id] = self.by_prompt[work.prompt[0]] = request
             elif command.WhichOneof("kind") == "abort":
-                self._requests.pop(command.abort.request_id, None)
+                requests.pop(command.abort.request_id, None)
 
-    def _step_events(self, step: int) -> worker_pb2.EventBatch:
+    def _step_events(self, step: int, requests: dict[int, MockRequest]) -> worker_pb2.EventBatch:
         now = time.monotonic()
         batch = worker_pb2.EventBatch(step=step)
-        for request in list(self._requests.values()):
+        for request in list(requests.values()):
             position = len(request.sent_at)
             word = self._words[position % len(self._words)]
             request.sent_at.append(now)
@@ -98,5 +101,5 @@ class MockWorker(worker_pb2_grpc.WorkerServicer):
                 position=position,
             )
             if not request.left:
-                del self._requests[request.request_id]
+                del requests[request.request_id]
         return batch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -31,7 +32,7 @@ class _Handle:
     """A worker that is never stopped or restarted."""
 
     address: str
-    worker_id: str = "decode-0"
+    worker_id: str
     role: worker_pb2.Role = ROLE_DECODE
 
     async def endpoint(self) -> Endpoint:
@@ -44,16 +45,22 @@ class _Handle:
         raise AssertionError("the benchmark has no operator")
 
 
-def run_router(folder: Path, vocab_size: int, worker: str, core: int, pipe: Connection) -> None:
-    """Serve on one core until ended; the port of HTTP comes through `pipe`. `worker`: its host:port."""
+def run_router(
+    folder: Path, vocab_size: int, workers: Sequence[str], port: int, core: int, pipe: Connection
+) -> None:
+    """Serve on one core until ended, on a port that others may share; says through `pipe` when it does.
+
+    `workers`: their host:port.
+    """
     os.sched_setaffinity(0, [core])
-    asyncio.run(_route(folder, vocab_size, worker, pipe))
+    asyncio.run(_route(folder, vocab_size, workers, port, pipe))
 
 
-async def _route(folder: Path, vocab_size: int, worker: str, pipe: Connection) -> None:
+async def _route(folder: Path, vocab_size: int, workers: Sequence[str], port: int, pipe: Connection) -> None:
     config = RouterConfig(model=str(folder))
     metrics = RouterMetrics(config.mode.value)
-    async with Registry([_Handle(worker)]) as registry:
+    handles = [_Handle(address, f"decode-{index}") for index, address in enumerate(workers)]
+    async with Registry(handles, name=str(os.getpid())) as registry:
         await registry.wait_for_all(10.0)
         model = ServedModel(
             name="m", path=folder, mode=config.mode.value, max_model_len=8192, vocab_size=vocab_size
@@ -63,8 +70,8 @@ async def _route(folder: Path, vocab_size: int, worker: str, pipe: Connection) -
             Tokenizer.load(folder, vocab_size=vocab_size),
             ClusterDispatcher(config, registry, metrics),
         )
-        http = HttpServer(generation, HttpConfig(port=0), metrics=CollectorRegistry())
+        http = HttpServer(generation, HttpConfig(port=port, shared=True), metrics=CollectorRegistry())
         await http.start()
         freeze_gc()
-        pipe.send(http.port)
+        pipe.send(True)
         await asyncio.Event().wait()

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import os
+import pytest
 
 from benchmarks.router_throughput import measure, stage
 from engine.loader.checkpoint import resolve
 
 
-async def test_every_token_of_every_stream_arrives_after_it_was_said() -> None:
-    async with stage(resolve("smollm2"), router_core=min(os.sched_getaffinity(0))) as setting:
+@pytest.mark.parametrize("frontends", [1, 2])
+async def test_every_token_of_every_stream_arrives_after_it_was_said(frontends: int) -> None:
+    async with stage(resolve("smollm2"), frontends) as setting:
         outcome = await measure(setting, streams=4, step_ms=10.0, seconds=0.3)
 
     assert outcome.tokens_an_event >= 1.0
