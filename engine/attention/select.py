@@ -42,14 +42,16 @@ def attention_for(
     if name not in ("auto", "torch", "cpu", "flashinfer"):
         raise UnsupportedBackend(f"attention backend {name!r} is unknown; use auto, torch, cpu or flashinfer")
     if name == "cpu" or (name == "auto" and not pool.tensor.is_cuda):
-        kernels = None if pool.tensor.is_cuda or pool.fp8 else cpu_kernels(pool.dtype)
+        without = pool.tensor.is_cuda or pool.fp8 or _latent(layers)
+        kernels = None if without else cpu_kernels(pool.dtype)
         if kernels is not None:
             return CpuAttention(pool, num_heads, layers, kernels)
         if name == "cpu":
             raise UnsupportedBackend(
                 f"attention backend cpu: no compiled kernels for {pool.tensor.dtype} on {pool.tensor.device}"
+                + (" with latent attention" if _latent(layers) else "")
             )
-    obstacle = _obstacle_to_flashinfer(pool)
+    obstacle = _obstacle_to_flashinfer(pool, layers)
     if name == "flashinfer" and obstacle:
         raise UnsupportedBackend(f"attention backend flashinfer: {obstacle}; use auto or torch")
     if name == "torch" or obstacle:
@@ -61,11 +63,17 @@ def attention_for(
     return FlashInferAttention(pool, num_heads, layers, max_requests=max_requests)
 
 
-def _obstacle_to_flashinfer(pool: KVPool) -> str | None:
+def _latent(layers: Sequence[LayerAttention]) -> bool:
+    return any(layer.latent_rank is not None for layer in layers)
+
+
+def _obstacle_to_flashinfer(pool: KVPool, layers: Sequence[LayerAttention]) -> str | None:
     if not pool.tensor.is_cuda:
         return f"it needs a GPU, not {pool.tensor.device}"
     if pool.dtype not in (torch.bfloat16, torch.float16):
         return f"it computes in 16 bits, not in {pool.dtype}"
+    if _latent(layers):
+        return "Baton has no kernels for latent attention"
     if pool.head_dim not in _HEAD_DIMS:
         return f"it has no kernels for heads of {pool.head_dim} features"
     if find_spec("flashinfer") is None:

@@ -99,12 +99,13 @@ class TorchAttention:
         self._reserve_workspace()
 
     def forward(self, layer: int, qkv: torch.Tensor, rotation: Rotation | None) -> torch.Tensor:
-        q, k, v = self._rotated(qkv, rotation)
+        rule = self._rules[layer]
+        q, k, v = self._rotated(qkv, rotation) if rule.latent_rank is None else _halved(qkv)
         k, v = self._store(layer, k, v)
-        plan = self._plans[self._rules[layer].window]
+        plan = self._plans[rule.window]
         if not plan.chunks and len(plan.decodes) == 1:
             return self._attend_decodes(layer, plan.decodes[0], q)
-        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        out = q.new_empty(*q.shape[:2], rule.latent_rank or q.shape[2])
         for chunk in plan.chunks:
             self._attend_chunk(layer, chunk, q[chunk.rows], k, v, out[chunk.rows])
         for group in plan.decodes:
@@ -237,12 +238,14 @@ class TorchAttention:
     ) -> None:
         rule = self._rules[layer]
         kv_heads, head_dim, group = self._pool.num_kv_heads, self._pool.head_dim, self._queries_per_key
-        q = q.view(-1, kv_heads, group, head_dim).permute(1, 2, 0, 3)
-        out = out.view(-1, kv_heads, group, head_dim).permute(1, 2, 0, 3)  # [kv_head, group, token, head_dim]
+        # [kv_head, group, token, features]
+        q, out = (rows.view(len(rows), kv_heads, group, -1).permute(1, 2, 0, 3) for rows in (q, out))
         if chunk.gather is None:
             keys, values = (heads[chunk.rows].transpose(0, 1) for heads in (k, v))
         else:
             keys, values = self._gather(layer, chunk.gather).view(2, kv_heads, -1, head_dim)
+        if rule.latent_rank is not None:
+            keys, values = _whole(keys, values, rule.latent_rank)
         keys, values = (heads.unsqueeze(1).expand(-1, group, -1, -1) for heads in (keys, values))
         num_rows = q.shape[2]
         for begin in range(0, num_rows, QUERY_BLOCK):
@@ -279,13 +282,27 @@ class TorchAttention:
         return mask.contiguous() if mask.is_cuda else mask
 
     def _attend_decodes(self, layer: int, group: _DecodePlan, q: torch.Tensor) -> torch.Tensor:
-        kv_heads, head_dim = self._pool.num_kv_heads, self._pool.head_dim
+        rule, kv_heads, head_dim = self._rules[layer], self._pool.num_kv_heads, self._pool.head_dim
         kv = self._gather(layer, group.gather).view(2, group.size, kv_heads, -1, head_dim)
         keys, values = kv[:, :, :, : group.context_len]
-        # [request, kv_head, query heads of it, head_dim]: the heads of a group are the rows of one query.
-        q = q.view(group.size, kv_heads, -1, head_dim)
+        if rule.latent_rank is not None:
+            keys, values = _whole(keys, values, rule.latent_rank)
+        # [request, kv_head, query heads of it, features]: the heads of a group are the rows of one query.
+        q = q.reshape(group.size, kv_heads, -1, q.shape[2])
         heads = (1, kv_heads, q.shape[2], 1)
-        return _attend(q, keys, values, group.mask, self._rules[layer], heads).flatten(1, 2)
+        return _attend(q, keys, values, group.mask, rule, heads).flatten(1, 2)
+
+
+def _halved(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries, and both halves of each token's latent row, as they are stored."""
+    first, second = rows[:, -1:].chunk(2, dim=2)
+    return rows[:, :-1], first, second
+
+
+def _whole(first: torch.Tensor, second: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values from the halves of latent rows."""
+    rows = torch.cat((first, second), dim=-1)
+    return rows, rows[..., :rank]
 
 
 def _attend(

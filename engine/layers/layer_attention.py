@@ -21,3 +21,6 @@ class LayerAttention:
     """None: scores are not capped."""
     sinks: Tensor | None = None
     """[heads] float32, of this rank: scores that take part in the softmax and have no value."""
+    latent_rank: int | None = None
+    """If given, a token has one row, of which all features are the key and the first `latent_rank` the value.
+    Its first half is stored in place of a key, its second in place of a value."""

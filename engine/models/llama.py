@@ -39,7 +39,7 @@ class LlamaModel(CausalLM):
         device = self.embed.weight.device
         self._ropes = [spec.rope_of(index) for index in range(spec.num_layers)]
         self._tables = {
-            rope: rope_table(rope, spec.head_dim, spec.max_position, device=device)
+            rope: rope_table(rope, spec.rotary_dim, spec.max_position, device=device)
             for rope in dict.fromkeys(self._ropes)
             if rope is not None
         }

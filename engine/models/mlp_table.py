@@ -18,9 +18,12 @@ _MIXTRAL: Final = MlpNames(
     "block_sparse_moe.w2",
     router="block_sparse_moe.gate",
 )
+_SHARED_EXPERTS: Final = MlpNames(shared_block="mlp.shared_experts")
 _NAMES: Final = {
     "MixtralForCausalLM": _MIXTRAL,
-    "Glm4MoeForCausalLM": MlpNames(shared_block="mlp.shared_experts"),
+    "Glm4MoeForCausalLM": _SHARED_EXPERTS,
+    "DeepseekV2ForCausalLM": _SHARED_EXPERTS,
+    "DeepseekV3ForCausalLM": _SHARED_EXPERTS,
     "GptOssForCausalLM": MlpNames(router="mlp.router"),
     "Phi3ForCausalLM": MlpNames(gate="mlp.gate_up_proj", up="mlp.gate_up_proj"),
 }

@@ -7,6 +7,7 @@ from typing import Final
 
 from engine.layers.factory import Layers
 from engine.models.base import CausalLM
+from engine.models.deepseek import DeepseekModel
 from engine.models.gemma3 import Gemma3Model
 from engine.models.gpt2 import GPT2Model
 from engine.models.gpt_oss import GptOssModel
@@ -40,6 +41,8 @@ _MODELS: Final[dict[str, Callable[[ModelSpec, Layers], CausalLM]]] = {
     "Qwen3_5ForConditionalGeneration": Qwen3NextModel,
     "Qwen3_5MoeForCausalLM": Qwen3NextModel,
     "Qwen3_5MoeForConditionalGeneration": Qwen3NextModel,
+    "DeepseekV2ForCausalLM": DeepseekModel,
+    "DeepseekV3ForCausalLM": DeepseekModel,
     "GPT2LMHeadModel": GPT2Model,
 }
 

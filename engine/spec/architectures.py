@@ -9,6 +9,7 @@ from typing import Any, Final
 from engine.spec import delta_families as delta
 from engine.spec import dense_families as dense
 from engine.spec import expert_families as experts
+from engine.spec import latent_families as latent
 from engine.spec.config_fields import Config, llama
 from engine.spec.errors import UnsupportedModel
 
@@ -51,6 +52,8 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "Qwen3_5ForConditionalGeneration": Architecture("qwen3_5", delta.qwen3_5),
     "Qwen3_5MoeForCausalLM": Architecture("qwen3_5_moe_text", delta.qwen3_5_moe),
     "Qwen3_5MoeForConditionalGeneration": Architecture("qwen3_5_moe", delta.qwen3_5_moe),
+    "DeepseekV2ForCausalLM": Architecture("deepseek_v2", latent.deepseek_v2),
+    "DeepseekV3ForCausalLM": Architecture("deepseek_v3", latent.deepseek_v3),
     "GPT2LMHeadModel": Architecture("gpt2", dense.gpt2),
 }
 """By the class name that config.json gives."""
@@ -61,7 +64,6 @@ _MISSING: Final[Mapping[str, Callable[[Config], bool]]] = {
         bool({"linear_attention", "mamba", "conv", "recurrent"} & set(config.get("layer_types") or ()))
         or any(name.startswith(("ssm_", "mamba_", "state_size")) for name in config)
     ),
-    "latent keys and values (MLA)": lambda config: bool(config.get("kv_lora_rank")),
     "a sparse attention indexer": lambda config: bool(config.get("index_topk")),
     "images or audio": lambda config: any(name in config for name in ("vision_config", "audio_config")),
     "ALiBi": lambda config: bool(config.get("alibi")),

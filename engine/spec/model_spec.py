@@ -14,6 +14,7 @@ from engine.spec.config_fields import Config
 from engine.spec.delta_spec import DeltaSpec
 from engine.spec.errors import UnsupportedModel
 from engine.spec.expert_spec import ExpertSpec
+from engine.spec.latent_spec import LatentSpec
 from engine.spec.layer_options import Activation, Norms, QKNorm
 from engine.spec.quantization import ONLINE_FP8, Quantization
 from engine.spec.rope_spec import RopeSpec
@@ -65,6 +66,8 @@ class ModelSpec:
     delta: DeltaSpec | None = None
     """Gated delta nets in place of the attention of some layers."""
     attention: AttentionSpec = field(default_factory=AttentionSpec)
+    latent: LatentSpec | None = None
+    """Latent attention in all layers; `num_kv_heads` and `head_dim` are those of the halves of its rows."""
     experts: ExpertSpec | None = None
     """Experts in place of the MLPs, `intermediate_size` being that of the layers that keep one."""
     num_draft_layers: int = 0
@@ -173,7 +176,17 @@ class ModelSpec:
     def balanced_context(self) -> float:
         """Tokens of context at which attention takes as much arithmetic as all matrices of the layers."""
         in_layers = self.active_parameters - self.vocab_size * self.hidden_size
-        return in_layers / (len(self.attention_layers) * 2 * self.q_size)
+        per_token = 2 * self.q_size  # with a key, and with a value
+        if self.latent is not None:
+            per_token = self.num_heads * (self.latent.row + self.latent.rank)
+        left = in_layers / per_token  # tokens, of all layers together
+        windows = sorted(self.window(layer) or self.max_position for layer in self.attention_layers)
+        for index, window in enumerate(windows):
+            layers = len(windows) - index
+            if window == self.max_position or layers * window >= left:
+                return left / layers
+            left -= window
+        return float(self.max_position)
 
     @property
     def widest_mlp(self) -> int:
@@ -184,6 +197,11 @@ class ModelSpec:
     @property
     def _dense_layers(self) -> int:
         return self.num_layers if self.experts is None else len(self.experts.dense_layers)
+
+    @property
+    def rotary_dim(self) -> int:
+        """Features of a head of which a share is rotated."""
+        return self.head_dim if self.latent is None else self.latent.rotated
 
     @property
     def attention_scale(self) -> float:
@@ -224,6 +242,9 @@ class ModelSpec:
         mixers = len(self.attention_layers) * (queries + 2 * self.kv_size)
         if self.delta is not None:
             mixers += len(self.delta.layers) * self.delta.weights
+        if self.latent is not None:
+            latent = self.num_layers * self.latent.weights(self.hidden_size, self.num_heads)
+            return latent + self.hidden_size * (mlps + routers)
         return self.hidden_size * (mixers + mlps + routers)
 
     @classmethod

@@ -47,6 +47,9 @@ class DenseAttention:
         self._rules: Sequence[LayerAttention] = model.layer_attention()
 
     def forward(self, layer: int, qkv: Tensor, rotation: Rotation | None) -> Tensor:
+        rule = self._rules[layer]
+        if rule.latent_rank is not None:
+            return attend(qkv[:, :-1], qkv[:, -1:], qkv[:, -1:, : rule.latent_rank], rule)
         kv_heads = (qkv.shape[1] - self._num_heads) // 2
         q, k, v = qkv.split([self._num_heads, kv_heads, kv_heads], dim=1)
         if rotation is not None:

@@ -211,6 +211,32 @@ def test_the_router_can_read_a_spec_without_loading_torch() -> None:
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
+def test_attention_in_windows_costs_no_more_behind_them() -> None:
+    full = ModelSpec.from_config(LLAMA | {"num_hidden_layers": 4})
+    narrow = replace(full, attention=AttentionSpec(windows=(100, 100, 100, None)))
+    assert narrow.balanced_context == pytest.approx(4 * full.balanced_context - 3 * 100)
+    wide = replace(full, attention=AttentionSpec(windows=(100_000, None, None, None)))
+    assert wide.balanced_context == full.balanced_context
+
+
+def test_a_latent_row_takes_the_memory_of_its_features_and_no_more() -> None:
+    config = LLAMA | {
+        "architectures": ["DeepseekV2ForCausalLM"],
+        "kv_lora_rank": 512,
+        "qk_rope_head_dim": 64,
+        "qk_nope_head_dim": 128,
+        "v_head_dim": 128,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+        "first_k_dense_replace": 32,
+    }
+    spec = ModelSpec.from_config(config)
+    assert spec.kv_token_bytes(2) == 32 * 576 * 2
+    per_layer = 4096 * (32 * 192 + 576 + 32 * 128) + 512 * 32 * 256 + 3 * 4096 * 14336
+    assert spec.parameters == 32 * per_layer + 2 * 128256 * 4096
+
+
 def test_parameters_are_those_of_the_matrices() -> None:
     llama, gpt2 = ModelSpec.from_config(LLAMA), ModelSpec.from_config(GPT2)
 

@@ -11,6 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
@@ -75,6 +79,13 @@ ROUTED = {
     "num_experts_per_tok": 3,
     "moe_intermediate_size": 24,
     "head_dim": 16,
+}
+LATENT = {
+    "kv_lora_rank": 24,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 12,
+    "v_head_dim": 10,
+    "head_dim": 8,
 }
 DELTA = {
     "num_hidden_layers": 4,
@@ -200,6 +211,15 @@ def reference(name: str, num_heads: int = 6) -> PreTrainedModel:
         case "glm4 with experts in groups":
             groups = {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5, "norm_topk_prob": False}
             model = Glm4MoeForCausalLM(Glm4MoeConfig(**tiny, **ROUTED, **groups, n_shared_experts=2))
+        case "deepseek v2":
+            shape = tiny | NO_PADDING | ROUTED | LATENT | {"num_key_value_heads": num_heads}
+            config = DeepseekV2Config(**shape, q_lora_rank=None, n_shared_experts=2, first_k_dense_replace=1)
+            model = DeepseekV2ForCausalLM(config)
+        case "deepseek v3":
+            shape = tiny | NO_PADDING | ROUTED | LATENT | {"num_key_value_heads": num_heads}
+            yarn = YARN | {"mscale": 1.0, "mscale_all_dim": 0.7}
+            groups = {"n_group": 4, "topk_group": 2, "first_k_dense_replace": 1, "q_lora_rank": 20}
+            model = DeepseekV3ForCausalLM(DeepseekV3Config(**shape, **groups, rope_parameters=yarn))
         case "qwen3-next":
             shape = tiny | DELTA | EXPERTS | {"shared_expert_intermediate_size": 40}
             model = Qwen3NextForCausalLM(
@@ -256,6 +276,8 @@ NAMES = [
     "glm4 with experts",
     "glm4 with experts in groups",
     *RECURRENT,
+    "deepseek v2",
+    "deepseek v3",
     "gpt2",
 ]
 

@@ -1,0 +1,68 @@
+"""Families with latent attention, and how each spells its shape in config.json. Does not import torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.spec.attention_spec import AttentionSpec
+from engine.spec.config_fields import Config, llama, require
+from engine.spec.expert_spec import ExpertSpec, Scoring
+from engine.spec.latent_spec import LatentSpec
+from engine.spec.rope_spec import RopeScaling, RopeSpec, mscale
+
+__all__ = ["deepseek_v2", "deepseek_v3"]
+
+
+def deepseek_v2(config: Config) -> dict[str, Any]:
+    require(config, "norm_topk_prob", False)
+    if (config.get("n_group") or 1) > 1:
+        require(config, "topk_method", "greedy")
+    return _deepseek(config) | {"experts": _experts(config, Scoring.SOFTMAX, normalized=False)}
+
+
+def deepseek_v3(config: Config) -> dict[str, Any]:
+    experts = _experts(config, Scoring.SIGMOID, normalized=bool(config.get("norm_topk_prob", True)))
+    return _deepseek(config) | {
+        "experts": experts,
+        "num_draft_layers": config.get("num_nextn_predict_layers", 0),
+    }
+
+
+def _deepseek(config: Config) -> dict[str, Any]:
+    require(config, "attention_bias", False)
+    require(config, "moe_layer_freq", 1)
+    latent = LatentSpec(
+        rank=config["kv_lora_rank"],
+        rotated=config["qk_rope_head_dim"],
+        unrotated=config["qk_nope_head_dim"],
+        value_dim=config["v_head_dim"],
+        query_rank=config.get("q_lora_rank"),
+        interleaved=bool(config.get("rope_interleave", True)),
+    )
+    # A row is stored as if its halves were the key and the value of a single head.
+    stored = {"num_key_value_heads": 1, "head_dim": latent.row // 2}
+    fields = llama({**config, **stored})
+    rope: RopeSpec = fields["rope"]
+    scale = latent.query_dim**-0.5
+    if rope.scaling is not RopeScaling.NONE:
+        given = config.get("rope_parameters") or config["rope_scaling"]
+        if of_all := given.get("mscale_all_dim", 0):
+            scale *= mscale(rope.factor, of_all) ** 2
+    return fields | {"latent": latent, "attention": AttentionSpec(scale=scale)}
+
+
+def _experts(config: Config, scoring: Scoring, *, normalized: bool) -> ExpertSpec:
+    size, grouped = config["moe_intermediate_size"], scoring is Scoring.SIGMOID
+    return ExpertSpec(
+        count=config["n_routed_experts"],
+        per_token=config["num_experts_per_tok"],
+        intermediate_size=size,
+        scoring=scoring,
+        normalized=normalized,
+        scale=float(config.get("routed_scaling_factor", 1.0)),
+        score_bias=grouped,
+        groups=(config.get("n_group") or 1) if grouped else 1,
+        groups_per_token=(config.get("topk_group") or 1) if grouped else 1,
+        shared_size=size * (config.get("n_shared_experts") or 0),
+        dense_layers=frozenset(range(config.get("first_k_dense_replace", 0))),
+    )
