@@ -197,6 +197,12 @@ DASHBOARDS: dict[str, dict[str, tuple[Panel, ...]]] = {
             Panel("Preemptions", "short", rate("baton_preemptions_total", "worker"), limit=0.1),
             Panel("Prompt tokens of a step", "short", quantiles("baton_step_prompt_tokens", "role")),
             Panel("Decodes of a step", "short", quantiles("baton_step_decodes", "role")),
+            Panel(
+                "Load of the busiest expert",
+                "short",
+                (("sum by (worker) (baton_expert_imbalance)", "{{worker}}"),),
+                help="Relative to the mean of its layer, averaged over layers; 0 for models without experts.",
+            ),
         ),
         "KV": (
             Panel(

@@ -22,6 +22,7 @@ from engine.device.memory import Probe, advising
 from engine.device.readback import Readback
 from engine.errors import EngineError, NotFinite
 from engine.executor.cuda_graphs import GRAPH_BYTES, DecodeGraphs
+from engine.executor.expert_load import ExpertLoad
 from engine.executor.forward import Eager, Enqueuing, Forward
 from engine.executor.piecewise_graphs import PiecewiseGraphs
 from engine.kv_cache.pool import KVPool
@@ -196,6 +197,7 @@ class ModelRunner:
             long_angles=self.spec.rope is not None and self.spec.rope.is_for_long_contexts,
         )
         """Identity of the whole model's weights, the same on all ranks."""
+        self.expert_load = ExpertLoad(self._model, self._device)
         self._fp8_kv: Fp8KV | None = None
         if config.fp8_kv:
             layers = self.spec.attention_layers
@@ -245,6 +247,7 @@ class ModelRunner:
 
     def launch(self, step: PreparedStep) -> StepInFlight:
         """Enqueue the first part of a step; `StepInFlight.proceed` enqueues the rest. Never blocks."""
+        self.expert_load.on_step()
         return StepInFlight(self._enqueue(step), step.sampling, step.scored)
 
     def execute_step(self, inputs: StepInputs) -> None:

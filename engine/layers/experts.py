@@ -40,6 +40,8 @@ class Router(nn.Module):
         self._dtype = torch.get_default_dtype()
         self._rounded: Tensor | None = None
         """The weight in the activations' dtype, where that loses nothing and products add up in float32."""
+        self.counts = torch.zeros(spec.count, dtype=torch.int64)
+        """Tokens of each expert so far, those of captured steps aside."""
         self._spec = spec
         self._ops = ops
         self._live = live
@@ -61,6 +63,9 @@ class Router(nn.Module):
         """x [T, d] -> the experts of each row, of those that this rank holds."""
         logits = self._logits(x)
         routes = self._ops.route(logits, self.e_score_correction_bias, self._spec, self._live.count)
+        # In graphs, two launches a layer would cost some percent of a decode.
+        if not (x.is_cuda and torch.cuda.is_current_stream_capturing()):
+            self.counts += routes.starts.diff()
         return routes if self._spec.parallel == 1 else routes.only(self._spec.held)
 
 

@@ -110,6 +110,13 @@ class WorkerMetrics:
             lambda: grammars.num_kept
         )
 
+    def watch_experts(self, imbalance: Callable[[], float | None]) -> None:
+        """Export the result of `imbalance`; 0 while it is None, as in models without experts."""
+        self._gauge(
+            "baton_expert_imbalance",
+            "Tokens of the busiest expert of a layer relative to the mean, averaged over layers",
+        ).set_function(lambda: imbalance() or 0.0)
+
     def _counter(self, name: str, text: str) -> Counter:
         return Counter(name, text, _LABELS, registry=self.registry).labels(*self._labels.values())
 

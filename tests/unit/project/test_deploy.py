@@ -33,6 +33,7 @@ def exported_metrics() -> set[str]:
     router, worker = RouterMetrics("disagg"), WorkerMetrics("decode", "disagg", "decode-0")
     worker.watch(worker_pb2.WorkerStats, max_running=256)
     worker.watch_grammars(Mock(kept_bytes=0, num_kept=0))
+    worker.watch_experts(lambda: None)
     names = set()
     for registry in (router.registry, worker.registry):
         for family in registry.collect():
