@@ -75,8 +75,7 @@ Dtypes: TypeAlias = tuple[torch.dtype, torch.dtype]
 def _compiled(kernel: Kernel, heads: Heads, dtypes: Dtypes, rule: LayerAttention) -> Any:
     """flashinfer's compiled functions, loaded or compiled at the first call."""
     q, kv = dtypes
-    windowed = rule.window is not None and kernel is Kernel.FA2  # FA3's functions have both
-    capped = rule.soft_cap is not None
+    windowed, capped = rule.window is not None, rule.soft_cap is not None  # known when it is compiled
     return get_batch_prefill_module(
         kernel.value, q, kv, q, torch.int32, heads.dim, heads.dim, 0, windowed, capped, False
     )
