@@ -184,7 +184,8 @@ class Serving:
                 for handle in handles:
                     self.display.show(handle.worker_id, "starting a process, importing torch")
             # A local Ray has one node, and the router cannot outlive it.
-            fencing = Fencing(cluster.dead_nodes) if self.config.cluster.ray_address is not None else None
+            joined = self.config.cluster.ray_address is not None
+            fencing = Fencing(cluster.dead_nodes, cluster) if joined else None
             if fencing is not None:
                 await self.stack.enter_async_context(fencing)
             registry = await self.stack.enter_async_context(

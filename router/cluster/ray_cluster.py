@@ -38,6 +38,7 @@ from router.cluster.worker_plan import Machine, WorkerPlan, device_for
 from router.config.flags.environment import environment_of
 from router.config.groups.cluster import ClusterSettings
 from router.config.settings import LogLevel, RouterConfig
+from router.workers.fencing import Incarnation
 from rpc.tls import Identity
 from worker.config import WorkerRole
 
@@ -229,6 +230,15 @@ class Cluster:
     async def dead_nodes(self) -> set[str]:
         """Ids of the nodes that Ray has declared dead. Raises what Ray raises if it cannot say."""
         return {node.id for node in await self.nodes() if not node.alive}
+
+    async def incarnations(self) -> list[Incarnation]:
+        """The last known process of each worker. Raises what Ray raises if it cannot say."""
+        ids = [worker.worker_id for worker in self.workers]
+        return await self._asking.call(partial(self._record.incarnations, ids))
+
+    async def keep_incarnation(self, incarnation: Incarnation) -> None:
+        """Raises what Ray raises."""
+        await self._asking.call(partial(self._record.keep_incarnation, incarnation))
 
     async def _reaches(self, node_id: str) -> bool:
         """Whether Ray answers, and its health checks reach that node."""

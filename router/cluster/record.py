@@ -5,8 +5,11 @@ Whoever can read them holds Ray's token, and can run code as this user anyway.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from typing import Final, Protocol
 
+from router.workers.fencing import Incarnation
 from rpc.tls import Identity
 
 __all__ = ["ClusterRecord", "KeyValueStore"]
@@ -15,6 +18,7 @@ _ANSWER_S: Final = 5.0
 _IDENTITY: Final = b"identity"
 _GROUP: Final = b"placement group"
 _MEMORY: Final = b"memory/"
+_INCARNATION: Final = b"incarnation/"
 _STOPPED: Final = b"stopped/"
 
 
@@ -77,6 +81,16 @@ class ClusterRecord:
             self._put(key, b"1")
         else:
             self._store.internal_kv_del(key, False, self._namespace, _ANSWER_S)
+
+    def keep_incarnation(self, incarnation: Incarnation) -> None:
+        """The last one of its worker that a router was connected to."""
+        value = json.dumps([incarnation.epoch, incarnation.node]).encode()
+        self._put(_INCARNATION + incarnation.worker_id.encode(), value)
+
+    def incarnations(self, worker_ids: Iterable[str]) -> list[Incarnation]:
+        """Those that were kept, of these workers."""
+        kept = ((worker_id, self._get(_INCARNATION + worker_id.encode())) for worker_id in worker_ids)
+        return [Incarnation(worker_id, *json.loads(value)) for worker_id, value in kept if value is not None]
 
     def clear(self) -> None:
         """Forget everything: the workers have ended."""

@@ -10,6 +10,9 @@ whose session has ended is fenced, with a `Fence` command to every other worker,
 | started another process of the same worker | it does so only after the end of the first, or of its node |
 | ended the process for a drain | |
 
+The last known incarnation of each worker is kept where the next router finds it: a node may be lost, or a
+worker replaced, while there is none.
+
 A silent worker on a live node is never fenced: its process may be stopped and continue later. Fencing a
 process that still runs would be safe: a peer takes pages back only after it has closed every path to them.
 """
@@ -24,7 +27,7 @@ from typing import Final, Protocol, TypeAlias
 
 from rpc.baton.v1 import worker_pb2
 
-__all__ = ["DeadNodes", "Fencing", "Incarnation", "newly_dead"]
+__all__ = ["DeadNodes", "Fencing", "Incarnation", "Memory", "newly_dead"]
 
 _log = logging.getLogger(__name__)
 
@@ -60,6 +63,14 @@ class Incarnation:
         return cls(info.worker_id, info.epoch, info.node)
 
 
+class Memory(Protocol):
+    """Keeps the last incarnation of each worker, for the next router. Raises what Ray raises."""
+
+    async def incarnations(self) -> list[Incarnation]: ...
+
+    async def keep_incarnation(self, incarnation: Incarnation) -> None: ...
+
+
 def newly_dead(lost: Collection[Incarnation], dead_nodes: Collection[str]) -> list[Incarnation]:
     """Those of `lost` whose node Ray has declared dead; a silent or unreachable worker may still run."""
     return [incarnation for incarnation in lost if incarnation.node and incarnation.node in dead_nodes]
@@ -68,8 +79,10 @@ def newly_dead(lost: Collection[Incarnation], dead_nodes: Collection[str]) -> li
 class Fencing:
     """Sends fences for lost workers. A context manager that runs a task."""
 
-    def __init__(self, dead_nodes: DeadNodes, *, ask_s: float = _ASK_S) -> None:
+    def __init__(self, dead_nodes: DeadNodes, memory: Memory, *, ask_s: float = _ASK_S) -> None:
         self._dead_nodes = dead_nodes
+        self._memory = memory
+        self._keeping: set[asyncio.Task[None]] = set()
         self._ask_s = ask_s
         self._sessions: dict[int, Session] = {}
         """By epoch."""
@@ -84,6 +97,10 @@ class Fencing:
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Fencing:
+        """Enter before any session begins. Raises what Ray raises."""
+        for incarnation in await self._memory.incarnations():
+            self._lost[incarnation.epoch] = incarnation
+            self._news.set()
         self._task = asyncio.create_task(self._run(), name="fencing")
         return self
 
@@ -101,6 +118,9 @@ class Fencing:
         for fence in self._fences:
             session.send(fence)
         self.stopped(worker_id)
+        keeping = asyncio.create_task(self._keep(Incarnation.of(session.info)))
+        self._keeping.add(keeping)
+        keeping.add_done_callback(self._keeping.discard)
 
     def ended(self, session: Session) -> None:
         """Register the end of a session, whose process may be dead."""
@@ -113,6 +133,12 @@ class Fencing:
         """Register that all processes of the worker without a session have ended."""
         for incarnation in [lost for lost in self._lost.values() if lost.worker_id == worker_id]:
             self._ended[incarnation.epoch] = self._lost.pop(incarnation.epoch)
+
+    async def _keep(self, incarnation: Incarnation) -> None:
+        try:
+            await self._memory.keep_incarnation(incarnation)
+        except Exception as error:  # Ray's errors share no base class
+            _log.warning("Ray does not keep the incarnation of %s: %s", incarnation.worker_id, error)
 
     async def _run(self) -> None:
         while True:

@@ -24,6 +24,12 @@ class Ray:
         self.asked = 0
         self.breaks = False
 
+    async def incarnations(self) -> list[Incarnation]:
+        return []
+
+    async def keep_incarnation(self, incarnation: Incarnation) -> None:
+        pass
+
     async def dead_nodes(self) -> set[str]:
         self.asked += 1
         if self.breaks:
@@ -40,7 +46,7 @@ async def cluster(ray: Ray) -> AsyncIterator[tuple[Registry, FakeWorker, FakeWor
         for worker in (prefill, decode):
             await worker.start()
             stack.push_async_callback(worker.stop)
-        fencing = await stack.enter_async_context(Fencing(ray.dead_nodes, ask_s=0.01))
+        fencing = await stack.enter_async_context(Fencing(ray.dead_nodes, ray, ask_s=0.01))
         registry = await stack.enter_async_context(Registry([prefill, decode], fencing=fencing))
         assert await registry.wait_for_all(PATIENCE_S), registry.complaints()
         yield registry, prefill, decode

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from router.cluster.record import ClusterRecord
+from router.workers.fencing import Incarnation
 from rpc.tls import Identity
 from tests.unit.router.cluster.key_values import KeyValues
 
@@ -27,6 +28,13 @@ def test_a_drained_worker_stays_so_for_every_router_until_one_starts_it() -> Non
     assert not second.is_stopped("decode-1")
     second.keep_stopped("decode-0", False)
     assert not first.is_stopped("decode-0")
+
+
+def test_the_last_process_of_each_worker_is_known_to_the_next_router() -> None:
+    record = ClusterRecord(KeyValues(), "a")
+    for epoch in (1, 1 << 63):
+        record.keep_incarnation(Incarnation("decode-0", epoch, "node"))
+    assert record.incarnations(["decode-0", "decode-1"]) == [Incarnation("decode-0", 1 << 63, "node")]
 
 
 def test_the_end_of_the_workers_leaves_nothing_and_no_other_cluster_is_touched() -> None:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from unittest.mock import Mock
 
-from router.workers.fencing import Fencing
+from router.workers.fencing import Fencing, Incarnation
 from rpc.baton.v1 import worker_pb2
 
 
@@ -20,6 +20,13 @@ class Ray:
     def __init__(self) -> None:
         self.asked = asyncio.Event()
         self.answer: asyncio.Future[set[str]] = asyncio.get_running_loop().create_future()
+        self.kept: dict[str, Incarnation] = {}
+
+    async def incarnations(self) -> list[Incarnation]:
+        return list(self.kept.values())
+
+    async def keep_incarnation(self, incarnation: Incarnation) -> None:
+        self.kept[incarnation.worker_id] = incarnation
 
     async def dead_nodes(self) -> set[str]:
         self.asked.set()
@@ -46,9 +53,24 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0)
 
 
+async def test_what_was_lost_while_no_router_ran_is_fenced_by_the_next_one() -> None:
+    ray = Ray()
+    async with Fencing(ray.dead_nodes, ray, ask_s=0.0) as before:
+        for known in (session(1), session(2, "B", "decode-1"), session(3, "C", "decode-2")):
+            before.begun(known)
+        await until(lambda: len(ray.kept) == 3)
+    # Without a router: decode-0 is replaced, decode-1 is lost with its node, and decode-2 stays.
+    async with Fencing(ray.dead_nodes, ray, ask_s=0.0) as fencing:
+        peer = session(3, "C", "decode-2")
+        fencing.begun(peer)
+        fencing.begun(session(4, "C"))
+        await ray.says("B")
+        await until(lambda: sorted(fences(peer)) == [1, 2])
+
+
 async def test_a_replaced_process_is_fenced_whatever_its_node_does_later() -> None:
     ray = Ray()
-    async with Fencing(ray.dead_nodes, ask_s=0.0) as fencing:
+    async with Fencing(ray.dead_nodes, ray, ask_s=0.0) as fencing:
         peer, first, second, third = session(9, "B", "prefill-0"), *(session(epoch) for epoch in (1, 2, 3))
         for begun in (peer, first):
             fencing.begun(begun)
@@ -61,7 +83,7 @@ async def test_a_replaced_process_is_fenced_whatever_its_node_does_later() -> No
 
 async def test_peers_have_time_to_detect_the_end_before_a_replaced_process_is_fenced() -> None:
     ray = Ray()
-    async with Fencing(ray.dead_nodes, ask_s=3600.0) as fencing:
+    async with Fencing(ray.dead_nodes, ray, ask_s=3600.0) as fencing:
         first, second = session(1), session(2)
         fencing.begun(first)
         fencing.ended(first)
@@ -73,7 +95,7 @@ async def test_peers_have_time_to_detect_the_end_before_a_replaced_process_is_fe
 
 async def test_a_drained_worker_is_fenced_and_ray_is_asked_no_more() -> None:
     ray = Ray()
-    async with Fencing(ray.dead_nodes, ask_s=0.0) as fencing:
+    async with Fencing(ray.dead_nodes, ray, ask_s=0.0) as fencing:
         drained, peer = session(1), session(2, "B", "prefill-0")
         fencing.begun(drained)
         fencing.begun(peer)
@@ -85,7 +107,7 @@ async def test_a_drained_worker_is_fenced_and_ray_is_asked_no_more() -> None:
 
 async def test_a_lost_worker_is_asked_about_until_it_is_replaced() -> None:
     ray = Ray()
-    async with Fencing(ray.dead_nodes, ask_s=0.0) as fencing:
+    async with Fencing(ray.dead_nodes, ray, ask_s=0.0) as fencing:
         lost, successor = session(1), session(2)
         fencing.begun(lost)
         fencing.ended(lost)
@@ -99,7 +121,7 @@ async def test_a_lost_worker_is_asked_about_until_it_is_replaced() -> None:
 
 async def test_a_process_that_comes_back_is_not_fenced() -> None:
     ray = Ray()
-    async with Fencing(ray.dead_nodes, ask_s=0.0) as fencing:
+    async with Fencing(ray.dead_nodes, ray, ask_s=0.0) as fencing:
         unreachable, peer = session(1), session(2, "B", "prefill-0")
         fencing.begun(unreachable)
         fencing.begun(peer)
@@ -114,7 +136,7 @@ async def test_a_process_that_comes_back_is_not_fenced() -> None:
 
 async def test_a_worker_whose_node_died_is_fenced_once_though_it_runs_elsewhere_already() -> None:
     ray = Ray()
-    async with Fencing(ray.dead_nodes, ask_s=0.0) as fencing:
+    async with Fencing(ray.dead_nodes, ray, ask_s=0.0) as fencing:
         lost, successor = session(1), session(2, node="B")
         fencing.begun(lost)
         fencing.ended(lost)
@@ -129,7 +151,7 @@ async def test_a_worker_whose_node_died_is_fenced_once_though_it_runs_elsewhere_
 
 async def test_a_process_that_was_away_gets_the_fences_that_it_missed() -> None:
     ray = Ray()
-    async with Fencing(ray.dead_nodes, ask_s=0.0) as fencing:
+    async with Fencing(ray.dead_nodes, ray, ask_s=0.0) as fencing:
         away, peer = session(1), session(2, "B", "prefill-0")
         fencing.begun(away)
         fencing.begun(peer)
@@ -143,7 +165,7 @@ async def test_a_process_that_was_away_gets_the_fences_that_it_missed() -> None:
 
 async def test_ray_is_not_asked_about_a_worker_without_a_node() -> None:
     ray = Ray()
-    async with Fencing(ray.dead_nodes, ask_s=0.0) as fencing:
+    async with Fencing(ray.dead_nodes, ray, ask_s=0.0) as fencing:
         lost = session(1, node="")
         fencing.begun(lost)
         fencing.ended(lost)
