@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["KVGroup", "full_group", "group_layers", "kept_pages"]
+__all__ = ["ONE_GROUP", "KVGroup", "full_group", "group_layers", "kept_pages", "kept_places"]
 
 _MOST_GROUPS: Final = 8
 """More groups would waste fewer layers, but make pages small and block tables long."""
@@ -39,6 +39,10 @@ class KVGroup:
 def full_group(num_layers: int) -> tuple[KVGroup, ...]:
     """The groups of a model of which every layer attends to the whole context."""
     return (KVGroup(tuple(range(num_layers))),)
+
+
+ONE_GROUP: Final = full_group(1)
+"""For those that ask for pages alone, of a model whose layers all attend to the whole context."""
 
 
 def group_layers(windows: Sequence[int | None], context: int) -> tuple[KVGroup, ...]:
@@ -72,6 +76,18 @@ def group_layers(windows: Sequence[int | None], context: int) -> tuple[KVGroup, 
         for window, layers in kinds.items()
         for begin in range(0, len(layers), size)
     )
+
+
+def kept_places(groups: Sequence[KVGroup], page_size: int, position: int, blocks: range) -> Sequence[int]:
+    """Places in a block table of the pages that a request which continues at `position` needs of `blocks`.
+
+    Page g of block i is at place i * len(groups) + g.
+    """
+    stride = len(groups)
+    first = [group.first_needed(position) // page_size for group in groups]
+    if max(first) <= blocks.start:
+        return range(blocks.start * stride, blocks.stop * stride)
+    return [block * stride + g for block in blocks for g in range(stride) if block >= first[g]]
 
 
 def kept_pages(groups: Sequence[KVGroup], page_size: int, num_tokens: int) -> int:

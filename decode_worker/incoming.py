@@ -116,9 +116,8 @@ class IncomingHandoffs:
         waiting = [w for w in self._waiting if self._is_wanted(w)]
         load.incoming = len(self._incoming)
         load.queued_handoffs = len(waiting)
-        load.queued_pages = sum(
-            -(-(w.job.request.num_tokens + w.room) // self._engine.config.page_size) for w in waiting
-        )
+        needs = self._engine.kv.needs
+        load.queued_pages = sum(needs.pages(needs.blocks(w.job.request.num_tokens + w.room)) for w in waiting)
 
     # ------------------------------------------------------------------------------ from the receiver
 

@@ -59,12 +59,14 @@ class Engine:
         self.kv = KVManager(
             num_pages,
             config.page_size,
+            groups=self.runner.spec.kv_groups,
+            largest_chunk=config.scheduler.largest_chunk(config.max_model_len),
             radix_cache=config.radix_cache,
             num_state_slots=self.runner.num_state_slots,
         )
         self.grammars = GrammarCompiler(config.model_path, self.runner.spec)
         """Compiles what `submit` and `reserve` find not compiled, but may be asked before, on any thread."""
-        self.max_tokens = min(config.max_model_len, num_pages * config.page_size)
+        self.max_tokens = self.kv.needs.largest_request(num_pages, config.max_model_len)
         """A request that fills the pool alone ends there, as one that fills the model's context does."""
         self.scheduler = Scheduler(
             config.scheduler,
@@ -245,6 +247,7 @@ class Engine:
         """The KV of `num_computed` tokens has arrived: continue from there. The output so far is complete."""
         self.kv.arrived(reservation)
         request.num_computed = max(num_computed, reservation.first_token)
+        self.kv.pass_by(request, request.num_computed)
         now = self._clock()
         request.waited = {WaitReason.TRANSFER: now - request.arrival}
         request.arrival = now
@@ -429,9 +432,10 @@ class Engine:
         launched = self._launched
         if launched is None:
             return
-        size = self.config.page_size
+        stride, blocks = self.kv.needs.stride, self.kv.needs.blocks
         for chunk in launched.plan.chunks:
             if chunk.request is request:
-                launched.freed.update(request.pages[chunk.start // size : -(-chunk.end // size)])
+                first = chunk.start // self.config.page_size
+                launched.freed.update(request.pages[first * stride : blocks(chunk.end) * stride])
                 if request.state is not None:
                     launched.freed_slots.update(request.state.written)

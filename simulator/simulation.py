@@ -212,8 +212,8 @@ class Simulation:
         cached = {}
         for worker in self.workers:
             if (cache := worker.engine.kv.cache) is not None:
-                pages = len(cache.match(prompt[:-1], touch=False).pages)
-                cached[str(worker.number)] = pages * worker.settings.page_size
+                blocks = cache.match(prompt[:-1], touch=False).blocks
+                cached[str(worker.number)] = blocks * worker.settings.page_size
         return cached
 
     def _heard(self, heard: tuple[SimWorker, StepReport]) -> None:

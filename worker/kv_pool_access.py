@@ -52,6 +52,11 @@ def layout_of(runner: ModelRunner) -> KVLayout:
             f"{spec.architecture} has layers with a recurrent state, which is not handed over between workers"
             " yet; use --mode mixed"
         )
+    if any(group.window is not None for group in pool.groups):
+        raise UnsupportedModel(
+            f"{spec.architecture} has layers with windows, which are not handed over between workers yet; use"
+            " --mode mixed"
+        )
     return KVLayout(
         weights=runner.weights,
         dtype=_name(pool.tensor.dtype),

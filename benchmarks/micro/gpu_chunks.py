@@ -62,7 +62,7 @@ def measure(attention: ChunkAttention, pool: KVPool, lengths: Ints, contexts: In
 
     def run() -> None:
         for index in range(_RUNS):
-            attention.run(q, pool.layer(index % _LAYERS), out, None)
+            attention.run(0, q, pool.layer(index % _LAYERS), out, None)
 
     times = {}
     for name, splits, worth_a_copy in (("fa2", True, 0), ("fa3", False, 1 << 30), ("fa3, copied", False, 0)):
@@ -71,7 +71,7 @@ def measure(attention: ChunkAttention, pool: KVPool, lengths: Ints, contexts: In
             "_WORTH_A_COPY": worth_a_copy,
         }
         with patch.multiple(flashinfer_chunks, **choice):
-            attention.prepare(rows, contexts, lists)
+            attention.prepare(rows, contexts, [lists])
         times[name] = round(1e3 * _milliseconds(run) / _RUNS, 1)
     return times
 

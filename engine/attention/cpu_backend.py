@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.batch.batch import Batch, Ints
+from engine.batch.batch import Batch, GroupTables, Ints
 from engine.kernels.cpu.library import CpuKernels, Step
 from engine.kv_cache.pool import KVPool
 from engine.layers.cpu_ops import TableRotation
@@ -27,15 +27,21 @@ class CpuAttention:
         self._rules = layers
         self._kernels = kernels
         self._layers = [pool.layer(i) for i in range(len(pool.places))]
-        self._step = Step()
-        self._held: tuple[torch.Tensor | Ints, ...] = ()
-        """Tensors that the step points to; they must not be freed before it ends."""
+        self._groups = [group for group, _ in pool.places]
+        self._steps: list[Step] = []
+        """Of each group."""
+        self._held: list[torch.Tensor | Ints] = []
+        """Tensors that the steps point to; they must not be freed before the last layer."""
 
     def prepare(self, batch: Batch) -> None:
-        pool, lists = self._pool, batch.block_tables
-        arrays = (batch.query_indptr, batch.context_lens, lists.indptr, lists.pages)
-        self._held = (*arrays, batch.slot_mapping, batch.positions)
-        self._step = Step(
+        self._held = [batch.query_indptr, batch.positions]
+        self._steps = [self._step(batch, group) for group in batch.groups]
+
+    def _step(self, batch: Batch, group: GroupTables) -> Step:
+        pool, lists = self._pool, group.block_tables
+        arrays = (batch.query_indptr, group.context_lens, lists.indptr, lists.pages)
+        self._held += [*arrays, group.slot_mapping]
+        return Step(
             torch.get_num_threads(),
             len(batch.input_ids),
             batch.num_requests,
@@ -45,22 +51,23 @@ class CpuAttention:
             pool.page_size,
             pool.tensor.stride(0),
             *(array.ctypes.data for array in arrays),
-            batch.slot_mapping.data_ptr(),
+            group.slot_mapping.data_ptr(),
             batch.positions.data_ptr(),
         )
 
     def forward(self, layer: int, qkv: torch.Tensor, rotation: Rotation | None) -> torch.Tensor:
         qkv, rule = qkv.contiguous(), self._rules[layer]
-        self._step.angles = None
+        step = self._steps[self._groups[layer]]
+        step.angles = None
         if isinstance(rotation, TableRotation):
-            self._step.angles = rotation.table.data_ptr()
+            step.angles = rotation.table.data_ptr()
         elif rotation is not None:
             queries_and_keys = qkv[:, : -self._pool.num_kv_heads]
             queries_and_keys.copy_(rotation.turn(queries_and_keys))
-        self._step.sinks = None if rule.sinks is None else rule.sinks.data_ptr()
-        self._step.window = rule.window or 0
-        self._step.scale = rule.scale
-        self._step.soft_cap = rule.soft_cap or 0.0
+        step.sinks = None if rule.sinks is None else rule.sinks.data_ptr()
+        step.window = rule.window or 0
+        step.scale = rule.scale
+        step.soft_cap = rule.soft_cap or 0.0
         out = qkv.new_empty(len(qkv), self._num_heads, self._pool.head_dim)
-        self._kernels.attend(self._step, self._layers[layer], qkv, out)
+        self._kernels.attend(step, self._layers[layer], qkv, out)
         return out

@@ -30,14 +30,23 @@ from engine.layers.ops import Rotation
 __all__ = ["FlashInferAttention"]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Rule:
     """What layers that attend by the same rule, except for sinks, share in a step."""
 
+    groups: list[int]
+    """Numbers of the groups that have such layers: those differ in their pages alone."""
     chunks: ChunkAttention
     decodes: DecodeAttention
-    graph_ints: torch.Tensor
-    """Plans of decodes that graphs read."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    group: int
+    rule: _Rule
+    table: int
+    """Index of the group in `rule.groups`."""
+    sinks: torch.Tensor | None
 
 
 class FlashInferAttention:
@@ -55,40 +64,45 @@ class FlashInferAttention:
         parts = self._planner.most_parts(max_requests)
         decode_workspace = DecodeWorkspace(parts, max_requests, heads.query, heads.kv, heads.dim, device)
         without_sinks = [replace(layer, sinks=None) for layer in layers]
-        self._rules = {
+        groups = [group for group, _ in pool.places]
+        rules = {
             rule: _Rule(
+                sorted({group for group, other in zip(groups, without_sinks, strict=True) if other == rule}),
                 ChunkAttention(pool, heads, chunk_workspace, rule),
-                DecodeAttention(self._planner, decode_workspace, rule, page_size, device),
-                torch.empty(0, dtype=torch.int32, device=device),
+                DecodeAttention(self._planner, decode_workspace, rule, device),
             )
             for rule in dict.fromkeys(without_sinks)
         }
+        self._rules = list(rules.values())
         self._layers = [
-            (self._rules[rule], layer.sinks) for rule, layer in zip(without_sinks, layers, strict=True)
+            _Layer(group, rules[rule], rules[rule].groups.index(group), layer.sinks)
+            for group, rule, layer in zip(groups, without_sinks, layers, strict=True)
         ]
         self._scales = pool.fp8.scales if pool.fp8 else [(1.0, 1.0)] * len(layers)
         self._num_chunk_rows = 0
         self._num_decodes = 0
-        self._slots = torch.empty(0, dtype=torch.int64, device=device)
-        self._graph_slots = torch.empty(0, dtype=torch.int64, device=device)
+        self._slots: list[torch.Tensor] = []
+        """Of each group: where keys and values go."""
+        self._graph_slots = torch.empty((0, 0), dtype=torch.int64, device=device)
 
     def prepare(self, batch: Batch) -> None:
         n = batch.num_chunks
         self._num_chunk_rows = int(batch.query_indptr[n])
         self._num_decodes = batch.num_requests - n
-        self._slots = batch.slot_mapping
-        if n:
-            lists = batch.block_tables.part(0, n)
-            for rule in self._rules.values():
-                rule.chunks.prepare(batch.query_indptr[: n + 1], batch.context_lens[:n], lists)
-        if self._num_decodes:
-            decodes = Decodes(batch.context_lens[n:], batch.block_tables.part(n, batch.num_requests))
-            for rule in self._rules.values():
-                rule.decodes.plan(decodes)
+        self._slots = [group.slot_mapping for group in batch.groups]
+        for rule in self._rules:
+            groups = [batch.groups[number] for number in rule.groups]
+            lens = groups[0].context_lens
+            if n:
+                lists = [group.block_tables.part(0, n) for group in groups]
+                rule.chunks.prepare(batch.query_indptr[: n + 1], lens[:n], lists)
+            if self._num_decodes:
+                rest = [group.block_tables.part(n, batch.num_requests) for group in groups]
+                rule.decodes.plan([Decodes(lens[n:], tables) for tables in rest])
 
     def forward(self, layer: int, qkv: torch.Tensor, rotation: Rotation | None) -> torch.Tensor:
         queries = qkv[:, : self._num_heads]
-        self.store(layer, qkv, rotation, self._slots, queries)
+        self.store(layer, qkv, rotation, self._slots[self._layers[layer].group], queries)
         out = torch.empty(queries.shape, dtype=qkv.dtype, device=qkv.device)
         self.attend(layer, queries, out)
         return out
@@ -108,42 +122,45 @@ class FlashInferAttention:
 
     def attend(self, layer: int, queries: torch.Tensor, out: torch.Tensor) -> None:
         pages, rows = self._pool.layer(layer), self._num_chunk_rows
-        (rule, sinks), scales = self._layers[layer], self._scales[layer]
+        of, scales = self._layers[layer], self._scales[layer]
         if rows:
-            rule.chunks.run(queries[:rows], pages, out[:rows], sinks, scales)
+            of.rule.chunks.run(of.table, queries[:rows], pages, out[:rows], of.sinks, scales)
         if self._num_decodes:
-            rule.decodes.run(queries[rows:], pages, out[rows:], sinks, scales)
+            of.rule.decodes.run(of.table, queries[rows:], pages, out[rows:], of.sinks, scales)
 
     # -------------------------------------------------------------------------------------- graphs
 
     def init_graphs(self, max_batch: int, max_model_len: int) -> None:
         device = self._pool.tensor.device
         pages = max_batch * -(-max_model_len // self._pool.page_size)
-        # One buffer for graphs of all sizes; each size has its own layout.
-        for rule in self._rules.values():
-            size = rule.decodes.ints_for(max_batch, pages)
-            rule.graph_ints = torch.zeros(size, dtype=torch.int32, device=device)
-        self._graph_slots = torch.full((max_batch,), self._scratch_slot, dtype=torch.int64, device=device)
+        for rule in self._rules:
+            rule.decodes.init_graphs(max_batch, pages, len(rule.groups))
+        shape = (len(self._pool.groups), max_batch)
+        self._graph_slots = torch.full(shape, self._scratch_slot, dtype=torch.int64, device=device)
 
     def prepare_capture(self, batch_size: int) -> None:
         none = Decodes(np.empty(0, dtype=np.int64), BlockTables.of([]))
         self._graph_slots.fill_(self._scratch_slot)
-        self._enter_graph(none.padded(batch_size, self._pool.scratch_page))
+        self._enter_graph([none] * len(self._pool.groups), batch_size)
 
     def prepare_replay(self, batch: Batch, batch_size: int) -> None:
         n = batch.num_requests
-        self._graph_slots[:n].copy_(batch.slot_mapping)
+        for slots, group in zip(self._graph_slots, batch.groups, strict=True):
+            slots[:n].copy_(group.slot_mapping)
         if n < batch_size:
-            self._graph_slots[n:batch_size].fill_(self._scratch_slot)
-        decodes = Decodes(batch.context_lens, batch.block_tables)
-        self._enter_graph(decodes.padded(batch_size - n, self._pool.scratch_page))
+            self._graph_slots[:, n:batch_size].fill_(self._scratch_slot)
+        decodes = [Decodes(group.context_lens, group.block_tables) for group in batch.groups]
+        self._enter_graph(decodes, batch_size)
 
-    def _enter_graph(self, decodes: Decodes) -> None:
-        for rule in self._rules.values():
-            rule.decodes.plan_into(rule.graph_ints, decodes)
+    def _enter_graph(self, decodes: Sequence[Decodes], batch_size: int) -> None:
+        """`decodes`: of each group, at most `batch_size`."""
+        missing = batch_size - len(decodes[0].context_lens)
+        padded = [of_group.padded(missing, self._pool.scratch_page) for of_group in decodes]
+        for rule in self._rules:
+            rule.decodes.plan_for_graph([padded[number] for number in rule.groups])
         self._num_chunk_rows = 0
-        self._num_decodes = len(decodes.context_lens)
-        self._slots = self._graph_slots[: self._num_decodes]
+        self._num_decodes = batch_size
+        self._slots = [slots[:batch_size] for slots in self._graph_slots]
 
     @property
     def _scratch_slot(self) -> int:

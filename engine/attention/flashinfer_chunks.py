@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,7 +13,6 @@ import torch
 
 from engine.attention.flashinfer_kernels import Heads, Kernel, PagedKernel, Ragged, RaggedKernel, Tables
 from engine.attention.kernel_choice import splits_contexts
-from engine.attention.windows import within
 from engine.batch.batch import Ints
 from engine.batch.block_tables import BlockTables, starts_of
 from engine.device.staging import send
@@ -36,7 +36,8 @@ _WORTH_A_COPY: Final = 700
 class _Gathering:
     """Where each page goes in the copy, and how many of its tokens are copied."""
 
-    sources: torch.Tensor
+    sources: list[torch.Tensor]
+    """For each table."""
     fills: torch.Tensor
     num_rows: int
 
@@ -64,7 +65,6 @@ class ChunkAttention:
         """`rule`: without sinks."""
         self._pool = pool
         self._num_heads = heads.query
-        self._window = rule.window
         self._multiprocessors = workspace.multiprocessors
         self._copy = workspace.copy
 
@@ -81,13 +81,14 @@ class ChunkAttention:
         dtypes = pool.dtype, pool.dtype
         self._ragged = RaggedKernel(kernel, heads, 1, dtypes, workspace.partial_results, rule)
         self._gathering: _Gathering | None = None
+        self._tables: list[Tables] = []
 
-    def prepare(self, query_indptr: Ints, context_lens: Ints, block_tables: BlockTables) -> None:
-        """Plan a step of chunks; arrays as in Batch, for the chunks only."""
+    def prepare(self, query_indptr: Ints, context_lens: Ints, block_tables: Sequence[BlockTables]) -> None:
+        """Plan a step of chunks; arrays as in Batch and GroupTables, for the chunks only.
+
+        `block_tables` differ in their pages alone: layers of several groups attend by the same rule.
+        """
         lengths = np.diff(query_indptr)
-        context_lens, block_tables = within(
-            self._window, lengths, context_lens, block_tables, self._pool.page_size
-        )
         if splits_contexts(lengths, context_lens, self._num_heads, self._multiprocessors):
             self._paged = self._split
             self._plan_pages(query_indptr, context_lens, block_tables)
@@ -103,6 +104,7 @@ class ChunkAttention:
 
     def run(
         self,
+        table: int,
         q: torch.Tensor,
         pages: torch.Tensor,
         out: torch.Tensor,
@@ -111,42 +113,55 @@ class ChunkAttention:
     ) -> None:
         """Attend with all rows of the chunks, `[T, heads, dim]`, to one layer of the pool.
 
-        `sinks` [heads] float32 scale the result by the share of the tokens in the softmax. `scales`: of the
-        stored keys and values.
+        `table`: which of the prepared ones has the layer's pages. `sinks` [heads] float32 scale the result by
+        the share of the tokens in the softmax. `scales`: of the stored keys and values.
         """
         lse = None if sinks is None else torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
         if self._gathering is None:
-            self._paged.run(q, pages, out, lse, key_scale=scales[0])
+            self._paged.run(self._tables[table], q, pages, out, lse, key_scale=scales[0])
         else:
             rows = self._copy[:, : self._gathering.num_rows]
-            gather_kv(pages, self._gathering.sources, self._gathering.fills, rows)
+            gather_kv(pages, self._gathering.sources[table], self._gathering.fills, rows)
             self._ragged.run(q, rows[0], rows[1], out, lse, key_scale=scales[0])
         if scales[1] != 1.0:
             out.mul_(scales[1])
         if lse is not None and sinks is not None:
             out.mul_(torch.sigmoid(lse * _LN_2 - sinks).unsqueeze(-1))
 
-    def _plan_pages(self, query_indptr: Ints, context_lens: Ints, block_tables: BlockTables) -> None:
-        batch = Ragged(_int32(query_indptr), _int32(block_tables.indptr), _int32(context_lens))
-        last_fills = context_lens - (block_tables.counts - 1) * self._pool.page_size
-        arrays = [batch.query_indptr, batch.kv_indptr, _int32(block_tables.pages), _int32(last_fills)]
-        self._paged.plan(batch, Tables(*send(arrays, self._pool.tensor.device)))
+    def _plan_pages(
+        self, query_indptr: Ints, context_lens: Ints, block_tables: Sequence[BlockTables]
+    ) -> None:
+        first = block_tables[0]
+        batch = Ragged(_int32(query_indptr), _int32(first.indptr), _int32(context_lens))
+        last_fills = _int32(context_lens - (first.counts - 1) * self._pool.page_size)
+        pages = [_int32(tables.pages) for tables in block_tables]
+        query_rows, kv_rows, fills, *sent = send(
+            [batch.query_indptr, batch.kv_indptr, last_fills, *pages], self._pool.tensor.device
+        )
+        self._paged.plan(batch)
+        self._tables = [Tables(query_rows, kv_rows, of_group, fills) for of_group in sent]
         self._gathering = None
 
     def _plan_copy(
-        self, query_indptr: Ints, context_lens: Ints, block_tables: BlockTables, padded: Ints
+        self,
+        query_indptr: Ints,
+        context_lens: Ints,
+        block_tables: Sequence[BlockTables],
+        padded: Ints,
     ) -> None:
         page_size = self._pool.page_size
         first = starts_of(padded)
         owner = np.repeat(np.arange(len(padded)), padded)
         index = np.arange(first[-1]) - first[owner]
         fills = np.clip(context_lens[owner] - index * page_size, 0, page_size)
-        sources = block_tables.pages[block_tables.indptr[owner] + np.where(fills > 0, index, 0)]
+        at = block_tables[0].indptr[owner] + np.where(fills > 0, index, 0)
+        sources = [_int32(tables.pages[at]) for tables in block_tables]
         batch = Ragged(_int32(query_indptr), _int32(first * page_size), _int32(context_lens))
-        arrays = [batch.query_indptr, batch.kv_indptr, _int32(sources), _int32(fills)]
-        query_rows, kv_rows, sent_sources, sent_fills = send(arrays, self._pool.tensor.device)
+        query_rows, kv_rows, sent_fills, *sent = send(
+            [batch.query_indptr, batch.kv_indptr, _int32(fills), *sources], self._pool.tensor.device
+        )
         self._ragged.plan(batch, query_rows, kv_rows)
-        self._gathering = _Gathering(sent_sources, sent_fills, int(first[-1]) * page_size)
+        self._gathering = _Gathering(sent, sent_fills, int(first[-1]) * page_size)
 
 
 def _int32(array: Ints) -> npt.NDArray[np.int32]:

@@ -173,14 +173,12 @@ class _Kernel:
 class PagedKernel(_Kernel):
     """Attention over keys and values in the pages of the pool."""
 
-    _tables: Tables
-
-    def plan(self, batch: Ragged, tables: Tables) -> None:
+    def plan(self, batch: Ragged) -> None:
         self._make_plan(batch)
-        self._tables = tables
 
     def run(
         self,
+        tables: Tables,
         q: torch.Tensor,
         pages: torch.Tensor,
         out: torch.Tensor,
@@ -193,7 +191,6 @@ class PagedKernel(_Kernel):
         `lse` [T, heads] float32 gets the base-2 logarithm of each row's sum of exponentials. Stored keys are
         multiplied with `key_scale`.
         """
-        tables = self._tables
         self._module.paged_run(
             self._floats,
             self._ints,

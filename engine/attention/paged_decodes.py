@@ -6,12 +6,13 @@ computes another step after the array is rewritten.
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Sequence
+
 import torch
 
 from engine.attention.decode_planner import DecodePlanner
-from engine.attention.windows import within
 from engine.batch.decode_plan import DecodePlan, Decodes, PlanLayout
+from engine.batch.step_inputs import Ints
 from engine.kernels.decode_attention import DecodeWorkspace, attend
 from engine.layers.layer_attention import LayerAttention
 
@@ -26,38 +27,44 @@ class DecodeAttention:
         planner: DecodePlanner,
         workspace: DecodeWorkspace,
         rule: LayerAttention,
-        page_size: int,
         device: torch.device,
     ) -> None:
         """`rule`: without sinks. All layers of a pool share the planner and the workspace."""
         self._planner = planner
         self._workspace = workspace
         self._rule = rule
-        self._page_size = page_size
         self._device = device
-        self._plan: DecodePlan[torch.Tensor] | None = None
+        self._plans: list[DecodePlan[torch.Tensor]] = []
+        self._graph_ints: list[torch.Tensor] = []
+        """Of each table: the plan that graphs of all sizes read; each size has its own layout."""
 
-    def ints_for(self, max_requests: int, max_pages: int) -> int:
-        """Upper bound of the integers in a plan."""
-        return PlanLayout(max_requests, self._planner.most_parts(max_requests)).fixed_ints + max_pages
+    def init_graphs(self, max_requests: int, max_pages: int, num_tables: int) -> None:
+        """Allocate the plans that graphs read."""
+        ints = PlanLayout(max_requests, self._planner.most_parts(max_requests)).fixed_ints + max_pages
+        self._graph_ints = list(torch.zeros((num_tables, ints), dtype=torch.int32, device=self._device))
 
-    def plan(self, decodes: Decodes) -> None:
-        """Plan any number of requests, for a step that is launched eagerly."""
-        plan = self._planner.plan(self._seen(decodes))
-        layout = PlanLayout(len(decodes.context_lens), len(plan.owners))
-        packed = torch.from_numpy(layout.pack(plan))
-        self._plan = _views(layout, packed.pin_memory().to(self._device, non_blocking=True))
+    def plan(self, decodes: Sequence[Decodes]) -> None:
+        """Plan any number of requests, for a step that is launched eagerly.
 
-    def plan_into(self, ints: torch.Tensor, decodes: Decodes) -> None:
-        """Plan for a graph of exactly this number of requests, which reads `ints`."""
-        requests = len(decodes.context_lens)
+        `decodes` differ in their pages alone: layers of several groups attend by the same rule.
+        """
+        plans = self._planned(decodes)
+        layout = PlanLayout(len(decodes[0].context_lens), len(plans[0].owners))
+        packed = [torch.from_numpy(layout.pack(plan)).pin_memory() for plan in plans]
+        self._plans = [_views(layout, ints.to(self._device, non_blocking=True)) for ints in packed]
+
+    def plan_for_graph(self, decodes: Sequence[Decodes]) -> None:
+        """The same for a graph of exactly this number of requests."""
+        requests = len(decodes[0].context_lens)
         layout = PlanLayout(requests, self._planner.most_parts(requests))
-        packed = torch.from_numpy(layout.pack(self._planner.plan(self._seen(decodes))))
-        ints[: len(packed)].copy_(packed.pin_memory(), non_blocking=True)
-        self._plan = _views(layout, ints)
+        for plan, ints in zip(self._planned(decodes), self._graph_ints, strict=True):
+            packed = torch.from_numpy(layout.pack(plan))
+            ints[: len(packed)].copy_(packed.pin_memory(), non_blocking=True)
+        self._plans = [_views(layout, ints) for ints in self._graph_ints]
 
     def run(
         self,
+        table: int,
         q: torch.Tensor,
         pages: torch.Tensor,
         out: torch.Tensor,
@@ -66,14 +73,14 @@ class DecodeAttention:
     ) -> None:
         """Attend with q `[R, heads, dim]` to one layer of the pool, `[page, 2, kv_head, token, dim]`.
 
-        `sinks`: [heads] float32. `scales`: of the stored keys and values.
+        `table`: which of the planned ones has the layer's pages. `sinks`: [heads] float32. `scales`: of the
+        stored keys and values.
         """
-        assert self._plan is not None, "plan comes first"
         rule = self._rule
         attend(
             q,
             pages,
-            self._plan,
+            self._plans[table],
             self._workspace,
             out,
             scale=rule.scale * scales[0],
@@ -83,12 +90,9 @@ class DecodeAttention:
             value_scale=scales[1],
         )
 
-    def _seen(self, decodes: Decodes) -> Decodes:
-        """The part of the contexts that the layers' window covers."""
-        one = np.ones(len(decodes.context_lens), dtype=np.int64)
-        return Decodes(
-            *within(self._rule.window, one, decodes.context_lens, decodes.block_tables, self._page_size)
-        )
+    def _planned(self, decodes: Sequence[Decodes]) -> list[DecodePlan[Ints]]:
+        first = self._planner.plan(decodes[0])
+        return [first, *(first._replace(pages=other.block_tables.pages) for other in decodes[1:])]
 
 
 def _views(layout: PlanLayout, ints: torch.Tensor) -> DecodePlan[torch.Tensor]:

@@ -4,7 +4,7 @@ Prompt chunks run one by one through causal SDPA. Decodes run in groups: context
 gathered into one padded buffer, because CPUs are fastest with one large call. All index arithmetic happens
 once per step; a layer costs two scatters, and a gather and an SDPA per group.
 
-Layers with equal windows share a plan, which leaves out the pages before the window.
+Layers of one group with equal windows share a plan.
 
 Grouped-query heads are never repeated: the query heads that share a key head become a broadcast dimension
 in a chunk, and query rows in a decode, so that each key is read once.
@@ -20,8 +20,7 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from engine.attention.windows import within
-from engine.batch.batch import Batch, Ints
+from engine.batch.batch import Batch, GroupTables, Ints
 from engine.kv_cache.pool import KVPool
 from engine.layers.layer_attention import LayerAttention
 from engine.layers.ops import Rotation
@@ -60,7 +59,7 @@ class _DecodePlan:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """A step, for the layers of one window."""
+    """A step, for the layers of one group and window."""
 
     chunks: list[_ChunkPlan]
     decodes: list[_DecodePlan]
@@ -87,22 +86,28 @@ class TorchAttention:
         self._places = [self._memory[:, place].transpose(2, 3).unbind(1) for _, place in pool.places]
         self._workspace = torch.empty(0, dtype=self._memory.dtype, device=pool.tensor.device)
         self._masks: dict[int | None, torch.Tensor] = {}
-        self._plans: dict[int | None, _Plan] = {layer.window: _Plan([], []) for layer in layers}
-        self._page = self._offset = torch.empty(0, dtype=torch.int64)
+        self._keys = [(group, layer.window) for (group, _), layer in zip(pool.places, layers, strict=True)]
+        """Of each layer: which plan it needs."""
+        self._plans: dict[tuple[int, int | None], _Plan] = {}
+        self._pages: list[torch.Tensor] = []
+        """Of each group: the page of each token."""
+        self._offset = torch.empty(0, dtype=torch.int64)
 
     def prepare(self, batch: Batch) -> None:
         page_size = self._pool.page_size
-        self._page = torch.div(batch.slot_mapping, page_size, rounding_mode="floor")
-        self._offset = batch.slot_mapping - self._page * page_size
-        self._clear_new_tails(batch)
-        self._plans = {window: self._plan(batch, window) for window in self._plans}
+        slots = [group.slot_mapping for group in batch.groups]
+        self._pages = [torch.div(mapping, page_size, rounding_mode="floor") for mapping in slots]
+        self._offset = slots[0] - self._pages[0] * page_size
+        for group in batch.groups:
+            self._clear_new_tails(batch, group)
+        self._plans = {key: self._plan(batch, *key) for key in dict.fromkeys(self._keys)}
         self._reserve_workspace()
 
     def forward(self, layer: int, qkv: torch.Tensor, rotation: Rotation | None) -> torch.Tensor:
         rule = self._rules[layer]
         q, k, v = self._rotated(qkv, rotation) if rule.latent_rank is None else _halved(qkv)
         k, v = self._store(layer, k, v)
-        plan = self._plans[rule.window]
+        plan = self._plans[self._keys[layer]]
         if not plan.chunks and len(plan.decodes) == 1:
             return self._attend_decodes(layer, plan.decodes[0], q)
         out = q.new_empty(*q.shape[:2], rule.latent_rank or q.shape[2])
@@ -117,7 +122,8 @@ class TorchAttention:
         keys, values = self._places[layer]
         fp8 = self._pool.fp8
         stored = (k, v) if fp8 is None else fp8.write(layer, k, v)
-        keys[self._page, self._offset], values[self._page, self._offset] = stored
+        page = self._pages[self._keys[layer][0]]
+        keys[page, self._offset], values[page, self._offset] = stored
         if fp8 is None:
             return k, v
         k, v = fp8.read(layer, torch.stack(stored), k.dtype).unbind()
@@ -136,25 +142,22 @@ class TorchAttention:
 
     # ------------------------------------------------------------------------------------ planning
 
-    def _clear_new_tails(self, batch: Batch) -> None:
+    def _clear_new_tails(self, batch: Batch, group: GroupTables) -> None:
         """Zero the pages that this step starts and does not fill.
 
         A gather reads whole pages, and masked values are still multiplied by zero: a NaN left by a failed
         request would corrupt the results of the page's next owner.
         """
-        ends, tables = batch.context_lens, batch.block_tables
+        ends, tables = batch.context_lens, group.block_tables
         tail_starts = ends - ends % self._pool.page_size
         begun = tail_starts >= ends - np.diff(batch.query_indptr)
         fresh = np.flatnonzero(begun & (tail_starts < ends))
         pages = tables.pages[tables.indptr[1:][fresh] - 1]
         self._memory[torch.from_numpy(pages).to(self._flat.device)] = 0
 
-    def _plan(self, batch: Batch, window: int | None) -> _Plan:
-        query_lens = np.diff(batch.query_indptr)
-        context_lens, lists = within(
-            window, query_lens, batch.context_lens, batch.block_tables, self._pool.page_size
-        )
-        tables = lists.table(fill=self._pool.scratch_page)
+    def _plan(self, batch: Batch, group: int, window: int | None) -> _Plan:
+        context_lens = batch.groups[group].context_lens
+        tables = batch.groups[group].block_tables.table(fill=self._pool.scratch_page)
         n = batch.num_chunks
         chunks = [self._plan_chunk(batch, tables, context_lens, r) for r in range(n)]
         first_row = int(batch.query_indptr[n])

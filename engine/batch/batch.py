@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from common.kv_groups import ONE_GROUP, KVGroup
 from engine.batch.block_tables import BlockTables, starts_of
 from engine.batch.step_inputs import Ints, StepInputs
 from engine.core.largest_step import Span
@@ -15,7 +16,7 @@ from engine.core.request import PENDING
 from engine.core.request_state import NO_SLOT
 from engine.device.staging import send
 
-__all__ = ["Batch", "BatchBuilder", "Ints", "StateBatch", "scratch_batch"]
+__all__ = ["Batch", "BatchBuilder", "GroupTables", "Ints", "StateBatch", "scratch_batch"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,19 @@ class StateBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupTables:
+    """Where the keys and values of a step are, for the layers of one group of `ModelSpec.kv_groups`."""
+
+    slot_mapping: torch.Tensor
+    """[T] int64: page * page_size + offset, where each token's key and value go."""
+    block_tables: BlockTables
+    """The pages of each request that hold the context of its tokens, without those behind the window."""
+    context_lens: Ints
+    """[R]: tokens from the first of these pages to the last token of a request. Queries are the last of them,
+    so masks that count from the end of a context need no more."""
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """One forward pass: T tokens of R requests, in the plan's order, of which S rows sample and Q are scored.
 
@@ -49,17 +63,14 @@ class Batch:
     """[T] int64. Rows in `pending_rows` are still to be filled from `pending_slots`."""
     positions: torch.Tensor
     """[T] int64, counted from the start of the request."""
-    slot_mapping: torch.Tensor
-    """[T] int64: page * page_size + offset, where each token's key and value go."""
 
     num_chunks: int
     """Requests with more than one token; the other R - num_chunks decode."""
     query_indptr: Ints
     """[R + 1]: request r owns rows query_indptr[r] to query_indptr[r + 1]."""
     context_lens: Ints
-    """[R]: tokens that the last row of a request attends to, itself included."""
-    block_tables: BlockTables
-    """The pages of each request that hold its context."""
+    """[R]: tokens of a request up to its last row, which is included."""
+    groups: Sequence[GroupTables]
 
     sample_rows: torch.Tensor
     """[S] int64: rows whose hidden state predicts a token."""
@@ -81,8 +92,8 @@ class Batch:
 class BatchBuilder:
     """Builds batches, of steps in the order in which they were written. O(tokens), in numpy.
 
-    Block tables are kept in one array with a row per slot. A row is rewritten only when a step has new pages
-    for its slot; a batch gets as many pages of each row as its context needs.
+    Block tables are kept in one array per group with a row per slot. A row is rewritten only when a step has
+    new pages for its slot; a batch gets as many pages of each row as its context needs.
     """
 
     def __init__(
@@ -93,11 +104,14 @@ class BatchBuilder:
         max_model_len: int,
         scratch_page: int,
         device: torch.device,
+        groups: Sequence[KVGroup] = ONE_GROUP,
     ) -> None:
         self._page_size = page_size
+        self._groups = groups
         self._scratch = scratch_page
         self._device = device
-        self._tables = np.full((max_requests, -(-max_model_len // page_size)), scratch_page, dtype=np.int64)
+        shape = (len(groups), max_requests, -(-max_model_len // page_size))
+        self._tables = np.full(shape, scratch_page, dtype=np.int64)
 
     def build(self, inputs: StepInputs) -> Batch:
         page_size = self._page_size
@@ -106,49 +120,64 @@ class BatchBuilder:
         indptr = starts_of(lengths)
 
         self._refresh_tables(inputs)
-        block_tables = self._block_tables(slots, -(-context_lens // page_size))
-
         owner = np.repeat(np.arange(len(slots)), lengths)
         positions = np.arange(indptr[-1]) + (starts - indptr[:-1])[owner]
-        page, offset = np.divmod(positions, page_size)
-        slot_mapping = block_tables.pages[block_tables.indptr[owner] + page] * page_size + offset
+        block, offset = np.divmod(positions, page_size)
+        skipped = [self._skipped(group, starts) for group in self._groups]
+        tables = [
+            self._block_tables(number, slots, first, -(-context_lens // page_size))
+            for number, first in enumerate(skipped)
+        ]
+        slot_mappings = [
+            lists.pages[(lists.indptr[:-1] - first)[owner] + block] * page_size + offset
+            for lists, first in zip(tables, skipped, strict=True)
+        ]
 
         sampling = inputs.samples.astype(np.bool_)
         pending = np.flatnonzero(inputs.input_ids == PENDING)
         input_ids = inputs.input_ids
         input_ids[pending] = 0
-        tokens = [input_ids, positions, slot_mapping]
         scored = _scored_rows(indptr[1:] - inputs.samples, inputs.scored)
         rows = [indptr[1:][sampling] - 1, slots[sampling], scored, pending, slots[owner[pending]]]
-        sent = send([*tokens, *rows], self._device)
+        sent = send([input_ids, positions, *rows, *slot_mappings], self._device)
         return Batch(
             input_ids=sent[0],
             positions=sent[1],
-            slot_mapping=sent[2],
             num_chunks=int(np.count_nonzero(lengths > 1)),
             query_indptr=indptr,
             context_lens=context_lens,
-            block_tables=block_tables,
-            sample_rows=sent[3],
-            sample_slots=sent[4],
-            scored_rows=sent[5],
-            pending_rows=sent[6],
-            pending_slots=sent[7],
+            groups=[
+                GroupTables(slot_mapping, lists, context_lens - first * page_size)
+                for slot_mapping, lists, first in zip(sent[7:], tables, skipped, strict=True)
+            ],
+            sample_rows=sent[2],
+            sample_slots=sent[3],
+            scored_rows=sent[4],
+            pending_rows=sent[5],
+            pending_slots=sent[6],
             states=StateBatch.of(inputs.states),
         )
 
-    def _block_tables(self, slots: Ints, counts: Ints) -> BlockTables:
-        tables = self._tables
-        lists = [tables[slot, :count] for slot, count in zip(slots.tolist(), counts.tolist(), strict=True)]
-        return BlockTables(np.concatenate(lists), starts_of(counts))
+    def _skipped(self, group: KVGroup, starts: Ints) -> Ints:
+        """[R]: blocks behind the window of the first token."""
+        if group.window is None:
+            return np.zeros_like(starts)
+        return np.maximum(starts + 1 - group.window, 0) // self._page_size
+
+    def _block_tables(self, group: int, slots: Ints, firsts: Ints, ends: Ints) -> BlockTables:
+        tables = self._tables[group]
+        rows = zip(slots.tolist(), firsts.tolist(), ends.tolist(), strict=True)
+        return BlockTables(
+            np.concatenate([tables[slot, first:end] for slot, first, end in rows]), starts_of(ends - firsts)
+        )
 
     def _refresh_tables(self, inputs: StepInputs) -> None:
-        end = 0
+        end, stride = 0, len(self._groups)
         for slot, count in zip(inputs.moved.tolist(), inputs.page_counts.tolist(), strict=True):
             begin, end = end, end + count
-            row = self._tables[slot]
-            row[:count] = inputs.pages[begin:end]
-            row[count:] = self._scratch
+            rows = self._tables[:, slot]
+            rows[:, : count // stride] = inputs.pages[begin:end].reshape(-1, stride).T
+            rows[:, count // stride :] = self._scratch
 
 
 def _scored_rows(ends: Ints, counts: Ints) -> Ints:
@@ -164,6 +193,7 @@ def scratch_batch(
     page_size: int,
     device: torch.device,
     scratch_slot: int | None = None,
+    num_groups: int = 1,
 ) -> Batch:
     """A dummy batch whose requests use the scratch page only. Single tokens come last.
 
@@ -175,14 +205,14 @@ def scratch_batch(
     slots = scratch_page * page_size + positions % page_size
     sent = send([np.zeros_like(positions), positions, slots, positions[:0]], device)
     counts = -(-context_lens // page_size)
+    tables = BlockTables(np.full(counts.sum(), scratch_page, dtype=np.int64), starts_of(counts))
     return Batch(
         input_ids=sent[0],
         positions=sent[1],
-        slot_mapping=sent[2],
         num_chunks=int(np.count_nonzero(lengths > 1)),
         query_indptr=starts_of(lengths),
         context_lens=context_lens,
-        block_tables=BlockTables(np.full(counts.sum(), scratch_page, dtype=np.int64), starts_of(counts)),
+        groups=[GroupTables(sent[2], tables, context_lens)] * num_groups,
         sample_rows=sent[3],
         sample_slots=sent[3],
         scored_rows=sent[3],

@@ -37,13 +37,6 @@ class BlockTables:
         indptr = self.indptr[begin : end + 1]
         return BlockTables(self.pages[indptr[0] : indptr[-1]], indptr - indptr[0])
 
-    def without(self, skipped: Ints) -> BlockTables:
-        """The tables without the first `skipped[r]` pages of each request."""
-        counts = self.counts
-        owner = np.repeat(np.arange(len(counts)), counts)
-        kept = np.arange(len(owner)) - (self.indptr[:-1] - self.indptr[0])[owner] >= skipped[owner]
-        return BlockTables(self.pages[kept], starts_of(counts - skipped))
-
     def padded(self, missing: int, page: int) -> BlockTables:
         """With `missing` more requests that have only `page`."""
         ends = self.indptr[-1] + np.arange(1, missing + 1)

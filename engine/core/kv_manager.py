@@ -2,23 +2,29 @@
 
 A request's block table mixes two kinds of pages: those that the radix cache owns (the request holds a lock on
 the deepest node it uses) and those the request holds alone. The pool's page states tell them apart.
+
+Of a group with a window, a request has only the pages of tokens that a later one sees, and while its prompt
+is computed those of the next chunks. Pages behind the window go to the cache or the pool, and the prompt
+takes as many for the tokens ahead, so those with which it was admitted suffice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from common.block_hash import BlockHash
 from common.block_key import BlockKey
+from common.kv_groups import ONE_GROUP, KVGroup
 from common.token_array import token_array
 from engine.core.page_tiers import PageTiers
 from engine.core.request import Request
 from engine.core.state_slots import StateSlots
 from engine.errors import EngineError, PageLeak
 from engine.kv_cache.journal import CacheChange
-from engine.kv_cache.pages import PageCounts, PagePool, PageState
+from engine.kv_cache.page_needs import PageNeeds
+from engine.kv_cache.pages import NO_PAGE, PageCounts, PagePool, PageState
 from engine.kv_cache.radix import Match, RadixCache, RadixNode
 from engine.kv_tiers.jobs import Copier
 from engine.kv_tiers.tiers import KVTiers
@@ -34,7 +40,7 @@ class Reservation:
     first_token: int
     """First token whose KV is transferred; earlier ones are cached here. A multiple of the page size."""
     incoming: list[int]
-    """Pages that the peer writes, in order, starting at `first_token`."""
+    """Pages that the peer writes, block by block from `first_token` on, without those behind windows."""
 
     @property
     def handoff_id(self) -> int:
@@ -51,17 +57,29 @@ class Reservation:
 
 
 class KVManager:
-    """Every method that takes pages takes all or none, and returns whether it did."""
+    """Every method that takes pages for a request takes all or none, and returns whether it did."""
 
     def __init__(
-        self, num_pages: int, page_size: int, *, radix_cache: bool = True, num_state_slots: int = 0
+        self,
+        num_pages: int,
+        page_size: int,
+        *,
+        groups: Sequence[KVGroup] = ONE_GROUP,
+        largest_chunk: int | None = None,
+        radix_cache: bool = True,
+        num_state_slots: int = 0,
     ) -> None:
-        """`num_state_slots`: 0 for models without a recurrent state."""
+        """`largest_chunk`: of a prompt; None: prompts may be computed whole. `num_state_slots`: 0 for models
+        without a recurrent state."""
         self.page_size = page_size
+        self.needs = PageNeeds(page_size, groups, largest_chunk)
         self.pool = PagePool(num_pages)
         self.states = StateSlots(num_state_slots, page_size) if num_state_slots else None
+        assert not (self.needs.windowed and self.states), "a hit must end where both can continue"
         trimmed = (lambda node: None) if self.states is None else self.states.drop
-        self.cache = RadixCache(page_size, trimmed=trimmed) if radix_cache else None
+        self.cache = RadixCache(page_size, groups, trimmed=trimmed) if radix_cache else None
+        self._windows = self.cache.windows if self.cache is not None else None
+        self._stride = self.needs.stride
         self.tiers: PageTiers | None = None
         self.reservations: dict[int, Reservation] = {}
         """By handoff: those that may still become requests."""
@@ -71,8 +89,10 @@ class KVManager:
     def use_tiers(self, tiers: KVTiers, copier: Copier, root: BlockKey) -> None:
         """Evicted pages go down to `tiers`, and come up again. `root`: the key before the first page.
 
-        Raises EngineError without a radix cache.
+        Raises EngineError without a radix cache, and for a model whose layers have windows.
         """
+        if self.needs.windowed:
+            raise EngineError("KV tiers do not take pages of layers with windows yet: leave the tiers out")
         if self.cache is None:
             raise EngineError("KV tiers need the radix cache")
         self.tiers = PageTiers(self.pool, self.cache, self._take, tiers, copier, root)
@@ -106,7 +126,7 @@ class KVManager:
         if self.cache is None:
             return 0
         found = self.cache.match(request.tokens(0, request.num_reusable), touch=False)
-        depth = len(found.pages) if self.states is None else self.states.usable_depth(found)
+        depth = found.blocks if self.states is None else self.states.usable_depth(found)
         return depth * self.page_size
 
     def pages_alone(self, request: Request) -> int:
@@ -114,7 +134,8 @@ class KVManager:
 
         O(nodes of the cache that only this request reads).
         """
-        return len(request.pages) - _shared_part(request.locked).depth
+        blocks = len(request.pages) // self._stride
+        return self.needs.pages(blocks - _shared_part(request.locked).depth)
 
     def is_second_reader(self, request: Request) -> bool:
         """Whether cached pages that one other request had to itself are now also read by this one."""
@@ -131,34 +152,63 @@ class KVManager:
         found = self.cache.match(request.tokens(at, request.num_reusable), after=request.locked)
         if not found.pages:
             return
-        first = at // self.page_size
-        ours = request.pages[first : first + len(found.pages)]
+        first = request.locked.depth
+        part = slice(first * self._stride, first * self._stride + len(found.pages))
+        ours = request.pages[part]
         self.cache.lock(found.node)
         self.cache.unlock(request.locked)
         request.locked = found.node
-        request.pages[first : first + len(found.pages)] = found.pages
-        request.num_computed += len(found.pages) * self.page_size
-        self.pool.give_back(ours, request.id)
+        request.num_computed += found.blocks * self.page_size
+        request.pages[part] = self._found(found.pages, first, request.num_computed)
+        request.capacity = max(request.capacity, request.num_computed)
+        self.pool.give_back([page for page in ours if page != NO_PAGE], request.id)
+        self.pass_by(request, request.num_computed)
 
     def grow(self, request: Request) -> bool:
-        """Allocate a page for the next token if it needs one; False if there is none."""
-        if request.num_computed < len(request.pages) * self.page_size:
-            return True
-        pages = self._take(1, request.id, PageState.HELD)
-        if pages is None:
-            return False
-        request.pages += pages
-        return True
+        """Allocate pages for the next token if it needs some; False if there are too few."""
+        if request.num_computed >= len(request.pages) // self._stride * self.page_size:
+            pages = self._take(self._stride, request.id, PageState.HELD)
+            if pages is None:
+                return False
+            request.pages += pages
+            request.capacity += self.page_size
+        elif request.num_computed >= request.capacity:
+            self._fill(request)
+        return request.num_computed < request.capacity
+
+    def pass_by(self, request: Request, upto: int) -> None:
+        """Give back pages that no token from `upto` - 1 on sees, and take as many for the prompt ahead.
+
+        No step in flight may need them, nor a sender. (A receiver may compute the token before `upto` again.)
+        """
+        if not self.needs.windowed:
+            return
+        pages, stride = request.pages, self._stride
+        cached: list[int] = []
+        held: list[int] = []
+        for windowed in self.needs.windowed:
+            place = (self.needs.first_block(windowed.group, upto) - 1) * stride + windowed.number
+            while place >= 0 and (page := pages[place]) != NO_PAGE:
+                (cached if self.pool.state(page) is PageState.CACHED else held).append(page)
+                pages[place] = NO_PAGE
+                place -= stride
+        request.num_passed = upto
+        self.pool.give_back(held, request.id)
+        if self._windows is not None:
+            self._windows.unread(reversed(cached), passed=True)
+        if request.capacity < len(pages) // stride * self.page_size:
+            self._fill(request)
 
     def room_for(self, request: Request, tokens: int, *, spare: int) -> int:
         """How many of the next `tokens` tokens have room, with pages taken where more than `spare` stay."""
-        ends = request.num_computed + tokens
-        missing = -(-ends // self.page_size) - len(request.pages)
+        blocks = self.needs.blocks(request.num_computed + tokens - request.capacity)
+        missing = blocks * self._stride
         if missing > 0 and self.num_available - missing > spare:
             pages = self._take(missing, request.id, PageState.HELD)
             assert pages is not None
             request.pages += pages
-        return min(tokens, len(request.pages) * self.page_size - request.num_computed)
+            request.capacity += blocks * self.page_size
+        return min(tokens, request.capacity - request.num_computed)
 
     def store(self, request: Request, upto: int) -> None:
         """Tokens [0, upto) are computed: insert their full pages into the radix cache."""
@@ -176,8 +226,11 @@ class KVManager:
         if end <= first:
             return
         tokens = request.tokens(first * self.page_size, end * self.page_size)
-        inserted = self.cache.insert(tokens, request.pages[first:end], after=request.locked)
+        pages = request.pages[first * self._stride : end * self._stride]
+        inserted = self.cache.insert(tokens, pages, after=request.locked)
         self.pool.to_cache(inserted.adopted, request.id)
+        if self._windows is not None:
+            self._windows.read(self._windows.among(inserted.adopted))
         if self.tiers is not None:
             self.tiers.stored(request, end, inserted)
         self.cache.lock(inserted.node)
@@ -192,8 +245,7 @@ class KVManager:
         if keep and request.pages:
             self.store(request, min(request.num_computed, request.num_known))
         self._stop_waiting(request)
-        held = [page for page in request.pages if self.pool.state(page) is PageState.HELD]
-        self.pool.give_back(held, request.id)
+        self.pool.give_back(self._held_by(request), request.id)
         if self.states is not None:
             self.states.release(request, request.id)
         self._drop_cached_part(request)
@@ -206,8 +258,8 @@ class KVManager:
         It is found by the request's tokens.
         """
         if self.cache is not None:
-            last = self.cache.match(request.tokens(0, request.num_tokens)).node
-            self._evicted(self.cache.forget(last))
+            found = self.cache.match(request.tokens(0, request.num_tokens), resume=_WHATEVER_IS_THERE)
+            self._evicted(self.cache.forget(found.node))
             if self.tiers is not None:
                 self.tiers.revoke(request)
 
@@ -267,8 +319,9 @@ class KVManager:
         Costs O(pages in the pool). Raises PageLeak.
         """
         counts = self.pool.recount()
-        held = [page for r in owners for page in r.pages if self.pool.state(page) is PageState.HELD]
-        cached = [page for node in self.cache.nodes() for page in node.pages] if self.cache else []
+        held = [page for request in owners for page in self._held_by(request)]
+        in_nodes = [page for node in self.cache.nodes() for page in node.pages] if self.cache else []
+        cached = [page for page in in_nodes if page != NO_PAGE]
         lent = [*self.reservations.values(), *self._quarantined.values()]
         incoming = [page for reservation in lent for page in reservation.incoming]
         leaving: frozenset[int] = frozenset()
@@ -282,6 +335,10 @@ class KVManager:
             "reserved": (len(set(incoming)), len(incoming), counts.in_flight + counts.quarantined),
             "leaving": (len(leaving), counts.leaving),
         }
+        if self._windows is not None:
+            readers = [*owners, *(reservation.request for reservation in lent)]
+            read = sum(len(self._windows.among(request.pages)) for request in readers)
+            accounts["read"] = (self._windows.num_reads, read)
         for name, values in accounts.items():
             if len(set(values)) != 1:
                 raise PageLeak(f"pages {name} do not add up: {values}; {counts}")
@@ -293,45 +350,86 @@ class KVManager:
         self, request: Request, headroom: Callable[[int], int], state: PageState, room: int = 0
     ) -> list[int] | None:
         """Match, lock, take the rest in `state`; returns the pages taken. All or nothing."""
-        needed = -(-(request.num_tokens + room) // self.page_size)
-        if headroom(needed) >= self.num_available:
+        needs, blocks = self.needs, self.needs.blocks(request.num_tokens + room)
+        if headroom(needs.pages(blocks)) >= self.num_available:
             return None  # it does not fit even without sharing, so skip the search
-        cached: list[int] = []
+        arrives = state is PageState.IN_FLIGHT
+        position = request.num_tokens - 1 if arrives else 0  # what arrives is computed up to here or beyond
         found: Match | None = None
-        branch = 0
+        cached = branch = 0
         if self.cache is not None:
-            found = self.cache.match(request.tokens(0, request.num_reusable))
+            found = self.cache.match(request.tokens(0, request.num_reusable), resume=position)
             branch = found.node.depth
-            if self.states is not None and state is PageState.HELD:  # else a peer sends the state
+            if self.states is not None and not arrives:  # else a peer sends the state
                 found = self.states.usable(found)
             self.cache.lock(found.node)
-            request.locked, cached = found.node, found.pages
-        if self.states is not None:
-            continued = found if state is PageState.HELD else None
-            if not self.states.begin(request, continued, branch, state):
-                self._drop_cached_part(request)
-                return None
-        count = needed - len(cached)
-        fits = count + headroom(needed - _shared_part(request.locked).depth) <= self.num_available
-        fresh = self._take(count, request.id, state) if fits else None
+            request.locked, cached = found.node, found.blocks
+            request.pages = self._found(found.pages, 0, max(position, cached * self.page_size))
+        if self.states is not None and not self.states.begin(
+            request, None if arrives else found, branch, state
+        ):
+            self._drop_cached_part(request)
+            return None
+        new = range(cached, blocks)
+        places = needs.places_of_arriving(new, position) if arrives else needs.places(new)
+        alone = needs.pages(blocks - _shared_part(request.locked).depth)
+        fits = len(places) + headroom(alone) <= self.num_available
+        fresh = self._take(len(places), request.id, state) if fits else None
         if fresh is None:
             if self.states is not None:
                 self.states.release(request, request.id, state)
             self._drop_cached_part(request)
             return None
         self._stop_waiting(request)
-        request.pages = cached + fresh
-        request.num_computed = len(cached) * self.page_size
+        self._extend(request, blocks, places, fresh)
+        request.num_computed = request.num_passed = cached * self.page_size
         if request.num_cached is None:
             request.num_cached = request.num_computed
         return fresh
 
+    def _extend(self, request: Request, blocks: int, places: Sequence[int], fresh: list[int]) -> None:
+        """Make the table of a request as long as `blocks`, with `fresh` pages at `places`."""
+        first, missing = len(request.pages) // self._stride, blocks * self._stride - len(request.pages)
+        if len(fresh) == missing:
+            request.pages = request.pages + fresh
+            request.capacity = blocks * self.page_size
+            return
+        request.pages = request.pages + [NO_PAGE] * missing
+        for place, page in zip(places, fresh, strict=True):
+            request.pages[place] = page
+        # Blocks of arriving KV that lack pages are behind windows, and have been computed.
+        last_lacks = NO_PAGE in request.pages[-self._stride :]
+        request.capacity = self.needs.backed(request.pages, first) if last_lacks else blocks * self.page_size
+
+    def _fill(self, request: Request) -> None:
+        """Take the pages ahead that windows have come to reach, as many as there are."""
+        first = request.capacity // self.page_size
+        places = self.needs.places_ahead(request.pages, first, request.num_passed)
+        taken = self._take(min(len(places), self.num_available), request.id, PageState.HELD) or []
+        for place, page in zip(places, taken, strict=False):
+            request.pages[place] = page
+        request.capacity = self.needs.backed(request.pages, first)
+
+    def _found(self, pages: list[int], base: int, position: int) -> list[int]:
+        """Matched `pages` of blocks from `base` on, without those of windows that are behind `position`."""
+        if self._windows is None:
+            return pages
+        pages = self.needs.without_passed(pages, base, position)
+        self._windows.found(self._windows.of(pages))
+        return pages
+
+    def _held_by(self, request: Request) -> list[int]:
+        held, state = PageState.HELD, self.pool.state
+        return [page for page in request.pages if page != NO_PAGE and state(page) is held]
+
     def _drop_cached_part(self, request: Request) -> None:
         if self.cache is not None and request.locked is not None:
+            if self._windows is not None:
+                self._windows.unread(self._windows.among(request.pages))
             self.cache.unlock(request.locked)
         request.locked = None
         request.pages = []
-        request.num_computed = 0
+        request.capacity = request.num_computed = request.num_passed = 0
 
     def _take(self, count: int, owner: int, state: PageState) -> list[int] | None:
         if count > self.num_available and self.tiers is not None:
@@ -355,6 +453,8 @@ class KVManager:
             self.tiers.evicted(pages)
 
 
+_WHATEVER_IS_THERE: Final = 1 << 40
+"""A request that continued at this position would need no pages of windows."""
 _NOTHING: Final = RadixNode(None, token_array(()), [], 0)
 
 

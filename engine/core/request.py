@@ -67,7 +67,12 @@ class Request:
     num_scored: int = 0
     """Rows of the prompt that have given the log-probability of the token after them; see `scores_until`."""
     pages: list[PageId] = field(default_factory=list)
-    """The block table: page i holds tokens [i * page_size, (i + 1) * page_size)."""
+    """The block table: block i is tokens [i * page_size, (i + 1) * page_size), with a page for each group of
+    layers, one after another. NO_PAGE where a group with a window needs none, or none yet."""
+    capacity: int = 0
+    """Tokens that have a page in every group, or had one before it fell behind the window."""
+    num_passed: int = 0
+    """Tokens behind which pages of windows were given back."""
     state: RequestState | None = None
     """The slots of its recurrent state, while it has pages; None for models without one."""
     slot: int = -1

@@ -81,11 +81,11 @@ class StateSlots:
             node = node.parent
         if node in self._checkpoints:
             self._checkpoints.move_to_end(node)
-        return Match(node, found.pages[: node.depth])
+        return Match(node, node.depth, found.pages[: node.depth])
 
     def usable_depth(self, found: Match) -> int:
         """Pages of a match without `touch` up to its last checkpoint. Changes nothing."""
-        node, matched = found.node, len(found.pages)
+        node, matched = found.node, found.blocks
         while node.parent is not None and (node not in self._checkpoints or node.depth > matched):
             node = node.parent
         return node.depth

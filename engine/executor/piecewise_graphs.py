@@ -50,7 +50,7 @@ class _Buffers:
     positions: torch.Tensor
     """[T]"""
     slots: torch.Tensor
-    """[T]: where keys and values go; rows of padding have the pool's scratch page."""
+    """[G, T]: where keys and values go in each group; rows of padding have the pool's scratch page."""
     queries: torch.Tensor
     """[T, heads, head_dim]: from a graph to the attention behind it."""
     attended: torch.Tensor
@@ -83,20 +83,21 @@ class PiecewiseGraphs:
         *,
         largest: int,
         scratch_slot: int,
+        groups: Sequence[int],
         communicator: Communicator,
         progress: Progress,
     ) -> None:
-        """`largest`: tokens of the largest step."""
+        """`largest`: tokens of the largest step. `groups`: of each layer, the number of its KV group."""
         self._model = model
         self._attention = attention
         self._communicator = communicator
         self._scratch_slot = scratch_slot
+        self._groups = groups
         weight, part = model.embed.weight, model.part
         ids = torch.zeros(largest, dtype=torch.int64, device=weight.device)
         heads = torch.zeros(largest, part.num_heads, part.head_dim, dtype=weight.dtype, device=weight.device)
-        self._buffers = _Buffers(
-            ids, ids.clone(), torch.full_like(ids, scratch_slot), heads, torch.zeros_like(heads)
-        )
+        slots = torch.full_like(ids, scratch_slot).repeat(max(groups) + 1, 1)
+        self._buffers = _Buffers(ids, ids.clone(), slots, heads, torch.zeros_like(heads))
         self._chains: dict[int, _Chain] = {}
         self._capture(token_sizes(largest)[::-1], progress)
         self._sizes = sorted(self._chains)
@@ -110,8 +111,9 @@ class PiecewiseGraphs:
         # Rows past n keep valid ids and positions of an earlier step; their results are ignored.
         buffers.input_ids[:n].copy_(batch.input_ids)
         buffers.positions[:n].copy_(batch.positions)
-        buffers.slots[:n].copy_(batch.slot_mapping)
-        buffers.slots[n : self._size_for(n)].fill_(self._scratch_slot)
+        for slots, group in zip(buffers.slots, batch.groups, strict=True):
+            slots[:n].copy_(group.slot_mapping)
+        buffers.slots[:, n : self._size_for(n)].fill_(self._scratch_slot)
         self._model.expect(n)
 
     def run(self, batch: Batch) -> Enqueuing:
@@ -153,9 +155,9 @@ class PiecewiseGraphs:
 
     def _captured(self, size: int, pool: Any) -> _Chain:
         self._model.expect(size)
-        self._forward(size, _Storing(self._attention, self._buffers))  # loads every kernel
+        self._forward(size, _Storing(self._attention, self._buffers, self._groups))  # loads every kernel
         torch.cuda.synchronize(self._buffers.slots.device)
-        cutter = _Cutter(self._attention, self._buffers, pool)
+        cutter = _Cutter(self._attention, self._buffers, self._groups, pool)
         cutter.begin()
         hidden = self._forward(size, cutter)
         cutter.end()
@@ -183,21 +185,25 @@ def _microseconds(chain: _Chain) -> int:
 class _Storing:
     """Replaces attention in a chain: stores keys and values in the pool, and queries in the buffers."""
 
-    def __init__(self, attention: GraphableAttention, buffers: _Buffers) -> None:
+    def __init__(self, attention: GraphableAttention, buffers: _Buffers, groups: Sequence[int]) -> None:
         self._attention = attention
         self._buffers = buffers
+        self._groups = groups
 
     def forward(self, layer: int, qkv: torch.Tensor, rotation: Rotation | None) -> torch.Tensor:
         n, buffers = len(qkv), self._buffers
-        self._attention.store(layer, qkv, rotation, buffers.slots[:n], buffers.queries[:n])
+        slots = buffers.slots[self._groups[layer], :n]
+        self._attention.store(layer, qkv, rotation, slots, buffers.queries[:n])
         return buffers.attended[:n]
 
 
 class _Cutter(_Storing):
     """The same during capture: ends the current graph and begins the next."""
 
-    def __init__(self, attention: GraphableAttention, buffers: _Buffers, pool: Any) -> None:
-        super().__init__(attention, buffers)
+    def __init__(
+        self, attention: GraphableAttention, buffers: _Buffers, groups: Sequence[int], pool: Any
+    ) -> None:
+        super().__init__(attention, buffers, groups)
         self._pool = pool
         self.graphs: list[torch.cuda.CUDAGraph] = []
 

@@ -228,6 +228,7 @@ class ModelRunner:
             max_model_len=config.max_model_len,
             scratch_page=self.kv.scratch_page,
             device=self._device,
+            groups=self.kv.groups,
         )
         self._forwards = self._ways(self._attention_over(self.kv, config), config, progress)
         """The first that fits a batch computes it."""
@@ -346,6 +347,7 @@ class ModelRunner:
             config.page_size,
             self._device,
             scratch_slot=None if pool.states is None else pool.states.scratch_slot,
+            num_groups=len(pool.groups),
         )
         advice = "lower --chunked-prefill-size or --max-running-requests"
         with advising(f"a step of {len(batch.input_ids)} tokens", advice), Probe(self._device) as probe:
@@ -386,6 +388,7 @@ class ModelRunner:
                         attention,
                         largest=config.cuda_graph_max_tokens,
                         scratch_slot=self.kv.scratch_page * config.page_size,
+                        groups=[group for group, _ in self.kv.places],
                         communicator=self.communicator,
                         progress=progress,
                     )

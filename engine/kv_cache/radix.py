@@ -1,8 +1,12 @@
-"""The prefix cache: a radix tree over whole pages of tokens.
+"""The prefix cache: a radix tree over whole blocks of tokens.
 
-After SGLang's RadixAttention, with pages instead of tokens as the alphabet: an edge holds one or more whole
-pages, and a node's children are keyed by the tokens of their first page. The tree owns its pages. A request
+After SGLang's RadixAttention, with blocks instead of tokens as the alphabet: an edge holds one or more of
+them, and a node's children are keyed by the tokens of their first block. The tree owns its pages. A request
 locks the deepest node that it uses, which protects that node and all nodes above it from eviction.
+
+A block has one page for each group of layers. A page of a group with a window is needed only by requests that
+continue within the window: they are counted as its readers, and a page without readers may be evicted alone.
+Then a prefix that ends within the window after it can no longer be used.
 """
 
 from __future__ import annotations
@@ -15,13 +19,16 @@ from itertools import count
 from typing import TypeAlias
 
 from common.block_hash import BlockHash, block_hashes
+from common.kv_groups import ONE_GROUP, KVGroup
 from common.token_array import token_array
 from engine.kv_cache.journal import CacheChange, CacheJournal
+from engine.kv_cache.pages import NO_PAGE
+from engine.kv_cache.window_pages import WindowPages
 
 __all__ = ["Insertion", "Match", "RadixCache", "RadixNode"]
 
 PageKey: TypeAlias = bytes
-"""The tokens of a page."""
+"""The tokens of a block."""
 
 
 class RadixNode:
@@ -33,6 +40,7 @@ class RadixNode:
         "children",
         "depth",
         "last_used",
+        "length",
         "locks",
         "pages",
         "parent",
@@ -45,9 +53,11 @@ class RadixNode:
         self.tokens = tokens
         self.pages = pages
         self.depth = depth
-        """Pages from the root to the end of this edge."""
+        """Blocks from the root to the end of this edge."""
+        self.length = depth - (0 if parent is None else parent.depth)
+        """Blocks of this edge."""
         self.blocks: list[BlockHash] = []
-        """One per page if the cache keeps a journal; otherwise empty."""
+        """Hashes of the edge's blocks if the cache keeps a journal; otherwise empty."""
         self.children: dict[PageKey, RadixNode] = {}
         self.changes = 0
         """Grows whenever a match that ends at this node, or in an edge below it, may end elsewhere."""
@@ -60,9 +70,12 @@ class RadixNode:
 @dataclass(frozen=True, slots=True)
 class Match:
     node: RadixNode
-    """The deepest node of the match; its depth is the number of pages matched."""
+    """The deepest node of the match; its depth is the number of blocks matched."""
+    blocks: int
+    """Blocks matched below the node that the search began at."""
     pages: list[int]
-    """The pages matched below the node that the search began at."""
+    """Their pages, of each block one for every group. Some of those may be missing (NO_PAGE) that a request
+    which continues after the match does not need."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,22 +92,37 @@ class RadixCache:
     `match` and `insert` cost O(tokens named); `lock` and `unlock` O(nodes above); `evict` O(log n) per node.
     """
 
-    def __init__(self, page_size: int, *, trimmed: Callable[[RadixNode], None] = lambda node: None) -> None:
+    def __init__(
+        self,
+        page_size: int,
+        groups: Sequence[KVGroup] = ONE_GROUP,
+        *,
+        trimmed: Callable[[RadixNode], None] = lambda node: None,
+    ) -> None:
         """`trimmed`: called when the tree drops the last pages of a node, or all."""
         self.page_size = page_size
+        self._stride = len(groups)
+        self._num_full = sum(group.window is None for group in groups)
+        self.windows = WindowPages[RadixNode](page_size, groups) if self._num_full < len(groups) else None
+        """None: no group has a window."""
         self._trimmed = trimmed
         self.root = RadixNode(None, token_array(()), [], 0)
         self.root.locks = 1  # never evicted
         self.version = 0
         """Changes whenever the result of a match may change."""
         self.num_pages = 0
-        self.num_evictable = 0
+        self._evictable = 0
+        """Those of groups without a window."""
         self._journal: CacheJournal | None = None
         self._clock = 0
         self._serial = count()
         self._unused: list[tuple[int, int, RadixNode]] = []
         """Heap of leaves by last use. Entries become stale when their leaf is used again; `evict` skips
         those."""
+
+    @property
+    def num_evictable(self) -> int:
+        return self._evictable + (0 if self.windows is None else self.windows.num_unread)
 
     def keep_journal(self) -> None:
         """Enable `take_changes`. The cache must be empty. Costs a hash per page."""
@@ -109,42 +137,76 @@ class RadixCache:
         """Hashes of all pages, parents before children; empty without a journal. O(pages)."""
         return [block for node in self.nodes() for block in node.blocks]
 
-    def match(self, tokens: Sequence[int], after: RadixNode | None = None, *, touch: bool = True) -> Match:
-        """The longest cached prefix of `tokens` in whole pages, below node `after`.
+    def match(
+        self,
+        tokens: Sequence[int],
+        after: RadixNode | None = None,
+        *,
+        touch: bool = True,
+        resume: int = 0,
+    ) -> Match:
+        """The longest cached prefix of `tokens` in whole blocks, below node `after`, that can be continued.
+
+        `resume`: the KV of tokens up to this position will arrive otherwise, so that windows which end before
+        it are not needed.
 
         Splits an edge that matches in part, so that the result can be locked exactly. With touch=False (a
-        query only) the tree is not changed, and `node` may be deeper than `pages`.
+        query only) the tree is not changed, and `node` may be deeper than the match.
         """
-        node = after or self.root
+        top = after or self.root
+        found = self._known(tokens, top)
+        if self.windows is not None and found.pages:
+            blocks = self.windows.usable(found.pages, top.depth, resume)
+            found = self._first_blocks(found, top, blocks)
+        return self._exact(found, top) if touch else found
+
+    def _known(self, tokens: Sequence[int], top: RadixNode) -> Match:
+        """The longest cached prefix below `top`, whose node may be deeper, whatever pages are missing."""
+        node, blocks = top, 0
         pages: list[int] = []
         sought = token_array(tokens)
         size, start = self.page_size, 0
         while (child := node.children.get(sought[start : start + size].tobytes())) is not None:
-            shared = self._shared_pages(child, sought, start)
-            pages += child.pages[:shared]
-            if shared < len(child.pages):
-                node = self._split(child, shared) if touch else child
+            shared = self._shared_blocks(child, sought, start)
+            pages += child.pages[: shared * self._stride]
+            node, blocks = child, blocks + shared
+            if shared < child.length:
                 break
-            node = child
             start += shared * size
-        if touch:
-            self._touch(node)
-        return Match(node, pages)
+        return Match(node, blocks, pages)
+
+    def _first_blocks(self, found: Match, top: RadixNode, blocks: int) -> Match:
+        """The first `blocks` of what was found below `top`."""
+        node, depth = found.node, top.depth + blocks
+        while node is not top and node.depth - node.length >= depth:
+            assert node.parent is not None
+            node = node.parent
+        return Match(node, blocks, found.pages[: blocks * self._stride])
+
+    def _exact(self, found: Match, top: RadixNode) -> Match:
+        """Split the edge in which a match below `top` ends, and mark it as used."""
+        node, surplus = found.node, found.node.depth - top.depth - found.blocks
+        if surplus:
+            node = self._split(node, node.length - surplus)
+        self._touch(node)
+        return Match(node, found.blocks, found.pages)
 
     def insert(
         self, tokens: Sequence[int], pages: Sequence[int], after: RadixNode | None = None
     ) -> Insertion:
         """Insert `pages` with the KV of `tokens`, which follow node `after`.
 
-        `tokens` fill `pages` exactly. Pages of tokens that are already in the tree are not adopted.
+        `tokens` fill the blocks of `pages` exactly. Of blocks that are already in the tree, only pages that
+        it lacks are adopted.
         """
-        found = self.match(tokens, after)
-        known = len(found.pages)
-        adopted = list(pages[known:])
-        if not adopted:
-            return Insertion(found.node, adopted)
-        rest = token_array(tokens)[known * self.page_size :]
-        leaf = RadixNode(found.node, rest, adopted, found.node.depth + len(adopted))
+        top = after or self.root
+        found = self._exact(self._known(tokens, top), top)
+        filled = self._fill_in(found, top, pages)
+        added = list(pages[found.blocks * self._stride :])
+        if not added:
+            return Insertion(found.node, filled)
+        rest = token_array(tokens)[found.blocks * self.page_size :]
+        leaf = RadixNode(found.node, rest, added, found.node.depth + len(added) // self._stride)
         found.node.children[rest[: self.page_size].tobytes()] = leaf
         found.node.changes += 1
         self.version += 1
@@ -152,17 +214,41 @@ class RadixCache:
             before = found.node.blocks[-1] if found.node.blocks else None
             leaf.blocks = block_hashes(rest, self.page_size, before)
             self._journal.stored(leaf.blocks)
+        adopted = added.copy()
+        if self.windows is not None:
+            adopted = [page for page in added if page != NO_PAGE]
+            self.windows.added(self.windows.of(added), leaf)
         self.num_pages += len(adopted)
-        self.num_evictable += len(adopted)
+        self._evictable += leaf.length * self._num_full
         self._touch(leaf)
         self._offer(leaf)
-        return Insertion(leaf, list(adopted))
+        return Insertion(leaf, filled + adopted)
+
+    def _fill_in(self, found: Match, top: RadixNode, pages: Sequence[int]) -> list[int]:
+        """Take from `pages` those of window groups that the tree lacks in what was found below `top`."""
+        if self.windows is None:
+            return []
+        filled: list[int] = []
+        node, end = found.node, found.blocks * self._stride
+        while node is not top:
+            assert node.parent is not None
+            begin = end - len(node.pages)
+            missing = [i for i, page in enumerate(node.pages) if page == NO_PAGE != pages[begin + i]]
+            for i in missing:
+                node.pages[i] = pages[begin + i]
+            fresh = [node.pages[i] for i in missing]
+            self.windows.added(fresh, node)
+            filled += fresh
+            node, end = node.parent, begin
+        self.num_pages += len(filled)
+        self.version += bool(filled)
+        return filled
 
     def lock(self, node: RadixNode) -> None:
         above: RadixNode | None = node
         while above is not None:
             if above.locks == 0:
-                self.num_evictable -= len(above.pages)
+                self._evictable -= above.length * self._num_full
             above.locks += 1
             above = above.parent
 
@@ -172,13 +258,17 @@ class RadixCache:
         while above is not None:
             above.locks -= 1
             if above.locks == 0:
-                self.num_evictable += len(above.pages)
+                self._evictable += above.length * self._num_full
                 self._offer(above)
             above = above.parent
 
     def evict(self, wanted: int) -> list[int]:
-        """Evict up to `wanted` unlocked pages, least recently used first, from the leaves."""
-        evicted: list[int] = []
+        """Evict `wanted` pages or a few more, or as many as there are that no request uses.
+
+        First pages of windows that requests have left behind, then leaves, least recently used first, from
+        their ends, and last the other pages of windows before which no request needs them.
+        """
+        evicted = self._evict_windows(wanted, passed=True)
         while len(evicted) < wanted and self._unused:
             last_used, _, leaf = heapq.heappop(self._unused)
             leaf.queued = False
@@ -187,11 +277,10 @@ class RadixCache:
             if leaf.last_used != last_used:
                 self._offer(leaf)
                 continue
-            keep = max(0, len(leaf.pages) - (wanted - len(evicted)))
-            evicted += leaf.pages[keep:]
-            self._trim(leaf, keep)
+            keep = max(0, leaf.length - -(-(wanted - len(evicted)) // self._stride))
+            evicted += self._trim(leaf, keep)
+        evicted += self._evict_windows(wanted - len(evicted), passed=False)
         self.num_pages -= len(evicted)
-        self.num_evictable -= len(evicted)
         return evicted
 
     def forget(self, node: RadixNode) -> list[int]:
@@ -204,7 +293,7 @@ class RadixCache:
         dropped: list[int] = []
         if node.parent is not None and not node.locks:
             for below in self._below(node):
-                dropped += below.pages
+                dropped += self._drop(below.pages)
                 self._trimmed(below)
                 self._report_removed(below.blocks)
                 below.parent = None  # eviction skips it
@@ -212,11 +301,9 @@ class RadixCache:
             node.changes += 1
         while node.parent is not None and not node.locks and not node.children:
             parent = node.parent
-            dropped += node.pages
-            self._trim(node, keep=0)
+            dropped += self._trim(node, keep=0)
             node = parent
         self.num_pages -= len(dropped)
-        self.num_evictable -= len(dropped)
         return dropped
 
     def nodes(self) -> Iterator[RadixNode]:
@@ -229,7 +316,28 @@ class RadixCache:
             yield below
             stack += below.children.values()
 
-    def _trim(self, leaf: RadixNode, keep: int) -> None:
+    def _evict_windows(self, wanted: int, *, passed: bool) -> list[int]:
+        evicted: list[int] = []
+        if self.windows is None:
+            return evicted
+        while len(evicted) < wanted and (found := self.windows.pop(passed=passed)) is not None:
+            page, node = found
+            node.pages[node.pages.index(page)] = NO_PAGE
+            node.changes += 1
+            self.version += 1
+            evicted.append(page)
+        return evicted
+
+    def _drop(self, pages: list[int]) -> list[int]:
+        """Of blocks without locks, which leave the cache now, the pages that there are."""
+        self._evictable -= len(pages) // self._stride * self._num_full
+        if self.windows is None:
+            return pages
+        self.windows.dropped(self.windows.of(pages))
+        return [page for page in pages if page != NO_PAGE]
+
+    def _trim(self, leaf: RadixNode, keep: int) -> list[int]:
+        """Keep so many blocks of a leaf; returns the pages of the others."""
         self.version += 1
         self._trimmed(leaf)
         parent = leaf.parent
@@ -237,16 +345,19 @@ class RadixCache:
         leaf.changes += 1
         parent.changes += 1
         self._report_removed(leaf.blocks[keep:])
+        removed = self._drop(leaf.pages[keep * self._stride :])
         if keep:
             del leaf.blocks[keep:]
-            leaf.depth -= len(leaf.pages) - keep
+            leaf.depth -= leaf.length - keep
+            leaf.length = keep
             leaf.tokens = leaf.tokens[: keep * self.page_size]
-            del leaf.pages[keep:]
+            del leaf.pages[keep * self._stride :]
             self._offer(leaf)
-            return
+            return removed
         del parent.children[leaf.tokens[: self.page_size].tobytes()]
         leaf.parent = None
         self._offer(parent)
+        return removed
 
     def _report_removed(self, blocks: Sequence[BlockHash]) -> None:
         if self._journal is not None:
@@ -266,11 +377,11 @@ class RadixCache:
             above.last_used = self._clock
             above = above.parent
 
-    def _shared_pages(self, child: RadixNode, tokens: array[int], start: int) -> int:
-        """Number of whole pages that `child` shares with tokens[start:]; the first one is known to match."""
+    def _shared_blocks(self, child: RadixNode, tokens: array[int], start: int) -> int:
+        """Number of whole blocks that `child` shares with tokens[start:]; the first one is known to match."""
         edge, size = child.tokens, self.page_size
         if tokens[start : start + len(edge)] == edge:
-            return len(child.pages)
+            return child.length
         shared = 1
         page = slice(size, 2 * size)
         while tokens[start + page.start : start + page.stop] == edge[page]:
@@ -279,20 +390,22 @@ class RadixCache:
         return shared
 
     def _split(self, node: RadixNode, keep: int) -> RadixNode:
-        """Split an edge after `keep` pages; returns the new upper node.
+        """Split an edge after `keep` blocks; returns the new upper node.
 
         The old object becomes the lower node, since requests refer to it as the deepest node that they use.
         """
         self.version += 1
         size, parent = self.page_size, node.parent
         assert parent is not None
-        upper = RadixNode(
-            parent, node.tokens[: keep * size], node.pages[:keep], node.depth - len(node.pages) + keep
-        )
+        cut = keep * self._stride
+        upper = RadixNode(parent, node.tokens[: keep * size], node.pages[:cut], parent.depth + keep)
         upper.locks, upper.last_used = node.locks, node.last_used
         upper.blocks, node.blocks = node.blocks[:keep], node.blocks[keep:]
         upper.children[node.tokens[keep * size : (keep + 1) * size].tobytes()] = node
         parent.children[upper.tokens[:size].tobytes()] = upper
         parent.changes += 1
-        node.parent, node.tokens, node.pages = upper, node.tokens[keep * size :], node.pages[keep:]
+        node.parent, node.tokens, node.pages = upper, node.tokens[keep * size :], node.pages[cut:]
+        node.length -= keep
+        if self.windows is not None:
+            self.windows.moved(self.windows.of(upper.pages), upper)
         return upper

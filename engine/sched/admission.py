@@ -168,7 +168,7 @@ class Admission:
         if not self._preempts:
             return lacking
         victims = [r for r in queues.running if self._may_preempt(request, r)]
-        needed = -(-request.num_tokens // self._kv.page_size)
+        needed = self._kv.needs.pages(self._kv.needs.blocks(request.num_tokens))
         if self._kv.num_available + sum(map(self._kv.pages_alone, victims)) < needed:
             return lacking
         for victim in queues.victims(victims):

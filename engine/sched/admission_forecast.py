@@ -70,7 +70,7 @@ class Forecaster:
             case Forecast.PEAK:
                 return _Peak(kv, self._lengths, self._config.schedule_conservativeness, active)
             case Forecast.NEW_TOKEN_RATIO:
-                return _Ratio(kv.page_size, self._ratio.value, active)
+                return _Ratio(kv, self._ratio.value, active)
             case Forecast.NONE:
                 return _Nothing()
 
@@ -122,12 +122,13 @@ class _Peak:
         tokens = self._lengths.remaining(requests)
         if self._factor != 1.0:
             tokens = np.minimum((tokens * self._factor).astype(np.int64), allowed_tokens(requests))
-        return -(-tokens // self._kv.page_size)
+        held = np.array([request.num_tokens for request in requests]) if self._kv.needs.windowed else tokens
+        return self._kv.needs.growth(held, tokens)
 
 
 class _Ratio:
-    def __init__(self, page_size: int, ratio: float, running: list[Request]) -> None:
-        self._page_size = page_size
+    def __init__(self, kv: KVManager, ratio: float, running: list[Request]) -> None:
+        self._needs = kv.needs
         self._is_idle = not running
         self._tokens = ratio * sum(_still_allowed(request) for request in running)
 
@@ -135,7 +136,8 @@ class _Ratio:
         """0 if nothing runs: a single request may take all pages."""
         if self._is_idle:
             return 0
-        return -(-int(self._tokens + _still_allowed(request)) // self._page_size)
+        tokens = int(self._tokens + _still_allowed(request))
+        return self._needs.blocks(tokens) * max(1, self._needs.num_full)  # windows hardly grow
 
     def admitted(self, request: Request) -> None:
         self._is_idle = False

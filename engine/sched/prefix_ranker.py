@@ -81,7 +81,7 @@ class PrefixRanker:
                     continue
                 if node.depth == known.depth and (node.parent is not None or node is root):
                     child = node.children.get(known.key)
-                    if child is known.child and (child is None or len(child.pages) == known.length):
+                    if child is known.child and (child is None or child.length == known.length):
                         known.changes = node.changes
                         continue
                     start = node
@@ -95,14 +95,14 @@ class PrefixRanker:
         size = self._cache.page_size
         rest = request.tokens(start.depth * size, request.num_reusable)
         found = self._cache.match(rest, after=start, touch=False)
-        node, pages = found.node, start.depth + len(found.pages)
+        node, pages = found.node, start.depth + found.blocks
         if node.depth > pages:
             assert node.parent is not None
             node = node.parent
         at = (node.depth - start.depth) * size
         key = rest[at : at + size].tobytes()
         child = node.children.get(key)
-        length = len(child.pages) if child else 0
+        length = child.length if child else 0
         return _Lookup(node, node.changes, node.depth, key, child, length, pages - node.depth)
 
     def _longest_first(self, requests: Sequence[Request]) -> list[int]:

@@ -202,11 +202,15 @@ class Scheduler:
         if is_prompt and self._in_flight:
             self._in_flight.discard(chunk.request, chunk.start)
         request = chunk.request
-        is_running = request.slot >= 0 and request.admissions == chunk.admission
-        if is_running and self.kv.states is not None:
+        if request.slot < 0 or request.admissions != chunk.admission:
+            return  # it was preempted or has ended meanwhile
+        if self.kv.states is not None:
             self.kv.states.computed(request, chunk.start)
-        if is_running and is_prompt:  # else it was preempted or has ended meanwhile
+        if is_prompt:
             self.kv.store(request, chunk.end)
+            self.kv.pass_by(request, chunk.end)
+        elif self.kv.needs.windowed and not request.pinned:  # else a sender may read what it leaves behind
+            self.kv.pass_by(request, chunk.start + 1)  # the tokens after the first may be rejected drafts
 
     def verified(self, chunk: Chunk, accepted: int) -> None:
         """A verify chunk's step has run: of its draft, this many tokens are right, and the others are not.
@@ -264,16 +268,18 @@ class Scheduler:
     # ---------------------------------------------------------------------------- decodes
 
     def _make_room(self, step: StepPlan) -> list[Request]:
-        """Requests that decode, each with a page for its next token; preempts others if pages run out.
+        """Requests that decode, each with pages for its next token; preempts others if pages run out.
 
         Pinned requests keep their pages: if all are pinned, a decode waits until a handoff ends. It also
         waits for pages that are being copied to a tier.
         """
-        size, decodes = self.kv.page_size, self._decodable(self.running)
+        decodes = self._decodable(self.running)
         waits = False
-        for request in decodes:
-            if request.num_computed < len(request.pages) * size:
-                continue
+        lacking = [request for request in decodes if request.num_computed >= request.capacity]
+        if self.kv.needs.windowed:
+            # A page that a prompt left behind may be in another request's window, and the pool empty.
+            lacking += [r for r in self._queues.reading if r.num_computed >= r.capacity]
+        for request in lacking:
             while request.slot >= 0 and not self.kv.grow(request):
                 victims = self._queues.victims([r for r in self.running if not r.pinned])
                 if not victims or self.kv.num_returning:
@@ -282,7 +288,7 @@ class Scheduler:
                 self._queues.preempt(victims[0], WaitReason.PAGES, step)
                 self._forecaster.retracted(self.running)
         if step.preempted or waits:
-            return [r for r in decodes if r.slot >= 0 and r.num_computed < len(r.pages) * size]
+            return [r for r in decodes if r.slot >= 0 and r.num_computed < r.capacity]
         if decodes:
             self._forecaster.decoded()
         return decodes
@@ -360,6 +366,8 @@ class Scheduler:
         prompts: list[Request] = []
         planned = PrefixesInFlight(self.kv.page_size)
         for request in self._admission.in_turn():
+            if request.num_computed >= request.capacity:
+                continue
             # If two requests would compute the same page, the second waits for a step and finds it in the
             # cache.
             if self._shares_prefixes:
@@ -369,7 +377,8 @@ class Scheduler:
                     continue
                 planned.add(request, start)
             prompts.append(request)
-        lengths = self._share.lengths([Progress(r.num_computed, r.num_pending) for r in prompts], num_decodes)
+        progress = [Progress(r.num_computed, min(r.num_tokens, r.capacity) - r.num_computed) for r in prompts]
+        lengths = self._share.lengths(progress, num_decodes)
         if self.kv.states is not None and self.kv.cache is not None:
             cut = self.kv.states.until_checkpoint
             lengths = [cut(request, length) for request, length in zip(prompts, lengths, strict=True)]

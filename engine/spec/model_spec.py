@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from common.kv_groups import KVGroup, full_group
+from common.kv_groups import KVGroup, group_layers
 from engine.spec.architectures import ARCHITECTURES, architecture_of
 from engine.spec.attention_spec import AttentionSpec
 from engine.spec.config_fields import Config
@@ -101,7 +101,7 @@ class ModelSpec:
     @property
     def kv_groups(self) -> tuple[KVGroup, ...]:
         """Layers whose KV shares a block table, numbered among those with attention."""
-        return full_group(len(self.attention_layers))
+        return group_layers([self.window(layer) for layer in self.attention_layers], self.max_position)
 
     def kv_token_bytes(self, value_bytes: float) -> float:
         """Bytes of a token's KV in the pages of all groups, with the layers by which they are padded."""

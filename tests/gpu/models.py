@@ -49,6 +49,16 @@ def build(name: str) -> PreTrainedModel:
             model = LlamaForCausalLM(LlamaConfig(**_SHAPE, head_dim=128))
         case "qwen2":
             model = Qwen2ForCausalLM(Qwen2Config(**{**_SHAPE, "num_attention_heads": 4}))
+        case "qwen2-windows":
+            kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+            model = Qwen2ForCausalLM(
+                Qwen2Config(
+                    **{**_SHAPE, "num_attention_heads": 4},
+                    layer_types=kinds,
+                    use_sliding_window=True,
+                    sliding_window=40,
+                )
+            )
         case "qwen3":
             model = Qwen3ForCausalLM(Qwen3Config(**_SHAPE, head_dim=128))
         case "mixtral":

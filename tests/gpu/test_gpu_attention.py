@@ -46,10 +46,9 @@ def moved(pool: KVPool, batch: Batch, fp8: Fp8KV | None = None) -> tuple[KVPool,
         fp8=fp8,
     )
     there.tensor.copy_(pool.tensor.nan_to_num() * (100 if fp8 else 1))
-    tensors: dict[str, Any] = {
-        name: getattr(batch, name).to(device) for name in ("input_ids", "positions", "slot_mapping")
-    }
-    return there, replace(batch, **tensors)
+    tensors: dict[str, Any] = {name: getattr(batch, name).to(device) for name in ("input_ids", "positions")}
+    groups = [replace(group, slot_mapping=group.slot_mapping.to(device)) for group in batch.groups]
+    return there, replace(batch, groups=groups, **tensors)
 
 
 @pytest.mark.parametrize("head_dim", [64, 256])
@@ -90,7 +89,7 @@ def test_keys_and_values_in_8_bits_are_attended_to_as_they_are_stored(
     there, its_batch = moved(pool, batch, fp8)
     attention = attention_for("flashinfer", there, shape.heads, [RULES["plain"], rule], max_requests=8)
     attention.prepare(its_batch)
-    page, offset = batch.slot_mapping // 16, batch.slot_mapping % 16
+    page, offset = batch.groups[0].slot_mapping // 16, batch.groups[0].slot_mapping % 16
     for layer in range(LAYERS):
         size = (len(batch.input_ids), shape.heads + 2 * shape.kv_heads, 128)
         qkv = torch.randn(size, generator=torch.Generator().manual_seed(layer)).bfloat16()

@@ -32,10 +32,11 @@ def expected(model: torch.nn.Module, prompt: list[int], count: int) -> list[int]
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("chunk", [16, 64, None])
+@pytest.mark.parametrize("name", ["llama-64", "qwen2-windows"])
 def test_in_float32_chunked_and_overlapped_answers_equal_transformers(
-    chunk: int | None, overlap: bool, tmp_path: Path
+    name: str, chunk: int | None, overlap: bool, tmp_path: Path
 ) -> None:
-    model = save("llama-64", tmp_path).cuda()
+    model = save(name, tmp_path).cuda()
     config = gpu_config(
         tmp_path, dtype="float32", attention_backend="torch", chunk_budget=chunk, overlap=overlap
     )
@@ -43,8 +44,9 @@ def test_in_float32_chunked_and_overlapped_answers_equal_transformers(
 
 
 @pytest.mark.parametrize(("graphs", "tokens"), [(0, 0), (8, 0), (4, 64)])
-def test_overlap_changes_no_token_in_bfloat16(graphs: int, tokens: int, tmp_path: Path) -> None:
-    save("llama-128", tmp_path)
+@pytest.mark.parametrize("name", ["llama-128", "qwen2-windows"])
+def test_overlap_changes_no_token_in_bfloat16(name: str, graphs: int, tokens: int, tmp_path: Path) -> None:
+    save(name, tmp_path)
     config = {"chunk_budget": 64, "cuda_graph_max_batch": graphs, "cuda_graph_max_tokens": tokens}
     plain = generate(gpu_config(tmp_path, **config), PROMPTS, GREEDY)
     assert generate(gpu_config(tmp_path, **config, overlap=True), PROMPTS, GREEDY) == plain

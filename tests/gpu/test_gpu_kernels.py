@@ -103,18 +103,18 @@ def test_decodes_attend_to_their_contexts(
     parts = planner.most_parts(len(q))
     workspace = DecodeWorkspace(parts, len(q), heads, kv_heads, 128, pool.device)
     rule = LayerAttention(scale=128**-0.5)
-    kernel = DecodeAttention(planner, workspace, rule, page_size, pool.device)
+    kernel = DecodeAttention(planner, workspace, rule, pool.device)
     out = torch.full_like(q, torch.nan)
-    kernel.plan(decodes)
-    kernel.run(q[: len(contexts)], pool, out[: len(contexts)], None)
+    kernel.plan([decodes])
+    kernel.run(0, q[: len(contexts)], pool, out[: len(contexts)], None)
     torch.testing.assert_close(out[: len(contexts)].float(), torch.stack(expected), atol=4e-3, rtol=2e-2)
 
-    ints = torch.zeros(kernel.ints_for(len(q), len(pages) + 3), dtype=torch.int32, device="cuda")
-    kernel.plan_into(ints, decodes.padded(3, scratch))
+    kernel.init_graphs(len(q), len(pages) + 3, 1)
+    kernel.plan_for_graph([decodes.padded(3, scratch)])
     first = None
     for _ in range(5):  # who is done last, and merges, may be another every time
         again = torch.full_like(q, torch.nan)
-        kernel.run(q, pool, again, None)
+        kernel.run(0, q, pool, again, None)
         assert first is None or torch.equal(again, first)
         first = again
     torch.testing.assert_close(again[: len(contexts)], out[: len(contexts)], atol=4e-3, rtol=2e-2)

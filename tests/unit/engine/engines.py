@@ -4,20 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
+from common.kv_groups import ONE_GROUP, KVGroup
 from engine.core.kv_manager import Reservation
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
 from engine.engine import NO_HOOKS, Engine
 from tests.engine_config import engine_config
-from tests.unit.engine.fake_runner import FakeRunner, extend, reference
+from tests.unit.engine.fake_runner import FakeRunner, FakeSpec, extend, reference
 
 __all__ = ["deliver", "make_engine", "make_request", "run"]
 
 
-def make_engine(hooks: Any = NO_HOOKS, **settings: Any) -> Engine:
+def make_engine(hooks: Any = NO_HOOKS, groups: tuple[KVGroup, ...] = ONE_GROUP, **settings: Any) -> Engine:
     settings = {"page_size": 4, "num_pages": 64, "chunk_budget": 16, "max_running_requests": 8} | settings
     config = engine_config(**settings)
-    runner: Any = FakeRunner(config.page_size, config.num_pages, num_state_slots=config.num_state_slots or 0)
+    runner: Any = FakeRunner(
+        config.page_size,
+        config.num_pages,
+        FakeSpec(kv_groups=groups),
+        num_state_slots=config.num_state_slots or 0,
+    )
     return Engine(config, hooks=hooks, runner=runner)
 
 
@@ -48,8 +54,7 @@ def deliver(engine: Engine, request: Request, reservation: Reservation, upto: in
     for position, token in enumerate(request.prompt[:upto]):
         digest = extend(digest, token)
         if position >= reservation.first_token:
-            page = reservation.pages[position // engine.config.page_size]
-            runner.memory[page][position % engine.config.page_size] = digest
+            runner.write(reservation.pages, position, digest)
     if request.state is not None:
         runner.states[request.state.slot] = digest
     if upto is None:

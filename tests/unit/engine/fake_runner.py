@@ -12,12 +12,14 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from common.kv_groups import ONE_GROUP, KVGroup
 from engine.batch.step_inputs import state_of
 from engine.core.plan import StepPlan
 from engine.core.request import PENDING
 from engine.core.request_state import NO_SLOT
 from engine.errors import NotFinite
 from engine.executor.runner import StepResult
+from engine.kv_cache.pages import NO_PAGE
 
 VOCAB = 97
 EOS = 96
@@ -27,6 +29,7 @@ EOS = 96
 class FakeSpec:
     vocab_size: int = VOCAB
     eos_token_ids: frozenset[int] = frozenset({EOS})
+    kv_groups: tuple[KVGroup, ...] = ONE_GROUP
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,8 @@ class Work:
     samples: bool
     state: tuple[int, ...]
     """As `StepInputs.states` has it."""
+    before: list[int] | None
+    """Tokens whose KV is read; None: drafts are among them, so only the last one is checked."""
 
 
 class FakeStep:
@@ -136,6 +141,7 @@ class FakeRunner:
                 else list(chunk.request.tokens(chunk.start, chunk.end)),
                 samples=chunk.samples,
                 state=state_of(chunk),
+                before=None if chunk.draft else list(chunk.request.tokens(0, chunk.start)),
             )
             for chunk in rows
         ]
@@ -149,13 +155,13 @@ class FakeRunner:
     def _compute(self, step: list[Work], answer: StepResult) -> Iterator[None]:
         for work in step:
             yield
-            digest = self._read(work.pages, work.start - 1) if work.start else 0
+            digest = self._attend(work)
             source, own, save, rows = work.state or (NO_SLOT,) * 4
             if work.state and digest != (state := 0 if source == NO_SLOT else self.states[source]):
                 digest = extend(digest, state & 1)  # neither the one's token nor the other's
             for position, token in enumerate(work.tokens, work.start):
                 digest = extend(digest, self.last_tokens[work.slot] if token == PENDING else token)
-                self.memory[work.pages[position // self.page_size]][position % self.page_size] = digest
+                self.write(work.pages, position, digest)
                 if save != NO_SLOT and position + 1 == work.start + rows:
                     self.states[save] = digest
             if work.state:
@@ -170,5 +176,27 @@ class FakeRunner:
     def close(self) -> None:
         pass
 
-    def _read(self, pages: list[int], position: int) -> int:
-        return self.memory[pages[position // self.page_size]][position % self.page_size]
+    def write(self, pages: list[int], position: int, digest: int) -> None:
+        """Into every group's page; there is none where KV arrives that no window reaches."""
+        for group in range(len(self.spec.kv_groups)):
+            page = self._page(pages, position, group)
+            if page != NO_PAGE:
+                self.memory[page][position % self.page_size] = digest
+
+    def _attend(self, work: Work) -> int:
+        """The digest of all tokens before a chunk, or another one if a page that it reads is wrong."""
+        if work.before is None:
+            page = self._page(work.pages, work.start - 1, 0)
+            return self.memory[page][(work.start - 1) % self.page_size]
+        digest = 0
+        for position, token in enumerate(work.before):
+            digest = extend(digest, token)
+            for number, group in enumerate(self.spec.kv_groups):
+                if position >= group.first_needed(work.start):
+                    page = self._page(work.pages, position, number)
+                    if page == NO_PAGE or self.memory[page][position % self.page_size] != digest:
+                        return ~digest & 0xFFFFFFFF
+        return digest
+
+    def _page(self, pages: list[int], position: int, group: int) -> int:
+        return pages[position // self.page_size * len(self.spec.kv_groups) + group]

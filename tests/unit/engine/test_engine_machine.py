@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from common.block_key import root_key
+from common.kv_groups import group_layers
 from engine.config import Batching, Forecast, Policy
 from engine.core.kv_manager import Reservation
 from engine.core.request import Request
@@ -23,6 +24,9 @@ PARTIAL_PREFILLS: list[dict[str, Any]] = [
     {"max_partial_prefills": 2, "fair_partial_prefills": True},
     {"long_prefill_token_threshold": 6, "max_long_partial_prefills": 1},
 ]
+
+WINDOWS: list[list[int | None]] = [[None], [None, 3], [5], [2, None, 9]]
+"""Of the groups of layers."""
 
 
 @st.composite
@@ -76,6 +80,7 @@ class EngineMachine(RuleBasedStateMachine):
         data=st.data(),
         tiers=tier_limits(),
         states=st.sampled_from([0, 2, 3, 9]),
+        windows=st.sampled_from(WINDOWS),
     )
     def start(
         self,
@@ -92,23 +97,25 @@ class EngineMachine(RuleBasedStateMachine):
         data: st.DataObject,
         tiers: TierLimits | None,
         states: int,
+        windows: list[int | None],
     ) -> None:
         self.engine = make_engine(
             page_size=page,
             chunk_budget=chunk,
-            num_pages=pages * 4 // page,
+            num_pages=pages * 4 // page * len(windows),
+            groups=group_layers(windows, 64),
             overlap=overlap,
             radix_cache=radix,
             batching=batching,
             max_running_requests=slots,
-            num_state_slots=states if self.with_states else 0,
+            num_state_slots=states if self.with_states and windows == [None] else 0,
             **order,
             **limits,
         )
         runner: Any = self.engine.runner
         runner.looks = looks
         self.copier: Any = None
-        if tiers is not None and radix:
+        if tiers is not None and radix and windows == [None]:
             self.copier = FakeCopier(runner.memory, tiers.host_slots)
             self.engine.kv.use_tiers(KVTiers(tiers), self.copier, root_key("model"))
         self.next_id = 0

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from common.kv_groups import full_group
 from engine.attention import TorchAttention
 from engine.attention.cpu_backend import CpuAttention
-from engine.batch.batch import Batch
+from engine.batch.batch import Batch, GroupTables
 from engine.batch.block_tables import BlockTables
 from engine.kernels.cpu.library import cpu_kernels
 from engine.kv_cache.pool import KVPool
@@ -80,14 +80,15 @@ def pool_and_batch(shape: Shape, requests: list[tuple[int, int]], seed: int) -> 
                 pool.layer(layer)[:, which].transpose(1, 2)[page, offset] = kv[which].to(shape.dtype)
     lengths = np.array([new for _, new in requests])
     none = torch.empty(0, dtype=torch.int64)
+    context_lens = np.array([before + new for before, new in requests], dtype=np.int64)
+    lists = BlockTables.of([table.tolist() for table in tables])
     return pool, Batch(
         input_ids=torch.zeros(int(lengths.sum()), dtype=torch.int64),
         positions=torch.from_numpy(np.concatenate(positions)),
-        slot_mapping=torch.from_numpy(np.concatenate(slots)),
         num_chunks=int((lengths > 1).sum()),
         query_indptr=np.concatenate(([0], np.cumsum(lengths))).astype(np.int64),
-        context_lens=np.array([before + new for before, new in requests], dtype=np.int64),
-        block_tables=BlockTables.of([table.tolist() for table in tables]),
+        context_lens=context_lens,
+        groups=[GroupTables(torch.from_numpy(np.concatenate(slots)), lists, context_lens)],
         sample_rows=none,
         scored_rows=none,
         sample_slots=none,
@@ -101,7 +102,7 @@ def written_out(
 ) -> torch.Tensor:
     """What rotated `queries` attend to, in float64, by the keys and values that lie in the pool."""
     out = torch.empty(queries.shape, dtype=torch.float64)
-    lists = batch.block_tables
+    lists = batch.groups[0].block_tables
     for r, context in enumerate(batch.context_lens.tolist()):
         rows = slice(int(batch.query_indptr[r]), int(batch.query_indptr[r + 1]))
         table = torch.from_numpy(lists.pages[lists.indptr[r] : lists.indptr[r + 1]])
@@ -143,7 +144,8 @@ def check(
 
         result = attention.forward(layer, qkv.clone(), rotation)
 
-        page, offset = batch.slot_mapping // shape.page_size, batch.slot_mapping % shape.page_size
+        slots = batch.groups[0].slot_mapping
+        page, offset = slots // shape.page_size, slots % shape.page_size
         tolerance = TOLERANCE[shape.dtype]
         for which, wanted in enumerate((keys, values)):
             stored = pool.layer(layer)[:, which].transpose(1, 2)[page, offset]
@@ -203,7 +205,7 @@ def test_an_answer_does_not_depend_on_threads_or_the_rest_of_the_batch(dtype: to
     for threads, others in ((1, []), (2, [(40, 1), (700, 1)])):
         pool, batch = pool_and_batch(shape, [(600, 1), *others], seed=3)
         generator = torch.Generator().manual_seed(5)
-        tables = batch.block_tables
+        tables = batch.groups[0].block_tables
         for token in range(601):  # the first request's memory, equal in both runs
             page = int(tables.pages[token // shape.page_size])
             kv = torch.randn(2, shape.kv_heads, shape.head_dim, generator=generator).to(dtype)

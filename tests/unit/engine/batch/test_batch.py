@@ -62,11 +62,11 @@ def test_every_token_of_every_chunk_is_in_its_place(spans: list[tuple[int, int]]
             assert batch.input_ids[row] == request.prompt[position]
             assert batch.positions[row] == position
             page = request.pages[position // PAGE_SIZE]
-            assert batch.slot_mapping[row] == page * PAGE_SIZE + position % PAGE_SIZE
+            assert batch.groups[0].slot_mapping[row] == page * PAGE_SIZE + position % PAGE_SIZE
             row += 1
         assert batch.context_lens[r] == chunk.end
         used = -(-chunk.end // PAGE_SIZE)
-        assert batch.block_tables.part(r, r + 1).pages.tolist() == request.pages[:used]
+        assert batch.groups[0].block_tables.part(r, r + 1).pages.tolist() == request.pages[:used]
     assert batch.query_indptr[-1] == row == len(batch.input_ids)
     assert batch.num_chunks == sum(length > 1 for _, length in spans)
     sampling = [r for r, chunk in enumerate(chunks) if chunk.samples]
@@ -101,7 +101,7 @@ def test_block_tables_follow_pages_that_grow_shrink_or_change() -> None:
 
     def table() -> list[int]:
         batch: Batch = builder.build(StepPlan([Chunk(request, request.slot, 0, 20, None)]))
-        return list(batch.block_tables.pages)
+        return list(batch.groups[0].block_tables.pages)
 
     for pages in ([1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6], [9, 8, 7, 6, 5], [9, 8, 7, 4, 5]):
         request.pages = pages

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,13 +24,6 @@ def test_a_part_stands_for_itself(lists: list[list[int]], data: st.DataObject) -
     begin = data.draw(st.integers(0, len(lists) - 1))
     end = data.draw(st.integers(begin + 1, len(lists)))
     assert unpacked(BlockTables.of(lists).part(begin, end)) == lists[begin:end]
-
-
-@given(lists_of_pages, st.data())
-def test_pages_in_front_are_left_out_request_by_request(lists: list[list[int]], data: st.DataObject) -> None:
-    skipped = [data.draw(st.integers(0, len(pages))) for pages in lists]
-    shorter = BlockTables.of(lists).without(np.array(skipped))
-    assert unpacked(shorter) == [pages[first:] for pages, first in zip(lists, skipped, strict=True)]
 
 
 @given(lists_of_pages, st.integers(0, 3))

@@ -100,9 +100,10 @@ def test_prompts_are_probed_at_the_end_of_the_longest_context() -> None:
 @pytest.mark.parametrize("spans", [[Span(0, 1)], [Span(3, 6), Span(0, 1)], [Span(0, 9), Span(7, 2)]])
 def test_a_warm_up_touches_the_scratch_page_alone(spans: list[Span]) -> None:
     batch = scratch_batch(spans, scratch_page=5, page_size=4, device=CPU)
-    assert set((batch.slot_mapping // 4).tolist()) == {5}
-    assert set(batch.block_tables.pages.tolist()) == {5}
-    assert batch.block_tables.counts.tolist() == [-(-(start + length) // 4) for start, length in spans]
+    (group,) = batch.groups
+    assert set((group.slot_mapping // 4).tolist()) == {5}
+    assert set(group.block_tables.pages.tolist()) == {5}
+    assert group.block_tables.counts.tolist() == [-(-(start + length) // 4) for start, length in spans]
     assert batch.num_chunks == sum(length > 1 for _, length in spans)
     assert batch.context_lens.tolist() == [start + length for start, length in spans]
     assert batch.query_indptr.tolist()[-1] == len(batch.input_ids) == len(batch.positions)
