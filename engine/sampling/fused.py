@@ -12,12 +12,12 @@ import triton
 from engine.core.plan import Chunk
 from engine.core.sampling_params import SamplingParams
 from engine.device.staging import upload
-from engine.kernels import sampling_tiles as tiles
-from engine.kernels.sampling_cut import gather, judge, narrow, prepare, verify
-from engine.kernels.sampling_finish import finish
-from engine.kernels.sampling_report import LANE_TOKENS, RIVALS, rank, report, rivals
-from engine.kernels.sampling_scan import conclude, redraw, scan
-from engine.kernels.sampling_search import JOBS, LIST, PASSES, PIVOTS, STATE, TO_REDRAW
+from engine.kernels.sampling import tiles
+from engine.kernels.sampling.cut import gather, judge, narrow, prepare, verify
+from engine.kernels.sampling.finish import finish
+from engine.kernels.sampling.report import LANE_TOKENS, RIVALS, rank, report, rivals
+from engine.kernels.sampling.scan import conclude, redraw, scan
+from engine.kernels.sampling.search import JOBS, LIST, PASSES, PIVOTS, STATE, TO_REDRAW
 from engine.sampling.gumbel_sample import coldest, min_p_limit
 from engine.sampling.logprobs import LogprobTensors
 from engine.sampling.noise import keys

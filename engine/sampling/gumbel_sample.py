@@ -55,7 +55,7 @@ def all_finite(logits: torch.Tensor) -> torch.Tensor:
 def greedy_sample(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The most likely token of each row of `logits` [S, vocab], ties to the first, [S]; and `all_finite`."""
     if logits.is_cuda:
-        from engine.kernels.argmax import (
+        from engine.kernels.sampling.argmax import (
             greedy_sample as fused,  # Triton comes with torch's CUDA builds alone
         )
 

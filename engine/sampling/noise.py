@@ -5,7 +5,7 @@ trick). In inverse transform sampling, one rounding error moves the borders of a
 rounding matters only if two sums are nearly equal, so a seeded answer is as reproducible across batches,
 chunks and workers as a greedy one.
 
-All arithmetic is in 32 bits, and the GPU kernels (`engine.kernels.sampling_tiles`) compute the same noise up
+All arithmetic is in 32 bits, and the GPU kernels (`engine.kernels.sampling.tiles`) compute the same noise up
 to the rounding of two logarithms.
 """
 

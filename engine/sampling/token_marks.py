@@ -11,7 +11,7 @@ import torch
 from engine.core.plan import Chunk
 from engine.core.sampling_params import SamplingParams
 from engine.device.staging import upload
-from engine.kernels.sampling_tiles import BIAS_SHIFT, COUNT_SHIFT, MARK_END, MARK_PROMPT, MAX_BIASES
+from engine.kernels.sampling.tiles import BIAS_SHIFT, COUNT_SHIFT, MARK_END, MARK_PROMPT, MAX_BIASES
 from engine.sampling.token_masks import TokenMasks
 
 __all__ = ["TokenMarks"]

@@ -228,7 +228,7 @@ def test_kernels_that_begin_early_wait_for_what_they_read(tokens: int) -> None:
 
 @pytest.mark.parametrize("vocab", [500, 128256])
 def test_greedy_sample_is_argmax_and_reports_rows_that_are_not_finite(vocab: int) -> None:
-    from engine.kernels.argmax import greedy_sample
+    from engine.kernels.sampling.argmax import greedy_sample
 
     logits = torch.randn(9, vocab, device="cuda", dtype=torch.bfloat16)
     logits[1, vocab - 1] = 40

@@ -8,7 +8,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+import grpc
 from prometheus_client import CollectorRegistry, Counter
 
 from router.dispatch.interface import OnCut, ignore_cut
@@ -235,3 +237,12 @@ async def open_frontends(
         yield Frontends(dispatcher, generation, http, grpc, "http" if tls is None else "https")
     finally:
         await asyncio.gather(http.stop(grace_s=1), grpc.stop(grace_s=1))
+
+
+async def code_of(call: Any) -> grpc.StatusCode | None:
+    """How a gRPC call failed; None if it did not."""
+    try:
+        await call
+    except grpc.aio.AioRpcError as error:
+        return error.code()
+    return None

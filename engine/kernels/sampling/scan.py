@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from engine.kernels.sampling_tiles import (
+from engine.kernels.sampling.tiles import (
     LANES,
     MEASURED,
     ONE_COUNT,
@@ -54,7 +54,7 @@ def scan(  # type: ignore[no-untyped-def]
 
     A token's score is its logit; in rows that draw, the scaled logit plus noise. Truncated rows also write
     the highest edited logit of each lane, [row, split, LANES]; measured rows write the highest logit as a
-    key: see `engine.kernels.sampling_report`.
+    key: see `engine.kernels.sampling.report`.
     """
     split = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)

@@ -1,4 +1,4 @@
-"""State and measures of the search for a cut: see `engine.kernels.sampling_cut`."""
+"""State and measures of the search for a cut: see `engine.kernels.sampling.cut`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 import triton
 import triton.language as tl
 
-from engine.kernels.sampling_tiles import (
+from engine.kernels.sampling.tiles import (
     NUM_FLOATS,
     NUM_INTS,
     columns_of,

@@ -7,7 +7,7 @@ from typing import Final
 import triton
 import triton.language as tl
 
-from engine.kernels.sampling_search import (
+from engine.kernels.sampling.search import (
     DONE,
     FAR,
     LIST,
@@ -24,7 +24,7 @@ from engine.kernels.sampling_search import (
     state_of,
     weight_of,
 )
-from engine.kernels.sampling_tiles import (
+from engine.kernels.sampling.tiles import (
     deficit,
     gumbel,
     hashed,

@@ -11,8 +11,8 @@ from typing import Final
 import triton
 import triton.language as tl
 
-from engine.kernels.sampling_scan import rival_key
-from engine.kernels.sampling_tiles import (
+from engine.kernels.sampling.scan import rival_key
+from engine.kernels.sampling.tiles import (
     LANES,
     NUM_INTS,
     STATS,

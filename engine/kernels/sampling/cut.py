@@ -16,7 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from engine.kernels.sampling_search import (
+from engine.kernels.sampling.search import (
     DONE,
     FAR,
     LIST,
@@ -38,7 +38,7 @@ from engine.kernels.sampling_search import (
     state_of,
     weight_of,
 )
-from engine.kernels.sampling_tiles import (
+from engine.kernels.sampling.tiles import (
     LANES,
     NUM_INTS,
     STATS,
