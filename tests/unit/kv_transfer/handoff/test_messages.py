@@ -82,7 +82,7 @@ def sealed(payload: bytes) -> bytes:
     return payload + xxhash.xxh3_64_intdigest(payload).to_bytes(8, "little")
 
 
-@given(MESSAGES, st.binary(min_size=4, max_size=4).filter(lambda magic: magic != b"BKV1"))
+@given(MESSAGES, st.binary(min_size=4, max_size=4).filter(lambda magic: magic != b"BKV2"))
 def test_a_message_of_another_protocol_version_is_refused_with_a_valid_checksum(
     message: Message, magic: bytes
 ) -> None:
