@@ -204,5 +204,6 @@ class IncomingHandoffs:
             request.num_tokens,
             timeout_s=waiting.timeout_s,
             request_digest=digest_of(request, request.num_tokens, job.sampling),
+            state=self._engine.state_pages(request),
         )
         return True

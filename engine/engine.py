@@ -243,6 +243,10 @@ class Engine:
             self._launched.step.result()
         return reservation
 
+    def state_pages(self, request: Request) -> Sequence[int]:
+        """The memory of a request's recurrent state, counted in pages; empty for models without one."""
+        return () if request.state is None else self.runner.kv.blocks_of(request.state.slot)
+
     def admit_remote(self, request: Request, reservation: Reservation, num_computed: int) -> None:
         """The KV of `num_computed` tokens has arrived: continue from there. The output so far is complete."""
         self.kv.arrived(reservation)

@@ -42,6 +42,10 @@ class KVLayout:
     """The dtype that they were computed in, if they are stored in another."""
     digest: str = XXH3
     """Algorithm of the page digests, which must be the same on both sides."""
+    state_pages: int = 0
+    """Pages that the recurrent state of a request takes; 0: the model has none. A handoff ends with them."""
+    state: str = ""
+    """Shape of that state."""
 
     def __post_init__(self) -> None:
         if self.dtype not in _DTYPE_BYTES:
@@ -110,5 +114,7 @@ class KVLayout:
             self.page_size,
             self.tp_size,
             self.digest,
+            self.state_pages,
+            self.state,
         )
         return hashlib.blake2b(repr(fields).encode(), digest_size=16).hexdigest()

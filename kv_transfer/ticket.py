@@ -75,6 +75,9 @@ class Ticket:
     """Name of the peer that may write. A sender that reopened its transport has a new name and must not use
     the ticket: the receiver frees the pages when it detects the end of the old name."""
 
+    state: tuple[int, ...] = ()
+    """The receiver's pages for the recurrent state of the request, if the model has one."""
+
     def max_tokens(self, layout: KVLayout) -> int:
         """Most tokens whose KV fits the pages, including cached ones."""
         return self.first_token + len(self.pages) * layout.page_size
@@ -90,11 +93,16 @@ class Ticket:
                 f"the first must start a page of {layout.page_size} and precede the last"
             )
         needed = layout.num_pages(self.num_tokens) - self.first_token // layout.page_size
-        if len(self.pages) < needed or len(set(self.pages)) != len(self.pages):
+        pages = self.pages + self.state
+        if len(self.pages) < needed or len(set(pages)) != len(pages):
             raise BadTicket(
                 f"ticket {self.handoff_id:x} has {len(self.pages)} pages, not {needed} distinct ones"
             )
-        if min(self.pages) < 0 or max(self.pages) >= self.receiver.num_pages:
+        if len(self.state) != layout.state_pages:
+            raise BadTicket(
+                f"ticket {self.handoff_id:x} has {len(self.state)} pages for a state of {layout.state_pages}"
+            )
+        if min(pages) < 0 or max(pages) >= self.receiver.num_pages:
             raise BadTicket(f"ticket {self.handoff_id:x} has pages outside the pool of {self.receiver.name}")
 
 

@@ -125,9 +125,17 @@ class SenderCommands:
         held = tuple(pages)
         self._post(lambda now: self._sender.computed(handoff_id, held, num_tokens, now))
 
-    def finish(self, handoff_id: int, pages: Sequence[int], num_tokens: int, final: Final) -> None:
-        held = tuple(pages)
-        self._post(lambda now: self._sender.finish(handoff_id, held, num_tokens, final, now))
+    def finish(
+        self,
+        handoff_id: int,
+        pages: Sequence[int],
+        num_tokens: int,
+        final: Final,
+        *,
+        state: Sequence[int] = (),
+    ) -> None:
+        held, ends = tuple(pages), tuple(state)
+        self._post(lambda now: self._sender.finish(handoff_id, held, num_tokens, final, now, state=ends))
 
     def abort(self, handoff_id: int) -> None:
         self._post(lambda now: self._sender.abort(handoff_id, now))
@@ -154,8 +162,9 @@ class ReceiverCommands:
         timeout_s: float,
         *,
         request_digest: int,
+        state: Sequence[int] = (),
     ) -> None:
-        held = tuple(pages)
+        held, ends = tuple(pages), tuple(state)
 
         def command(now: float) -> None:
             try:
@@ -168,6 +177,7 @@ class ReceiverCommands:
                     now,
                     timeout_s,
                     request_digest=request_digest,
+                    state=ends,
                 )
             except TransferError as error:
                 self._emit(ReceiveFailed(handoff_id, str(error)))

@@ -97,7 +97,7 @@ class Migrations:
     def on_step(self) -> None:
         """A step has ended: send the rest of requests that were paused while it was in flight."""
         for moving in self._moving.values():
-            if moving.job.request.paused and moving.paused_at == math.inf:
+            if moving.job.request.paused and moving.paused_at == math.inf and not moving.given_up:
                 self._send_rest(moving)
 
     def on_finished(self, request: Request) -> bool:
@@ -162,6 +162,8 @@ class Migrations:
         self._sender.finish(moving.id, request, final)
 
     def _give_up(self, moving: _Moving) -> None:
+        # A step would change a state that the sender may still read, so the request then waits for it.
+        is_read = moving.paused_at < math.inf and moving.job.request.state is not None
         moving.given_up, moving.paused_at = True, math.inf
-        moving.job.request.paused = False
+        moving.job.request.paused = is_read
         self._sender.abort(moving.id)

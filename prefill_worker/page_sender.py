@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.core.request import Request
+from engine.engine import Engine
 from kv_transfer import Final, HandedOff, PushSpan, SenderCommands, Ticket
 from rpc.baton.v1 import worker_pb2
 from worker.session.answers import Answers
@@ -19,11 +20,11 @@ class PageSender:
     """Commands of a KVSender in terms of requests. One per worker, for all its outgoing handoffs."""
 
     def __init__(
-        self, sender: SenderCommands, answers: Answers, page_size: int, handoff_timeout_s: float
+        self, sender: SenderCommands, answers: Answers, engine: Engine, handoff_timeout_s: float
     ) -> None:
         self._sender = sender
         self._answers = answers
-        self._page_size = page_size
+        self._engine = engine
         self._handoff_timeout_s = handoff_timeout_s
 
     def open(self, handoff_id: int, *, keeps_decoding: bool = False) -> None:
@@ -40,7 +41,8 @@ class PageSender:
 
     def finish(self, handoff_id: int, request: Request, final: Final) -> None:
         """Send the remaining pages, up to `final.position`, and then the state."""
-        self._sender.finish(handoff_id, self._pages(request, final.position), final.position, final)
+        pages, state = self._pages(request, final.position), self._engine.state_pages(request)
+        self._sender.finish(handoff_id, pages, final.position, final, state=state)
 
     def abort(self, handoff_id: int) -> None:
         self._sender.abort(handoff_id)
@@ -55,7 +57,7 @@ class PageSender:
 
     def _pages(self, request: Request, num_tokens: int) -> list[int]:
         """Pages with computed tokens. Later pages may still be replaced by cached ones."""
-        return request.pages[: -(-num_tokens // self._page_size)]
+        return request.pages[: -(-num_tokens // self._engine.config.page_size)]
 
 
 def final_state(job: Job, num_known: int, position: int) -> Final:

@@ -46,7 +46,7 @@ def assemble(parts: Parts) -> RequestHandler:
 
 def _handoffs(parts: Parts, answers: Answers, transfer: TransferThread) -> Handoffs:
     engine, clock = parts.engine, parts.clock
-    sender = PageSender(transfer.sender, answers, engine.config.page_size, parts.config.handoff_timeout_s)
+    sender = PageSender(transfer.sender, answers, engine, parts.config.handoff_timeout_s)
     return Handoffs(
         transfer,
         OutgoingHandoffs(engine, answers, clock, sender),

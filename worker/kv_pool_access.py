@@ -45,13 +45,8 @@ def open_transport(config: WorkerConfig, name: str, memory: PoolMemory) -> Trans
 
 
 def layout_of(runner: ModelRunner) -> KVLayout:
-    """Layout of a worker with one rank. Raises UnsupportedModel for KV that is not pages alone."""
+    """Layout of a worker with one rank. Raises UnsupportedModel for KV that cannot be handed over."""
     spec, pool = runner.spec, runner.kv
-    if spec.delta is not None:
-        raise UnsupportedModel(
-            f"{spec.architecture} has layers with a recurrent state, which is not handed over between workers"
-            " yet; use --mode mixed"
-        )
     if any(group.window is not None for group in pool.groups):
         raise UnsupportedModel(
             f"{spec.architecture} has layers with windows, which are not handed over between workers yet; use"
@@ -69,6 +64,8 @@ def layout_of(runner: ModelRunner) -> KVLayout:
         # CPUs and GPUs use different digests, the fastest of each. The digest is part of the layout hash, so
         # workers on a CPU and on a GPU refuse each other's KV.
         digest=SUM64 if pool.tensor.is_cuda else XXH3,
+        state_pages=pool.slot_blocks,
+        state="" if spec.delta is None else spec.delta.state_format(runner.communicator.shard.size),
     )
 
 
@@ -79,18 +76,18 @@ def _name(dtype: torch.dtype) -> str:
 def digester_of(pool: KVPool, memory: PoolMemory, layout: KVLayout) -> PageDigester:
     """Digester of one rank's pool, on the pool's device."""
     if pool.tensor.is_cuda:
-        return DeviceDigester(pool.tensor, layout)
+        return DeviceDigester(pool.memory, layout)
     return host_digester(memory, layout)
 
 
 def memory_of(pool: KVPool) -> PoolMemory:
     view = None
     if pool.tensor.device.type == "cpu":
-        view = pool.tensor.view(torch.uint8).reshape(-1).numpy().data
+        view = pool.memory.view(-1).numpy().data
     return PoolMemory(
         address=pool.data_ptr,
         page_bytes=pool.page_bytes,
-        num_pages=pool.num_pages,
+        num_pages=pool.num_blocks,
         device=str(pool.tensor.device),
         view=view,
     )

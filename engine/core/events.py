@@ -125,11 +125,11 @@ class EngineStats:
     available_pages: int
     """Free, or cached and unlocked."""
     pages: PageCounts
-    state_slots: PageCounts | None
-    """None for models without a recurrent state. CACHED: checkpoints."""
     steps: int
     preemptions: int
     prompt_tokens: int
     generated_tokens: int
     cache_hit_tokens: int
     tiers: TierStats | None = None
+    state_slots: PageCounts | None = None
+    """None for models without a recurrent state. CACHED: checkpoints."""

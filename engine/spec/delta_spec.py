@@ -65,6 +65,11 @@ class DeltaSpec:
         """Of one request, all layers together; the matrices are in float32, the windows as activations."""
         return len(self.layers) * (4 * self.matrix_values + value_bytes * self.window_values)
 
+    def state_format(self, ranks: int) -> str:
+        """Equal for two workers only if a state of one continues on the other, rank by rank."""
+        heads = f"{self.key_heads}x{self.key_dim} keys, {self.value_heads}x{self.value_dim} values"
+        return f"delta net: {sorted(self.layers)}, {heads}, kernel {self.kernel}, {ranks} ranks"
+
     @property
     def weights(self) -> int:
         """Weights of one layer's matrices for each feature of the model."""

@@ -76,8 +76,10 @@ class KVReceiver:
         timeout_s: float,
         *,
         request_digest: int,
+        state: Sequence[int] = (),
     ) -> Ticket:
-        """Let `sender` write `pages`, which will hold tokens from `first_token` on.
+        """Let `sender` write `pages`, which will hold tokens from `first_token` on, and `state`, which will
+        hold the recurrent state behind them.
 
         The receiver has `num_tokens` tokens of the request; `pages` may have room for more, which the sender
         samples before the handoff is complete.
@@ -99,6 +101,7 @@ class KVReceiver:
             timeout_s=timeout_s,
             secret=secrets.randbits(64),
             sender=sender.name,
+            state=tuple(state),
         )
         ticket.require(self._layout)
         sender.require(self._layout)
@@ -242,18 +245,19 @@ class KVReceiver:
             known = ticket.num_tokens + len(final.tokens)
             return f"KV ends at token {final.position}; {known} are known, {len(ticket.pages)} pages reserved"
         needed = max(0, layout.num_pages(final.position) - ticket.first_token // layout.page_size)
-        if len(finish.digests) != needed:
-            return f"{len(finish.digests)} pages were sent, not {needed}"
+        if len(finish.digests) != needed + len(ticket.state):
+            return f"{len(finish.digests)} pages were sent, not {needed} and {len(ticket.state)} of the state"
         if final.request_digest != handoff.request_digest:
             return "the sender computed another request: tokens or sampling parameters differ"
-        for index, expected in enumerate(finish.digests):
+        for index, expected in enumerate(finish.digests[:needed]):
             if handoff.digests.get(index) == expected:
                 continue
             # Not digested yet, or before the write was complete: digest the page as it is now.
             token = ticket.first_token + index * layout.page_size
             if self._digest(handoff, index, 1, min(layout.page_size, final.position - token))[0] != expected:
                 return f"the digest of the page of token {token} differs from the sender's"
-        return ""
+        state = self._port.digester.digest(ticket.state, layout.page_size)
+        return "" if state == list(finish.digests[needed:]) else "the digest of the state differs"
 
     def _digest(self, handoff: _Handoff, first: int, count: int, tail_tokens: int) -> list[int]:
         return self._port.digester.digest(handoff.ticket.pages[first : first + count], tail_tokens)

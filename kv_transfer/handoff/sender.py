@@ -33,6 +33,8 @@ class _Handoff:
     secret: int = 0
     """Secret of the ticket, or of a Revoke that arrived before the ticket."""
     pages: tuple[int, ...] = ()
+    state: tuple[int, ...] = ()
+    """Pages of the recurrent state; known with `final`."""
     num_tokens: int = 0
     final: Final | None = None
     computed_at: float = 0.0
@@ -127,11 +129,28 @@ class KVSender:
             self._report_catching_up(handoff)
 
     def finish(
-        self, handoff_id: int, pages: Sequence[int], num_tokens: int, final: Final, now: float
+        self,
+        handoff_id: int,
+        pages: Sequence[int],
+        num_tokens: int,
+        final: Final,
+        now: float,
+        *,
+        state: Sequence[int] = (),
     ) -> None:
-        """All KV of the handoff is computed, and `final.tokens` are sampled."""
+        """All KV of the handoff is computed, and `final.tokens` are sampled.
+
+        `state`: pages of the recurrent state after `num_tokens` tokens. Unlike other pages, they must not
+        change from now on.
+        """
         handoff = self._extend(handoff_id, pages, num_tokens, final, now)
-        if handoff is not None:
+        if handoff is None:
+            return
+        handoff.state = tuple(state)
+        if len(state) != self._layout.state_pages:
+            reason = f"a state of {len(state)} pages was given, not of {self._layout.state_pages}"
+            self._fire(handoff, SendEvent.ABORT, now, reason)
+        else:
             self._fire(handoff, SendEvent.FINISH, now)
 
     def abort(self, handoff_id: int, now: float) -> None:
@@ -190,24 +209,25 @@ class KVSender:
     # -------------------------------------------------------------------------------- actions
 
     def _push(self, handoff: _Handoff, now: float) -> None:
-        """Write all computed pages that were not sent, as one write."""
+        """Write all computed pages that were not sent, as one write; with the last ones, the state."""
         ticket = handoff.ticket
         assert ticket is not None
         page_size = self._layout.page_size
         complete = handoff.final is not None
         due = pages_due(self._layout, done=handoff.pushed, num_tokens=handoff.num_tokens, complete=complete)
-        if not due:
+        if not due and not handoff.state:
             return
         first = ticket.first_token // page_size
         local = handoff.pages[due.start : due.stop]
         remote = ticket.pages[due.start - first : due.stop - first]
+        state = ticket.state if handoff.state else ()
         end_token = min(due.stop * page_size, handoff.num_tokens)
         tail_tokens = end_token - (due.stop - 1) * page_size
         message = Push(due.start - first, len(due), tail_tokens)
         try:
             write = self._port.transport.write(
                 ticket.receiver,
-                coalesce(local, remote, self._layout.page_bytes),
+                coalesce((*local, *handoff.state), (*remote, *state), self._layout.page_bytes),
                 self._encode(handoff, message, ticket.receiver),
             )
         except PeerUnreachable as error:
@@ -219,11 +239,12 @@ class KVSender:
             end=now,
             first_token=due.start * page_size,
             num_tokens=end_token - due.start * page_size,
-            bytes=len(due) * self._layout.page_bytes,
+            bytes=(len(due) + len(handoff.state)) * self._layout.page_bytes,
         )
         self._writes[write] = handoff
         # Computed while the write is in flight: both only read the pages.
         handoff.digests += self._port.digester.digest(local, tail_tokens)
+        handoff.digests += self._port.digester.digest(handoff.state, page_size)
 
     def _send_finish(self, handoff: _Handoff, now: float) -> None:
         # Sent only after every write has completed: a transport may order a message after its own write, but

@@ -141,6 +141,7 @@ def ticket_to_proto(ticket: Ticket) -> worker_pb2.Ticket:
         timeout_s=ticket.timeout_s,
         secret=ticket.secret,
         sender=ticket.sender,
+        state=ticket.state,
     )
 
 
@@ -157,6 +158,7 @@ def ticket_from_proto(message: worker_pb2.Ticket) -> Ticket:
         timeout_s=message.timeout_s,
         secret=message.secret,
         sender=message.sender,
+        state=tuple(message.state),
     )
 
 

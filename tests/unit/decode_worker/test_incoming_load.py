@@ -44,6 +44,9 @@ class Engine:
     def abort(self, request_id: int) -> bool:
         return False
 
+    def state_pages(self, request: Request) -> tuple[int, ...]:
+        return ()
+
     def reserve(self, request: Request, room: int) -> Reservation | None:
         if not self._room:
             return None

@@ -42,7 +42,7 @@ class Handled:
     def __post_init__(self) -> None:
         self.answers = Answers(self.outbox, Mock())
         self.jobs = self.answers.jobs
-        sender = PageSender(self.transfer.sender, self.answers, self.engine.config.page_size, self.timeout_s)
+        sender = PageSender(self.transfer.sender, self.answers, self.engine, self.timeout_s)
         outgoing = OutgoingHandoffs(self.engine, self.answers, self.clock, sender)
         incoming = IncomingHandoffs(self.engine, self.answers, self.transfer.receiver)
         migrations = Migrations(self.engine, self.answers, self.clock, sender)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kv_transfer import Ticket
+from kv_transfer import KVLayout, Ticket
 from tests.kv_network import Network, NetworkTransport
 from tests.kv_support import LAYOUT, REQUEST, Pool, receiver_on, sender_on
 
@@ -13,9 +13,9 @@ NUM_TOKENS = 30
 
 
 class Pair:
-    def __init__(self) -> None:
+    def __init__(self, layout: KVLayout = LAYOUT) -> None:
         self.network = Network()
-        self.source, self.target = Pool(32), Pool(32)
+        self.source, self.target = Pool(32, layout), Pool(32, layout)
         self.source.fill(range(32))
         self.sender = sender_on(NetworkTransport("p", self.source, self.network), self.source, 1)
         self.receiver = receiver_on(NetworkTransport("d", self.target, self.network), self.target, 2)
