@@ -34,6 +34,7 @@ _ARCHITECTURES: Final = {
     "llama": "LlamaForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "gemma3": "Gemma3ForCausalLM",
 }
 """`general.architecture` -> the class of config.json. GGUF files of Mistral and SmolLM2 say llama."""
 
@@ -55,6 +56,14 @@ _LAYER_MODULES: Final = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+
+_GEMMA3_MODULES: Final = _LAYER_MODULES | {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_GEMMA3_27B_LAYERS: Final = 62
+"""The one size whose scores are scaled by the width of the model per head; GGUF files do not state it."""
 
 
 def convert(source: Path, target: Path, progress: Progress) -> None:
@@ -137,9 +146,22 @@ def _configs(metadata: _Metadata) -> tuple[dict[str, Any], dict[str, Any]]:
         "eos_token_id": metadata.get("tokenizer.ggml.eos_token_id"),
         "pad_token_id": metadata.get("tokenizer.ggml.padding_token_id"),
     }
+    if metadata.architecture == "gemma3":
+        config |= _gemma3(metadata, hidden // heads, head_dim)
     if window := metadata.model("attention.sliding_window"):
         config |= {"sliding_window": window, "use_sliding_window": True}
     return config, {"eos_token_id": _end_tokens(metadata)}
+
+
+def _gemma3(metadata: _Metadata, width_per_head: int, head_dim: int) -> dict[str, Any]:
+    local = {"rope_type": "default", "rope_theta": metadata.model("rope.freq_base_swa") or 10000.0}
+    largest = metadata.need("block_count") == _GEMMA3_27B_LAYERS
+    return {
+        "model_type": "gemma3_text",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": width_per_head if largest else head_dim,
+        "rope_parameters": {"full_attention": _rope(metadata, head_dim), "sliding_attention": local},
+    }
 
 
 def _rope(metadata: _Metadata, head_dim: int) -> dict[str, Any]:
@@ -165,8 +187,9 @@ def _write_tensors(reader: GGUFReader, config: Config, target: Path, progress: P
     index: dict[str, str] = {}
     shard: dict[str, Array] = {}
     held = done = 0
+    is_gemma3 = config["model_type"] == "gemma3_text"
     for position, tensor in enumerate(reader.tensors, start=1):
-        name = _name(tensor.name)
+        name = _name(tensor.name, _GEMMA3_MODULES if is_gemma3 else _LAYER_MODULES)
         shard[name] = _value(tensor, config)
         held += shard[name].nbytes
         if held >= _SHARD_BYTES or position == len(reader.tensors):
@@ -180,11 +203,11 @@ def _write_tensors(reader: GGUFReader, config: Config, target: Path, progress: P
     (target / "model.safetensors.index.json").write_text(json.dumps(content, indent=2), encoding="utf-8")
 
 
-def _name(name: str) -> str:
+def _name(name: str, layer_modules: Mapping[str, str]) -> str:
     """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`."""
     match name.split("."):
-        case ["blk", layer, module, kind] if module in _LAYER_MODULES:
-            return f"model.layers.{layer}.{_LAYER_MODULES[module]}.{kind}"
+        case ["blk", layer, module, kind] if module in layer_modules:
+            return f"model.layers.{layer}.{layer_modules[module]}.{kind}"
         case [module, kind] if module in _MODULES:
             return f"{_MODULES[module]}.{kind}"
     raise UnsupportedModel(
@@ -198,6 +221,8 @@ def _value(tensor: ReaderTensor, config: Config) -> Array:
         value = _halves_apart(value, config["num_attention_heads"])
     elif config["model_type"] == "llama" and ".attn_k." in tensor.name:
         value = _halves_apart(value, config["num_key_value_heads"])
+    elif config["model_type"] == "gemma3_text" and tensor.name.endswith("norm.weight"):
+        value = value - 1.0  # Hugging Face's difference to 1; llama.cpp stores the factor
     return np.ascontiguousarray(value, dtype=np.float32)
 
 

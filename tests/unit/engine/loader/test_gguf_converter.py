@@ -14,6 +14,8 @@ from gguf import GGMLQuantizationType, GGUFWriter, TokenType, dequantize, quanti
 from safetensors.numpy import load_file
 from transformers import (
     AutoTokenizer,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
@@ -41,10 +43,19 @@ TINY: dict[str, Any] = {
     "initializer_range": 0.1,
     "eos_token_id": 5,
 }
+GEMMA3 = TINY | {
+    "num_hidden_layers": 7,
+    "head_dim": 32,
+    "query_pre_attn_scalar": 32,
+    "sliding_window": 16,
+    "tie_word_embeddings": True,
+    "pad_token_id": None,
+}
 MODELS: dict[str, Callable[[], PreTrainedModel]] = {
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**TINY, tie_word_embeddings=True)),
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**TINY)),
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**TINY, head_dim=32)),
+    "gemma3": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**GEMMA3)),
 }
 VOCABULARY = [*map(chr, range(33, 127)), "ab", "</s>"]
 MODULES = {
@@ -62,8 +73,15 @@ MODULES = {
 }
 
 
-def gguf_name(name: str) -> str:
-    for ours, theirs in MODULES.items():
+GEMMA3_MODULES = MODULES | {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+
+
+def gguf_name(name: str, architecture: str) -> str:
+    for ours, theirs in (GEMMA3_MODULES if architecture == "gemma3" else MODULES).items():
         name = name.replace(ours, theirs)
     name = name.replace("model.layers.", "blk.").replace("model.embed_tokens", "token_embd")
     return name.replace("model.norm", "output_norm").replace("lm_head", "output")
@@ -92,7 +110,10 @@ def write(
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_key_length(model.model.layers[0].self_attn.head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    rope = config.rope_parameters
+    writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
+    if architecture == "gemma3":
+        writer.add_sliding_window(config.sliding_window)
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list(VOCABULARY)
     writer.add_token_types([TokenType.NORMAL] * config.vocab_size)
@@ -106,8 +127,10 @@ def write(
         if architecture == "llama" and ("q_proj" in name or "k_proj" in name):
             heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
             value = llama_cpp_order(value, heads)
+        if architecture == "gemma3" and name.endswith("norm.weight"):
+            value = value + 1.0
         raw = kind if value.ndim == 2 else GGMLQuantizationType.F32
-        writer.add_tensor(gguf_name(name), quantize(value, raw), raw_dtype=raw)
+        writer.add_tensor(gguf_name(name, architecture), quantize(value, raw), raw_dtype=raw)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -210,7 +233,7 @@ def test_llama3_factors_are_refused_rather_than_ignored(tmp_path: Path) -> None:
 
 
 def test_other_architectures_and_unknown_tensors_are_refused_by_name(tmp_path: Path) -> None:
-    write(tmp_path / "other.gguf", "gemma3", MODELS["qwen2"]())
+    write(tmp_path / "other.gguf", "gemma2", MODELS["qwen2"]())
     write(
         tmp_path / "odd.gguf",
         "qwen2",
@@ -218,7 +241,7 @@ def test_other_architectures_and_unknown_tensors_are_refused_by_name(tmp_path: P
         extra=lambda writer: writer.add_tensor("blk.0.odd.weight", np.ones(4, dtype=np.float32)),
     )
 
-    with pytest.raises(UnsupportedModel, match=r"'gemma3' is not supported; .* llama, qwen2, qwen3"):
+    with pytest.raises(UnsupportedModel, match=r"'gemma2' is not supported; .* llama, qwen2, qwen3, gemma3"):
         converted(tmp_path / "other.gguf")
     with pytest.raises(UnsupportedModel, match=r"blk\.0\.odd\.weight"):
         converted(tmp_path / "odd.gguf")
