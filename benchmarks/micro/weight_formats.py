@@ -16,7 +16,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from engine.kernels.packed4 import Packed4, packed4_matmul, packed4_matvec
+from engine.kernels.packed4 import Packed4, packed4_matmul
 from engine.layers.formats.fp8 import Fp8Blocks, Fp8Rows
 from engine.layers.formats.packed4_gpu import Packed4OnGpu, interleaved
 from engine.layers.grouped_gpu import GroupedWeight
@@ -27,7 +27,6 @@ from engine.spec.expert_spec import ExpertSpec
 
 _BYTES: Final = 400 << 20
 """Weights that a graph reads: several times the cache."""
-_FEW_ROWS: Final = 16
 _DENSE: Final = "4096x6144,4096x4096,4096x28672,14336x4096"
 """Llama-3.1-8B's."""
 
@@ -68,7 +67,7 @@ def _applied(method: LinearMethod | None) -> Product:
     return lambda x: method.apply(layer, x, None)
 
 
-def _dense(weights: list[Tensor], rows: int) -> Iterator[tuple[str, list[Product]]]:
+def _dense(weights: list[Tensor]) -> Iterator[tuple[str, list[Product]]]:
     bf16 = torch.bfloat16
     yield "bf16 (cuBLAS, matvec)", [_plain(weight) for weight in weights]
     per_row = [Fp8Rows(bf16).on_device(_scaled(weight, blocks=False)) for weight in weights]
@@ -77,8 +76,6 @@ def _dense(weights: list[Tensor], rows: int) -> Iterator[tuple[str, list[Product
     yield "fp8 blocks, ours", [_applied(Fp8Blocks(bf16).on_device(stored)) for stored in blocks]
     int4 = [_int4(weight) for weight in weights]
     yield "4-bit, groups of 128", [_applied(method) for method in int4]
-    if rows <= _FEW_ROWS:
-        yield "4-bit, each row a vector", [partial(_by_vectors, method.packed) for method in int4]
     yield "4-bit, expanded in tiles", [partial(_in_tiles, method.packed) for method in int4]
     yield "4-bit, expanded for cuBLAS", [method.by_cublas for method in int4]
     try:
@@ -94,10 +91,6 @@ def _dense(weights: list[Tensor], rows: int) -> Iterator[tuple[str, list[Product
             for stored in blocks
         ],
     )
-
-
-def _by_vectors(packed: Packed4, x: Tensor) -> Tensor:
-    return packed4_matvec(x, packed, None)
 
 
 def _in_tiles(packed: Packed4, x: Tensor) -> Tensor:
@@ -145,9 +138,10 @@ def main() -> None:
     options = parser.parse_args()
     for shape in options.shapes.split(","):
         depth, features = (int(size) for size in shape.split("x"))
+        dense = [] if options.experts else list(_dense(_weights(depth, features)))
         for rows in (int(count) for count in options.rows.split(",")):
             x = torch.randn(rows, depth, device="cuda", dtype=torch.bfloat16)
-            for name, products in _candidates(depth, features, rows, options.experts):
+            for name, products in dense or _experts(depth, features, rows, options.experts):
                 try:
                     seconds = _seconds(products, x)
                 except Exception as error:
@@ -156,16 +150,12 @@ def main() -> None:
                 print(f"{shape:>12} {rows:6} rows  {name:36} {1e6 * seconds:10.1f} µs", flush=True)
 
 
-def _candidates(
-    depth: int, features: int, rows: int, experts: str | None
-) -> Iterator[tuple[str, list[Product]]]:
-    if experts is None:
-        count = max(2, _BYTES // (2 * depth * features))
-        weights = [
-            torch.randn(features, depth, device="cuda", dtype=torch.bfloat16) * 0.02 for _ in range(count)
-        ]
-        yield from _dense(weights, rows)
-        return
+def _weights(depth: int, features: int) -> list[Tensor]:
+    count = max(2, _BYTES // (2 * depth * features))
+    return [torch.randn(features, depth, device="cuda", dtype=torch.bfloat16) * 0.02 for _ in range(count)]
+
+
+def _experts(depth: int, features: int, rows: int, experts: str) -> Iterator[tuple[str, list[Product]]]:
     of_all, per_token = (int(number) for number in experts.split(":"))
     spec = ExpertSpec(count=of_all, per_token=per_token, intermediate_size=features)
     routed = Ops().route(torch.randn(rows, of_all, device="cuda"), None, spec, torch.zeros(1, device="cuda"))

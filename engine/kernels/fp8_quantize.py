@@ -9,8 +9,9 @@ import triton
 import triton.language as tl
 
 from engine.kernels.grouped_matmul import BLOCK
+from engine.kernels.pdl import pdl_wait, supports_pdl
 
-__all__ = ["LARGEST", "quantize_groups", "quantize_rows", "quantized", "scale_of"]
+__all__ = ["LARGEST", "quantize_groups", "quantize_rows", "quantized"]
 
 _FP8: Final = torch.float8_e4m3fn
 LARGEST: Final = 448.0
@@ -26,6 +27,7 @@ def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     scales = torch.empty(num_rows, dtype=torch.float32, device=x.device)
     if num_rows:
         block = triton.next_power_of_2(size)
+        use_pdl = supports_pdl(x.device)
         _quantize_rows[(num_rows,)](
             x,
             out,
@@ -34,7 +36,9 @@ def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             size=size,
             largest=LARGEST,
             block=block,
+            use_pdl=use_pdl,
             num_warps=max(1, min(16, block // 512)),
+            launch_pdl=use_pdl,
         )
     return out, scales
 
@@ -72,12 +76,6 @@ def quantize_groups(x: torch.Tensor, *, for_cublas: bool = False) -> tuple[torch
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def scale_of(high, largest: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The scale of values whose largest magnitude is `high`."""
-    return tl.maximum(high, 1e-12) / largest
-
-
-@triton.jit  # type: ignore[untyped-decorator]
 def quantized(x, scale, largest: tl.constexpr):  # type: ignore[no-untyped-def]
     """`x` float32 in units of `scale`, rounded to e4m3. NaN stays NaN."""
     cut = tl.minimum(tl.maximum(x * (1.0 / scale), -largest), largest)
@@ -86,13 +84,21 @@ def quantized(x, scale, largest: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _quantize_rows(  # type: ignore[no-untyped-def]
-    x_ptr, out_ptr, scales_ptr, stride, size: tl.constexpr, largest: tl.constexpr, block: tl.constexpr
+    x_ptr,
+    out_ptr,
+    scales_ptr,
+    stride,
+    size: tl.constexpr,
+    largest: tl.constexpr,
+    block: tl.constexpr,
+    use_pdl: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, block)
     inside = column < size
+    pdl_wait(use_pdl)
     x = tl.load(x_ptr + row * stride + column, mask=inside, other=0.0).to(tl.float32)
-    scale = scale_of(tl.max(tl.abs(x), axis=0), largest)
+    scale = tl.maximum(tl.max(tl.abs(x), axis=0), 1e-12) / largest
     tl.store(out_ptr + row * size + column, quantized(x, scale, largest), mask=inside)
     tl.store(scales_ptr + row, scale)
 
@@ -116,6 +122,6 @@ def _quantize_groups(  # type: ignore[no-untyped-def]
     column = group[:, None] * width + tl.arange(0, width)[None, :]
     inside = column < size
     x = tl.load(x_ptr + row * stride + column, mask=inside, other=0.0).to(tl.float32)
-    scale = scale_of(tl.max(tl.abs(x), axis=1), largest)
+    scale = tl.maximum(tl.max(tl.abs(x), axis=1), 1e-12) / largest
     tl.store(out_ptr + row * size + column, quantized(x, scale[:, None], largest), mask=inside)
     tl.store(scales_ptr + row * scales_row + group * scales_group, scale, mask=group < groups)

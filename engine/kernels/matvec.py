@@ -1,27 +1,27 @@
 """Matrix-vector products: the linear layers of a single decode, which are bound by reading weights.
 
 A program loads its first weights before its input vector is ready (pdl.py). On an H200 the products and norms
-of an 8B model's layer take 106 µs instead of 118; reading the weights alone takes 104. With 8-bit weights a
-program quantizes the vector itself: a kernel before each product would take longer than it saves.
+of an 8B model's layer take 106 µs instead of 118; reading the weights alone takes 104.
 """
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.fp8_quantize import LARGEST, quantized, scale_of
 from engine.kernels.pdl import pdl_wait, supports_pdl
 
-__all__ = ["gated_matvec", "matvec", "suits"]
+__all__ = ["Scales", "gated_matvec", "matvec", "suits"]
 
 _ROWS: Final = 4
 """The most rows that a program multiplies."""
-_SCANNED: Final = 4096
-"""Values of the vector whose largest a program finds at once."""
+
+
+Scales: TypeAlias = tuple[torch.Tensor, torch.Tensor]
+"""Of a vector [1] and of the rows of a weight [out], both e4m3."""
 
 
 class _Tiling(NamedTuple):
@@ -47,26 +47,28 @@ def matvec(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
-    weight_scale: torch.Tensor | None = None,
+    scales: Scales | None = None,
+    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """x [1, in] times `weight` [out, in] transposed, plus `bias` [out]: [1, out]; sums are in float32.
 
-    `weight_scale` [out] float32: `weight` is e4m3, and `x` is quantized as by `quantize_rows`.
+    `scales`: if both are e4m3. `dtype`: of the result, by default that of `x`.
     """
-    out = torch.empty((1, len(weight)), dtype=x.dtype, device=x.device)
-    _launch(x, weight, bias, out, weight_scale, gated=False)
+    out = torch.empty((1, len(weight)), dtype=dtype or x.dtype, device=x.device)
+    _launch(x, weight, bias, out, gated=False, scales=scales)
     return out
 
 
 def gated_matvec(
-    x: torch.Tensor, weight: torch.Tensor, weight_scale: torch.Tensor | None = None
+    x: torch.Tensor, weight: torch.Tensor, scales: Scales | None = None, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
     """silu(gate) * up for (gate, up) = x [1, in] times `weight` [2 * out, in] transposed: [1, out].
 
-    Both are rounded to x's dtype before the multiplication, as if they had been stored.
+    Both are rounded to the result's dtype before the multiplication, as if they had been stored. The rest as
+    of `matvec`.
     """
-    out = torch.empty((1, len(weight) // 2), dtype=x.dtype, device=x.device)
-    _launch(x, weight, None, out, weight_scale, gated=True)
+    out = torch.empty((1, len(weight) // 2), dtype=dtype or x.dtype, device=x.device)
+    _launch(x, weight, None, out, gated=True, scales=scales)
     return out
 
 
@@ -75,26 +77,24 @@ def _launch(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     out: torch.Tensor,
-    weight_scale: torch.Tensor | None,
     *,
     gated: bool,
+    scales: Scales | None,
 ) -> None:
     num_rows, num_columns = out.shape[1], weight.shape[1]
-    tiling = _tiling(num_columns, weight.element_size())
+    tiling = _tiling(num_columns)
     use_pdl = supports_pdl(x.device)
     _matvec[(num_rows // tiling.rows,)](
         x,
         weight,
         bias if bias is not None else weight,
         out,
-        weight_scale if weight_scale is not None else weight,
+        *(scales or (x, weight)),
         num_rows=num_rows,
         num_columns=num_columns,
         has_bias=bias is not None,
         gated=gated,
-        scaled=weight_scale is not None,
-        largest=LARGEST,
-        scanned=min(_SCANNED, triton.next_power_of_2(num_columns)),
+        scaled=scales is not None,
         tile_rows=tiling.rows,
         tile_columns=tiling.columns,
         ahead=tiling.ahead,
@@ -105,24 +105,11 @@ def _launch(
     )
 
 
-def _tiling(num_columns: int, value_bytes: int) -> _Tiling:
-    """The fastest tiling on an H200: one wide tile for short rows, narrow pipelined tiles for long rows.
-
-    With values of one byte, twice as many: as many bytes are on their way.
-    """
-    wide = 2 if value_bytes == 1 else 1
+def _tiling(num_columns: int) -> _Tiling:
+    """The fastest tiling on an H200: one wide tile for short rows, narrow pipelined tiles for long rows."""
     if num_columns % 2048 == 0 and num_columns <= 8192:
-        return _Tiling(2 * wide, 2048, min(2, num_columns // 2048), 1)
-    return _Tiling(_ROWS, 512 * wide if num_columns % 1024 == 0 else 512, 1, 3)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _values(x_ptr, scale, scaled: tl.constexpr, largest: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Part of the vector, in float32; quantized, if the weights are."""
-    x = tl.load(x_ptr).to(tl.float32)
-    if scaled:
-        x = quantized(x, scale, largest).to(tl.float32)
-    return x[None, :]
+        return _Tiling(2, 2048, min(2, num_columns // 2048), 1)
+    return _Tiling(_ROWS, 512, 1, 3)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -131,14 +118,13 @@ def _matvec(  # type: ignore[no-untyped-def]
     weight_ptr,
     bias_ptr,
     out_ptr,
+    x_scale_ptr,
     weight_scale_ptr,
     num_rows: tl.constexpr,
     num_columns: tl.constexpr,
     has_bias: tl.constexpr,
     gated: tl.constexpr,
     scaled: tl.constexpr,
-    largest: tl.constexpr,
-    scanned: tl.constexpr,
     tile_rows: tl.constexpr,
     tile_columns: tl.constexpr,
     ahead: tl.constexpr,
@@ -157,39 +143,31 @@ def _matvec(  # type: ignore[no-untyped-def]
         if gated:
             other_second = tl.load(others + tile_columns, eviction_policy="evict_first")
     pdl_wait(use_pdl)
-    scale = 1.0
-    if scaled:
-        each = tl.arange(0, scanned)
-        high = tl.zeros([scanned], dtype=tl.float32)
-        for start in range(0, num_columns, scanned):
-            part = tl.load(x_ptr + start + each, mask=start + each < num_columns, other=0.0)
-            high = tl.maximum(high, tl.abs(part.to(tl.float32)))
-        scale = scale_of(tl.max(high, axis=0), largest)
     # Sums across lanes are taken only at the end: a reduction in every round would wait for its loads.
-    x = _values(x_ptr + column, scale, scaled, largest)
+    x = tl.load(x_ptr + column).to(tl.float32)[None, :]
     sums = first.to(tl.float32) * x
     if gated:
         other_sums = other_first.to(tl.float32) * x
     if ahead == 2:
-        x = _values(x_ptr + tile_columns + column, scale, scaled, largest)
+        x = tl.load(x_ptr + tile_columns + column).to(tl.float32)[None, :]
         sums += second.to(tl.float32) * x
         if gated:
             other_sums += other_second.to(tl.float32) * x
     for start in tl.range(ahead * tile_columns, num_columns, tile_columns, num_stages=stages):
-        x = _values(x_ptr + start + column, scale, scaled, largest)
+        x = tl.load(x_ptr + start + column).to(tl.float32)[None, :]
         sums += tl.load(weights + start, eviction_policy="evict_first").to(tl.float32) * x
         if gated:
             other_sums += tl.load(others + start, eviction_policy="evict_first").to(tl.float32) * x
     total = tl.sum(sums, axis=1)
     dtype = out_ptr.dtype.element_ty
     if scaled:
-        total *= scale * tl.load(weight_scale_ptr + row)
+        total *= tl.load(x_scale_ptr) * tl.load(weight_scale_ptr + row)
     if has_bias:
         total += tl.load(bias_ptr + row).to(tl.float32)
     if gated:
         up = tl.sum(other_sums, axis=1)
         if scaled:
-            up *= scale * tl.load(weight_scale_ptr + num_rows + row)
+            up *= tl.load(x_scale_ptr) * tl.load(weight_scale_ptr + num_rows + row)
         gate = total.to(dtype).to(tl.float32)
         total = gate / (1.0 + tl.exp(-gate)) * up.to(dtype).to(tl.float32)
     tl.store(out_ptr + row, total.to(dtype))

@@ -126,6 +126,7 @@ def _rotate_store(  # type: ignore[no-untyped-def]
             tl.store(target, left, mask=inside)
             tl.store(target + half, right, mask=inside)
     else:
-        target = queries_ptr + token * queries_stride + (first + head) * 2 * half + column
-        tl.store(target, left, mask=inside)
-        tl.store(target + half, right, mask=inside)
+        # Another name: branches must not give a variable two types.
+        query = queries_ptr + token * queries_stride + (first + head) * 2 * half + column
+        tl.store(query, left, mask=inside)
+        tl.store(query + half, right, mask=inside)

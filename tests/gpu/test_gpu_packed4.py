@@ -32,8 +32,9 @@ def close(products: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("tokens", [1, 4, 5, 64, 1000])
-@pytest.mark.parametrize("group", [32, 64, 128, 512])
-@pytest.mark.parametrize(("depth", "features"), [(512, 256), (4096, 6144), (1024, 72)])
+@pytest.mark.parametrize(
+    ("depth", "features", "group"), [(4096, 6144, 128), (1024, 72, 32), (512, 256, 64), (1024, 256, 512)]
+)
 def test_products_equal_those_of_the_dequantized_values(
     depth: int, features: int, group: int, tokens: int
 ) -> None:
@@ -102,7 +103,7 @@ def mxfp4(*shape: int) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
 
 
 @pytest.mark.parametrize("tokens", [1, 5, 64, 1000])
-@pytest.mark.parametrize(("depth", "features"), [(1024, 256), (2880, 5760), (64, 24)])
+@pytest.mark.parametrize(("depth", "features"), [(1024, 256), (2880, 5760)])
 def test_mxfp4_products_equal_those_of_the_values(depth: int, features: int, tokens: int) -> None:
     from engine.layers.formats.mxfp4 import Mxfp4
 
@@ -115,11 +116,11 @@ def test_mxfp4_products_equal_those_of_the_values(depth: int, features: int, tok
 
 
 @pytest.mark.parametrize("tokens", [1, 7, 100, 2000])
-@pytest.mark.parametrize(("depth", "features"), [(2880, 5760), (2880, 2880)])
-def test_mxfp4_experts_equal_those_of_the_values(depth: int, features: int, tokens: int) -> None:
+def test_mxfp4_experts_equal_those_of_the_values(tokens: int) -> None:
     from engine.layers.formats.mxfp4 import Mxfp4
 
-    parts, values = mxfp4(8, features, depth)
+    depth = 2880
+    parts, values = mxfp4(8, 5760, depth)
     product = Mxfp4(torch.bfloat16).grouped_on_device(parts)
     assert product is not None
     routes = eight_experts(tokens)

@@ -29,9 +29,9 @@ class Fp8RowsOnGpu(PackedMethod):
     """[out] float32"""
 
     def apply(self, layer: Linear, x: Tensor, bias: Tensor | None) -> Tensor:
-        if suits(x, self.weight):
-            return matvec(x, self.weight, bias, self.scale)
         rows, scales = quantize_rows(x)
+        if suits(x, self.weight):
+            return matvec(rows, self.weight, bias, (scales, self.scale), x.dtype)
         product = torch._scaled_mm(
             rows,
             self.weight.t(),
@@ -43,7 +43,10 @@ class Fp8RowsOnGpu(PackedMethod):
         return product if bias is None else product.add_(bias)
 
     def gated(self, layer: Linear, x: Tensor) -> Tensor | None:
-        return gated_matvec(x, self.weight, self.scale) if suits(x, self.weight) else None
+        if not suits(x, self.weight):
+            return None
+        rows, scales = quantize_rows(x)
+        return gated_matvec(rows, self.weight, (scales, self.scale), x.dtype)
 
 
 @dataclass(frozen=True, slots=True)
