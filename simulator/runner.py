@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass
 from typing import Any, Final
 
+from common.kv_groups import ONE_GROUP
 from engine.config import EngineConfig
 from engine.core.plan import StepPlan
 from engine.engine import Engine
@@ -58,6 +59,7 @@ def end_of_step(engine: Engine) -> float:
 class _Spec:
     vocab_size = 1 << 60
     eos_token_ids = ()
+    kv_groups = ONE_GROUP
 
 
 class _Runner:

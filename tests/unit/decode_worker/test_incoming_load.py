@@ -22,6 +22,7 @@ STATS = EngineStats(
     waiting_tokens=0,
     available_pages=40,
     pages=COUNTS,
+    state_slots=None,
     steps=0,
     preemptions=0,
     prompt_tokens=0,
@@ -55,7 +56,7 @@ class Engine:
 
 
 def worker_with(room: int) -> Handled:
-    return handled(Engine(room), Mock())
+    return handled(Engine(room), Mock(sessions=()))
 
 
 def reserve(worker: Handled, request_id: int, tokens: int) -> None:
