@@ -27,6 +27,9 @@ __all__ = ["PageTiers", "TakePages"]
 _LEAST_PATIENCE_S: Final = 0.5
 """KV on a tier is waited for as long as computing it would take, or this long if that is less."""
 
+_FIRST_PATIENCE_S: Final = 5.0
+"""The same, before the rate of computing was measured."""
+
 TakePages = Callable[[int, int, PageState], list[int] | None]
 """Count, owner and state to the pages taken; None if there are too few."""
 
@@ -128,8 +131,7 @@ class PageTiers:
         if wait is None:
             if not holds:
                 return False
-            seconds = available * size / self._prefill_rate
-            wait = request.promotion = PromotionWait(now + max(seconds, _LEAST_PATIENCE_S))
+            wait = request.promotion = PromotionWait(now + self._patience(available * size))
         wait.version, wait.holds = self.tiers.version, holds
         return holds
 
@@ -181,6 +183,12 @@ class PageTiers:
         return self.tiers.take_changes()
 
     # ------------------------------------------------------------------------------ inside
+
+    def _patience(self, num_tokens: int) -> float:
+        """Seconds to wait for the KV of so many tokens."""
+        if self._prefill_rate == math.inf:
+            return _FIRST_PATIENCE_S
+        return max(num_tokens / self._prefill_rate, _LEAST_PATIENCE_S)
 
     def _bring(self, request: Request, depth: int, keys: Sequence[BlockKey]) -> None:
         """Order copies of blocks that follow `depth` cached pages, as far as there is room."""

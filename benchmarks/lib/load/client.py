@@ -56,8 +56,12 @@ class Record:
     sent: float = 0.0
     arrivals: list[float] = field(default_factory=list)
     """When each piece of text came; a piece is one token, or several that came together."""
+    pieces: list[str] = field(default_factory=list)
+    """The text of each."""
     ended: float = 0.0
     prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Of the prompt, where the server reports them."""
     output_tokens: int = 0
     """Counted by the server where it reports usage, else the number of pieces."""
     error: str | None = None
@@ -154,10 +158,12 @@ def _take(event: dict[str, Any], record: Record) -> None:
         record.error = str(event["error"])
         return
     for choice in event.get("choices", ()):
-        if choice.get("text") or choice.get("delta", {}).get("content"):
+        if piece := choice.get("text") or choice.get("delta", {}).get("content"):
             record.arrivals.append(time.monotonic())
+            record.pieces.append(piece)
     if usage := event.get("usage"):
         record.prompt_tokens = usage["prompt_tokens"]
         record.output_tokens = usage["completion_tokens"]
+        record.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     if timings := event.get("timings"):
         record.timings = timings

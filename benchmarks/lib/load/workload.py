@@ -20,6 +20,7 @@ __all__ = [
     "make_workload",
     "parse_lengths",
     "with_long_prompts",
+    "words_of",
 ]
 
 _FIRST_ID, _LAST_ID = 1_000, 30_000
@@ -69,7 +70,7 @@ def make_workload(
 
     def prompt(length: int) -> list[int] | str:
         if as_text:
-            return _words(rng, length)
+            return words_of(rng, length)
         shared = prefix[: length - 1]
         own = rng.integers(_FIRST_ID, _LAST_ID, length - len(shared))
         return [int(token) for token in np.concatenate([shared, own])]
@@ -105,6 +106,6 @@ def are_long(count: int, share: float, seed: int) -> list[bool]:
     return [rng.random() < share for _ in range(count)]
 
 
-def _words(rng: np.random.Generator, length: int) -> str:
+def words_of(rng: np.random.Generator, length: int) -> str:
     """About `length` tokens of English words."""
     return " ".join(_WORDS[index] for index in rng.integers(0, len(_WORDS), length))

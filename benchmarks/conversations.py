@@ -1,0 +1,223 @@
+"""Conversations: sessions of several turns, each turn sent when the answer before it has come.
+
+    python -m benchmarks.conversations --model smollm2 --sessions 6 -- --kv-pool-tokens 2048
+    python -m benchmarks.conversations --base-url http://127.0.0.1:30000 --trace mooncake.jsonl
+
+Without --base-url it starts `router` twice, with the flags after `--`: without KV tiers and with them, and
+compares the answers. Each server is then restarted, and every session goes on for a turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.lib.load.client import Record, Target, only_model, open_client, send
+from benchmarks.lib.load.conversations import Distribution, Session, Turn, draw_sessions, read_trace
+from benchmarks.lib.load.workload import Work
+from benchmarks.lib.provenance import provenance
+from benchmarks.lib.report import Percentiles
+from benchmarks.lib.servers.server import BatonServer
+
+__all__ = ["Figures", "figures_of", "replay"]
+
+_USUAL: Final = {
+    "turns": "3",
+    "gap_ms": "200",
+    "opening": "60",
+    "openings": 2,
+    "first": "uniform:150:250",
+    "later": "uniform:60:100",
+    "tool": "uniform:120:200",
+    "tool_share": 0.3,
+    "output": "8",
+    "branch_share": 0.2,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A turn of a session, or of a sub-agent."""
+
+    session: int
+    turn: int
+    """0: the first, whose prompt nobody but other sessions has computed."""
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Of one run. Times in seconds."""
+
+    failed: int
+    first_ttft: Percentiles
+    later_ttft: Percentiles
+    tpot: Percentiles
+    prompt_tokens: int
+    cached_tokens: int
+    promoted_tokens: dict[str, int]
+    """Of the cached ones, by tier."""
+    tokens_per_s: Percentiles
+    """Output tokens of an answer divided by its end-to-end latency."""
+
+    @property
+    def computed_tokens(self) -> int:
+        return self.prompt_tokens - self.cached_tokens
+
+
+async def replay(target: Target, sessions: Sequence[Session], histories: dict[int, str]) -> list[Said]:
+    """Send all turns. `histories`: what was said before in a session; what was said now is added to it."""
+    said: list[Said] = []
+    start = time.monotonic()
+
+    async def talk(number: int, text: str, turns: Sequence[Turn], first: int) -> str:
+        for index, turn in enumerate(turns, first):
+            await asyncio.sleep(turn.gap_s)
+            text = f"{text} {turn.text}"
+            record = await send(client, target, Work(0.0, text, turn.max_tokens))
+            said.append(Said(number, index, record))
+            text += "".join(record.pieces)
+            if branch := sessions[number].branches.get(index):
+                agents.append(asyncio.create_task(talk(number, text, branch, index + 1)))
+        return text
+
+    async def run(number: int, session: Session) -> None:
+        await asyncio.sleep(max(0.0, start + session.start_s - time.monotonic()))
+        before = histories.get(number)
+        text = session.opening if before is None else before
+        histories[number] = await talk(number, text, session.turns, int(before is not None))
+
+    agents: list[asyncio.Task[str]] = []
+    async with open_client(target) as client:
+        await asyncio.gather(*(run(number, session) for number, session in enumerate(sessions)))
+        while agents:
+            await agents.pop()
+    return said
+
+
+def figures_of(said: Iterable[Said]) -> Figures:
+    turns = [(each.turn, each.record) for each in said]
+    good = [(turn, record) for turn, record in turns if record.error is None]
+    promoted: dict[str, int] = {}
+    for _, record in good:
+        for tier, tokens in ((record.timings or {}).get("promoted") or {}).items():
+            promoted[tier] = promoted.get(tier, 0) + tokens
+    return Figures(
+        failed=len(turns) - len(good),
+        first_ttft=Percentiles.of(record.ttft for turn, record in good if turn == 0),
+        later_ttft=Percentiles.of(record.ttft for turn, record in good if turn > 0),
+        tpot=Percentiles.of(record.tpot for _, record in good if record.output_tokens > 1),
+        prompt_tokens=sum(record.prompt_tokens for _, record in good),
+        cached_tokens=sum(record.cached_tokens for _, record in good),
+        promoted_tokens=promoted,
+        tokens_per_s=Percentiles.of(record.output_tokens / record.e2e for _, record in good),
+    )
+
+
+def main() -> None:
+    options = _parser().parse_args()
+    if options.trace is not None:
+        sessions = read_trace(options.trace, options.seed)[: options.sessions]
+    else:
+        given = Distribution.of(_USUAL) if options.lengths is None else Distribution.read(options.lengths)
+        sessions = draw_sessions(given, options.sessions, options.rate, options.seed)
+    if options.base_url is not None:
+        runs = {"server": figures_of(asyncio.run(replay(_target(options.base_url), sessions, {})))}
+        same = None
+    else:
+        runs, same = _compared(options, sessions)
+    Console().print(_table(runs))
+    if same is not None:
+        print("answers are the same with and without tiers:", "yes" if same else "NO")
+    if options.output is not None:
+        found = {name: asdict(run) | {"computed_tokens": run.computed_tokens} for name, run in runs.items()}
+        content = {"made_with": provenance(), "flags": options.flags, "same_answers": same, "runs": found}
+        options.output.write_text(json.dumps(content, indent=1) + "\n")
+    if same is False:
+        raise SystemExit(1)
+
+
+def _compared(options: argparse.Namespace, sessions: Sequence[Session]) -> tuple[dict[str, Figures], bool]:
+    flags = ["--model", options.model, *options.flags]
+    more = [Session(0.0, "", [session.turns[-1]]) for session in sessions]
+    runs: dict[str, Figures] = {}
+    answers = []
+    with tempfile.TemporaryDirectory() as folder:
+        tiers = ["--host-kv-gb", str(options.host_kv_gb), "--disk-kv-dir", folder]
+        for name, own in (("without tiers", []), ("with tiers", tiers)):
+            histories: dict[int, str] = {}
+            rounds = []
+            for restarted, part in ((False, sessions), (True, more)):
+                with BatonServer(*flags, *own) as server:
+                    said = asyncio.run(replay(_target(server.url), part, histories))
+                    time.sleep(options.settle_s)
+                rounds.append(said)
+                runs[f"{name}, restarted" if restarted else name] = figures_of(said)
+            answers.append([_texts(said) for said in rounds])
+    return runs, answers[0] == answers[1]
+
+
+def _texts(said: Sequence[Said]) -> list[tuple[int, int, str]]:
+    return sorted((each.session, each.turn, "".join(each.record.pieces)) for each in said)
+
+
+def _target(url: str) -> Target:
+    extra = {"temperature": 0, "ignore_eos": True, "timings": True}
+    return Target(url, only_model(url), extra=extra)
+
+
+def _table(runs: dict[str, Figures]) -> Table:
+    table = Table(title="conversations")
+    for column in ("", "first TTFT p50", "later TTFT p50", "p90", "TPOT p50", "prompt", "cached", "promoted"):
+        table.add_column(column, justify="left" if not column else "right")
+    table.add_column("computed", justify="right")
+    table.add_column("tok/s p50", justify="right")
+    for name, run in runs.items():
+        table.add_row(
+            name + (f" ({run.failed} failed)" if run.failed else ""),
+            *(f"{t:.2f} s" for t in (run.first_ttft.p50, run.later_ttft.p50, run.later_ttft.p90)),
+            f"{run.tpot.p50 * 1e3:.0f} ms",
+            str(run.prompt_tokens),
+            str(run.cached_tokens),
+            ", ".join(f"{tokens} {tier}" for tier, tokens in run.promoted_tokens.items()) or "0",
+            str(run.computed_tokens),
+            f"{run.tokens_per_s.p50:.1f}",
+        )
+    return table
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.conversations",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--base-url", help="of a running server, without /v1")
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--sessions", type=int, default=6, metavar="N")
+    parser.add_argument(
+        "--rate", type=float, default=math.inf, help="sessions a second (default: all at once)"
+    )
+    parser.add_argument("--lengths", type=Path, metavar="FILE.json", help="what sessions are drawn from")
+    parser.add_argument("--trace", type=Path, metavar="FILE.jsonl", help="a trace in Mooncake's format")
+    parser.add_argument("--host-kv-gb", type=float, default=1.0, metavar="GIB", help="of the run with tiers")
+    parser.add_argument("--settle-s", type=float, default=2.0, help="pause before the server is stopped")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=Path, metavar="FILE.json")
+    parser.add_argument("flags", nargs="*", help="of `router`, after --")
+    return parser
+
+
+if __name__ == "__main__":
+    main()
