@@ -106,10 +106,12 @@ class PageTiers:
         self.tiers.touch(keys)
         return self.tiers.holds(keys[cached // size :]) * size
 
-    def holds_back(self, request: Request, room: int, now: float) -> bool:
+    def holds_back(self, request: Request, room: int, now: float, *, is_first: bool) -> bool:
         """Whether a waiting request should wait for KV that comes up; orders what is missing.
 
-        `room`: pages that it could have now. Costs O(tokens) when something has changed, else O(1).
+        `room`: pages that it could have now. `is_first`: no request before it is held back; else it waits
+        for room too, rather than compute what is on a tier. Costs O(tokens) when something has changed, else
+        O(1).
         """
         wait, version = request.promotion, self.tiers.version
         if wait is not None and now >= wait.until:
@@ -125,7 +127,9 @@ class PageTiers:
         available = self.tiers.holds(keys[depth:])
         lacking = -(-request.num_tokens // size) - depth
         holds = False
-        if lacking <= room and depth < limit:
+        if lacking > room:
+            return available > 0 and not is_first
+        if depth < limit:
             self._bring(request, depth, keys[depth : depth + available])
             holds = self.tiers.is_coming(keys[depth])
         if wait is None:

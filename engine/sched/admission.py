@@ -205,7 +205,8 @@ class _HeldBack:
             return False
         known = self._decided.get(request.number)
         if known is None:
-            known = self._kv.tiers.holds_back(request, self._room, self._now)
+            is_first = not any(self._decided.values())
+            known = self._kv.tiers.holds_back(request, self._room, self._now, is_first=is_first)
             self._decided[request.number] = known
             self._room -= -(-request.num_tokens // self._kv.page_size)
         return known

@@ -20,7 +20,7 @@ from rpc.channel import connect
 from rpc.session import BEAT_S
 from tests.local_rank_processes import LocalRankProcesses
 from tests.unit.tiny import make_config
-from worker.config import WorkerConfig, WorkerRole
+from worker.config import TierConfig, WorkerConfig, WorkerRole
 from worker.process.engine_loop import EngineDied
 from worker.process.host import WorkerHost
 
@@ -129,6 +129,7 @@ async def worker(
     transport: str | None,
     name: str = "",
     kv_by_ranks: bool = False,
+    tiers: TierConfig | None = None,
     **engine: Any,
 ) -> AsyncIterator[Link]:
     deaths: list[EngineDied] = []
@@ -137,6 +138,7 @@ async def worker(
         role=role,
         model="tiny",
         engine=make_config(folder, **{"chunk_budget": 16, "num_pages": 128, **engine}),
+        tiers=tiers,
         transport=transport,
         kv_by_ranks=kv_by_ranks,
         handoff_timeout_s=PATIENCE_S,

@@ -121,6 +121,17 @@ def test_other_requests_pass_one_that_waits_for_a_promotion() -> None:
     assert waiting.output == reference(waiting.prompt, 2)
 
 
+def test_kv_of_several_requests_comes_up_in_turn_where_the_pool_has_room_for_one() -> None:
+    tiered = Tiered()
+    tiered.answer(make_request(1, FIRST, 2))
+    tiered.answer(make_request(2, OTHER, 2))
+    tiered.answer(make_request(3, [7] * 24, 2))
+    first, second = make_request(8, [*FIRST, 90], 2), make_request(9, [*OTHER, 90], 2)
+    tiered.engine.submit(first)
+    tiered.answer(second)
+    assert (first.num_cached, second.num_cached) == (len(FIRST), len(OTHER))
+
+
 def test_a_request_computes_what_a_slow_disk_does_not_bring_in_time() -> None:
     now = 0.0
     tiered = Tiered(clock=lambda: now, host_slots=8, disk_files=100)
