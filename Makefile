@@ -51,12 +51,12 @@ test-all: setup  ## Run every test that needs no GPU and ends within minutes
 test-cluster: machines setup  ## Run deploy/cluster.yaml on three machines in namespaces (root, Debian packages, 15 minutes)
 	$(BIN)/python -m pytest -m cluster -x -v tests/cluster $(ARGS)
 
-.clients: $(wildcard tests/clients/environments/*.txt) tests/clients/package.json
+.clients/installed: $(wildcard tests/clients/environments/*.txt) tests/clients/package.json
 	$(PYTHON) tests/clients/install.py .clients
 	cp tests/clients/package.json .clients && npm install --prefix .clients --no-fund --no-audit
-	touch .clients
+	touch $@
 
-test-clients: setup .clients  ## Run SDKs, agents and load generators that people have against it (network, node, minutes)
+test-clients: setup .clients/installed  ## Run SDKs, agents and load generators that people have against it (network, node, minutes)
 	$(BIN)/python -m pytest -m clients -v tests/clients $(ARGS)
 
 wheel: setup  ## Build dist/baton_llm-*.whl, which deploy/cluster.yaml installs on every machine

@@ -19,7 +19,12 @@ def interpreter(requirements: str) -> str | None:
     if found is None or sys.version_info >= (3, int(found[1])):
         return sys.executable
     names = (f"python3.{minor}" for minor in range(int(found[1]), 20))
-    return next(filter(None, map(shutil.which, names)), None)
+    return next(filter(starts, filter(None, map(shutil.which, names))), None)
+
+
+def starts(python: str) -> bool:
+    """Version managers put a name on the path for every version that they know, installed or not."""
+    return subprocess.run([python, "--version"], capture_output=True).returncode == 0
 
 
 def main(folder: Path) -> None:
