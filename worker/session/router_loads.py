@@ -21,7 +21,8 @@ def router_loads(sessions: Iterable[RouterSession], jobs: Iterable[Job]) -> list
         prompt, context = len(request.prompt), request.num_tokens
         left = max(prompt - request.num_computed, 0)
         load.requests += 1
-        load.tokens += prompt - (request.num_cached or 0)
+        # The cache may hold tokens of the answer too, of a request that continues here.
+        load.tokens += max(prompt - (request.num_cached or 0), 0)
         load.queued_tokens += left
         if not left:
             load.decodes += 1
