@@ -85,6 +85,8 @@ class RequestHandler:
         self.grammars: Final = grammars
         self._handoffs = handoffs
         self._step_began = 0.0
+        self._drained_until = math.inf
+        """End of a drain, whose router may end before it; math.inf: the worker is not drained."""
 
     @property
     def transfer(self) -> TransferThread | None:
@@ -125,6 +127,8 @@ class RequestHandler:
                 self._migrate(command.migrate)
             case "fence":
                 self._fence(command.fence)
+            case "drain":
+                self._drained_until = arrived + command.drain.seconds
             case None:
                 log.warning("unknown kind of command: router and worker have different versions")
 
@@ -177,6 +181,8 @@ class RequestHandler:
     def tick(self, now: float) -> None:
         """Handle expired deadlines. Runs before every step, and at `next_wakeup` when idle."""
         self._step_began = now
+        if now >= self._drained_until:
+            self._drained_until = math.inf
         for job in self._answers.jobs.overdue(now):
             self._drop(job)
             self._answers.fail(job, worker_pb2.FAILURE_CODE_DEADLINE, "the request's timeout passed")
@@ -187,7 +193,9 @@ class RequestHandler:
 
     def next_wakeup(self) -> float:
         """The next deadline for `tick`, on the handler's clock; math.inf: none."""
-        deadline = min(self._answers.jobs.next_deadline(), self._engine.scheduler.promotions_until)
+        deadline = min(
+            self._answers.jobs.next_deadline(), self._engine.scheduler.promotions_until, self._drained_until
+        )
         if self._handoffs is None:
             return deadline
         return min(deadline, self._handoffs.incoming.next_wakeup(), self._handoffs.migrations.next_wakeup())
@@ -206,6 +214,7 @@ class RequestHandler:
     def load(self) -> worker_pb2.Load:
         load = load_to_proto(self._engine.stats())
         load.routers.extend(router_loads(self._answers.outbox.sessions, self._answers.jobs))
+        load.draining = self._drained_until < math.inf
         if self._handoffs is not None:
             self._handoffs.incoming.add_load(load)
         return load

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeAlias
@@ -27,6 +28,9 @@ __all__ = [
 Evacuate: TypeAlias = Callable[[str, float], Awaitable[int]]
 """(worker, time limit in seconds) -> number of running answers that moved to other workers with their KV."""
 
+_ENDS_S: Final = 30.0
+"""For the process of a drained worker to end; if it runs on, it is in service again for other routers."""
+_REPORTS_S: Final = 2.0
 _AGAIN_S: Final = 0.2
 """Interval of further attempts: for requests whose prefill has ended since, or that found no room before."""
 
@@ -71,6 +75,8 @@ class WorkerDrainer:
         self._registry = registry
         self._needs_roles = needs_roles
         self._evacuate = evacuate or _nothing_moves
+        self._followed: dict[WorkerSession, asyncio.Task[None]] = {}
+        """Sessions of workers that another router drains."""
         self._locks: dict[str, asyncio.Lock] = {}
         """By worker id: a drain that overlaps a restart would stop the restarted process."""
 
@@ -95,6 +101,36 @@ class WorkerDrainer:
                 ) from error
         _log.info("drained %s; %d of its requests moved", worker_id, moved)
         return moved
+
+    async def follow(self) -> None:
+        """Move this router's answers off workers that other routers drain, for ever."""
+        try:
+            while True:
+                await self._registry.wait_until(lambda: bool(self._drained_by_others()), math.inf)
+                for session in self._drained_by_others():
+                    self._followed[session] = asyncio.create_task(self._leave(session))
+        finally:
+            for task in self._followed.values():
+                task.cancel()
+
+    def _drained_by_others(self) -> list[WorkerSession]:
+        """Sessions that are not followed yet."""
+        return [
+            member.session
+            for member in self._registry.members()
+            if member.session is not None
+            and member.session.load.draining
+            and member.wanted.is_set()
+            and member.session not in self._followed
+        ]
+
+    async def _leave(self, session: WorkerSession) -> None:
+        _log.info("%s is drained by another router", session.worker_id)
+        while session.alive and session.load.draining:
+            if session.load.requests:
+                await self._evacuate(session.worker_id, _AGAIN_S)
+            await asyncio.sleep(_AGAIN_S)
+        del self._followed[session]
 
     async def restart(
         self, worker_id: str, timeout_s: float, startup_s: float, *, force: bool = False
@@ -132,6 +168,9 @@ class WorkerDrainer:
             return 0
         worker_id = member.handle.worker_id
         _log.info("draining %s: %d requests have %g s to finish", worker_id, session.load.requests, timeout_s)
+        session.send(worker_pb2.Command(drain=worker_pb2.Drain(seconds=timeout_s + _ENDS_S)))
+        # Its report of the drain is the first that surely covers what other routers have sent.
+        await self._registry.wait_until(lambda: session.load.draining or not session.alive, _REPORTS_S)
         try:
             return await self._move_requests(session, timeout_s)
         finally:
@@ -145,7 +184,10 @@ class WorkerDrainer:
             moved += await self._evacuate(session.worker_id, max(left, _AGAIN_S))
             left = ends - time.monotonic()
             if await session.idle(min(_AGAIN_S, max(left, 0.0))):
-                return moved
+                if not session.load.others.requests or left <= _AGAIN_S:
+                    return moved
+                await asyncio.sleep(_AGAIN_S)
+                continue
             if left <= _AGAIN_S:
                 _log.info(
                     "%d requests did not finish in time and are recomputed elsewhere", session.load.requests

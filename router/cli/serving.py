@@ -118,6 +118,8 @@ class Serving:
         name = config.served_model_name or checkpoint.name
         dispatcher = ClusterDispatcher(config, registry, metrics, on_end=self._tracing(name))
         drainer = WorkerDrainer(registry, dispatcher.evacuate, needs_roles=config.mode is Mode.DISAGG)
+        follow = asyncio.create_task(drainer.follow(), name="drains of other routers")
+        self.stack.callback(follow.cancel)
         roll = asyncio.create_task(self._roll(registry, drainer).run(), name="roll")
         self.stack.callback(roll.cancel)
         await self._ready(cluster, registry)

@@ -61,7 +61,7 @@ class WorkerState(Enum):
     UNAVAILABLE = "unavailable"
     """Starting, restarting or unreachable."""
     DRAINING = "draining"
-    """Finishes its requests and gets no new ones."""
+    """Finishes its requests and gets no new ones: it is drained, through this router or another one."""
     STOPPED = "stopped"
     """Drained; not started again until `router restart`."""
 
@@ -100,6 +100,8 @@ class Member:
             return WorkerState.DRAINING if here else WorkerState.STOPPED
         if self.session is None or not here:
             return WorkerState.STOPPED if self.is_stopped else WorkerState.UNAVAILABLE
+        if self.session.load.draining:
+            return WorkerState.DRAINING
         state = _BY_CIRCUIT_STATE[self.breaker.state]
         is_late = self.session.liveness is not Liveness.GOOD and state is not WorkerState.UNHEALTHY
         return WorkerState.LATE if is_late else state

@@ -73,6 +73,9 @@ class Registry:
         self._digests = digests
         self._name = name
         self._changed = asyncio.Condition()
+        self._draining: set[str] = set()
+        """Workers that report a drain."""
+        self._telling: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Registry:
         for member in self._members:
@@ -212,6 +215,7 @@ class Registry:
                 reason = await session.lost()
             finally:
                 member.session = None
+                self._draining.discard(member.handle.worker_id)
                 if self._fencing is not None:
                     self._fencing.ended(session)
                 await session.close()
@@ -240,7 +244,7 @@ class Registry:
             await member.handle.endpoint(),
             member.breaker,
             monitor=HeartbeatMonitor(self._silence_s, self._grace_s),
-            on_news=lambda: self._on_news(),
+            on_news=lambda: self._on_report(member),
             router=self._name,
         )
         found = session.info.settings_digest
@@ -255,6 +259,15 @@ class Registry:
             await session.close()
             raise WorkerBroken(odd)
         return session
+
+    def _on_report(self, member: Member) -> None:
+        worker_id, session = member.handle.worker_id, member.session
+        if session is not None and session.load.draining != (worker_id in self._draining):
+            self._draining ^= {worker_id}
+            telling = asyncio.create_task(self.reconsider())
+            self._telling.add(telling)
+            telling.add_done_callback(self._telling.discard)
+        self._on_news()
 
     def _incompatible(self, session: WorkerSession) -> str | None:
         """The reason to refuse a worker, or None.

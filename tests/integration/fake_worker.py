@@ -210,6 +210,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
                     self._launch(command.submit.work, run(command.submit.work, outbox))
                 case "reserve":
                     self._launch(command.reserve.work, self._decode(command.reserve.work, outbox))
+                case "drain":
+                    outbox.put_nowait(worker_pb2.EventBatch(load=worker_pb2.Load(draining=True)))
                 case "attach":
                     self._attach_of(command.attach.ticket.handoff_id).set()
 

@@ -255,6 +255,11 @@ class WorkerLoad:
         return self._reported.free_pages if self._reported.total_pages else None
 
     @property
+    def draining(self) -> bool:
+        """Whether a router drains the worker, as it last reported."""
+        return self._reported.draining
+
+    @property
     def routers(self) -> list[str]:
         """Names of the routers that are connected to the worker, as it last reported."""
         return [load.router for load in self._reported.routers]

@@ -12,10 +12,12 @@ from typing import Any
 import grpc
 import pytest
 
+from router.admin.drain import WorkerDrainer
 from router.config.settings import RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics import RouterMetrics
 from router.placement.account.load import WorkerLoad
+from router.workers.member import WorkerState
 from router.workers.registry import Registry
 from rpc.baton.v1 import sampling_pb2, worker_pb2, worker_pb2_grpc
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE
@@ -23,7 +25,7 @@ from rpc.channel import connect
 from rpc.session import ROUTER_METADATA
 from tests.faults.local_cluster import LocalWorker
 from tests.integration.reading import deltas_of
-from tests.integration.tiny_cluster import Link, work, worker
+from tests.integration.tiny_cluster import Link, slow_down, work, worker
 from worker.config import WorkerRole
 from worker.session import lease as lease_module
 
@@ -48,8 +50,9 @@ class Router:
 
 
 @asynccontextmanager
-async def router(link: Link, name: str) -> AsyncIterator[Router]:
-    async with Registry([LocalWorker("decode-0", ROLE_DECODE, link.host)], name=name) as registry:
+async def router(*links: Link, name: str) -> AsyncIterator[Router]:
+    handles = [LocalWorker(f"decode-{k}", ROLE_DECODE, link.host) for k, link in enumerate(links)]
+    async with Registry(handles, name=name) as registry:
         assert await registry.wait_for_all(PATIENCE_S)
         dispatcher = ClusterDispatcher(RouterConfig(model="tiny"), registry, RouterMetrics("mixed"))
         yield Router(registry, dispatcher)
@@ -63,13 +66,13 @@ async def read_all(call: Any) -> None:
 async def test_each_router_knows_the_others_and_their_load(folder: Path) -> None:
     async with (
         worker(folder, WorkerRole.DECODE, None) as link,
-        router(link, "1 a") as first,
-        router(link, "2 b") as second,
+        router(link, name="1 a") as first,
+        router(link, name="2 b") as second,
     ):
+        slow_down(link.host, 0.02)
         async with asyncio.timeout(PATIENCE_S):
-            while not (first.registry.other_routers() and second.registry.other_routers()):  # noqa: ASYNC110
+            while not ("2 b" in first.load.routers and "1 a" in second.load.routers):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-        assert {"2 b"} <= set(first.registry.other_routers())
         assert first.registry.place() < second.registry.place()
         async with aclosing(deltas_of(first.dispatcher, [1, 2, 3], LONG)) as deltas:
             await anext(deltas)
@@ -80,12 +83,13 @@ async def test_each_router_knows_the_others_and_their_load(folder: Path) -> None
 
 
 async def test_the_end_of_a_router_ends_its_requests_and_no_others(folder: Path) -> None:
-    async with worker(folder, WorkerRole.DECODE, None) as link, router(link, "1 a") as staying:
+    async with worker(folder, WorkerRole.DECODE, None) as link, router(link, name="1 a") as staying:
+        slow_down(link.host, 0.02)
         seen: list[int] = []
         async with aclosing(deltas_of(staying.dispatcher, [1, 2, 3], LONG)) as deltas:
             seen += (await anext(deltas)).token_ids
             async with (
-                router(link, "2 b") as leaving,
+                router(link, name="2 b") as leaving,
                 aclosing(deltas_of(leaving.dispatcher, [4, 5, 6], LONG)) as others,
             ):
                 await anext(others)
@@ -96,6 +100,41 @@ async def test_the_end_of_a_router_ends_its_requests_and_no_others(folder: Path)
                 seen += delta.token_ids
         assert len(seen) == LONG.max_tokens
         await link.all_pages_back()
+
+
+async def test_a_drain_through_one_router_waits_for_the_requests_of_the_others(folder: Path) -> None:
+    async with (
+        worker(folder, WorkerRole.DECODE, None) as first,
+        worker(folder, WorkerRole.DECODE, None) as second,
+        router(first, second, name="1 a") as draining,
+        router(first, second, name="2 b") as other,
+    ):
+        follower = WorkerDrainer(other.registry, other.dispatcher.evacuate)
+        following = asyncio.create_task(follower.follow())
+        slow_down(first.host, 0.02)
+        streams = [deltas_of(other.dispatcher, [k, 2, 3], LONG) for k in range(2)]  # one on each worker
+        for stream in streams:
+            await anext(stream)
+        drainer = WorkerDrainer(draining.registry, draining.dispatcher.evacuate)
+        drain = asyncio.create_task(drainer.drain("decode-0", PATIENCE_S))
+        drained, staying = other.registry.members()
+        assert await other.registry.wait_until(lambda: drained.state is WorkerState.DRAINING, PATIENCE_S), (
+            drained.state
+        )
+        assert staying.usable
+        assert not drain.done(), "the worker was ended under another router's requests"
+        for stream in streams:
+            assert [token async for delta in stream for token in delta.token_ids]
+        await drain
+        following.cancel()
+
+
+async def test_a_drain_whose_router_ends_is_over_after_its_time(folder: Path) -> None:
+    async with worker(folder, WorkerRole.DECODE, None) as link, router(link, name="1 a") as one:
+        (member,) = one.registry.members()
+        await link.send(drain=worker_pb2.Drain(seconds=0.3))
+        assert await one.registry.wait_until(lambda: member.state is WorkerState.DRAINING, PATIENCE_S)
+        assert await one.registry.wait_until(lambda: member.usable, PATIENCE_S)
 
 
 async def test_the_requests_of_a_silent_router_are_aborted_and_its_session_ends(
