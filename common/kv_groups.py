@@ -10,10 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["ONE_GROUP", "KVGroup", "full_group", "group_layers", "kept_pages", "kept_places"]
+__all__ = ["NO_PAGE", "ONE_GROUP", "KVGroup", "full_group", "group_layers", "kept_pages", "kept_places"]
 
 _MOST_GROUPS: Final = 8
 """More groups would waste fewer layers, but make pages small and block tables long."""
+
+
+NO_PAGE: Final = -1
+"""In a request's block table: no page, since no token will see those of a window any more, or since they come
+later."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,8 +95,12 @@ class KVLayout:
     def page_bytes(self) -> int:
         return self.rows_per_page * self.head_bytes
 
-    def num_pages(self, num_tokens: int) -> int:
-        """Pages that hold `num_tokens` tokens, the last one perhaps partly."""
+    @property
+    def has_windows(self) -> bool:
+        return any(group.window is not None for group in self.groups)
+
+    def num_blocks(self, num_tokens: int) -> int:
+        """Blocks that hold `num_tokens` tokens, the last perhaps partly, each with a page in every group."""
         return -(-num_tokens // self.page_size)
 
     @property

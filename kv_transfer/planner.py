@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from kv_transfer.layout import KVLayout
 
-__all__ = ["Copy", "coalesce", "pages_due", "plan_shard_copies"]
+__all__ = ["Copy", "blocks_due", "coalesce", "plan_shard_copies"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,13 +19,13 @@ class Copy:
     length: int
 
 
-def pages_due(layout: KVLayout, *, done: int, num_tokens: int, complete: bool) -> range:
-    """Indices of a request's pages that can be sent now.
+def blocks_due(layout: KVLayout, *, done: int, num_tokens: int, complete: bool) -> range:
+    """Indices of a request's blocks that can be sent now.
 
-    Pages before `done` were sent already. A page is sent once, when its last token is computed; the partly
-    filled last page is sent when the whole prompt is `complete`.
+    Blocks before `done` were sent already. A block is sent once, when its last token is computed; the partly
+    filled last one is sent when the whole prompt is `complete`.
     """
-    end = layout.num_pages(num_tokens) if complete else num_tokens // layout.page_size
+    end = layout.num_blocks(num_tokens) if complete else num_tokens // layout.page_size
     return range(done, max(done, end))
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from kv_transfer.errors import BadTicket, LayoutMismatch
 from kv_transfer.layout import KVLayout
 from kv_transfer.memory import PoolMemory
+from kv_transfer.ticket_pages import TicketPages
 
 __all__ = ["Final", "Peer", "Ticket"]
 
@@ -61,8 +62,8 @@ class Ticket:
     """Epoch of the receiver that issued the ticket; a restarted one refuses the handoff."""
     layout_hash: str
     pages: tuple[int, ...]
-    """The receiver's pages for tokens from `first_token` on, in order. May be more than `num_tokens` need: a
-    request that decodes during the handoff has more tokens at its end."""
+    """The receiver's pages for tokens from `first_token` on, in the order of `TicketPages`. May be more than
+    `num_tokens` need: a request that decodes during the handoff has more tokens at its end."""
     first_token: int
     """A multiple of the page size. Earlier tokens are in the receiver's prefix cache."""
     num_tokens: int
@@ -80,7 +81,11 @@ class Ticket:
 
     def max_tokens(self, layout: KVLayout) -> int:
         """Most tokens whose KV fits the pages, including cached ones."""
-        return self.first_token + len(self.pages) * layout.page_size
+        return self.order(layout).end(len(self.pages)) * layout.page_size
+
+    def order(self, layout: KVLayout) -> TicketPages:
+        """What each of the pages holds."""
+        return TicketPages(layout, self.first_token, self.num_tokens)
 
     def require(self, layout: KVLayout) -> None:
         """Raises LayoutMismatch or BadTicket unless the ticket is valid for a sender with `layout`."""
@@ -92,7 +97,7 @@ class Ticket:
                 f"ticket {self.handoff_id:x} is for tokens {self.first_token}..{self.num_tokens}: "
                 f"the first must start a page of {layout.page_size} and precede the last"
             )
-        needed = layout.num_pages(self.num_tokens) - self.first_token // layout.page_size
+        needed = self.order(layout).before(layout.num_blocks(self.num_tokens))
         pages = self.pages + self.state
         if len(self.pages) < needed or len(set(pages)) != len(pages):
             raise BadTicket(
@@ -124,5 +129,10 @@ class Final:
     """`request_digest` of the ticket's `num_tokens` tokens and the sampling parameters."""
 
     def fits(self, ticket: Ticket, layout: KVLayout) -> bool:
-        """Whether at least one token is left to compute for its logits, and the pages have room for it."""
+        """Whether at least one token is left to compute for its logits, and the pages have room for it.
+
+        Windows must not reach further back than the ticket has pages for.
+        """
+        if layout.has_windows and self.position < ticket.num_tokens - 1:
+            return False
         return 0 < self.position < min(ticket.num_tokens + len(self.tokens), ticket.max_tokens(layout) + 1)

@@ -56,8 +56,9 @@ class PageSender:
             self._answers.outbox.handed_off(job, sent.bytes, chunks, spans)
 
     def _pages(self, request: Request, num_tokens: int) -> list[int]:
-        """Pages with computed tokens. Later pages may still be replaced by cached ones."""
-        return request.pages[: -(-num_tokens // self._engine.config.page_size)]
+        """Pages of blocks with computed tokens. Later pages may still be replaced by cached ones."""
+        needs = self._engine.kv.needs
+        return request.pages[: needs.blocks(num_tokens) * needs.stride]
 
 
 def final_state(job: Job, num_known: int, position: int) -> Final:

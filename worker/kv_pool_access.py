@@ -9,7 +9,6 @@ import torch
 
 from engine.executor.runner import ModelRunner
 from engine.kv_cache.pool import KVPool
-from engine.spec.errors import UnsupportedModel
 from kv_transfer import KVLayout, PoolMemory
 from kv_transfer.integrity.device_digest import DeviceDigester
 from kv_transfer.integrity.digest import PageDigester, host_digester
@@ -45,13 +44,8 @@ def open_transport(config: WorkerConfig, name: str, memory: PoolMemory) -> Trans
 
 
 def layout_of(runner: ModelRunner) -> KVLayout:
-    """Layout of a worker with one rank. Raises UnsupportedModel for KV that cannot be handed over."""
+    """Layout of a worker with one rank."""
     spec, pool = runner.spec, runner.kv
-    if any(group.window is not None for group in pool.groups):
-        raise UnsupportedModel(
-            f"{spec.architecture} has layers with windows, which are not handed over between workers yet; use"
-            " --mode mixed"
-        )
     return KVLayout(
         weights=runner.weights,
         dtype=_name(pool.tensor.dtype),

@@ -16,7 +16,7 @@ from typing import Final
 
 from common.block_hash import BlockHash
 from common.block_key import BlockKey
-from common.kv_groups import ONE_GROUP, KVGroup
+from common.kv_groups import NO_PAGE, ONE_GROUP, KVGroup
 from common.token_array import token_array
 from engine.core.page_tiers import PageTiers
 from engine.core.request import Request
@@ -24,7 +24,7 @@ from engine.core.state_slots import StateSlots
 from engine.errors import EngineError, PageLeak
 from engine.kv_cache.journal import CacheChange
 from engine.kv_cache.page_needs import PageNeeds
-from engine.kv_cache.pages import NO_PAGE, PageCounts, PagePool, PageState
+from engine.kv_cache.pages import PageCounts, PagePool, PageState
 from engine.kv_cache.radix import Match, RadixCache, RadixNode
 from engine.kv_tiers.jobs import Copier
 from engine.kv_tiers.tiers import KVTiers

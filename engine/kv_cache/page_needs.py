@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from common.kv_groups import KVGroup, kept_places
-from engine.kv_cache.pages import NO_PAGE
+from common.kv_groups import NO_PAGE, KVGroup, kept_places
 
 __all__ = ["PageNeeds", "Windowed"]
 

@@ -13,12 +13,9 @@ from typing import Final
 
 from engine.errors import EngineError
 
-__all__ = ["NOBODY", "NO_PAGE", "OutOfPages", "PageCounts", "PageError", "PagePool", "PageState"]
+__all__ = ["NOBODY", "OutOfPages", "PageCounts", "PageError", "PagePool", "PageState"]
 
 NOBODY: Final = -1
-NO_PAGE: Final = -1
-"""In the block table of a group with a window: no page, since no token will see these tokens any more, or
-since they come later."""
 
 
 class PageState(IntEnum):

@@ -19,10 +19,9 @@ from itertools import count
 from typing import TypeAlias
 
 from common.block_hash import BlockHash, block_hashes
-from common.kv_groups import ONE_GROUP, KVGroup
+from common.kv_groups import NO_PAGE, ONE_GROUP, KVGroup
 from common.token_array import token_array
 from engine.kv_cache.journal import CacheChange, CacheJournal
-from engine.kv_cache.pages import NO_PAGE
 from engine.kv_cache.window_pages import WindowPages
 
 __all__ = ["Insertion", "Match", "RadixCache", "RadixNode"]

@@ -11,8 +11,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from common.kv_groups import KVGroup
-from engine.kv_cache.pages import NO_PAGE
+from common.kv_groups import NO_PAGE, KVGroup
 
 __all__ = ["WindowPages"]
 

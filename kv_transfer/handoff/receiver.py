@@ -15,6 +15,7 @@ from kv_transfer.handoff.port import KVPort
 from kv_transfer.handoff.receiver_states import RECEIVING, ReceiveAction, ReceiveEvent, Receiving
 from kv_transfer.handoff.state_machine import Machine
 from kv_transfer.ticket import Final, Peer, Ticket
+from kv_transfer.ticket_pages import digest_blocks, unneeded
 
 __all__ = ["KVReceiver"]
 
@@ -244,20 +245,25 @@ class KVReceiver:
         if not final.fits(ticket, layout):
             known = ticket.num_tokens + len(final.tokens)
             return f"KV ends at token {final.position}; {known} are known, {len(ticket.pages)} pages reserved"
-        needed = max(0, layout.num_pages(final.position) - ticket.first_token // layout.page_size)
+        order = ticket.order(layout)
+        blocks = range(order.first_block, max(order.first_block, layout.num_blocks(final.position)))
+        places = order.places(blocks)
+        needed = len(places)
         if len(finish.digests) != needed + len(ticket.state):
             return f"{len(finish.digests)} pages were sent, not {needed} and {len(ticket.state)} of the state"
         if final.request_digest != handoff.request_digest:
             return "the sender computed another request: tokens or sampling parameters differ"
-        for index, expected in enumerate(finish.digests[:needed]):
-            if handoff.digests.get(index) == expected:
+        for index, (place, expected) in enumerate(zip(places, finish.digests[:needed], strict=True)):
+            if handoff.digests.get(index) == expected or unneeded(layout, place, final.position):
                 continue
             # Not digested yet, or before the write was complete: digest the page as it is now.
-            token = ticket.first_token + index * layout.page_size
-            if self._digest(handoff, index, 1, min(layout.page_size, final.position - token))[0] != expected:
+            token = place // len(layout.groups) * layout.page_size
+            tail_tokens = min(layout.page_size, final.position - token)
+            if self._port.digester.digest([ticket.pages[index]], tail_tokens) != [expected]:
                 return f"the digest of the page of token {token} differs from the sender's"
         state = self._port.digester.digest(ticket.state, layout.page_size)
         return "" if state == list(finish.digests[needed:]) else "the digest of the state differs"
 
     def _digest(self, handoff: _Handoff, first: int, count: int, tail_tokens: int) -> list[int]:
-        return self._port.digester.digest(handoff.ticket.pages[first : first + count], tail_tokens)
+        pages = handoff.ticket.pages[first : first + count]
+        return digest_blocks(self._port.digester, self._layout, pages, tail_tokens)

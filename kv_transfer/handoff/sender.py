@@ -8,14 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final as Constant
 
+from common.kv_groups import NO_PAGE
 from kv_transfer.errors import BadTicket, PeerUnreachable, TransferError
 from kv_transfer.handoff.events import CaughtUp, HandedOff, PushSpan, SenderEvent, SendFailed
 from kv_transfer.handoff.messages import Body, Confirm, Drain, Finish, Message, Push, Revoke, encode
 from kv_transfer.handoff.port import KVPort
 from kv_transfer.handoff.sender_states import SENDING, SendAction, SendEvent, Sending
 from kv_transfer.handoff.state_machine import Machine
-from kv_transfer.planner import coalesce, pages_due
+from kv_transfer.planner import blocks_due, coalesce
 from kv_transfer.ticket import Final, Peer, Ticket
+from kv_transfer.ticket_pages import digest_blocks
 
 __all__ = ["KVSender"]
 
@@ -33,6 +35,7 @@ class _Handoff:
     secret: int = 0
     """Secret of the ticket, or of a Revoke that arrived before the ticket."""
     pages: tuple[int, ...] = ()
+    """The request's block table: of each block a page for every group, or NO_PAGE behind a window."""
     state: tuple[int, ...] = ()
     """Pages of the recurrent state; known with `final`."""
     num_tokens: int = 0
@@ -40,8 +43,9 @@ class _Handoff:
     computed_at: float = 0.0
     """When the last token was computed."""
     pushed: int = 0
-    """Index of the first page that has not been sent."""
+    """Index of the first block that has not been sent."""
     digests: list[int] = field(default_factory=list)
+    """Of the ticket's pages so far; 0 for pages that fell behind a window before they could be sent."""
     in_flight: dict[int, PushSpan] = field(default_factory=dict)
     """By write number; `end` is set when the write is complete."""
     pushes: list[PushSpan] = field(default_factory=list)
@@ -122,7 +126,7 @@ class KVSender:
         self._report_catching_up(handoff)
 
     def computed(self, handoff_id: int, pages: Sequence[int], num_tokens: int, now: float) -> None:
-        """Tokens [0, num_tokens) are final in `pages`; page i holds tokens from i * page_size on."""
+        """Tokens [0, num_tokens) are final in `pages`: of each block one for every group, or NO_PAGE."""
         handoff = self._extend(handoff_id, pages, num_tokens, None, now)
         if handoff is not None and handoff.machine.state is Sending.PUSHING:
             self._push(handoff, now)
@@ -212,18 +216,19 @@ class KVSender:
         """Write all computed pages that were not sent, as one write; with the last ones, the state."""
         ticket = handoff.ticket
         assert ticket is not None
-        page_size = self._layout.page_size
+        page_size, order = self._layout.page_size, ticket.order(self._layout)
         complete = handoff.final is not None
-        due = pages_due(self._layout, done=handoff.pushed, num_tokens=handoff.num_tokens, complete=complete)
+        due = blocks_due(self._layout, done=handoff.pushed, num_tokens=handoff.num_tokens, complete=complete)
         if not due and not handoff.state:
             return
-        first = ticket.first_token // page_size
-        local = handoff.pages[due.start : due.stop]
-        remote = ticket.pages[due.start - first : due.stop - first]
+        first, table = order.before(due.start), [handoff.pages[place] for place in order.places(due)]
+        there = [index for index, page in enumerate(table) if page != NO_PAGE]
+        local = tuple(table[index] for index in there)
+        remote = tuple(ticket.pages[first + index] for index in there)
         state = ticket.state if handoff.state else ()
         end_token = min(due.stop * page_size, handoff.num_tokens)
         tail_tokens = end_token - (due.stop - 1) * page_size
-        message = Push(due.start - first, len(due), tail_tokens)
+        message = Push(first, len(table), tail_tokens)
         try:
             write = self._port.transport.write(
                 ticket.receiver,
@@ -239,11 +244,13 @@ class KVSender:
             end=now,
             first_token=due.start * page_size,
             num_tokens=end_token - due.start * page_size,
-            bytes=(len(due) + len(handoff.state)) * self._layout.page_bytes,
+            bytes=(len(local) + len(handoff.state)) * self._layout.page_bytes,
         )
         self._writes[write] = handoff
         # Computed while the write is in flight: both only read the pages.
-        handoff.digests += self._port.digester.digest(local, tail_tokens)
+        digests = digest_blocks(self._port.digester, self._layout, local, tail_tokens)
+        known = dict(zip(there, digests, strict=True))
+        handoff.digests += [known.get(index, 0) for index in range(len(table))]
         handoff.digests += self._port.digester.digest(handoff.state, page_size)
 
     def _send_finish(self, handoff: _Handoff, now: float) -> None:
@@ -356,8 +363,8 @@ class KVSender:
         if handoff is None or handoff.final is not None:
             return None
         known, pages = handoff.pages, tuple(pages)
-        needed = self._layout.num_pages(num_tokens)
-        if pages[: len(known)] != known or num_tokens < handoff.num_tokens or len(pages) < needed:
+        needed = self._layout.num_blocks(num_tokens) * len(self._layout.groups)
+        if _changed(known, pages) or num_tokens < handoff.num_tokens or len(pages) < needed:
             reason = "the request's pages changed during the handoff (was it preempted?)"
             self._fire(handoff, SendEvent.ABORT, now, reason)
             return None
@@ -383,3 +390,10 @@ class KVSender:
         if final is not None and not (final.position == computed and final.fits(ticket, self._layout)):
             known = ticket.num_tokens + len(final.tokens)
             raise BadTicket(f"KV ends at token {final.position}; {computed} are computed, {known} known")
+
+
+def _changed(known: tuple[int, ...], pages: tuple[int, ...]) -> bool:
+    """Whether pages of a request are others than before. Those behind windows may be gone."""
+    if pages[: len(known)] == known:
+        return False
+    return any(now not in (before, NO_PAGE) for before, now in zip(known, pages, strict=False))

@@ -12,14 +12,13 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from common.kv_groups import ONE_GROUP, KVGroup
+from common.kv_groups import NO_PAGE, ONE_GROUP, KVGroup
 from engine.batch.step_inputs import state_of
 from engine.core.plan import StepPlan
 from engine.core.request import PENDING
 from engine.core.request_state import NO_SLOT
 from engine.errors import NotFinite
 from engine.executor.runner import StepResult
-from engine.kv_cache.pages import NO_PAGE
 
 VOCAB = 97
 EOS = 96

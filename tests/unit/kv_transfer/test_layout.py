@@ -22,7 +22,7 @@ def test_a_page_of_an_8b_model_is_two_megabytes() -> None:
     ("num_tokens", "num_pages"), [(0, 0), (1, 1), (15, 1), (16, 1), (17, 2), (4000, 250)]
 )
 def test_a_partly_filled_last_page_is_counted(num_tokens: int, num_pages: int) -> None:
-    assert LLAMA_8B.num_pages(num_tokens) == num_pages
+    assert LLAMA_8B.num_blocks(num_tokens) == num_pages
 
 
 @pytest.mark.parametrize(

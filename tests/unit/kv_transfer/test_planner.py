@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_transfer import KVLayout
-from kv_transfer.planner import coalesce, pages_due, plan_shard_copies
+from kv_transfer.planner import blocks_due, coalesce, plan_shard_copies
 from tests.kv_support import LAYOUT
 
 PAGES = st.lists(st.integers(0, 63), unique=True, max_size=30)
@@ -24,16 +24,16 @@ def test_every_page_is_sent_exactly_once_and_never_before_its_last_token(
     chunks: list[int], cached_pages: int
 ) -> None:
     total = sum(chunks)
-    done = min(cached_pages, LAYOUT.num_pages(total) - 1)
+    done = min(cached_pages, LAYOUT.num_blocks(total) - 1)
     sent, num_tokens = list(range(done)), 0
     for index, chunk in enumerate(chunks):
         num_tokens += chunk
         complete = index == len(chunks) - 1
-        due = pages_due(LAYOUT, done=done, num_tokens=num_tokens, complete=complete)
+        due = blocks_due(LAYOUT, done=done, num_tokens=num_tokens, complete=complete)
         assert complete or all((page + 1) * LAYOUT.page_size <= num_tokens for page in due)
         sent += due
         done = due.stop
-    assert sent == list(range(LAYOUT.num_pages(total)))
+    assert sent == list(range(LAYOUT.num_blocks(total)))
 
 
 @given(PAGES, st.randoms())

@@ -160,7 +160,7 @@ class HandoffWorld:
 
     def reserve(self, job: Job) -> None:
         worker = self.workers[1 - job.place]
-        needed = LAYOUT.num_pages(job.num_tokens + job.room) - job.first_token // LAYOUT.page_size
+        needed = LAYOUT.num_blocks(job.num_tokens + job.room) - job.first_token // LAYOUT.page_size
         pages = worker.take(needed, job, Use.IN_FLIGHT)
         if not pages:
             return

@@ -115,7 +115,7 @@ class HandoffMachine(RuleBasedStateMachine):
     ) -> None:
         """All of its tokens but the last have KV."""
         worker = self.world.workers[place]
-        pages = LAYOUT.num_pages(num_tokens)
+        pages = LAYOUT.num_blocks(num_tokens)
         if pages > len(worker.free):
             return
         first_token = min(cached, pages - 1) * LAYOUT.page_size
