@@ -12,7 +12,8 @@ from common.block_key import root_key
 from engine.kv_tiers.block_files import BlockFiles, DirectoryInUse
 from engine.kv_tiers.copier import BackgroundCopier
 from engine.kv_tiers.host_pages import HostPages
-from engine.kv_tiers.tiers import KVTiers, TierLimits
+from engine.kv_tiers.limits import TierLimits
+from engine.kv_tiers.tiers import KVTiers
 from worker.config import TierConfig
 from worker.kv_pool_access import digester_of, layout_of, memory_of
 from worker.parts import Parts

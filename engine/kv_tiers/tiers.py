@@ -24,31 +24,12 @@ from common.block_key import BlockKey
 from engine.kv_cache.journal import CacheChange, CacheJournal
 from engine.kv_tiers.jobs import Demote, Done, Job, Load, Promote, Remove, Save
 from engine.kv_tiers.level import Level
+from engine.kv_tiers.limits import TierLimits
 from engine.kv_tiers.stats import Fault, Tier, TierCounts, TierStats
 
 _Answered: TypeAlias = Demote | Promote | Save | Load
 
-__all__ = ["Ended", "KVTiers", "TierLimits"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TierLimits:
-    """Sizes and budgets, in pages."""
-
-    host_slots: int
-    disk_files: int = 0
-    ahead: int
-    """Of the pool's pages, so many are kept free or copied. At most `host_slots`."""
-    batch: int = 16
-    """Pages of one demotion. Two at a time are under way."""
-    loads: int = 64
-    """Files being read at a time."""
-    disk_pause_s: float = 10.0
-    """No file is written for so long after one could not be."""
-
-    def __post_init__(self) -> None:
-        if self.ahead > self.host_slots:
-            raise ValueError(f"{self.ahead} pages cannot be copied ahead to {self.host_slots} host slots")
+__all__ = ["Ended", "KVTiers"]
 
 
 @dataclass(slots=True)

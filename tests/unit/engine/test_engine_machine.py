@@ -13,7 +13,8 @@ from common.kv_groups import group_layers
 from engine.config import Batching, Forecast, Policy
 from engine.core.kv_manager import Reservation
 from engine.core.request import Request
-from engine.kv_tiers.tiers import KVTiers, TierLimits
+from engine.kv_tiers.limits import TierLimits
+from engine.kv_tiers.tiers import KVTiers
 from tests.unit.engine.engines import deliver, make_engine, make_request
 from tests.unit.engine.fake_runner import EOS, reference
 from tests.unit.engine.kv_tiers.fake_copier import FakeCopier

@@ -14,7 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from common.block_key import root_key
 from engine.core.request import Request
-from engine.kv_tiers.tiers import KVTiers, TierLimits
+from engine.kv_tiers.limits import TierLimits
+from engine.kv_tiers.tiers import KVTiers
 from tests.unit.engine.engines import make_engine, make_request
 from tests.unit.engine.fake_runner import reference
 from tests.unit.engine.kv_tiers.fake_copier import FakeCopier

@@ -1,0 +1,27 @@
+"""Sizes and budgets of KV tiers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["TierLimits"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierLimits:
+    """Sizes and budgets, in pages."""
+
+    host_slots: int
+    disk_files: int = 0
+    ahead: int
+    """Of the pool's pages, so many are kept free or copied. At most `host_slots`."""
+    batch: int = 16
+    """Pages of one demotion. Two at a time are under way."""
+    loads: int = 64
+    """Files being read at a time."""
+    disk_pause_s: float = 10.0
+    """No file is written for so long after one could not be."""
+
+    def __post_init__(self) -> None:
+        if self.ahead > self.host_slots:
+            raise ValueError(f"{self.ahead} pages cannot be copied ahead to {self.host_slots} host slots")
