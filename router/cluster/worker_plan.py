@@ -177,7 +177,8 @@ def _engine(config: RouterConfig, checkpoint: Checkpoint, machine: Machine, role
         quantization=_quantization(config),
         fp8_kv=config.kv_cache_dtype is KVCacheDtype.FP8,
         page_size=config.page_size,
-        num_pages=0 if profiled else pool_tokens // config.page_size,
+        # A block of tokens has a page in every group of layers.
+        num_pages=0 if profiled else pool_tokens // config.page_size * len(spec.kv_groups),
         num_state_slots=config.state_slots,
         kv_memory_fraction=config.kv_memory_fraction or _GPU_MEMORY_FRACTION,
         max_model_len=longest,
